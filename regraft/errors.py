@@ -831,12 +831,12 @@ class StorageRefused(RegraftError, PermissionError):
     )
 
 
-class NoNodeFits(RegraftError, RuntimeError):
-    message = (
-        "No node of the cluster had room for {seconds} s: {reason}. Free or add nodes, then continue with regraft "
-        "fleet resume; --max-wait sets the time."
-    )
+class FleetRefused(RegraftError, RuntimeError):
+    message = "The first {count} libraries were refused alike ({code}: {reason}). Next: {command} (or --keep-going)."
 
+
+class NoNodeFits(RegraftError, RuntimeError):
+    message = "No node had room for {seconds} s (--max-wait): {reason}. Continue with regraft fleet resume."
     exit_status = STOPPED
 
 

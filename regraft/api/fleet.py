@@ -189,6 +189,7 @@ def run_fleet(
         attempts=options.attempts,
         known=known,
         metrics=metrics,
+        keep_going=options.keep_going,
     )
     is_change = order.form.changes and not parse(order.command, order.options).is_dry
     if is_change and not confirm(len(fleet.left)):

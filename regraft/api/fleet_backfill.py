@@ -131,6 +131,8 @@ def run_fleet_backfill(
         attempts=options.attempts,
         known=known,
         metrics=metrics,
+        # A dry run leaves nothing that could be continued.
+        keep_going=options.keep_going or dry_run,
         show_plan=show_plan,
         progress=progress,
     )

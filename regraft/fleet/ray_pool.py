@@ -10,17 +10,17 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from regraft import errors, language
+from regraft import __version__, errors, language
 from regraft.errors import STOPPED, NoNodeFits, WrongUsage
 from regraft.fleet.engine import PendingTask, Task, TaskError, TaskResult, Work
 from regraft.language import tr
@@ -29,12 +29,16 @@ from regraft.text import format_bytes, one_line
 
 logger = logging.getLogger(__name__)
 
+#: Characters of an error that are kept.
+_LONGEST = 300
 #: Seconds between two looks at the nodes.
 _LOOK_SECONDS = 2.0
 #: Tasks are submitted for this many times the cores of the cluster, so that an autoscaler sees what waits.
 _AHEAD = 2
 #: Seconds without a running task after which the user is told what the tasks wait for.
 _NOTICE_SECONDS = 30.0
+#: A node where so many libraries fail, and none succeeds in between, is left out.
+_MOST_FAILURES = 3
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +67,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return Request(cores=cores, memory=memory)
 
 
-class Started(msgspec.Struct, frozen=True, kw_only=True):
+class Started(NamedTuple):
     """Where a task runs: the node, its host name, and the process."""
 
     node: str
@@ -79,6 +83,7 @@ class _Submission(msgspec.Struct, kw_only=True):
     task: Task
     request: Request
     submitted_at: float
+    node: str | None
     started: Started | None = None
 
 
@@ -86,25 +91,47 @@ class StartBoard:
     """Collects where tasks have started; in a process of its own, beside the driver."""
 
     def __init__(self) -> None:
-        self._started: dict[int, Started] = {}
+        self._started: dict[int, tuple[str, str, int]] = {}
 
-    def note(self, key: int, started: Started) -> None:
+    def note(self, key: int, started: tuple[str, str, int]) -> None:
         """Note that a task has started."""
         self._started[key] = started
 
-    def take(self) -> dict[int, Started]:
+    def take(self) -> dict[int, tuple[str, str, int]]:
         """Return the tasks that have started since the last call."""
         taken, self._started = self._started, {}
         return taken
 
 
-def run_remotely(work: Work, job: Any, board: Any, key: int) -> TaskResult:
-    """Run a task in a worker of the cluster, and tell the board where."""
-    import ray  # noqa: PLC0415 - in a worker of Ray
+def _make_remote_function() -> Callable[..., Any]:
+    """Return the function that a worker of the cluster runs.
 
-    node = ray.get_runtime_context().get_node_id()
-    board.note.remote(key, Started(node=node, host=socket.gethostname(), pid=os.getpid()))
-    return work(job)
+    It is defined here so that Ray sends its code: a node without regraft, or with another version, is to say so.
+    """
+
+    def run(version: str, pickled: bytes, board: Any, key: int) -> tuple[Any, Any, tuple[str, str] | None]:
+        import os  # noqa: PLC0415 - the code is sent without this module
+        import socket  # noqa: PLC0415
+
+        import ray  # noqa: PLC0415
+
+        here = ray.get_runtime_context().get_node_id(), socket.gethostname(), os.getpid()
+        board.note.remote(key, here)
+        try:
+            import regraft  # noqa: PLC0415
+
+            if regraft.__version__ != version:
+                return (
+                    here,
+                    None,
+                    ("ImportError", f"regraft {regraft.__version__} is installed; the driver has {version}"),
+                )
+            work, job = ray.cloudpickle.loads(pickled)
+            return here, work(job), None
+        except Exception as error:
+            return here, None, (type(error).__name__, str(error))
+
+    return run
 
 
 @contextmanager
@@ -179,10 +206,13 @@ class RayCluster:
 
     def start_beside_driver(self, kind: type[Any], *arguments: Any, **settings: Any) -> Any:
         """Start an actor that needs no core, on the node of this process: its files are this process's files."""
+        here = self.on_node(self.ray.get_runtime_context().get_node_id())
+        return self.ray.remote(num_cpus=0, **here, **settings)(kind).remote(*arguments)
+
+    def on_node(self, node: str) -> dict[str, Any]:
+        """Return the options of a task or an actor that runs on this node or not at all."""
         strategies = errors.import_optional("ray.util.scheduling_strategies", tr("fleets on a cluster"), "ray")
-        node = self.ray.get_runtime_context().get_node_id()
-        here = strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-        return self.ray.remote(num_cpus=0, scheduling_strategy=here, **settings)(kind).remote(*arguments)
+        return {"scheduling_strategy": strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False)}
 
     def close(self) -> None:
         """Leave the cluster."""
@@ -219,23 +249,27 @@ class RayPool:
         self.cluster = RayCluster(address, count) if cluster is None else cluster
         self._ray = self.cluster.ray
         self._work, self._limit, self._max_wait = work, count, max_wait
-        self._remote = self._ray.remote(max_retries=0)(run_remotely)
+        self._remote = self._ray.remote(max_retries=0)(_make_remote_function())
         self._board = self.cluster.start_beside_driver(StartBoard, max_restarts=-1)
         self._keys = itertools.count()
         self._submissions: dict[Any, _Submission] = {}
         # When a task was last started or ended, and when the nodes were last looked at.
         self._active_at = self._looked_at = time.monotonic()
         self._is_noticed = False
+        #: By node, the libraries that failed there since the last one that did not; and the nodes not used any more.
+        self._failed: dict[str, set[int]] = {}
+        self._left_out: set[str] = set()
 
     @property
     def count(self) -> int:
         """The cores that the fleet may use now."""
-        return self._limit or max(1, int(sum(node.cores for node in self.cluster.nodes())))
+        return self._limit or max(1, int(sum(node.cores for node in self._usable_nodes())))
 
     @property
     def slots(self) -> int:
-        """The cores for which tasks are submitted."""
-        return self._limit or self.count * _AHEAD
+        """The cores for which tasks are submitted: no more than there are while one waits for several of them."""
+        is_large_waiting = any(one.started is None and one.request.cores > 1 for one in self._submissions.values())
+        return self._limit or self.count * (1 if is_large_waiting else _AHEAD)
 
     @property
     def running(self) -> dict[Any, tuple[PendingTask, float]]:
@@ -249,13 +283,22 @@ class RayPool:
         self._submit(task, one)
 
     def _submit(self, task: Task, one: PendingTask) -> None:
-        request = Request(cores=task.cores, memory=task.memory).within(self.cluster.nodes())
-        remote = self._remote.options(num_cpus=request.cores, memory=request.memory, name=task.name or None)
+        nodes = self._usable_nodes()
+        request = Request(cores=task.cores, memory=task.memory).within(nodes)
+        node = self._choose_node(request, nodes) if self._left_out else None
+        settings = {} if node is None else self.cluster.on_node(node)
+        remote = self._remote.options(num_cpus=request.cores, memory=request.memory, name=task.name or None, **settings)
         key = next(self._keys)
-        handle = remote.remote(self._work, task.job, self._board, key)
+        handle = remote.remote(__version__, self._ray.cloudpickle.dumps((self._work, task.job)), self._board, key)
         self._submissions[handle] = _Submission(
-            key=key, one=one, task=task, request=request, submitted_at=time.monotonic()
+            key=key, one=one, task=task, request=request, submitted_at=time.monotonic(), node=node
         )
+
+    def _choose_node(self, request: Request, nodes: list[Node]) -> str | None:
+        """Choose the node with the fewest of our tasks for its cores: Ray itself would also use those left out."""
+        taken = Counter(one.node for one in self._submissions.values())
+        fitting = [node for node in nodes if request.fits(node)]
+        return min(fitting, key=lambda node: taken[node.id] / node.cores).id if fitting else None
 
     def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
         """Yield the results of tasks that have ended; wait up to ``seconds`` for the first one."""
@@ -265,17 +308,58 @@ class RayPool:
             # All that have ended by now, so that they are stored together.
             ready, _ = self._ray.wait(handles, num_returns=len(handles), timeout=0)
         for handle in ready:
-            submission = self._submissions.pop(handle)
-            self._note_activity()
-            try:
-                ended: TaskResult = self._ray.get(handle)
-            except self._ray.exceptions.RayError as error:
-                # Its process was killed, its node is lost, or the task cannot be run there.
-                ended = TaskResult(
-                    status=None, seconds=time.monotonic() - submission.submitted_at, error=ray_error(error)
-                )
-            yield submission.one, ended
+            # A task may have been submitted again meanwhile, for another node.
+            submission = self._submissions.pop(handle, None)
+            if submission is not None:
+                self._note_activity()
+                yield submission.one, self._read(handle, submission)
         yield from self._check_waiting()
+
+    def _read(self, handle: Any, submission: _Submission) -> TaskResult:
+        """Return the result of a task that has ended, and note whether its node works."""
+        try:
+            started, ended, problem = self._ray.get(handle)
+        except self._ray.exceptions.RayError as error:
+            # Its process was killed, or its node is lost.
+            self._take_starts(submission)
+            found = ray_error(error)
+        else:
+            submission.started = Started(*started)
+            if problem is None:
+                self._failed.pop(submission.started.node, None)
+                result: TaskResult = ended
+                return result
+            code, message = problem
+            found = TaskError(code=code, message=one_line(message, _LONGEST))
+        self._note_failure(submission, found)
+        return TaskResult(status=None, seconds=time.monotonic() - submission.submitted_at, error=found)
+
+    def _note_failure(self, submission: _Submission, error: TaskError) -> None:
+        """Leave out the node of a task, if it was the last of several that failed there, and another node is left."""
+        started, nodes = submission.started, self._usable_nodes()
+        node = next((one for one in nodes if started is not None and one.id == started.node), None)
+        if node is None or len(nodes) < 2:
+            return
+        failed = self._failed.setdefault(node.id, set())
+        failed.add(submission.task.number)
+        if len(failed) >= _MOST_FAILURES:
+            self._left_out.add(node.id)
+            # What waits could still start there.
+            self._submit_again([handle for handle, one in self._submissions.items() if one.started is None])
+            logger.warning(
+                "%s",
+                tr(
+                    "node {address} is left out: the last {count} libraries failed there ({code}: {message})",
+                    address=f"{node.address} ({node.id[:8]})",
+                    count=len(failed),
+                    code=error.code,
+                    message=error.message,
+                ),
+            )
+
+    def _usable_nodes(self) -> list[Node]:
+        """Return the nodes that are alive and not left out."""
+        return [node for node in self.cluster.nodes() if node.id not in self._left_out]
 
     def _note_activity(self) -> None:
         self._active_at, self._is_noticed = time.monotonic(), False
@@ -292,15 +376,17 @@ class RayPool:
         self._looked_at = now
         self._take_starts()
         waiting = {handle: one for handle, one in self._submissions.items() if one.started is None}
-        nodes = self.cluster.nodes()
-        for handle, one in waiting.items():
-            if nodes and not any(one.request.fits(node) for node in nodes):
-                self._cancel(handle)
-                self._submit(one.task, one.one)
-        seconds = now - self._active_at
-        if not waiting or len(waiting) < len(self._submissions) or seconds < min(_NOTICE_SECONDS, self._max_wait):
+        nodes = self._usable_nodes()
+        if nodes:
+            self._submit_again([handle for handle, one in waiting.items() if not _is_possible(one, nodes)])
+        if waiting and len(waiting) == len(self._submissions):
+            yield from self._wait(next(iter(waiting.values())).request, nodes, now - self._active_at)
+
+    def _wait(self, request: Request, nodes: list[Node], seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
+        """Say what the tasks wait for if none has run for some time, and end all of them after the longest wait."""
+        if seconds < min(_NOTICE_SECONDS, self._max_wait):
             return
-        reason = self._wait_reason(next(iter(waiting.values())).request, nodes)
+        reason = self._wait_reason(request, nodes)
         if not self._is_noticed:
             self._is_noticed = True
             logger.warning("%s", tr("no library is running; {reason}", reason=reason))
@@ -310,14 +396,20 @@ class RayPool:
             for handle in list(self._submissions):
                 yield self._cancel(handle), failed
 
-    def _take_starts(self) -> None:
-        """Read which tasks have started."""
+    def _take_starts(self, *more: _Submission) -> None:
+        """Read which tasks have started, and where ``more``, which have ended, had started."""
         with suppress(self._ray.exceptions.RayError):
-            started: dict[int, Started] = self._ray.get(self._board.take.remote())
-            for one in self._submissions.values():
+            started: dict[int, tuple[str, str, int]] = self._ray.get(self._board.take.remote())
+            for one in (*more, *self._submissions.values()):
                 if one.key in started:
-                    one.started = started[one.key]
+                    one.started = Started(*started[one.key])
                     self._note_activity()
+
+    def _submit_again(self, handles: list[Any]) -> None:
+        """Submit tasks that wait once more, for the nodes that are there now; one may have just started."""
+        for handle in handles:
+            task = self._submissions[handle].task
+            self._submit(task, msgspec.structs.replace(self._cancel(handle), is_after_kill=True))
 
     def _cancel(self, handle: Any) -> PendingTask:
         with suppress(self._ray.exceptions.RayError):
@@ -348,11 +440,11 @@ class RayPool:
             self._ray.kill(self._board)
 
 
-def ray_error(error: Any) -> TaskError:
-    """Take code and message from an error of Ray: those of the exception that a task raised, if it is known."""
-    cause = getattr(error, "cause", None)
-    found = cause if isinstance(cause, BaseException) else error
-    text = str(found).strip()
-    # The last line of a traceback says what happened.
-    line = text.rpartition("\n")[2] if "Traceback" in text or "ray::" in text else text.partition("\n")[0]
-    return TaskError(code=type(found).__name__, message=one_line(line, 300))
+def _is_possible(submission: _Submission, nodes: list[Node]) -> bool:
+    """Whether a node is there on which a task that waits may start."""
+    return any(submission.request.fits(node) and submission.node in (None, node.id) for node in nodes)
+
+
+def ray_error(error: Exception) -> TaskError:
+    """Take code and first line from an error of Ray."""
+    return TaskError(code=type(error).__name__, message=one_line(str(error).strip().partition("\n")[0], _LONGEST))

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from regraft.disk import scratch
-from regraft.errors import REFUSED, STOPPED, WORTH_READING, FleetInterrupted, TargetLocked, WrongUsage
+from regraft.errors import REFUSED, STOPPED, WORTH_READING, FleetInterrupted, FleetRefused, TargetLocked, WrongUsage
 from regraft.fleet import engine, manifest, results
 from regraft.fleet.engine import Pool, PoolObserver, Task, TaskResult
 from regraft.fleet.jobs import LibraryJob, ParseOptions
@@ -35,6 +35,8 @@ ENDING_WITH = {
     REFUSED: ("refused",),
     WORTH_READING: ("worth-reading",),
 }
+#: If so many libraries, the first to end, are refused for one reason, the others are not tried.
+_FIRST = 10
 #: Smaller libraries gain little from several cores.
 _LARGE_BYTES = 64 << 20
 #: No command uses more cores.
@@ -70,6 +72,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         attempts: the most attempts for a library.
         known: the rows of libraries that ended in an earlier run.
         metrics: updated during the run.
+        keep_going: go on when the first libraries are refused for the same reason.
         pause_seconds: the wait before a second attempt.
     """
 
@@ -80,7 +83,10 @@ class Fleet(msgspec.Struct, kw_only=True):
     attempts: int = ATTEMPTS
     known: KnownRows = msgspec.field(default_factory=KnownRows)
     metrics: Metrics | None = None
+    keep_going: bool = False
     pause_seconds: float = 1.0
+    #: The codes of the first libraries that ended in this run.
+    _first: list[str | None] = msgspec.field(default_factory=list)
 
     @property
     def left(self) -> list[int]:
@@ -91,7 +97,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         """Run the command on all libraries that are left, write the results, and report on all libraries.
 
         Raises:
-            FleetInterrupted: libraries that ended are in the journal.
+            FleetInterrupted, FleetRefused: libraries that ended are in the journal.
             OSError: the results cannot be written, or no process can be started.
         """
         tally = Tally()
@@ -163,11 +169,27 @@ class Fleet(msgspec.Struct, kw_only=True):
             journal.add(rows)
         tally.add(rows)
         watch(rows[0])
+        if not self.keep_going and len(self._first) < _FIRST:
+            self._check_first(rows[0])
+
+    def _check_first(self, row: ResultRow) -> None:
+        """Stop the run if the first libraries were refused for one reason, such as a wrong name of a bucket.
+
+        Raises:
+            FleetRefused
+        """
+        self._first.append(row.code if row.outcome == "refused" else None)
+        if len(self._first) == _FIRST < len(self.left) and row.code is not None and set(self._first) == {row.code}:
+            raise FleetRefused(count=_FIRST, code=row.code, reason=row.message, command=self.resume_command)
+
+    @property
+    def resume_command(self) -> str:
+        """The command that continues the run."""
+        return shlex.join(["regraft", "fleet", "resume", path_argument(self.path)])
 
     def interrupted(self, tally: Tally) -> FleetInterrupted:
         """Return the error of a run that was interrupted and can be resumed."""
-        command = shlex.join(["regraft", "fleet", "resume", path_argument(self.path)])
-        return FleetInterrupted(finished=tally.good, command=command)
+        return FleetInterrupted(finished=tally.good, command=self.resume_command)
 
 
 def finished_rows(known: KnownRows, tally: Tally) -> Iterator[list[ResultRow]]:

@@ -18,7 +18,7 @@ import msgspec
 from regraft.disk import durable, scratch, untrusted_sqlite, writable
 from regraft.embedders import Embedder, Unanswered
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import STOPPED, BackfillStopped, Declined, Interrupted, RegraftError
+from regraft.errors import STOPPED, BackfillStopped, Declined, FleetRefused, Interrupted, RegraftError
 from regraft.fleet import results
 from regraft.fleet.engine import Pool, Task, TaskError, TaskResult
 from regraft.fleet.metrics import Tally
@@ -156,7 +156,7 @@ class FleetBackfill(Fleet, kw_only=True):
 
         Raises:
             Interrupted: before there was anything to go on with.
-            FleetInterrupted: libraries that ended are in the journal, answers in the work folder.
+            FleetInterrupted, FleetRefused: libraries that ended are in the journal, answers in the work folder.
             Declined: the plan was declined, and nothing was sent.
             WrongUsage: another process works on these results, or the stored answers are another embedder's.
             RegraftError, OSError, apsw.Error: the run cannot go on; the next one resumes it.
@@ -169,7 +169,7 @@ class FleetBackfill(Fleet, kw_only=True):
                     self._work()
                 except BaseException as error:
                     # Files of a run that has sent nothing are removed, unless it can be resumed after an interrupt.
-                    is_interrupted = self._journal is not None and isinstance(error, KeyboardInterrupt)
+                    is_interrupted = self._journal is not None and isinstance(error, KeyboardInterrupt | FleetRefused)
                     is_kept = not self.dry_run and (self._sent is not None or is_interrupted)
                     self._remove_texts() if is_kept else self._remove_new_files(before)
                     raise

@@ -79,7 +79,8 @@ def nodes_of(source: Path) -> list[str]:
 def started(order: FleetOrder, results: Path, address: str, max_wait: float = 600.0) -> subprocess.Popen[bytes]:
     """Start the driver of a fleet in a process of its own."""
     call = f"fleet_nodes.drive({msgspec.json.encode(order).decode()!r}, {str(results)!r}, {address!r}, {max_wait})"
-    return subprocess.Popen([sys.executable, "-c", f"import fleet_nodes; {call}"], env=environment())
+    with results.with_name("driver.log").open("wb") as log:
+        return subprocess.Popen([sys.executable, "-c", f"import fleet_nodes; {call}"], env=environment(), stderr=log)
 
 
 def drive(order: str, results: str, address: str, max_wait: float) -> None:

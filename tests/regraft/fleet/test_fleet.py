@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from extras import needs, optional
 from fleet_libraries import NOW, content, libraries_in, rows_in
-from fleet_work import TROUBLE
+from fleet_work import TROUBLE, put_in_place
 from harness import REPO, Outcome, run, run_as_given, snapshot
 
 from regraft.api.fleet import run_job
@@ -215,6 +215,37 @@ def test_what_the_system_stopped_is_tried_again_and_what_is_regraft_own_fault_is
         ("refused", 1),
     ]
     assert [row["code"] for row in rows] == [None, "StoppedBySystem", "FaultOfRegraft", "WrongUsage"]
+
+
+def test_a_fleet_whose_first_libraries_are_refused_for_one_reason_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in_place(monkeypatch)
+    out = tmp_path / "out.parquet"
+    (tmp_path / "m.csv").write_text("source\n" + "".join(f"nowhere-{number}\n" for number in range(12)))
+    done = fleet("check", tmp_path / "m.csv", "--results", out, "--json")
+    error = done.document["error"]
+    assert (done.status, error["code"]) == (2, "FleetRefused")
+    assert "The first 10 libraries were refused alike (SourceNotFound: " in error["message"]
+    assert f"regraft fleet resume {out}" in error["message"]
+    assert not out.exists()
+    assert len(results.read_results(out)[1]) == 10
+
+    done = fleet("resume", out, "--keep-going", "--json")
+    assert (done.status, done.document["libraries"]) == (2, {"all": 12, "refused": 12})
+
+
+@pytest.mark.parametrize(("count", "different"), [(10, 0), (12, 1)])
+def test_few_libraries_and_different_reasons_stop_no_fleet(
+    count: int, different: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in_place(monkeypatch)
+    out = tmp_path / "out.parquet"
+    (tmp_path / "notes").write_text("no knowledge base")
+    sources = ["notes"] * different + [f"nowhere-{number}" for number in range(count - different)]
+    (tmp_path / "m.csv").write_text("source\n" + "".join(f"{source}\n" for source in sources))
+    done = fleet("check", tmp_path / "m.csv", "--results", out, "--json")
+    assert (done.status, done.document["libraries"]) == (2, {"all": count, "refused": count})
 
 
 def test_a_process_has_its_next_task_before_somebody_writes_down_how_one_ended() -> None:

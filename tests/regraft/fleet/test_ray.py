@@ -59,6 +59,7 @@ def test_a_worker_that_is_killed_takes_only_its_library_along(joined: str, tmp_p
     rows = [found[0] for _, found in sorted(results.read_results(out)[1].items())]
     assert [row.outcome for row in rows] == ["done", "killed", "done", "done", "refused"]
     assert [row.attempts for row in rows] == [1, 2, 2, 2, 1]
+    assert (rows[1].code, "worker died unexpectedly" in str(rows[1].message)) == ("WorkerCrashedError", True)
 
 
 def test_a_cluster_that_is_not_there_is_refused_and_nothing_written(
