@@ -166,10 +166,10 @@ def _check_segments(state: _StoreAudit, collections: list[ChromaCollection]) -> 
             message = tr("{n} of segments without a collection")
             state.findings.add(chroma.SEGMENT_ORPHAN, message, noun="row", sample=key, is_beyond_repair=True)
     for one in collections:
-        missing = [scope for scope, key in (("VECTOR", one.vectors), ("METADATA", one.metadata)) if key is None]
-        for scope in missing:
-            message = tr("it has no {scope} segment", scope=scope)
-            state.findings.add(chroma.COLLECTION_INCOMPLETE, message, base=one.id)
+        for scope, key in (("VECTOR", one.vectors), ("METADATA", one.metadata)):
+            if key is None:
+                message = tr("it has no {scope} segment", scope=scope)
+                state.findings.add(chroma.COLLECTION_INCOMPLETE, message, base=one.id)
         if not is_segment_name(one.vectors or "0"):
             message = tr("the id of its VECTOR segment is not the name of a folder")
             state.findings.add(chroma.COLLECTION_INCOMPLETE, message, base=one.id, sample=one.vectors)

@@ -19,7 +19,7 @@ from regraft.disk.trees import require_free_space
 from regraft.errors import WORTH_READING, LibraryHeld, RegraftError, SourceNotFound, StoppedBySystem
 from regraft.fleet import versions
 from regraft.fleet.engine import TaskError, TaskResult
-from regraft.fleet.storage import ObjectGone, is_url, storage_path
+from regraft.fleet.storage import ObjectGone, StoragePath, is_url, storage_path
 from regraft.fleet.versions import Version
 from regraft.options import FailOn
 
@@ -128,10 +128,7 @@ class _StagedJob:
     def run(self, run: RunCommand) -> TaskResult:
         """Fetch the source and the target, run the command, and publish what it wrote."""
         job = self._job
-        changed = job.source if job.form.changes else job.target
-        written = None
-        if changed is not None and is_url(changed) and not job.options.is_dry:
-            written = storage_path(changed)
+        written = self._written_url()
         is_file = bool(job.form.ending)
         if written is not None and not is_file:
             self._stack.enter_context(versions.hold_lease(written, job.fleet))
@@ -144,8 +141,15 @@ class _StagedJob:
                 assert target is not None
                 written.upload([(target, "")])
             else:
-                versions.publish_version(written, target or source, found if target else before)
+                library, version = (source, before) if target is None else (target, found)
+                versions.publish_version(written, library, version)
         return self._name_urls(ended)
+
+    def _written_url(self) -> StoragePath | None:
+        """Return what the command changes in object storage: the source or the target; None if it changes nothing."""
+        job = self._job
+        changed = job.source if job.form.changes else job.target
+        return None if changed is None or not is_url(changed) or job.options.is_dry else storage_path(changed)
 
     def _fetch(self, name: str, kind: str) -> tuple[Path, Version]:
         """Return the path of a library or archive on this machine, and its version."""

@@ -720,6 +720,7 @@ def _findings(_: Job, report: CheckReport) -> dict[str, Any]:
     severities = [
         BarPart(severity, in_context("severity", severity_heading(severity)), number)
         for severity, number in report.summary.by_severity.items()
+        if number
     ]
     numbers = dict(report.checked)
     return {
@@ -727,7 +728,7 @@ def _findings(_: Job, report: CheckReport) -> dict[str, Any]:
         "numbers": numbers,
         "groups": list(groups.values()),
         "most": _SHOWN,
-        "severities": [part for part in severities if part.number],
+        "severities": severities,
         "coverage": [base for base in bases if isinstance(base.bodies, int) and base.bodies],
         "is_repaired": report.level is not msgspec.UNSET and any(map(_REPAIR, report.findings)),
     }

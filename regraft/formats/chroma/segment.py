@@ -193,7 +193,7 @@ def open_segment(folder: Path, dimension: int | None) -> SegmentFiles:
         SegmentProblem: there are no elements that can be read.
         OSError: a file cannot be read.
     """
-    for path in (folder, *(folder / name for name in (HEADER_FILE, ELEMENTS_FILE, NORMS_FILE, UPPER_FILE))):
+    for path in (folder, *map(folder.joinpath, (HEADER_FILE, ELEMENTS_FILE, NORMS_FILE, UPPER_FILE))):
         if file_paths.is_link(path):
             raise SegmentProblem(tr("{name} is a link, and is not followed", name=path.name))
     if not file_paths.is_file(folder / ELEMENTS_FILE):
