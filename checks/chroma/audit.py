@@ -19,15 +19,9 @@ from checks.audit.findings import Audit
 from checks.chroma import findings as chroma
 from regraft.disk import durable, scratch, sqlite, untrusted_sqlite
 from regraft.formats.chroma import core, database, layouts
-from regraft.formats.chroma.collection import (
-    CollectionState,
-    Origin,
-    is_segment_name,
-    list_segment_folders,
-    open_collection,
-)
+from regraft.formats.chroma.collection import CollectionState, Origin, open_collection
 from regraft.formats.chroma.core import ChromaFailed
-from regraft.formats.chroma.database import ChromaCollection
+from regraft.formats.chroma.database import ChromaCollection, is_segment_name, list_segment_folders
 from regraft.formats.vector_checks import LARGEST_NORM
 from regraft.language import format_count, tr
 from regraft.report.progress import stage

@@ -31,6 +31,7 @@ from chroma_store import (
     remove_labels,
     write_vector,
 )
+from extras import needs
 from harness import run, snapshot
 
 from checks.systems import load_findings
@@ -186,6 +187,7 @@ def test_quick_reads_no_vectors(store: ChromaStore) -> None:
     assert check(store.root).keys() == {"vector-unusable"}
 
 
+@needs("chroma")
 def test_deep_measures_recall(store: ChromaStore) -> None:
     assert check(store.root, "--deep") == {}
     file = store.folder("plain") / "data_level0.bin"

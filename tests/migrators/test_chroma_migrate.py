@@ -10,6 +10,7 @@ import apsw
 import numpy as np
 import pytest
 from chroma_store import VERSIONS, ChromaStore, extract, remove_labels
+from extras import needs
 from harness import run, snapshot
 
 MODELS = [
@@ -66,6 +67,7 @@ def read_parquet(path: Path) -> list[dict[str, object]]:
     return pyarrow.parquet.read_table(path).to_pylist()
 
 
+@needs("parquet")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_export_keeps_ids_metadata_and_vectors(version: str, tmp_path: Path) -> None:
     store = extract(version, tmp_path / "source")
@@ -84,6 +86,7 @@ def test_export_keeps_ids_metadata_and_vectors(version: str, tmp_path: Path) -> 
         assert_same(np.asarray(row["vector"], dtype="<f4").tobytes(), expected["vector"], str(row["unit_id"]))
 
 
+@needs("parquet")
 def test_an_export_is_imported_with_its_vectors(tmp_path: Path) -> None:
     store: ChromaStore = extract("1.5", tmp_path / "source")
     assert run("export", store.root, tmp_path / "units.parquet", "--base", "plain").status == 0

@@ -323,7 +323,9 @@ def test_a_stop_of_one_process(before: str, source: Source, alone: Path, tmp_pat
     asked = ("migrate", str(source.folder), "--to", str(target), "--jobs", "1", "--now", NOW, "--json")
     with faults.started_command(*asked, before=before) as process:
         stdout, stderr = process.communicate()
-    assert "bases are complete (1)" in said(Outcome(process.returncode, stdout, stderr), "Interrupted", INTERRUPTED)
+    assert "complete (bases or changes: 1)" in said(
+        Outcome(process.returncode, stdout, stderr), "Interrupted", INTERRUPTED
+    )
     assert len(ledger.read_entries(target)) == 1
     assert [run.status for run in ledger.read_runs(target)] == ["interrupted"]
     holds(target, alone)
@@ -335,7 +337,9 @@ def test_a_stop_while_a_command_is_loaded() -> None:
     """Python would kill itself by a signal where one came while it ran code out of a text."""
     with faults.started_command("inspect", "/", "--json", before="terminate_while_text_runs") as process:
         stdout, stderr = process.communicate()
-    assert "bases are complete (0)" in said(Outcome(process.returncode, stdout, stderr), "Interrupted", INTERRUPTED)
+    assert "complete (bases or changes: 0)" in said(
+        Outcome(process.returncode, stdout, stderr), "Interrupted", INTERRUPTED
+    )
 
 
 @pytest.mark.slow

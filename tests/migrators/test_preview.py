@@ -97,10 +97,10 @@ def test_inspect_names_the_trap_and_what_is_hidden(tmp_path):
         "dimensions": 4,
         "loaders": 3,
     }
-    assert "sees none of its rows" in found["problem"]
+    assert "does not see its rows" in found["problem"]
     assert "makes other programs count 0 rows" in found["problem"]
     plain = run("inspect", store(tmp_path / "plain.sqlite")).stdout
-    assert "sees none of its rows" in plain
+    assert "does not see its rows" in plain
     assert "count 0 rows" not in plain
 
 
@@ -1079,7 +1079,7 @@ def test_inspect_shows_both_layouts_of_a_mixed_profile(tmp_path):
     assert stores["Done"]["units"] == 1
     assert stores["Harbour"]["rows"] == len(ROWS)
     assert said["health"]["coverage"] == 1
-    assert "sees none of its rows" in run("inspect", source).stdout
+    assert "does not see its rows" in run("inspect", source).stdout
 
 
 def test_a_failed_base_of_v2_without_a_store_needs_no_migration(tmp_path):

@@ -209,7 +209,8 @@ COMMANDS: dict[str, Callable[[World], list[list[object]]]] = {
 
 
 def test_every_command_is_tried() -> None:
-    assert set(COMMANDS) == set(cli.commands)
+    # The page has tests of its own, with such names.
+    assert {*COMMANDS, "ui"} == set(cli.commands)
 
 
 @pytest.mark.parametrize("form", ["text", "verbose", "json"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from extras import needs
 from generations import changed, dump, needing, profile, with_bases
 from harness import NOW, run
 from lacking import KB, index, library
@@ -28,6 +29,7 @@ def reads(store: Path, place: Path) -> None:
     assert run("install", store, "--profile", other, "--now", NOW, "--json").status == 0
 
 
+@needs("parquet")
 @pytest.mark.parametrize("table", ["knowledge_base", "knowledge_item"])
 def test_a_column_that_must_have_a_value_is_read_past_and_refused_by_name(
     table: str, made: Path, tmp_path: Path
@@ -44,6 +46,7 @@ def test_a_column_that_must_have_a_value_is_read_past_and_refused_by_name(
     assert dump(empty) == before
 
 
+@needs("parquet")
 def test_further_tables_and_columns_with_a_default_change_nothing(made: Path, tmp_path: Path) -> None:
     store = with_bases(tmp_path / "profile", "2.1", made)
     changed(

@@ -27,9 +27,12 @@ from chroma_store import (
     read_vectors,
     remove_labels,
 )
+from extras import needs
 from faults import posix
 from harness import run, snapshot
 from toys import killed, quick_disk, steps_of
+
+pytestmark = needs("chroma")
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def test_a_trigger_of_codex_mem_that_does_more(tmp_path: Path) -> None:
     notes.run_sql(path, f"DROP TRIGGER memory_items_ad; CREATE TRIGGER memory_items_ad {more}")
     found = names(path)["schema.foreign-trigger"]
     assert (found["samples"], found["repair"]) == (["memory_items_ad"], None)
-    assert "something else, too" in found["message"]
+    assert "with a different definition" in found["message"]
 
 
 def test_codex_mem_itself_has_nothing_foreign(tmp_path: Path) -> None:

@@ -65,8 +65,6 @@ _CONTRADICTIONS = f"""
         OR (SELECT count(*) FROM reverse r WHERE r.label = l.label AND r.id = l.id) <> 1
         OR l.id IN (SELECT id FROM label GROUP BY id HAVING count(*) > 1)"""
 _BATCH = 2_000
-#: Characters of a segment's id.
-_ID_CHARACTERS = 36
 
 
 class VectorBlock(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +117,7 @@ class CollectionState:
     def folder(self) -> Path | None:
         """Folder of the vector segment; None if the collection has no segment with a plain name."""
         name = self.of.vectors
-        return None if name is None or not is_segment_name(name) else self.root / name
+        return None if name is None or not database.is_segment_name(name) else self.root / name
 
     def close(self) -> None:
         """Close the files of the segment."""
@@ -464,20 +462,6 @@ def multiply(vectors: Any, norms: Any) -> Any:
     with np.errstate(all="ignore"):
         product = vectors * (norms[:, None] if vectors.ndim > 1 else norms)
     return product.astype("<f4", copy=False)
-
-
-def is_segment_name(name: str) -> bool:
-    """Whether the id of a segment can be the name of a folder, and of nothing else."""
-    return 0 < len(name) <= 64 and all(letter.isascii() and (letter.isalnum() or letter == "-") for letter in name)
-
-
-def list_segment_folders(root: Path) -> list[str]:
-    """List the folders of a store that have the form of a segment's folder, in ascending order."""
-    return sorted(
-        name
-        for name in file_paths.names_in(root)
-        if len(name) == _ID_CHARACTERS and is_segment_name(name) and (root / name).is_dir()
-    )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft.disk import sqlite
+from regraft.disk import file_paths, sqlite
 from regraft.formats import json_text
 from regraft.language import format_count, tr
 
@@ -441,3 +441,17 @@ def find_full_text_damage(db: apsw.Connection) -> str | None:
     if differing:
         return tr("it lacks the text of {documents}", documents=format_count(differing, "document"))
     return None
+
+
+def is_segment_name(name: str) -> bool:
+    """Whether the id of a segment can be the name of a folder, and of nothing else."""
+    return 0 < len(name) <= 64 and all(letter.isascii() and (letter.isalnum() or letter == "-") for letter in name)
+
+
+def list_segment_folders(root: Path) -> list[str]:
+    """List the folders of a store that have the form of a segment's folder, in ascending order."""
+    return sorted(
+        name
+        for name in file_paths.names_in(root)
+        if len(name) == _ID_CHARACTERS and is_segment_name(name) and (root / name).is_dir()
+    )

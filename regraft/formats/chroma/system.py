@@ -15,8 +15,7 @@ from regraft.disk.trees import FolderTree
 from regraft.errors import ApplicationOpen
 from regraft.formats.cherry_v1.layout import StatePaths
 from regraft.formats.chroma import database, layouts
-from regraft.formats.chroma.collection import list_segment_folders
-from regraft.formats.chroma.database import ChromaProblem
+from regraft.formats.chroma.database import ChromaProblem, list_segment_folders
 from regraft.kinds import Kind
 from regraft.language import tr
 from regraft.stores.systems import Located, System

@@ -80,8 +80,8 @@ def test_an_unusable_vector_extension_is_no_damage_of_the_source(
     sample = HERE.parent / "sample_v1" / "cherry-studio.202503141200.zip"
     monkeypatch.setattr(sqlite, "_find_vector_extension", lambda: str(tmp_path / "vec0"))
     options = ["--dry-run"] if dry else ["--yes"]
-    refused = run("migrate", sample, "--to", library, "--jobs", "1", *options)
-    assert refused.status == 3
+    refused = run("migrate", sample, "--to", library, "--jobs", "1", *options, "--json")
+    assert (refused.status, refused.document["error"]["code"]) == (3, "VectorExtensionUnusable")
     assert "The SQLite extension sqlite-vec cannot be loaded (" in refused.stderr
     assert "nothing was written. Reinstall regraft for this system." in refused.stderr
     assert not library.exists()

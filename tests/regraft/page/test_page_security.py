@@ -14,7 +14,7 @@ import pytest
 from page_client import PORT, Client
 from starlette.routing import Mount, Route
 
-from regraft.disk import durable
+from regraft.disk import scratch
 from regraft.page import server
 from regraft.page.journeys import make_app
 
@@ -203,7 +203,7 @@ def test_no_file_of_the_computer_is_served(reader, tmp_path):
 def test_the_browser_is_opened_through_a_file_of_this_user(tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(server.webbrowser, "open", lambda address: opened.append(address) or True)
-    with durable.temporary_folder() as folder:
+    with scratch.temporary_folder() as folder:
         assert server.open_browser("http://127.0.0.1:1/a/enter/b", folder)
         page = folder / "open.html"
         # Others see the file's name in the command line of the browser, and not what is in it.

@@ -147,11 +147,18 @@ def test_nothing_to_do_changes_nothing(library: Path, name: str) -> None:
     assert vectors(index_of(library)) == before
 
 
-def test_rescue_and_install_say_what_they_need(library: Path) -> None:
-    for call in (lambda: regraft.rescue(library), lambda: regraft.install(library, library)):
+def test_commands_that_need_a_profile_say_so(library: Path) -> None:
+    before = sorted(library.rglob("*"))
+    for call in (
+        lambda: regraft.rescue(library),
+        lambda: regraft.install(library, library),
+        lambda: regraft.migrate_into_profile(BACKUP, library, library.with_name("new")),
+    ):
         with pytest.raises(RegraftError) as caught:
             call()
         assert caught.value.exit_status == 2, caught.value
+    assert sorted(library.rglob("*")) == before
+    assert not library.with_name("new").exists()
 
 
 def test_backfill_and_restore(library: Path, config: Path) -> None:

@@ -369,7 +369,7 @@ MUTANTS: dict[type[Store], str] = {
     SwapsBytes: "embedding '.*' is .* instead of",
     QuietsNan: "embedding '.*' is .* instead of",
     OverwritesVectors: "rebuilding a text with another vector.*\n.*embedding '.*' is",
-    LeavesVectors: "embeddings not referenced by any body",
+    LeavesVectors: "embeddings that no body names",
     LeavesContents: "content rows that neither a material nor a unit names",
     DeletesSharedVectors: "embedding|refuses valid input: Refused: a body without a vector",
     NeedsEveryVector: "refuses valid input: Refused: no vector",
