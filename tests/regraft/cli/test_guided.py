@@ -293,17 +293,6 @@ class OnTerminal:
     def type(self, keys: bytes) -> None:
         os.write(self.master, keys)
 
-    def end_with(self, key: bytes) -> int:
-        """Type a key until the command ends. Ctrl-D is lost if it comes before the question is read."""
-        self.type(key)
-        while key == b"\x04" and self.process.poll() is None:
-            with suppress(OSError):
-                if select.select([self.master], [], [], 0.2)[0]:
-                    os.read(self.master, 65536)
-                else:
-                    self.type(key)
-        return self.status()
-
     def status(self) -> int:
         with suppress(OSError):
             while os.read(self.master, 65536):
@@ -349,16 +338,3 @@ def test_on_a_real_terminal(home, terminal):
     it.type(b"\n")
     assert it.status() == 1
     assert len(bases_of(home / ".config" / "CherryStudio")) == 4
-
-
-@posix
-@pytest.mark.parametrize("key, expected", [(b"\x03", INTERRUPTED), (b"\x04", 1)], ids=["Ctrl-C", "Ctrl-D"])
-@pytest.mark.parametrize("answers", [0, 1])
-def test_keys_that_end_it_on_a_real_terminal(home, terminal, key, expected, answers):
-    with nothing_written(home):
-        it = terminal()
-        for _ in range(answers):
-            it.until("(Enter: 1)")
-            it.type(b"\n")
-        it.until("(Enter: 1)")
-        assert it.end_with(key) == expected
