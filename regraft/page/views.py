@@ -21,7 +21,6 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -46,7 +45,7 @@ from regraft.kinds import (
 from regraft.language import current_language, format_count, to_english, tr, translate_as, translate_text
 from regraft.page.jobs import Task
 from regraft.page.server import check_token, desk_of, query_text, read_form
-from regraft.report.html import format_percent
+from regraft.report.html import format_percent, make_environment
 from regraft.report.labels import label_of, mode_label, severity_label
 from regraft.text import format_bytes, one_line, path_argument, printable, replace_surrogates
 
@@ -161,18 +160,8 @@ def _option_values(name: str, value: Any) -> Iterator[str]:
 
 
 @cache
-def _environment() -> Environment:
-    def finalize(value: object) -> object:
-        return value if isinstance(value, Markup) else printable(value)
-
-    environment = Environment(
-        loader=PackageLoader("regraft.page", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=finalize,
-    )
+def _environment() -> Any:
+    environment = make_environment("regraft.page")
     environment.filters.update(
         t=shown,
         prose=render_prose,

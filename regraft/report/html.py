@@ -60,27 +60,34 @@ def load_template(template: str) -> Any:
     return _environment().get_template(template)
 
 
-@cache
-def _environment() -> Any:
+def make_environment(package: str) -> Any:
+    """Make a Jinja environment for the ``templates`` of a package: every value is escaped and made printable."""
     # Jinja takes a while to load, and few runs write a page.
     from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415
-    from markupsafe import Markup, escape  # noqa: PLC0415
+    from markupsafe import Markup  # noqa: PLC0415
 
     def show(value: object) -> object:
         return value if isinstance(value, Markup) else printable(value)
 
-    def render_prose(sentence: str) -> Markup:
-        """Turn text between backticks into code."""
-        return Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(printable(sentence)))))
-
-    environment = Environment(
-        loader=PackageLoader("regraft.report", "templates"),
+    return Environment(
+        loader=PackageLoader(package, "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=show,
     )
+
+
+@cache
+def _environment() -> Any:
+    from markupsafe import Markup, escape  # noqa: PLC0415 - with Jinja, see above
+
+    def render_prose(sentence: str) -> Markup:
+        """Turn text between backticks into code."""
+        return Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(printable(sentence)))))
+
+    environment = make_environment("regraft.report")
     environment.filters.update(number="{:,}".format, prose=render_prose)
     style = (files("regraft.report") / "style.css").read_text("utf-8")
     environment.globals.update(
