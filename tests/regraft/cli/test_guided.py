@@ -293,6 +293,21 @@ class OnTerminal:
     def type(self, keys: bytes) -> None:
         os.write(self.master, keys)
 
+    def end_with(self, key: bytes) -> int:
+        """Type a key, again after five seconds of silence, until the command ends; return its exit status.
+
+        Between the question and the read of its answer, a key may have no effect: Python acts on Ctrl-C when the read
+        returns, and a terminal drops Ctrl-D when its mode changes.
+        """
+        for _ in range(NEVER_SECONDS // 5):
+            with suppress(OSError):
+                self.type(key)
+                while select.select([self.master], [], [], 5)[0]:
+                    os.read(self.master, 65536)
+            if self.process.poll() is not None:
+                break
+        return self.status()
+
     def status(self) -> int:
         with suppress(OSError):
             while os.read(self.master, 65536):
@@ -338,3 +353,16 @@ def test_on_a_real_terminal(home, terminal):
     it.type(b"\n")
     assert it.status() == 1
     assert len(bases_of(home / ".config" / "CherryStudio")) == 4
+
+
+@posix
+@pytest.mark.parametrize("key, expected", [(b"\x03", INTERRUPTED), (b"\x04", 1)], ids=["Ctrl-C", "Ctrl-D"])
+@pytest.mark.parametrize("answers", [0, 1])
+def test_keys_that_end_it_on_a_real_terminal(home, terminal, key, expected, answers):
+    with nothing_written(home):
+        it = terminal()
+        for _ in range(answers):
+            it.until("(Enter: 1)")
+            it.type(b"\n")
+        it.until("(Enter: 1)")
+        assert it.end_with(key) == expected
