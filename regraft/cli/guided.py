@@ -62,8 +62,9 @@ def run() -> NoReturn:
     with open_store(source) as store:
         # Of a v2 profile, the v1 data are read that are left in it.
         kind = Kind.V1_PROFILE if store.has_v1_state else None
-    options = _choose_models(source, profile, ProfileMigrationOptions(kind=kind), output)
-    run_into_profile(source, profile, choose_library(source), None, options, GuidedPrompt(output=output))
+    library = choose_library(source)
+    options = _choose_models(source, profile, library, ProfileMigrationOptions(kind=kind), output)
+    run_into_profile(source, profile, library, None, options, GuidedPrompt(output=output))
 
 
 class GuidedPrompt(ProfilePrompt):
@@ -169,11 +170,11 @@ def _parse_profile(answer: str) -> Path:
 
 
 def _choose_models(
-    source: Path, profile: Path, options: ProfileMigrationOptions, output: Output
+    source: Path, profile: Path, library: Path, options: ProfileMigrationOptions, output: Output
 ) -> ProfileMigrationOptions:
     """Ask what to do about each embedding model that the profile lacks; return the options with the answers."""
     dry = structs.replace(options, dry_run=True)
-    planned = run_profile_migration(source, profile, choose_library(source), dry, progress=output.progress()).report
+    planned = run_profile_migration(source, profile, library, dry, progress=output.progress()).report
     for model, bases in _missing_models(planned).items():
         provider, _, name = model.partition(SEPARATOR)
         if provider in options.recreate_provider:

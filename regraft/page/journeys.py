@@ -37,6 +37,7 @@ from regraft.api.profile import ProfileMigrationReport, choose_library
 from regraft.disk import scratch
 from regraft.errors import RegraftError, WrongUsage
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.models import SEPARATOR
 from regraft.kinds import Kind
 from regraft.language import current_language, tr
 from regraft.options import (
@@ -400,17 +401,11 @@ async def _start(request: Request) -> Response:
     try:
         path = _source_of(form)
         task, stores = journey.parse(form)
-        job = desk_of(request).jobs.start(structs.replace(task, language=current_language()), stores)
+        return _begin(request, task, stores, name, form)
     except FieldProblem as error:
         problem, field = str(error), error.field
-    except StoreInUse as error:
-        return go(request, f"job/{error.job.id}")
     except (RegraftError, ValueError) as error:
         problem, field = str(error), "path"
-    else:
-        if not job.journey:
-            job.journey, job.form = name, form
-        return go(request, f"job/{job.id}")
     if not path or name in _WITHOUT_FORM:
         raise WrongUsage(problem=problem, hint=tr("go back and try again"))
     return await _form_page(request, name, journey, form, path=path, field=field, problem=problem, status=400)
@@ -503,7 +498,7 @@ async def _confirm(request: Request) -> Response:
         # Packing asks nobody: it writes one new file.
         seen=None if planned.task.function == "pack" else plan_digest(outcome.report),
     )
-    return _begin(request, task, planned)
+    return _begin(request, task, planned.stores, planned.journey, planned.form)
 
 
 async def _again(request: Request) -> Response:
@@ -512,16 +507,17 @@ async def _again(request: Request) -> Response:
     ended = _job(request)
     if ended.is_running:
         return go(request, f"job/{ended.id}")
-    return _begin(request, ended.task, ended)
+    return _begin(request, ended.task, ended.stores, ended.journey, ended.form)
 
 
-def _begin(request: Request, task: Task, before: Job) -> Response:
+def _begin(request: Request, task: Task, stores: Iterable[str | Path], journey: str, form: Any) -> Response:
+    """Start a job and go to its page, or to that of the job that works on one of the stores."""
     try:
-        job = desk_of(request).jobs.start(structs.replace(task, language=current_language()), before.stores)
+        job = desk_of(request).jobs.start(structs.replace(task, language=current_language()), stores)
     except StoreInUse as error:
         return go(request, f"job/{error.job.id}")
     if not job.journey:
-        job.journey, job.form = before.journey, before.form
+        job.journey, job.form = journey, form
     return go(request, f"job/{job.id}")
 
 
@@ -690,7 +686,7 @@ def find_missing_models(
         needed.setdefault(model, []).append(name)
     missing = []
     for model in needed.keys() - set(known):
-        provider = model.partition("::")[0]
+        provider = model.partition(SEPARATOR)[0]
         missing.append(
             {"id": model, "bases": needed[model], "provider": provider, "has_provider": provider in providers}
         )

@@ -46,7 +46,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     links: int
     lowest_links: int
     highest_level: int
-    entry_point: int
 
     @property
     def dimension(self) -> int:
@@ -230,7 +229,6 @@ def derive_segment(folder: Path, size: int, norms: int, dimension: int | None, p
         links=_DEFAULT_M,
         lowest_links=2 * _DEFAULT_M,
         highest_level=0,
-        entry_point=0,
     )
     said = tr("{name}: {problem}", name=HEADER_FILE, problem=problem)
     return SegmentFiles(folder=folder, header=header, count=count, norms=norms, problems=(said,), is_derived=True)
@@ -267,6 +265,5 @@ def _read_header(path: Path) -> tuple[Header | None, str | None]:
         links=upper,
         lowest_links=lowest,
         highest_level=level,
-        entry_point=entry,
     )
     return header, None

@@ -71,21 +71,22 @@ def profile_action(library: Path, profile: Path, bases: int) -> Action:
 
 def is_made_for(library: Path, profile: Path) -> bool:
     """Whether all runs that wrote to a library were migrations into this profile."""
-    try:
-        runs = ledgers.read_runs(library)
-    except RegraftError:
-        return False
-    return _are_made_for(runs, _absolute(profile))
+    return _are_made_for(_readable_runs(library), _absolute(profile))
 
 
 def is_made_from(library: Path, source: Path) -> bool:
     """Whether all runs that wrote to a library migrated this source."""
-    try:
-        runs = ledgers.read_runs(library)
-    except RegraftError:
-        return False
+    runs = _readable_runs(library)
     names = {path_text(source), path_text(source.absolute())}
     return bool(runs) and all(run.command == "migrate" and run.source in names for run in runs)
+
+
+def _readable_runs(library: Path) -> Sequence[RunRecord]:
+    """Read the runs of a library; none if its ledger cannot be read."""
+    try:
+        return ledgers.read_runs(library)
+    except RegraftError:
+        return ()
 
 
 def _are_made_for(runs: Sequence[RunRecord], profile: str) -> bool:
