@@ -53,6 +53,23 @@ def use_language(language: str) -> Iterator[None]:
         _reader.reset(before)
 
 
+@contextmanager
+def language_of_children(language: str) -> Iterator[None]:
+    """Let this process, and those that are started within the context, speak a language.
+
+    A reader of its own (:func:`use_language`) is not changed.
+    """
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = language
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
 def tr(message: str, /, **facts: object) -> str:
     """Translate a message.
 

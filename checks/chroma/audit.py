@@ -171,10 +171,11 @@ def _check_segments(state: _StoreAudit, collections: list[ChromaCollection]) -> 
 
 def _check_queue(state: _StoreAudit, collections: list[ChromaCollection]) -> None:
     known = {one.id for one in collections}
-    for topic, count in state.db.execute("SELECT substr(topic, -36), count(*) FROM embeddings_queue GROUP BY 1"):
-        if str(topic) not in known:
+    query = f"SELECT {database.TOPIC_COLLECTION}, count(*) FROM embeddings_queue GROUP BY 1"
+    for collection, count in state.db.execute(query):
+        if str(collection) not in known:
             message = tr("{n} in the queue of a collection that does not exist")
-            state.findings.add(chroma.QUEUE_ORPHAN, message, noun="operation", sample=topic, count=int(str(count)))
+            state.findings.add(chroma.QUEUE_ORPHAN, message, noun="operation", sample=collection, count=int(str(count)))
 
 
 def _check_application(state: _StoreAudit, collections: list[ChromaCollection]) -> None:

@@ -5,11 +5,9 @@ A worker calls the function of the command, as any program does, and returns a s
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,7 +192,8 @@ def run_fleet(
     is_change = order.form.changes and not parse(order.command, order.options).is_dry
     if is_change and not confirm(len(fleet.left)):
         raise Declined(path=path)
-    with english_workers():
+    # Results are for programs.
+    with language.language_of_children(language.ENGLISH):
         return fleet.run(run, watch)
 
 
@@ -236,17 +235,3 @@ def open_metrics(order: FleetOrder, options: FleetOptions, path: Path, own: Iter
     metrics.demand_path(own)
     manifest.demand_apart(order.libraries, metrics_files(options.metrics))
     return metrics
-
-
-@contextmanager
-def english_workers() -> Iterator[None]:
-    """Let processes that are started meanwhile speak English: results are for programs."""
-    before = os.environ.get(language.VARIABLE)
-    os.environ[language.VARIABLE] = language.ENGLISH
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[language.VARIABLE]
-        else:
-            os.environ[language.VARIABLE] = before

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from regraft.api.embedding import backfill_from, choose_priced_embedder
-from regraft.api.fleet import check_engine, english_workers, open_pool, run_command, run_safely, summarize_change
+from regraft.api.fleet import check_engine, open_pool, run_command, run_safely, summarize_change
 from regraft.errors import WrongUsage
 from regraft.fleet import run as fleet_run
 from regraft.fleet.engine import LibrarySummary, Pool, TaskResult
@@ -19,7 +19,7 @@ from regraft.fleet.manifest import Library
 from regraft.fleet.metrics import Metrics
 from regraft.fleet.ray_pool import RayPool
 from regraft.fleet.results import FleetOrder, KnownRows, result_files
-from regraft.language import tr
+from regraft.language import ENGLISH, language_of_children, tr
 from regraft.options import BackfillOptions, FleetBackfillOptions, FleetOptions
 from regraft.report.document import Report, Run
 from regraft.report.progress import Progress
@@ -136,7 +136,8 @@ def run_fleet_backfill(
         show_plan=show_plan,
         progress=progress,
     )
-    with english_workers():
+    # Results are for programs.
+    with language_of_children(ENGLISH):
         return fleet.run(run, watch)
 
 

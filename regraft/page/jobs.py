@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +24,7 @@ from regraft.api.outcome import as_regraft_error
 from regraft.disk import durable
 from regraft.disk.links import real_path
 from regraft.errors import Declined, FaultOfRegraft, Interrupted, StoppedBySystem
-from regraft.language import ENGLISH, VARIABLE, to_english
+from regraft.language import ENGLISH, language_of_children, to_english
 from regraft.processes import interrupts, pool
 from regraft.report.document import encoded
 
@@ -201,20 +199,6 @@ def _watch_for_stop(file: Path) -> None:
 # --- in the server ---------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _language_of_children(language: str) -> Iterator[None]:
-    """Let processes that are started within the context speak a language; this one translates for each reader."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = language
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
-
-
 class Job:
     """A task that was started, and what is known of it."""
 
@@ -230,7 +214,7 @@ class Job:
         self._stop_file = folder / f"stop-{self.id}"
         self._pool = pool.ProcessPool(1, on_demand=True, may_start=True, on_progress=self._note_stage)
         self._thread = threading.Thread(target=self._wait, daemon=True)
-        with _language_of_children(task.language):
+        with language_of_children(task.language):
             self._number = self._pool.put(run_task, task, str(self._stop_file))
         self._thread.start()
 

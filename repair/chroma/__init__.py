@@ -22,7 +22,7 @@ from checks.audit.findings import Finding
 from checks.chroma import audit
 from checks.chroma import findings as chroma
 from regraft.disk import durable, sqlite
-from regraft.errors import FullTextNotRebuilt, SourceUnreadable
+from regraft.errors import SourceUnreadable
 from regraft.formats.chroma import core, database, label_map
 from regraft.formats.chroma.collection import CollectionState, Origin, open_collection
 from regraft.formats.chroma.core import ChromaFailed
@@ -228,10 +228,6 @@ def _rewrite(path: Path, new: Path, *, texts: bool, numbers: bool) -> None:
             db.create_scalar_function("regraft_integer", integer, 1, deterministic=True)
             for table in ("embeddings", "max_seq_id"):
                 db.execute(f"UPDATE {table} SET seq_id = regraft_integer(seq_id) WHERE typeof(seq_id) = 'blob'")
-    with database.open_chroma(new) as db:
-        damage = database.find_full_text_damage(db) if texts else None
-    if damage is not None:
-        raise FullTextNotRebuilt(path=path, reason=damage)
 
 
 # --- unused folders --------------------------------------------------------------------------------------------------

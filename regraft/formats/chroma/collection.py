@@ -219,7 +219,7 @@ class CollectionState:
     def _operations(self, condition: str) -> Iterator[tuple[int, int, str, bool]]:
         rows = self._db.execute(
             "SELECT seq_id, operation, CAST(id AS TEXT), vector IS NOT NULL FROM embeddings_queue "
-            f"WHERE seq_id {condition} ?1 AND substr(topic, -36) = ?2 ORDER BY seq_id",
+            f"WHERE seq_id {condition} ?1 AND {database.TOPIC_COLLECTION} = ?2 ORDER BY seq_id",
             (self.applied, self.of.id),
         )
         for number, code, key, has_vector in rows:
@@ -346,8 +346,8 @@ class CollectionState:
 
     def count_waiting(self) -> int:
         """Count the operations of the queue that the segment does not have yet."""
-        query = "SELECT count(*) FROM embeddings_queue WHERE seq_id > ? AND substr(topic, -36) = ?"
-        return int(str(self._db.execute(query, (self.applied, self.of.id)).get))
+        query = f"SELECT count(*) {database.PENDING}"
+        return int(str(self._db.execute(query, (self.of.id, self.applied)).get))
 
     def place_of(self, key: str) -> tuple[Origin, int] | None:
         """Return where the vector of an id is: a position in the segment, or a number in the queue."""

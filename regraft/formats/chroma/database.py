@@ -49,8 +49,10 @@ DIFFERING_DOCUMENTS = (
 DISTANCES = ("l2", "cosine", "ip")
 #: Operations in the queue after which Chroma writes a segment, if the collection does not say.
 _SYNC_THRESHOLD = 1000
-#: Characters of a collection's id, at the end of a topic.
+#: Characters of the id of a collection or a segment.
 _ID_CHARACTERS = 36
+#: SQL: the collection of an operation in the queue, whose id ends the topic.
+TOPIC_COLLECTION = f"substr(topic, -{_ID_CHARACTERS})"
 #: Chroma database that is used by default.
 _DEFAULT_DATABASE = "00000000-0000-0000-0000-000000000000"
 
@@ -262,7 +264,7 @@ def iterate_entries(db: apsw.Connection, of: ChromaCollection) -> Iterator[Chrom
     with sqlite.open_scratch() as scratch:
         # A queue can be large, so the numbers of its operations are in a temporary table.
         scratch.execute("CREATE TABLE pending (id TEXT, seq INTEGER, PRIMARY KEY (id, seq)) WITHOUT ROWID")
-        rows = db.execute(f"SELECT CAST(id AS TEXT), seq_id {_PENDING}", (of.id, read_applied(db, of.metadata)))
+        rows = db.execute(f"SELECT CAST(id AS TEXT), seq_id {PENDING}", (of.id, read_applied(db, of.metadata)))
         with sqlite.transaction(scratch):
             scratch.executemany("INSERT OR IGNORE INTO pending VALUES (?, ?)", rows)
         for entry in _iterate_stored_entries(db, of):
@@ -335,14 +337,14 @@ def read_applied(db: apsw.Connection, segment: str | None) -> int | None:
 
 
 #: SQL: operations of a collection (``?1``) after a number (``?2``).
-_PENDING = f"FROM embeddings_queue WHERE seq_id > ?2 AND substr(topic, -{_ID_CHARACTERS}) = ?1"
+PENDING = f"FROM embeddings_queue WHERE seq_id > ?2 AND {TOPIC_COLLECTION} = ?1"
 
 
 def _has_pending(db: apsw.Connection, of: ChromaCollection) -> bool:
     """Whether the queue has operations that are not yet applied to the tables."""
     after = read_applied(db, of.metadata)
     # A collection that was never written to has no row.
-    return after is not None and db.execute(f"SELECT 1 {_PENDING} LIMIT 1", (of.id, after)).get is not None
+    return after is not None and db.execute(f"SELECT 1 {PENDING} LIMIT 1", (of.id, after)).get is not None
 
 
 def _take_pending(db: apsw.Connection, scratch: apsw.Connection, key: str) -> list[_Operation]:
@@ -381,7 +383,7 @@ def iterate_queued_vectors(db: apsw.Connection, of: ChromaCollection) -> Iterato
     """
     latest: dict[str, int] = {}
     rows = db.execute(
-        "SELECT seq_id, operation, id, vector IS NOT NULL FROM embeddings_queue WHERE substr(topic, -36) = ? "
+        f"SELECT seq_id, operation, id, vector IS NOT NULL FROM embeddings_queue WHERE {TOPIC_COLLECTION} = ? "
         "ORDER BY seq_id",
         (of.id,),
     )
