@@ -172,7 +172,8 @@ class RayCluster:
         try:
             with _outside_working_directory():
                 self.ray.init(
-                    address=address,
+                    # Without an address Ray would join a cluster that runs on this machine, whose size is not ours.
+                    address=address or "local",
                     runtime_env=environment,
                     log_to_driver=False,
                     logging_level=logging.ERROR,

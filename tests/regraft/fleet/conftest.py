@@ -47,7 +47,8 @@ def address(files: Any) -> Iterator[str]:
     import ray
 
     paths = {"env_vars": {"PYTHONPATH": os.pathsep.join([*sys.path, str(REPO)])}}
-    context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=paths)
+    # "local": another process of the tests may have a cluster of its own, which Ray would join.
+    context = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=paths)
     try:
         yield context.address_info["gcs_address"]
     finally:
