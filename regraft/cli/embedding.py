@@ -32,7 +32,7 @@ from regraft.report.document import Suggestion, encoded
 from regraft.text import LONGEST_NAME, one_line, pad_right, path_argument, printable_lines, text_width
 from repair.changes.run import ChangeReport
 from repair.codex_mem.note_vectors import NOT_ASKED
-from repair.embedding.report import BackfillReport, EmbeddingReport, Estimate, ScopeReport
+from repair.embedding.report import BackfillReport, EmbeddingReport, Estimate, ScopeReport, format_cost
 
 if TYPE_CHECKING:
     from regraft.api.embedders import EmbeddersReport, TestedEmbedder
@@ -223,12 +223,6 @@ def _other_lines(report: BackfillReport | EmbeddingReport, *, verbose: bool) -> 
     """Format the actions other than embedding."""
     others = [action for action in report.actions if action.action != "embed"]
     return action_lines(report.bases, others, verbose=verbose)
-
-
-def format_cost(cost: float, currency: str) -> str:
-    """Format an amount of money with its currency."""
-    digits = ".2f" if cost >= 0.1 else ".2g"
-    return f"{cost:{digits}} {currency}"
 
 
 def _heading(scope: ScopeReport) -> str:

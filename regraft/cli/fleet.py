@@ -15,7 +15,6 @@ from regraft.api import fleet as api_fleet
 from regraft.api import fleet_backfill as api_backfill
 from regraft.cli import cli, embedding
 from regraft.cli.changes import confirm_plan
-from regraft.cli.embedding import format_cost
 from regraft.cli.options import (
     ASKS,
     PATH,
@@ -42,6 +41,7 @@ from regraft.report.document import encoded
 from regraft.report.labels import label_of
 from regraft.text import LONGEST_NAME, one_line, printable_lines
 from repair.embedding.fleet import FleetBackfillReport, FleetPlan
+from repair.embedding.report import format_cost
 
 # --- the options of the libraries ------------------------------------------------------------------------------------
 

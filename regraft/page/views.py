@@ -7,9 +7,11 @@ A page is a Jinja template of ``regraft/page/templates``. Every value is escaped
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -32,6 +34,7 @@ from regraft import __version__, api
 from regraft.api import inspection
 from regraft.disk import durable, file_paths
 from regraft.errors import REFUSED, RegraftError, SourceNotFound, WrongUsage
+from regraft.formats.cherry_v2.index.search import compile_query
 from regraft.identity import iso_time
 from regraft.kinds import (
     BASE_SOURCES,
@@ -43,8 +46,10 @@ from regraft.kinds import (
     Kind,
 )
 from regraft.language import current_language, format_count, to_english, tr, translate_as, translate_text
+from regraft.options import SearchOptions
 from regraft.page.jobs import Task
 from regraft.page.server import check_token, desk_of, query_text, read_form
+from regraft.ranking import units
 from regraft.report.html import format_percent, make_environment
 from regraft.report.labels import label_of, mode_label, severity_label
 from regraft.text import format_bytes, one_line, path_argument, printable, replace_surrogates
@@ -65,8 +70,11 @@ _COMMANDS = {
 _PLAIN_KINDS = (*V1_SOURCES[:2], Kind.V1_EXPORT, Kind.V1_KNOWLEDGE, Kind.V2_BACKUP, Kind.LIBRARY, Kind.PACK)
 #: Names of the languages, each in itself.
 _LANGUAGES = {"en": "English", "zh": "中文"}
-#: Options of the search of the page.
+#: Options of the search of the page; the modes that are shown side by side, and the hits of each.
 _BY_WORDS: dict[str, Any] = {"mode": "bm25", "count": 20}
+_MODES, _BESIDE = ("bm25", "vector", "hybrid"), 10
+#: Characters of a query; units of an item on a page, and neighbors of a unit.
+_QUERY, _UNITS, _NEIGHBORS = 1_000, 50, 10
 #: Kinds that ``migrate`` reads.
 MIGRATED = (*V1_SOURCES, *PREVIEW_SOURCES, Kind.RSCLAW)
 
@@ -172,6 +180,8 @@ def _environment() -> Any:
         exact=exact,
         typed=lambda text: Markup(escape(replace_surrogates(str(text)))),
         line=lambda text: one_line(str(text), _NAME),
+        mark_terms=mark_terms,
+        matched=matched_terms,
         last=lambda path: one_line(Path(str(path)).name or str(path), _NAME),
     )
     environment.globals.update(
@@ -367,8 +377,26 @@ async def _store(request: Request) -> Response:
         size=size,
         changed=changed,
         steps=journeys_of(report.kind),
+        charts=_charts(report.bases),
         command=command_line(Task(function="inspect", paths=(path,))),
     )
+
+
+def _charts(bases: Iterable[Any]) -> list[tuple[str, str, list[tuple[str, int]]]]:
+    """Return the charts of several bases: title, unit and rows of each, the largest number first."""
+    sizes: list[tuple[str, int]] = []
+    models: Counter[str] = Counter()
+    for base in bases:
+        if base.store:
+            sizes.append((str(base.name), base.store.bytes))
+            number = getattr(base.store, "rows", getattr(base.store, "embeddings", 0))
+            models[str(base.model or tr("unknown model"))] += number if isinstance(number, int) else 0
+    charts = [(tr("Size of the bases"), "bytes", sizes), (tr("Vectors by model"), "vectors", list(models.items()))]
+    return [
+        (title, unit, sorted(rows, key=lambda row: -row[1])[:_MOST_SHOWN])
+        for title, unit, rows in charts
+        if len(rows) > 1 and any(number for _, number in rows)
+    ]
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -481,46 +509,118 @@ async def _receive_file(request: Request, path: Path, limit: int) -> bool:
 
 
 async def _browse(request: Request) -> Response:
-    """Show the bases of a store, a search in them, and the items of one."""
-    path = asked_path(request)
-    base, query = query_text(request, "base"), query_text(request, "q").strip()[:1_000]
-    report = await run_in_threadpool(api.inspect, path, items=bool(base))
-    chosen = next((one for one in report.bases if str(one.id) == base), None)
-    answers, problem = [], ""
+    """Show the bases of a store, the items of one, the units of one of these, and a search by words."""
+    path, base, item = asked_path(request), query_text(request, "base"), query_text(request, "item")
+    query = query_text(request, "q").strip()[:_QUERY]
+    values: dict[str, Any] = {"answers": [], "problem": "", "embedder": "", "config": ""}
     if query:
         try:
-            answers = await run_in_threadpool(_ask, path, query, base or None)
+            found = await run_in_threadpool(api.search, path, query, base=base or None, **_BY_WORDS)
+            values["answers"] = [(_BY_WORDS["mode"], found)]
         except RegraftError as error:
-            problem = shown(error)
-    words = ["regraft", "inspect", path_argument(path), *(["--items"] if base else [])]
-    if query:
-        search = ("--mode", _BY_WORDS["mode"], "-k", _BY_WORDS["count"])
-        words = [
-            "regraft",
-            "search",
-            path_argument(path),
-            query,
-            *(["--base", base] if base else []),
-            *map(str, search),
-        ]
+            values["problem"] = shown(error)
+    command = _search_command(path, query, base, _BY_WORDS) if query else ""
+    if item and base:
+        first = int(start) if (start := query_text(request, "first")).isdecimal() and len(start) < 10 else 0
+        values |= await run_in_threadpool(_read_item, Path(path), base, item, first, query_text(request, "unit"))
+    return await _browse_page(request, path, base, item, query, command, **values)
+
+
+async def _browse_by_meaning(request: Request) -> Response:
+    """Search in the three modes; the query is sent to an embedder, which may cost money, so this is a form."""
+    form = await read_form(request)
+    path, base, query = form.exact("path"), form.text("base"), form.text("q")[:_QUERY]
+    embedder, given = form.text("embedder"), form.exact("config") or clean_path(form.text("config"))
+    answers, problem, field = [], "", "embedder"
+    config = Path(given) if given else None
+    try:
+        if not query:
+            field = "q"
+            raise WrongUsage(problem=tr("there is nothing to search for"), hint=tr("type a word"))
+        if not embedder:
+            raise WrongUsage(problem=tr("no embedder was given"), hint=tr("type its name in the configuration file"))
+        for mode in _MODES:
+            made: dict[str, Any] = {} if mode == "bm25" else {"embedder": embedder, "config": config}
+            options = {"mode": mode, "count": _BESIDE, **made}
+            answers.append((mode, await run_in_threadpool(api.search, path, query, base=base or None, **options)))
+    except RegraftError as error:
+        problem = shown(error)
+    command = _search_command(path, query, base, {"mode": "hybrid", "count": _BESIDE, "embedder": embedder})
+    more = {"answers": answers, "problem": problem, "field": field, "embedder": embedder, "config": given}
+    return await _browse_page(request, path, base, "", query, command, status=400 if problem else 200, **more)
+
+
+async def _browse_page(
+    request: Request, path: str, base: str, item: str, query: str, command: str, *, status: int = 200, **values: Any
+) -> Response:
+    report = await run_in_threadpool(api.inspect, path, items=bool(base))
+    chosen = next((one for one in report.bases if str(one.id) == base), None)
+    listed = next((one for one in (chosen.item_list if chosen else None) or () if str(one.id) == item), None)
+    ranks = {
+        mode: {hit.unit_id: hit.rank for hit in answer.hits}
+        for mode, answer in values["answers"]
+        if len(values["answers"]) > 1
+    }
+    inspect_words = ("regraft", "inspect", path_argument(path), *(["--items"] if base else []))
     return render(
         request,
         "browse.html",
+        status,
         path=path,
         report=report,
         base=chosen,
         base_id=base,
+        item=listed,
+        item_id=item,
         q=query,
-        answers=answers,
-        problem=problem,
+        terms=_terms(query),
+        ranks=ranks,
         limit=_TEXT,
+        page=_UNITS,
         mode_label=lambda mode: shown(mode_label(mode)),
-        command=shlex.join(words),
+        command=command or shlex.join(inspect_words),
+        **{"field": "q", "found": None, "neighbors": None, **values},
     )
 
 
-def _ask(path: str, query: str, base: str | None) -> list[Any]:
-    return [api.search(path, query, base=base, **_BY_WORDS)]
+def _search_command(path: str, query: str, base: str, options: dict[str, Any]) -> str:
+    words = ["regraft", "search", path_argument(path), query, *(["--base", base] if base else [])]
+    return shlex.join([*words, *_option_words(SearchOptions(**options))])
+
+
+def _read_item(path: Path, base: str, item: str, first: int, unit: str) -> dict[str, Any]:
+    """Read a page of an item's units, and the neighbors of one of them."""
+    try:
+        found = units.read_units(path, base, item, first=first, count=_UNITS)
+        neighbors = units.find_neighbors(path, base, unit, _NEIGHBORS) if unit else None
+    except RegraftError as error:
+        return {"problem": shown(error), "first": first, "unit": unit}
+    return {"found": found, "neighbors": neighbors, "first": first, "unit": unit}
+
+
+def _terms(query: str) -> tuple[str, ...]:
+    """Return what a search by words looks for, the longest first."""
+    compiled = compile_query(query)
+    return tuple(sorted({*compiled.tokens, *compiled.terms, *compiled.shorts}, key=len, reverse=True))
+
+
+def mark_terms(text: str, terms: tuple[str, ...]) -> Markup:
+    """Escape a text, and mark where it has one of the terms."""
+    if not terms:
+        return escape(printable(text))
+    # Every second part is a match.
+    parts = re.split("(" + "|".join(map(re.escape, terms)) + ")", text, flags=re.IGNORECASE)
+    marked = (
+        Markup("<mark>{}</mark>").format(printable(part)) if place % 2 else escape(printable(part))
+        for place, part in enumerate(parts)
+    )
+    return Markup("").join(marked)
+
+
+def matched_terms(text: str, terms: tuple[str, ...]) -> list[str]:
+    """Return the terms that a text has."""
+    folded = text.casefold()
+    return [term for term in terms if term.casefold() in folded]
 
 
 # --- files of the page, and its end ----------------------------------------------------------------------------------
@@ -559,7 +659,8 @@ ROUTES = [
     Route("/folder", _folder),
     Route("/folder.json", _folder_json),
     Route("/dropped", _drop, methods=["PUT"]),
-    Route("/browse", _browse),
+    Route("/browse", _browse, methods=["GET"]),
+    Route("/browse", _browse_by_meaning, methods=["POST"]),
     Route("/page.css", _style),
     Route("/page.js", _script),
     Route("/quit", _quit, methods=["POST"]),

@@ -20,7 +20,7 @@ from regraft import identity
 from regraft.embedders import Embedder, ServerFailing, Unanswered
 from regraft.embedders.settings import Batch
 from regraft.errors import REFUSED, AnswerUnfit, BackfillInterrupted, BackfillStopped, RegraftError, SidecarUnfit
-from regraft.language import tr
+from regraft.language import format_count, tr
 from regraft.ledger.ledger import Ledger
 from regraft.processes import interrupts
 from regraft.report.progress import Progress, stage
@@ -30,7 +30,7 @@ from repair.changes.store import Store
 from repair.embedding import probing, queue
 from repair.embedding.budget import BudgetedEmbedder, LimitReached, Limits
 from repair.embedding.queue import ALONE_ATTEMPTS, LEASE_MS, SharedStore, TextClaim, TextQueue, share_store
-from repair.embedding.report import FillCounts, ScopeOutcome, cost_of
+from repair.embedding.report import FillCounts, ScopeOutcome, cost_of, format_cost
 from repair.embedding.scope import Scope, TextWithoutVector, texts_to_send
 from repair.embedding.sender import BatchResult, Sender, TextBatch, VectorLengths, WorkerPool, pack_batches
 
@@ -198,6 +198,13 @@ class Filling(msgspec.Struct):
         self.filled.processed_stale += stale
         self.filled.processed_pending += count - stale
         self.progress.step(count, 0)
+        self.progress.at(f"{self._spent()} · {self.scope.label}")
+
+    def _spent(self) -> str:
+        """Say what the run has cost so far, with the comparison of the embedder."""
+        settings, tokens = self.embedder.settings, self.meter.tokens
+        cost = cost_of(tokens, settings)
+        return format_count(tokens, "token") if cost is None else format_cost(cost, settings.currency)
 
     def skip(self, batch: TextBatch, problem: Unanswered) -> None:  # noqa: ARG002
         """Leave a text claimed until the run ends, which then says why it has no answer."""

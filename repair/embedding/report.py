@@ -58,6 +58,12 @@ def cost_of(tokens: int, settings: EmbedderSettings) -> float | None:
     return None if price is None else tokens * price / 1_000_000
 
 
+def format_cost(cost: float, currency: str) -> str:
+    """Format an amount of money with its currency."""
+    digits = ".2f" if cost >= 0.1 else ".2g"
+    return f"{cost:{digits}} {currency}"
+
+
 def empty_estimate(settings: EmbedderSettings) -> Estimate:
     """Return the estimate of sending nothing."""
     return Estimate(texts=0, tokens=0, requests=0, cost=cost_of(0, settings), currency=settings.currency)

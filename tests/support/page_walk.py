@@ -68,6 +68,10 @@ def walk(reader: Reader, server: Site, home: Path, look: Look) -> None:
     for name, page in pages.items():
         reader.open(server.root + page)
         look(name, reader)
+    reader.open(f"{server.root}browse?at={library}")
+    for name, link in (("base", "ul.list a"), ("units", "ul.list a"), ("neighbors", ".finding p a")):
+        submit(reader, link)
+        look(name, reader)
     for page in ("check", "fix", "pack", "backfill"):
         reader.open(f"{server.root}{page}?at={library}")
         look(f"{page}-form", reader)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
+import operator
 import os
+import re
 import shutil
+import sqlite3
+import struct
+import zipfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import lacking
 import page_client
 import planted_v2
 import profiles
@@ -113,6 +122,11 @@ def test_a_path_shows_what_it_is_and_what_can_be_done(reader):
     ):
         assert part in text, part
     assert "Old clippings: its vector file is truncated" in text
+    with zipfile.ZipFile(SAMPLE) as backup:
+        sizes = {one.filename: one.file_size for one in backup.infolist() if "/KnowledgeBase/" in f"/{one.filename}"}
+    chart = text.partition("Size of the bases ")[2]
+    assert chart.startswith(f"Harbour museum {max(sizes.values()) / 1000:.1f} kB ")
+    assert "Vectors by model openai::text-embedding-3-small 57 silicon::BAAI/bge-m3 19 " in chart
 
 
 @pytest.mark.parametrize(
@@ -393,6 +407,118 @@ def test_texts_are_found_by_words(reader, tmp_path):
         assert " ".join(hit["text"].split())[:60] in text
     base = expected["hits"][0]["base"]
     assert "Boat workshop" in said(reader.get("browse", at=library, base=base)) or base
+
+
+def rows_of(index: Path, query: str, *values: object) -> list[Any]:
+    with closing(sqlite3.connect(index)) as db:
+        return db.execute(query, values).fetchall()
+
+
+UNITS = (
+    "SELECT u.unit_id, u.unit_index, u.char_start, u.char_end, t.text, e.vector_blob FROM search_unit u "
+    "JOIN search_text t ON t.target_id = u.unit_id LEFT JOIN embedding e USING (embedding_text_hash) "
+)
+
+
+def cosine(one: bytes, other: bytes) -> float:
+    left, right = (struct.unpack(f"<{len(blob) // 4}f", blob) for blob in (one, other))
+    return sum(map(operator.mul, left, right)) / math.hypot(*left) / math.hypot(*right)
+
+
+def test_an_item_shows_its_units_and_the_neighbors_of_one(reader, tmp_path):
+    store = lacking.taken_away(lacking.library(tmp_path), [lacking.KB_TEXTS["item-f2"][0]])
+    index = planted_v2.index(store, lacking.KB)
+    [(item,)] = rows_of(index, "SELECT material_id FROM search_unit GROUP BY material_id HAVING count(*) = 4")
+    listed = reader.get("browse", at=store, base=lacking.KB)
+    assert f"item={quote(item, safe='')}" in listed.text
+    page = said(reader.get("browse", at=store, base=lacking.KB, item=item))
+    units = rows_of(index, UNITS + "WHERE u.material_id = ? ORDER BY u.unit_index", item)
+    assert [vector is None for *_, vector in units].count(True) == 1
+    for _, number, start, end, text, vector in units:
+        facts = f"{number} characters {start:,} to {end:,} · "
+        norm = f"8 dimensions, length {math.hypot(*struct.unpack('<8f', vector)):.4f}" if vector else "without a vector"
+        assert f"{facts}{norm} {text}" in page
+    unit, *_, vector = units[1]
+    nearest = said(reader.get("browse", at=store, base=lacking.KB, item=item, unit=unit))
+    every = rows_of(index, UNITS + "WHERE e.vector_blob IS NOT NULL AND u.unit_id <> ?", unit)
+    # Two units have one text, and one vector.
+    best = sorted(every, key=lambda row: -cosine(vector, row[5]))[:10]
+    shown_scores = re.findall(r"\d+\. .+? (-?\d\.\d{4}) ", nearest.partition("4 units")[0])
+    assert shown_scores == [f"{cosine(vector, row[5]):.4f}" for row in best]
+    assert all(row[4] in nearest for row in best)
+    lonely = next(unit for unit, *_, vector in units if vector is None)
+    page = said(reader.get("browse", at=store, base=lacking.KB, item=item, unit=lonely))
+    assert "This unit has no usable vector, so it has no neighbors." in page
+
+
+def test_the_units_of_a_long_item_are_on_pages(reader, tmp_path):
+    store = lacking.library(tmp_path)
+    texts = lacking.many(store)
+    [(item,)] = rows_of(
+        planted_v2.index(store, lacking.KB), "SELECT DISTINCT material_id FROM search_unit WHERE unit_id = 'unit-0'"
+    )
+    first = said(reader.get("browse", at=store, base=lacking.KB, item=item))
+    answer = reader.get("browse", at=store, base=lacking.KB, item=item, first=50)
+    second = said(answer)
+    assert [text for text in texts if f"{text} " in first] + [text for text in texts if f"{text} " in second] == texts
+    assert "Next" in first and "Previous" in second and "Next" not in second
+    for wrong in ("x", "-1", "9" * 30):
+        assert reader.get("browse", at=store, base=lacking.KB, item=item, first=wrong).status_code == 200
+
+
+def test_units_of_a_damaged_index_are_only_shown(reader, tmp_path):
+    store = lacking.library(tmp_path)
+    index = planted_v2.index(store, lacking.KB)
+    [(item,)] = rows_of(index, "SELECT material_id FROM search_unit GROUP BY material_id HAVING count(*) = 8")
+    with closing(sqlite3.connect(index)) as db, db:
+        db.execute("PRAGMA ignore_check_constraints = ON")
+        units = db.execute("SELECT unit_id FROM search_unit WHERE material_id = ? ORDER BY unit_index", (item,))
+        one, two, three, *_ = [unit for (unit,) in units]
+        db.execute("UPDATE search_unit SET char_start = 'x' WHERE unit_id = ?", (one,))
+        hashes = "(SELECT embedding_text_hash FROM search_text WHERE target_id = ?)"
+        db.execute(f"UPDATE embedding SET vector_blob = x'010203' WHERE embedding_text_hash = {hashes}", (two,))
+        db.execute("UPDATE search_text SET text = ? WHERE target_id = ?", ("<script>\u202e", three))
+    for unit in (one, two, three, "none"):
+        answer = reader.get("browse", at=store, base=lacking.KB, item=item, unit=unit)
+        assert answer.status_code == 200
+        assert "<script>" not in answer.text.partition("</h1>")[2] and "&lt;script&gt;" in answer.text
+        assert "\u202e" not in answer.text
+    assert "no usable vector" in said(reader.get("browse", at=store, base=lacking.KB, item=item, unit=two))
+    assert "The index has no text of this item." in said(reader.get("browse", at=store, base=lacking.KB, item="nobody"))
+    assert "has no readable index" in said(reader.get("browse", at=store, base="nobody", item=item))
+
+
+def test_the_three_modes_stand_side_by_side(reader, server, config, tmp_path):
+    store = lacking.library(tmp_path)
+    answer = reader.post("browse", path=store, q="boat", embedder="mine", config=str(config))
+    assert (answer.status_code, server.texts) == (200, ["boat"] * 2)
+    lanes = re.split(r"<h2>", answer.text)[1:4]
+    for lane, mode in zip(lanes, ("bm25", "vector", "hybrid"), strict=True):
+        options = () if mode == "bm25" else ("--embedder", "mine", "--config", config)
+        hits = run("search", store, "boat", "--mode", mode, "-k", 10, *options, "--json").document["hits"]
+        text = " ".join(re.sub(r"<[^>]+>", "", lane).split())
+        assert [hit["text"] in text for hit in hits] == [True] * len(hits)
+        assert len(re.findall(r'class="finding"', lane)) == len(hits)
+    assert "<mark>boat</mark>" in answer.text and "Has these words: boat" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "problem"),
+    [
+        ({"q": "", "embedder": "mine"}, "q", "nothing to search for"),
+        ({"q": "boat", "embedder": ""}, "embedder", "no embedder was given"),
+        ({"q": "boat", "embedder": "other"}, "embedder", "other"),
+        ({"q": "boat", "embedder": "mine", "config": "/no/file.yaml"}, "embedder", "no such file or folder"),
+    ],
+)
+def test_a_search_by_meaning_that_cannot_be_is_said_beside_its_field(
+    reader, server, config, tmp_path, fields, field, problem
+):
+    store = lacking.library(tmp_path)
+    answer = reader.post("browse", path=store, **{"config": str(config), **fields})
+    assert (answer.status_code, server.texts) == (400, [])
+    assert f'id="problem-{field}"' in answer.text and problem in said(answer)
+    assert f'value="{fields["q"]}"' in answer.text
 
 
 def test_a_dropped_file_is_copied_and_limited(tmp_path, home):

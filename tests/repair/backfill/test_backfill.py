@@ -35,10 +35,13 @@ from lacking import (
 from planted_v2 import NEW_BASE, index, run_sql
 from toys import contents, value
 
+import regraft
 from regraft import identity
 from regraft.disk import sqlite
 from regraft.embedders import protocol
+from regraft.report.progress import SilentProgress
 from regraft.testing import DAMAGES
+from repair.embedding.report import BackfillReport
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
@@ -348,6 +351,27 @@ def test_a_limit_of_cost(store: Path, tmp_path: Path, server: FaultServer) -> No
     scope = scope_of(done)
     assert (scope["stopped"], scope["cost"]) == (f"--max-cost {limit} could be exceeded", sum(map(len, LACKING[:3])))
     assert scope["cost"] <= limit
+
+
+def test_the_progress_says_what_was_spent(store: Path, server: FaultServer, config: Path, tmp_path: Path) -> None:
+    class Heard(SilentProgress):
+        labels: list[str]
+
+        def at(self, label: str) -> None:
+            self.labels.append(label)
+
+    for name, price, unit in (("free", {}, " tokens"), ("priced", {"price_per_million_tokens": 1e6}, " USD")):
+        heard = Heard()
+        heard.labels = []
+        copy = tmp_path / name
+        shutil.copytree(store, copy)
+        made = regraft.backfill(copy, bases=[KB], config=configured(config, server, **price), progress=heard)
+        assert isinstance(made, BackfillReport)
+        [scope] = made.scopes
+        paid = scope.tokens + scope.probe.tokens
+        spent = [label.partition(" · ")[0] for label in heard.labels if " · " in label]
+        numbers = [float(one.removesuffix(unit).replace(",", "")) for one in spent]
+        assert numbers == sorted(numbers) and numbers[-1] == paid
 
 
 def test_a_limit_of_cost_needs_a_price(store: Path, server: FaultServer, config: Path) -> None:

@@ -105,10 +105,12 @@ _MAX_LIKES = 30_000
 #: Maximum characters of a hit's text. The query below selects a unit with its body and path as bytes, since they may be
 #: invalid UTF-8. All bodies have the same kind: ``+t.kind`` keeps SQLite from using the index on it.
 LONGEST_HIT = 1_000_000
+BODY_TEXT = (
+    f"CAST(CASE WHEN octet_length(t.text) > {LARGE_BYTES} THEN substr(t.text, 1, {LONGEST_HIT}) ELSE t.text END"
+    " AS BLOB)"
+)
 _COLUMNS = (
-    "CAST(u.unit_id AS BLOB), CAST(u.material_id AS BLOB), CAST(m.relative_path AS BLOB), u.unit_index, "
-    f"CAST(CASE WHEN octet_length(t.text) > {LARGE_BYTES} THEN substr(t.text, 1, {LONGEST_HIT})"
-    " ELSE t.text END AS BLOB)"
+    "CAST(u.unit_id AS BLOB), CAST(u.material_id AS BLOB), CAST(m.relative_path AS BLOB), u.unit_index, " + BODY_TEXT
 )
 _UNITS = "JOIN search_unit u ON u.unit_id = t.target_id LEFT JOIN material m ON m.material_id = u.material_id"
 
