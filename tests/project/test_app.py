@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -11,6 +12,8 @@ import sys
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import quote, urlencode
+from urllib.request import HTTPCookieProcessor, Request, build_opener
 
 import pytest
 from harness import REPO, run
@@ -85,12 +88,55 @@ def test_it_migrates_into_a_profile_and_back(program: Path, tmp_path: Path) -> N
     assert not (tmp_path / "library").exists()
 
 
-def test_opened_without_a_terminal_it_shows_its_page_or_its_help(program: Path, tmp_path: Path) -> None:
-    if started(program, tmp_path, "ui", "--help").returncode == 0:
-        pytest.skip("its page would wait for a person")
-    found = started(program, tmp_path)
-    assert found.returncode == 2
-    assert found.stdout.startswith("Usage: regraft")
+def test_opened_without_a_terminal_it_serves_its_page(program: Path, tmp_path: Path) -> None:
+    """A double-click: no argument, no terminal; here no browser either, so it prints the address."""
+    environment = {"PATH": "", "HOME": str(tmp_path), "USERPROFILE": str(tmp_path)}
+    environment |= {name: os.environ[name] for name in ("SYSTEMROOT",) if name in os.environ}
+    process = subprocess.Popen(
+        [program], cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, encoding="utf-8"
+    )
+    assert process.stdout is not None
+    try:
+        found = None
+        while found is None:
+            line = process.stdout.readline()
+            assert line, "it ended"
+            found = re.search(r"http://127\.0\.0\.1:\d+/\S+", line)
+        address = found[0]
+        root = address.partition("enter/")[0]
+        reader = build_opener(HTTPCookieProcessor())
+        reader.open(address).read()
+        page = reader.open(f"{root}upgrade?at={quote(str(SAMPLE), safe='')}").read().decode()
+        token = re.search(r'name="form_token" value="([^"]+)"', page)
+        assert token is not None
+
+        def press(action: str, **fields: str) -> str:
+            body = urlencode({"form_token": token[1], **fields}).encode()
+            origin = root.split("/")[2]
+            answer = reader.open(Request(f"{root}{action}", body, {"Origin": f"http://{origin}"}))
+            job = answer.geturl()
+            while b"data-job" in answer.read():
+                # The stream ends with the job.
+                reader.open(f"{job}/events").read()
+                answer = reader.open(job)
+            return str(job[len(root) :])
+
+        library = tmp_path / "library"
+        fields = {"path_at": quote(str(SAMPLE), safe=""), "profile_at": "-", "library": str(library)}
+        planned = press("upgrade", **fields)
+        assert not library.exists()
+        done = press(f"{planned}/confirm")
+        report = json.loads(reader.open(f"{root}{done}/report.json").read())
+        assert report["totals"]["rows"]["carried"] == 76
+        rows = 0
+        for index in library.rglob("index.sqlite"):
+            with closing(sqlite3.connect(index)) as db:
+                rows += db.execute("SELECT count(*) FROM search_unit").fetchone()[0]
+        assert rows == 76
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
 
 
 def test_it_needs_no_file_of_the_checkout(program: Path, tmp_path: Path) -> None:
