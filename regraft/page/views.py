@@ -56,6 +56,8 @@ from regraft.text import format_bytes, one_line, path_argument, printable, repla
 
 #: Entries of a folder that are read, and that are shown.
 _MOST_READ, _MOST_SHOWN = 20_000, 300
+#: Actions, reasons and samples of one name that are shown before the rest is counted.
+SHOWN = 12
 #: Files below a folder that are measured before its size is called unknown.
 _MOST_MEASURED = 5_000
 #: Characters of a name shown in a list, and of a text.
