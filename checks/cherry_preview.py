@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import msgspec
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from checks.inspect import (
     BaseSummary,
@@ -44,9 +44,7 @@ def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
     rows, problem = _catalog(source, data=items)
     bases = []
     for row, own in rows:
-        listed = _listed(row, own)
-        if items:
-            listed = structs.replace(listed, item_list=[_item(one) for one in own])
+        listed = _listed(row, own, has_list=items)
         store = stores.pop(str(row.get("id")), None)
         if store is not None:
             found = _inspect_store_file(source, store)
@@ -90,7 +88,7 @@ def _catalog(source: Located, *, data: bool) -> tuple[list[tuple[Row, list[Row]]
     return [(row, (catalog.items or {}).get(row.get("id"), [])) for row in catalog.bases], None
 
 
-def _listed(row: Row, items: list[Row]) -> BaseSummary:
+def _listed(row: Row, items: list[Row], *, has_list: bool) -> BaseSummary:
     """Convert the catalog's row of a base, without its store."""
     statuses = Counter(str(item.get("status")) for item in items)
     return BaseSummary(
@@ -102,6 +100,7 @@ def _listed(row: Row, items: list[Row]) -> BaseSummary:
         items=dict(sorted(statuses.items())),
         store=None,
         problem=tr("its index file is missing"),
+        item_list=list(map(_item, items)) if has_list else UNSET,
     )
 
 

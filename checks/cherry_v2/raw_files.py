@@ -103,8 +103,7 @@ def check_materials(
     if is_completed:
         there = {material.id for material in materials if not material.is_empty}
         lacking = [item for key, item in by_id.items() if key not in there and _is_done(item)]
-        files = sum(item.get("type") == "file" for item in lacking)
-        _without_material(lacking, base, raw, findings, is_recorded=files <= without_rows)
+        _without_material(lacking, base, raw, findings, without_rows)
 
 
 def _disagreement(material: IndexMaterial, item: Row | None) -> tuple[str, str] | None:
@@ -126,7 +125,8 @@ def _is_done(item: Row) -> bool:
     return item.get("status") == "completed" and item.get("type") in ("file", "url", "note")
 
 
-def _without_material(items: list[Row], base: str, raw: Path, findings: FindingCollector, *, is_recorded: bool) -> None:
+def _without_material(items: list[Row], base: str, raw: Path, findings: FindingCollector, without_rows: int) -> None:
+    is_recorded = sum(item.get("type") == "file" for item in items) <= without_rows
     for item in items:
         kind, path = item.get("type"), get_indexed_path(item)
         is_indexed = kind == "file" or path is not None

@@ -340,8 +340,7 @@ def write_outline(folder: Path, jobs: tuple[BaseJob, ...], at: Session, planned:
         write_catalog(folder / CATALOG_FILE, (_planned_base(job, now_ms) for job in jobs))
     for job in jobs:
         base = folder / KNOWLEDGE_FOLDER / job.base_id
-        has_old_index = job.unchanged is not None and job.unchanged.index_mark is not None
-        if has_old_index or (job.plan is not None and job.plan.has_index):
+        if job.has_index:
             path = base / INDEX_FILE
             durable.make_folders(path.parent, flush=False)
             index.build_index(path, job.base_id, now_ms, (), lambda *_: None, is_flushed=False)

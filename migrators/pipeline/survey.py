@@ -66,6 +66,13 @@ class BaseJob(msgspec.Struct, frozen=True):
         return self.draft.id
 
     @property
+    def has_index(self) -> bool:
+        """Whether the base has an index in the target, or gets one."""
+        if self.unchanged is not None and self.unchanged.index_mark is not None:
+            return True
+        return self.plan is not None and self.plan.has_index
+
+    @property
     def has_changed(self) -> bool:
         """Whether the vector file was written to since it was surveyed."""
         return self.origin is not None and sqlite.read_file_state(self.origin) != self.origin_mark

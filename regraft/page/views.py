@@ -556,8 +556,8 @@ async def _browse_page(
     request: Request, path: str, base: str, item: str, query: str, command: str, *, status: int = 200, **values: Any
 ) -> Response:
     report = await run_in_threadpool(api.inspect, path, items=bool(base))
-    chosen = next((one for one in report.bases if str(one.id) == base), None)
-    listed = next((one for one in (chosen.item_list if chosen else None) or () if str(one.id) == item), None)
+    chosen = _with_id(report.bases, base)
+    listed = None if chosen is None else _with_id(chosen.item_list or (), item)
     ranks = {
         mode: {hit.unit_id: hit.rank for hit in answer.hits}
         for mode, answer in values["answers"]
@@ -583,6 +583,10 @@ async def _browse_page(
         command=command or shlex.join(inspect_words),
         **{"field": "q", "found": None, "neighbors": None, **values},
     )
+
+
+def _with_id(listed: Iterable[Any], wanted: str) -> Any:
+    return next((one for one in listed if str(one.id) == wanted), None)
 
 
 def _search_command(path: str, query: str, base: str, options: dict[str, Any]) -> str:
