@@ -472,6 +472,15 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
 
 
+class FleetResumeOptions(FleetOptions, frozen=True, kw_only=True):
+    """Options of ``regraft fleet resume``."""
+
+    only: Annotated[
+        tuple[Literal["failed", "refused", "unfinished"], ...],
+        _option(tr("Only the libraries that ended like this; can be repeated. [default: all three]"), "KIND"),
+    ] = ()
+
+
 class FleetBackfillOptions(FleetOptions, frozen=True, kw_only=True):
     """Options of ``regraft fleet backfill``; limits and rates are those of all workers together."""
 

@@ -5,6 +5,8 @@ A worker calls the function of the command, as any program does, and returns a s
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -23,13 +25,15 @@ from regraft.fleet.engine import BaseResult, LibrarySummary, LocalPool, Pool, Ro
 from regraft.fleet.jobs import LibraryJob, ParseOptions, RunCommand
 from regraft.fleet.metrics import Metrics, metrics_files
 from regraft.fleet.ray_pool import RayPool
-from regraft.fleet.results import FleetOrder, KnownRows
+from regraft.fleet.results import FleetOrder, KnownRows, export_results, is_json_lines, result_files
 from regraft.fleet.run import Fleet, FleetReport, Watch
+from regraft.fleet.status import FleetStatus, read_status, status_page
 from regraft.formats.parquet.unit_file import import_arrow
 from regraft.language import tr
 from regraft.options import FleetOptions
 from regraft.processes import pool as processes_pool
 from regraft.report.document import Report, Run
+from regraft.report.html import check_page_path, write_page
 
 # Workers load the module of a report only with the command that makes it.
 if TYPE_CHECKING:
@@ -51,9 +55,10 @@ def run_safely(job: LibraryJob, run: RunCommand) -> TaskResult:
     begun = time.monotonic()
     processes_pool.set_core_limit(job.cores)
     try:
-        return jobs.run_library_job(job, run)
+        ended = jobs.run_library_job(job, run)
     except Exception as error:
-        return jobs.failed_result(as_regraft_error(error), time.monotonic() - begun)
+        ended = jobs.failed_result(as_regraft_error(error), time.monotonic() - begun)
+    return msgspec.structs.replace(ended, host=socket.gethostname(), pid=os.getpid())
 
 
 #: Calls the function of a command, and returns its report with the summary of it.
@@ -158,6 +163,7 @@ def run_fleet(
     *,
     known: KnownRows,
     metrics: Metrics | None = None,
+    dry_run: bool = False,
     confirm: Callable[[int], bool] = lambda _: True,
     watch: Watch = lambda _: None,
 ) -> FleetReport:
@@ -170,6 +176,7 @@ def run_fleet(
         parse: parses the options of a library.
         known: the rows of libraries that ended in an earlier run.
         metrics: updated during the run.
+        dry_run: write no results; the options of the order make each command write nothing.
         confirm: called with the number of libraries before they are changed; False stops the run.
         watch: called with the row of each library that ends.
 
@@ -177,8 +184,9 @@ def run_fleet(
         Declined: ``confirm`` returned False.
         RegraftError: any error of ``docs/errors.md``.
     """
-    check_engine(order, options)
-    run = Run(command=f"fleet {order.command}", target_kind="parquet", target=path)
+    check_engine(order, options, path)
+    kind = "jsonl" if is_json_lines(path) else "parquet"
+    run = Run(command=f"fleet {order.command}", target_kind=kind, target=path, dry_run=dry_run)
     fleet = Fleet(
         order=order,
         path=path,
@@ -187,7 +195,10 @@ def run_fleet(
         attempts=options.attempts,
         known=known,
         metrics=metrics,
-        keep_going=options.keep_going,
+        # A dry run leaves nothing that could be continued.
+        keep_going=options.keep_going or dry_run,
+        only=getattr(options, "only", ()),
+        dry_run=dry_run,
     )
     is_change = order.form.changes and not parse(order.command, order.options).is_dry
     if is_change and not confirm(len(fleet.left)):
@@ -197,14 +208,19 @@ def run_fleet(
         return fleet.run(run, watch)
 
 
-def check_engine(order: FleetOrder, options: FleetOptions) -> None:
+def check_engine(order: FleetOrder, options: FleetOptions, path: Path) -> None:
     """Check that what the run needs is installed.
 
     Raises:
         WrongUsage: it is not, or an option has no meaning for the engine.
     """
-    # Without it nothing could be written in the end.
-    import_arrow()
+    if not is_json_lines(path):
+        try:
+            # Without it nothing could be written in the end.
+            import_arrow()
+        except WrongUsage as error:
+            hint = tr("name results that end in .jsonl, or {hint}", hint=error.facts["hint"])
+            raise WrongUsage(problem=error.facts["problem"], hint=hint) from error
     manifest.demand_clients(order.libraries)
     if options.address is not None and options.engine != "ray":
         raise WrongUsage(problem=tr("--address needs a Ray cluster"), hint=tr("add --engine ray"))
@@ -235,3 +251,45 @@ def open_metrics(order: FleetOrder, options: FleetOptions, path: Path, own: Iter
     metrics.demand_path(own)
     manifest.demand_apart(order.libraries, metrics_files(options.metrics))
     return metrics
+
+
+def fleet_status(
+    path: Path, *, page: Path | None = None, table: Path | None = None, lines: Path | None = None
+) -> tuple[FleetStatus, list[Path]]:
+    """Return the state of a fleet that runs or has ended, and write its rows to files.
+
+    Args:
+        path: the file of the results, which may not exist yet.
+        page: an HTML page, which may replace an earlier one.
+        table: a new CSV file.
+        lines: a new JSON Lines file.
+
+    Returns:
+        The state, and the files that were written.
+
+    Raises:
+        SourceNotFound, WrongUsage: the path has no results of a fleet, or a file exists already.
+        ReportNotWritable: the page cannot be written.
+        OSError: a file cannot be read or written.
+    """
+    own = result_files(path)
+    check_page_path("fleet", page, *own)
+    files = [one for one in (table, lines) if one is not None]
+    for file in files:
+        if file.exists() or file.is_symlink() or links.real_path(file) in map(links.real_path, own):
+            problem = tr("{path} is there already", path=file)
+            raise WrongUsage(problem=problem, hint=tr("use another file"))
+        if not file.absolute().parent.is_dir():
+            problem = tr("the folder of {path} does not exist", path=file)
+            raise WrongUsage(problem=problem, hint=tr("create the folder, or use another file"))
+    if lines is not None and not is_json_lines(lines):
+        problem = tr("{path} does not end in .jsonl", path=lines)
+        raise WrongUsage(problem=problem, hint=tr("use another file"))
+    if table is not None and is_json_lines(table):
+        raise WrongUsage(problem=tr("{path} ends in .jsonl", path=table), hint=tr("use --jsonl"))
+    found, rows = read_status(path)
+    if page is not None:
+        write_page(page, status_page(found, rows))
+    for file in files:
+        export_results(file, rows)
+    return found, [one for one in (page, table, lines) if one is not None]

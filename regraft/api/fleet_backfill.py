@@ -18,7 +18,7 @@ from regraft.fleet.jobs import LibraryJob, ParseOptions
 from regraft.fleet.manifest import Library
 from regraft.fleet.metrics import Metrics
 from regraft.fleet.ray_pool import RayPool
-from regraft.fleet.results import FleetOrder, KnownRows, result_files
+from regraft.fleet.results import FleetOrder, KnownRows, is_json_lines, result_files
 from regraft.language import ENGLISH, language_of_children, tr
 from regraft.options import BackfillOptions, FleetBackfillOptions, FleetOptions
 from regraft.report.document import Report, Run
@@ -108,7 +108,7 @@ def run_fleet_backfill(
         WrongUsage: the order is not one of a backfill.
         RegraftError: any error of ``docs/errors.md``.
     """
-    check_engine(order, options)
+    check_engine(order, options, path)
     try:
         settings = msgspec.convert(order.told, BackfillSettings)
     except msgspec.ValidationError as error:
@@ -116,7 +116,8 @@ def run_fleet_backfill(
         raise WrongUsage(problem=problem, hint=tr("give the file that regraft fleet wrote with --results")) from error
 
     config = None if settings.config is None else Path(settings.config)
-    run = Run(command="fleet backfill", target_kind="parquet", target=path, dry_run=dry_run)
+    kind = "jsonl" if is_json_lines(path) else "parquet"
+    run = Run(command="fleet backfill", target_kind=kind, target=path, dry_run=dry_run)
     fleet = FleetBackfill(
         order=order,
         path=path,
@@ -133,6 +134,7 @@ def run_fleet_backfill(
         metrics=metrics,
         # A dry run leaves nothing that could be continued.
         keep_going=options.keep_going or dry_run,
+        only=getattr(options, "only", ()),
         show_plan=show_plan,
         progress=progress,
     )

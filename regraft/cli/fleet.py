@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
+import msgspec
 
 from regraft.api import fleet as api_fleet
 from regraft.api import fleet_backfill as api_backfill
@@ -33,13 +35,14 @@ from regraft.fleet import manifest, results
 from regraft.fleet.jobs import COMMAND_FORMS, CommandOptions
 from regraft.fleet.metrics import Metrics
 from regraft.fleet.results import FleetOrder, KnownRows, ResultRow
-from regraft.fleet.run import FleetReport, demand_new_results, fleet_exit_status
+from regraft.fleet.run import FleetReport, demand_new_results, fleet_exit_status, left_libraries
+from regraft.fleet.status import FleetStatus
 from regraft.language import format_count, join_list, tr
-from regraft.options import OPTIONS, CheckOptions, FleetBackfillOptions, FleetOptions
+from regraft.options import OPTIONS, CheckOptions, FleetBackfillOptions, FleetOptions, FleetResumeOptions
 from regraft.report import progress
 from regraft.report.document import encoded
 from regraft.report.labels import label_of
-from regraft.text import LONGEST_NAME, one_line, printable_lines
+from regraft.text import LONGEST_NAME, one_line, path_argument, printable_lines
 from repair.embedding.fleet import FleetBackfillReport, FleetPlan
 from repair.embedding.report import format_cost
 
@@ -159,15 +162,15 @@ class _PathOrUrl(PathType):
 
 @click.group()
 def fleet() -> None:
-    """Run one command on many libraries in parallel, and write the result of each to a Parquet file.
+    """Run one command on many libraries in parallel, and write the result of each to a table.
 
     MANIFEST is a folder whose entries are sources, a pattern like 'backups/*.zip', or a table (.csv, .jsonl, .parquet)
     with the columns source, target and options. What stops one library stops no other, and what was stopped goes on
-    with regraft fleet resume.
+    with regraft fleet resume. OUT is a new file that ends in .jsonl, or in .parquet.
 
     \b
     Example:
-      regraft fleet migrate backups --to libraries --results outcome.parquet
+      regraft fleet migrate backups --to libraries --results outcome.jsonl
     """
 
 
@@ -184,8 +187,12 @@ _results_option = click.option(
     "path",
     type=PATH,
     required=True,
-    metavar="OUT.parquet",
-    help=tr("A new file for the result of each library and base."),
+    metavar="OUT",
+    help=tr("A new file for the result of each library and base, .jsonl or .parquet."),
+)
+_results_argument = click.argument("path", type=PATH, metavar="OUT")
+_dry_run_option: Callable[[F], F] = click.option(
+    "--dry-run", is_flag=True, help=tr("Only report what would be done; write nothing, and no results.")
 )
 _targets_option: Callable[[F], F] = click.option(
     "--to",
@@ -213,6 +220,7 @@ def _no_option(command: F) -> F:
 def _add_command(name: str) -> None:
     """Add a command of the fleet."""
     form = COMMAND_FORMS[name]
+    has_dry_run = "dry_run" in OPTIONS[name].__struct_fields__
 
     @fleet.command(
         name,
@@ -223,6 +231,7 @@ def _add_command(name: str) -> None:
     @_words_argument
     @_results_option
     @(_targets_option if form.has_target else _no_option)
+    @(_dry_run_option if has_dry_run else _no_option)
     @report_errors
     @_called(f"fleet {name}")
     @struct_options(FleetOptions)
@@ -234,12 +243,14 @@ def _add_command(name: str) -> None:
         options: FleetOptions,
         output: Output,
         targets: str | None = None,
+        dry_run: bool = False,
     ) -> None:
         demand_new_results(path)
         libraries = manifest.read_manifest(manifest_path, targets, form.ending, needs_target=form.has_target)
         manifest.demand_apart(libraries, results.result_files(path))
-        order = FleetOrder(command=name, options=words, libraries=tuple(libraries), id=secrets.token_hex(8))
-        _run(order, path, KnownRows(), options, output)
+        more = ("--dry-run",) if dry_run and "--dry-run" not in words else ()
+        order = FleetOrder(command=name, options=(*words, *more), libraries=tuple(libraries), id=secrets.token_hex(8))
+        _run(order, path, KnownRows(), options, output, dry_run=dry_run)
 
 
 for _name in COMMAND_FORMS:
@@ -280,25 +291,60 @@ def backfill(
     "resume",
     short_help=tr("Resume a fleet."),
     help=tr(
-        "Go on with a fleet whose results are in OUT.parquet, or were going to be. Libraries that ended well stay as"
-        " they are; the others are worked on again."
+        "Go on with a fleet whose results are in OUT, or were going to be. Libraries that ended well stay as they are;"
+        " the others are worked on again. Options after -- are added to theirs."
     ),
 )
-@click.argument("path", type=PATH, metavar="OUT.parquet")
+@_results_argument
+@_words_argument
 @report_errors
 @_called("resume")
-@struct_options(FleetOptions)
+@struct_options(FleetResumeOptions)
 @_output_options
-def resume(path: Path, options: FleetOptions, output: Output) -> None:
+def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, output: Output) -> None:
     """Go on with a fleet."""
     order, known = results.read_results(path)
+    order = add_options(order, words, left_libraries(order, known, options.only))
     manifest.demand_apart(order.libraries, results.result_files(path))
     if order.command == "backfill":
         _run_backfill(order, path.absolute(), known, options, output)
     _run(order, path, known, options, output)
 
 
-def _run(order: FleetOrder, path: Path, known: KnownRows, options: FleetOptions, output: Output) -> NoReturn:
+@fleet.command(
+    "status",
+    short_help=tr("Show how far a fleet is, and what has failed."),
+    help=tr(
+        "Show how far the fleet is whose results are in OUT, or will be, and what has failed. A run is not disturbed."
+        " The files have the libraries that have ended so far."
+    ),
+)
+@_results_argument
+@click.option("--html", "page", type=PATH, metavar="FILE", help=tr("Write a page for a browser, failures first."))
+@click.option("--csv", "table", type=PATH, metavar="FILE", help=tr("Write the rows to a new CSV file."))
+@click.option("--jsonl", "lines", type=PATH, metavar="FILE", help=tr("Write the rows to a new JSON Lines file."))
+@report_errors
+@_called("fleet status")
+@output_options(follows_links=False, verbose=tr("List every library that did not end well."))
+def status(path: Path, page: Path | None, table: Path | None, lines: Path | None, output: Output) -> None:
+    """Show how far a fleet is."""
+    found, written = api_fleet.fleet_status(path, page=page, table=table, lines=lines)
+    text = status_lines(found) + _as_text(found, verbose=output.verbose > 0)
+    _print_and_exit(found, None, output, text + (format_written(written) if written else ""))
+
+
+def add_options(order: FleetOrder, words: tuple[str, ...], numbers: Iterable[int]) -> FleetOrder:
+    """Add words to the options of some libraries."""
+    libraries = list(order.libraries)
+    for number in numbers if words else ():
+        own = libraries[number]
+        libraries[number] = msgspec.structs.replace(own, options=(*own.options, *words))
+    return msgspec.structs.replace(order, libraries=tuple(libraries))
+
+
+def _run(
+    order: FleetOrder, path: Path, known: KnownRows, options: FleetOptions, output: Output, *, dry_run: bool = False
+) -> NoReturn:
     """Run a command on the libraries that are left, print the report, and exit."""
     check_library_options(order)
     metrics = api_fleet.open_metrics(order, options, path, results.result_files(path))
@@ -315,12 +361,21 @@ def _run(order: FleetOrder, path: Path, known: KnownRows, options: FleetOptions,
         if is_logged:
             echo_error(_line(row))
 
-    count = len(order.libraries) - len(known.good)
+    count = len(left_libraries(order, known, getattr(options, "only", ())))
     with progress.stage(bar, "Libraries", count, "libraries"), echo_retries(enabled=_is_told(output)):
         report = api_fleet.run_fleet(
-            order, path, options, parse_library_options, known=known, metrics=metrics, confirm=confirm, watch=watch
+            order,
+            path,
+            options,
+            parse_library_options,
+            known=known,
+            metrics=metrics,
+            dry_run=dry_run,
+            confirm=confirm,
+            watch=watch,
         )
-    _print_and_exit(report, metrics, output, _as_text(report, verbose=output.verbose > 0) + format_written([path]))
+    text = _as_text(report, verbose=output.verbose > 0)
+    _print_and_exit(report, metrics, output, text + _written(report, path, dry_run=dry_run))
 
 
 def _run_backfill(
@@ -344,7 +399,18 @@ def _run_backfill(
             watch=lambda row: echo_error(_line(row)) if is_logged else None,
         )
     text = _as_text(report, verbose=output.verbose > 0) + printable_lines(fleet_sent_lines(report))
-    _print_and_exit(report, metrics, output, text if dry_run else text + format_written([path]))
+    _print_and_exit(report, metrics, output, text if dry_run else text + _written(report, path, dry_run=False))
+
+
+def _written(report: FleetReport, path: Path, *, dry_run: bool) -> str:
+    """Say where the results are, or that there are none, or none yet."""
+    if dry_run:
+        return printable_lines([tr("Dry run: nothing was written.")])
+    if report.left:
+        command = shlex.join(["regraft", "fleet", "resume", path_argument(path)])
+        left = format_count(report.left, "library")
+        return printable_lines([tr("{left} without a result; continue with: {command}", left=left, command=command)])
+    return format_written([path])
 
 
 def _is_told(output: Output) -> bool:
@@ -417,12 +483,37 @@ def _line(row: ResultRow) -> str:
     """Format the result of a library as one line."""
     parts = [label_of(row.outcome), f"{row.seconds or 0:.1f} s", one_line(row.source, LONGEST_NAME)]
     if row.message:
-        parts.append(one_line(row.message, LONGEST_NAME))
+        parts.append(one_line(row.message.removeprefix(f"{row.source}: "), LONGEST_NAME))
     return "  ".join(parts)
 
 
+def status_lines(found: FleetStatus) -> str:
+    """Format the state of a fleet, and what is in progress."""
+    lines = [
+        tr(
+            "regraft fleet {command}: {state}; {left:,} of {libraries} without a result.",
+            command=found.command,
+            state=label_of(found.state),
+            left=found.left,
+            libraries=format_count(found.left + found.libraries["all"], "library"),
+        )
+    ]
+    if found.in_progress:
+        lines.append(tr("In progress:") if found.state == "running" else tr("In progress when the run stopped:"))
+        lines += [
+            tr(
+                "  {source} (attempt {attempt}, since {since})",
+                source=one_line(one.source, LONGEST_NAME),
+                attempt=one.attempt,
+                since=one_line(one.since, LONGEST_NAME),
+            )
+            for one in found.in_progress
+        ]
+    return printable_lines(lines)
+
+
 def _as_text(report: FleetReport, *, verbose: bool) -> str:
-    lines = [_counts(report.libraries, "library")]
+    lines = [*_failed_lines(report, None if verbose else _NAMED), _counts(report.libraries, "library")]
     if report.bases["all"]:
         lines.append(_counts(report.bases, "base"))
     if report.rows_carried:
@@ -430,17 +521,39 @@ def _as_text(report: FleetReport, *, verbose: bool) -> str:
     if report.findings:
         named = [f"{count:,} {name}" for name, count in report.findings.items()]
         lines.append(tr("Findings: {named}.", named=join_list(named)))
-    named_count = len(report.failed) if verbose else _NAMED
-    for one in report.failed[:named_count]:
-        lines.append(
-            f"  {label_of(one.outcome)}  {one_line(one.source, LONGEST_NAME)}: {one.message or one.code or ''}"
-        )
-    if len(report.failed) > named_count:
-        lines.append(tr("  and {count:,} more; -v names all", count=len(report.failed) - named_count))
     if len(report.slowest) > 1:
         lines.append(tr("Slowest:"))
         lines += [f"  {one.seconds or 0:.1f} s  {one_line(one.source, LONGEST_NAME)}" for one in report.slowest]
     return printable_lines(lines)
+
+
+def _failed_lines(report: FleetReport, most: int | None) -> list[str]:
+    """Name the libraries and the bases that failed, of each up to a number."""
+    libraries = [
+        (one.outcome, one_line(one.source, LONGEST_NAME), one.message or one.code or "") for one in report.failed
+    ]
+    bases = [
+        (
+            one.outcome,
+            tr(
+                "{base} in {source}",
+                base=one_line(one.name or one.base, LONGEST_NAME),
+                source=one_line(one.source, LONGEST_NAME),
+            ),
+            one.message or one.code or "",
+        )
+        for one in report.failed_bases
+    ]
+    lines = []
+    for heading, found in ((tr("Failed libraries:"), libraries), (tr("Failed bases:"), bases)):
+        if found:
+            lines.append(heading)
+            # Many messages begin with the path already.
+            shown = [(outcome, name, why.removeprefix(f"{name}: ")) for outcome, name, why in found[:most]]
+            lines += [f"  {label_of(outcome)}  {name}: {why}".removesuffix(": ") for outcome, name, why in shown]
+        if len(found[:most]) < len(found):
+            lines.append(tr("  and {count:,} more; -v names all", count=len(found) - len(found[:most])))
+    return lines
 
 
 def _counts(counts: dict[str, int], what: str) -> str:

@@ -295,7 +295,7 @@ def _click_option(name: str, hint: Any, default: Any) -> Callable[[F], F]:
     settings: dict[str, Any] = {"help": described.description, "metavar": described.title, **_value_settings(hint)}
     if name == "now_ms":
         settings |= {"type": str, "callback": _parse_time}
-    elif name == "only":
+    elif name == "only" and "type" not in settings:
         settings["shell_complete"] = complete_findings
     elif option == "--base":
         settings["shell_complete"] = complete_bases
@@ -318,7 +318,8 @@ def _value_settings(hint: Any) -> dict[str, Any]:
     """Choose the arguments of ``click.option`` for an annotated type."""
     annotated, limits = hint.__origin__, hint.__metadata__[0]
     if get_origin(annotated) in (tuple, dict):
-        return {"multiple": True}
+        item = get_args(annotated)[0]
+        return {"multiple": True, **({"type": click.Choice(get_args(item))} if get_origin(item) is Literal else {})}
     # The type beside None, if the value is optional; it may have limits.
     is_optional = type(None) in get_args(annotated)
     kind = next(one for one in get_args(annotated) if one is not type(None)) if is_optional else annotated
@@ -356,7 +357,7 @@ def echo_retries(*, enabled: bool) -> Iterator[None]:
         yield
         return
     lines = _RetryLines(logging.WARNING)
-    loggers = [logging.getLogger(name) for name in ("regraft.embedders", "regraft.fleet.ray_pool")]
+    loggers = [logging.getLogger(name) for name in ("regraft.embedders", "regraft.fleet.ray_pool", "regraft.fleet.run")]
     for logger in loggers:
         logger.addHandler(lines)
     try:

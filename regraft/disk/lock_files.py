@@ -60,6 +60,29 @@ def hold_lock(path: Path, *, is_kept: Callable[[], bool] = lambda: False) -> Ite
                     _remove_lock_file(path, stack)
 
 
+def is_lock_held(path: Path) -> bool:
+    """Whether a process holds a lock file. Nothing is written."""
+    if not path.is_file() or path.is_symlink():
+        return False
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_NOFOLLOW
+    try:
+        db = apsw.Connection(untrusted_sqlite.database_uri(path, mode="ro"), flags=flags)
+    except apsw.CantOpenError:
+        # It has just been removed.
+        return False
+    try:
+        untrusted_sqlite.guard_connection(db)
+        db.set_busy_timeout(0)
+        db.execute("PRAGMA schema_version").fetchall()
+    except apsw.BusyError:
+        return True
+    except apsw.Error:
+        return False
+    finally:
+        db.close(True)
+    return False
+
+
 def _file_number(path: Path) -> int:
     return path.stat().st_ino
 

@@ -7,6 +7,8 @@ down only its own task, which is tried again.
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -134,7 +136,7 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
 
     ``status`` is missing if the process was killed in every attempt; ``attempts`` counts them. ``wait_seconds`` must
     pass before another attempt. ``is_after_kill``: a process was killed in an earlier attempt; if its machine was lost,
-    it may still be running.
+    it may still be running. ``host`` and ``pid`` say where the last attempt ran, ``log`` where its output is there.
     """
 
     status: int | None
@@ -144,6 +146,9 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 1
     wait_seconds: float = 0.0
     is_after_kill: bool = False
+    host: str | None = None
+    pid: int | None = None
+    log: str | None = None
 
 
 #: Runs a task's job; must be a function of a module, since other processes import it.
@@ -164,6 +169,15 @@ class PendingTask(msgspec.Struct, frozen=True, order=True):
 def fault_result(reason: str, seconds: float) -> TaskResult:
     """Return the result of a task that raised an exception that no command raises."""
     return TaskResult(status=STOPPED, error=TaskError(code=FaultOfRegraft.__name__, message=reason), seconds=seconds)
+
+
+def kill_reason(exit_status: int | None) -> str:
+    """Describe how a process ended that was killed, in English as all results; negative statuses are signals."""
+    if exit_status == -9:
+        return "the process was killed (SIGKILL), as systems do when memory is full"
+    with suppress(ValueError):
+        return f"the process was killed ({signal.Signals(-(exit_status or 0)).name})"
+    return f"the process ended (exit status {exit_status})"
 
 
 class Pool(Protocol):
@@ -200,9 +214,10 @@ class Pool(Protocol):
 
 
 class PoolObserver(msgspec.Struct, frozen=True, kw_only=True):
-    """Callbacks for each attempt that starts, and before each wait for results."""
+    """Callbacks for each attempt that starts, each attempt that ends, and before each wait for results."""
 
-    on_start: Callable[[PendingTask], None] = lambda _: None
+    on_start: Callable[[Task, PendingTask], None] = lambda _, __: None
+    on_end: Callable[[Task], None] = lambda _: None
     on_poll: Callable[[], None] = lambda: None
 
 
@@ -240,6 +255,8 @@ def run_tasks(
             continue
         for one, ended in pool.answers(seconds):
             capacity.release(ordered[one.place])
+            for observer in observers:
+                observer.on_end(ordered[one.place])
             result = msgspec.structs.replace(ended, attempts=one.attempt, is_after_kill=one.is_after_kill)
             if one.attempt < attempts and (ended.status is None or is_retried(result)):
                 heappush(waiting, _schedule_retry(one, ended, pause_seconds))
@@ -281,7 +298,7 @@ class _Capacity:
             self._memory += task.memory
             self._pool.start_task(task, one)
             for observer in self._observers:
-                observer.on_start(one)
+                observer.on_start(task, one)
         for one in passed:
             heappush(waiting, one)
         return now
@@ -330,7 +347,9 @@ class LocalPool:
             if error is None:
                 yield one, result
             elif isinstance(error, ProcessKilled):
-                yield one, TaskResult(status=None, seconds=time.monotonic() - begun)
+                killed = TaskError(code=ProcessKilled.__name__, message=kill_reason(error.exit_status))
+                ended = TaskResult(status=None, seconds=time.monotonic() - begun, error=killed)
+                yield one, msgspec.structs.replace(ended, host=socket.gethostname(), pid=error.pid)
             else:
                 yield one, fault_result(str(error) or type(error).__name__, time.monotonic() - begun)
 

@@ -6,6 +6,7 @@ Each library is named by a path, or by a URL of object storage (:mod:`regraft.fl
 from __future__ import annotations
 
 import csv
+import difflib
 import glob
 import os
 import re
@@ -33,6 +34,8 @@ from regraft.text import LONGEST_NAME, printable, replace_surrogates
 
 #: Columns of a table; only the first is required.
 COLUMNS = ("source", "target", "options", "bytes")
+#: The bytes of JSON that the other columns of a row may have: they are copied to the results.
+_MOST_EXTRA = 65_536
 #: Suffixes of files that are tables.
 _TABLES = (".csv", ".jsonl", ".parquet")
 #: Suffixes of archives; used for URLs that may be a folder or an object.
@@ -58,13 +61,14 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 class Library(msgspec.Struct, frozen=True, kw_only=True):
     """One library: its source, the target of its command (None: none, or the source itself), and its own options.
 
-    ``bytes`` is its size, if the manifest or the store tells it.
+    ``bytes`` is its size, if the manifest or the store tells it. ``extra`` has the other columns of the manifest.
     """
 
     source: str
     target: str | None = None
     options: tuple[str, ...] = ()
     bytes: Count | None = None
+    extra: dict[str, Any] = {}
 
 
 def read_manifest(manifest: str, targets: str | None, ending: str, *, needs_target: bool) -> list[Library]:
@@ -142,21 +146,39 @@ def _local_path(name: str, *, windows: bool = os.name == "nt") -> str:
 
 
 def _read_table(name: str, folder: str, reading: OpenTable) -> Iterator[Library]:
-    rows = {".csv": _csv_rows, ".jsonl": _json_rows, ".parquet": _parquet_rows}[PurePosixPath(name).suffix.lower()]
-    number = 1
+    is_parquet = name.lower().endswith(".parquet")
+    lines = _Lines()
     try:
         with reading() as file:
-            for row in rows(file):
+            if is_parquet:
+                rows = _parquet_rows(file, lines)
+            else:
+                rows = (_csv_rows if name.lower().endswith(".csv") else _json_rows)(lines.count(file))
+            for row in rows:
                 yield _library(row, folder)
-                number += 1
     except (ValueError, msgspec.MsgspecError, csv.Error) as error:
-        problem = tr("{path}, library {number:,}: {error}", path=name, number=number, error=error)
+        place = tr("row {number:,}", number=lines.number) if is_parquet else tr("line {number:,}", number=lines.number)
+        problem = tr("{path}, {place}: {error}", path=name, place=place, error=error)
         raise WrongUsage(problem=problem, hint=_HINT) from error
+
+
+class _Lines:
+    """Counts the lines of a file as they are read, empty ones and those inside of quotes as well."""
+
+    number = 0
+
+    def count(self, file: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the lines of a file."""
+        for line in file:
+            self.number += 1
+            yield line
 
 
 def _csv_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     lines = (line.decode("utf-8-sig") for line in file)
     for row in csv.DictReader(lines, strict=True):
+        if None in row:
+            raise ValueError(tr("it has more values than there are columns"))
         yield {str(name): value for name, value in row.items() if value}
 
 
@@ -166,11 +188,13 @@ def _json_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             yield msgspec.json.decode(line, type=dict[str, Any])
 
 
-def _parquet_rows(file: Any) -> Iterator[dict[str, Any]]:
+def _parquet_rows(file: Any, lines: _Lines) -> Iterator[dict[str, Any]]:
     _, parquet = import_arrow()
+    lines.number = 1
     for batch in parquet.ParquetFile(file).iter_batches():
         for row in batch.to_pylist():
             yield {name: value for name, value in row.items() if value is not None}
+            lines.number += 1
 
 
 def _library(row: dict[str, Any], folder: str) -> Library:
@@ -179,15 +203,32 @@ def _library(row: dict[str, Any], folder: str) -> Library:
     Raises:
         ValueError: the row is invalid.
     """
-    unknown = sorted(row.keys() - set(COLUMNS))
-    if unknown:
-        raise ValueError(tr("{name} is not a known column ({columns})", name=unknown[0], columns=", ".join(COLUMNS)))
+    extra = {name: row[name] for name in sorted(row.keys() - set(COLUMNS))}
+    for name in extra:
+        if meant := difflib.get_close_matches(name.lower(), COLUMNS, 1, 0.8):
+            raise ValueError(
+                tr("{name} is not a column; {meant} is", name=printable(name, LONGEST_NAME), meant=meant[0])
+            )
     options = row.get("options", [])
     words = shlex.split(options) if isinstance(options, str) else options
     # Not strict: numbers in CSV are text.
-    library = msgspec.convert({**row, "options": words}, Library, strict=False)
+    known = {name: value for name, value in row.items() if name not in extra}
+    library = msgspec.convert({**known, "options": words, "extra": _as_json(extra)}, Library, strict=False)
     target = None if library.target is None else _resolve(folder, library.target)
     return msgspec.structs.replace(library, source=_resolve(folder, library.source), target=target)
+
+
+def _as_json(extra: dict[str, Any]) -> dict[str, Any]:
+    """Convert the values of extra columns to those that JSON has, such as times to text.
+
+    Raises:
+        ValueError: they are longer than is kept.
+    """
+    encoded = msgspec.json.encode(extra, enc_hook=str)
+    if len(encoded) > _MOST_EXTRA:
+        raise ValueError(tr("its other columns have more than {bytes:,} bytes", bytes=_MOST_EXTRA))
+    decoded: dict[str, Any] = msgspec.json.decode(encoded)
+    return decoded
 
 
 def _resolve(folder: str, name: str) -> str:

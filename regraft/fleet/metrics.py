@@ -28,6 +28,8 @@ from regraft.text import path_text
 
 #: How many of the slowest libraries a report names.
 SLOWEST = 5
+#: Outcomes of failed bases, and how many of them a report names.
+_FAILED_BASE, _MOST_BASES = ("failed", "stopped"), 1000
 #: Upper bounds of the histogram's buckets, in seconds.
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 3_600.0, 14_400.0)
 
@@ -38,6 +40,17 @@ class LibraryReport(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     outcome: str
     seconds: float | None
+    code: str | None = None
+    message: str | None = None
+
+
+class BaseReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A failed base that a report names, with the source of its library."""
+
+    source: str
+    base: str
+    name: str | None
+    outcome: str
     code: str | None = None
     message: str | None = None
 
@@ -61,6 +74,7 @@ class Tally(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     _slowest: list[tuple[float, int, LibraryReport]] = []
     _failed: list[tuple[int, LibraryReport]] = []
+    _failed_bases: list[tuple[int, BaseReport]] = []
 
     def add(self, rows: list[ResultRow]) -> None:
         """Count a library that has ended, by its own row and those of its bases."""
@@ -76,10 +90,10 @@ class Tally(msgspec.Struct, kw_only=True):
         seconds = own.seconds or 0.0
         self.seconds += seconds
         self.by_seconds[next((place for place, bound in enumerate(BUCKETS) if seconds <= bound), len(BUCKETS))] += 1
-        self._remember(own)
+        self._remember(own, bases)
 
-    def _remember(self, own: ResultRow) -> None:
-        """Keep what a report may say about a library."""
+    def _remember(self, own: ResultRow, bases: list[ResultRow]) -> None:
+        """Keep what a report may say about a library and its bases."""
         report = LibraryReport(
             source=own.source, outcome=own.outcome, seconds=own.seconds, code=own.code, message=own.message
         )
@@ -88,6 +102,18 @@ class Tally(msgspec.Struct, kw_only=True):
         self._slowest = nlargest(SLOWEST, [*self._slowest, slow], key=lambda one: one[:2])
         if own.outcome not in GOOD:
             self._failed.append((own.library, report))
+        # Of a library that failed itself, its own reason is what counts.
+        for base in bases if own.outcome in GOOD else ():
+            if base.outcome in _FAILED_BASE and len(self._failed_bases) < _MOST_BASES:
+                named = BaseReport(
+                    source=base.source,
+                    base=str(base.base),
+                    name=base.name,
+                    outcome=base.outcome,
+                    code=base.code,
+                    message=base.message,
+                )
+                self._failed_bases.append((base.library, named))
 
     @property
     def slowest(self) -> list[LibraryReport]:
@@ -98,6 +124,11 @@ class Tally(msgspec.Struct, kw_only=True):
     def failed(self) -> list[LibraryReport]:
         """The libraries that have failed, in the order of the manifest."""
         return [report for _, report in sorted(self._failed, key=lambda one: one[0])]
+
+    @property
+    def failed_bases(self) -> list[BaseReport]:
+        """The first bases that have failed, in the order of the manifest."""
+        return [report for _, report in sorted(self._failed_bases, key=lambda one: one[0])]
 
     @property
     def good(self) -> int:
@@ -219,7 +250,7 @@ class Metrics:
             self._try_to_write()
         return PoolObserver(on_start=self._count_attempt, on_poll=self.refresh)
 
-    def _count_attempt(self, one: PendingTask) -> None:
+    def _count_attempt(self, _: Task, one: PendingTask) -> None:
         self._attempts += 1
         self._retries += one.attempt > 1
 

@@ -68,11 +68,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Started(NamedTuple):
-    """Where a task runs: the node, its host name, and the process."""
+    """Where a task runs: the node, its host name, the process, and the file there with the output of the process."""
 
     node: str
     host: str
     pid: int
+    log: str | None = None
 
 
 class _Submission(msgspec.Struct, kw_only=True):
@@ -91,13 +92,13 @@ class StartBoard:
     """Collects where tasks have started; in a process of its own, beside the driver."""
 
     def __init__(self) -> None:
-        self._started: dict[int, tuple[str, str, int]] = {}
+        self._started: dict[int, tuple[Any, ...]] = {}
 
-    def note(self, key: int, started: tuple[str, str, int]) -> None:
+    def note(self, key: int, started: tuple[Any, ...]) -> None:
         """Note that a task has started."""
         self._started[key] = started
 
-    def take(self) -> dict[int, tuple[str, str, int]]:
+    def take(self) -> dict[int, tuple[Any, ...]]:
         """Return the tasks that have started since the last call."""
         taken, self._started = self._started, {}
         return taken
@@ -115,7 +116,11 @@ def _make_remote_function() -> Callable[..., Any]:
 
         import ray  # noqa: PLC0415
 
-        here = ray.get_runtime_context().get_node_id(), socket.gethostname(), os.getpid()
+        try:
+            log = ray._private.worker.global_worker.get_err_file_path()
+        except Exception:
+            log = None
+        here = ray.get_runtime_context().get_node_id(), socket.gethostname(), os.getpid(), log
         board.note.remote(key, here)
         try:
             import regraft  # noqa: PLC0415
@@ -328,12 +333,14 @@ class RayPool:
             submission.started = Started(*started)
             if problem is None:
                 self._failed.pop(submission.started.node, None)
-                result: TaskResult = ended
+                result: TaskResult = msgspec.structs.replace(ended, log=submission.started.log)
                 return result
             code, message = problem
             found = TaskError(code=code, message=one_line(message, _LONGEST))
         self._note_failure(submission, found)
-        return TaskResult(status=None, seconds=time.monotonic() - submission.submitted_at, error=found)
+        here = submission.started._asdict() if submission.started else {}
+        here.pop("node", None)
+        return TaskResult(status=None, seconds=time.monotonic() - submission.submitted_at, error=found, **here)
 
     def _note_failure(self, submission: _Submission, error: TaskError) -> None:
         """Leave out the node of a task, if it was the last of several that failed there, and another node is left."""
@@ -400,7 +407,7 @@ class RayPool:
     def _take_starts(self, *more: _Submission) -> None:
         """Read which tasks have started, and where ``more``, which have ended, had started."""
         with suppress(self._ray.exceptions.RayError):
-            started: dict[int, tuple[str, str, int]] = self._ray.get(self._board.take.remote())
+            started: dict[int, tuple[Any, ...]] = self._ray.get(self._board.take.remote())
             for one in (*more, *self._submissions.values()):
                 if one.key in started:
                     one.started = Started(*started[one.key])

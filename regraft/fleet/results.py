@@ -1,10 +1,13 @@
-"""The results of a fleet: a Parquet file with a row for each library and each base, and a journal until it is written.
+"""The results of a fleet: a row for each library and each base, in a JSON Lines or Parquet file.
 
-The journal gets a line whenever a library ends, so that a killed run can be resumed.
+Until that file is written, a journal gets a line whenever a library starts and whenever one ends, so that a killed run
+can be resumed and a running one can be looked at.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from array import array
 from bisect import bisect_right
@@ -12,13 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from regraft import identity
 from regraft.disk import durable, links, lock_files, writable
 from regraft.errors import INTERRUPTED, REFUSED, STOPPED, WORTH_READING, SourceNotFound, WrongUsage
-from regraft.fleet.engine import BaseResult, RowCounts, Task, TaskResult
+from regraft.fleet.engine import BaseResult, PendingTask, RowCounts, Task, TaskResult
 from regraft.fleet.jobs import COMMAND_FORMS, CommandForm
 from regraft.fleet.manifest import MAX_NUMBER, Count, Library, is_name
 from regraft.formats.parquet.unit_file import import_arrow
@@ -42,6 +46,10 @@ OUTCOMES = {
 }
 #: Outcomes of libraries that a resumed run skips.
 GOOD = ("done", "worth-reading")
+#: The outcome of a library that is not filled completely because of a limit; the next run continues it.
+LIMITED = "limit-reached"
+#: What ``resume --only`` chooses from; see :meth:`KnownRows.kind`.
+Kind = Literal["failed", "refused", "unfinished"]
 
 
 class FleetOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +76,8 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     """A library, or one base of it: then ``base`` is set, and columns of the library alone are empty.
 
     ``skipped`` and ``findings`` are JSON objects of counts; ``totals`` is JSON of the command's own; ``options`` is a
-    JSON array of the options that the manifest gives this library.
+    JSON array of the options that the manifest gives this library, and ``extra`` a JSON object of its other columns.
+    ``host``, ``pid`` and ``log`` say where the last attempt ran.
     """
 
     library: int
@@ -91,6 +100,10 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     totals: str | None
     run: str | None
     options: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    log: str | None = None
+    extra: str | None = None
 
     def __post_init__(self) -> None:
         """Check that counts are not negative.
@@ -143,16 +156,24 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
         totals=None if summary is None else summary.totals,
         run=None if summary is None else summary.run,
         options=_json(library.options or None),
+        host=ended.host,
+        pid=ended.pid,
+        log=ended.log,
+        extra=_json(library.extra or None),
     )
-    return [own, *(_base_row(own, base) for base in (() if summary is None else summary.bases))]
+    bases = () if summary is None else summary.bases
+    has_findings = any(base.findings for base in bases)
+    return [own, *(_base_row(own, base, has_findings=has_findings) for base in bases)]
 
 
-def _base_row(own: ResultRow, base: BaseResult) -> ResultRow:
+def _base_row(own: ResultRow, base: BaseResult, *, has_findings: bool) -> ResultRow:
+    # Where findings are counted by base, a base without any is done, whatever its library is.
+    outcome = "done" if has_findings and not base.findings and own.outcome in GOOD else own.outcome
     return msgspec.structs.replace(
         own,
         base=base.id,
         name=base.name,
-        outcome=base.status or own.outcome,
+        outcome=base.status or outcome,
         code=base.code,
         message=None,
         exit_status=None,
@@ -165,6 +186,10 @@ def _base_row(own: ResultRow, base: BaseResult) -> ResultRow:
         findings=_json(base.findings),
         totals=None,
         options=None,
+        host=None,
+        pid=None,
+        log=None,
+        extra=None,
     )
 
 
@@ -173,6 +198,11 @@ def _json(value: Any) -> str | None:
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
+
+
+def is_json_lines(results: Path) -> bool:
+    """Whether results are JSON Lines, by the name of their file; otherwise they are Parquet."""
+    return results.suffix.lower() == ".jsonl"
 
 
 def journal_path(results: Path) -> Path:
@@ -202,8 +232,16 @@ def lock_results(results: Path) -> Iterator[None]:
         yield
 
 
+class StartedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the journal: an attempt to process a library has started, at a time in ISO 8601."""
+
+    started: int
+    attempt: int
+    at: str
+
+
 class Journal:
-    """The journal: the order in the first line, then a line for each library that has ended.
+    """The journal: the order in the first line, then a line for each attempt that starts and each library that ends.
 
     An earlier journal is replaced once this one has all rows that were known. ``rows`` gives access to the rows.
     """
@@ -231,6 +269,12 @@ class Journal:
         self._file.flush()
         self._is_flushed = False
 
+    def note_start(self, task: Task, one: PendingTask) -> None:
+        """Add that an attempt has started; a power cut may lose it."""
+        line = StartedLine(started=task.number, attempt=one.attempt, at=identity.iso_time(identity.now_ms()))
+        self._end += self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+
     def flush(self) -> None:
         """Flush the file to the disk."""
         if not self._is_flushed:
@@ -239,7 +283,7 @@ class Journal:
 
     def _encode_line(self, rows: list[ResultRow]) -> bytes:
         """Encode the line of a library, and note that it will begin at the end of the file."""
-        self.rows.note(rows[0].library, self._end, is_good=rows[0].outcome in GOOD)
+        self.rows.note(rows[0].library, self._end, rows[0].outcome)
         return msgspec.json.encode(rows) + b"\n"
 
     def close(self) -> None:
@@ -250,8 +294,7 @@ class Journal:
             self._file.close()
 
 
-# --- rows of earlier runs
-# -----------------------------------------------------------------------------------------------
+# --- rows of earlier runs --------------------------------------------------------------------------------------------
 
 
 class KnownRows(Mapping[int, list[ResultRow]]):
@@ -263,11 +306,23 @@ class KnownRows(Mapping[int, list[ResultRow]]):
 
     def __init__(self, count: int = 0) -> None:
         self._positions = array("q", [-1]) * count
-        #: The numbers of the libraries that succeeded.
+        #: The numbers of the libraries that succeeded, and the outcomes of the others.
         self.good: set[int] = set()
+        self._bad: dict[int, str] = {}
+        #: The attempts that have started and not ended, by library.
+        self.started: dict[int, StartedLine] = {}
 
-    def note(self, number: int, position: int, *, is_good: bool) -> None:
-        """Note where the rows of a library are in the file.
+    def kind(self, number: int) -> Kind | None:
+        """Return why a library is left, or None if it succeeded."""
+        if number in self.good:
+            return None
+        outcome = self._bad.get(number, LIMITED)
+        if outcome == OUTCOMES[REFUSED]:
+            return "refused"
+        return "unfinished" if outcome in (LIMITED, OUTCOMES[INTERRUPTED]) else "failed"
+
+    def note(self, number: int, position: int, outcome: str) -> None:
+        """Note where the rows of a library are in the file, and how it ended.
 
         Raises:
             ValueError: there is no such library.
@@ -275,7 +330,13 @@ class KnownRows(Mapping[int, list[ResultRow]]):
         if not 0 <= number < len(self._positions):
             raise ValueError(tr("there is no library {number:,}", number=number))
         self._positions[number] = position
-        (self.good.add if is_good else self.good.discard)(number)
+        self.started.pop(number, None)
+        self.good.discard(number)
+        self._bad.pop(number, None)
+        if outcome in GOOD:
+            self.good.add(number)
+        else:
+            self._bad[number] = outcome
 
     def __getitem__(self, number: int) -> list[ResultRow]:
         if number not in self:
@@ -315,6 +376,28 @@ class JournalRows(KnownRows):
             rows = _LINE.decode(line)
         except (ValueError, msgspec.MsgspecError):
             rows = []
+        return _require_rows_of(rows, number, self._path)
+
+
+class LineRows(KnownRows):
+    """Rows in a JSON Lines file; a position is the byte at which the rows of a library begin, one to a line.
+
+    Raises as :class:`JournalRows`.
+    """
+
+    def __init__(self, path: Path, count: int) -> None:
+        super().__init__(count)
+        self._path = path
+
+    def _read_rows(self, number: int, position: int) -> list[ResultRow]:
+        rows: list[ResultRow] = []
+        with links.open_for_reading(self._path) as file, suppress(ValueError, msgspec.MsgspecError):
+            file.seek(position)
+            for line in file:
+                row = msgspec.json.decode(line, type=ResultRow)
+                if row.library != number:
+                    break
+                rows.append(row)
         return _require_rows_of(rows, number, self._path)
 
 
@@ -386,7 +469,7 @@ def read_results(results: Path) -> tuple[FleetOrder, KnownRows]:
     if not journal.is_file() and not results.exists():
         raise SourceNotFound(path=results)
     try:
-        order, known = _read_journal(journal) if journal.is_file() else _read_parquet(results)
+        order, known = _read_journal(journal) if journal.is_file() else _read_finished(results)
         _validate_order(order)
     except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
         raise WrongUsage(
@@ -410,6 +493,8 @@ def _validate_order(order: FleetOrder) -> None:
             raise ValueError(tr("{name} is not a library that this command accepts", name=printable(library.source)))
 
 
+#: Characters that begin a formula in a spreadsheet.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _HINT = tr("give the file that regraft fleet wrote with --results")
 _LINE = msgspec.json.Decoder(list[ResultRow])
 
@@ -422,72 +507,168 @@ def _read_journal(path: Path) -> tuple[FleetOrder, KnownRows]:
         for line in file:
             # A library whose line was torn by a kill or a power cut is processed again.
             with suppress(ValueError, msgspec.MsgspecError):
-                rows = _LINE.decode(line)
-                if rows and all(row.library == rows[0].library for row in rows):
-                    known.note(rows[0].library, position, is_good=rows[0].outcome in GOOD)
+                if line.startswith(b"{"):
+                    start = msgspec.json.decode(line, type=StartedLine)
+                    known.started[start.started] = start
+                else:
+                    rows = _LINE.decode(line)
+                    if rows and all(row.library == rows[0].library for row in rows):
+                        known.note(rows[0].library, position, rows[0].outcome)
             position += len(line)
     return order, known
 
 
-#: Columns that give the order of a library, and whether it succeeded.
-_ORDER_COLUMNS = ("library", "base", "source", "target", "options", "outcome")
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns that give the order of a library, and how it ended; the last ones are missing in older results."""
+
+    library: int
+    source: str
+    outcome: str
+    base: str | None = None
+    target: str | None = None
+    options: str | None = None
+    extra: str | None = None
 
 
-def _read_parquet(path: Path) -> tuple[FleetOrder, KnownRows]:
-    _, parquet = import_arrow()
+class _FirstLine(msgspec.Struct, frozen=True):
+    """The order of a fleet in the first line of JSON Lines, beside the columns of the first library."""
+
+    fleet: FleetOrder
+
+
+def _read_finished(path: Path) -> tuple[FleetOrder, KnownRows]:
+    """Read results that are complete, whatever their name is."""
     if not path.is_file():
         raise ValueError(tr("it is a pipe, a socket or a device"))
-    with links.open_for_reading(path) as plain, parquet.ParquetFile(plain) as file:
-        about = (file.schema_arrow.metadata or {}).get(_ORDER_KEY)
-        if about is None:
-            raise ValueError(tr("its metadata has no order"))
-        if missing := set(_ORDER_COLUMNS) - set(file.schema_arrow.names):
-            raise ValueError(tr("it has no column {name}", name=min(missing)))
-        order = msgspec.json.decode(about, type=FleetOrder)
-        libraries: list[Library] = []
-        found: list[tuple[int, bool]] = []
-        position = 0
-        for batch in file.iter_batches(columns=list(_ORDER_COLUMNS)):
-            for row in batch.to_pylist():
-                if row["base"] is None:
-                    if row["library"] != len(libraries):
-                        raise ValueError(tr("library {number:,} is missing", number=len(libraries)))
-                    options = msgspec.json.decode(row["options"] or "[]", type=tuple[str, ...])
-                    told = {"source": row["source"], "target": row["target"], "options": options}
-                    libraries.append(msgspec.convert(told, Library))
-                    found.append((position, row["outcome"] in GOOD))
-                position += 1
-    known = ParquetRows(path, len(libraries))
-    for number, (begin, is_good) in enumerate(found):
-        known.note(number, begin, is_good=is_good)
+    with links.open_for_reading(path) as file:
+        is_parquet = file.read(4) == b"PAR1"
+    order, heads = _open_parquet(path) if is_parquet else _open_lines(path)
+    libraries: list[Library] = []
+    found: list[tuple[int, str]] = []
+    for position, head in heads:
+        if head.base is None:
+            if head.library != len(libraries):
+                raise ValueError(tr("library {number:,} is missing", number=len(libraries)))
+            options = msgspec.json.decode(head.options or "[]", type=tuple[str, ...])
+            extra = msgspec.json.decode(head.extra or "{}", type=dict[str, Any])
+            libraries.append(Library(source=head.source, target=head.target, options=options, extra=extra))
+            found.append((position, head.outcome))
+    known = (ParquetRows if is_parquet else LineRows)(path, len(libraries))
+    for number, (begin, outcome) in enumerate(found):
+        known.note(number, begin, outcome)
     return msgspec.structs.replace(order, libraries=tuple(libraries)), known
 
 
+def _open_parquet(path: Path) -> tuple[FleetOrder, Iterator[tuple[int, _Head]]]:
+    """Return the order in the metadata of a Parquet file, and its rows with their numbers."""
+    _, parquet = import_arrow()
+    with links.open_for_reading(path) as plain, parquet.ParquetFile(plain) as file:
+        about, names = (file.schema_arrow.metadata or {}).get(_ORDER_KEY), file.schema_arrow.names
+    if about is None:
+        raise ValueError(tr("its metadata has no order"))
+    if missing := {"library", "base", "source", "target", "options", "outcome"} - set(names):
+        raise ValueError(tr("it has no column {name}", name=min(missing)))
+
+    def heads() -> Iterator[tuple[int, _Head]]:
+        columns = [name for name in _Head.__struct_fields__ if name in names]
+        with links.open_for_reading(path) as plain, parquet.ParquetFile(plain) as file:
+            rows = (row for batch in file.iter_batches(columns=columns) for row in batch.to_pylist())
+            yield from enumerate(msgspec.convert(row, _Head) for row in rows)
+
+    return msgspec.json.decode(about, type=FleetOrder), heads()
+
+
+def _open_lines(path: Path) -> tuple[FleetOrder, Iterator[tuple[int, _Head]]]:
+    """Return the order in the first line of a JSON Lines file, and its rows with the bytes at which they begin."""
+
+    def heads() -> Iterator[tuple[int, _Head]]:
+        position = 0
+        with links.open_for_reading(path) as file:
+            for line in file:
+                yield position, msgspec.json.decode(line, type=_Head)
+                position += len(line)
+
+    with links.open_for_reading(path) as file:
+        return msgspec.json.decode(file.readline(), type=_FirstLine).fleet, heads()
+
+
+# --- writing results -------------------------------------------------------------------------------------------------
+
+
 def write_results(results: Path, order: FleetOrder, rows: Mapping[int, list[ResultRow]]) -> None:
-    """Write the Parquet file, replacing an existing one, and remove the journal.
+    """Write the results, replacing existing ones, and remove the journal.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    # Without the libraries, which the rows have: metadata of 100 MB could not be read any more.
+    stored = msgspec.structs.replace(order, libraries=())
+    every = (row for number in range(len(order.libraries)) for row in rows[number])
+    _, journal, part, _ = result_files(results)
+    with _replace_file(results, part) as file:
+        if is_json_lines(results):
+            _write_lines(file, every, stored)
+        else:
+            _write_parquet(file, every, stored)
+    with writable.allow_writes(results.parent, entries_only=True):
+        durable.remove(journal, missing_ok=True)
+
+
+def export_results(path: Path, rows: Mapping[int, list[ResultRow]]) -> None:
+    """Write the rows that are known to a new file, as CSV or, if its name ends in ``.jsonl``, as JSON Lines.
 
     Raises:
         OSError: it cannot be written.
     """
-    pa, parquet = import_arrow()
-    kinds = {"int": pa.int64(), "float": pa.float64(), "str": pa.string()}
-    fields = [pa.field(name, kinds[kind.split(" ")[0]]) for name, kind in ResultRow.__annotations__.items()]
-    # Without the libraries, which the rows have: metadata of 100 MB could not be read any more.
-    stored = msgspec.structs.replace(order, libraries=())
-    schema = pa.schema(fields, metadata={_ORDER_KEY: msgspec.json.encode(stored)})
-    _, journal, part, _ = result_files(results)
-    with writable.allow_writes(results.parent, entries_only=True):
+    every = (row for number in sorted(rows) for row in rows[number])
+    with _replace_file(path, path.with_name(f"{path.name}.new")) as file:
+        if is_json_lines(path):
+            _write_lines(file, every)
+        else:
+            _write_csv(file, every)
+
+
+@contextmanager
+def _replace_file(path: Path, part: Path) -> Iterator[Any]:
+    """Open ``part`` for writing; it replaces ``path`` at the end of the context, or is removed after an error."""
+    with writable.allow_writes(path.parent, entries_only=True):
         try:
-            with (
-                durable.open_binary(part, "wb") as file,
-                parquet.ParquetWriter(file, schema, compression="zstd") as out,
-            ):
-                every = (msgspec.structs.asdict(row) for number in range(len(order.libraries)) for row in rows[number])
-                while some := list(islice(every, _GROUP_ROWS)):
-                    out.write_table(pa.Table.from_pylist(some, schema))
+            with durable.open_binary(part, "wb") as file:
+                yield file
             durable.sync_file(part)
-            durable.replace(part, results)
+            durable.replace(part, path)
         except BaseException:
             durable.remove(part, missing_ok=True)
             raise
-        durable.remove(journal, missing_ok=True)
+
+
+def _write_lines(file: Any, rows: Iterable[ResultRow], order: FleetOrder | None = None) -> None:
+    for row in rows:
+        first = {} if order is None else {"fleet": order}
+        file.write(msgspec.json.encode(msgspec.structs.asdict(row) | first) + b"\n")
+        order = None
+
+
+def _write_parquet(file: Any, rows: Iterable[ResultRow], order: FleetOrder) -> None:
+    pa, parquet = import_arrow()
+    kinds = {"int": pa.int64(), "float": pa.float64(), "str": pa.string()}
+    fields = [pa.field(name, kinds[kind.split(" ")[0]]) for name, kind in ResultRow.__annotations__.items()]
+    schema = pa.schema(fields, metadata={_ORDER_KEY: msgspec.json.encode(order)})
+    with parquet.ParquetWriter(file, schema, compression="zstd") as out:
+        every = map(msgspec.structs.asdict, rows)
+        while some := list(islice(every, _GROUP_ROWS)):
+            out.write_table(pa.Table.from_pylist(some, schema))
+
+
+def _write_csv(file: Any, rows: Iterable[ResultRow]) -> None:
+    text = io.TextIOWrapper(file, "utf-8", "backslashreplace", newline="")
+    table = csv.writer(text)
+    table.writerow(ResultRow.__struct_fields__)
+    for row in rows:
+        # A spreadsheet would evaluate a text that begins like a formula; names may come from anybody.
+        values = (
+            f"'{one}" if isinstance(one, str) and one.startswith(_FORMULA) else one
+            for one in msgspec.structs.astuple(row)
+        )
+        table.writerow(values)
+    text.detach()

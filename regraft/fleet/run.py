@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import shlex
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, nullcontext
@@ -14,16 +15,25 @@ from typing import Any
 import msgspec
 
 from regraft.disk import scratch
-from regraft.errors import REFUSED, STOPPED, WORTH_READING, FleetInterrupted, FleetRefused, TargetLocked, WrongUsage
+from regraft.errors import (
+    REFUSED,
+    STOPPED,
+    WORTH_READING,
+    FleetInterrupted,
+    FleetRefused,
+    Interrupted,
+    TargetLocked,
+    WrongUsage,
+)
 from regraft.fleet import engine, manifest, results
-from regraft.fleet.engine import Pool, PoolObserver, Task, TaskResult
+from regraft.fleet.engine import PendingTask, Pool, PoolObserver, Task, TaskResult
 from regraft.fleet.jobs import LibraryJob, ParseOptions
 from regraft.fleet.manifest import Library
-from regraft.fleet.metrics import LibraryReport, Metrics, Tally
-from regraft.fleet.results import FleetOrder, Journal, KnownRows, ResultRow
-from regraft.language import tr
+from regraft.fleet.metrics import BaseReport, LibraryReport, Metrics, Tally
+from regraft.fleet.results import LIMITED, FleetOrder, Journal, Kind, KnownRows, ResultRow
+from regraft.language import join_list, tr
 from regraft.report.document import Report, Run
-from regraft.text import path_argument
+from regraft.text import LONGEST_NAME, one_line, path_argument
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +43,7 @@ ATTEMPTS = 3
 ENDING_WITH = {
     STOPPED: ("killed", "interrupted", "stopped"),
     REFUSED: ("refused",),
-    WORTH_READING: ("worth-reading",),
+    WORTH_READING: ("worth-reading", LIMITED),
 }
 #: If so many libraries, the first to end, are refused for one reason, the others are not tried.
 _FIRST = 10
@@ -45,16 +55,27 @@ _MOST_CORES = 4
 _FINAL = frozenset({"FaultOfRegraft", "VerificationFailed", "BooksDoNotBalance", "NoNodeFits"})
 
 
+#: Seconds without the end of a library after which the user is told what is running; doubled each time.
+_QUIET_SECONDS = 300.0
+#: Libraries that such a line names.
+_NAMED = 3
+
+
 class FleetReport(Report, kw_only=True):
-    """Counts of libraries and bases by outcome, counts of findings by name, and libraries to look at."""
+    """Counts of libraries and bases by outcome, counts of findings by name, and libraries and bases to look at.
+
+    ``left`` libraries have no result yet.
+    """
 
     libraries: dict[str, int]
+    left: int
     bases: dict[str, int]
     findings: dict[str, int]
     rows_carried: int
     seconds: float
     slowest: list[LibraryReport]
     failed: list[LibraryReport]
+    failed_bases: list[BaseReport]
 
 
 #: Called with the row of each library that has ended.
@@ -73,6 +94,8 @@ class Fleet(msgspec.Struct, kw_only=True):
         known: the rows of libraries that ended in an earlier run.
         metrics: updated during the run.
         keep_going: go on when the first libraries are refused for the same reason.
+        only: the kinds of libraries that are processed, of those that are left; empty: all.
+        dry_run: write no results; the options make the command of each library write nothing.
         pause_seconds: the wait before a second attempt.
     """
 
@@ -84,14 +107,16 @@ class Fleet(msgspec.Struct, kw_only=True):
     known: KnownRows = msgspec.field(default_factory=KnownRows)
     metrics: Metrics | None = None
     keep_going: bool = False
+    only: tuple[Kind, ...] = ()
+    dry_run: bool = False
     pause_seconds: float = 1.0
     #: The codes of the first libraries that ended in this run.
     _first: list[str | None] = msgspec.field(default_factory=list)
 
     @property
     def left(self) -> list[int]:
-        """The numbers of the libraries that have not succeeded yet."""
-        return [number for number in range(len(self.order.libraries)) if number not in self.known.good]
+        """The numbers of the libraries that this run processes."""
+        return left_libraries(self.order, self.known, self.only)
 
     def run(self, run: Run, watch: Watch = lambda _: None) -> FleetReport:
         """Run the command on all libraries that are left, write the results, and report on all libraries.
@@ -102,27 +127,50 @@ class Fleet(msgspec.Struct, kw_only=True):
         """
         tally = Tally()
         try:
-            with results.lock_results(self.path), self.metrics.kept(tally) if self.metrics else nullcontext():
+            lock = nullcontext() if self.dry_run else results.lock_results(self.path)
+            with lock, self.metrics.kept(tally) if self.metrics else nullcontext():
                 rows = self._run_left(tally, watch)
-                results.write_results(self.path, self.order, rows)
+                if rows is not None:
+                    self.write_results(rows)
         except KeyboardInterrupt:
+            if self.dry_run:
+                raise Interrupted(finished=tally.good) from None
             raise self.interrupted(tally) from None
         run.end()
-        return make_report(run, tally)
+        return make_report(run, tally, len(self.order.libraries))
 
-    def _run_left(self, tally: Tally, watch: Watch) -> KnownRows:
+    def write_results(self, rows: KnownRows) -> None:
+        """Write the results, once every library has some; until then the journal keeps them."""
+        if len(rows) == len(self.order.libraries):
+            results.write_results(self.path, self.order, rows)
+
+    def _run_left(self, tally: Tally, watch: Watch) -> KnownRows | None:
         """Run the libraries that are left, and add the rows of each to the journal; returns the rows of all."""
-        left = self.left
+        left, journal = self.left, None
         with ExitStack() as stack:
             # Runs last, when all processes have ended.
             stack.callback(scratch.remove_leftovers)
             # Before anything is written: the pool may be refused.
             pool = stack.enter_context(closing(self.pool())) if left else None
-            journal = stack.enter_context(closing(Journal(self.path, self.order, finished_rows(self.known, tally))))
+            if not self.dry_run:
+                journal = stack.enter_context(closing(self.open_journal(left, tally)))
             if pool is not None:
                 for task, ended in self.run_jobs(pool, self.measure(left), self.make_job, journal):
                     self.end_library(self.rows_of(task, ended), journal, tally, watch)
-        return journal.rows
+        return None if journal is None else journal.rows
+
+    def open_journal(self, left: Iterable[int], tally: Tally) -> Journal:
+        """Open the journal with all known rows, and count those of the libraries that are not processed again."""
+
+        def known_rows() -> Iterator[list[ResultRow]]:
+            again = set(left)
+            for number in sorted(self.known):
+                rows = self.known[number]
+                if number not in again:
+                    tally.add(rows)
+                yield rows
+
+        return Journal(self.path, self.order, known_rows())
 
     def make_job(self, number: int, cores: int) -> LibraryJob:
         """Make the job of a library."""
@@ -146,7 +194,8 @@ class Fleet(msgspec.Struct, kw_only=True):
         """
         libraries = self.order.libraries
         tasks = make_tasks(sizes, pool.count, job, lambda number: Path(libraries[number].source).name)
-        observers = [] if journal is None else [PoolObserver(on_poll=journal.flush)]
+        observers = [] if journal is None else [PoolObserver(on_start=journal.note_start, on_poll=journal.flush)]
+        observers.append(_Liveness(len(tasks)).observer)
         if self.metrics is not None:
             observers.append(self.metrics.begin(tasks, pool))
         return engine.run_tasks(
@@ -179,7 +228,8 @@ class Fleet(msgspec.Struct, kw_only=True):
             FleetRefused
         """
         self._first.append(row.code if row.outcome == "refused" else None)
-        if len(self._first) == _FIRST < len(self.left) and row.code is not None and set(self._first) == {row.code}:
+        is_decided = len(self._first) == _FIRST < len(self.left)
+        if is_decided and row.code is not None and set(self._first) == {row.code}:
             raise FleetRefused(count=_FIRST, code=row.code, reason=row.message, command=self.resume_command)
 
     @property
@@ -192,12 +242,51 @@ class Fleet(msgspec.Struct, kw_only=True):
         return FleetInterrupted(finished=tally.good, command=self.resume_command)
 
 
-def finished_rows(known: KnownRows, tally: Tally) -> Iterator[list[ResultRow]]:
-    """Yield and count the rows of each library that succeeded in an earlier run."""
-    for number in sorted(known.good):
-        rows = known[number]
-        tally.add(rows)
-        yield rows
+def left_libraries(order: FleetOrder, known: KnownRows, only: Iterable[Kind] = ()) -> list[int]:
+    """Return the numbers of the libraries that have not succeeded, and are of one of the kinds; empty: of any."""
+    kinds = {number: known.kind(number) for number in range(len(order.libraries))}
+    wanted = set(only) or {"failed", "refused", "unfinished"}
+    return [number for number, kind in kinds.items() if kind in wanted]
+
+
+class _Liveness:
+    """Tells the user what is running when no library has ended for some minutes."""
+
+    def __init__(self, count: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._waiting = now, count
+        self._ended_at, self._quiet = now(), _QUIET_SECONDS
+        self._running: dict[int, tuple[Task, float]] = {}
+        self.observer = PoolObserver(on_start=self._start, on_end=self._end, on_poll=self._poll)
+
+    def _start(self, task: Task, one: PendingTask) -> None:
+        self._waiting -= one.attempt == 1
+        self._running[task.number] = task, self._now()
+
+    def _end(self, task: Task) -> None:
+        self._running.pop(task.number, None)
+        self._ended_at, self._quiet = self._now(), _QUIET_SECONDS
+
+    def _poll(self) -> None:
+        now = self._now()
+        if now - self._ended_at < self._quiet:
+            return
+        self._quiet *= 2
+        oldest = sorted(self._running.values(), key=lambda one: one[1])
+        named = [
+            tr("{name} ({minutes} min)", name=one_line(task.name, LONGEST_NAME), minutes=int((now - begun) // 60))
+            for task, begun in oldest[:_NAMED]
+        ]
+        if len(oldest) > _NAMED:
+            named.append(tr("{count:,} more", count=len(oldest) - _NAMED))
+        logger.warning(
+            "%s",
+            tr(
+                "no library has ended for {minutes} min; running: {named}; waiting: {waiting:,}",
+                minutes=int((now - self._ended_at) // 60),
+                named=join_list(named),
+                waiting=self._waiting,
+            ),
+        )
 
 
 def make_tasks(
@@ -241,17 +330,19 @@ def is_retried(ended: TaskResult) -> bool:
     return ended.status == STOPPED and code not in _FINAL
 
 
-def make_report(run: Run, tally: Tally) -> FleetReport:
-    """Make the report of a fleet."""
+def make_report(run: Run, tally: Tally, libraries: int) -> FleetReport:
+    """Make the report of a fleet of a number of libraries."""
     return FleetReport(
         head=run.head(),
         libraries=_counts(tally.libraries),
+        left=libraries - tally.libraries.total(),
         bases=_counts(tally.bases),
         findings=dict(sorted(tally.findings.items())),
         rows_carried=tally.rows_carried,
         seconds=round(tally.seconds, 3),
         slowest=tally.slowest,
         failed=tally.failed,
+        failed_bases=tally.failed_bases,
     )
 
 
@@ -262,7 +353,7 @@ def _counts(by_outcome: Counter[str]) -> dict[str, int]:
 def fleet_exit_status(report: FleetReport) -> int:
     """Return the exit status of a fleet: that of its worst library."""
     ends = (status for status, outcomes in ENDING_WITH.items() if not report.libraries.keys().isdisjoint(outcomes))
-    return next(ends, 0)
+    return next(ends, WORTH_READING if report.left else 0)
 
 
 def demand_new_results(path: Path) -> None:
@@ -276,6 +367,10 @@ def demand_new_results(path: Path) -> None:
             problem=tr("the folder of {path} does not exist", path=path),
             hint=tr("create the folder, or use another file"),
         )
+    if path.suffix.lower() in (".csv", ".html"):
+        problem = tr("results are JSON Lines or Parquet, not {suffix}", suffix=path.suffix)
+        hint = tr("name a file .jsonl or .parquet; regraft fleet status writes the others from it")
+        raise WrongUsage(problem=problem, hint=hint)
     if path.exists() or results.journal_path(path).exists():
         raise WrongUsage(
             problem=tr("{path} already has the results of another run", path=path),

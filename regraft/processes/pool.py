@@ -51,11 +51,11 @@ class JobFailed(Exception):
 
 
 class ProcessKilled(JobFailed):
-    """A process ended while it had jobs; ``exit_status`` is its exit status, if known."""
+    """A process ended while it had jobs; ``exit_status`` and ``pid`` are its exit status and its number, if known."""
 
-    def __init__(self, exit_status: int | None) -> None:
+    def __init__(self, exit_status: int | None, pid: int | None = None) -> None:
         super().__init__("a process was killed")
-        self.exit_status = exit_status
+        self.exit_status, self.pid = exit_status, pid
 
 
 class JobOutcome(NamedTuple):
@@ -126,6 +126,7 @@ class WorkerProcess:
         self.pipe, other = context.Pipe()
         self._process = context.Process(target=_run_worker, args=(other, modules), daemon=not may_start)
         self._process.start()
+        self.pid = self._process.pid
         # Only the child has this end now, so its death closes the pipe.
         other.close()
 
@@ -359,7 +360,7 @@ class ProcessPool:
 
     def _lose(self, worker: Worker, error: Exception) -> None:
         """Remove a process that was killed: fail its jobs, and with fixed processes the whole pool."""
-        killed = ProcessKilled(worker.end())
+        killed = ProcessKilled(worker.end(), getattr(worker, "pid", None))
         jobs = self._workers.pop(worker)
         if not self._on_demand:
             self._killed = killed

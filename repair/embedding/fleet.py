@@ -22,8 +22,8 @@ from regraft.errors import STOPPED, BackfillStopped, Declined, FleetRefused, Int
 from regraft.fleet import results
 from regraft.fleet.engine import Pool, Task, TaskError, TaskResult
 from regraft.fleet.metrics import Tally
-from regraft.fleet.results import Journal, ResultRow
-from regraft.fleet.run import Fleet, FleetReport, Watch, finished_rows, make_report
+from regraft.fleet.results import LIMITED, Journal, ResultRow
+from regraft.fleet.run import Fleet, FleetReport, Watch, make_report
 from regraft.language import tr
 from regraft.report.document import Run
 from regraft.report.progress import Progress, SilentProgress, stage
@@ -37,8 +37,6 @@ from repair.embedding.survey import estimate_sending
 
 logger = logging.getLogger(__name__)
 
-#: The outcome of a library that is not filled completely because of a limit; the next run continues it.
-LIMITED = "limit-reached"
 #: Why a text has no answer although no limit or error kept it from being sent.
 _CHANGED = tr("the library was changed during the run")
 #: Counts of a scope's report that are summed up for its library.
@@ -136,7 +134,6 @@ class FleetBackfill(Fleet, kw_only=True):
     limits: Limits = Limits()
     rates: Rates = Rates()
     probes: bool = True
-    dry_run: bool = False
     show_plan: Callable[[FleetPlan], bool] = lambda _: True
     progress: Progress = msgspec.field(default_factory=SilentProgress)
     _watch: Watch = lambda _: None
@@ -183,7 +180,7 @@ class FleetBackfill(Fleet, kw_only=True):
             raise self.interrupted(self._tally) from None
         run.end()
         assert self._sent is not None
-        fields = msgspec.structs.asdict(make_report(run, self._tally))
+        fields = msgspec.structs.asdict(make_report(run, self._tally, len(self.order.libraries)))
         return FleetBackfillReport(**fields, embedder=EmbedderName.of(self.settings), sent=self._sent)
 
     def _work(self) -> None:
@@ -195,8 +192,7 @@ class FleetBackfill(Fleet, kw_only=True):
             answers.demand_same_embedder(self.work, self.settings)
             # The journal first: a work folder without one cannot be resumed.
             if not self.dry_run:
-                known = finished_rows(self.known, self._tally)
-                self._journal = stack.enter_context(closing(Journal(self.path, self.order, known)))
+                self._journal = stack.enter_context(closing(self.open_journal(self.left, self._tally)))
             with writable.allow_writes(self.work.parent, entries_only=True):
                 durable.make_folder(self.work, exist_ok=True)
                 durable.sync_folder(self.work.parent)
@@ -359,7 +355,7 @@ class FleetBackfill(Fleet, kw_only=True):
         # First, so that a failure below leaves no texts behind, and the limits of the next run start at zero.
         self._remove_texts()
         answers.end_run(self.work)
-        results.write_results(self.path, self.order, self._journal.rows)
+        self.write_results(self._journal.rows)
         if self._tally.good == len(self.order.libraries):
             self._remove(self.work)
 

@@ -1,14 +1,14 @@
 """The texts that the libraries of a fleet lack vectors for, and the job that collects them or fills one library.
 
-Each library's job writes its texts to a Parquet file in the work folder, with a sample of texts that have vectors. The
-process that runs the fleet merges them into :class:`DistinctTexts`. The files hold the user's texts and are removed
+Each library's job writes its texts to a file of JSON lines in the work folder, with a sample of texts with vectors.
+The process that runs the fleet merges them into :class:`DistinctTexts`. The files hold the user's texts and are removed
 when the run ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,13 +17,12 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft import embedders, errors, identity
+from regraft import embedders, identity
 from regraft.disk import durable, links, sqlite, untrusted_sqlite, writable
 from regraft.embedders import Embedder
 from regraft.embedders.settings import PROVIDERS, EmbedderSettings
 from regraft.fleet.engine import LibrarySummary
 from regraft.fleet.jobs import LibraryJob
-from regraft.language import tr
 from repair.changes.store import Store
 from repair.embedding import answers, probing
 from repair.embedding.report import BackfillReport, ScopeReport
@@ -93,36 +92,31 @@ def write_wanted(work: Path, library: int, texts: Iterable[WantedText], samples:
     with writable.allow_writes(work):
         durable.make_folders(texts_file.parent)
         durable.put_bytes(samples_file, msgspec.json.encode(samples))
-        with ExitStack() as stack:
-            file = stack.enter_context(durable.open_binary(texts_file, "wb"))
-            writer = stack.enter_context(_writer(file))
-            for chunk in text_chunks(texts):
-                writer.write_table(_table(chunk))
-                count += len(chunk)
+        with durable.open_binary(texts_file, "wb") as file:
+            for one in texts:
+                file.write(_encode_line(one))
+                count += 1
     return count
 
 
 def _files(work: Path, library: int) -> tuple[Path, Path]:
     folder = work / WANTED_FOLDER
-    return folder / f"{library:06}.parquet", folder / f"{library:06}.json"
+    return folder / f"{library:06}.jsonl", folder / f"{library:06}.json"
 
 
-def _require(name: str) -> Any:
-    return errors.import_optional(name, tr("Parquet files"), "parquet")
+#: A line of a file of texts: the key, the text as UTF-8, and the tokens.
+_LINE = msgspec.json.Decoder(tuple[str, bytes, int])
 
 
-def _schema() -> Any:
-    pa = _require("pyarrow")
-    return pa.schema([("key", pa.string()), ("text", pa.binary()), ("tokens", pa.int64())])
+def _encode_line(one: WantedText) -> bytes:
+    return msgspec.json.encode((one.key, encode_text(one.text), one.tokens)) + b"\n"
 
 
-def _writer(file: Any) -> Any:
-    return _require("pyarrow.parquet").ParquetWriter(file, _schema(), compression="zstd")
-
-
-def _table(texts: list[WantedText]) -> Any:
-    rows = [{"key": one.key, "text": encode_text(one.text), "tokens": one.tokens} for one in texts]
-    return _require("pyarrow").Table.from_pylist(rows, _schema())
+def _read_lines(path: Path) -> Iterator[WantedText]:
+    with links.open_for_reading(path) as file:
+        for line in file:
+            key, text, tokens = _LINE.decode(line)
+            yield WantedText(key, decode_text(text), tokens)
 
 
 def text_chunks(texts: Iterable[WantedText]) -> Iterator[list[WantedText]]:
@@ -145,10 +139,7 @@ def read_wanted(work: Path, library: int) -> Iterator[WantedText]:
     Raises:
         OSError, ValueError: the file cannot be read.
     """
-    with _require("pyarrow.parquet").ParquetFile(_files(work, library)[0]) as file:
-        for batch in file.iter_batches(batch_size=_ROWS):
-            for row in batch.to_pylist():
-                yield WantedText(row["key"], decode_text(row["text"]), row["tokens"])
+    yield from _read_lines(_files(work, library)[0])
 
 
 def read_samples(work: Path, library: int) -> list[BaseSample]:
@@ -204,7 +195,7 @@ class DistinctTexts:
             yield key, decode_text(text)
 
     def parts(self, work: Path, limit: int) -> list[Path]:
-        """Write the texts to Parquet files of up to ``limit`` texts, for other processes; returns the files.
+        """Write the texts to files of up to ``limit`` texts, for other processes; returns the files.
 
         Raises:
             OSError: they cannot be written.
@@ -217,9 +208,8 @@ class DistinctTexts:
             for chunk in text_chunks(texts):
                 rest = iter(chunk)
                 while part := list(islice(rest, limit)):
-                    found.append(work / PARTS_FOLDER / f"{len(found):06}.parquet")
-                    with durable.open_binary(found[-1], "wb") as file, _writer(file) as writer:
-                        writer.write_table(_table(part))
+                    found.append(work / PARTS_FOLDER / f"{len(found):06}.jsonl")
+                    durable.put_bytes(found[-1], b"".join(map(_encode_line, part)))
         return found
 
 
@@ -229,8 +219,7 @@ def read_part(path: Path) -> list[tuple[str, str]]:
     Raises:
         OSError, ValueError: the file cannot be read.
     """
-    table = _require("pyarrow.parquet").read_table(path)
-    return list(zip(table["key"].to_pylist(), map(decode_text, table["text"].to_pylist()), strict=True))
+    return [(one.key, one.text) for one in _read_lines(path)]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -203,7 +204,10 @@ def test_a_killed_process_takes_only_its_library_along(tmp_path: Path) -> None:
     rows = trouble(tmp_path, "fine", "killed", "fine", "killed once", "fine")
     assert [row["outcome"] for row in rows] == ["done", "killed", "done", "done", "done"]
     assert [row["attempts"] for row in rows] == [1, 3, 1, 2, 1]
-    assert (rows[1]["exit_status"], rows[1]["message"]) == (None, None)
+    assert (rows[1]["exit_status"], rows[1]["code"], rows[1]["host"]) == (None, "ProcessKilled", socket.gethostname())
+    if os.name != "nt":
+        assert rows[1]["message"] == "the process was killed (SIGKILL), as systems do when memory is full"
+    assert rows[1]["pid"] not in (None, os.getpid())
 
 
 def test_what_the_system_stopped_is_tried_again_and_what_is_regraft_own_fault_is_not(tmp_path: Path) -> None:
@@ -284,7 +288,7 @@ def test_the_exit_status_is_that_of_the_worst(tmp_path: Path) -> None:
         tally = Tally()
         for end in ends:
             tally.add(results.result_rows(library, task, "check", end))
-        return fleet_exit_status(make_report(Run(command="fleet check"), tally))
+        return fleet_exit_status(make_report(Run(command="fleet check"), tally, len(statuses)))
 
     assert [status(0), status(0, 1), status(1, 2, 0), status(2, 3), status(None, 0)] == [0, 1, 2, 3, 3]
     assert is_retried(TaskResult(status=3, seconds=0))
@@ -464,17 +468,13 @@ def test_a_table_says_source_target_and_options(table: Callable[[Path], Path], t
 @pytest.mark.parametrize(
     ("name", "text", "command", "message"),
     [
-        (
-            "m.csv",
-            "source,place\nx,y\n",
-            "check",
-            "library 1: place is not a known column (source, target, options, bytes)",
-        ),
-        ("m.csv", "target\nx\n", "check", "library 1: Object missing required field `source`"),
-        ("m.csv", 'source,options\nx,"--only \'a"\n', "check", "library 1: No closing quotation"),
-        ("m.jsonl", '{"source": "x"}\n{"source": 3}\n', "check", "library 2: Expected `str`, got `int`"),
-        ("m.jsonl", "source\n", "check", "library 1: JSON is malformed"),
-        ("m.parquet", "no such thing", "check", "library 1: "),
+        ("m.csv", "source,traget\nx,y\n", "check", "line 2: traget is not a column; target is"),
+        ("m.csv", 'source,note\n"x\n\ny",\nz,a,b\n', "check", "line 5: it has more values than there are columns"),
+        ("m.csv", "target\nx\n", "check", "line 2: Object missing required field `source`"),
+        ("m.csv", 'source,options\nx,"--only \'a"\n', "check", "line 2: No closing quotation"),
+        ("m.jsonl", '{"source": "x"}\n\n\n{"source": 3}\n', "check", "line 4: Expected `str`, got `int`"),
+        ("m.jsonl", "source\n", "check", "line 1: JSON is malformed"),
+        ("m.parquet", "no such thing", "check", "row 1: "),
         ("m.csv", "source\n", "check", "has no libraries"),
         ("m.csv", "source,target\nx,y\n", "check", "has a target, but this command writes to none"),
         ("m.csv", "source\nx\n", "migrate", "x has no target"),

@@ -175,7 +175,7 @@ def test_a_limit_is_of_the_whole_fleet_and_the_next_run_goes_on(
         sent = done.document["sent"]
         most = {"--max-requests": sent["requests"], "--limit": sent["answered"], "--max-cost": sent["cost"]}[limit[0]]
         assert 0 < most <= limit[1]
-        assert (done.status, done.document["libraries"]) == (0, {"all": 3, "limit-reached": 3})
+        assert (done.status, done.document["libraries"]) == (1, {"all": 3, "limit-reached": 3})
         assert limit[0] in sent["stopped"]
         assert rows_in(stores)["anna"]["message"] == sent["stopped"]
         # What was answered is written, in every library that lacks it.
@@ -365,7 +365,7 @@ def test_a_killed_run_pays_for_nothing_twice_but_what_was_under_way(stores: Path
 def test_answers_of_another_embedder_are_not_taken(stores: Path, tmp_path: Path) -> None:
     with FaultServer() as server:
         config = configured(tmp_path / "regraft.yaml", server)
-        assert backfill(stores, config, "--limit", 1).status == 0
+        assert backfill(stores, config, "--limit", 1).status == 1
         configured(config, server, prefix="passage: ")
         before = {name: found[2] for name, found in snapshot(tmp_path).items()}
         done = resume(stores)

@@ -59,7 +59,7 @@ def other_model(request: Request) -> Reply:
 def test_a_model_that_was_changed_meanwhile_gives_nothing_to_the_run_that_goes_on(stores: Path, tmp_path: Path) -> None:
     with FaultServer() as server:
         config = configured(tmp_path / "regraft.yaml", server)
-        assert backfill(stores, config, "--limit", 2).status == 0
+        assert backfill(stores, config, "--limit", 2).status == 1
         before = snapshot(stores)
         server.behave = other_model
         done = resume(stores)
@@ -214,7 +214,7 @@ def test_results_that_cannot_be_written_keep_no_texts(
 ) -> None:
     with FaultServer() as server:
         config = configured(tmp_path / "regraft.yaml", server)
-        assert backfill(stores, config, "--limit", 2).status == 0
+        assert backfill(stores, config, "--limit", 2).status == 1
         # A run that was killed left texts that it had gathered.
         folder = tmp_path / "out.parquet.backfill"
         for name in ("texts.sqlite", "compared.sqlite"):
@@ -234,7 +234,7 @@ def test_texts_that_a_killed_run_gathered_go_with_the_next_end(
 ) -> None:
     with FaultServer() as server:
         config = configured(tmp_path / "regraft.yaml", server)
-        assert backfill(stores, config, "--limit", 2).status == 0
+        assert backfill(stores, config, "--limit", 2).status == 1
         folder = tmp_path / "out.parquet.backfill"
         (folder / "compared.sqlite").write_text("a text of somebody")
         monkeypatch.setattr("regraft.cli.fleet.confirm_plan", lambda *_, **__: False)
