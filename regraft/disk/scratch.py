@@ -49,6 +49,10 @@ class _RunFolder:
         self._lock = ExitStack()
         self._users = 0
 
+    def is_at(self, path: Path) -> bool:
+        """Whether this is the run folder at a path."""
+        return self._path == path
+
     def acquire(self) -> Path:
         """Return its path; make and lock the folder if it does not exist.
 
@@ -151,6 +155,18 @@ def _use_run_folder(root: Path) -> Iterator[Path]:
     finally:
         with _guard:
             run.release()
+
+
+def is_used_by_others(root: Path | None = None) -> bool:
+    """Whether another process has temporary folders in a temporary folder (default: the system's)."""
+    root = root or temporary_root()
+    own = _run_folders.get(root)
+    with contextlib.suppress(OSError), os.scandir(root) as entries:
+        names = [entry.name for entry in entries if _RUN_FOLDER.fullmatch(entry.name)]
+        return any(
+            lock_files.is_lock_held(root / name / _LOCK) for name in names if own is None or not own.is_at(root / name)
+        )
+    return False
 
 
 def remove_leftovers(root: Path | None = None) -> None:

@@ -6,6 +6,7 @@ Rules: ``docs/fleet.md``, "Object storage".
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from collections.abc import Callable
@@ -16,7 +17,14 @@ import msgspec
 
 from regraft.disk import durable, scratch
 from regraft.disk.trees import require_free_space
-from regraft.errors import WORTH_READING, LibraryHeld, RegraftError, SourceNotFound, StoppedBySystem
+from regraft.errors import (
+    WORTH_READING,
+    LibraryHeld,
+    RegraftError,
+    SourceNotFound,
+    StoppedBySystem,
+    WorkFolderTooSmall,
+)
 from regraft.fleet import versions
 from regraft.fleet.engine import TaskError, TaskResult
 from regraft.fleet.storage import ObjectGone, StoragePath, is_url, storage_path
@@ -89,6 +97,9 @@ class LibraryJob(msgspec.Struct, frozen=True, kw_only=True):
         return COMMAND_FORMS[self.command]
 
 
+#: Seconds between two attempts to copy a library while copies of others fill the disk, and the most for all of them.
+_FULL_PAUSE, _FULL_SECONDS = (1.0, 3.0), 3600.0
+
 #: Runs the command of a job in this process; its source and target are paths.
 RunCommand = Callable[[LibraryJob], TaskResult]
 
@@ -98,15 +109,20 @@ def run_library_job(job: LibraryJob, run: RunCommand) -> TaskResult:
     if not is_url(job.source) and not is_url(job.target):
         return run(job)
     begun = time.monotonic()
-    try:
+    ended = None
+    while ended is None:
         # Of killed attempts: this process may have been there before them.
         scratch.remove_leftovers()
-        with scratch.temporary_folder() as folder, ExitStack() as stack:
-            ended = _StagedJob(job, folder, stack).run(run)
-    except RegraftError as error:
-        ended = failed_result(error)
-    except OSError as error:
-        ended = failed_result(StoppedBySystem(reason=error))
+        try:
+            with scratch.temporary_folder() as folder:
+                ended = _StagedJob(job, folder).run(run)
+        except OSError as error:
+            ended = failed_result(error if isinstance(error, RegraftError) else StoppedBySystem(reason=error))
+        is_full = ended.error is not None and ended.error.code == WorkFolderTooSmall.__name__
+        if is_full and time.monotonic() - begun < _FULL_SECONDS and scratch.is_used_by_others():
+            # Copies of other libraries take the space; this one has been removed, and they end sooner or later.
+            time.sleep(random.uniform(*_FULL_PAUSE))
+            ended = None
     return msgspec.structs.replace(ended, seconds=time.monotonic() - begun)
 
 
@@ -120,18 +136,28 @@ def failed_result(error: RegraftError, seconds: float = 0.0) -> TaskResult:
 class _StagedJob:
     """One job with a source or target in object storage, and copies on this machine's disk."""
 
-    def __init__(self, job: LibraryJob, folder: Path, stack: ExitStack) -> None:
-        self._job, self._folder, self._stack = job, folder, stack
+    def __init__(self, job: LibraryJob, folder: Path) -> None:
+        self._job, self._folder = job, folder
         #: The URL of each copy, to name it in messages.
         self._urls: dict[str, str] = {}
 
     def run(self, run: RunCommand) -> TaskResult:
         """Fetch the source and the target, run the command, and publish what it wrote."""
+        try:
+            with ExitStack() as stack:
+                ended = self._run(run, stack)
+        except RegraftError as error:
+            ended = failed_result(error)
+        except OSError as error:
+            ended = failed_result(StoppedBySystem(reason=error))
+        return self._name_urls(ended)
+
+    def _run(self, run: RunCommand, stack: ExitStack) -> TaskResult:
         job = self._job
         written = self._written_url()
         is_file = bool(job.form.ending)
         if written is not None and not is_file:
-            self._stack.enter_context(versions.hold_lease(written, job.fleet))
+            stack.enter_context(versions.hold_lease(written, job.fleet))
         source, before = self._fetch(job.source, "source")
         target, found = self._fetch_target(is_file=is_file)
         local = msgspec.structs.replace(job, source=str(source), target=None if target is None else str(target))
@@ -143,7 +169,7 @@ class _StagedJob:
             else:
                 library, version = (source, before) if target is None else (target, found)
                 versions.publish_version(written, library, version)
-        return self._name_urls(ended)
+        return ended
 
     def _written_url(self) -> StoragePath | None:
         """Return what the command changes in object storage: the source or the target; None if it changes nothing."""
@@ -193,6 +219,7 @@ class _StagedJob:
         if error is None:
             return ended
         message = error.message
-        for copy, url in self._urls.items():
+        # The folder of the copies last: theirs begin with it.
+        for copy, url in {**self._urls, str(self._folder): self._job.source}.items():
             message = message.replace(copy, url)
         return msgspec.structs.replace(ended, error=msgspec.structs.replace(error, message=message))

@@ -327,6 +327,8 @@ def _take_lease(own: StoragePath, place: StoragePath, fleet: str) -> str:
     if not (own / name).create(_encode_lease(fleet, now)):
         raise LibraryHeld(url=place.url, seconds=1)
     if (own / name).create(_encode_lease(fleet, now)):
+        with suppress(RegraftError):
+            own.remove([name])
         reason = tr("it overwrites existing objects although it was asked not to")
         raise StorageRefused(url=place.url, reason=reason)
     own.remove(map(_lease_name, numbers))

@@ -36,7 +36,7 @@ _DECISIVE = ("model", "prefix", "dimensions", "base_url", "path", "library")
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS about (embedder TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS answer (key TEXT PRIMARY KEY, vector BLOB, code TEXT, reason TEXT)",
-    # Cleared by each run that sends: a server may serve another model under the same name by now.
+    # Used again by later runs while the embedder still gives the same vector for one of the texts.
     "CREATE TABLE IF NOT EXISTS compared (key TEXT PRIMARY KEY, vector BLOB, code TEXT, reason TEXT)",
     "CREATE TABLE IF NOT EXISTS claimed (key TEXT PRIMARY KEY) WITHOUT ROWID",
     """CREATE TABLE IF NOT EXISTS spent
@@ -211,7 +211,7 @@ def end_run(folder: Path) -> None:
 
 # --- the keeper ------------------------------------------------------------------------------------------------------
 
-#: What is sent: texts that lack a vector, or probes, which no limit of the run applies to.
+#: What is sent: texts that lack a vector, or probes, to which only the cost limit applies.
 TextKind = Literal["texts", "probes"]
 _TABLE_OF: dict[TextKind, AnswerTable] = {"texts": "answer", "probes": "compared"}
 
@@ -286,8 +286,10 @@ class Keeper:
         pacer, gauge = Pacer(terms.rates), TokenGauge()
         self._spending: dict[TextKind, Spending] = {
             "texts": Spending(terms.limits, price, pacer, gauge),
-            "probes": Spending(Limits(), price, pacer, gauge),
+            "probes": Spending(Limits(cost=terms.limits.cost), price, pacer, gauge),
         }
+        self._spending["texts"].beside = self._spending["probes"]
+        self._spending["probes"].beside = self._spending["texts"]
         self._counts: dict[TextKind, Counter[str]] = {kind: Counter() for kind in self._spending}
         with ExitStack() as ending:
             with writable.allow_writes(terms.folder):
@@ -350,10 +352,13 @@ class Keeper:
         with self._lock:
             return find_answers(self._db, keys, _TABLE_OF[kind])
 
-    def forget_compared(self) -> None:
-        """Delete the answers to compared texts: the server may serve another model by now."""
+    def forget_compared(self, keys: Sequence[str] | None = None) -> None:
+        """Delete the answers to some of the compared texts, or to all."""
+        which = "" if keys is None else " WHERE key IN (SELECT value FROM json_each(?))"
         with self._lock:
-            self._db.execute("DELETE FROM compared")
+            self._db.execute(
+                f"DELETE FROM compared{which}", () if keys is None else (msgspec.json.encode(keys).decode(),)
+            )
 
     def stop(self, stop: StopReason) -> None:
         """Permit no more requests; the first reason is kept."""

@@ -114,6 +114,8 @@ class Spending:
         price: of one token.
         pacer: spreads requests over time; None: no delays.
         gauge: corrects token estimates; None: one that learns from this spending alone.
+
+    The cost limit applies to this spending together with ``beside``, if that is set.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Spending:
         self._price = price
         self._pacer = pacer or Pacer(Rates())
         self._gauge = gauge or TokenGauge()
+        self.beside: Spending | None = None
         self._lock = threading.Lock()
         #: Estimated tokens of requests that are not settled yet.
         self.reserved = 0
@@ -135,7 +138,9 @@ class Spending:
             limits = self.limits
             if limits.requests is not None and self.requests >= limits.requests:
                 return Permit(refused=tr("--max-requests {requests:,} is reached", requests=limits.requests))
-            cost = (self.tokens + self._gauge.upper_bound(self.reserved + tokens)) * self._price
+            every = [self] if self.beside is None else [self, self.beside]
+            open_tokens = tokens + sum(one.reserved for one in every)
+            cost = (sum(one.tokens for one in every) + self._gauge.upper_bound(open_tokens)) * self._price
             if limits.cost is not None and cost > limits.cost:
                 return Permit(refused=tr("--max-cost {cost:g} could be exceeded", cost=limits.cost))
             self.requests += 1

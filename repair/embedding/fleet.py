@@ -11,10 +11,12 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
+from regraft import identity
 from regraft.disk import durable, scratch, untrusted_sqlite, writable
 from regraft.embedders import Embedder, Unanswered
 from regraft.embedders.settings import EmbedderSettings
@@ -47,11 +49,16 @@ _COUNTS = ("eligible", "skipped_ready", "newly_ready", "shared", "ready", "faile
 
 
 class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was sent to compare the embedder with existing vectors; ``texts`` are distinct."""
+    """What was sent to compare the embedder with existing vectors; ``texts`` are distinct.
+
+    ``cost`` counts against ``--max-cost``. ``remembered``: an earlier run has compared the same texts.
+    """
 
     texts: int
     requests: int
     tokens: int
+    cost: float | None
+    remembered: bool
 
 
 class SentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +128,7 @@ class FleetBackfill(Fleet, kw_only=True):
     Args:
         settings: the embedder's.
         open_sending: returns the processes that send; called with the pool.
-        limits: the most that may be sent; probes do not count.
+        limits: the most that may be sent; of these, only the cost limit includes probes.
         rates: the most that may be sent per minute.
         probes: whether each library is compared with the embedder once more while it is filled.
         dry_run: only collect, and report what would be sent.
@@ -237,13 +244,14 @@ class FleetBackfill(Fleet, kw_only=True):
         for number, refusal in refused.items():
             task = Task(number=number, job=None, bytes=self._sizes[number])
             surveyed = libraries[number]
+            error = None if refusal.code is None else TaskError(code=refusal.code, message=refusal.reason)
             ended = TaskResult(
-                status=refusal.exit_status,
-                error=TaskError(code=str(refusal.code), message=refusal.reason),
-                seconds=surveyed.seconds,
-                attempts=surveyed.attempts,
+                status=refusal.exit_status, error=error, seconds=surveyed.seconds, attempts=surveyed.attempts
             )
-            self._end_library(task, ended, stop)
+            rows = self.rows_of(task, ended)
+            if refusal.code is None:
+                rows = [msgspec.structs.replace(rows[0], outcome=LIMITED, message=refusal.reason)]
+            self.end_library(rows, self._journal, self._tally, self._watch)
         fillable = [number for number in libraries if number not in refused]
         why = _CHANGED if stop is None else stop.reason
         with stage(self.progress, "Filling", len(fillable), "libraries"):
@@ -270,12 +278,10 @@ class FleetBackfill(Fleet, kw_only=True):
         ):
             # From here on, files of the run stay: something may have been paid for.
             self._sent = _sent_report(self.settings, plan, 0)
-            if texts.count:
-                # Compare with the model that the server has now, not with that of an earlier run.
-                keeper.forget_compared()
             for library in libraries:
                 for sample in fleet_texts.read_samples(self.work, library):
                     compared.add((WantedText.of(text, 0) for text, _ in sample.known), None)
+            remembered = bool(texts.count) and self._recall_compared(sending, terms, keeper, compared)
             refused = self._compare(sending, terms, keeper, compared, libraries)
             if refused:
                 texts.clear()
@@ -289,9 +295,42 @@ class FleetBackfill(Fleet, kw_only=True):
             stop = keeper.stopped()
             spent = keeper.spent("texts"), keeper.spent("probes")
             self._sent = _sent_report(
-                self.settings, plan, compared.count, *spent, None if stop is None else stop.reason
+                self.settings,
+                plan,
+                compared.count,
+                *spent,
+                stopped=None if stop is None else stop.reason,
+                remembered=remembered,
             )
         return refused, stop
+
+    def _recall_compared(
+        self, sending: SendingBackend, terms: SendingTerms, keeper: FleetKeeper, compared: DistinctTexts
+    ) -> bool:
+        """Send one of the texts that an earlier run has compared; keep the other answers if its vector is the same.
+
+        The server may serve another model under the same name by now.
+        """
+        sentences = ((identity.text_hash(text), text) for text in probing.SENTENCES)
+        for key, text in chain(compared.keyed(), sentences):  # noqa: B007 - used below
+            before = keeper.find([key], "probes").get(key)
+            if before is not None and before.vector is not None:
+                break
+        else:
+            keeper.forget_compared()
+            return False
+        keeper.forget_compared([key])
+        with fleet_texts.open_distinct_texts(self.work, "fingerprint") as one:
+            one.add([WantedText.of(text, 0)], None)
+            sending.send(one, terms, keeper, "probes", None, lambda _: None)
+        now = keeper.find([key], "probes").get(key)
+        if now is None:
+            # Nothing more is sent by this run either.
+            return True
+        is_same = now.vector is not None and probing.is_same_vector(before.vector, now.vector)
+        if not is_same:
+            keeper.forget_compared()
+        return is_same
 
     def _compare(
         self,
@@ -308,7 +347,9 @@ class FleetBackfill(Fleet, kw_only=True):
         has_empty_base = any(
             not sample.raw for library in libraries for sample in fleet_texts.read_samples(self.work, library)
         )
-        if has_empty_base and keeper.stopped() is None:
+        sentences = [identity.text_hash(text) for text in probing.SENTENCES]
+        is_steady = len(keeper.find(sentences, "probes")) == len(sentences)
+        if has_empty_base and not is_steady and keeper.stopped() is None:
             unsteady = sending.check_steadiness(terms, keeper)
         embedder = KnownEmbedder(self.settings, partial(keeper.find, kind="probes"), _CHANGED)
         refused = {}
@@ -403,10 +444,9 @@ def check_library(
         try:
             probing.compare_with_base(embedder, sample.base, sample.known, sample.dimensions)
         except Unanswered as unanswered:
-            if stop is not None and stop.code is not None:
+            if stop is not None:
                 return stop
-            reason = str(unanswered) if stop is None else stop.reason
-            return StopReason(code=BackfillStopped.__name__, reason=reason, exit_status=STOPPED)
+            return StopReason(code=BackfillStopped.__name__, reason=str(unanswered), exit_status=STOPPED)
         except RegraftError as error:
             return StopReason.of(error)
     return None
@@ -467,7 +507,9 @@ def _sent_report(
     compared: int,
     texts: SpentTotals = NOTHING_SPENT,
     probes: SpentTotals = NOTHING_SPENT,
+    *,
     stopped: str | None = None,
+    remembered: bool = False,
 ) -> SentReport:
     return SentReport(
         libraries=plan.libraries,
@@ -481,5 +523,11 @@ def _sent_report(
         currency=settings.currency,
         stopped=stopped,
         planned=plan.planned,
-        probe=ProbeReport(texts=compared, requests=probes.requests, tokens=probes.tokens),
+        probe=ProbeReport(
+            texts=compared,
+            requests=probes.requests,
+            tokens=probes.tokens,
+            cost=cost_of(probes.tokens, settings),
+            remembered=remembered,
+        ),
     )

@@ -241,8 +241,8 @@ class FleetKeeper(AnswerKeeper, Protocol):
     def find(self, keys: Sequence[str], kind: TextKind = "texts") -> dict[str, TextAnswer]:
         """Return the known answers to texts of a kind, by key."""
 
-    def forget_compared(self) -> None:
-        """Delete the answers to texts that earlier runs compared."""
+    def forget_compared(self, keys: Sequence[str] | None = None) -> None:
+        """Delete the answers to some of the texts that earlier runs compared, or to all."""
 
 
 class SendingBackend(Protocol):

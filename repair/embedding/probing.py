@@ -163,6 +163,11 @@ def _embed_checked(name: str, texts: Sequence[str], dimensions: int | None, embe
     return vectors
 
 
+def is_same_vector(one: bytes, other: bytes) -> bool:
+    """Whether two vectors of one text may be of one model."""
+    return len(one) == len(other) and cosine(one, other) >= MIN_COSINE
+
+
 def cosine(one: bytes, other: bytes) -> float:
     """Return the cosine of two float32 vectors of equal length; 0 if one of them is zero or not finite."""
     left, right = array("f", one), array("f", other)

@@ -251,7 +251,9 @@ def test_without_a_probe_nothing_is_compared(stores: Path, tmp_path: Path) -> No
     with FaultServer() as server:
         done = backfill(stores, configured(tmp_path / "regraft.yaml", server), "--no-probe")
     assert (done.status, set(server.texts)) == (0, WANTED | MORE)
-    assert done.document["sent"]["probe"] == {"texts": 0, "requests": 0, "tokens": 0}
+    assert done.document["sent"]["probe"] == {
+        "texts": 0, "requests": 0, "tokens": 0, "cost": None, "remembered": False,
+    }  # fmt: skip
 
 
 def unsteady(request: Request) -> Reply:

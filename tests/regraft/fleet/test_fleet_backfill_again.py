@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -67,10 +68,39 @@ def test_a_model_that_was_changed_meanwhile_gives_nothing_to_the_run_that_goes_o
         assert {row["code"] for row in rows_in(stores).values()} == {"EmbedderDiffers"}
         assert snapshot(stores) == before
         server.behave = right
-        assert resume(stores).status == 0
+        # It had the limit of two texts again.
+        assert resume(stores).status == 1
     assert set(server.texts) & WANTED
     for name in NAMES:
         assert all(vector == vector_of(text) for text, vector in vectors(stores / name).items())
+
+
+def test_a_run_that_goes_on_compares_one_text_while_the_model_is_the_same(stores: Path, tmp_path: Path) -> None:
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server)
+        first = backfill(stores, config, "--limit", 2).document["sent"]["probe"]
+        assert (first["texts"], first["remembered"]) == (6, False)
+        before = Counter(server.texts)
+        again = resume(stores).document["sent"]["probe"]
+        assert (again["texts"], again["requests"], again["remembered"]) == (6, 1, True)
+        compared = Counter(server.texts) - before
+        assert sum(count for text, count in compared.items() if text not in WANTED) == 1
+
+
+def test_what_is_compared_is_within_the_cost_and_ends_no_library_as_stopped(stores: Path, tmp_path: Path) -> None:
+    before = snapshot(stores)
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server, price_per_million_tokens=2.0)
+        done = backfill(stores, config, "--max-cost", 0.00001)
+        assert (done.status, done.document["libraries"], server.requests) == (1, {"all": 3, "limit-reached": 3}, [])
+        assert {row["message"] for row in rows_in(stores).values()} == {"--max-cost 1e-05 could be exceeded"}
+        assert snapshot(stores) == before
+        (tmp_path / "out.parquet").rename(tmp_path / "old.parquet")
+        shutil.rmtree(tmp_path / "out.parquet.backfill")
+        done = backfill(stores, config, "--max-cost", 100)
+    assert (done.status, done.document["libraries"]) == (0, {"all": 3, "done": 3})
+    probe = done.document["sent"]["probe"]
+    assert probe["cost"] == pytest.approx(probe["tokens"] * 2e-6)
 
 
 def test_a_text_that_was_compared_is_not_sent_again_where_it_is_wanted(stores: Path, tmp_path: Path) -> None:

@@ -388,6 +388,7 @@ def test_a_store_that_writes_over_what_is_there_is_refused(
     ended = jobs.run_library_job(job, lambda _: pytest.fail("it was worked on"))
     assert (ended.status, ended.error.code) == (2, "StorageRefused")
     assert "it overwrites existing objects although it was asked not to" in ended.error.message
+    assert library.objects() == {}
 
 
 def test_of_two_that_take_a_lease_one_has_it(library: StoragePath, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,13 +56,15 @@ def test_what_was_answered_is_claimed_by_nobody(tmp_path: Path) -> None:
         assert keeper.spent("texts") == SpentTotals()
 
 
-def test_what_was_compared_is_compared_anew_and_counts_for_a_text_that_is_wanted(tmp_path: Path) -> None:
+def test_what_was_compared_is_forgotten_on_demand_and_counts_for_a_text_that_is_wanted(tmp_path: Path) -> None:
     with opened(tmp_path) as keeper:
         keeper.keep({"a": TextAnswer(vector=b"1234"), "b": TextAnswer(vector=b"1234")}, "probes")
         assert keeper.claim(["a", "c"], "probes") == ["c"]
         assert keeper.claim(["a", "c"], "texts") == ["c"]
         assert keeper.find(["a", "b"]) == {"a": TextAnswer(vector=b"1234")}
     with opened(tmp_path) as keeper:
+        keeper.forget_compared(["a"])
+        assert keeper.claim(["a", "b"], "probes") == ["a"]
         keeper.forget_compared()
         assert keeper.claim(["a", "b"], "probes") == ["a", "b"]
         assert keeper.claim(["a", "b"], "texts") == ["b"]
@@ -85,13 +87,16 @@ def test_a_run_that_is_killed_has_spent_what_was_under_way(tmp_path: Path) -> No
     limits = Limits(cost=100.0)
     with opened(tmp_path, limits) as keeper:
         assert keeper.reserve("texts", 60) == Permit()
-        assert keeper.reserve("probes", 1_000) == Permit()
+        assert keeper.reserve("probes", 1_000).refused == "--max-cost 100 could be exceeded"
         assert keeper.reserve("texts", 20) == Permit()
         keeper.settle("texts", 20, 25)
     with opened(tmp_path, limits) as keeper:
         assert keeper.spent("texts") == SpentTotals(requests=2, tokens=85)
         assert keeper.reserve("texts", 16).refused == "--max-cost 100 could be exceeded"
-        assert keeper.reserve("texts", 15) == Permit()
+        # Both kinds share the limit of the cost.
+        assert keeper.reserve("probes", 5) == Permit()
+        assert keeper.reserve("texts", 11).refused == "--max-cost 100 could be exceeded"
+        assert keeper.reserve("texts", 10) == Permit()
 
 
 def test_all_that_is_sent_has_one_pace(tmp_path: Path) -> None:
