@@ -149,6 +149,8 @@ class Assumed:
     replacing_seconds: float = 60.0
     #: How many attempts of a thousand a storage breaks off.
     storage_errors: float = 1.0
+    #: Objects of a source besides those of a generated library (5 and one for each 64 rows); each is one GET.
+    more_objects: float = 0.0
     #: Prices, in whatever is paid: an hour of a worker, a thousand PUTs, a thousand GETs.
     worker_hour: float = 0.04
     thousand_puts: float = 0.005
@@ -166,7 +168,8 @@ class Libraries:
         quantiles = measured["noise_quantiles"]
         noise = np.interp(drawn.random(assumed.libraries), np.linspace(0, 1, len(quantiles)), quantiles)
         working = (measured["seconds_fixed"] + measured["seconds_per_row"] * rows) * noise
-        self.gets = staging["gets_fixed"] + staging["gets_per_row"] * rows
+        # Two GETs, and one for each object of the source, as measured; more objects are more of them.
+        self.gets = staging["gets_fixed"] + staging["gets_per_row"] * rows + assumed.more_objects
         self.puts = staging["puts_fixed"] + staging["puts_per_row"] * rows
         source, target = measured["bytes_per_row"] * rows, measured["target_bytes_per_row"] * rows
         moving = source / staging["get_bytes_per_second"] + target / staging["put_bytes_per_second"]

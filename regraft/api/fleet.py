@@ -274,22 +274,31 @@ def fleet_status(
     """
     own = result_files(path)
     check_page_path("fleet", page, *own)
-    files = [one for one in (table, lines) if one is not None]
-    for file in files:
-        if file.exists() or file.is_symlink() or links.real_path(file) in map(links.real_path, own):
-            problem = tr("{path} is there already", path=file)
-            raise WrongUsage(problem=problem, hint=tr("use another file"))
-        if not file.absolute().parent.is_dir():
-            problem = tr("the folder of {path} does not exist", path=file)
-            raise WrongUsage(problem=problem, hint=tr("create the folder, or use another file"))
-    if lines is not None and not is_json_lines(lines):
-        problem = tr("{path} does not end in .jsonl", path=lines)
-        raise WrongUsage(problem=problem, hint=tr("use another file"))
-    if table is not None and is_json_lines(table):
-        raise WrongUsage(problem=tr("{path} ends in .jsonl", path=table), hint=tr("use --jsonl"))
+    if table is not None:
+        _check_table(table, own, is_lines=False)
+    if lines is not None:
+        _check_table(lines, own, is_lines=True)
     found, rows = read_status(path)
     if page is not None:
         write_page(page, status_page(found, rows))
-    for file in files:
-        export_results(file, rows)
+    for file in (table, lines):
+        if file is not None:
+            export_results(file, rows)
     return found, [one for one in (page, table, lines) if one is not None]
+
+
+def _check_table(path: Path, own: Iterable[Path], *, is_lines: bool) -> None:
+    """Check that a table can be written: its file is new, is none of the fleet's own, and is named by its format.
+
+    Raises:
+        WrongUsage
+    """
+    if path.exists() or path.is_symlink() or links.real_path(path) in map(links.real_path, own):
+        raise WrongUsage(problem=tr("{path} is there already", path=path), hint=tr("use another file"))
+    if not path.absolute().parent.is_dir():
+        problem = tr("the folder of {path} does not exist", path=path)
+        raise WrongUsage(problem=problem, hint=tr("create the folder, or use another file"))
+    if is_lines and not is_json_lines(path):
+        raise WrongUsage(problem=tr("{path} does not end in .jsonl", path=path), hint=tr("use another file"))
+    if is_json_lines(path) and not is_lines:
+        raise WrongUsage(problem=tr("{path} ends in .jsonl", path=path), hint=tr("use --jsonl"))

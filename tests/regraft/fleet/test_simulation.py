@@ -114,6 +114,16 @@ def test_a_driver_that_takes_its_time_is_what_many_workers_wait_for() -> None:
     assert one_by_one.seconds == 1 + 100 * 0.25 + 99 * 1.0
 
 
+def test_each_object_of_a_source_is_one_get() -> None:
+    parts = json.loads(PARTS.read_text())
+    few, many = (Libraries(parts, Assumed(libraries=50, more_objects=more)) for more in (0, 35))
+    assert (many.gets - few.gets).tolist() == pytest.approx([35.0] * 50)
+    assert (many.puts == few.puts).all()
+    more = 35 * (1 / parts["staging"]["requests_at_once"] * parts["staging"]["seconds_per_request"])
+    more += 35 * parts["staging"]["client_seconds_per_request"]
+    assert many.mean - few.mean == pytest.approx(more)
+
+
 def test_the_same_seed_gives_the_same_fleet() -> None:
     parts = json.loads(PARTS.read_text())
     assumed = Assumed(libraries=500, hours_to_loss=0.2, storage_errors=20)
