@@ -25,7 +25,14 @@ from regraft.fleet.engine import BaseResult, LibrarySummary, LocalPool, Pool, Ro
 from regraft.fleet.jobs import LibraryJob, ParseOptions, RunCommand
 from regraft.fleet.metrics import Metrics, metrics_files
 from regraft.fleet.ray_pool import RayPool
-from regraft.fleet.results import FleetOrder, KnownRows, export_results, is_json_lines, result_files
+from regraft.fleet.results import (
+    FleetOrder,
+    KnownRows,
+    demand_folder,
+    export_results,
+    is_json_lines,
+    result_files,
+)
 from regraft.fleet.run import Fleet, FleetReport, Watch
 from regraft.fleet.status import FleetStatus, read_status, status_page
 from regraft.formats.parquet.unit_file import import_arrow
@@ -186,7 +193,7 @@ def run_fleet(
     """
     check_engine(order, options, path)
     kind = "jsonl" if is_json_lines(path) else "parquet"
-    run = Run(command=f"fleet {order.command}", target_kind=kind, target=path, dry_run=dry_run)
+    run = Run(command=f"fleet {order.command}", target_kind=kind, target=None if dry_run else path, dry_run=dry_run)
     fleet = Fleet(
         order=order,
         path=path,
@@ -295,9 +302,7 @@ def _check_table(path: Path, own: Iterable[Path], *, is_lines: bool) -> None:
     """
     if path.exists() or path.is_symlink() or links.real_path(path) in map(links.real_path, own):
         raise WrongUsage(problem=tr("{path} is there already", path=path), hint=tr("use another file"))
-    if not path.absolute().parent.is_dir():
-        problem = tr("the folder of {path} does not exist", path=path)
-        raise WrongUsage(problem=problem, hint=tr("create the folder, or use another file"))
+    demand_folder(path)
     if is_lines and not is_json_lines(path):
         raise WrongUsage(problem=tr("{path} does not end in .jsonl", path=path), hint=tr("use another file"))
     if is_json_lines(path) and not is_lines:

@@ -186,7 +186,6 @@ _results_option = click.option(
     "--results",
     "path",
     type=PATH,
-    required=True,
     metavar="OUT",
     help=tr("A new file for the result of each library and base, .jsonl or .parquet."),
 )
@@ -211,6 +210,18 @@ def _called(name: str) -> Callable[[F], F]:
         return command
 
     return named
+
+
+def _require_results(path: Path | None) -> Path:
+    """Check that new results are named.
+
+    Raises:
+        WrongUsage
+    """
+    if path is None:
+        raise WrongUsage(problem=tr("--results is missing"), hint=tr("name a new file, .jsonl or .parquet"))
+    demand_new_results(path)
+    return path
 
 
 def _no_option(command: F) -> F:
@@ -239,15 +250,16 @@ def _add_command(name: str) -> None:
     def command(
         manifest_path: str,
         words: tuple[str, ...],
-        path: Path,
+        path: Path | None,
         options: FleetOptions,
         output: Output,
         targets: str | None = None,
         dry_run: bool = False,
     ) -> None:
-        demand_new_results(path)
+        # A dry run writes none.
+        path = Path("results.jsonl") if dry_run else _require_results(path)
         libraries = manifest.read_manifest(manifest_path, targets, form.ending, needs_target=form.has_target)
-        manifest.demand_apart(libraries, results.result_files(path))
+        manifest.demand_apart(libraries, () if dry_run else results.result_files(path))
         more = ("--dry-run",) if dry_run and "--dry-run" not in words else ()
         order = FleetOrder(command=name, options=(*words, *more), libraries=tuple(libraries), id=secrets.token_hex(8))
         _run(order, path, KnownRows(), options, output, dry_run=dry_run)
@@ -275,11 +287,11 @@ for _name in COMMAND_FORMS:
 @struct_options(FleetBackfillOptions)
 @_output_options
 def backfill(
-    manifest_path: str, words: tuple[str, ...], path: Path, options: FleetBackfillOptions, output: Output
+    manifest_path: str, words: tuple[str, ...], path: Path | None, options: FleetBackfillOptions, output: Output
 ) -> None:
     """Embed what has no vector in many libraries."""
     # Other machines have other working directories.
-    path = path.absolute()
+    path = _require_results(path).absolute()
     api_backfill.check_new_backfill(path)
     libraries = manifest.read_manifest(manifest_path, None, "", needs_target=False)
     manifest.demand_apart(libraries, api_backfill.backfill_files(path))

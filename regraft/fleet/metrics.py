@@ -22,7 +22,7 @@ from regraft import __version__, errors, identity
 from regraft.disk import durable, links, writable
 from regraft.errors import RegraftError, WrongUsage
 from regraft.fleet.engine import PendingTask, Pool, PoolObserver, Task
-from regraft.fleet.results import GOOD, OUTCOMES, ResultRow, counts_of
+from regraft.fleet.results import GOOD, OUTCOMES, ResultRow, counts_of, demand_folder
 from regraft.language import tr
 from regraft.text import path_text
 
@@ -204,11 +204,7 @@ class Metrics:
             WrongUsage: a check failed.
             OSError: the file cannot be read.
         """
-        if not self.path.absolute().parent.is_dir():
-            raise WrongUsage(
-                problem=tr("the folder of {path} does not exist", path=self.path),
-                hint=tr("create the folder, or use another file"),
-            )
+        demand_folder(self.path)
         taken = set(map(links.real_path, others))
         for path in metrics_files(self.path):
             real = links.real_path(path)

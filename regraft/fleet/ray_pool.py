@@ -333,14 +333,12 @@ class RayPool:
             submission.started = Started(*started)
             if problem is None:
                 self._failed.pop(submission.started.node, None)
-                result: TaskResult = msgspec.structs.replace(ended, log=submission.started.log)
-                return result
+                return _with_place(ended, submission.started)
             code, message = problem
             found = TaskError(code=code, message=one_line(message, _LONGEST))
         self._note_failure(submission, found)
-        here = submission.started._asdict() if submission.started else {}
-        here.pop("node", None)
-        return TaskResult(status=None, seconds=time.monotonic() - submission.submitted_at, error=found, **here)
+        killed = TaskResult(status=None, seconds=time.monotonic() - submission.submitted_at, error=found)
+        return _with_place(killed, submission.started)
 
     def _note_failure(self, submission: _Submission, error: TaskError) -> None:
         """Leave out the node of a task, if it was the last of several that failed there, and another node is left."""
@@ -446,6 +444,13 @@ class RayPool:
             self.cluster.close()
         else:
             self._ray.kill(self._board)
+
+
+def _with_place(ended: TaskResult, started: Started | None) -> TaskResult:
+    """Add to a result where its task ran, if that is known."""
+    if started is None:
+        return ended
+    return msgspec.structs.replace(ended, host=started.host, pid=started.pid, log=started.log)
 
 
 def _is_possible(submission: _Submission, nodes: list[Node]) -> bool:

@@ -216,6 +216,17 @@ def result_files(results: Path) -> tuple[Path, ...]:
     return results, journal, *(journal.with_name(f"{journal.name}.{name}") for name in ("new", "lock"))
 
 
+def demand_folder(path: Path) -> None:
+    """Check that the folder of a file to write exists.
+
+    Raises:
+        WrongUsage
+    """
+    if not path.absolute().parent.is_dir():
+        problem = tr("the folder of {path} does not exist", path=path)
+        raise WrongUsage(problem=problem, hint=tr("create the folder, or use another file"))
+
+
 @contextmanager
 def lock_results(results: Path) -> Iterator[None]:
     """Lock the results against other processes.
@@ -248,7 +259,7 @@ class Journal:
 
     def __init__(self, results: Path, order: FleetOrder, done: Iterable[list[ResultRow]] = ()) -> None:
         _, path, new, _ = result_files(results)
-        self.rows = JournalRows(path, len(order.libraries))
+        self.rows = LineRows(path, len(order.libraries))
         self._is_flushed = True
         with writable.allow_writes(path.parent, entries_only=True):
             durable.remove(new, missing_ok=True)
@@ -357,8 +368,10 @@ class KnownRows(Mapping[int, list[ResultRow]]):
         raise KeyError(number, position)
 
 
-class JournalRows(KnownRows):
-    """Rows in a journal; a position is the byte at which a line begins.
+class LineRows(KnownRows):
+    """Rows in a journal, where a line has all rows of a library, or in JSON Lines, where each row has a line.
+
+    A position is the byte at which the rows of a library begin.
 
     Raises, when rows are asked for: WrongUsage: another process has changed the file. OSError: it cannot be read.
     """
@@ -368,32 +381,14 @@ class JournalRows(KnownRows):
         self._path = path
 
     def _read_rows(self, number: int, position: int) -> list[ResultRow]:
-        # Opened each time: Windows cannot replace an open file.
-        with links.open_for_reading(self._path) as file:
-            file.seek(position)
-            line = file.readline()
-        try:
-            rows = _LINE.decode(line)
-        except (ValueError, msgspec.MsgspecError):
-            rows = []
-        return _require_rows_of(rows, number, self._path)
-
-
-class LineRows(KnownRows):
-    """Rows in a JSON Lines file; a position is the byte at which the rows of a library begin, one to a line.
-
-    Raises as :class:`JournalRows`.
-    """
-
-    def __init__(self, path: Path, count: int) -> None:
-        super().__init__(count)
-        self._path = path
-
-    def _read_rows(self, number: int, position: int) -> list[ResultRow]:
         rows: list[ResultRow] = []
+        # Opened each time: Windows cannot replace an open file.
         with links.open_for_reading(self._path) as file, suppress(ValueError, msgspec.MsgspecError):
             file.seek(position)
             for line in file:
+                if line.startswith(b"["):
+                    rows = _LINE.decode(line)
+                    break
                 row = msgspec.json.decode(line, type=ResultRow)
                 if row.library != number:
                     break
@@ -404,7 +399,7 @@ class LineRows(KnownRows):
 class ParquetRows(KnownRows):
     """Rows in a Parquet file; a position is the number of the first row of a library, whose rows are adjacent.
 
-    One row group is cached, so it is best to ask for libraries in their order. Raises as :class:`JournalRows`.
+    One row group is cached, so it is best to ask for libraries in their order. Raises as :class:`LineRows`.
     """
 
     def __init__(self, path: Path, count: int) -> None:
@@ -503,7 +498,7 @@ def _read_journal(path: Path) -> tuple[FleetOrder, KnownRows]:
     with links.open_for_reading(path) as file:
         first = file.readline()
         order, position = msgspec.json.decode(first, type=FleetOrder), len(first)
-        known = JournalRows(path, len(order.libraries))
+        known = LineRows(path, len(order.libraries))
         for line in file:
             # A library whose line was torn by a kill or a power cut is processed again.
             with suppress(ValueError, msgspec.MsgspecError):

@@ -182,7 +182,13 @@ class Fleet(msgspec.Struct, kw_only=True):
         return dict(zip(chosen, manifest.source_sizes(self.order.libraries[one] for one in chosen), strict=True))
 
     def run_jobs(
-        self, pool: Pool, sizes: Mapping[int, int], job: Callable[[int, int], Any], journal: Journal | None
+        self,
+        pool: Pool,
+        sizes: Mapping[int, int],
+        job: Callable[[int, int], Any],
+        journal: Journal | None,
+        *,
+        notes_starts: bool = True,
     ) -> Iterator[tuple[Task, TaskResult]]:
         """Run a job for each library, and yield how each ends.
 
@@ -191,10 +197,13 @@ class Fleet(msgspec.Struct, kw_only=True):
             sizes: the size of each library in bytes, by its number.
             job: makes the job of a library by its number and the cores that it gets.
             journal: flushed together for libraries that end together.
+            notes_starts: whether the jobs end their libraries, so that the journal says which are in progress.
         """
         libraries = self.order.libraries
         tasks = make_tasks(sizes, pool.count, job, lambda number: Path(libraries[number].source).name)
-        observers = [] if journal is None else [PoolObserver(on_start=journal.note_start, on_poll=journal.flush)]
+        observers = [] if journal is None else [PoolObserver(on_poll=journal.flush)]
+        if journal is not None and notes_starts:
+            observers.append(PoolObserver(on_start=journal.note_start))
         observers.append(_Liveness(len(tasks)).observer)
         if self.metrics is not None:
             observers.append(self.metrics.begin(tasks, pool))
@@ -362,11 +371,7 @@ def demand_new_results(path: Path) -> None:
     Raises:
         WrongUsage
     """
-    if not path.absolute().parent.is_dir():
-        raise WrongUsage(
-            problem=tr("the folder of {path} does not exist", path=path),
-            hint=tr("create the folder, or use another file"),
-        )
+    results.demand_folder(path)
     if path.suffix.lower() in (".csv", ".html"):
         problem = tr("results are JSON Lines or Parquet, not {suffix}", suffix=path.suffix)
         hint = tr("name a file .jsonl or .parquet; regraft fleet status writes the others from it")

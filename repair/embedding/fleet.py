@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import msgspec
@@ -30,15 +30,25 @@ from regraft.language import tr
 from regraft.report.document import Run
 from regraft.report.progress import Progress, SilentProgress, stage
 from repair.embedding import answers, fleet_texts, probing
-from repair.embedding.answers import NOTHING_SPENT, KnownEmbedder, SendingTerms, SpentTotals, StopReason
+from repair.embedding.answers import (
+    NOTHING_SPENT,
+    KnownEmbedder,
+    SendingTerms,
+    SpentTotals,
+    StopReason,
+    TextAnswer,
+)
 from repair.embedding.budget import Limits, Rates
 from repair.embedding.fleet_sending import FleetKeeper, SendingBackend
 from repair.embedding.fleet_texts import BackfillSummary, DistinctTexts, EmbedderJson, EmbeddingJob, WantedText
 from repair.embedding.report import EmbedderName, Estimate, ScopeReport, cost_of, empty_estimate
+from repair.embedding.sender import VectorLengths
 from repair.embedding.survey import estimate_sending
 
 logger = logging.getLogger(__name__)
 
+#: Texts for which the keeper is asked at a time.
+_CHUNK = 256
 #: Why a text has no answer although no limit or error kept it from being sent.
 _CHANGED = tr("the library was changed during the run")
 #: Counts of a scope's report that are summed up for its library.
@@ -283,13 +293,12 @@ class FleetBackfill(Fleet, kw_only=True):
                     compared.add((WantedText.of(text, 0) for text, _ in sample.known), None)
             remembered = bool(texts.count) and self._recall_compared(sending, terms, keeper, compared)
             refused = self._compare(sending, terms, keeper, compared, libraries)
+            fillable = {number: one for number, one in libraries.items() if number not in refused}
             if refused:
                 texts.clear()
-                for library in (number for number in libraries if number not in refused):
+                for library in fillable:
                     texts.add(fleet_texts.read_wanted(self.work, library), None)
-            # An answer of another length would fit no base, in this run or the next.
-            dimensions = {size for number, one in libraries.items() if number not in refused for size in one.dimensions}
-            lengths = None if None in dimensions else frozenset(size for size in dimensions if size is not None)
+            lengths = _vector_lengths(fillable.values())
             with stage(self.progress, "Embedding", texts.count, "texts"):
                 sending.send(texts, terms, keeper, "texts", lengths, self._step)
             stop = keeper.stopped()
@@ -312,22 +321,24 @@ class FleetBackfill(Fleet, kw_only=True):
         The server may serve another model under the same name by now.
         """
         sentences = ((identity.text_hash(text), text) for text in probing.SENTENCES)
-        for key, text in chain(compared.keyed(), sentences):  # noqa: B007 - used below
-            before = keeper.find([key], "probes").get(key)
-            if before is not None and before.vector is not None:
-                break
-        else:
+        texts = chain(compared.keyed(), sentences)
+        before: dict[str, TextAnswer] = {}
+        # Many at a time: the keeper may be another process.
+        while not before and (chunk := dict(islice(texts, _CHUNK))):
+            before = {key: one for key, one in keeper.find(list(chunk), "probes").items() if one.vector is not None}
+        if not before:
             keeper.forget_compared()
             return False
+        key, known = min(before.items(), key=lambda one: len(chunk[one[0]]))
         keeper.forget_compared([key])
         with fleet_texts.open_distinct_texts(self.work, "fingerprint") as one:
-            one.add([WantedText.of(text, 0)], None)
+            one.add([WantedText.of(chunk[key], 0)], None)
             sending.send(one, terms, keeper, "probes", None, lambda _: None)
         now = keeper.find([key], "probes").get(key)
         if now is None:
             # Nothing more is sent by this run either.
             return True
-        is_same = now.vector is not None and probing.is_same_vector(before.vector, now.vector)
+        is_same = probing.is_same_vector(known.vector or b"", now.vector or b"")
         if not is_same:
             keeper.forget_compared()
         return is_same
@@ -379,7 +390,7 @@ class FleetBackfill(Fleet, kw_only=True):
             line = msgspec.structs.replace(line, options=msgspec.structs.replace(line.options, values=values))
             return EmbeddingJob(embedder=embedder, library=number, line=line, work=str(self.work), fills=fills, why=why)
 
-        return self.run_jobs(pool, sizes, job, self._journal)
+        return self.run_jobs(pool, sizes, job, self._journal, notes_starts=fills)
 
     def _end_library(self, task: Task, ended: TaskResult, stop: StopReason | None) -> None:
         """Record how a library ended."""
@@ -450,6 +461,12 @@ def check_library(
         except RegraftError as error:
             return StopReason.of(error)
     return None
+
+
+def _vector_lengths(libraries: Iterable[SurveyedLibrary]) -> VectorLengths:
+    """Return the lengths that an answer may have: one of another length would fit no base, in any run."""
+    dimensions = frozenset(size for one in libraries for size in one.dimensions)
+    return None if None in dimensions else frozenset(size for size in dimensions if size is not None)
 
 
 # --- results ---------------------------------------------------------------------------------------------------------

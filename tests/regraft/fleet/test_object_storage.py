@@ -291,10 +291,10 @@ def test_an_object_without_a_name_for_a_target_is_refused(bucket: str, tmp_path:
 
 
 def test_a_mistake_in_a_table_of_a_store_is_said_with_its_row(bucket: str, tmp_path: Path) -> None:
-    storage_path(f"{bucket}/list.csv").put(b"source,place\nx,y\n")
+    storage_path(f"{bucket}/list.csv").put(b"source,byts\nx,5\n")
     done = fleet("check", f"{bucket}/list.csv", "--results", tmp_path / "out.parquet", "--json")
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
-    assert "list.csv, library 1: place is not a known column" in done.document["error"]["message"]
+    assert "list.csv, line 2: byts is not a column; bytes is" in done.document["error"]["message"]
 
 
 def test_a_library_whose_version_would_lead_out_is_refused(bucket: str) -> None:

@@ -407,7 +407,12 @@ def test_a_dry_run_reports_every_library_and_writes_nothing(backups: Path) -> No
     assert done.document["libraries"] == {"all": 3, "refused": 1, "worth-reading": 2}
     alone = run("migrate", backups / "anna", "--to", backups.parent / "x", "--dry-run", "--json").document
     assert done.document["rows_carried"] == 2 * alone["totals"]["rows"]["carried"]
-    assert migrate(backups, "--dry-run").stdout.endswith("Dry run: nothing was written.\n")
+    assert done.document["target"] is None
+    # Results need not be named, but are without it.
+    given = ("migrate", backups, "--to", backups.parent / "libraries")
+    assert fleet(*given, "--dry-run").stdout.endswith("Dry run: nothing was written.\n")
+    done = fleet(*given)
+    assert (done.status, done.stderr) == (2, "regraft: --results is missing (name a new file, .jsonl or .parquet).\n")
     assert snapshot(backups.parent) == before
 
 

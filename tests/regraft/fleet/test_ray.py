@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,11 @@ def test_a_cluster_comes_to_what_one_machine_comes_to(joined: str, tmp_path: Pat
                 other.findings,
                 other.totals,
             ]
+        own = on_ray[number][0]
+        assert (own.host, own.pid != rows[0].pid) == (socket.gethostname(), True)
+        # What the process printed is there.
+        assert own.log is not None
+        assert (Path(own.log).is_file(), str(own.pid) in Path(own.log).name) == (True, True)
 
 
 def test_a_worker_that_is_killed_takes_only_its_library_along(joined: str, tmp_path: Path) -> None:
