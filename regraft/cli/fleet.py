@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -33,7 +33,7 @@ from regraft.disk import links
 from regraft.errors import WrongUsage
 from regraft.fleet import manifest, results
 from regraft.fleet.jobs import COMMAND_FORMS, CommandOptions
-from regraft.fleet.metrics import Metrics
+from regraft.fleet.metrics import BaseReport, LibraryReport, Metrics
 from regraft.fleet.results import FleetOrder, KnownRows, ResultRow
 from regraft.fleet.run import FleetReport, demand_new_results, fleet_exit_status, left_libraries
 from regraft.fleet.status import FleetStatus
@@ -310,12 +310,14 @@ def backfill(
 @_results_argument
 @_words_argument
 @report_errors
-@_called("resume")
+@_called("fleet resume")
 @struct_options(FleetResumeOptions)
 @_output_options
 def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, output: Output) -> None:
     """Go on with a fleet."""
     order, known = results.read_results(path)
+    # Also if no library gets them.
+    parse_library_options(order.command, (*order.options, *words))
     order = add_options(order, words, left_libraries(order, known, options.only))
     manifest.demand_apart(order.libraries, results.result_files(path))
     if order.command == "backfill":
@@ -541,28 +543,24 @@ def _as_text(report: FleetReport, *, verbose: bool) -> str:
 
 def _failed_lines(report: FleetReport, most: int | None) -> list[str]:
     """Name the libraries and the bases that failed, of each up to a number."""
-    libraries = [
-        (one.outcome, one_line(one.source, LONGEST_NAME), one.message or one.code or "") for one in report.failed
-    ]
-    bases = [
-        (
-            one.outcome,
-            tr(
-                "{base} in {source}",
-                base=one_line(one.name or one.base, LONGEST_NAME),
-                source=one_line(one.source, LONGEST_NAME),
-            ),
-            one.message or one.code or "",
-        )
-        for one in report.failed_bases
-    ]
+
+    def line(one: LibraryReport | BaseReport) -> str:
+        source = one_line(one.source, LONGEST_NAME)
+        what = source
+        if isinstance(one, BaseReport):
+            what = tr("{base} in {source}", base=one_line(one.name or one.base, LONGEST_NAME), source=source)
+        # Many messages begin with the path already.
+        why = (one.message or one.code or "").removeprefix(f"{one.source}: ")
+        return f"  {label_of(one.outcome)}  {tr('{what}: {why}', what=what, why=why) if why else what}"
+
     lines = []
-    for heading, found in ((tr("Failed libraries:"), libraries), (tr("Failed bases:"), bases)):
+    failed: list[tuple[str, Sequence[LibraryReport | BaseReport]]] = [
+        (tr("Failed libraries:"), report.failed),
+        (tr("Failed bases:"), report.failed_bases),
+    ]
+    for heading, found in failed:
         if found:
-            lines.append(heading)
-            # Many messages begin with the path already.
-            shown = [(outcome, name, why.removeprefix(f"{name}: ")) for outcome, name, why in found[:most]]
-            lines += [f"  {label_of(outcome)}  {name}: {why}".removesuffix(": ") for outcome, name, why in shown]
+            lines += [heading, *map(line, found[:most])]
         if len(found[:most]) < len(found):
             lines.append(tr("  and {count:,} more; -v names all", count=len(found) - len(found[:most])))
     return lines

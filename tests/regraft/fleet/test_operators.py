@@ -392,6 +392,8 @@ def test_options_that_no_library_can_have_are_refused_before_a_resume(
     before = snapshot(tmp_path)
     done = fleet("resume", out, "--", "--report", "x.html")
     assert (done.status, "--report writes an extra file" in done.stderr) == (2, True)
+    done = fleet("resume", out, "--only", "unfinished", "--", "--nope")
+    assert (done.status, "No such option" in done.stderr and "--nope" in done.stderr) == (2, True)
     done = fleet("resume", out, "--only", "done")
     assert (done.status, "'done' is not one of 'failed', 'refused', 'unfinished'" in done.stderr) == (2, True)
     assert snapshot(tmp_path) == before
