@@ -262,7 +262,7 @@ def open_metrics(order: FleetOrder, options: FleetOptions, path: Path, own: Iter
 
 def fleet_status(
     path: Path, *, page: Path | None = None, table: Path | None = None, lines: Path | None = None
-) -> tuple[FleetStatus, list[Path]]:
+) -> FleetStatus:
     """Return the state of a fleet that runs or has ended, and write its rows to files.
 
     Args:
@@ -270,9 +270,6 @@ def fleet_status(
         page: an HTML page, which may replace an earlier one.
         table: a new CSV file.
         lines: a new JSON Lines file.
-
-    Returns:
-        The state, and the files that were written.
 
     Raises:
         SourceNotFound, WrongUsage: the path has no results of a fleet, or a file exists already.
@@ -291,7 +288,7 @@ def fleet_status(
     for file in (table, lines):
         if file is not None:
             export_results(file, rows)
-    return found, [one for one in (page, table, lines) if one is not None]
+    return found
 
 
 def _check_table(path: Path, own: Iterable[Path], *, is_lines: bool) -> None:

@@ -342,7 +342,8 @@ def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, outp
 @output_options(follows_links=False, verbose=tr("List every library that did not end well."))
 def status(path: Path, page: Path | None, table: Path | None, lines: Path | None, output: Output) -> None:
     """Show how far a fleet is."""
-    found, written = api_fleet.fleet_status(path, page=page, table=table, lines=lines)
+    found = api_fleet.fleet_status(path, page=page, table=table, lines=lines)
+    written = [one for one in (page, table, lines) if one is not None]
     text = status_lines(found) + _as_text(found, verbose=output.verbose > 0)
     _print_and_exit(found, None, output, text + (format_written(written) if written else ""))
 

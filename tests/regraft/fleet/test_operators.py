@@ -21,6 +21,7 @@ from fleet_libraries import NOW, content
 from harness import REPO, Outcome, run, run_as_given, snapshot
 
 from regraft.disk import lock_files
+from regraft.errors import WrongUsage
 from regraft.fleet import engine, jobs, results
 from regraft.fleet import run as fleet_run
 from regraft.fleet.engine import BaseResult, LibrarySummary, PendingTask, Task, TaskError, TaskResult
@@ -500,3 +501,17 @@ def test_no_message_names_the_folder_of_a_copy(
     assert (ended.status, ended.error.code) == (3, "StoppedBySystem")
     assert str(tmp_path) not in ended.error.message
     assert f"{staged.source}/x" in ended.error.message.replace("\\", "/")
+
+
+def test_the_function_for_programs_returns_what_the_command_prints(backups: Path) -> None:
+    from regraft.api.fleet import fleet_status
+    from regraft.report.document import encoded
+
+    assert migrate(backups).status == 2
+    out = backups.parent / "out.jsonl"
+    status = fleet_status(out, table=backups.parent / "t.csv")
+    printed = fleet("status", out, "--json").document
+    assert {**json.loads(json.dumps(encoded(status))), "run": None} == {**printed, "run": None}
+    assert (backups.parent / "t.csv").is_file()
+    with pytest.raises(WrongUsage, match="is there already"):
+        fleet_status(out, table=backups.parent / "t.csv")
