@@ -94,9 +94,7 @@ class Tally(msgspec.Struct, kw_only=True):
 
     def _remember(self, own: ResultRow, bases: list[ResultRow]) -> None:
         """Keep what a report may say about a library and its bases."""
-        report = LibraryReport(
-            source=own.source, outcome=own.outcome, seconds=own.seconds, code=own.code, message=own.message
-        )
+        report = msgspec.convert(own, LibraryReport, from_attributes=True)
         # Of equally slow libraries, the first in the manifest come first.
         slow = (own.seconds or 0.0, -own.library, report)
         self._slowest = nlargest(SLOWEST, [*self._slowest, slow], key=lambda one: one[:2])
@@ -105,15 +103,7 @@ class Tally(msgspec.Struct, kw_only=True):
         # Of a library that failed itself, its own reason is what counts.
         for base in bases if own.outcome in GOOD else ():
             if base.outcome in _FAILED_BASE and len(self._failed_bases) < _MOST_BASES:
-                named = BaseReport(
-                    source=base.source,
-                    base=str(base.base),
-                    name=base.name,
-                    outcome=base.outcome,
-                    code=base.code,
-                    message=base.message,
-                )
-                self._failed_bases.append((base.library, named))
+                self._failed_bases.append((base.library, msgspec.convert(base, BaseReport, from_attributes=True)))
 
     @property
     def slowest(self) -> list[LibraryReport]:

@@ -166,30 +166,27 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
     return [own, *(_base_row(own, base, has_findings=has_findings) for base in bases)]
 
 
+#: Columns that only the row of a library has.
+_OF_LIBRARY = dict.fromkeys(
+    ("exit_status", "message", "attempts", "seconds", "totals", "options", "host", "pid", "log", "extra")
+)
+
+
 def _base_row(own: ResultRow, base: BaseResult, *, has_findings: bool) -> ResultRow:
     # Where findings are counted by base, a base without any is done, whatever its library is.
     outcome = "done" if has_findings and not base.findings and own.outcome in GOOD else own.outcome
     return msgspec.structs.replace(
         own,
+        **_OF_LIBRARY,
         base=base.id,
         name=base.name,
         outcome=base.status or outcome,
         code=base.code,
-        message=None,
-        exit_status=None,
-        attempts=None,
-        seconds=None,
         bytes=base.bytes,
         rows_read=base.rows.read,
         rows_carried=base.rows.carried,
         skipped=_json(base.rows.skipped),
         findings=_json(base.findings),
-        totals=None,
-        options=None,
-        host=None,
-        pid=None,
-        log=None,
-        extra=None,
     )
 
 

@@ -18,9 +18,18 @@ import msgspec
 
 from regraft import identity
 from regraft.disk import durable, scratch, untrusted_sqlite, writable
-from regraft.embedders import Embedder, Unanswered
+from regraft.embedders import Embedder, TextsRejected, Unanswered
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import STOPPED, BackfillStopped, Declined, FleetRefused, Interrupted, RegraftError
+from regraft.errors import (
+    STOPPED,
+    AnswerUnfit,
+    BackfillStopped,
+    Declined,
+    EmbedderUnsteady,
+    FleetRefused,
+    Interrupted,
+    RegraftError,
+)
 from regraft.fleet import results
 from regraft.fleet.engine import Pool, Task, TaskError, TaskResult
 from regraft.fleet.metrics import Tally
@@ -330,18 +339,54 @@ class FleetBackfill(Fleet, kw_only=True):
             keeper.forget_compared()
             return False
         key, known = min(before.items(), key=lambda one: len(chunk[one[0]]))
-        keeper.forget_compared([key])
-        with fleet_texts.open_distinct_texts(self.work, "fingerprint") as one:
-            one.add([WantedText.of(chunk[key], 0)], None)
-            sending.send(one, terms, keeper, "probes", None, lambda _: None)
-        now = keeper.find([key], "probes").get(key)
-        if now is None:
+        try:
+            [vector] = self._ask(sending, terms, keeper, [chunk[key]])
+        except Unanswered:
             # Nothing more is sent by this run either.
             return True
-        is_same = probing.is_same_vector(known.vector or b"", now.vector or b"")
+        except TextsRejected:
+            vector = b""
+        is_same = probing.is_same_vector(known.vector or b"", vector)
         if not is_same:
             keeper.forget_compared()
         return is_same
+
+    def _ask(
+        self, sending: SendingBackend, terms: SendingTerms, keeper: FleetKeeper, texts: Sequence[str]
+    ) -> Sequence[bytes]:
+        """Send texts as probes, whether or not they have an answer, in this order; returns their vectors.
+
+        Raises:
+            TextsRejected: one of them was rejected.
+            Unanswered: one of them was not sent.
+        """
+        keeper.forget_compared([identity.text_hash(text) for text in texts])
+        with fleet_texts.open_distinct_texts(self.work, "asked") as asked:
+            asked.add([WantedText.of(text, 0) for text in texts], None)
+            sending.send(asked, terms, keeper, "probes", None, lambda _: None)
+        return KnownEmbedder(self.settings, partial(keeper.find, kind="probes"), _CHANGED).embed(texts).vectors
+
+    def _check_steadiness(self, sending: SendingBackend, terms: SendingTerms, keeper: FleetKeeper) -> StopReason | None:
+        """Check that the embedder gives one vector for one text; returns the error for bases without vectors, or None.
+
+        If the embedder does not answer, the keeper permits no more requests.
+        """
+        sentences = [identity.text_hash(text) for text in probing.SENTENCES]
+        if len(keeper.find(sentences, "probes")) == len(sentences):
+            # An earlier run has checked it.
+            return None
+        try:
+            name = self.settings.name
+            probing.compare_vectors(name, name, [], None, partial(self._ask, sending, terms, keeper))
+        except (EmbedderUnsteady, AnswerUnfit) as error:
+            keeper.forget_compared(sentences)
+            return StopReason.of(error)
+        except RegraftError as error:
+            keeper.stop(StopReason.of(error))
+        except Unanswered:
+            # The keeper knows why.
+            pass
+        return None
 
     def _compare(
         self,
@@ -358,10 +403,8 @@ class FleetBackfill(Fleet, kw_only=True):
         has_empty_base = any(
             not sample.raw for library in libraries for sample in fleet_texts.read_samples(self.work, library)
         )
-        sentences = [identity.text_hash(text) for text in probing.SENTENCES]
-        is_steady = len(keeper.find(sentences, "probes")) == len(sentences)
-        if has_empty_base and not is_steady and keeper.stopped() is None:
-            unsteady = sending.check_steadiness(terms, keeper)
+        if has_empty_base and keeper.stopped() is None:
+            unsteady = self._check_steadiness(sending, terms, keeper)
         embedder = KnownEmbedder(self.settings, partial(keeper.find, kind="probes"), _CHANGED)
         refused = {}
         for library in libraries:

@@ -21,22 +21,18 @@ from typing import Any, Protocol
 
 import msgspec
 
-from regraft import embedders, errors, identity
+from regraft import embedders, errors
 from regraft.embedders import Embedder, ServerFailing, Unanswered
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
 from regraft.errors import (
     STOPPED,
-    AnswerUnfit,
     BackfillStopped,
-    EmbedderUnsteady,
-    ProbeRefused,
     RegraftError,
     StoppedBySystem,
 )
-from regraft.fleet.engine import PoolObserver, Task, TaskError, TaskResult, Work, run_tasks
+from regraft.fleet.engine import PoolObserver, Task, TaskResult, Work, run_tasks
 from regraft.fleet.ray_pool import RayCluster, RayPool
 from regraft.language import to_english, tr
-from repair.embedding import probing
 from repair.embedding.answers import (
     AnswerKeeper,
     Keeper,
@@ -201,31 +197,6 @@ def stop_reason(problem: BaseException, settings: EmbedderSettings) -> StopReaso
     raise problem
 
 
-def check_steadiness(embedder: Embedder, keeper: AnswerKeeper) -> StopReason | None:
-    """Check that an embedder gives one vector for one text; returns the error for bases without vectors, or None.
-
-    The requests are counted and the answers stored as probes. If the embedder does not answer, the keeper stops all
-    senders.
-    """
-    answers: dict[str, bytes] = {}
-    settings, meter = embedder.settings, MeteredEmbedder(embedder, keeper.account("probes"))
-
-    def embed(texts: Sequence[str]) -> list[bytes]:
-        vectors = probing.embed_in_batches(embedder, meter.embed)(texts)
-        answers.update(zip(texts, vectors, strict=True))
-        return list(vectors)
-
-    try:
-        probing.compare_vectors(settings.name, settings.name, [], None, embed)
-    except (EmbedderUnsteady, ProbeRefused, AnswerUnfit) as error:
-        return StopReason.of(error)
-    except (RegraftError, ServerFailing, LimitReached) as error:
-        keeper.stop(stop_reason(error, settings))
-        return None
-    keeper.keep({identity.text_hash(text): TextAnswer(vector=vector) for text, vector in answers.items()}, "probes")
-    return None
-
-
 # --- backends --------------------------------------------------------------------------------------------------------
 
 
@@ -279,9 +250,6 @@ class SendingBackend(Protocol):
             KeyboardInterrupt: requests in flight were waited for five seconds, and their answers stored.
         """
 
-    def check_steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> StopReason | None:
-        """Check that the embedder gives one vector for one text; see :func:`check_steadiness`."""
-
 
 class LocalSending:
     """Sends from this process, with as many threads as the configuration says."""
@@ -315,11 +283,6 @@ class LocalSending:
             sender.send(texts.keyed(), step)
         finally:
             sender.close()
-
-    def check_steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> StopReason | None:  # noqa: ARG002
-        """Check that the embedder gives one vector for one text."""
-        assert self._embedder is not None
-        return check_steadiness(self._embedder, keeper)
 
 
 # --- a cluster -------------------------------------------------------------------------------------------------------
@@ -393,28 +356,6 @@ def send_part(job: SendingJob) -> TaskResult:
     return TaskResult(status=0, seconds=time.monotonic() - begun)
 
 
-class SteadinessJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The check of an embedder, for a process of a cluster."""
-
-    terms: SendingTerms
-    keeper: AnswerKeeper
-
-
-def check_steadiness_remotely(job: SteadinessJob) -> TaskResult:
-    """Check that an embedder gives one vector for one text, in a process of a cluster; see :func:`check_steadiness`."""
-    begun, refusal = time.monotonic(), None
-    try:
-        with embedders.open_embedder(job.terms.settings) as embedder:
-            refusal = check_steadiness(embedder, job.keeper)
-    except RegraftError as error:
-        job.keeper.stop(stop_reason(error, job.terms.settings))
-    seconds = time.monotonic() - begun
-    if refusal is None:
-        return TaskResult(status=0, seconds=seconds)
-    found = TaskError(code=str(refusal.code), message=refusal.reason)
-    return TaskResult(status=refusal.exit_status, seconds=seconds, error=found)
-
-
 class RaySending:
     """Sends from a cluster: each part of the texts is a task of a :class:`RayPool`, which Ray places as any other.
 
@@ -481,15 +422,6 @@ class RaySending:
                     deque(pool.answers(_PAUSE), maxlen=0)
                 raise
             progress.update()
-
-    def check_steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> StopReason | None:
-        """Check that the embedder gives one vector for one text, in a process of the cluster."""
-        task = Task(number=0, job=SteadinessJob(terms=terms, keeper=keeper), name="probes")
-        with _translated_errors(), closing(self._pool(check_steadiness_remotely, 1)) as pool:
-            [ended] = self._run([task], pool, None)
-        if ended.error is None or ended.status is None:
-            return None
-        return StopReason(reason=ended.error.message, code=ended.error.code, exit_status=ended.status)
 
     def _pool(self, work: Work, count: int | None) -> RayPool:
         return RayPool(work, None, count, self._max_wait, cluster=self._cluster)

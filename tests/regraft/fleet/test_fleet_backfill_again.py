@@ -15,7 +15,7 @@ import fleet_work
 import pytest
 from extras import needs
 from fault_server import FaultServer, Reply, Request, answer, right, vector_of
-from harness import snapshot
+from harness import run_as_given, snapshot
 from lacking import COMPARED, LACKING, TEXTS, all_vectors, configured, library, many, taken_away, vectors
 from planted_v2 import index
 from three_libraries import NAMES, WANTED, backfill, is_filled, names_beside, resume, rows_in
@@ -180,6 +180,40 @@ def test_a_fill_that_a_full_disk_stopped_goes_on_where_it_is_tried_again(
         done = backfill(stores, configured(tmp_path / "regraft.yaml", server))
     assert (done.status, rows_in(stores)["anna"]["attempts"]) == (0, 2)
     assert vectors(stores / "anna") == all_vectors([*TEXTS, *texts])
+
+
+def test_the_state_of_a_backfill_is_read_while_it_sends(stores: Path, tmp_path: Path) -> None:
+    found = []
+
+    def looking(request: Request) -> Reply:
+        if not found:
+            found.append(run_as_given("fleet", "status", tmp_path / "out.parquet", "--json").document)
+        return right(request)
+
+    with FaultServer() as server:
+        server.behave = looking
+        assert backfill(stores, configured(tmp_path / "regraft.yaml", server)).status == 0
+    [state] = found
+    # Its libraries have been surveyed, and none is being filled.
+    assert (state["command"], state["state"], state["left"], state["in_progress"]) == ("backfill", "running", 3, [])
+    done = run_as_given("fleet", "status", tmp_path / "out.parquet", "--json").document
+    assert (done["state"], done["libraries"]) == ("finished", {"all": 3, "done": 3})
+
+
+def test_only_the_libraries_that_a_limit_stopped_are_filled_by_the_next_run(stores: Path, tmp_path: Path) -> None:
+    shutil.rmtree(stores / "anna")
+    (stores / "anna").write_text("no library")
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server)
+        done = backfill(stores, config, "--max-requests", 1)
+        assert (done.status, done.document["libraries"]) == (2, {"all": 3, "limit-reached": 2, "refused": 1})
+        refused = rows_in(stores)["anna"]
+        for _ in range(20):
+            done = backfill(stores, Path(), "--only", "unfinished", command="resume")
+            if done.document["libraries"] == {"all": 3, "done": 2, "refused": 1}:
+                break
+    assert (done.status, rows_in(stores)["anna"]) == (2, refused)
+    assert all(is_filled(stores / name) for name in NAMES[1:])
 
 
 def test_texts_that_a_library_got_meanwhile_are_of_the_next_run(stores: Path, tmp_path: Path) -> None:
