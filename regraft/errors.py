@@ -703,6 +703,13 @@ class RepairSourceDiffers(RegraftError, ValueError):
     )
 
 
+class ReuseDiffers(RegraftError, ValueError):
+    message = (
+        "{path}: the vectors of {base} cannot be used for {store}: {reason}; nothing was sent or written. Leave this "
+        "source out of --reuse, or out of reuse in regraft.yaml."
+    )
+
+
 # --- profiles ---------------------------------------------------------------------------------------------------------
 
 

@@ -318,7 +318,7 @@ def _value_settings(hint: Any) -> dict[str, Any]:
     """Choose the arguments of ``click.option`` for an annotated type."""
     annotated, limits = hint.__origin__, hint.__metadata__[0]
     if get_origin(annotated) in (tuple, dict):
-        return {"multiple": True}
+        return {"multiple": True, **({"type": PATH} if Path in get_args(annotated) else {})}
     # The type beside None, if the value is optional; it may have limits.
     is_optional = type(None) in get_args(annotated)
     kind = next(one for one in get_args(annotated) if one is not type(None)) if is_optional else annotated

@@ -34,6 +34,7 @@ from repair.changes.store import Store, demand_not_running, open_for_change
 from repair.embedding.filling import EmbeddingRun, FillPart, RunHooks
 from repair.embedding.queue import WAIT_SECONDS
 from repair.embedding.report import BackfillReport, EmbedderName, ScopeOutcome
+from repair.embedding.reuse import open_reuse
 from repair.embedding.scope import BackfillOptions, ChooseEmbedder, Filler, Scope, Target
 from repair.embedding.survey import (
     BackfillSurvey,
@@ -100,15 +101,17 @@ def backfill(
 
     Raises:
         AnswerUnfit, EmbedderDiffers, EmbedderUnsteady, EmbedderRefused: the embedder cannot be used.
+        ReuseDiffers: the vectors of another store cannot be used.
         BackfillStopped, BackfillInterrupted: vectors written before stay.
         RegraftError: refused, nothing was written.
     """
     run = Run(command=options.command, dry_run=options.dry_run, source=options.path)
-    with open_for_change(options.path, options.kind, options.command, options.bases) as store:
+    with open_for_change(options.path, options.kind, options.command, options.bases) as store, ExitStack() as stack:
         run.source_kind = store.found.kind.value
         filler = fillers[store.found.kind]
         settings = choose_settings(choose, store, filler, options)
-        survey = survey_store(store, filler, settings, options)
+        reuse = stack.enter_context(open_reuse(options.reuse, store.root, progress))
+        survey = survey_store(store, filler, settings, options, reuse)
         looked(store, survey)
         for one in survey.targets:
             sample = None if one.sample is None else sampled(one)
@@ -169,7 +172,12 @@ class _Backfill(msgspec.Struct, kw_only=True):
     def execute(self, embedder: Embedder) -> BackfillReport:
         """Take the steps, fill all targets, and report what was done."""
         parts = [
-            FillPart(outcome=one.outcome, sample=one.sample, opened=partial(self._open_target, one))
+            FillPart(
+                outcome=one.outcome,
+                sample=one.sample,
+                opened=partial(self._open_target, one),
+                supply=one.expected.supply,
+            )
             for one in self.survey.targets
         ]
         embedding = EmbeddingRun(
