@@ -233,7 +233,8 @@ class Reuse:
             coming: hashes of further texts that the run adds to the scope first.
         """
         number = self._scopes.setdefault(scope.name, len(self._scopes))
-        self._candidates[number] = found = []
+        found: list[_Candidate] = []
+        self._candidates[number] = found
         keys = ((number, bytes.fromhex(key)) for keys in (scope.lacking(), coming) for key in keys if _is_hash(key))
         with sqlite.transaction(self._db):
             self._db.executemany("INSERT OR IGNORE INTO wanted VALUES (?, ?)", keys)
@@ -474,7 +475,7 @@ def open_reuse(paths: Sequence[ReusePath], store: Path | None, progress: Progres
         yield None
         return
     with ExitStack() as stack:
-        found = []
+        found: list[SourceIndex] = []
         with stage(progress, "Reading", len(paths), "files"):
             for one in paths:
                 progress.at(one.path.name)

@@ -130,13 +130,10 @@ def open_index(path: Path, progress: Progress) -> Iterator[SourceIndex]:
     """
     mark = content_mark(path)
     name = f"{hashlib.sha256(os.fsencode(links.real_path(path))).hexdigest()[:32]}.sqlite"
-    with suppress(OSError, RegraftError, apsw.Error, RuntimeError):
-        cached = cache_folder() / "reuse" / name
-        found = _read_index(path, cached, mark)
-        if found is not None:
-            logger.info("%s: %s is up to date", path, cached)
-            yield found
-            return
+    found = _find_kept(path, name, mark)
+    if found is not None:
+        yield found
+        return
     with scratch.temporary_folder() as folder:
         made = folder / name
         _write_index(path, made, mark, progress)
@@ -144,6 +141,14 @@ def open_index(path: Path, progress: Progress) -> Iterator[SourceIndex]:
         found = _read_index(path, kept, mark)
         assert found is not None
         yield msgspec.structs.replace(found, is_cached=False)
+
+
+def _find_kept(path: Path, name: str, mark: str) -> SourceIndex | None:
+    """Return the index in the cache if it is that of the source as it is now; one that cannot be read is made again."""
+    # RuntimeError: the system does not say where the user's home is.
+    with suppress(OSError, RegraftError, apsw.Error, RuntimeError):
+        return _read_index(path, cache_folder() / "reuse" / name, mark)
+    return None
 
 
 def _keep(made: Path, name: str) -> Path:

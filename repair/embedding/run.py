@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 
 import msgspec
+from msgspec import structs
 
 from regraft import embedders, identity
 from regraft.embedders import Embedder
@@ -31,6 +32,7 @@ from repair.changes.plan import Action, Unresolved
 from repair.changes.run import ChangeReport, Planner, base_names, run_command
 from repair.changes.session import Session
 from repair.changes.store import Store, demand_not_running, open_for_change
+from repair.embedding.answers import KnownEmbedder
 from repair.embedding.filling import EmbeddingRun, FillPart, RunHooks
 from repair.embedding.queue import WAIT_SECONDS
 from repair.embedding.report import BackfillReport, EmbedderName, ScopeOutcome
@@ -120,12 +122,21 @@ def backfill(
         planned = work.report()
         if options.dry_run or not survey.is_needed:
             return planned
+        if isinstance(settings, UnnamedEmbedder) and survey.sends:
+            # Raises: without an embedder, only what is taken from other stores can be filled in.
+            choose_settings(choose, store, filler, structs.replace(options, reuse=()))
         demand_not_running(store)
         _demand_writable(store, survey)
-        with opened(settings) as embedder:
+        with opened(settings) if survey.sends or not options.reuse else _open_nothing(settings) as embedder:
             if not show_plan(planned):
                 raise Declined(path=options.path)
             return work.execute(embedder)
+
+
+@contextmanager
+def _open_nothing(settings: EmbedderSettings) -> Iterator[Embedder]:
+    """Stand in for an embedder that is not needed: it has no answers, to texts that are added during the run either."""
+    yield KnownEmbedder(settings, lambda _: {}, tr("it was added during the run"))
 
 
 def _demand_writable(store: Store, survey: BackfillSurvey) -> None:
@@ -359,6 +370,8 @@ class _Backfill(msgspec.Struct, kw_only=True):
         if not self._is_unnamed or not self.survey.is_needed:
             return None
         outcomes = [one.outcome for one in self.survey.targets if one.outcome.planned.texts or one.target.is_new]
+        if not outcomes:
+            return None
         needs = [ModelNeed(model_id=one.model_id, dimensions=one.dimensions, label=one.name) for one in outcomes]
         return suggest_config(needs, self.options.config, command_line(self.options))
 

@@ -69,7 +69,7 @@ def unnamed_embedder(models: Iterable[str]) -> UnnamedEmbedder:
 
 
 def choose_settings(choose: ChooseEmbedder, store: Store, filler: Filler, options: BackfillOptions) -> EmbedderSettings:
-    """Choose the configured embedder; in a dry run without one, a stand-in.
+    """Choose the configured embedder; without one in a dry run, or with sources of vectors, a stand-in.
 
     Raises:
         EmbedderUnnamed: none is configured; its fact ``suggestion`` is the configuration to write.
@@ -81,7 +81,7 @@ def choose_settings(choose: ChooseEmbedder, store: Store, filler: Filler, option
     except EmbedderUnnamed as error:
         if options.command not in _COMMANDS or not is_unconfigured(error):
             raise
-        if options.dry_run:
+        if options.dry_run or options.reuse:
             return unnamed_embedder(models or known_models(store, filler, options))
         needs = needed_models(store, filler, options)
         raise add_suggestion(error, suggest_config(needs, options.config, command_line(options))) from error
@@ -333,6 +333,16 @@ class BackfillSurvey(msgspec.Struct, kw_only=True):
             one.outcome.survey.lacking or one.target.is_new or one.target.is_unfinished for one in self.targets
         )
 
+    @property
+    def sends(self) -> bool:
+        """Whether any text has to be embedded, be it only to compare vectors."""
+        return any(one.sample is not None or one.outcome.planned.texts for one in self.targets)
+
+
+def _texts_of_plan(plan: Plan, base: str) -> Callable[[], Iterable[tuple[str, str]]]:
+    """Return the texts that a plan adds to a base, with their hashes."""
+    return plan.bodies.get(base, lambda: ())
+
 
 def survey_store(
     store: Store,
@@ -355,7 +365,7 @@ def survey_store(
     survey = BackfillSurvey(targets=[], left=list(found.left), first=first, steps=found.steps)
     if reuse is not None:
         for target in found.targets:
-            coming = first.bodies.get(target.base_id, lambda: ())
+            coming = _texts_of_plan(first, target.base_id)
             # What cannot be opened is reported below.
             with _skip_unfit(target, []), target.opened(store.root) as scope:
                 reuse.want(scope, target.model_id, settings, (key for key, _ in coming()))
@@ -381,7 +391,7 @@ def _survey_target(
     if target.base_id in first.bodies:
         expected.coming = sized_new_units(scope, first.bodies[target.base_id](), tokens_of)
     if reuse is not None:
-        expected.supply = reuse.supply(scope, first.bodies.get(target.base_id, lambda: ()))
+        expected.supply = reuse.supply(scope, _texts_of_plan(first, target.base_id))
     canaries = () if expected.supply is None else expected.supply.canaries
     # False if all texts without a vector are blank, or get that of another store.
     is_embedded = next(expected.sized(scope, tokens_of), None) is not None
