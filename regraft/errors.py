@@ -636,7 +636,7 @@ class ConsentMissing(RegraftError, RuntimeError):
     )
 
 
-# --- packs, backups of version 7, other profiles ----------------------------------------------------------------------
+# --- packs, backups of version 7, profiles ----------------------------------------------------------------------------
 
 
 class PackUnreadable(RegraftError, ValueError):
@@ -708,9 +708,6 @@ class ReuseDiffers(RegraftError, ValueError):
         "{path}: the vectors of {base} cannot be used for {store}: {reason}; nothing was sent or written. Leave this "
         "source out of --reuse, or out of reuse in regraft.yaml."
     )
-
-
-# --- profiles ---------------------------------------------------------------------------------------------------------
 
 
 class ProfilePending(RegraftError, BlockingIOError):

@@ -83,7 +83,7 @@ class StoredVectors(msgspec.Struct, frozen=True, kw_only=True):
     """Vectors of one model in a store; the rows are read while the store is open."""
 
     name: str
-    model_id: str
+    model_id: str | None
     dimensions: int
     rows: Iterator[TextVector]
 

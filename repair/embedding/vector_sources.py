@@ -16,7 +16,7 @@ import msgspec
 
 from migrators.pipeline.source import BaseDraft, Options, Pipeline
 from migrators.pipeline.source_files import vector_file_in_tree
-from migrators.registry import pipeline_of
+from migrators.registry import pipeline_of, read_parquet_vectors
 from regraft import identity
 from regraft.disk import sqlite
 from regraft.errors import ProfileInUse, RegraftError
@@ -25,13 +25,12 @@ from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_i
 from regraft.formats.cherry_v2.index.opening import READ_ERRORS
 from regraft.formats.cherry_v2.index.schema import IS_USABLE_SQL, choose_vector_length, count_vector_lengths
 from regraft.formats.cherry_v2.layout import StoreFile
-from regraft.formats.parquet import unit_file
 from regraft.formats.vector_survey import StoreProblem
 from regraft.kinds import V2_LAYOUTS
 from regraft.language import tr
 from regraft.stores import systems
 from regraft.stores.locate import open_store, unpack_archive
-from regraft.stores.systems import Located, TextVector
+from regraft.stores.systems import Located, StoredVectors, TextVector
 from regraft.text import decode_utf8
 
 _PARQUET = b"PAR1"
@@ -86,7 +85,7 @@ def read_source(path: Path) -> Iterator[SourceBase]:
         RegraftError: it cannot be recognized or read.
     """
     if is_parquet(path):
-        yield from _parquet_bases(path)
+        yield from map(_source_base, read_parquet_vectors(path))
         return
     with open_store(path) as found:
         sign = profile.detect_running_app(found.profile) if found.profile is not None else None
@@ -95,14 +94,17 @@ def read_source(path: Path) -> Iterator[SourceBase]:
         read = systems.system_of(found.kind).text_vectors if found.kind.system else None
         vectors = None if read is None else read(found)
         if vectors is not None:
-            for one in vectors:
-                yield SourceBase(name=one.name, model_id=one.model_id, dimensions=one.dimensions, rows=one.rows)
+            yield from map(_source_base, vectors)
             return
         if found.kind in V2_LAYOUTS:
             yield from _index_bases(found)
             if not found.stores.has_preview:
                 return
         yield from _pipeline_bases(found, pipeline_of(found, adopt_orphans=True))
+
+
+def _source_base(one: StoredVectors) -> SourceBase:
+    return SourceBase(name=one.name, model_id=one.model_id, dimensions=one.dimensions, rows=one.rows)
 
 
 # --- the current layout ----------------------------------------------------------------------------------------------
@@ -190,24 +192,6 @@ def _open_table(found: Located, pipeline: Pipeline, draft: BaseDraft, options: O
     size, rows = stack.enter_context(pipeline.table.every_row(table))
     hashed = ((identity.text_hash(text), vector) for text, vector in rows)
     return SourceBase(name=draft.name, model_id=draft.embedding.id, dimensions=size // 4, rows=hashed)
-
-
-# --- Parquet ---------------------------------------------------------------------------------------------------------
-
-
-def _parquet_bases(path: Path) -> Iterator[SourceBase]:
-    about = unit_file.read_metadata(path)
-    for base in about.bases:
-        if base.dimensions:
-            rows = _parquet_rows(path, base.id)
-            yield SourceBase(name=base.name, model_id=base.model, dimensions=base.dimensions, rows=rows)
-
-
-def _parquet_rows(path: Path, base: str) -> Iterator[TextVector]:
-    for row in unit_file.read_rows(path):
-        if row.base == base and row.vector is not None and row.text is not None:
-            text = row.text if isinstance(row.text, str) else decode_utf8(bytes(row.text))
-            yield identity.text_hash(text), row.vector
 
 
 __all__ = ["SourceBase", "is_parquet", "read_source"]
