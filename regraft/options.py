@@ -336,6 +336,10 @@ class RepairOptions(ChangeOptions, frozen=True, kw_only=True):
             option="--from",
         ),
     ] = None
+    moved: Annotated[
+        dict[str, str],
+        _option(tr("The originals at or below OLD are at NEW now: correct the catalog; may be repeated."), "OLD=NEW"),
+    ] = {}
     unproven: Annotated[
         bool,
         _option(tr("Chroma: also keep vectors whose text or length nothing in the folder proves.")),

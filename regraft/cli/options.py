@@ -259,15 +259,17 @@ def build_options(struct: type[Options], values: dict[str, Any]) -> Options:
     """Make an options struct from what click parsed; fields without a value keep their default.
 
     Raises:
-        ModelOptionInvalid: a value of ``--map-model`` has not the form OLD=NEW.
+        ModelOptionInvalid, WrongUsage: a value of ``--map-model`` or ``--moved`` has not the form OLD=NEW.
     """
     hints = get_type_hints(struct, include_extras=True)
     for name, value in values.items():
         if hints[name].__metadata__[-1].extra["off"]:
             values[name] = not value
-        elif name == "map_model":
+        elif name in ("map_model", "moved"):
             pairs = [text.partition("=") for text in value]
             for old, separator, _ in pairs:
+                if not separator and name == "moved":
+                    raise WrongUsage(problem=tr("--moved {old} has no new path", old=old), hint=tr("write OLD=NEW"))
                 if not separator:
                     reason = tr("write OLD=NEW, NEW as provider::model")
                     raise ModelOptionInvalid(option="--map-model", value=old, reason=reason)
