@@ -31,16 +31,16 @@ from regraft.text import is_blank, printable
 from repair.embedding import probing
 from repair.embedding.budget import BudgetedEmbedder
 from repair.embedding.report import ReusedVectors, ScopeOutcome
-from repair.embedding.reuse_index import (
+from repair.embedding.scope import ReusePath, Scope
+from repair.embedding.vector_sources import (
     IndexedBase,
     SourceIndex,
     is_unit_length,
     open_index,
+    read_source,
     usable_rows,
     vector_norm,
 )
-from repair.embedding.scope import ReusePath, Scope
-from repair.embedding.vector_sources import read_source
 
 #: Texts with a vector in both that are compared, and texts of a canary.
 COMPARED = 8
@@ -49,6 +49,7 @@ MIN_STORED_COSINE = 0.9999
 #: Their norms differ at most by this share.
 _NORM_TOLERANCE = 2e-3
 _CHUNK = 256
+#: A text hash; a damaged index may have other keys.
 _HASH = re.compile("[0-9a-f]{64}")
 _TABLES = (
     "CREATE TABLE wanted (scope INTEGER, hash BLOB, PRIMARY KEY (scope, hash)) WITHOUT ROWID",
@@ -235,7 +236,9 @@ class Reuse:
         number = self._scopes.setdefault(scope.name, len(self._scopes))
         found: list[_Candidate] = []
         self._candidates[number] = found
-        keys = ((number, bytes.fromhex(key)) for keys in (scope.lacking(), coming) for key in keys if _is_hash(key))
+        keys = (
+            (number, bytes.fromhex(key)) for keys in (scope.lacking(), coming) for key in keys if _HASH.fullmatch(key)
+        )
         with sqlite.transaction(self._db):
             self._db.executemany("INSERT OR IGNORE INTO wanted VALUES (?, ?)", keys)
         for position, index in enumerate(self._sources):
@@ -444,11 +447,6 @@ def _outcome(one: _Candidate, *, planned: int = 0, compared: int = 0, reason: st
         compared=compared,
         reason=reason,
     )
-
-
-def _is_hash(key: str) -> bool:
-    """Whether a key is a text hash; a damaged index may have others."""
-    return _HASH.fullmatch(key) is not None
 
 
 def _json(keys: Sequence[str]) -> str:

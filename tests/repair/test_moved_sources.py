@@ -18,7 +18,7 @@ from planted_v2 import KB, OTHER, library, run_sql
 
 from checks.cherry_v2 import catalog_rows
 from regraft.errors import WrongUsage
-from repair.cherry_v2.moved_sources import MovedRoot, rewrite_source
+from repair.cherry_v2.item_paths import MovedRoot, rewrite_source
 
 REFUSED = 2
 

@@ -31,7 +31,7 @@ from repair.changes.options import RepairOptions
 from repair.changes.plan import FindingsByBase, Plan, RowsChange, Unresolved, group_by_base
 from repair.changes.schema_objects import merge_changes
 from repair.changes.store import Store
-from repair.cherry_v2 import adopt, base_models, from_source, item_paths, moved_sources, salvage
+from repair.cherry_v2 import adopt, base_models, from_source, item_paths, salvage
 from repair.cherry_v2.item_paths import NewPaths, find_new_paths, read_material_paths
 from repair.cherry_v2.protection import Protection
 from repair.cherry_v2.rules import catalog as rules_catalog
@@ -55,7 +55,7 @@ def plan(store: Store, options: RepairOptions) -> Plan:
             base without a model are meant without ``model``, or with other findings.
     """
     if options.moved:
-        return moved_sources.plan(store, options)
+        return item_paths.plan_moved(store, options)
     if options.source is not None:
         return from_source.plan(store, options)
     adopt.demand_adopt_options(options)

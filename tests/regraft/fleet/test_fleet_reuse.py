@@ -20,7 +20,7 @@ from three_libraries import MORE, NAMES, backfill, is_filled, rows_in
 
 from regraft import identity
 from regraft.fleet.engine import LocalPool
-from repair.embedding import reuse_index
+from repair.embedding import vector_sources
 
 pytestmark = needs("parquet")
 
@@ -112,11 +112,11 @@ def test_a_store_that_lies_about_texts_in_both_is_refused_before_anything_is_sen
 
 
 def test_the_cache_is_where_the_system_has_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reuse_index.sys, "platform", "linux")
-    monkeypatch.setattr(reuse_index.os, "name", "posix")
-    assert reuse_index.cache_folder() == tmp_path / "cache" / "regraft"
+    monkeypatch.setattr(vector_sources.sys, "platform", "linux")
+    monkeypatch.setattr(vector_sources.os, "name", "posix")
+    assert vector_sources.cache_folder() == tmp_path / "cache" / "regraft"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert reuse_index.cache_folder() == tmp_path / ".cache" / "regraft"
-    monkeypatch.setattr(reuse_index.sys, "platform", "darwin")
-    assert reuse_index.cache_folder() == tmp_path / "Library" / "Caches" / "regraft"
+    assert vector_sources.cache_folder() == tmp_path / ".cache" / "regraft"
+    monkeypatch.setattr(vector_sources.sys, "platform", "darwin")
+    assert vector_sources.cache_folder() == tmp_path / "Library" / "Caches" / "regraft"

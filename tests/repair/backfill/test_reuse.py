@@ -43,7 +43,7 @@ from stand_ins import KILLED, die
 from whole_rsclaw import healthy
 
 from regraft import identity
-from repair.embedding import reuse_index, vector_sources
+from repair.embedding import vector_sources
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
@@ -54,7 +54,7 @@ READY = [text for text in TEXTS if text not in LACKING]
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give each test a cache of its own."""
-    monkeypatch.setattr(reuse_index, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(vector_sources, "cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -479,11 +479,13 @@ def test_the_index_of_a_source_is_kept_until_its_content_changes(
 ) -> None:
     read: list[Path] = []
 
+    original = vector_sources.read_source
+
     def counted(path: Path) -> Any:
         read.append(path)
-        return vector_sources.read_source(path)
+        return original(path)
 
-    monkeypatch.setattr(reuse_index, "read_source", counted)
+    monkeypatch.setattr(vector_sources, "read_source", counted)
     source = with_vectors(shutil.copytree(whole, tmp_path / "source"), vector_of, [*LACKING[:4], *READY])
     path = index(source)
     words = ("--reuse", source, "--dry-run")
