@@ -416,7 +416,7 @@ def _read_hashes(one: _Candidate) -> Iterator[str]:
         SourceUnreadable: the index of the source is damaged.
     """
     with _report_damage(one.index), sqlite.open_readonly(one.index.file) as db:
-        query = "SELECT hash FROM entry WHERE base = ? ORDER BY hash"
+        query = "SELECT hash FROM entry WHERE base = ? AND typeof(hash) = 'blob' ORDER BY hash"
         for (key,) in db.execute(query, (one.base.number,)):
             raw: Any = key
             yield bytes(raw).hex()
