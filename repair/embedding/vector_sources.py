@@ -29,7 +29,7 @@ from migrators.pipeline.source import BaseDraft, Options, Pipeline
 from migrators.pipeline.source_files import vector_file_in_tree
 from migrators.registry import pipeline_of, read_parquet_vectors
 from regraft import identity
-from regraft.disk import durable, file_paths, links, scratch, sqlite, writable
+from regraft.disk import durable, file_paths, links, scratch, sqlite, untrusted_sqlite, writable
 from regraft.errors import ProfileInUse, RegraftError, SourceNotFound, SourceUnreadable
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_id_text, read_catalog
@@ -171,6 +171,10 @@ def _catalog_rows(found: Located) -> dict[str, Row]:
 
 def _open_index(path: Path, store: StoreFile, row: Row, stack: ExitStack) -> SourceBase:
     db = stack.enter_context(sqlite.open_readonly(path, vectors=True, beside_writers=True))
+    tables = untrusted_sqlite.table_statements(db)
+    if any(name not in tables or untrusted_sqlite.is_virtual(tables[name]) for name in ("embedding", "search_text")):
+        # A view of an untrusted file could run forever.
+        raise ValueError(tr("its tables are not those of an index"))
     stated, model = row.get("dimensions"), row.get("embedding_model_id")
     size = choose_vector_length(
         count_vector_lengths(db), stated if isinstance(stated, int) and 0 < stated <= 1 << 20 else None

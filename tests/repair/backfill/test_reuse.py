@@ -544,6 +544,22 @@ def test_a_text_that_does_not_match_its_hash_gives_no_vector(
     assert vectors(store) == all_vectors()
 
 
+def test_a_source_whose_table_is_a_view_is_not_run(
+    store: Path, whole: Path, server: FaultServer, config: Path, tmp_path: Path
+) -> None:
+    """A view of an untrusted file could run forever: the base is passed over."""
+    source = shutil.copytree(whole, tmp_path / "source")
+    endless = "WITH RECURSIVE one(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM one) SELECT n AS embedding_text_hash"
+    run_sql(
+        index(source),
+        "ALTER TABLE embedding RENAME TO other",
+        f"CREATE VIEW embedding AS {endless}, x'00' AS vector_blob FROM one",
+    )
+    scope = taken(store, config, source)
+    assert (scope["reused"], scope["reused_from"]) == (0, [])
+    assert vectors(store) == all_vectors()
+
+
 def test_a_v1_file_with_vectors_of_two_lengths_gives_those_of_the_usual_one(
     store: Path, whole: Path, server: FaultServer, config: Path, tmp_path: Path
 ) -> None:
