@@ -423,9 +423,7 @@ def _moved_actions(base: str, moved: Sequence[tuple[Row, str]], roots: Sequence[
         yield Action(action="set-source", message=message, base=base, count=count, finding=v2.ITEM_SOURCE_MISSING)
 
 
-def _moved_left(
-    base: str, moved: Sequence[tuple[Row, str]], fitting: Sequence[tuple[Row, str]]
-) -> Iterator[Unresolved]:
+def _moved_left(base: str, moved: Sequence[object], fitting: Sequence[tuple[Row, str]]) -> Iterator[Unresolved]:
     """Yield originals that are not at their new path either, and paths that cannot be written."""
     missing = [new for _, new in fitting if is_source_missing(new)]
     if missing:
@@ -434,10 +432,11 @@ def _moved_left(
             items=format_count(len(missing), "original"),
             path=printable(missing[0]),
         )
-        yield Unresolved.registered(v2.ITEM_SOURCE_MISSING, reason, base=base, count=len(missing))
+        # A warning, unlike the finding: the user asked for these paths.
+        yield Unresolved(finding=v2.ITEM_SOURCE_MISSING, reason=reason, base=base, count=len(missing))
     if len(fitting) < len(moved):
-        reason = tr("the path is not valid Unicode")
-        yield Unresolved.registered(v2.ITEM_SOURCE_MISSING, reason, base=base, count=len(moved) - len(fitting))
+        reason, count = tr("the path is not valid Unicode"), len(moved) - len(fitting)
+        yield Unresolved(finding=v2.ITEM_SOURCE_MISSING, reason=reason, base=base, count=count)
 
 
 def _demand_known(roots: Sequence[MovedRoot], items: Mapping[str, Sequence[Row]]) -> None:

@@ -233,12 +233,12 @@ def test_paths_are_corrected_and_nothing_else_is(store: Path, home: Path) -> Non
     with untouched(store):
         planned = moved(store, pair, options=("--dry-run",))
     done = moved(store, pair)
-    assert (planned.status, done.status) == (0, 0)
+    assert (planned.status, done.status) == (1, 1)
     [action] = done.document["actions"]
     assert (action["action"], action["base"], action["count"]) == ("set-source", KB, 3)
     assert planned.document["actions"] == done.document["actions"]
     [left] = done.document["left"]
-    assert (left["finding"], left["count"]) == ("item.source-missing", 1)
+    assert (left["finding"], left["count"], left["severity"]) == ("item.source-missing", 1, "warning")
     assert str(new / "a" / "gone.txt") in left["reason"]
     after = rows(store)
     expected = {"there": new / "there.txt", "folder": new, "child": new / "a" / "gone.txt"}
