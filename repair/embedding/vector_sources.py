@@ -65,7 +65,9 @@ _INVALID = {
 #: A vector whose norm differs from 1 by less is of unit length: float16 and normalization in float32 explain it.
 UNIT_TOLERANCE = 2e-3
 #: Bytes of a file that are hashed: all of a small one, of a large one this many blocks from its start to its end.
-_BLOCK, _BLOCKS = 1 << 14, 64
+_BLOCK, _BLOCKS = 1 << 12, 64
+#: Folders with these words at the end of their name have none of a source's data, but many files: those of a browser.
+_CACHES = ("Cache", "CacheStorage", ".regraft")
 #: A folder with more files is not marked file by file.
 _MOST_FILES = 100_000
 _PARQUET = b"PAR1"
@@ -423,10 +425,12 @@ def content_mark(path: Path) -> str:
         SourceNotFound, SourceUnreadable
     """
     digest = hashlib.sha256(b"%d" % _VERSION)
+    # However it is named: as a relative path, or behind a link.
+    real = links.real_path(path)
     try:
-        if not path.is_dir():
-            _add_content(digest, path)
-        for file in _companions(path):
+        if not real.is_dir():
+            _add_content(digest, real)
+        for file in _companions(real):
             digest.update(os.fsencode(str(file)) + b"\0")
             # A file that cannot be read has no part in it; reading the source will tell.
             with suppress(OSError):
@@ -442,19 +446,16 @@ def _companions(path: Path) -> Iterator[Path]:
     """Yield the logs and the sidecar of a file, or the files below a folder, without regraft's own records."""
     if not path.is_dir():
         starts = (f"{path.name}-", f"{path.name}.")
-        yield from sorted(other for other in path.absolute().parent.iterdir() if other.name.startswith(starts))
+        with suppress(PermissionError):
+            yield from sorted(other for other in path.parent.iterdir() if other.name.startswith(starts))
         return
     files = 0
-    for folder, folders, names in os.walk(path, onerror=_raise):
-        folders[:] = sorted(name for name in folders if name != ".regraft")
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.endswith(_CACHES))
         files += len(names)
         if files > _MOST_FILES:
             return
         yield from (Path(folder, name) for name in sorted(names))
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _add_content(digest: Any, file: Path) -> None:
