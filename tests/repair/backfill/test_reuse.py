@@ -477,21 +477,20 @@ def test_a_restored_base_takes_vectors_of_its_new_model(
 def test_the_index_of_a_source_is_kept_until_its_content_changes(
     store: Path, whole: Path, server: FaultServer, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[Path] = []
+    made: list[Path] = []
+    original = vector_sources._write_index
 
-    original = vector_sources.read_source
+    def counted(path: Path, *arguments: Any) -> None:
+        made.append(path)
+        original(path, *arguments)
 
-    def counted(path: Path) -> Any:
-        read.append(path)
-        return original(path)
-
-    monkeypatch.setattr(vector_sources, "read_source", counted)
+    monkeypatch.setattr(vector_sources, "_write_index", counted)
     source = with_vectors(shutil.copytree(whole, tmp_path / "source"), vector_of, [*LACKING[:4], *READY])
     path = index(source)
     words = ("--reuse", source, "--dry-run")
     assert scope_of(backfill(store, config, *words))["planned"]["reused"] == 4
     assert scope_of(backfill(store, config, *words))["planned"]["reused"] == 4
-    assert read == [source]
+    assert made == [source]
     # Another vector: the size of the file and its time stay the same.
     status = path.stat()
     with closing(sqlite3.connect(path)) as db, db:
@@ -503,7 +502,7 @@ def test_the_index_of_a_source_is_kept_until_its_content_changes(
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
     taken(store, config, source)
-    assert read == [source, source]
+    assert made == [source, source]
     assert sorted(set(server.texts) - set(READY)) == sorted({*LACKING[4:]} - {LACKING[8]} | {LACKING[0]})
     assert vectors(store) == all_vectors()
 
