@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ from regraft.report.migration import MigrationReport, SourcePlan
 from regraft.report.progress import Progress
 from regraft.stores import systems
 from regraft.stores.locate import Located
+from regraft.stores.systems import StoredVectors
 
 
 def _explain_not_migratable(kind: Kind) -> str:
@@ -58,6 +59,11 @@ def pipeline_of(source: Located, *, adopt_orphans: bool = False) -> Pipeline:
 def import_parquet(paths: tuple[Path, ...], target: Path, options: Options, progress: Progress) -> Migration:
     """Import files of ``regraft export`` into a library; see :func:`migrators.parquet.import_files`."""
     return cast(Migration, import_module("migrators.parquet").import_files(paths, target, options, progress))
+
+
+def read_parquet_vectors(path: Path) -> Iterator[StoredVectors]:
+    """Yield the vectors of a file of ``regraft export``, base by base; see :func:`migrators.parquet.read_vectors`."""
+    return cast(Iterator[StoredVectors], import_module("migrators.parquet").read_vectors(path))
 
 
 def _load_pipeline(system: str) -> Pipeline:

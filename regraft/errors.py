@@ -636,7 +636,7 @@ class ConsentMissing(RegraftError, RuntimeError):
     )
 
 
-# --- packs, backups of version 7, other profiles ----------------------------------------------------------------------
+# --- packs, backups of version 7, profiles ----------------------------------------------------------------------------
 
 
 class PackUnreadable(RegraftError, ValueError):
@@ -703,7 +703,11 @@ class RepairSourceDiffers(RegraftError, ValueError):
     )
 
 
-# --- profiles ---------------------------------------------------------------------------------------------------------
+class ReuseDiffers(RegraftError, ValueError):
+    message = (
+        "{path}: the vectors of {base} cannot be used for {store}: {reason}; nothing was sent or written. Leave this "
+        "source out of --reuse, or out of reuse in regraft.yaml."
+    )
 
 
 class ProfilePending(RegraftError, BlockingIOError):

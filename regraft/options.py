@@ -93,6 +93,16 @@ Embedder = Annotated[
     str | None,
     _option(tr("Name of the embedder in the configuration; optional if only one fits."), "NAME"),
 ]
+Reuse = Annotated[
+    tuple[Path, ...],
+    _option(
+        tr("Take vectors from this store, backup or export instead of sending their texts; may be repeated."), "PATH"
+    ),
+]
+#: Whether the sources in the configuration are used too.
+ReuseConfigured = Annotated[
+    bool, _option(tr("Do not use the sources of vectors in the configuration."), off="--no-reuse")
+]
 Limit = Annotated[Annotated[int, Meta(ge=1)] | None, _option(tr("Embed at most N texts."), "N")]
 MaxRequests = Annotated[Annotated[int, Meta(ge=1)] | None, _option(tr("Send at most N requests."), "N")]
 #: In the currency of the configured price.
@@ -326,6 +336,10 @@ class RepairOptions(ChangeOptions, frozen=True, kw_only=True):
             option="--from",
         ),
     ] = None
+    moved: Annotated[
+        dict[str, str],
+        _option(tr("The originals at or below OLD are at NEW now: correct the catalog; may be repeated."), "OLD=NEW"),
+    ] = {}
     unproven: Annotated[
         bool,
         _option(tr("Chroma: also keep vectors whose text or length nothing in the folder proves.")),
@@ -399,6 +413,9 @@ class RebuildOptions(ChangeOptions, frozen=True, kw_only=True):
 class BackfillOptions(RebuildOptions, frozen=True, kw_only=True):
     """Options of ``regraft backfill``; ``model`` needs ``dimensions``."""
 
+    reuse: Reuse = ()
+    reuse_configured: ReuseConfigured = True
+
     model: Annotated[str | None, _option(tr("Give bases without a model this one, provider::model."), "ID")] = None
     dimensions: Annotated[Annotated[int, Meta(ge=1, le=65536)] | None, _option(tr("Length of its vectors."), "N")] = (
         None
@@ -434,6 +451,8 @@ class RestoreOptions(Options, frozen=True, kw_only=True):
         _option(tr("Length of its vectors.  [default: the embedder's]"), "N"),
     ] = None
     name: Annotated[str | None, _option(tr("The name of the new base.  [default: that of the old one]"), "NAME")] = None
+    reuse: Reuse = ()
+    reuse_configured: ReuseConfigured = True
     now_ms: Annotated[
         int | None, _option(tr("The run's time, ISO 8601 with Z.  [default: now]"), "TIME", option="--now")
     ] = None
@@ -499,6 +518,8 @@ class FleetBackfillOptions(FleetOptions, frozen=True, kw_only=True):
     max_requests: MaxRequests = None
     max_cost: MaxCost = None
     probe: Probe = True
+    reuse: Reuse = ()
+    reuse_configured: ReuseConfigured = True
 
 
 #: The struct of each command that takes options, by the command's name.

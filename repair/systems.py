@@ -102,7 +102,7 @@ def plan_repair(store: Store, options: RepairOptions) -> Plan:
         WrongUsage: an option is for v2 data only.
     """
     is_given = {"--model": options.model is not None, "--adopt": options.adopt, "--salvage": options.salvage}
-    _demand_v2(store, {**is_given, "--from": options.source is not None})
+    _demand_v2(store, {**is_given, "--from": options.source is not None, "--moved": bool(options.moved)})
     if options.unproven and store.found.kind is not Kind.CHROMA:
         problem = tr("--unproven applies only to {kind}", kind=KIND_NAMES[Kind.CHROMA])
         raise WrongUsage(problem=problem, hint=tr("leave it out"))

@@ -128,6 +128,15 @@ def leave_out(config: pytest.Config, items: list[pytest.Item], left_out: list[py
         items[:] = [item for item in items if item not in others]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the caches of the user who runs the tests out of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+            patch.setenv(name, str(tmp_path_factory.mktemp("caches")))
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def may_write(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let tests call what writes: below their own folders, as a command lets what it calls."""

@@ -416,6 +416,8 @@ def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
         used = {row.get(name) for row in catalog.bases for name in ("embedding_model_id", "rerank_model_id")}
         catalog_rows.check_models(catalog.models or (), used, state.findings)
     catalog_rows.check_items(catalog, chosen, is_running, state.findings)
+    if state.findings.level >= Level.DEFAULT:
+        catalog_rows.check_sources(catalog, chosen, state.findings)
 
 
 def _check_base(root: Path, base: _Base, state: _StoreAudit) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from checks.audit.collector import FindingCollector
 from checks.cherry_v2 import findings as v2
+from regraft.disk import file_paths
 from regraft.formats.cherry_v2.catalog_generation import REQUIRED_MODEL_COLUMNS
 from regraft.formats.cherry_v2.catalog_reader import (
     DATA_FIELDS,
@@ -23,6 +27,9 @@ from regraft.report.labels import label_of
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
 from regraft.text import is_blank
 
+#: Home folders, disks and drives by which a computer is recognized; a path on the system's own drive is on any.
+_POSIX_PLACE = re.compile(r"/(?:home|Users|mnt|media/[^/]+|run/media/[^/]+|Volumes)/[^/]+(?=/)")
+_WINDOWS_PLACE = re.compile(r"(?:[A-Za-z]:[\\/]Users[\\/][^\\/]+|[ABD-Zabd-z]:)(?=[\\/])", re.IGNORECASE)
 #: Statuses of an item that is being processed.
 ACTIVE = {"preparing", "processing", "reading", "embedding"}
 _STATUSES = {"idle", "completed", "failed", "deleting", *ACTIVE}
@@ -193,6 +200,44 @@ def _check_item(item: Row, base: str, is_running: bool, findings: FindingCollect
     if is_tombstone(item):
         message = tr("{n} that failed in the application's upgrade")
         findings.add(v2.ITEM_TOMBSTONE, message, base=base, noun="folder", sample=item.get("id"), severity="warning")
+
+
+def check_sources(catalog: StoredCatalog, chosen: set[str] | None, findings: FindingCollector) -> None:
+    """Report files and folders whose original is gone, where this is the computer that they were on."""
+    for key, items in (catalog.items or {}).items():
+        for item in items if chosen is None or str(key) in chosen else ():
+            source = get_source(item)
+            if source is not None and is_source_missing(source):
+                message = tr("{n} whose original is gone: the application cannot index them again")
+                findings.add(v2.ITEM_SOURCE_MISSING, message, base=str(key), noun="item", sample=source)
+
+
+def get_source(item: Row) -> str | None:
+    """Return the path of the original of a file or folder, as the catalog has it; None for other items."""
+    source = parse_item_data(item).get("source") if item.get("type") in ("file", "directory") else None
+    return source if isinstance(source, str) and source else None
+
+
+def is_source_missing(source: str) -> bool:
+    """Whether an original is gone although the home folder or the drive that it was in is there.
+
+    Other paths are not looked for: they may be of another computer, or lead to a server.
+    """
+    match = (_WINDOWS_PLACE if os.name == "nt" else _POSIX_PLACE).match(source)
+    if match is None:
+        return False
+    try:
+        file_paths.stat(Path(f"{match[0]}{os.sep}"))
+    except (OSError, ValueError):
+        return False
+    try:
+        file_paths.stat(Path(source))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        # ValueError: a path that no file can have, such as one with a NUL.
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def is_tombstone(item: Row) -> bool:

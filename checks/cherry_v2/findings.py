@@ -337,6 +337,19 @@ ITEM_TOMBSTONE = register(
         "application and add it again."
     ),
 )
+ITEM_SOURCE_MISSING = register(
+    "note",
+    "item.source-missing",
+    tr(
+        "The original of a file or folder is not at its path any more, so the application refuses to index the item "
+        "again. Searches are not affected. Only originals below a home folder, or on a drive, that this computer has "
+        "are looked for."
+    ),
+    tr(
+        "`regraft repair --moved OLD=NEW` if the folder was moved or renamed; otherwise nothing, or add the file again "
+        "in the application."
+    ),
+)
 CATALOG_VALUE = register(
     "error",
     "catalog.value",

@@ -24,6 +24,7 @@ from migrators.pipeline.report import BaseOutcome, index_path
 from migrators.pipeline.session import Migration, Session, session
 from migrators.pipeline.source import Options
 from migrators.pipeline.survey import keep_completed
+from regraft import identity
 from regraft.disk import durable, sqlite
 from regraft.disk.file_paths import fold_name, is_folder_name
 from regraft.disk.trees import stream_crc32
@@ -45,7 +46,8 @@ from regraft.report.migration import BaseReport, IndexReport, MigrationReport, R
 from regraft.report.notices import Notice
 from regraft.report.progress import Progress, stage
 from regraft.stores.locate import INDEX_FILE
-from regraft.text import printable, replace_surrogates
+from regraft.stores.systems import StoredVectors, TextVector
+from regraft.text import decode_utf8, printable, replace_surrogates
 
 # --- files ---------------------------------------------------------------------------------------------------------
 
@@ -734,4 +736,26 @@ def _check_catalog_rows(plans: list[BaseImportPlan]) -> None:
         ) from error
 
 
-__all__ = ["import_files"]
+# --- vectors alone ---------------------------------------------------------------------------------------------------
+
+
+def read_vectors(path: Path) -> Iterator[StoredVectors]:
+    """Yield the vectors of a file of units by text, base by base.
+
+    Raises:
+        SourceUnreadable, SourceUnrecognised: the file is damaged, or regraft did not write it.
+    """
+    for base in unit_file.read_metadata(path).bases:
+        if base.dimensions:
+            rows = _read_base_vectors(path, base.id)
+            yield StoredVectors(name=base.name, model_id=base.model, dimensions=base.dimensions, rows=rows)
+
+
+def _read_base_vectors(path: Path, base: str) -> Iterator[TextVector]:
+    for row in unit_file.read_rows(path):
+        if row.base == base and row.vector is not None and row.text is not None:
+            text = row.text if isinstance(row.text, str) else decode_utf8(bytes(row.text))
+            yield identity.text_hash(text), row.vector
+
+
+__all__ = ["import_files", "read_vectors"]

@@ -135,7 +135,8 @@ def repair(
 ) -> ChangeReport:
     """Repair what :func:`check` finds, where other data of the store, or of ``source``, prove the right value.
 
-    With ``source``, only texts, vectors and indexes that are missing are repaired, from that copy.
+    With ``source``, only texts, vectors and indexes that are missing are repaired, from that copy. With ``moved``, only
+    the paths of original files are corrected.
 
     Raises:
         Declined: ``confirm`` returned False.
@@ -153,6 +154,7 @@ def repair(
             salvage=options.salvage,
             unproven=options.unproven,
             source=options.source,
+            moved=tuple(options.moved.items()),
             keep=keep,
         )
         return _run("repair", path, partial(systems.plan_repair, options=wanted), options, progress, confirm)

@@ -14,7 +14,13 @@ from regraft.embedders.settings import EmbedderSettings, ServerSettings
 from regraft.errors import EmbedderUnnamed, ModelDiffers, SidecarUnfit, WrongUsage
 from regraft.kinds import Kind
 from regraft.language import format_count, join_list, tr
-from regraft.options import BackfillOptions, RebuildOptions, ReconcileOptions, RestoreOptions
+from regraft.options import (
+    BackfillOptions,
+    FleetBackfillOptions,
+    RebuildOptions,
+    ReconcileOptions,
+    RestoreOptions,
+)
 from regraft.report.progress import Progress
 from repair import systems
 from repair.angel_memory import reconcile as angel_memory
@@ -26,7 +32,7 @@ from repair.embedding.budget import Limits
 from repair.embedding.report import BackfillReport, EmbeddingReport, ScopeReport
 from repair.embedding.run import EmbedderSource
 from repair.embedding.run import backfill as run_backfill
-from repair.embedding.scope import NewModel
+from repair.embedding.scope import NewModel, ReusePath
 from repair.embedding.survey import add_suggestion, is_unconfigured, unnamed_embedder
 
 
@@ -75,6 +81,18 @@ def choose_embedder(path: Path | None, name: str | None, models: frozenset[str])
     raise EmbedderUnnamed(path=found.path, problem=problem, known=known, count=len(every))
 
 
+def list_sources(options: BackfillOptions | RestoreOptions | FleetBackfillOptions) -> tuple[ReusePath, ...]:
+    """List the sources of vectors: those that the options name, then those of the configuration.
+
+    Raises:
+        ConfigInvalid, SourceNotFound, SourceUnreadable: the configuration cannot be used.
+    """
+    named = tuple(ReusePath(path) for path in options.reuse)
+    if not options.reuse_configured:
+        return named
+    return (*named, *(ReusePath(path, is_required=False) for path in config.load_config(options.config).reuse))
+
+
 def backfill(
     path: str | Path,
     options: BackfillOptions | None = None,
@@ -110,7 +128,12 @@ def backfill_from(
         if options.dimensions is None:
             raise WrongUsage(problem=tr("--model needs the number of dimensions"), hint=tr("also give --dimensions"))
         new = NewModel(model, options.dimensions)
-    more = {"new": new, "dimensions": options.dimensions, "all_projects": options.all_projects}
+    more = {
+        "new": new,
+        "dimensions": options.dimensions,
+        "all_projects": options.all_projects,
+        "reuse": list_sources(options),
+    }
     return _fill("backfill", path, options, source, progress, confirm, **more)
 
 
@@ -186,6 +209,7 @@ def restore(
     options = merge_options(RestoreOptions, options, fields)
     name, now_ms = parse_base_name(options.name), time_or_now(options.now_ms)
     model, dimensions = options.model, options.dimensions
+    reuse = list_sources(options)
 
     def request(settings: EmbedderSettings, new_model: str, length: int | None) -> RestoreRequest:
         return RestoreRequest(
@@ -198,6 +222,7 @@ def restore(
             now_ms=now_ms,
             kind=options.kind,
             config=options.config,
+            reuse=reuse,
         )
 
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from regraft.api.embedding import backfill_from, choose_priced_embedder
+from regraft.api.embedding import backfill_from, choose_priced_embedder, list_sources
 from regraft.api.fleet import check_engine, open_pool, run_command, run_safely, summarize_change
 from regraft.errors import WrongUsage
 from regraft.fleet import run as fleet_run
@@ -38,6 +38,8 @@ class BackfillSettings(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     rates: Rates = Rates()
     no_probe: bool = False
+    #: Absolute paths of stores whose vectors are taken.
+    reuse: tuple[str, ...] = ()
 
 
 def make_backfill_order(options: FleetBackfillOptions, words: tuple[str, ...], libraries: list[Library]) -> FleetOrder:
@@ -58,6 +60,8 @@ def make_backfill_order(options: FleetBackfillOptions, words: tuple[str, ...], l
         limits=limits,
         rates=Rates(requests=options.requests_per_minute, tokens=options.tokens_per_minute),
         no_probe=not options.probe,
+        # A source of the configuration need not be there.
+        reuse=tuple(str(one.path.absolute()) for one in list_sources(options) if one.is_required or one.path.exists()),
     )
     return FleetOrder(
         command="backfill",
@@ -126,6 +130,7 @@ def run_fleet_backfill(
         open_sending=partial(open_sending, options),
         parse=parse,
         probes=not settings.no_probe,
+        reuse=tuple(map(Path, settings.reuse)),
         limits=settings.limits,
         rates=settings.rates,
         dry_run=dry_run,

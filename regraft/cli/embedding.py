@@ -243,7 +243,12 @@ def estimate_lines(planned: Estimate, *, is_unnamed: bool = False) -> list[str]:
         sent += tr(", about {money}", money=format_cost(planned.cost, planned.currency))
     elif is_unnamed:
         sent += tr(", cost unknown")
-    return [tr("  embed {texts}: {sent}", texts=format_count(planned.texts, "text"), sent=sent)]
+    lines = [tr("  embed {texts}: {sent}", texts=format_count(planned.texts, "text"), sent=sent)]
+    if planned.compared:
+        lines.append(
+            tr("  {texts} of them to compare the sources of vectors", texts=format_count(planned.compared, "text"))
+        )
+    return lines
 
 
 def scope_lines(scope: ScopeReport, *, is_unnamed: bool = False) -> list[str]:
@@ -262,6 +267,21 @@ def scope_lines(scope: ScopeReport, *, is_unnamed: bool = False) -> list[str]:
         lines.append(
             tr("  {shared} more get the vector of an identical text", shared=format_count(planned.shared, "text"))
         )
+    return lines + _reuse_lines(scope, is_done=False)
+
+
+def _reuse_lines(scope: ScopeReport, *, is_done: bool) -> list[str]:
+    """Format what is taken from which base of the sources of ``--reuse``, and why others are not used."""
+    lines = []
+    for one in scope.reused_from:
+        place = one.source if one.base is None else tr("{source} ({base})", source=one.source, base=one.base)
+        if one.reason is not None:
+            nothing = tr("nothing from {place}: {reason}", place=place, reason=one.reason)
+            lines.append(f"  {one_line(nothing)}")
+            continue
+        count = format_count(one.reused if is_done else one.planned, "vector")
+        taken = tr("{vectors} reused from {place}", vectors=count, place=place)
+        lines.append(f"  {one_line(taken)}")
     return lines
 
 
@@ -294,6 +314,7 @@ def _done_lines(scope: ScopeReport, verbose: bool) -> list[str]:
         lines.append(tr("  model check: passed in the interrupted run, not repeated"))
     if scope.shared:
         lines.append(tr("  {shared:,} of them copied from identical texts", shared=scope.shared))
+    lines += _reuse_lines(scope, is_done=True)
     if scope.requests:
         sent = f"{format_count(scope.requests, 'request')}, {format_count(scope.tokens, 'token')}"
         if scope.cost is not None:

@@ -461,6 +461,8 @@ def fleet_plan_lines(plan: FleetPlan) -> list[str]:
             texts=format_count(plan.distinct, "different text"),
         )
     ]
+    if plan.reused:
+        lines.append(tr("  {vectors} reused from other stores", vectors=format_count(plan.reused, "vector")))
     return [*lines, *embedding.estimate_lines(plan.planned)]
 
 
@@ -468,7 +470,13 @@ def fleet_sent_lines(report: FleetBackfillReport) -> list[str]:
     """Format the numbers of texts and requests that were sent, or would be."""
     sent = report.sent
     if report.head.run.dry_run:
-        plan = FleetPlan(libraries=sent.libraries, wanted=sent.wanted, distinct=sent.distinct, planned=sent.planned)
+        plan = FleetPlan(
+            libraries=sent.libraries,
+            wanted=sent.wanted,
+            distinct=sent.distinct,
+            planned=sent.planned,
+            reused=sent.reused,
+        )
         return [*fleet_plan_lines(plan), tr("Dry run: nothing was sent, and nothing was written.")]
     spent = f"{format_count(sent.requests, 'request')}, {format_count(sent.tokens, 'token')}"
     if sent.cost is not None:

@@ -259,15 +259,17 @@ def build_options(struct: type[Options], values: dict[str, Any]) -> Options:
     """Make an options struct from what click parsed; fields without a value keep their default.
 
     Raises:
-        ModelOptionInvalid: a value of ``--map-model`` has not the form OLD=NEW.
+        ModelOptionInvalid, WrongUsage: a value of ``--map-model`` or ``--moved`` has not the form OLD=NEW.
     """
     hints = get_type_hints(struct, include_extras=True)
     for name, value in values.items():
         if hints[name].__metadata__[-1].extra["off"]:
             values[name] = not value
-        elif name == "map_model":
+        elif name in ("map_model", "moved"):
             pairs = [text.partition("=") for text in value]
             for old, separator, _ in pairs:
+                if not separator and name == "moved":
+                    raise WrongUsage(problem=tr("--moved {old} has no new path", old=old), hint=tr("write OLD=NEW"))
                 if not separator:
                     reason = tr("write OLD=NEW, NEW as provider::model")
                     raise ModelOptionInvalid(option="--map-model", value=old, reason=reason)
@@ -318,8 +320,11 @@ def _value_settings(hint: Any) -> dict[str, Any]:
     """Choose the arguments of ``click.option`` for an annotated type."""
     annotated, limits = hint.__origin__, hint.__metadata__[0]
     if get_origin(annotated) in (tuple, dict):
-        item = get_args(annotated)[0]
-        return {"multiple": True, **({"type": click.Choice(get_args(item))} if get_origin(item) is Literal else {})}
+        items = get_args(annotated)
+        if Path in items:
+            return {"multiple": True, "type": PATH}
+        choices = {"type": click.Choice(get_args(items[0]))} if get_origin(items[0]) is Literal else {}
+        return {"multiple": True, **choices}
     # The type beside None, if the value is optional; it may have limits.
     is_optional = type(None) in get_args(annotated)
     kind = next(one for one in get_args(annotated) if one is not type(None)) if is_optional else annotated

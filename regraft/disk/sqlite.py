@@ -283,7 +283,8 @@ def open_writable(path: Path, *, create: bool = False) -> Iterator[apsw.Connecti
 @contextmanager
 def open_scratch() -> Iterator[apsw.Connection]:
     """Open a temporary database, which moves to a temporary file when it grows large, and delete it at the end."""
-    connection = apsw.Connection("")
+    # With URIs, as which other files are attached.
+    connection = apsw.Connection("", flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI)
     try:
         yield connection
     finally:

@@ -1,4 +1,4 @@
-"""Read the configuration file ``regraft.yaml``, which defines embedders (``docs/embedders.md``).
+"""Read the configuration file ``regraft.yaml``, which defines embedders (``docs/embedders.md``) and sources of vectors.
 
 Errors show names of fields and embedders, never values: a value may be a key in the wrong place.
 """
@@ -47,6 +47,8 @@ class Config(msgspec.Struct, frozen=True):
     path: Path
     there: bool = False
     embedders: dict[str, EmbedderSettings] = msgspec.field(default_factory=dict)
+    #: Stores, backups and exports whose vectors are taken instead of sending their texts; they are only read.
+    reuse: tuple[Path, ...] = ()
 
     def embedder(self, name: str) -> EmbedderSettings:
         """Return the settings of an embedder.
@@ -151,7 +153,7 @@ class _Reader:
             return Config(self._path, there=True)
         root, data = parsed
         self._require_mapping(root, data, tr("the file"))
-        self._refuse_unknown_fields(root, data, ["embedders"], tr("the file"))
+        self._refuse_unknown_fields(root, data, ["embedders", "reuse"], tr("the file"))
         node, written = _value(root, "embedders"), data.get("embedders", {})
         self._require_mapping(node, written, "`embedders`")
         found = {}
@@ -160,7 +162,15 @@ class _Reader:
                 self._refuse(_key(node, name), tr("an embedder's name must be text"), tr("write it in quotes"))
             self._require_mapping(_key(node, name), values, tr("embedder {name}", name=name))
             found[name] = self._embedder(name, _value(node, name), values)
-        return Config(self._path, there=True, embedders=found)
+        return Config(self._path, there=True, embedders=found, reuse=self._reuse(root, data.get("reuse", [])))
+
+    def _reuse(self, root: yaml.Node, written: Any) -> tuple[Path, ...]:
+        """Return the paths of ``reuse``; relative ones are in the folder of the file."""
+        if not isinstance(written, list) or not all(isinstance(one, str) and one.strip() for one in written):
+            advice = tr("write, for example, `{written}`", written="reuse: [backups/july.zip]")
+            self._refuse(_key(root, "reuse"), tr("`reuse` must be a list of paths"), advice)
+        folder = self._path.absolute().parent
+        return tuple(folder / Path(one).expanduser() for one in written)
 
     def _parse(self) -> tuple[yaml.Node, Any] | None:
         """Return the only document of the file as a node and as data; None for an empty file."""

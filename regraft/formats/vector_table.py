@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,25 @@ class VectorTable(msgspec.Struct, frozen=True):
                 read.add(rowid, body, len(body or b""), vector)
                 yield text(body) or "", vector
         read.demand(digest, self.name)
+
+    @contextmanager
+    def every_row(self, path: Path) -> Iterator[tuple[int, Iterator[tuple[str, bytes]]]]:
+        """Open a file; yield the most common vector length in bytes, and all rows with such a vector as :meth:`rows`.
+
+        Raises:
+            StoreProblem: see :meth:`survey`; also raised by the rows.
+        """
+        check_file(path)
+        try:
+            with sqlite.open_readonly(path, vectors=True) as db:
+                self._columns(db)
+                size = self.most_common_length(db)
+                everywhere = [(-(1 << 63), (1 << 63) - 1)]
+                yield size or 0, iter(()) if size is None else self.rows(db, everywhere, size)
+        except (apsw.Error, UnicodeDecodeError) as error:
+            if sqlite.is_write_failure(error):
+                raise
+            raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
 
     def text_hashes(
         self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int

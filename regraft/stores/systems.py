@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import TypeAlias, cast
 
 import apsw
 import msgspec
@@ -75,6 +75,19 @@ class SidecarProblem(ValueError):
     """A file cannot be used as a sidecar; the message says why."""
 
 
+#: The hash of a text (:func:`regraft.identity.text_hash`), and its vector: raw little-endian float32.
+TextVector: TypeAlias = tuple[str, bytes]
+
+
+class StoredVectors(msgspec.Struct, frozen=True, kw_only=True):
+    """Vectors of one model in a store; the rows are read while the store is open."""
+
+    name: str
+    model_id: str | None
+    dimensions: int
+    rows: Iterator[TextVector]
+
+
 class System:
     """A system whose vectors belong to a database of its own. The defaults are for stores without the feature."""
 
@@ -136,6 +149,14 @@ class System:
     def part_names(self, found: Located) -> dict[str, str]:
         """Map the id of each part to its name; empty if they cannot be read."""
         return {}
+
+    def text_vectors(self, found: Located) -> Iterator[StoredVectors] | None:
+        """Return its vectors by text; None: they are read by the system's migration, or not at all.
+
+        Raises:
+            RegraftError: they cannot be read.
+        """
+        return None
 
     def alone(self, found: Located) -> AbstractContextManager[None]:
         """Keep the system itself from opening a store within the context; by default, nothing does.

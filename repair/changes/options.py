@@ -25,6 +25,8 @@ class RepairOptions(msgspec.Struct, frozen=True, kw_only=True):
     adopt: bool = False
     #: Another copy of the data, from which texts and vectors are copied.
     source: Path | None = None
+    #: Folders and files that were moved: old and new path.
+    moved: tuple[tuple[str, str], ...] = ()
     #: Opened and extracted files of the source stay until this closes.
     keep: ExitStack = msgspec.field(default_factory=ExitStack)
     #: Bases from which nothing is deleted.

@@ -97,6 +97,11 @@ class CatalogStatements:
         change = "UPDATE knowledge_item SET data = json_set(data, '$.relativePath', ?)"
         self._update(base, change, (path,), row, "id", "base_id", "data")
 
+    def set_source(self, base: str, row: Row, source: str) -> None:
+        """Set the path of the original of a file or folder. Other data of the item is unchanged."""
+        change = "UPDATE knowledge_item SET data = json_set(data, '$.source', ?)"
+        self._update(base, change, (source,), row, "id", "base_id", "data")
+
     def _update(self, base: str, change: str, values: tuple[Any, ...], row: Row, *known: str) -> None:
         """Update a row if its ``known`` columns still have their values."""
         self.bases.add(base)

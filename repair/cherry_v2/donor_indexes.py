@@ -38,6 +38,7 @@ from repair.changes.store import Store
 from repair.cherry_v2.indexing import DonatedText
 from repair.cherry_v2.item_texts import NoText, Span, find_raw_file, read_item_text
 from repair.cherry_v2.source import BaseSource, open_base_source
+from repair.embedding.vector_sources import is_parquet
 
 #: Texts as bytes: the application stores lone surrogates, which are not valid UTF-8.
 UNITS_QUERY = """SELECT u.char_start, u.char_end, CASE typeof(t.text) WHEN 'text' THEN CAST(t.text AS BLOB) END
@@ -347,7 +348,6 @@ class DonorBases:
 
 # --- opening the source ----------------------------------------------------------------------------------------------
 
-_PARQUET = b"PAR1"
 _LIBRARY = "library"
 
 
@@ -389,14 +389,6 @@ def _migrate(found: Located, keep: ExitStack, now_ms: int) -> Path:
     library = keep.enter_context(scratch.temporary_folder()) / _LIBRARY
     migrators.migrate(found, library, migrators.Options(now_ms=now_ms), SilentProgress())
     return library
-
-
-def is_parquet(path: Path) -> bool:
-    """Whether a file starts with the signature of Parquet."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_PARQUET)) == _PARQUET
 
 
 # --- vectors ---------------------------------------------------------------------------------------------------------

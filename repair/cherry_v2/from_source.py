@@ -40,6 +40,7 @@ from repair.cherry_v2.donor_indexes import BaseModel, Donor, DonorBases, Donors,
 from repair.cherry_v2.indexing import BLOCKING, BaseTexts, write_index
 from repair.cherry_v2.item_texts import find_raw_file
 from repair.cherry_v2.salvage import DamagedIndex
+from repair.embedding.vector_sources import is_parquet
 
 #: Findings that another copy of the data may resolve.
 LACKING = frozenset(
@@ -533,7 +534,7 @@ def _demand_recognized(source: Path) -> None:
     Raises:
         RegraftError
     """
-    if not donor_indexes.is_parquet(source):
+    if not is_parquet(source):
         with open_store(source, None):
             pass
 

@@ -31,6 +31,7 @@ from repair.embedding import probing, queue
 from repair.embedding.budget import BudgetedEmbedder, LimitReached, Limits
 from repair.embedding.queue import ALONE_ATTEMPTS, LEASE_MS, SharedStore, TextClaim, TextQueue, share_store
 from repair.embedding.report import FillCounts, ScopeOutcome, cost_of, format_cost
+from repair.embedding.reuse import Supply
 from repair.embedding.scope import Scope, TextWithoutVector, texts_to_send
 from repair.embedding.sender import BatchResult, Sender, TextBatch, VectorLengths, WorkerPool, pack_batches
 
@@ -234,12 +235,13 @@ class FillPart(msgspec.Struct, frozen=True, kw_only=True):
     """One scope that a run fills: its outcome, the texts the embedder is compared by, and how to open it for writing.
 
     ``sample`` has texts with their vectors; empty: the scope has none yet, so the embedder is compared with itself;
-    None: no comparison.
+    None: no comparison. ``supply`` has vectors of other stores, which are taken before anything is sent.
     """
 
     outcome: ScopeOutcome
     sample: Sequence[tuple[str, bytes]] | None
     opened: Callable[[], AbstractContextManager[Scope]]
+    supply: Supply | None = None
 
 
 class RunHooks(msgspec.Struct, frozen=True, kw_only=True):
@@ -306,10 +308,12 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
                         shared.queue.remember_probe(part.outcome.scope, digest, probe.texts, probe.cosine)
                 for part in self.parts:
                     with part.opened() as scope:
+                        if part.supply is not None:
+                            part.supply.copy_to(scope, part.outcome)
                         self._fill(scope, part.outcome, embedder, workers, meter, shared)
 
     def _probe(self, embedder: Embedder) -> int:
-        """Compare the embedder with the vectors of every part; returns the tokens that were sent.
+        """Compare the embedder with the vectors of every part and its supply; returns the tokens that were sent.
 
         A comparison that an interrupted run paid for is not repeated while the embedder's settings are the same.
 
@@ -333,6 +337,12 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
             else:
                 results[key] = probing.compare_with_base(embedder, outcome.name, part.sample, outcome.dimensions, meter)
                 outcome.probe = results[key]
+        for part in self.parts:
+            requests, tokens = meter.requests, meter.tokens
+            for canary in () if part.supply is None else part.supply.canaries:
+                canary.compare(embedder, meter)
+            part.outcome.requests += meter.requests - requests
+            part.outcome.tokens += meter.tokens - tokens
         return meter.tokens
 
     def _known_probes(self, embedder: Embedder) -> dict[str, tuple[int, float]]:
@@ -381,7 +391,8 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
             others_wrote = filled.newly_ready + filled.failed < outcome.survey.lacking and filled.stopped is None
             outcome.ready = scope.survey().ready if others_wrote else outcome.survey.ready + filled.newly_ready
             outcome.failures = shared.queue.failures(scope.name)
-            outcome.requests, outcome.tokens = meter.requests - requests, meter.tokens - tokens
+            outcome.requests += meter.requests - requests
+            outcome.tokens += meter.tokens - tokens
             outcome.cost = cost_of(outcome.tokens, embedder.settings)
 
 

@@ -36,6 +36,7 @@ from regraft.fleet.metrics import Tally
 from regraft.fleet.results import LIMITED, Journal, ResultRow
 from regraft.fleet.run import Fleet, FleetReport, Watch, make_report
 from regraft.language import tr
+from regraft.options import BackfillOptions
 from regraft.report.document import Run
 from regraft.report.progress import Progress, SilentProgress, stage
 from repair.embedding import answers, fleet_texts, probing
@@ -61,7 +62,7 @@ _CHUNK = 256
 #: Why a text has no answer although no limit or error kept it from being sent.
 _CHANGED = tr("the library was changed during the run")
 #: Counts of a scope's report that are summed up for its library.
-_COUNTS = ("eligible", "skipped_ready", "newly_ready", "shared", "ready", "failed")
+_COUNTS = ("eligible", "skipped_ready", "newly_ready", "shared", "reused", "ready", "failed")
 
 
 # --- reports ---------------------------------------------------------------------------------------------------------
@@ -85,6 +86,7 @@ class SentReport(msgspec.Struct, frozen=True, kw_only=True):
 
     ``wanted`` texts of ``libraries`` lack a vector; ``distinct`` of them were to be sent, without those that an earlier
     run has an answer to. ``answered`` got a vector, ``failed`` were rejected. ``stopped`` is why not all were sent.
+    ``reused`` texts more get a vector of another store and are not sent.
     """
 
     libraries: int
@@ -99,6 +101,7 @@ class SentReport(msgspec.Struct, frozen=True, kw_only=True):
     stopped: str | None
     planned: Estimate
     probe: ProbeReport
+    reused: int = 0
 
 
 class FleetBackfillReport(FleetReport, kw_only=True):
@@ -112,30 +115,34 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a fleet will send.
 
     ``wanted`` texts of ``libraries`` lack a vector; ``distinct`` of them are sent. ``planned`` is the estimate, within
-    the limits.
+    the limits. ``reused`` texts more get a vector of another store.
     """
 
     libraries: int
     wanted: int
     distinct: int
     planned: Estimate
+    reused: int = 0
 
 
 class SurveyedLibrary(msgspec.Struct, frozen=True, kw_only=True):
     """What the run keeps of a library that lacks vectors.
 
     ``dimensions`` are the vector lengths of its bases that lack vectors; None: unknown for one of them.
+    ``reused`` texts get a vector of another store.
     """
 
     seconds: float
     attempts: int
     dimensions: frozenset[int | None]
+    reused: int = 0
 
     @classmethod
     def of(cls, ended: TaskResult, summary: BackfillSummary) -> SurveyedLibrary:
         """Extract it from the result of the job that collected the texts."""
         found = frozenset(scope.dimensions for scope in summary.scopes if scope.planned.texts)
-        return cls(seconds=ended.seconds, attempts=ended.attempts, dimensions=found)
+        reused = sum(scope.planned.reused for scope in summary.scopes)
+        return cls(seconds=ended.seconds, attempts=ended.attempts, dimensions=found, reused=reused)
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------
@@ -150,6 +157,7 @@ class FleetBackfill(Fleet, kw_only=True):
         limits: the most that may be sent; of these, only the cost limit includes probes.
         rates: the most that may be sent per minute.
         probes: whether each library is compared with the embedder once more while it is filled.
+        reuse: stores whose vectors are taken instead of sending their texts; absolute paths.
         dry_run: only collect, and report what would be sent.
         show_plan: called with the plan before anything is sent; returns False to stop.
         progress: told of libraries and texts.
@@ -160,6 +168,7 @@ class FleetBackfill(Fleet, kw_only=True):
     limits: Limits = Limits()
     rates: Rates = Rates()
     probes: bool = True
+    reuse: tuple[Path, ...] = ()
     show_plan: Callable[[FleetPlan], bool] = lambda _: True
     progress: Progress = msgspec.field(default_factory=SilentProgress)
     _watch: Watch = lambda _: None
@@ -224,7 +233,7 @@ class FleetBackfill(Fleet, kw_only=True):
                 durable.sync_folder(self.work.parent)
             libraries = self._collect_texts(pool)
             texts = stack.enter_context(fleet_texts.open_distinct_texts(self.work, "texts"))
-            plan = self._make_plan(texts, list(libraries))
+            plan = self._make_plan(texts, libraries)
             if libraries and not self.dry_run:
                 if not self.show_plan(plan):
                     raise Declined(path=self.path)
@@ -248,13 +257,19 @@ class FleetBackfill(Fleet, kw_only=True):
                     self._end_library(task, ended, None)
         return dict(sorted(surveyed.items()))
 
-    def _make_plan(self, texts: DistinctTexts, libraries: list[int]) -> FleetPlan:
+    def _make_plan(self, texts: DistinctTexts, libraries: dict[int, SurveyedLibrary]) -> FleetPlan:
         """Merge the texts of all libraries, without those that have an answer, and estimate what sending them takes."""
         with answers.read_answers(self.work) as db:
             for library in libraries:
                 texts.add(fleet_texts.read_wanted(self.work, library), db)
         planned = estimate_sending(texts.sized(), self.settings, self.limits, empty_estimate(self.settings))
-        return FleetPlan(libraries=len(libraries), wanted=texts.added, distinct=texts.count, planned=planned)
+        return FleetPlan(
+            libraries=len(libraries),
+            wanted=texts.added,
+            distinct=texts.count,
+            planned=planned,
+            reused=sum(one.reused for one in libraries.values()),
+        )
 
     def _embed_and_fill(
         self, pool: Pool, texts: DistinctTexts, libraries: dict[int, SurveyedLibrary], plan: FleetPlan
@@ -429,7 +444,14 @@ class FleetBackfill(Fleet, kw_only=True):
 
         def job(number: int, cores: int) -> EmbeddingJob:
             line = self.make_job(number, cores)
-            values = msgspec.structs.replace(line.options.values, dry_run=not fills, probe=self.probes)
+            assert isinstance(line.options.values, BackfillOptions)
+            values = msgspec.structs.replace(
+                line.options.values,
+                dry_run=not fills,
+                probe=self.probes,
+                reuse=(*line.options.values.reuse, *self.reuse),
+                reuse_configured=False,
+            )
             line = msgspec.structs.replace(line, options=msgspec.structs.replace(line.options, values=values))
             return EmbeddingJob(embedder=embedder, library=number, line=line, work=str(self.work), fills=fills, why=why)
 
@@ -495,8 +517,12 @@ def check_library(
     for sample in fleet_texts.read_samples(work, library):
         if not sample.raw and unsteady is not None:
             return unsteady
+        canary = sample.canary()
         try:
-            probing.compare_with_base(embedder, sample.base, sample.known, sample.dimensions)
+            if canary is not None:
+                canary.compare(embedder)
+            else:
+                probing.compare_with_base(embedder, sample.base, sample.known, sample.dimensions)
         except Unanswered as unanswered:
             if stop is not None:
                 return stop
@@ -590,4 +616,5 @@ def _sent_report(
             cost=cost_of(probes.tokens, settings),
             remembered=remembered,
         ),
+        reused=plan.reused,
     )

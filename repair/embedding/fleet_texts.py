@@ -7,7 +7,7 @@ when the run ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import islice
@@ -26,6 +26,7 @@ from regraft.fleet.jobs import LibraryJob
 from repair.changes.store import Store
 from repair.embedding import answers, probing
 from repair.embedding.report import BackfillReport, ScopeReport
+from repair.embedding.reuse import Canary
 from repair.embedding.run import EmbedderSource
 from repair.embedding.survey import BackfillSurvey, ExpectedTexts, SurveyedTarget, TokenCounter
 
@@ -40,7 +41,8 @@ _CHUNK = 256
 class BaseSample(msgspec.Struct, frozen=True, kw_only=True):
     """Texts of a base with their vectors, to compare the embedder by; empty if the base has no vectors.
 
-    ``scope`` is the base's id in the store, ``base`` its display name.
+    ``scope`` is the base's id in the store, ``base`` its display name. ``source``: the vectors are those of the base
+    ``source_base`` in another store, which are taken for ``base`` if they are the embedder's.
     """
 
     scope: str
@@ -48,6 +50,20 @@ class BaseSample(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int | None
     #: Texts encoded by :func:`encode_text`.
     raw: list[tuple[bytes, bytes]]
+    source: str | None = None
+    source_base: str = ""
+
+    def canary(self) -> Canary | None:
+        """Return the vectors of another store to compare; None if they are the base's own."""
+        if self.source is None:
+            return None
+        return Canary(
+            source=Path(self.source),
+            base=self.source_base,
+            store=self.base,
+            dimensions=self.dimensions or 0,
+            sample=tuple(self.known),
+        )
 
     @property
     def known(self) -> list[tuple[str, bytes]]:
@@ -280,15 +296,20 @@ class TextCollector:
 
     def _collect_samples(self, survey: BackfillSurvey) -> list[BaseSample]:
         count_tokens, settings = embedders.counter(self._settings), self._settings
+
+        def fitting(sample: Sequence[tuple[str, bytes]]) -> list[tuple[bytes, bytes]]:
+            known = probing.texts_for_probe(sample, lambda text: count_tokens(settings.prefix + text), settings.batch)
+            return [(encode_text(text), vector) for text, vector in known] if sample else []
+
         found = []
         for one in survey.targets:
+            outcome, supply = one.outcome, one.expected.supply
+            own = BaseSample(scope=outcome.scope, base=outcome.name, dimensions=outcome.dimensions, raw=[])
             if one.sample is not None:
-                known = probing.texts_for_probe(
-                    one.sample, lambda text: count_tokens(settings.prefix + text), settings.batch
-                )
-                raw = [(encode_text(text), vector) for text, vector in known]
-                outcome = one.outcome
-                found.append(BaseSample(scope=outcome.scope, base=outcome.name, dimensions=outcome.dimensions, raw=raw))
+                found.append(msgspec.structs.replace(own, raw=fitting(one.sample)))
+            for canary in () if supply is None else supply.canaries:
+                raw, source = fitting(canary.sample), str(canary.source.absolute())
+                found.append(msgspec.structs.replace(own, raw=raw, source=source, source_base=canary.base))
         return found
 
 
@@ -298,7 +319,10 @@ def _texts_to_send(
     """Yield the texts of a target that are sent, with their tokens, including those of units created first."""
     planned = one.expected
     expected = ExpectedTexts(
-        coming=planned.coming, free=set(planned.there), shares_with_itself=planned.shares_with_itself
+        coming=planned.coming,
+        free=set(planned.there),
+        shares_with_itself=planned.shares_with_itself,
+        supply=planned.supply,
     )
     coming: dict[str, int] = {}
     with one.target.opened(store.root) as scope:
@@ -392,7 +416,8 @@ def compared_sample(work: Path, library: int, one: SurveyedTarget) -> list[tuple
     Raises:
         OSError, ValueError: the file cannot be read.
     """
-    found = (sample for sample in read_samples(work, library) if sample.scope == one.outcome.scope)
+    samples = read_samples(work, library)
+    found = (sample for sample in samples if sample.scope == one.outcome.scope and sample.source is None)
     sample = next(found, None)
     return None if sample is None else sample.known
 

@@ -34,6 +34,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Texts, tokens and requests that a run would send, and their cost; None if the embedder has no price.
 
     ``shared`` counts further texts that get the vector of an equal text of another base: a text is paid for once.
+    ``reused`` counts those that get a vector of a source of ``--reuse``; of the texts that are sent, ``compared`` are
+    only compared with the vectors of such sources.
     """
 
     texts: int
@@ -42,14 +44,31 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     cost: float | None
     currency: str
     shared: int = 0
+    reused: int = 0
+    compared: int = 0
 
     def plus(self, other: Estimate) -> Estimate:
-        """Add two estimates; ``shared`` is not added."""
+        """Add what is sent by two estimates; the other counts are not added."""
         cost = None if self.cost is None or other.cost is None else self.cost + other.cost
         texts, tokens = self.texts + other.texts, self.tokens + other.tokens
         return Estimate(
             texts=texts, tokens=tokens, requests=self.requests + other.requests, cost=cost, currency=self.currency
         )
+
+
+class ReusedVectors(msgspec.Struct, kw_only=True):
+    """What a scope takes from one base of a source, or why it takes nothing (``reason``).
+
+    ``planned`` vectors are to be taken, ``reused`` were. ``compared`` texts proved the model.
+    """
+
+    source: str
+    base: str | None
+    model_id: str | None
+    planned: int = 0
+    reused: int = 0
+    compared: int = 0
+    reason: str | None = None
 
 
 def cost_of(tokens: int, settings: EmbedderSettings) -> float | None:
@@ -83,6 +102,8 @@ class ScopeReport(msgspec.Struct, frozen=True, kw_only=True):
     retried_failed: int
     newly_ready: int
     shared: int
+    reused: int
+    reused_from: list[ReusedVectors]
     ready: int
     failed: int
     failures: list[Failure]
@@ -153,6 +174,9 @@ class ScopeOutcome(msgspec.Struct, kw_only=True):
     retried: int = 0
     #: Texts that got the vector of an equal text of another base of this model.
     shared: int = 0
+    #: Texts that got a vector of a source of ``--reuse``.
+    reused: int = 0
+    reused_from: list[ReusedVectors] = msgspec.field(default_factory=list)
     requests: int = 0
     tokens: int = 0
     cost: float | None = None
@@ -179,6 +203,8 @@ class ScopeOutcome(msgspec.Struct, kw_only=True):
             retried_failed=self.retried,
             newly_ready=self.filled.newly_ready,
             shared=self.shared,
+            reused=self.reused,
+            reused_from=self.reused_from,
             ready=self.survey.ready if self.ready is None else self.ready,
             failed=self.filled.failed,
             failures=self.failures,

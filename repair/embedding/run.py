@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 
 import msgspec
+from msgspec import structs
 
 from regraft import embedders, identity
 from regraft.embedders import Embedder
@@ -31,9 +32,11 @@ from repair.changes.plan import Action, Unresolved
 from repair.changes.run import ChangeReport, Planner, base_names, run_command
 from repair.changes.session import Session
 from repair.changes.store import Store, demand_not_running, open_for_change
+from repair.embedding.answers import KnownEmbedder
 from repair.embedding.filling import EmbeddingRun, FillPart, RunHooks
 from repair.embedding.queue import WAIT_SECONDS
 from repair.embedding.report import BackfillReport, EmbedderName, ScopeOutcome
+from repair.embedding.reuse import open_reuse
 from repair.embedding.scope import BackfillOptions, ChooseEmbedder, Filler, Scope, Target
 from repair.embedding.survey import (
     BackfillSurvey,
@@ -100,15 +103,17 @@ def backfill(
 
     Raises:
         AnswerUnfit, EmbedderDiffers, EmbedderUnsteady, EmbedderRefused: the embedder cannot be used.
+        ReuseDiffers: the vectors of another store cannot be used.
         BackfillStopped, BackfillInterrupted: vectors written before stay.
         RegraftError: refused, nothing was written.
     """
     run = Run(command=options.command, dry_run=options.dry_run, source=options.path)
-    with open_for_change(options.path, options.kind, options.command, options.bases) as store:
+    with open_for_change(options.path, options.kind, options.command, options.bases) as store, ExitStack() as stack:
         run.source_kind = store.found.kind.value
         filler = fillers[store.found.kind]
         settings = choose_settings(choose, store, filler, options)
-        survey = survey_store(store, filler, settings, options)
+        reuse = stack.enter_context(open_reuse(options.reuse, store.root, progress))
+        survey = survey_store(store, filler, settings, options, reuse)
         looked(store, survey)
         for one in survey.targets:
             sample = None if one.sample is None else sampled(one)
@@ -117,12 +122,21 @@ def backfill(
         planned = work.report()
         if options.dry_run or not survey.is_needed:
             return planned
+        if isinstance(settings, UnnamedEmbedder) and survey.sends:
+            # Raises: without an embedder, only what is taken from other stores can be filled in.
+            choose_settings(choose, store, filler, structs.replace(options, reuse=()))
         demand_not_running(store)
         _demand_writable(store, survey)
-        with opened(settings) as embedder:
+        with opened(settings) if survey.sends or not options.reuse else _open_nothing(settings) as embedder:
             if not show_plan(planned):
                 raise Declined(path=options.path)
             return work.execute(embedder)
+
+
+@contextmanager
+def _open_nothing(settings: EmbedderSettings) -> Iterator[Embedder]:
+    """Stand in for an embedder that is not needed: it has no answers, to texts that are added during the run either."""
+    yield KnownEmbedder(settings, lambda _: {}, tr("it was added during the run"))
 
 
 def _demand_writable(store: Store, survey: BackfillSurvey) -> None:
@@ -169,7 +183,12 @@ class _Backfill(msgspec.Struct, kw_only=True):
     def execute(self, embedder: Embedder) -> BackfillReport:
         """Take the steps, fill all targets, and report what was done."""
         parts = [
-            FillPart(outcome=one.outcome, sample=one.sample, opened=partial(self._open_target, one))
+            FillPart(
+                outcome=one.outcome,
+                sample=one.sample,
+                opened=partial(self._open_target, one),
+                supply=one.expected.supply,
+            )
             for one in self.survey.targets
         ]
         embedding = EmbeddingRun(
@@ -351,6 +370,8 @@ class _Backfill(msgspec.Struct, kw_only=True):
         if not self._is_unnamed or not self.survey.is_needed:
             return None
         outcomes = [one.outcome for one in self.survey.targets if one.outcome.planned.texts or one.target.is_new]
+        if not outcomes:
+            return None
         needs = [ModelNeed(model_id=one.model_id, dimensions=one.dimensions, label=one.name) for one in outcomes]
         return suggest_config(needs, self.options.config, command_line(self.options))
 

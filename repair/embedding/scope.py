@@ -37,6 +37,13 @@ class NewModel(msgspec.Struct, frozen=True):
     dimensions: int
 
 
+class ReusePath(msgspec.Struct, frozen=True):
+    """A source of vectors. ``is_required``: the user named it for this run, so that it must be there."""
+
+    path: Path
+    is_required: bool = True
+
+
 class BackfillOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``backfill``, ``rebuild`` and codex-mem's ``reconcile``."""
 
@@ -55,6 +62,8 @@ class BackfillOptions(msgspec.Struct, frozen=True, kw_only=True):
     command: str = "backfill"
     #: The configuration file of the embedders; None: the default one.
     config: Path | None = None
+    #: Stores, backups and exports whose vectors are taken instead of sending their texts.
+    reuse: tuple[ReusePath, ...] = ()
 
 
 # --- scopes ----------------------------------------------------------------------------------------------------------

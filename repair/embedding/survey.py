@@ -31,6 +31,7 @@ from repair.changes.store import Store
 from repair.embedding import probing
 from repair.embedding.budget import Limits
 from repair.embedding.report import Estimate, ScopeOutcome, cost_of, empty_estimate
+from repair.embedding.reuse import Reuse, Supply
 from repair.embedding.scope import (
     BackfillOptions,
     CannotFill,
@@ -68,7 +69,7 @@ def unnamed_embedder(models: Iterable[str]) -> UnnamedEmbedder:
 
 
 def choose_settings(choose: ChooseEmbedder, store: Store, filler: Filler, options: BackfillOptions) -> EmbedderSettings:
-    """Choose the configured embedder; in a dry run without one, a stand-in.
+    """Choose the configured embedder; without one in a dry run, or with sources of vectors, a stand-in.
 
     Raises:
         EmbedderUnnamed: none is configured; its fact ``suggestion`` is the configuration to write.
@@ -80,7 +81,7 @@ def choose_settings(choose: ChooseEmbedder, store: Store, filler: Filler, option
     except EmbedderUnnamed as error:
         if options.command not in _COMMANDS or not is_unconfigured(error):
             raise
-        if options.dry_run:
+        if options.dry_run or options.reuse:
             return unnamed_embedder(models or known_models(store, filler, options))
         needs = needed_models(store, filler, options)
         raise add_suggestion(error, suggest_config(needs, options.config, command_line(options))) from error
@@ -149,10 +150,13 @@ class ExpectedTexts(msgspec.Struct):
     coming: dict[str, int] = msgspec.field(default_factory=dict)
     free: set[str] = msgspec.field(default_factory=set)
     there: frozenset[str] = frozenset()
+    #: Vectors that are taken from other stores (``--reuse``).
+    supply: Supply | None = None
     #: Whether the vectors of this scope are in one file with those of other scopes.
     shares_with_itself: bool = False
-    #: Texts that get the vector of an equal text; set by :meth:`sized`.
+    #: Texts that get the vector of an equal text, and of another store; set by :meth:`sized`.
     shared: int = 0
+    reused: int = 0
 
     def survey(self, scope: Scope) -> TextCounts:
         """Count the texts of a scope as they will be once new units are created."""
@@ -162,7 +166,7 @@ class ExpectedTexts(msgspec.Struct):
 
     def sized(self, scope: Scope, tokens_of: TokenCounter) -> Iterator[SizedText]:
         """Yield the texts that are sent, in the order of their keys."""
-        self.shared = 0
+        self.shared = self.reused = 0
         every = merge(sized_texts_without_vector(scope, tokens_of), sorted(self.coming.items()))
         distinct = (next(group) for _, group in groupby(every, key=itemgetter(0)))
         while chunk := list(islice(distinct, _CHUNK)):
@@ -171,6 +175,10 @@ class ExpectedTexts(msgspec.Struct):
             if self.shares_with_itself:
                 free |= scope.vectors(keys).keys()
             self.shared += len(free)
+            if self.supply is not None:
+                reused = self.supply.known(keys) - free
+                self.reused += len(reused)
+                free |= reused
             yield from ((key, tokens) for key, tokens in chunk if key not in free)
 
 
@@ -235,6 +243,7 @@ def estimate_outcome(
     name: str,
     model_id: str | None,
     dimensions: int | None,
+    supply: Supply | None = None,
 ) -> ScopeOutcome:
     """Start the outcome of a scope that is filled alone, with an estimate of what is sent. Reads only.
 
@@ -245,16 +254,53 @@ def estimate_outcome(
         name: the display name of the scope.
         model_id: the model of its vectors, or None if unknown.
         dimensions: the length of its vectors, or None if unknown.
+        supply: vectors that are taken from other stores.
     """
-    sized = sized_texts_without_vector(scope, tokens_of)
+    expected = ExpectedTexts(supply=supply)
+    planned = estimate_expected(expected, scope, settings, tokens_of, Limits(), empty_estimate(settings))
     return ScopeOutcome(
         scope=scope.name,
         name=name,
         model_id=model_id,
         dimensions=dimensions,
         survey=scope.survey(),
-        planned=estimate_sending(sized, settings, Limits(), empty_estimate(settings)),
+        planned=planned,
+        reused_from=[] if supply is None else supply.outcomes(),
     )
+
+
+def estimate_expected(
+    expected: ExpectedTexts,
+    scope: Scope,
+    settings: EmbedderSettings,
+    tokens_of: TokenCounter,
+    limits: Limits,
+    sent: Estimate,
+    keys: list[str] | None = None,
+) -> Estimate:
+    """Estimate what is sent for a scope, with the texts that are only compared; add the keys of the others to ``keys``.
+
+    Args:
+        expected: the texts of the scope.
+        scope: opened.
+        settings: the embedder's.
+        tokens_of: counts the tokens of a text.
+        limits: those of the run; compared texts count against the cost only.
+        sent: what the run sends before.
+        keys: None: not needed.
+    """
+    canaries = [] if expected.supply is None else expected.supply.canaries
+    compared = empty_estimate(settings)
+    for canary in canaries:
+        sizes = [(text, tokens_of(text)) for text, _ in canary.sample]
+        one = estimate_sending(sizes, settings, Limits(cost=limits.cost), sent.plus(compared))
+        compared = compared.plus(one)
+    sized = expected.sized(scope, tokens_of)
+    if keys is not None:
+        sized = _collect_keys(sized, keys)
+    before = structs.replace(sent.plus(compared), texts=sent.texts)
+    planned = estimate_sending(sized, settings, limits, before).plus(compared)
+    return structs.replace(planned, shared=expected.shared, reused=expected.reused, compared=compared.texts)
 
 
 # --- the survey ------------------------------------------------------------------------------------------------------
@@ -287,35 +333,67 @@ class BackfillSurvey(msgspec.Struct, kw_only=True):
             one.outcome.survey.lacking or one.target.is_new or one.target.is_unfinished for one in self.targets
         )
 
+    @property
+    def sends(self) -> bool:
+        """Whether any text has to be embedded, be it only to compare vectors."""
+        return any(one.sample is not None or one.outcome.planned.texts for one in self.targets)
 
-def survey_store(store: Store, filler: Filler, settings: EmbedderSettings, options: BackfillOptions) -> BackfillSurvey:
-    """Survey all targets in a store that an embedder can fill.
+
+def _texts_of_plan(plan: Plan, base: str) -> Callable[[], Iterable[tuple[str, str]]]:
+    """Return the texts that a plan adds to a base, with their hashes."""
+    return plan.bodies.get(base, lambda: ())
+
+
+def survey_store(
+    store: Store,
+    filler: Filler,
+    settings: EmbedderSettings,
+    options: BackfillOptions,
+    reuse: Reuse | None = None,
+) -> BackfillSurvey:
+    """Survey all targets in a store that an embedder can fill; ``reuse`` has vectors of other stores.
 
     Raises:
         ModelDiffers, ModelSet: see :func:`~repair.cherry_v2.index_vectors.index_targets`.
         DimensionsMissing: the vector length of a base without vectors is unknown.
+        ReuseDiffers: vectors of other stores are not those of the model.
         RegraftError: the store cannot be read.
     """
     with reading_store(store):
         found = filler.targets(store, settings, options)
         first = found.steps[0].planner(store) if found.steps else Plan()
     survey = BackfillSurvey(targets=[], left=list(found.left), first=first, steps=found.steps)
+    if reuse is not None:
+        for target in found.targets:
+            coming = _texts_of_plan(first, target.base_id)
+            # What cannot be opened is reported below.
+            with _skip_unfit(target, []), target.opened(store.root) as scope:
+                reuse.want(scope, target.model_id, settings, (key for key, _ in coming()))
+        reuse.load()
     for target in found.targets:
         with _skip_unfit(target, survey.left), target.opened(store.root) as scope:
-            survey.targets.append(_survey_target(scope, target, settings, options, first))
+            survey.targets.append(_survey_target(scope, target, settings, options, first, reuse))
     _Estimator(store=store, survey=survey, settings=settings, options=options).run()
     return survey
 
 
 def _survey_target(
-    scope: Scope, target: Target, settings: EmbedderSettings, options: BackfillOptions, first: Plan
+    scope: Scope,
+    target: Target,
+    settings: EmbedderSettings,
+    options: BackfillOptions,
+    first: Plan,
+    reuse: Reuse | None,
 ) -> SurveyedTarget:
     target.demand_fit(scope)
     tokens_of = embedders.counter(settings)
     expected = ExpectedTexts(shares_with_itself=target.shares_with_itself)
     if target.base_id in first.bodies:
         expected.coming = sized_new_units(scope, first.bodies[target.base_id](), tokens_of)
-    # False if all texts without a vector are blank.
+    if reuse is not None:
+        expected.supply = reuse.supply(scope, _texts_of_plan(first, target.base_id))
+    canaries = () if expected.supply is None else expected.supply.canaries
+    # False if all texts without a vector are blank, or get that of another store.
     is_embedded = next(expected.sized(scope, tokens_of), None) is not None
     is_length_known = scope.dimensions is not None or isinstance(settings, UnnamedEmbedder)
     if not is_length_known and is_embedded and target.needs_dimensions:
@@ -327,9 +405,10 @@ def _survey_target(
         dimensions=scope.dimensions,
         survey=expected.survey(scope),
         planned=empty_estimate(settings),
+        reused_from=[] if expected.supply is None else expected.supply.outcomes(),
     )
     sample: list[tuple[str, bytes]] | None = [] if target.is_new else None
-    if options.probes and (is_embedded or target.is_new):
+    if options.probes and (is_embedded or canaries or target.is_new):
         sample = scope.sample(probing.SAMPLE_SIZE)
     return SurveyedTarget(target=target, outcome=outcome, sample=sample, expected=expected)
 
@@ -381,14 +460,18 @@ class _Estimator(msgspec.Struct, kw_only=True):
 
     def _estimate(self, one: SurveyedTarget, sent: Estimate, *, is_alone: bool) -> None:
         with _skip_unfit(one.target, self.survey.left), one.target.opened(self.store.root) as scope:
-            sized = one.expected.sized(scope, embedders.counter(self.settings))
             keys: list[str] = []
-            if not is_alone:
-                sized = _collect_keys(sized, keys)
-            planned = estimate_sending(sized, self.settings, self.options.limits, sent)
+            one.outcome.planned = estimate_expected(
+                one.expected,
+                scope,
+                self.settings,
+                embedders.counter(self.settings),
+                self.options.limits,
+                sent,
+                None if is_alone else keys,
+            )
             # Later targets get these vectors for free.
             one.expected.free.update(keys)
-            one.outcome.planned = structs.replace(planned, shared=one.expected.shared)
 
 
 def _collect_keys(sized: Iterator[SizedText], keys: list[str]) -> Iterator[SizedText]:

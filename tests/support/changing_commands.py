@@ -107,6 +107,17 @@ def another_copy(folder: Path) -> tuple[object, ...]:
     return ("--from", planted_v2.library(folder))
 
 
+def vectors_of_another_copy(folder: Path) -> tuple[object, ...]:
+    return ("--reuse", planted_v2.library(folder))
+
+
+def with_original(folder: Path) -> Path:
+    target = planted_v2.library(folder)
+    data = "json_set(data, '$.source', '/srv/docs/' || id || '.txt')"
+    planted_v2.run_sql(target / "catalog.sqlite", f"UPDATE knowledge_item SET data = {data} WHERE type = 'file'")
+    return target
+
+
 def notes(*, change: Callable[[Path], object], embedded: bool = True) -> Callable[[Path], Path]:
     """Return what builds a database of codex-mem and changes it."""
 
@@ -189,6 +200,10 @@ CASES = {
     "rescue": Case(stranded_profile, ("rescue", "--now", NOW)),
     "install": Case(empty_profile, ("install", "--now", NOW), source=taken_from),
     "backfill of a library": Case(library("no vector"), ("backfill", "--no-probe", *_EMBEDDING)),
+    "repair of moved originals": Case(with_original, ("repair", "--moved", "/srv/docs=/srv/archive")),
+    "backfill from another copy": Case(
+        library("no vector"), ("backfill", "--no-probe", *_EMBEDDING), source=vectors_of_another_copy
+    ),
     "backfill of codex-mem": Case(
         notes(change=lambda path: None, embedded=False), ("backfill", "--all-projects", *_EMBEDDING)
     ),

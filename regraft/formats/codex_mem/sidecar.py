@@ -230,6 +230,15 @@ class SidecarVectors:
         rows = self._rows(f"{_HELD} WHERE note_id = :note", note=note_id)
         return self._to_stored_vector(rows[0]) if rows else None
 
+    def bytes_of(self, note_id: str) -> bytes:
+        """Return the stored bytes of a note's vector; empty if it has none.
+
+        Raises:
+            SidecarUnreadable: the file is damaged.
+        """
+        rows = self._rows(f"SELECT CAST(vector AS BLOB) FROM {TABLE} WHERE note_id = :note", note=note_id)
+        return bytes(rows[0][0]) if rows else b""
+
     def every(self) -> Iterator[StoredVector]:
         """Yield all rows in byte order of the note ids.
 

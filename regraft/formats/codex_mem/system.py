@@ -11,11 +11,11 @@ import apsw
 
 from regraft.disk import links, sqlite
 from regraft.disk.trees import FolderTree
-from regraft.errors import ProjectUnknown
-from regraft.formats.codex_mem import database
+from regraft.errors import ProjectUnknown, SourceUnreadable
+from regraft.formats.codex_mem import database, sidecar
 from regraft.kinds import Kind
 from regraft.language import tr
-from regraft.stores.systems import Located, System
+from regraft.stores.systems import Located, SidecarProblem, StoredVectors, System, TextVector
 from regraft.text import printable
 
 
@@ -59,6 +59,24 @@ class CodexMem(System):
         yield found.path.name
         yield database.sidecar_path(found.path).name
 
+    def text_vectors(self, found: Located) -> Iterator[StoredVectors]:
+        """Yield the vectors of the sidecar that belong to the current text of a note; see :class:`System`."""
+        path = database.sidecar_path(found.path)
+        try:
+            with (
+                sqlite.open_readonly(found.path, beside_writers=True) as db,
+                sidecar.open_sidecar(path) as (side, meta),
+            ):
+                if meta.dimensions is not None:
+                    rows = _read_vectors(db, side, meta)
+                    yield StoredVectors(name=path.name, model_id=meta.model_id, dimensions=meta.dimensions, rows=rows)
+        except FileNotFoundError:
+            return
+        except SidecarProblem as problem:
+            raise SourceUnreadable(path=path, reason=problem) from problem
+        except (apsw.Error, OSError, UnicodeDecodeError) as error:
+            raise SourceUnreadable(path=found.path, reason=error) from error
+
     def guarded(self, db: apsw.Connection) -> AbstractContextManager[None]:
         """See :class:`System`."""
         return database.guard_excluded_notes(db)
@@ -72,6 +90,14 @@ class CodexMem(System):
     def changes_only(self, found: Located) -> frozenset[str] | None:
         """See :class:`System`."""
         return frozenset(self.databases(found))
+
+
+def _read_vectors(db: apsw.Connection, side: apsw.Connection, meta: sidecar.SidecarMeta) -> Iterator[TextVector]:
+    """Yield the vector of each note that has one of its current text."""
+    vectors = sidecar.SidecarVectors(side, meta)
+    for note in database.NoteReader(db, vectors).iterate():
+        if note.has_vector:
+            yield note.hash, vectors.bytes_of(note.id)
 
 
 SYSTEM = CodexMem()

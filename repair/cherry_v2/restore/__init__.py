@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ from repair.cherry_v2.restore.build import BuiltBase, build_base, count_missing_
 from repair.embedding.budget import BudgetedEmbedder, Limits
 from repair.embedding.filling import EmbeddingRun, FillPart, report_stops
 from repair.embedding.report import EmbeddingReport, ScopeOutcome, ScopeReport, make_embedding_report
+from repair.embedding.reuse import open_reuse
+from repair.embedding.scope import ReusePath
 from repair.embedding.sender import CONTROL_TEXT
 from repair.embedding.survey import UnnamedEmbedder, estimate_outcome
 
@@ -370,6 +373,8 @@ class RestoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     kind: Any = None
     #: The configuration file of the embedders; None: the default one.
     config: Path | None = None
+    #: Stores, backups and exports whose vectors are taken instead of sending their texts.
+    reuse: tuple[ReusePath, ...] = ()
 
 
 def restore_with_vectors(
@@ -390,6 +395,7 @@ def restore_with_vectors(
     Raises:
         DimensionsMissing: in a dry run, if the length of the vectors is unknown.
         EmbedderUnsteady, AnswerUnfit, EmbedderRefused: the embedder cannot be used.
+        ReuseDiffers: the vectors of another store cannot be used.
         BackfillStopped, BackfillInterrupted: the vectors so far are kept for the next run.
         RegraftError: see :func:`restore`.
     """
@@ -499,18 +505,28 @@ class _RestoreFiller(msgspec.Struct, kw_only=True):
         label = request.name or tr("The new base")
         opened = partial(backfill_scope.open_index_scope, index, str(base), label=label, dimensions=dimensions)
         settings = request.settings
-        with opened() as scope:
-            tokens_of = embedders.counter(settings)
-            self.outcome = outcome = estimate_outcome(
-                scope, settings, tokens_of, name=scope.label, model_id=request.model_id, dimensions=dimensions
-            )
-        if self.embedder is None or not outcome.survey.lacking:
-            return
-        if not self.show_plan(outcome.report()):
-            raise Declined(path=request.path)
-        # Without vectors in the base, the embedder is compared with itself.
-        part = FillPart(outcome=outcome, sample=(), opened=partial(opened, writable=True))
         root, _ = containing_store(request.path, request.base)
-        kind = request.kind if root == request.path else None
-        with open_for_change(root, kind, "restore") as store:
-            EmbeddingRun(path=request.path, store=store, parts=[part], progress=self.progress).run(self.embedder)
+        with ExitStack() as stack:
+            # The store that the base is restored in may have vectors of the new model: in another base.
+            reuse = stack.enter_context(open_reuse(request.reuse, None, self.progress))
+            with opened() as scope:
+                supply = None if reuse is None else reuse.supply_alone(scope, request.model_id, settings)
+                self.outcome = outcome = estimate_outcome(
+                    scope,
+                    settings,
+                    embedders.counter(settings),
+                    name=scope.label,
+                    model_id=request.model_id,
+                    dimensions=dimensions,
+                    supply=supply,
+                )
+            if self.embedder is None or not outcome.survey.lacking:
+                return
+            if not self.show_plan(outcome.report()):
+                raise Declined(path=request.path)
+            # Without vectors in the base, the embedder is compared with itself, unless nothing is sent.
+            sample = () if outcome.planned.texts else None
+            part = FillPart(outcome=outcome, sample=sample, opened=partial(opened, writable=True), supply=supply)
+            kind = request.kind if root == request.path else None
+            with open_for_change(root, kind, "restore") as store:
+                EmbeddingRun(path=request.path, store=store, parts=[part], progress=self.progress).run(self.embedder)

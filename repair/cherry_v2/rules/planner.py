@@ -54,6 +54,8 @@ def plan(store: Store, options: RepairOptions) -> Plan:
         WrongUsage: what has no row is to be listed again without ``adopt``, or with other findings; or vectors of a
             base without a model are meant without ``model``, or with other findings.
     """
+    if options.moved:
+        return item_paths.plan_moved(store, options)
     if options.source is not None:
         return from_source.plan(store, options)
     adopt.demand_adopt_options(options)

@@ -116,6 +116,8 @@ def test_the_document(store: Path, config: Path) -> None:
         "retried_failed": 0,
         "newly_ready": count,
         "shared": 0,
+        "reused": 0,
+        "reused_from": [],
         "ready": len(TEXTS),
         "failed": 0,
         "failures": [],
@@ -131,6 +133,8 @@ def test_the_document(store: Path, config: Path) -> None:
             "cost": None,
             "currency": "USD",
             "shared": 0,
+            "reused": 0,
+            "compared": 0,
         },
         "probe": {
             "texts": len(COMPARED),

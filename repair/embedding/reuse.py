@@ -1,0 +1,504 @@
+"""Take vectors that other stores have already, instead of sending their texts again (``docs/reuse.md``).
+
+A run names sources: stores, backups, packs, exports. For each scope that lacks vectors, :class:`Reuse` finds the bases
+of the sources with the same vector length and model, and the texts that both have. The name of a model proves nothing:
+vectors of up to eight texts that both have must agree; where no text has a vector in both, eight texts are embedded
+once (the canary) before any vector is taken. A source whose vectors are another model's, or differ in length from
+those of the scope, is refused. Vectors keep their bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from regraft import identity
+from regraft.disk import links, sqlite
+from regraft.embedders import Embedder, TextsRejected, check
+from regraft.embedders.settings import EmbedderSettings
+from regraft.errors import ProbeRefused, RegraftError, ReuseDiffers, SourceUnreadable, WrongUsage
+from regraft.language import tr
+from regraft.processes import interrupts
+from regraft.report.progress import Progress, stage
+from regraft.text import is_blank, printable
+from repair.embedding import probing
+from repair.embedding.budget import BudgetedEmbedder
+from repair.embedding.report import ReusedVectors, ScopeOutcome
+from repair.embedding.scope import ReusePath, Scope
+from repair.embedding.vector_sources import (
+    IndexedBase,
+    SourceIndex,
+    is_unit_length,
+    open_index,
+    read_source,
+    usable_rows,
+    vector_norm,
+)
+
+#: Texts with a vector in both that are compared, and texts of a canary.
+COMPARED = 8
+#: Two stored vectors of one text by one model have at least this cosine: rounding to float16 explains the rest.
+MIN_STORED_COSINE = 0.9999
+#: Their norms differ at most by this share.
+_NORM_TOLERANCE = 2e-3
+_CHUNK = 256
+#: A text hash; a damaged index may have other keys.
+_HASH = re.compile("[0-9a-f]{64}")
+_TABLES = (
+    "CREATE TABLE wanted (scope INTEGER, hash BLOB, PRIMARY KEY (scope, hash)) WITHOUT ROWID",
+    # The texts of a base of a source whose vectors are read.
+    "CREATE TABLE needed (source INTEGER, base INTEGER, hash BLOB, PRIMARY KEY (source, base, hash)) WITHOUT ROWID",
+    """CREATE TABLE vector (source INTEGER, base INTEGER, hash BLOB, vector BLOB, PRIMARY KEY (source, base, hash))
+         WITHOUT ROWID""",
+    # Which vector each text of a scope gets.
+    """CREATE TABLE given (scope INTEGER, hash BLOB, source INTEGER, base INTEGER, PRIMARY KEY (scope, hash))
+         WITHOUT ROWID""",
+)
+
+
+class Canary(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts that are embedded once, with the vectors that a source has of them.
+
+    ``base`` is the display name of the base in the source, ``store`` that of the base that is filled.
+    """
+
+    source: Path
+    base: str
+    store: str
+    dimensions: int
+    sample: tuple[tuple[str, bytes], ...]
+
+    def texts(self, embedder: Embedder) -> list[tuple[str, bytes]]:
+        """Return the texts that are sent: those that fit into one request."""
+        return probing.texts_for_probe(self.sample, embedder.tokens, embedder.settings.batch)
+
+    def compare(self, embedder: Embedder, meter: BudgetedEmbedder | None = None) -> None:
+        """Embed the texts, and compare the answers with the source's vectors.
+
+        Raises:
+            ReuseDiffers: the source's vectors are not those of this model.
+            ProbeRefused, AnswerUnfit, EmbedderRefused, ServerFailing, LimitReached: the embedder does not answer.
+        """
+        known = self.texts(embedder)
+        embed = probing.embed_in_batches(
+            embedder, meter.embed if meter is not None else lambda texts: embedder.embed(texts).vectors
+        )
+        try:
+            answers = embed([text for text, _ in known])
+        except TextsRejected as rejected:
+            raise ProbeRefused(embedder=embedder.settings.name, base=self.base, reason=rejected.reason) from rejected
+        check(answers, len(known), self.dimensions, embedder=embedder.settings.name)
+        pairs = [(answer, vector) for answer, (_, vector) in zip(answers, known, strict=True)]
+        problem = find_difference(pairs, probing.MIN_COSINE, tr("those that the embedder gives"))
+        if problem is not None:
+            raise ReuseDiffers(path=self.source, base=self.base, store=self.store, reason=problem)
+
+
+def find_difference(pairs: Sequence[tuple[bytes, bytes]], least: float, others: str) -> str | None:
+    """Say how vectors of the same texts differ, or return None if they are by one model and of one length.
+
+    Args:
+        pairs: a vector of ``others``, and that of the source.
+        least: the cosine that each pair must have.
+        others: what the source's vectors are compared with, for the message.
+    """
+    for theirs, ours in pairs:
+        norms = vector_norm(theirs), vector_norm(ours)
+        if abs(norms[0] - norms[1]) > _NORM_TOLERANCE * max(norms):
+            message = tr(
+                "its vectors have length {own:.3g}, {others} have length {other:.3g}",
+                own=norms[1],
+                others=others,
+                other=norms[0],
+            )
+            if is_unit_length(norms[1]) != is_unit_length(norms[0]):
+                message = tr("{message}: one of them is normalized", message=message)
+            return message
+    cosine = min((probing.cosine(theirs, ours) for theirs, ours in pairs), default=1.0)
+    if cosine >= least:
+        return None
+    return tr(
+        "of {count} texts that were compared, one has cosine {cosine:.4f} with {others}; at least {least} is needed",
+        count=len(pairs),
+        cosine=cosine,
+        others=others,
+        least=least,
+    )
+
+
+# --- one scope -------------------------------------------------------------------------------------------------------
+
+
+class _Candidate(msgspec.Struct, kw_only=True):
+    """A base of a source that has texts which a scope lacks; ``known`` are vectors of texts that the scope has too."""
+
+    source: int
+    index: SourceIndex
+    base: IndexedBase
+    known: dict[str, bytes] = msgspec.field(default_factory=dict)
+    vectors: int = 0
+
+
+class Supply:
+    """The vectors that one scope can take, made by :meth:`Reuse.supply`.
+
+    Args:
+        db: the temporary database of the run.
+        scope: the number of the scope in it.
+        outcomes: what is taken from which base, by its position in the database.
+        canaries: what has to be embedded before anything is taken.
+        unused: bases that are not used, with the reason.
+    """
+
+    def __init__(
+        self,
+        db: apsw.Connection,
+        scope: int,
+        outcomes: dict[tuple[int, int], ReusedVectors],
+        canaries: Sequence[Canary],
+        unused: Sequence[ReusedVectors],
+    ) -> None:
+        self._db = db
+        self._scope = scope
+        self._outcomes = outcomes
+        self.canaries = tuple(canaries)
+        self._unused = tuple(unused)
+
+    def known(self, keys: Sequence[str]) -> set[str]:
+        """Return those of the text hashes that it has a vector for."""
+        query = """SELECT lower(hex(hash)) FROM given
+           WHERE scope = ? AND hash IN (SELECT unhex(value) FROM json_each(?))"""
+        return {str(key) for (key,) in self._db.execute(query, (self._scope, _json(keys)))}
+
+    def vectors(self, keys: Sequence[str]) -> dict[tuple[int, int], dict[str, bytes]]:
+        """Return the vectors for text hashes, by the base that they come from."""
+        query = """SELECT g.source, g.base, lower(hex(g.hash)), v.vector FROM given g JOIN vector v USING
+             (source, base, hash)
+           WHERE g.scope = ? AND g.hash IN (SELECT unhex(value) FROM json_each(?)) ORDER BY 1, 2, 3"""
+        found: dict[tuple[int, int], dict[str, bytes]] = {}
+        rows: Any = self._db.execute(query, (self._scope, _json(keys)))
+        for source, base, key, vector in rows:
+            found.setdefault((source, base), {})[key] = vector
+        return found
+
+    def copy_to(self, scope: Scope, outcome: ScopeOutcome) -> None:
+        """Write the vectors that a scope, open for writing, still lacks, and count them in its outcome."""
+        lacking = scope.lacking()
+        while keys := list(islice(lacking, _CHUNK)):
+            for base, found in self.vectors(keys).items():
+                # The count must include what is written, even if Ctrl-C comes in between.
+                with interrupts.defer_stops():
+                    written = scope.write(found, identity.now_ms())
+                    count = written.pending + written.stale
+                    self._outcomes[base].reused += count
+                    outcome.reused += count
+                    outcome.filled.newly_ready += count
+
+    def outcomes(self) -> list[ReusedVectors]:
+        """Return what is taken from each base of the sources, and why others are not used."""
+        return [*self._outcomes.values(), *self._unused]
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+class Reuse:
+    """The sources of one run. First :meth:`want` for every scope, then :meth:`load`, then :meth:`supply` for each.
+
+    In between, every source is read once, whatever the number of scopes; memory does not grow with them.
+    """
+
+    def __init__(self, db: apsw.Connection, sources: Sequence[SourceIndex], progress: Progress) -> None:
+        self._db = db
+        self._sources = sources
+        self._progress = progress
+        self._scopes: dict[str, int] = {}
+        self._candidates: dict[int, list[_Candidate]] = {}
+        for statement in _TABLES:
+            db.execute(statement)
+
+    def want(self, scope: Scope, model_id: str | None, settings: EmbedderSettings, coming: Iterable[str] = ()) -> None:
+        """Find the bases with vectors that a scope lacks.
+
+        Args:
+            scope: open; its keys are text hashes.
+            model_id: the model of its vectors; None: unknown.
+            settings: the embedder's, which say what its model is called.
+            coming: hashes of further texts that the run adds to the scope first.
+        """
+        number = self._scopes.setdefault(scope.name, len(self._scopes))
+        found: list[_Candidate] = []
+        self._candidates[number] = found
+        keys = (
+            (number, bytes.fromhex(key)) for keys in (scope.lacking(), coming) for key in keys if _HASH.fullmatch(key)
+        )
+        with sqlite.transaction(self._db):
+            self._db.executemany("INSERT OR IGNORE INTO wanted VALUES (?, ?)", keys)
+        for position, index in enumerate(self._sources):
+            fitting = [base for base in index.bases if _fits(base, scope, model_id, settings)]
+            if not fitting:
+                continue
+            with _report_damage(index), sqlite.attach_readonly(self._db, index.file, "other"):
+                candidates = [self._find_texts(number, position, index, base) for base in fitting]
+                found += filter(None, candidates)
+        for one in found:
+            self._find_known(one, scope)
+
+    def _find_texts(self, scope: int, position: int, index: SourceIndex, base: IndexedBase) -> _Candidate | None:
+        """Note the texts of a scope that a base has; None if it has none of them."""
+        query = """INSERT OR IGNORE INTO needed SELECT ?, ?, w.hash FROM wanted w
+           WHERE w.scope = ? AND EXISTS (SELECT 1 FROM other.entry e WHERE e.hash = w.hash AND e.base = ?)"""
+        count = """SELECT count(*) FROM wanted w
+           WHERE w.scope = ? AND EXISTS (SELECT 1 FROM other.entry e WHERE e.hash = w.hash AND e.base = ?)"""
+        vectors: Any = self._db.execute(count, (scope, base.number)).get
+        if not vectors:
+            return None
+        with sqlite.transaction(self._db):
+            self._db.execute(query, (position, base.number, scope, base.number))
+        return _Candidate(source=position, index=index, base=base, vectors=vectors)
+
+    def _find_known(self, one: _Candidate, scope: Scope) -> None:
+        """Find texts that have a vector in both, and note that those of the base are read."""
+        hashes = _read_hashes(one)
+        while len(one.known) < COMPARED and (keys := list(islice(hashes, _CHUNK))):
+            vectors = scope.vectors(keys)
+            one.known.update(islice(sorted(vectors.items()), COMPARED - len(one.known)))
+        with sqlite.transaction(self._db):
+            needed = ((one.source, one.base.number, bytes.fromhex(key)) for key in one.known)
+            self._db.executemany("INSERT OR IGNORE INTO needed VALUES (?, ?, ?)", needed)
+
+    def load(self) -> None:
+        """Read the vectors that are needed, from each source once.
+
+        Raises:
+            SourceUnreadable: a source changed in the meantime.
+            RegraftError: it cannot be read.
+        """
+        used = [number for (number,) in self._db.execute("SELECT DISTINCT source FROM needed ORDER BY 1").fetchall()]
+        with stage(self._progress, "Reading", len(used), "files"):
+            for position in (int(str(number)) for number in used):
+                self._load(position, self._sources[position])
+                self._progress.step(1, 0)
+
+    def _load(self, position: int, index: SourceIndex) -> None:
+        wanted: Any = self._db.execute("SELECT DISTINCT base FROM needed WHERE source = ?", (position,)).fetchall()
+        needed = """INSERT OR IGNORE INTO vector SELECT ?1, ?2, ?3, ?4
+           WHERE EXISTS (SELECT 1 FROM needed WHERE source = ?1 AND base = ?2 AND hash = ?3)"""
+        left = {int(number) for (number,) in wanted}
+        for number, base in enumerate(read_source(index.source)):
+            if number not in left:
+                continue
+            self._progress.at(base.name)
+            stated = index.bases[number] if number < len(index.bases) else None
+            if stated is None or (stated.model_id, stated.dimensions) != (base.model_id, base.dimensions):
+                raise SourceUnreadable(path=index.source, reason=tr("it was changed in the meantime"))
+            rows = ((position, number, key, vector) for key, vector, _ in usable_rows(base))
+            with sqlite.transaction(self._db):
+                self._db.executemany(needed, rows)
+            left.discard(number)
+            if not left:
+                break
+
+    def supply_alone(self, scope: Scope, model_id: str | None, settings: EmbedderSettings) -> Supply:
+        """Find, read and judge what one scope can take; see :meth:`want`, :meth:`load` and :meth:`supply`."""
+        self.want(scope, model_id, settings)
+        self.load()
+        return self.supply(scope)
+
+    # --- judging -----------------------------------------------------------------------------------------------------
+
+    def supply(self, scope: Scope, bodies: Callable[[], Iterable[tuple[str, str]]] = lambda: ()) -> Supply:
+        """Decide what a scope takes from which base, in the order of the sources.
+
+        Args:
+            scope: open; :meth:`want` was called with it.
+            bodies: texts that the run adds to the scope first, with their hashes.
+
+        Raises:
+            ReuseDiffers: a base calls its model the same, and its vectors differ.
+        """
+        number = self._scopes[scope.name]
+        outcomes: dict[tuple[int, int], ReusedVectors] = {}
+        canaries: list[Canary] = []
+        unused: list[ReusedVectors] = []
+        for one in self._candidates[number]:
+            reason = self._find_problem(one, scope)
+            if reason is not None:
+                if one.base.model_id is not None:
+                    raise ReuseDiffers(path=one.index.source, base=one.base.name, store=scope.label, reason=reason)
+                unused.append(_outcome(one, reason=reason))
+                continue
+            least = 0
+            canary = None
+            if not one.known:
+                canary = self._make_canary(number, one, scope, bodies)
+                least = COMPARED if canary is None else len(canary.sample)
+            count = self._count_new(number, one)
+            if count <= least:
+                if count:
+                    reason = tr("no more texts than have to be embedded to compare it")
+                    unused.append(_outcome(one, reason=reason))
+                continue
+            self._give(number, one)
+            if canary is not None:
+                canaries.append(canary)
+            compared = len(one.known) if canary is None else len(canary.sample)
+            outcomes[one.source, one.base.number] = _outcome(one, planned=count, compared=compared)
+        return Supply(self._db, number, outcomes, canaries, unused)
+
+    def _find_problem(self, one: _Candidate, scope: Scope) -> str | None:
+        """Return why the vectors of a base are not those of the scope's model, as far as stored vectors tell."""
+        stored = self._stored(one, list(one.known))
+        pairs = [(one.known[key], vector) for key, vector in stored.items()]
+        if pairs:
+            return find_difference(pairs, MIN_STORED_COSINE, tr("those of {base}", base=printable(scope.label)))
+        norms = [vector_norm(vector) for _, vector in scope.sample(COMPARED)]
+        form = one.base.is_normalized
+        if norms and form is not None and all(map(is_unit_length, norms)) is not form:
+            return tr("its vectors are normalized") if form else tr("its vectors are not normalized")
+        return None
+
+    def _stored(self, one: _Candidate, keys: Sequence[str]) -> dict[str, bytes]:
+        query = """SELECT lower(hex(hash)), vector FROM vector
+           WHERE source = ? AND base = ? AND hash IN (SELECT unhex(value) FROM json_each(?)) ORDER BY 1"""
+        rows: Any = self._db.execute(query, (one.source, one.base.number, _json(keys)))
+        return dict(rows)
+
+    def _make_canary(
+        self, scope_number: int, one: _Candidate, scope: Scope, bodies: Callable[[], Iterable[tuple[str, str]]]
+    ) -> Canary | None:
+        """Choose texts to embed, the same ones each time; None if there are none."""
+        query = """SELECT lower(hex(v.hash)), v.vector FROM wanted w JOIN vector v USING (hash)
+           WHERE w.scope = ? AND v.source = ? AND v.base = ?
+             AND NOT EXISTS (SELECT 1 FROM given g WHERE g.scope = w.scope AND g.hash = w.hash)
+           ORDER BY v.hash LIMIT ?"""
+        rows: Any = self._db.execute(query, (scope_number, one.source, one.base.number, _CHUNK)).fetchall()
+        vectors = dict(rows)
+        found = {key: lacking.text for key, lacking in scope.texts(list(vectors)).items()}
+        if len(found) < COMPARED:
+            found.update((key, text) for key, text in bodies() if key in vectors)
+        texts = [(text, vectors[key]) for key, text in sorted(found.items()) if text is not None and not is_blank(text)]
+        if not texts:
+            return None
+        return Canary(
+            source=one.index.source,
+            base=one.base.name,
+            store=scope.label,
+            dimensions=one.base.dimensions,
+            sample=tuple(texts[:COMPARED]),
+        )
+
+    def _count_new(self, scope: int, one: _Candidate) -> int:
+        """Count the texts that a base has and no earlier base gives."""
+        query = """SELECT count(*) FROM wanted w JOIN vector v USING (hash) WHERE w.scope = ? AND v.source = ?
+           AND v.base = ? AND NOT EXISTS (SELECT 1 FROM given g WHERE g.scope = w.scope AND g.hash = w.hash)"""
+        found: Any = self._db.execute(query, (scope, one.source, one.base.number)).get
+        return int(found)
+
+    def _give(self, scope: int, one: _Candidate) -> None:
+        query = """INSERT OR IGNORE INTO given SELECT w.scope, w.hash, v.source, v.base FROM wanted w
+           JOIN vector v USING (hash) WHERE w.scope = ? AND v.source = ? AND v.base = ?"""
+        with sqlite.transaction(self._db):
+            self._db.execute(query, (scope, one.source, one.base.number))
+
+
+def _read_hashes(one: _Candidate) -> Iterator[str]:
+    """Yield the hashes of the texts of a base of a source, ascending.
+
+    Raises:
+        SourceUnreadable: the index of the source is damaged.
+    """
+    with _report_damage(one.index), sqlite.open_readonly(one.index.file) as db:
+        query = "SELECT hash FROM entry WHERE base = ? AND typeof(hash) = 'blob' ORDER BY hash"
+        for (key,) in db.execute(query, (one.base.number,)):
+            raw: Any = key
+            yield bytes(raw).hex()
+
+
+@contextmanager
+def _report_damage(index: SourceIndex) -> Iterator[None]:
+    """Report errors of reading the index of a source; it is made again once it is removed."""
+    try:
+        yield
+    except (apsw.Error, OSError) as error:
+        raise SourceUnreadable(path=index.file, reason=error) from error
+
+
+def _fits(base: IndexedBase, scope: Scope, model_id: str | None, settings: EmbedderSettings) -> bool:
+    """Whether the vectors of a base may be those of a scope's model, by length and name."""
+    if not base.vectors or base.dimensions != scope.dimensions:
+        return False
+    return base.model_id is None or base.model_id == model_id or settings.serves(base.model_id)
+
+
+def _outcome(one: _Candidate, *, planned: int = 0, compared: int = 0, reason: str | None = None) -> ReusedVectors:
+    return ReusedVectors(
+        source=str(one.index.source),
+        base=one.base.name,
+        model_id=one.base.model_id,
+        planned=planned,
+        compared=compared,
+        reason=reason,
+    )
+
+
+def _json(keys: Sequence[str]) -> str:
+    return msgspec.json.encode(list(keys)).decode()
+
+
+# --- opening ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_reuse(paths: Sequence[ReusePath], store: Path | None, progress: Progress) -> Iterator[Reuse | None]:
+    """Open the sources of a run; None if there are none.
+
+    Args:
+        paths: the sources, in the order in which they are used.
+        store: the store that is filled, which is no source; None: every store may be one.
+        progress: told of the sources that are read.
+
+    Raises:
+        WrongUsage: a source that the user named is the store itself.
+        RegraftError: a source that the user named cannot be used.
+    """
+    if not paths:
+        yield None
+        return
+    with ExitStack() as stack:
+        found: list[SourceIndex] = []
+        with stage(progress, "Reading", len(paths), "files"):
+            for one in paths:
+                progress.at(one.path.name)
+                index = _open_source(one, store, progress, stack)
+                if index is not None:
+                    found.append(index)
+                progress.step(1, 0)
+        yield Reuse(stack.enter_context(sqlite.open_scratch()), found, progress)
+
+
+def _open_source(one: ReusePath, store: Path | None, progress: Progress, stack: ExitStack) -> SourceIndex | None:
+    if store is not None and links.real_path(one.path) == links.real_path(store):
+        if one.is_required:
+            raise WrongUsage(
+                problem=tr("--reuse {path} is the store that is filled", path=printable(one.path)),
+                hint=tr("name other copies of the data; equal texts of one store share their vectors anyway"),
+            )
+        return None
+    try:
+        return stack.enter_context(open_index(one.path, progress))
+    except RegraftError:
+        # A source of the configuration may be on a drive that is not connected.
+        if one.is_required:
+            raise
+        return None
+
+
+__all__ = ["COMPARED", "Canary", "Reuse", "ReusePath", "Supply", "find_difference", "open_reuse"]
