@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from regraft.api import rescue as rescue
     from regraft.api import restore as restore
     from regraft.api import search as search
+    from regraft.api import sync as sync
     from regraft.api import undo as undo
     from regraft.api import upgrade as upgrade
 
@@ -66,6 +67,7 @@ _FUNCTIONS = frozenset(
         "rescue",
         "restore",
         "search",
+        "sync",
         "undo",
         "upgrade",
     ]

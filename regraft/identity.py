@@ -26,6 +26,7 @@ _CHILD_NAME = "regraft/v1-directory-child"
 _RESTORED_BASE_NAME = "regraft/restored-base"
 _RESTORED_ITEM_NAME = "regraft/restored-item"
 _COPIED_BASE_NAME = "regraft/copied-base"
+_SYNCED_ITEM_NAME = "regraft/synced-item"
 _MAX_MILLISECONDS = (1 << 48) - 1
 
 
@@ -108,6 +109,14 @@ def copied_base_id(base: str) -> str:
 def restored_item_id(restored_base: str, item: str, created_at: int | None) -> str:
     """Return the UUID v7 of an item in a restored or copied base."""
     return _shaped_v7(created_at, _digest(_RESTORED_ITEM_NAME, restored_base, item))
+
+
+def synced_item_id(base: str, source: str, number: int) -> str:
+    """Return the UUID v7 of an item that ``sync`` adds for a file or folder; ``number`` is raised while it is taken.
+
+    Its time is 0, so that a run that was killed is continued with the same id.
+    """
+    return _shaped_v7(None, _digest(_SYNCED_ITEM_NAME, base, source, str(number)))
 
 
 # Which base a user means: by its id in v2 or v1, by its name, or by a unique prefix of either.

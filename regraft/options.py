@@ -435,6 +435,38 @@ class ReconcileOptions(RebuildOptions, frozen=True, kw_only=True):
     embed: bool = False
 
 
+class SyncOptions(RebuildOptions, frozen=True, kw_only=True):
+    """Options of ``regraft sync``; those on embedders are for the texts that are new."""
+
+    sources: Annotated[
+        tuple[Path, ...],
+        _option(tr("Also follow the folder DIR; may be repeated."), "DIR", option="--source"),
+    ] = ()
+    moved: Annotated[
+        dict[str, str],
+        _option(tr("The file or folder OLD is at NEW now; may be repeated."), "OLD=NEW"),
+    ] = {}
+    delete: Annotated[bool, _option(tr("Remove items whose file no longer exists; the copies go to the trash."))] = (
+        False
+    )
+    extractor: Annotated[
+        tuple[str, ...],
+        _option(
+            tr(
+                "Read PDF and Office files with this command, which prints the text of {}, such as 'pdftotext {} -'; "
+                "'.docx=COMMAND' is for one type."
+            ),
+            "COMMAND",
+        ),
+    ] = ()
+    embed: Annotated[bool, _option(tr("Leave new texts without a vector for regraft backfill."), off="--no-embed")] = (
+        True
+    )
+    reuse: Reuse = ()
+    reuse_configured: ReuseConfigured = True
+    now_ms: RunTime = None
+
+
 class RestoreOptions(Options, frozen=True, kw_only=True):
     """Options of ``regraft restore``."""
 
@@ -546,6 +578,7 @@ OPTIONS: dict[str, type[msgspec.Struct]] = {
     "rescue": RescueOptions,
     "restore": RestoreOptions,
     "search": SearchOptions,
+    "sync": SyncOptions,
     "undo": UndoOptions,
     "upgrade": UpgradeOptions,
 }

@@ -526,3 +526,33 @@ BACKUP_SLIM = register(
     tr("A slim backup contains only the database: the rows of its bases, but not their indexes and files."),
     tr("Nothing is wrong. A full backup, or the profile that was backed up, has the rest."),
 )
+
+# What a base's original files are to ``sync``; an audit does not look for them.
+
+SOURCE_GONE = register(
+    "warning",
+    "source.gone",
+    tr("The original file of an item no longer exists. Reported by `sync`."),
+    tr("`regraft sync --delete` removes such items; `regraft sync --moved OLD=NEW` says where their folder is now."),
+)
+SOURCE_UNREACHABLE = register(
+    "warning",
+    "source.unreachable",
+    tr(
+        "An original file or folder cannot be followed: its path is of another operating system, its disk is not "
+        "there, it is a link, or it cannot be read. Reported by `sync`."
+    ),
+    tr("The message shows the reason. `regraft sync --moved OLD=NEW` says where the files are now."),
+)
+SOURCE_UNREAD = register(
+    "warning",
+    "source.unread",
+    tr("A new or changed file whose text only the application reads, such as PDF. Reported by `sync`."),
+    tr("`regraft sync --extractor COMMAND` gives regraft its text, or index it in the application."),
+)
+SOURCE_SKIPPED = register(
+    "note",
+    "source.skipped",
+    tr("A file that is not followed: hidden, a link, not text, or without a recorded path. Reported by `sync`."),
+    tr("Nothing needs to be done. The message shows the reason."),
+)

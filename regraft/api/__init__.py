@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from regraft.api.embedding import rebuild as rebuild
     from regraft.api.embedding import reconcile as reconcile
     from regraft.api.embedding import restore as restore
+    from regraft.api.embedding import sync as sync
     from regraft.api.inspection import inspect as inspect
     from regraft.api.profile import migrate_into_profile as migrate_into_profile
     from regraft.api.queries import compare as compare
@@ -62,6 +63,7 @@ _MODULES = {
     "rescue": "regraft.api.changes",
     "restore": "regraft.api.embedding",
     "search": "regraft.api.queries",
+    "sync": "regraft.api.embedding",
     "undo": "regraft.api.changes",
     "upgrade": "regraft.api.changes",
 }

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from regraft.api.arguments import merge_options, parse_base_name, parse_model_id, progress_or_silent, time_or_now
 from regraft.api.changes import plan_reconcile
+from regraft.disk import file_paths
 from regraft.embedders import config
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
-from regraft.errors import EmbedderUnnamed, ModelDiffers, SidecarUnfit, WrongUsage
-from regraft.kinds import Kind
+from regraft.errors import EmbedderUnnamed, ModelDiffers, SidecarUnfit, SourceNotFound, WrongUsage
+from regraft.kinds import V2_STORES, Kind
 from regraft.language import format_count, join_list, tr
 from regraft.options import (
     BackfillOptions,
@@ -20,19 +23,23 @@ from regraft.options import (
     RebuildOptions,
     ReconcileOptions,
     RestoreOptions,
+    SyncOptions,
 )
 from regraft.report.progress import Progress
 from repair import systems
 from repair.angel_memory import reconcile as angel_memory
-from repair.changes.run import ChangeReport
+from repair.changes.run import ChangeReport, run_command
 from repair.changes.store import open_for_change
+from repair.cherry_v2 import sync as syncing
 from repair.cherry_v2.restore import RestoreRequest, make_suggestion, restore_with_vectors, suggest_model
+from repair.cherry_v2.sync.base import SyncRequest
+from repair.cherry_v2.sync.sources import SourceReader, parse_extractors
 from repair.embedding import scope
 from repair.embedding.budget import Limits
 from repair.embedding.report import BackfillReport, EmbeddingReport, ScopeReport
 from repair.embedding.run import EmbedderSource
 from repair.embedding.run import backfill as run_backfill
-from repair.embedding.scope import NewModel, ReusePath
+from repair.embedding.scope import Filler, NewModel, ReusePath
 from repair.embedding.survey import add_suggestion, is_unconfigured, unnamed_embedder
 
 
@@ -81,7 +88,9 @@ def choose_embedder(path: Path | None, name: str | None, models: frozenset[str])
     raise EmbedderUnnamed(path=found.path, problem=problem, known=known, count=len(every))
 
 
-def list_sources(options: BackfillOptions | RestoreOptions | FleetBackfillOptions) -> tuple[ReusePath, ...]:
+def list_sources(
+    options: BackfillOptions | SyncOptions | RestoreOptions | FleetBackfillOptions,
+) -> tuple[ReusePath, ...]:
     """List the sources of vectors: those that the options name, then those of the configuration.
 
     Raises:
@@ -128,7 +137,7 @@ def backfill_from(
         if options.dimensions is None:
             raise WrongUsage(problem=tr("--model needs the number of dimensions"), hint=tr("also give --dimensions"))
         new = NewModel(model, options.dimensions)
-    more = {
+    more: dict[str, Any] = {
         "new": new,
         "dimensions": options.dimensions,
         "all_projects": options.all_projects,
@@ -164,6 +173,7 @@ def _fill(
     source: EmbedderSource | None,
     progress: Progress | None,
     confirm: Callable[[BackfillReport], bool] | None,
+    fillers: Mapping[Kind, Filler] | None = None,
     **more: Any,
 ) -> BackfillReport:
     limits = Limits(options.limit, options.max_requests, options.max_cost)
@@ -183,13 +193,85 @@ def _fill(
     return run_backfill(
         source.choose,
         wanted,
-        fillers=systems.fillers(),
+        fillers=systems.fillers() if fillers is None else fillers,
         progress=progress_or_silent(progress),
         show_plan=confirm or (lambda _: True),
         opened=source.opened,
         looked=source.looked,
         sampled=source.sampled,
     )
+
+
+def sync(
+    path: str | Path,
+    options: SyncOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    confirm: Callable[[Any], bool] | None = None,
+    **fields: Any,
+) -> ChangeReport | BackfillReport:
+    """Let bases follow their original files: what was changed, renamed, added and, with ``delete``, removed.
+
+    New texts are embedded if the configuration has an embedder for the model of a base, unless ``embed`` is False.
+    ``confirm`` gets what is returned, as a plan.
+
+    Raises:
+        Declined: ``confirm`` returned False.
+        RegraftError: any error of ``docs/errors.md``.
+    """
+    options = merge_options(SyncOptions, options, fields)
+    sources = tuple(_existing_path(source, "--source") for source in options.sources)
+    if not all((*options.moved, *options.moved.values())):
+        raise WrongUsage(problem=tr("--moved needs two paths"), hint=tr("write OLD=NEW"))
+    moved = tuple((old, _existing_path(Path(new), "--moved")) for old, new in options.moved.items())
+    extractors = parse_extractors(options.extractor)
+    with ExitStack() as keep:
+        wanted = SyncRequest(
+            now_ms=time_or_now(options.now_ms),
+            reader=SourceReader(extractors, keep),
+            sources=sources,
+            moved=moved,
+            delete=options.delete,
+            progress=progress_or_silent(progress),
+        )
+        if options.embed:
+            filler = syncing.SyncFiller(wanted)
+            try:
+                more: dict[str, Any] = {"fillers": dict.fromkeys(V2_STORES, filler), "reuse": list_sources(options)}
+                return _fill("sync", path, options, None, progress, confirm, **more)
+            except (EmbedderUnnamed, ModelDiffers, syncing.NothingToEmbed):
+                # As far as that goes without an embedder.
+                if options.embedder is not None:
+                    raise
+        return run_command(
+            "sync",
+            Path(path),
+            partial(syncing.plan, options=wanted),
+            kind=options.kind,
+            bases=options.bases,
+            dry_run=options.dry_run,
+            progress=progress_or_silent(progress),
+            show_plan=confirm or (lambda _: True),
+        )
+
+
+def _existing_path(path: Path, option: str) -> Path:
+    """Return the absolute path that a user means.
+
+    Raises:
+        SourceNotFound: it does not exist.
+        WrongUsage: it is not a valid path.
+    """
+    try:
+        str(path).encode()
+        found = Path(os.path.abspath(path.expanduser()))  # noqa: PTH100 - links are not resolved
+        is_there = file_paths.exists(found)
+    except (ValueError, RuntimeError) as error:
+        problem = tr("{option}: the path is not valid ({error})", option=option, error=error)
+        raise WrongUsage(problem=problem, hint=tr("give another path")) from error
+    if not is_there:
+        raise SourceNotFound(path=path)
+    return found
 
 
 def restore(

@@ -56,6 +56,7 @@ COMMAND_GROUPS = {
     },
     tr("Embed"): {
         "backfill": tr("Embed texts that have no vector."),
+        "sync": tr("Let a base follow its changed, renamed and new files."),
         "restore": tr("Make a new base from a base, with another model."),
         "embedders": tr("List and test the configured embedders."),
     },
@@ -124,6 +125,7 @@ _MODULES = {
     "backfill": "embedding",
     "rebuild": "embedding",
     "restore": "embedding",
+    "sync": "embedding",
     "embedders": "embedding",
     "fleet": "fleet",
     "upgrade": "maintenance",

@@ -27,7 +27,14 @@ from regraft.cli.options import PATH, Output, complete_bases, output_options, re
 from regraft.cli.output import echo, echo_json, report_errors
 from regraft.errors import WORTH_READING, WrongUsage
 from regraft.language import format_count, join_list, tr
-from regraft.options import BackfillOptions, EmbeddersOptions, RebuildOptions, ReconcileOptions, RestoreOptions
+from regraft.options import (
+    BackfillOptions,
+    EmbeddersOptions,
+    RebuildOptions,
+    ReconcileOptions,
+    RestoreOptions,
+    SyncOptions,
+)
 from regraft.report.document import Suggestion, encoded
 from regraft.text import LONGEST_NAME, one_line, pad_right, path_argument, printable_lines, text_width
 from repair.changes.run import ChangeReport
@@ -164,6 +171,39 @@ def reconcile(path: Path, options: ReconcileOptions, output: Output) -> NoReturn
         missing = [] if report.missing is None else ["", tr("Before a run: {missing}", missing=report.missing)]
         text = sent + format_change(report, verbose=verbose, shown=output.shown) + printable_lines(missing)
     elif isinstance(report, BackfillReport):
+        text = format_backfill(report, verbose=verbose)
+    else:
+        text = format_change(report, verbose=verbose, shown=output.shown)
+    print_and_exit(report, output, text)
+
+
+@click.command()
+@click.argument("path", type=PATH, metavar="BASE")
+@report_errors
+@struct_options(SyncOptions)
+@change_options
+@report_retries
+def sync(path: Path, options: SyncOptions, output: Output) -> NoReturn:
+    """Let the bases of BASE follow their original files: read what was changed, renamed or added since.
+
+    BASE is a base's folder, a library or a profile. The files are only read. Texts that the base has already keep
+    their vectors, wherever they are now; only new ones are embedded, or left for regraft backfill if no embedder is
+    configured. Missing files are listed, and removed only with --delete.
+
+    \b
+    Example:
+      regraft sync library --base Handbook --dry-run
+    """
+    confirm_plain = confirm_change(output)
+
+    def confirm(planned: ChangeReport | BackfillReport) -> bool:
+        if isinstance(planned, BackfillReport):
+            return confirm_lines(output, planned_lines(planned))
+        return confirm_plain is None or confirm_plain(planned)
+
+    report = api.sync(path, options, progress=output.progress(), confirm=None if output.yes else confirm)
+    verbose = output.verbose > 0
+    if isinstance(report, BackfillReport):
         text = format_backfill(report, verbose=verbose)
     else:
         text = format_change(report, verbose=verbose, shown=output.shown)

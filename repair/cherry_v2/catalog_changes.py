@@ -35,6 +35,7 @@ from regraft.formats.cherry_v2.catalog_reader import (
     CatalogProblem,
     Row,
     StoredCatalog,
+    parse_item_data,
     read_catalog,
 )
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
@@ -101,6 +102,25 @@ class CatalogStatements:
         """Set the path of the original of a file or folder. Other data of the item is unchanged."""
         change = "UPDATE knowledge_item SET data = json_set(data, '$.source', ?)"
         self._update(base, change, (source,), row, "id", "base_id", "data")
+
+    def update_item(
+        self, base: str, row: Row, data: Mapping[str, str], now_ms: int | None, *, container: str | None
+    ) -> None:
+        """Change fields of an item's data, its folder, and (unless ``now_ms`` is None) the time of its last change."""
+        change = "UPDATE knowledge_item SET group_id = ?, updated_at = ?"
+        values: tuple[Any, ...] = (container, row.get("updated_at") if now_ms is None else now_ms)
+        if data:
+            change += ", data = ?"
+            whole = {**parse_item_data(row), **data}
+            text = json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+            if any("\ud800" <= char <= "\udfff" for char in text):
+                text = json.dumps(whole, separators=(",", ":"))  # half a surrogate pair stays an escape
+            values = (*values, text)
+        self._update(base, change, values, row, "id", "base_id", "group_id", "data", "status")
+
+    def delete_item(self, base: str, row: Row) -> None:
+        """Delete an item that contains no others."""
+        self._update(base, "DELETE FROM knowledge_item", (), row, "id", "base_id", "type", "data", "status")
 
     def _update(self, base: str, change: str, values: tuple[Any, ...], row: Row, *known: str) -> None:
         """Update a row if its ``known`` columns still have their values."""
@@ -176,9 +196,7 @@ class CatalogStatements:
             db.execute("PRAGMA defer_foreign_keys = ON")
             for sql, values, known in self.made:
                 try:
-                    db.execute(
-                        f"{sql} WHERE {untrusted_sqlite.unchanged_condition(db, known)}" if known else sql, values
-                    )
+                    db.execute(f"{sql} WHERE {_condition(db, known, values)}" if known else sql, values)
                 except apsw.ConstraintError as error:
                     raise PlanOutdated(
                         path=path, reason=tr("a constraint refuses a row ({error})", error=error)
@@ -187,6 +205,15 @@ class CatalogStatements:
                     raise PlanOutdated(path=path, reason=tr("a row was changed since the plan was made"))
 
         return apply
+
+
+def _condition(db: apsw.Connection, known: tuple[str, ...], values: tuple[Any, ...]) -> str:
+    """Return the SQL condition that a row still has its known values, which are the last ones."""
+    condition = untrusted_sqlite.unchanged_condition(db, known)
+    place = len(values) - len(known) + known.index("id") if "id" in known else None
+    if place is not None and isinstance(values[place], str) and values[place].isascii():
+        condition += f" AND id = ?{place + 1}"  # so that SQLite finds the row by its key
+    return condition
 
 
 def make_catalog_change(
@@ -239,7 +266,8 @@ def rehearse_statements(statements: CatalogStatements) -> None:
             _copy_rows(source, copy, ITEMS, "base_id", base)
         copy.execute("PRAGMA ignore_check_constraints = OFF")
         try:
-            statements.applied()(copy)
+            with sqlite.transaction(copy):
+                statements.applied()(copy)
         except PlanOutdated as error:
             raise ProfileUnknown(
                 path=path, what=tr("a database with additional constraints ({reason})", reason=error.facts["reason"])

@@ -94,6 +94,16 @@ def _read_file(processed: object, uploaded: object, raw: Path) -> ItemText:
     file = find_raw_file(processed, raw) or find_raw_file(uploaded, raw)
     if file is None:
         raise NoText(tr("its file is not in raw/: {elsewhere}", elsewhere=_ELSEWHERE))
+    return read_file_text(file)
+
+
+def read_file_text(file: Path) -> ItemText:
+    """Return the text of a file: plain text as it is, a web page as Markdown.
+
+    Raises:
+        NoText: it is not text, too large, or cannot be read.
+        WrongUsage: the extra that reads it is not installed.
+    """
     suffix = PurePosixPath(file.name).suffix.lower()
     if suffix in NO_TEXT_EXTENSIONS:
         raise NoText(tr("{name} is not plain text: {elsewhere}", name=file.name, elsewhere=_ELSEWHERE))

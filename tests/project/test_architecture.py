@@ -274,6 +274,8 @@ WRITERS = {
     "regraft.formats.chroma.core": {"chromadb.PersistentClient"},
     # For reading: a label map of any size.
     "regraft.formats.chroma.label_map": {"mmap.mmap"},
+    # The command line of the user that prints the text of a document, without a shell.
+    "repair.cherry_v2.sync.sources": {"subprocess.Popen", "subprocess.DEVNULL", "subprocess.PIPE"},
 }
 #: What damages libraries that it made itself, for other people's tests.
 TEST_KIT = "regraft.testing"

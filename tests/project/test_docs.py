@@ -57,10 +57,12 @@ GUIDES = [
         "docs/rescue.md",
         "docs/translating.md",
         "docs/zh/README.md",
+        "docs/sync.md",
         "docs/zh/backfill.md",
         "docs/zh/embedders.md",
         "docs/zh/move.md",
         "docs/zh/rescue.md",
+        "docs/zh/sync.md",
         "docs/zh/upgrade.md",
     )
 ]
@@ -68,7 +70,7 @@ TRANSLATED = [
     ("README.md", "README.zh.md"),
     *(
         (f"docs/{name}.md", f"docs/zh/{name}.md")
-        for name in ("upgrade", "app", "rescue", "move", "backfill", "embedders")
+        for name in ("upgrade", "app", "rescue", "move", "backfill", "embedders", "sync")
     ),
 ]
 

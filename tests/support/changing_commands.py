@@ -19,6 +19,7 @@ import planted_rsclaw
 import planted_v2
 import profiles
 import stranded
+import synced
 from fault_server import FaultServer
 from harness import NOW, Outcome, run
 from index_damage import IndexFile, damaged
@@ -118,6 +119,16 @@ def with_original(folder: Path) -> Path:
     return target
 
 
+def followed(folder: Path) -> Path:
+    """Return a library that follows a folder, in which a file was edited, one renamed, one added and one deleted."""
+    target = planted_v2.library(folder)
+    files = synced.write_files(folder / "files", 4)
+    assert run("sync", target, "--base", planted_v2.KB, "--source", files, "--no-embed", "--yes").status in (0, 1)
+    synced.edit(files)
+    shutil.rmtree(target / ".regraft")
+    return target
+
+
 def notes(*, change: Callable[[Path], object], embedded: bool = True) -> Callable[[Path], Path]:
     """Return what builds a database of codex-mem and changes it."""
 
@@ -208,6 +219,10 @@ CASES = {
         notes(change=lambda path: None, embedded=False), ("backfill", "--all-projects", *_EMBEDDING)
     ),
     "rebuild": Case(notes(change=edited), ("rebuild", *_EMBEDDING), again="anew"),
+    "sync": Case(followed, ("sync", "--base", planted_v2.KB, "--delete", "--no-embed", "--now", NOW), finished=1),
+    "sync with an embedder": Case(
+        followed, ("sync", "--base", planted_v2.KB, "--delete", "--no-probe", *_EMBEDDING), finished=1
+    ),
     "restore": Case(
         library("no vector"),
         ("restore", "--base", planted_v2.KB, "--model", "acme::embed-9", "--dimensions", 4, *_EMBEDDING),

@@ -67,7 +67,7 @@ def nothing_opened() -> Iterator[None]:
 #: Commands that ask before they change what is there.
 ASKING = (
     *("fix", "repair", "gc", "reconcile", "clear-failed", "upgrade", "rescue", "install"),
-    *("backfill", "rebuild", "restore", "undo"),
+    *("backfill", "rebuild", "restore", "sync", "undo"),
 )
 _SETTLED = {"--yes", "-y", "--dry-run", "--help"}
 

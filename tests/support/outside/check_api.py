@@ -179,6 +179,20 @@ def test_backfill_and_restore(library: Path, config: Path) -> None:
     assert vectors(index) == before
 
 
+def test_a_base_follows_a_folder(library: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "buoy.md").write_text("the buoy was painted red")
+    before = vectors(index_of(library))
+    done = regraft.sync(library, bases=[BASE], sources=[folder], embed=False)
+    assert [action.action for action in done.actions].count("add-text") == 1
+    with sqlite3.connect(index_of(library)) as db:
+        found = db.execute("SELECT text FROM search_text WHERE text LIKE '%buoy%'").fetchall()
+    db.close()
+    assert found == [("the buoy was painted red",)]
+    assert vectors(index_of(library)) == before
+
+
 def test_notes_of_codex_mem(config: Path) -> None:
     database = Path(os.environ["CODEX_MEM"])
     assert regraft.clear_failed(database).actions == []

@@ -62,6 +62,11 @@ class _UsedHashes(msgspec.Struct, frozen=True):
     embeddings: set[str]
     contents: set[str]
 
+    def add(self, other: _UsedHashes) -> None:
+        """Add the hashes of another material."""
+        self.embeddings.update(other.embeddings)
+        self.contents.update(other.contents)
+
 
 def replace_material(db: apsw.Connection, new: NewMaterial) -> None:
     """Replace a material and its units, bodies and vectors. On an error the caller must roll back.
@@ -89,6 +94,37 @@ def replace_material(db: apsw.Connection, new: NewMaterial) -> None:
         _delete_unused_embeddings(db)
     if before.contents - {new.content_hash}:
         _delete_unused_contents(db)
+
+
+def replace_all_materials(db: apsw.Connection, gone: Iterable[str], new: Iterable[NewMaterial]) -> None:
+    """Delete and replace materials together, so that a vector that one loses and another needs is kept.
+
+    No vector is written. Only what these materials used and nothing needs any more is deleted.
+
+    Raises:
+        MaterialRefused: another material has the same path.
+        apsw.Error: the file cannot be written.
+    """
+    before = _UsedHashes(set(), set())
+    for material_id in gone:
+        before.add(_used_hashes(db, material_id))
+        _delete_units(db, material_id)
+        db.execute("DELETE FROM material WHERE material_id = ?", (material_id,))
+    for one in new:
+        before.add(_used_hashes(db, one.material_id))
+        _put_material(db, one)
+        _delete_units(db, one.material_id)
+        # Bodies that lost their units have the ids of the new ones.
+        db.executemany(
+            "DELETE FROM search_text WHERE target_type = 'search_unit' AND target_id = ?",
+            ((unit.unit_id,) for unit in one.units),
+        )
+        _put_units(db, one)
+        db.execute(
+            "UPDATE material SET current_content_hash = ? WHERE material_id = ?", (one.content_hash, one.material_id)
+        )
+    _delete_unused_embeddings(db, before.embeddings)
+    _delete_unused_contents(db, before.contents)
 
 
 def delete_materials(db: apsw.Connection, material_ids: Iterable[str]) -> int:
@@ -217,20 +253,34 @@ def existing_embeddings(db: apsw.Connection, hashes: Iterable[str]) -> set[str]:
     return {key for (key,) in rows}
 
 
-def _delete_unused_embeddings(db: apsw.Connection) -> None:
+def _delete_unused_embeddings(db: apsw.Connection, among: set[str] | None = None) -> None:
+    """Delete the embeddings that no body uses, in the whole file or ``among`` some hashes."""
     db.execute(
         # Uses the index of the hashes, so the vectors themselves are not read.
         "DELETE FROM embedding WHERE embedding_text_hash IN (SELECT e.embedding_text_hash FROM embedding e"
-        " WHERE NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = e.embedding_text_hash))"
+        f" WHERE {_among('e.embedding_text_hash', among)}"
+        " AND NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = e.embedding_text_hash))",
+        _hash_list(among),
     )
 
 
-def _delete_unused_contents(db: apsw.Connection) -> None:
+def _delete_unused_contents(db: apsw.Connection, among: set[str] | None = None) -> None:
+    """Delete the contents that nothing uses, in the whole file or ``among`` some hashes."""
     db.execute(
         "DELETE FROM content WHERE content_hash IN (SELECT c.content_hash FROM content c"
-        " WHERE NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = c.content_hash)"
-        " AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = c.content_hash))"
+        f" WHERE {_among('c.content_hash', among)}"
+        " AND NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = c.content_hash)"
+        " AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = c.content_hash))",
+        _hash_list(among),
     )
+
+
+def _among(column: str, among: set[str] | None) -> str:
+    return "1" if among is None else f"{column} IN (SELECT value FROM json_each(?))"
+
+
+def _hash_list(among: set[str] | None) -> tuple[str, ...]:
+    return () if among is None else (json.dumps([key for key in among if isinstance(key, str)]),)
 
 
 # Reclaim space after large deletes (``docs/formats/index.md``, "How the store behaves").

@@ -1,0 +1,235 @@
+"""Plan ``regraft sync`` for v2 data: a base follows its original files (``docs/sync.md``).
+
+``reconcile`` makes index and catalog of a store agree; ``sync`` follows files outside of it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from msgspec import structs
+
+from checks.audit.collector import Level
+from checks.audit.findings import Finding
+from checks.cherry_v2 import findings as v2
+from regraft.disk import file_paths, sqlite
+from regraft.disk.file_paths import fold_name, path_segments
+from regraft.embedders.settings import EmbedderSettings
+from regraft.errors import NotChanged, WrongUsage
+from regraft.formats.cherry_preview import IndexLayout
+from regraft.formats.cherry_v2.catalog_reader import Row, base_id_text, parse_item_data
+from regraft.formats.cherry_v2.settings import read_base_settings
+from regraft.kinds import KIND_NAMES
+from regraft.language import format_count, tr
+from regraft.text import is_blank, path_argument
+from repair.changes.plan import Action, Plan, Unresolved, group_by_base
+from repair.changes.store import Store
+from repair.cherry_v2.catalog_changes import CatalogStatements, make_catalog_change, read_store_catalog
+from repair.cherry_v2.index_vectors import IndexFiller
+from repair.cherry_v2.indexing import BLOCKING
+from repair.cherry_v2.protection import Protection
+from repair.cherry_v2.sync.base import BaseComparison, IndexReader, SyncRequest
+from repair.cherry_v2.sync.changes import BaseChanges, read_bodies
+from repair.cherry_v2.sync.sources import Unreachable, locate, move_source
+from repair.embedding.scope import BackfillOptions, FillTargets, PreparationStep
+
+
+class NothingToEmbed(Exception):
+    """No chosen base has the model of the embedder, so that a base is synced without one."""
+
+
+class SyncFiller:
+    """Backfill that first makes the bases follow their original files."""
+
+    def __init__(self, options: SyncRequest) -> None:
+        self._options = options
+        self._filler = IndexFiller()
+
+    def models(self, store: Store, options: BackfillOptions) -> frozenset[str]:
+        """Return the model ids of the selected bases."""
+        return self._filler.models(store, options)
+
+    def targets(self, store: Store, settings: EmbedderSettings, options: BackfillOptions) -> FillTargets:
+        """Return the bases that an embedder can fill, and as the first step the changes of their texts.
+
+        Raises:
+            NothingToEmbed: there are none.
+        """
+        found = self._filler.targets(store, settings, options)
+        if not found.targets:
+            raise NothingToEmbed
+        embedded = frozenset(target.base_id for target in found.targets)
+        step = PreparationStep(partial(plan, options=structs.replace(self._options, embedded=embedded)))
+        return structs.replace(found, steps=(step, *found.steps))
+
+
+def plan(store: Store, options: SyncRequest) -> Plan:
+    """Plan the changes of the chosen bases of a store.
+
+    Raises:
+        NotChanged: there is no catalog that names the original files.
+        WrongUsage: a folder that the user named cannot be followed.
+        SourceUnreadable: the catalog cannot be read.
+    """
+    if store.catalog is None:
+        what = tr("{names} without a catalog", names=KIND_NAMES[store.found.kind])
+        raise NotChanged(path=store.path, what=what, command="sync", advice=tr("give the library or profile it is of"))
+    catalog = read_store_catalog(store)
+    chosen = [row for row in catalog.bases if _is_chosen(store, base_id_text(row))]
+    items = {base_id_text(row): (catalog.items or {}).get(base_id_text(row), []) for row in chosen}
+    _demand_sources(options, chosen, items)
+    findings = group_by_base(store.findings(Level.QUICK))
+    made, statements, rows = Plan(), CatalogStatements(store.root / store.catalog), list[Action]()
+    protection = Protection(store, catalog)
+    for row in chosen:
+        base = base_id_text(row)
+        problem = _find_obstacle(store, row, findings.get(base, []))
+        if problem is not None:
+            made.left.append(problem)
+            continue
+        done, changes = _plan_base(store, row, items[base], options, protection)
+        made.add(done)
+        rows += changes.update(statements)
+    if rows:
+        made.changes.append(make_catalog_change(statements, store.catalog, rows, ("knowledge_item",)))
+    return made
+
+
+def _is_chosen(store: Store, base: str) -> bool:
+    return store.wants(base) and (store.found.stores.is_whole or base in store.stores)
+
+
+def _demand_sources(options: SyncRequest, chosen: list[Row], items: dict[str, list[Row]]) -> None:
+    """Refuse ``--source`` for several bases, and ``--moved`` of a path that no chosen base has.
+
+    Raises:
+        WrongUsage
+    """
+    if options.sources and len(chosen) != 1:
+        problem = tr(
+            "--source adds a folder to one base, and {bases} are chosen", bases=format_count(len(chosen), "base")
+        )
+        raise WrongUsage(problem=problem, hint=tr("choose it with --base"))
+    for old, new in options.moved:
+        if not any(_is_moved(item, old, new) for every in items.values() for item in every):
+            problem = tr("--moved {old}: no file or folder of the chosen bases is there", old=old)
+            raise WrongUsage(problem=problem, hint=tr("regraft inspect --items lists the sources"))
+
+
+def _is_moved(item: Row, old: str, new: Path) -> bool:
+    """Whether the source of an item is at the old path, or at the new one because an earlier run corrected it."""
+    source = str(parse_item_data(item).get("source"))
+    return move_source(source, old, new) is not None or move_source(source, str(new), new) is not None
+
+
+def _find_obstacle(store: Store, row: Row, findings: list[Finding]) -> Unresolved | None:
+    """Return why a base cannot be synced, or None."""
+    base = base_id_text(row)
+    path, index = path_argument(store.path), store.stores.get(base)
+    if row.get("status") != "completed":
+        repair = shlex.join(["regraft", "restore", path, "--base", base])
+        reason = tr("the base failed ({get}); restore makes a new one", get=row.get("error"))
+        return Unresolved(finding=v2.BASE_FAILED, reason=reason, base=base, repair=repair)
+    if index is None:
+        repair = shlex.join(["regraft", "backfill", path, "--base", base])
+        return Unresolved(finding=v2.BASE_NO_INDEX, reason=tr("the base has no index"), base=base, repair=repair)
+    if index.look.layout is not IndexLayout.CURRENT:
+        reason = tr("its index has another layout; run regraft upgrade first")
+        return Unresolved(finding=v2.SCHEMA_PREVIEW, reason=reason, base=base)
+    blocking = next((finding for finding in findings if finding.name in BLOCKING), None)
+    if blocking is not None:
+        reason = tr("the index was not changed: {message_}", message_=blocking.message)
+        return Unresolved.of(blocking, reason, repair=blocking.repair)
+    return None
+
+
+def _plan_base(
+    store: Store, row: Row, items: list[Row], options: SyncRequest, protection: Protection
+) -> tuple[Plan, BaseChanges]:
+    """Compare a base with its sources and plan what follows. The rows of the catalog are left to the caller.
+
+    Raises:
+        WrongUsage: a folder that the user named cannot be followed.
+        apsw.Error, OSError: the index cannot be read.
+    """
+    base = base_id_text(row)
+    index = store.stores[base]
+    with sqlite.open_readonly(store.root / index.name) as db:
+        compared = BaseComparison(
+            base=base,
+            row=row,
+            items=items,
+            settings=read_base_settings(row)[0],
+            raw=store.root / index.raw,
+            root=store.root,
+            index=IndexReader(db),
+            options=options,
+            sources=dict(_moved_sources(items, options)),
+        )
+        compared.compare()
+    gone = _removed_items(compared, protection.reason(base))
+    changes = BaseChanges(compared=compared, index=index.name, raw=index.raw, gone=gone)
+    made = Plan([*changes.changes()], [*compared.left()])
+    texts = [*compared.changed, *compared.new]
+    made.bodies[base] = partial(read_bodies, texts, options.reader)
+    lacking = {key for one in texts if one.text is not None for key in one.text.lacking}
+    if lacking and base not in options.embedded and not is_blank(row.get("embedding_model_id")):
+        made.left.append(_without_vector(store, base, len(lacking)))
+    return made, changes
+
+
+def _removed_items(compared: BaseComparison, protected: str | None) -> list[Row]:
+    """Return the items to remove, and report the others whose file no longer exists.
+
+    Args:
+        compared: the base.
+        protected: why nothing is deleted from it; None: it is not protected.
+    """
+    if compared.options.delete and protected is None:
+        return compared.gone
+    reason = protected or tr("the file no longer exists; --delete removes the item")
+    for item in compared.gone:
+        source = compared.sources.get(str(item.get("id"))) or str(parse_item_data(item).get("source"))
+        compared.leave(v2.SOURCE_GONE, reason, source)
+    return []
+
+
+def _without_vector(store: Store, base: str, count: int) -> Unresolved:
+    repair = shlex.join(["regraft", "backfill", path_argument(store.path), "--base", base])
+    reason = tr("left for backfill: {texts} without a vector", texts=format_count(count, "new text"))
+    return Unresolved(finding=v2.VECTOR_MISSING, reason=reason, base=base, count=count, repair=repair)
+
+
+def _moved_sources(items: list[Row], options: SyncRequest) -> Iterator[tuple[str, str]]:
+    """Yield the id and the new source of each item whose source moved."""
+    moved = [*options.moved, *_folders_found_again(items, options.sources)]
+    for item in items if moved else ():
+        source = parse_item_data(item).get("source")
+        if item.get("type") in ("file", "directory") and isinstance(source, str):
+            new = next(filter(None, (move_source(source, old, to) for old, to in moved)), None)
+            if new not in (None, source):
+                yield str(item.get("id")), str(new)
+
+
+def _folders_found_again(items: list[Row], sources: Iterable[Path]) -> Iterator[tuple[str, Path]]:
+    """Yield each source of the user that is the only missing folder of its name, with the path of that."""
+    missing = list(_missing_folders(items)) if sources else []
+    for path in sources:
+        same = [source for source in missing if fold_name(path_segments(source)[-1]) == fold_name(path.name)]
+        if len(same) == 1:
+            yield same[0], path
+
+
+def _missing_folders(items: list[Row]) -> Iterator[str]:
+    """Yield the sources of folder items that do not exist on this computer."""
+    for item in items:
+        source = parse_item_data(item).get("source")
+        if item.get("type") == "directory" and isinstance(source, str) and path_segments(source):
+            try:
+                if not file_paths.exists(locate(source)):
+                    yield source
+            except (Unreachable, OSError):
+                yield source

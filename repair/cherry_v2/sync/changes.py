@@ -1,0 +1,354 @@
+"""Make the changes of one base from its comparison: the index, the files below ``raw/``, and the catalog.
+
+They are made in this order. A file's copy is written after its text, and an item after its copy, so that a run that was
+killed anywhere is continued by the next one (``docs/sync.md``, "Interrupting and undoing").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import apsw
+import msgspec
+
+from regraft import identity
+from regraft.disk import durable, file_paths
+from regraft.errors import PlanOutdated
+from regraft.formats.cherry_v2.catalog_generation import ITEMS
+from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data
+from regraft.formats.cherry_v2.index import schema, store
+from regraft.language import format_count, tr
+from repair.changes.files import size_on_disk
+from repair.changes.plan import Action, Change, FileChange, RowsChange
+from repair.cherry_v2.catalog_changes import CatalogStatements
+from repair.cherry_v2.item_texts import NoText, find_raw_file
+from repair.cherry_v2.sync.base import BaseComparison, SourceFile, SyncedItem
+from repair.cherry_v2.sync.sources import SourceReader, file_digest
+
+_TABLES = ("content", "material", "search_unit", "search_text", "embedding")
+
+
+class RawFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file below ``raw/``: a copy of a source, or the text of a source that is indexed instead of it."""
+
+    path: str
+    file: SourceFile
+    text_hash: str | None = None
+
+
+class BaseChanges(msgspec.Struct, kw_only=True):
+    """The changes of one base. ``index`` and ``raw`` are paths below the root of the store."""
+
+    compared: BaseComparison
+    index: str
+    raw: str
+    #: Items that are removed.
+    gone: list[Row]
+
+    @property
+    def _base(self) -> str:
+        return self.compared.base
+
+    def changes(self) -> Iterator[Change]:
+        """Yield the change of the index, then those of files."""
+        index = self._index_change()
+        if index is not None:
+            yield index
+        copies = self._raw_files()
+        yield from self._file_changes(copies)
+        yield from self._removals({one.path for one in copies})
+
+    # --- the index ---------------------------------------------------------------------------------------------------
+
+    def _index_change(self) -> RowsChange | None:
+        compared = self.compared
+        texts = [one for one in (*compared.changed, *compared.new) if one.text is not None]
+        moves = dict(self._material_moves())
+        gone = [str(item["id"]) for item in self.gone if str(item["id"]) in compared.index.materials]
+        actions = tuple(self._index_actions(texts, moves, gone))
+        if not actions:
+            return None
+        path, reader, now_ms = compared.root / self.index, compared.options.reader, compared.options.now_ms
+
+        def apply(db: apsw.Connection) -> None:
+            with schema.full_text_triggers(db):
+                # A path may become free for another material: the moved ones leave theirs first.
+                _set_paths(db, path, {key: f"{key}/{identity.new_run_id()}" for key in moves})
+                store.replace_all_materials(db, gone, (_new_material(one, reader, now_ms) for one in texts))
+                _set_paths(db, path, moves)
+
+        size = sum(one.text.bytes for one in texts if one.text is not None)
+        return RowsChange(path=self.index, actions=actions, apply=apply, tables=_TABLES, bytes=size)
+
+    def _material_moves(self) -> Iterator[tuple[str, str]]:
+        """Yield the ids of materials that get another path, and the path."""
+        for one in (*self.compared.renamed, *self.compared.new):
+            material = self.compared.index.materials.get(one.id)
+            if one.text is None and material is not None and material.path != one.indexed_path:
+                yield one.id, one.indexed_path
+
+    def _index_actions(self, texts: list[SyncedItem], moves: dict[str, str], gone: list[str]) -> Iterator[Action]:
+        for one in texts:
+            yield from self._text_actions(one)
+        if moves:
+            message = tr("give {materials} the paths of renamed files", materials=format_count(len(moves), "material"))
+            yield self._action("update-paths", message, count=len(moves))
+        if gone:
+            message = tr("remove {texts} of missing files from the index", texts=format_count(len(gone), "text"))
+            yield self._action("delete-texts", message, count=len(gone))
+
+    def _text_actions(self, one: SyncedItem) -> Iterator[Action]:
+        text = one.text
+        if text is None:
+            return
+        units, lacking = format_count(len(text.spans), "unit"), len(text.lacking)
+        if one.row is None:
+            message = tr(
+                "index {path}: {units}, {lacking:,} without a vector", path=one.source, units=units, lacking=lacking
+            )
+        else:
+            message = tr(
+                "index {path} again: {units}, {lacking:,} without a vector",
+                path=one.source,
+                units=units,
+                lacking=lacking,
+            )
+        name = "add-text" if one.row is None else "update-text"
+        yield self._action(
+            name,
+            message,
+            subject=one.indexed_path,
+            count=len(text.spans),
+            size=0 if one.file is None else one.file.size,
+        )
+        if text.guessed is not None:
+            message = tr("read {path} as {encoding}, by its letters", path=one.source, encoding=text.guessed)
+            yield self._action("guess-encoding", message, subject=one.indexed_path)
+
+    def _action(
+        self, action: str, message: str, *, subject: str | None = None, count: int = 1, size: int = 0
+    ) -> Action:
+        return Action(action=action, message=message, base=self._base, subject=subject, count=count, bytes=size)
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def _raw_files(self) -> list[RawFile]:
+        """List the files to write below ``raw/``."""
+        found = []
+        for one in (*self.compared.changed, *self.compared.renamed, *self.compared.new):
+            if one.file is not None and one.is_copied and not self._is_copied(one):
+                found.append(RawFile(path=one.path, file=one.file))
+            if one.file is not None and one.text is not None and one.processed is not None:
+                found.append(RawFile(path=one.processed, file=one.file, text_hash=one.text.content_hash))
+        return found
+
+    def _is_copied(self, one: SyncedItem) -> bool:
+        """Whether the copy is there already, from a run that was killed."""
+        is_there = os.path.lexists(self.compared.raw / one.path)
+        copy = find_raw_file(one.path, self.compared.raw) if is_there else None
+        if copy is None or one.file is None or copy.stat().st_size != one.file.size:
+            return False
+        return file_digest(copy) == one.file.digest
+
+    def _file_changes(self, copies: list[RawFile]) -> Iterator[FileChange]:
+        """Yield the changes that write files; a folder that does not exist yet is written in one step."""
+        folders: dict[str, list[RawFile]] = {}
+        for one in copies:
+            top, separator, _ = one.path.partition("/")
+            if separator and not file_paths.is_folder(self.compared.raw / top):
+                folders.setdefault(top, []).append(one)
+            else:
+                yield self._file_change(one.path, [one], partial(_write_file, one, self.compared.options.reader))
+        for top, inside in folders.items():
+            yield self._file_change(top, inside, partial(_write_folder, top, inside, self.compared.options.reader))
+
+    def _file_change(self, path: str, inside: list[RawFile], make: Callable[[Path], None]) -> FileChange:
+        size = sum(one.file.size for one in inside)
+        name = f"{self.raw}/{path}"
+        message = (
+            tr("copy {files} to {path}", files=format_count(len(inside), "file"), path=name)
+            if len(inside) > 1
+            else tr("copy {source} to {path}", source=str(inside[0].file.path), path=name)
+        )
+        action = self._action("copy-files", message, subject=name, count=len(inside), size=size)
+        return FileChange(path=name, actions=(action,), make=make, bytes=size)
+
+    def _removals(self, written: set[str]) -> Iterator[FileChange]:
+        """Yield the changes that move copies to the trash: of removed items, and the former ones of renamed files."""
+        named = {*written, *(path for path, is_left in self._item_paths() if not is_left)}
+        leaving = dict.fromkeys(path for path, is_left in self._item_paths() if is_left)
+        for path in leaving:
+            if path not in named and find_raw_file(path, self.compared.raw) is not None:
+                name = f"{self.raw}/{path}"
+                size = size_on_disk(self.compared.root / name)
+                action = self._action("remove-copy", tr("move {path} to the trash", path=name), subject=name, size=size)
+                yield FileChange(path=name, actions=(action,), make=None, trash=True)
+
+    def _item_paths(self) -> Iterator[tuple[str, bool]]:
+        """Yield the paths that items have below ``raw/``, and whether their item leaves them."""
+        renamed = {one.id for one in self.compared.renamed if one.is_copied}
+        gone = {str(item["id"]) for item in self.gone}
+        for item in self.compared.items:
+            key, data = str(item.get("id")), parse_item_data(item)
+            for field in ("relativePath", "indexedRelativePath"):
+                if isinstance(data.get(field), str):
+                    yield data[field], key in gone or (key in renamed and field == "relativePath")
+
+    # --- the catalog -------------------------------------------------------------------------------------------------
+
+    def update(self, statements: CatalogStatements) -> Iterator[Action]:
+        """Add the statements that change the rows of the catalog, and yield their actions."""
+        yield from self._insert_items(statements)
+        yield from self._update_items(statements)
+        gone = {str(item["id"]) for item in self.gone}
+        settled = gone | {one.id for one in (*self.compared.renamed, *self.compared.changed)}
+        yield from self._move_sources(statements, settled)
+        for item in self.gone:
+            statements.delete_item(self._base, item)
+        if self.gone:
+            message = tr("remove {items} whose file no longer exists", items=format_count(len(self.gone), "item"))
+            yield self._action("delete-items", message, count=len(self.gone))
+
+    def _insert_items(self, statements: CatalogStatements) -> Iterator[Action]:
+        compared = self.compared
+        for folder in compared.folders:
+            self._insert(statements, folder.id, None, "directory", folder.source, folder.path)
+            yield self._action("add-folder", tr("follow the folder {path}", path=folder.source), subject=folder.path)
+        for one in compared.new:
+            self._insert(statements, one.id, one.container, "file", one.source, one.path)
+        if compared.new:
+            message = tr("add {items}", items=format_count(len(compared.new), "item"))
+            yield self._action("add-items", message, count=len(compared.new))
+
+    def _update_items(self, statements: CatalogStatements) -> Iterator[Action]:
+        compared, now_ms = self.compared, self.compared.options.now_ms
+        for one in compared.renamed:
+            if one.row is not None:
+                old = str(parse_item_data(one.row).get("source"))
+                data = {"source": one.source, "relativePath": one.path}
+                statements.update_item(self._base, one.row, data, now_ms, container=one.container)
+                message = tr("rename {old} to {new}", old=old, new=one.source)
+                yield self._action("rename-item", message, subject=one.path)
+        for one in compared.changed:
+            if one.row is not None:
+                data = {"source": one.source} if one.id in compared.sources else {}
+                statements.update_item(self._base, one.row, data, now_ms, container=one.container)
+        if compared.changed:
+            message = tr("update the time of {items}", items=format_count(len(compared.changed), "item"))
+            yield self._action("update-items", message, count=len(compared.changed))
+
+    def _insert(
+        self, statements: CatalogStatements, key: str, container: str | None, kind: str, source: str, path: str
+    ) -> None:
+        now_ms = self.compared.options.now_ms
+        row = {
+            "id": key,
+            "base_id": self._base,
+            "group_id": container,
+            "type": kind,
+            "data": json.dumps({"source": source, "relativePath": path}, ensure_ascii=False, separators=(",", ":")),
+            "status": "completed",
+            "error": None,
+            "created_at": now_ms,
+            "updated_at": now_ms,
+        }
+        statements.bases.add(self._base)
+        statements.insert(ITEMS, row)
+
+    def _move_sources(self, statements: CatalogStatements, settled: set[str]) -> Iterator[Action]:
+        moved = [
+            item
+            for item in self.compared.items
+            if str(item.get("id")) in self.compared.sources and str(item.get("id")) not in settled
+        ]
+        for item in moved:
+            data = {"source": self.compared.sources[str(item.get("id"))]}
+            statements.update_item(self._base, item, data, None, container=item.get("group_id"))
+        if moved:
+            first = moved[0]
+            message = tr(
+                "correct the sources of {items}: {old} is {new} now",
+                items=format_count(len(moved), "item"),
+                old=str(parse_item_data(first).get("source")),
+                new=self.compared.sources[str(first.get("id"))],
+            )
+            yield self._action("move-sources", message, count=len(moved))
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _new_material(one: SyncedItem, reader: SourceReader, now_ms: int) -> store.NewMaterial:
+    """Read the text of an item again, and cut it as planned.
+
+    Raises:
+        PlanOutdated: it is another one now.
+    """
+    assert one.text is not None and one.file is not None
+    text = _read_unchanged(one.file, one.text.content_hash, reader)
+    return store.NewMaterial(
+        material_id=one.id,
+        relative_path=one.indexed_path,
+        content_hash=one.text.content_hash,
+        content=text,
+        units=schema.cut_units(one.id, text, one.text.spans),
+        embeddings={},
+        now_ms=now_ms,
+        has_model=False,
+    )
+
+
+def read_bodies(items: list[SyncedItem], reader: SourceReader) -> Iterator[tuple[str, str]]:
+    """Yield key and text of each unit that will be written."""
+    for one in items:
+        if one.text is not None and one.file is not None:
+            text = _read_unchanged(one.file, one.text.content_hash, reader)
+            for unit in schema.cut_units(one.id, text, one.text.spans):
+                yield unit.embedding_text_hash, unit.text
+
+
+def _read_unchanged(file: SourceFile, content_hash: str, reader: SourceReader) -> str:
+    try:
+        text = reader.read(file.path).text
+    except NoText as problem:
+        raise PlanOutdated(path=file.path, reason=str(problem)) from problem
+    if identity.text_hash(text) != content_hash:
+        raise PlanOutdated(path=file.path, reason=tr("it was changed in the meantime"))
+    return text
+
+
+def _set_paths(db: apsw.Connection, index: Path, paths: dict[str, str]) -> None:
+    for key, path in paths.items():
+        before: Any = db.total_changes()
+        db.execute("UPDATE material SET relative_path = ? WHERE material_id = ?", (path, key))
+        if db.total_changes() == before:
+            raise PlanOutdated(path=index, reason=tr("the materials have other paths now"))
+
+
+def _write_file(one: RawFile, reader: SourceReader, new: Path) -> None:
+    """Write a file below ``raw/``.
+
+    Raises:
+        PlanOutdated: the source was changed since it was read.
+    """
+    if one.text_hash is not None:
+        durable.put_text(new, _read_unchanged(one.file, one.text_hash, reader))
+        return
+    try:
+        durable.copy_file(one.file.path, new)
+    except FileNotFoundError as error:
+        raise PlanOutdated(path=one.file.path, reason=tr("it no longer exists")) from error
+    if file_digest(new) != one.file.digest:
+        raise PlanOutdated(path=one.file.path, reason=tr("it was changed in the meantime"))
+
+
+def _write_folder(top: str, inside: list[RawFile], reader: SourceReader, new: Path) -> None:
+    for one in inside:
+        place = new / PurePosixPath(one.path).relative_to(top)
+        durable.make_folders(place.parent, flush=False)
+        _write_file(one, reader, place)
