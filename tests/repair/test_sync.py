@@ -241,6 +241,20 @@ def test_without_an_embedder_new_texts_are_left_to_backfill(store: Path, files: 
     assert sent.texts == []
 
 
+def test_vectors_of_another_store_are_taken_first(
+    store: Path, files: Path, server: FaultServer, tmp_path: Path
+) -> None:
+    other = shutil.copytree(store, tmp_path / "other" / "library")
+    assert sync(other, "--source", files, *embedding(other, server)).status == 0
+    sent = Sent(server)
+    done = sync(store, "--source", files, *embedding(store, server), "--reuse", other)
+    assert (done.status, sent.texts) == (0, [])
+    assert query(index(store), "SELECT embedding_text_hash, vector_blob FROM embedding ORDER BY 1") == query(
+        index(other), "SELECT embedding_text_hash, vector_blob FROM embedding ORDER BY 1"
+    )
+    assert_whole(store, files)
+
+
 def test_texts_that_change_places_are_not_paid_for_again(store: Path, files: Path, server: FaultServer) -> None:
     more = embedding(store, server)
     assert sync(store, "--source", files, *more).status == 0
