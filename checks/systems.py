@@ -52,6 +52,7 @@ _FINDINGS = (
     "checks.audit.findings",
     *(f"checks.{name}.findings" for name in sorted(["cherry_v2", *(kind.system for kind in SYSTEMS)])),
     "checks.cherry_v1.findings",
+    "checks.certify.findings",
 )
 
 

@@ -267,7 +267,7 @@ def summarize(not_searched: list[BaseComparison]) -> ComparisonSummary:
 # --- two stores of the current layout ------------------------------------------------------------------------------
 
 
-class _StoreBases(msgspec.Struct, frozen=True, kw_only=True):
+class StoreBases(msgspec.Struct, frozen=True, kw_only=True):
     """The bases of a store: indexes and names by id, ids of failed bases, and v1 ids by id."""
 
     source: Located
@@ -297,10 +297,10 @@ def compare_stores(
         BaseUnknown, BaseAmbiguous: a base of ``wanted`` does not exist.
         SourceUnreadable: a catalog is damaged.
     """
-    ours, theirs = _read_bases(first), _read_bases(second)
+    ours, theirs = read_bases(first), read_bases(second)
     chosen = {resolve_base(one, ours.names, {old: new for new, old in ours.legacy.items()}) for one in wanted}
     ids = [base_id for base_id in ours.stores if not wanted or base_id in chosen]
-    others = _counterparts(ours, theirs)
+    others = match_bases(BaseNames(ours.names, ours.legacy), BaseNames(theirs.names, theirs.legacy))
     watch = watch or progress.SilentProgress()
     compared = []
     with progress.stage(watch, "Comparing", len(ids), "bases"):
@@ -311,14 +311,19 @@ def compare_stores(
     return compared
 
 
-def _read_bases(source: Located) -> _StoreBases:
+def read_bases(source: Located) -> StoreBases:
+    """List the bases of a store of the current layout.
+
+    Raises:
+        SourceUnreadable: its catalog is damaged.
+    """
     with cherry_v2.open_source_catalog(source) as catalog:
         rows = None if catalog is None else catalog.bases()
     stores = cherry_v2.list_bases(source, rows)
     names = {str(row.get("id")): str(row.get("name")) for row in rows or ()}
     folder = posixpath.dirname(source.stores.catalog or "")
     reported = read_reported_ids(source.tree, folder)
-    return _StoreBases(
+    return StoreBases(
         source=source,
         stores=stores,
         names={base_id: names.get(base_id, base_id) for base_id in stores},
@@ -327,34 +332,42 @@ def _read_bases(source: Located) -> _StoreBases:
     )
 
 
-def _counterparts(ours: _StoreBases, theirs: _StoreBases) -> dict[str, str]:
+class BaseNames(msgspec.Struct, frozen=True):
+    """The bases of a store: their names, and their v1 ids as far as they are known, by id."""
+
+    names: dict[str, str]
+    legacy: dict[str, str]
+
+
+def match_bases(ours: BaseNames, theirs: BaseNames) -> dict[str, str]:
     """Map base ids to the ids of the same bases in the other store: by v1 id, else by id, else by name.
 
     A name is used if it is unique among the remaining bases of each store. If both stores have one base, these are
     compared.
     """
     found: dict[str, str] = {}
-    for base_id in ours.stores:
-        candidates = (one for one in _possible_ids(ours, theirs, base_id) if one in theirs.stores)
+    for base_id in ours.names:
+        candidates = (one for one in _possible_ids(ours, theirs, base_id) if one in theirs.names)
         other = next(candidates, None)
         if other is not None:
             found[base_id] = other
     taken = set(found.values())
-    left = _group_by_name({base_id: ours.names[base_id] for base_id in ours.stores if base_id not in found})
-    free = _group_by_name({other: theirs.names[other] for other in theirs.stores if other not in taken})
+    left = _group_by_name({base_id: name for base_id, name in ours.names.items() if base_id not in found})
+    free = _group_by_name({other: name for other, name in theirs.names.items() if other not in taken})
     for name, base_ids in left.items():
         if len(base_ids) == len(free.get(name, ())) == 1:
             found[base_ids[0]] = free[name][0]
-    if len(ours.stores) == len(theirs.stores) == 1:
-        found = {next(iter(ours.stores)): next(iter(theirs.stores))}
+    if len(ours.names) == len(theirs.names) == 1:
+        found = {next(iter(ours.names)): next(iter(theirs.names))}
     return found
 
 
-def _possible_ids(ours: _StoreBases, theirs: _StoreBases, base_id: str) -> list[str]:
+def _possible_ids(ours: BaseNames, theirs: BaseNames, base_id: str) -> list[str]:
     """Return the ids that the same base may have in the other store, most certain first."""
     legacy = ours.legacy.get(base_id)
     if legacy is None:
-        return [base_id]
+        # The other store may be the v1 data that this base came from.
+        return [base_id, *(theirs_id for theirs_id, old in theirs.legacy.items() if old == base_id)]
     by_legacy = [new for new, old in theirs.legacy.items() if old == legacy]
     return [*by_legacy, identity.base_id(legacy), legacy, base_id]
 
@@ -367,7 +380,7 @@ def _group_by_name(names: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _compare_pair(
-    ours: _StoreBases, theirs: _StoreBases, base_id: str, other: str | None, asked: ComparisonOptions
+    ours: StoreBases, theirs: StoreBases, base_id: str, other: str | None, asked: ComparisonOptions
 ) -> BaseComparison:
     pair = BasePair(legacy_id=ours.legacy.get(base_id), id=base_id, name=ours.names[base_id], other=other)
     first = ours.stores[base_id]
@@ -491,6 +504,9 @@ class OldBase(msgspec.Struct, frozen=True):
     vector_bytes: int
     runs: tuple[tuple[int, int], ...]
     problem: str | None = None
+    #: Its rows, also of a base that would fail; None if they cannot be read.
+    file: Path | None = None
+    model: str | None = None
 
 
 # --- a source and its new index ------------------------------------------------------------------------------------
@@ -514,7 +530,7 @@ def plan_old_bases(
                 raise BaseUnknown(base=wanted, known=single.legacy_id)
         yield [single]
         return
-    pipeline = registry.pipeline_of(source)
+    pipeline = registry.pipeline_of(source, adopt_orphans=options.adopt_orphans)
     options = replace(options, dry_run=True)
     with ExitStack() as keep:
         bases = select_bases(read_library(pipeline, source, options), options)
@@ -538,6 +554,8 @@ def plan_old_bases(
                     vector_bytes=plan.vector_bytes,
                     runs=runs,
                     problem=problem,
+                    file=work.vectors,
+                    model=draft.embedding.id,
                 )
             )
         yield found
@@ -559,6 +577,7 @@ def _vector_file(source: Located) -> OldBase:
         vector_bytes=size or 0,
         runs=(_EVERY_ROW,),
         problem=problem,
+        file=vectors,
     )
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from regraft.api import backfill as backfill
+    from regraft.api import certify as certify
     from regraft.api import check as check
     from regraft.api import clear_failed as clear_failed
     from regraft.api import compare as compare
@@ -45,6 +46,7 @@ __version__ = "0.1.0"
 _FUNCTIONS = frozenset(
     [
         "backfill",
+        "certify",
         "check",
         "clear_failed",
         "compare",

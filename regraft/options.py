@@ -219,6 +219,25 @@ class CompareOptions(Options, frozen=True, kw_only=True):
     recreate_model: RecreateModel = ()
 
 
+class CertifyOptions(Options, frozen=True, kw_only=True):
+    """Options of ``regraft certify``; ``kind`` and ``bases`` are about A. Texts are only sent with an embedder."""
+
+    sample: Annotated[
+        Annotated[int, Meta(ge=1, le=100_000)],
+        _option(tr("How many texts of each base are used as queries."), "N"),
+    ] = 2_000
+    all_: Annotated[bool, _option(tr("Use every text as a query; takes long."), option="--all")] = False
+    bases: PlannedBases = ()
+    config: Config = None
+    embedder: Annotated[
+        str | None,
+        _option(tr("Also embed 32 texts of each base again with this embedder of the configuration."), "NAME"),
+    ] = None
+    limit: Limit = None
+    max_requests: MaxRequests = None
+    max_cost: MaxCost = None
+
+
 class EmbeddersOptions(Options, frozen=True, kw_only=True):
     """Options of ``regraft embedders``."""
 
@@ -557,6 +576,7 @@ class FleetBackfillOptions(FleetOptions, frozen=True, kw_only=True):
 #: The struct of each command that takes options, by the command's name.
 OPTIONS: dict[str, type[msgspec.Struct]] = {
     "backfill": BackfillOptions,
+    "certify": CertifyOptions,
     "check": CheckOptions,
     "clear-failed": ChangeOptions,
     "compare": CompareOptions,

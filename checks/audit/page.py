@@ -48,7 +48,7 @@ def render_check_page(document: Document, only: Sequence[str] = ()) -> str:
     return render_page("check.html", "check", title=tr("Audit of {kind}", kind=kind), **_Page(document, only).values())
 
 
-class _Label(NamedTuple):
+class BaseLabel(NamedTuple):
     """Anonymous name of a base: its position, and the first characters of an id that is a random UUID."""
 
     place: int
@@ -128,10 +128,10 @@ class _Page:
         """Return why a number is missing: time was over, or no index could be read."""
         return _NOT_LOOKED_AT if self._is_cut else tr("not counted")
 
-    def _labelled(self) -> Iterator[tuple[_Label, Document]]:
+    def _labelled(self) -> Iterator[tuple[BaseLabel, Document]]:
         for place, base in enumerate(self._bases, 1):
             start = base["id"][:8].lower() if is_uuid(base["id"]) else ""
-            yield _Label(place, start), base
+            yield BaseLabel(place, start), base
 
     def _grouped(self) -> list[Document]:
         """Group the findings by name, the most severe first and then the most frequent."""
@@ -160,7 +160,7 @@ class _Page:
             "rows": rows,
         }
 
-    def _covered(self, label: _Label, base: Document) -> Values:
+    def _covered(self, label: BaseLabel, base: Document) -> Values:
         bodies, covered = base["bodies"], base["covered"]
         if bodies and covered is not None:
             about, share = tr("{label}, {bodies:,} bodies. ", label=label, bodies=bodies), _share(covered, bodies)
@@ -191,7 +191,7 @@ class _Page:
             return {"unknown": f"{self._why_no_norm()}."}
         return {"unknown": "", "bases": [self._histogram(label, base) for label, base in self._labelled()]}
 
-    def _histogram(self, label: _Label, base: Document) -> Values:
+    def _histogram(self, label: BaseLabel, base: Document) -> Values:
         counts = {round(10 * float(norm)): count for norm, count in (base["norms"] or {}).items()}
         if not counts:
             message = self._not_counted if base["norms"] is None else tr("no vector with a norm")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regraft.api.audit import check as check
+    from regraft.api.certification import certify as certify
     from regraft.api.changes import clear_failed as clear_failed
     from regraft.api.changes import fix as fix
     from regraft.api.changes import gc as gc
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 #: The module of each function.
 _MODULES = {
     "backfill": "regraft.api.embedding",
+    "certify": "regraft.api.certification",
     "check": "regraft.api.audit",
     "clear_failed": "regraft.api.changes",
     "compare": "regraft.api.queries",

@@ -41,6 +41,7 @@ COMMAND_GROUPS = {
         "check": tr("Audit a store: findings, and how to fix each."),
         "search": tr("Search a base as the application does."),
         "compare": tr("Ask v1's vectors and a v2 index the same."),
+        "certify": tr("Prove that a base still finds its texts."),
         "history": tr("List regraft's runs, and which can be undone."),
         "explain": tr("Explain a finding, a code or an error."),
         "ui": tr("Open a page in the browser for all of this."),
@@ -110,6 +111,7 @@ def _on_one_line(part: str) -> str:
 _MODULES = {
     "inspect": "inspect",
     "check": "check",
+    "certify": "certify",
     "explain": "explain",
     "migrate": "migrate",
     "search": "search",

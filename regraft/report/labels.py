@@ -50,6 +50,11 @@ _LABELS = {
     "missing": tr("missing"),
     "damaged": tr("damaged"),
     "not-compared": tr("not-compared"),
+    # Outcomes of a proof
+    "proven": tr("proven"),
+    "sampled": tr("sampled"),
+    "found": tr("contradicted"),
+    "not-checked": tr("not checked"),
     # Types of items, and what stores of other systems are made of
     "file": tr("file"),
     "url": tr("url"),

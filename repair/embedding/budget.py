@@ -181,8 +181,8 @@ class MeteredEmbedder:
         #: The error with which settling failed: no further request is sent.
         self._problem: Exception | None = None
 
-    def embed(self, texts: Sequence[str]) -> Sequence[bytes]:
-        """Return the vectors of texts, in order.
+    def embed(self, texts: Sequence[str], *, query: bool = False) -> Sequence[bytes]:
+        """Return the vectors of texts, in order; ``query``: they are search queries.
 
         Raises:
             LimitReached: a limit does not allow the request.
@@ -191,7 +191,9 @@ class MeteredEmbedder:
         """
         estimates: list[int] = []
         try:
-            answer = self._embedder.embed(texts, sending=lambda sent: estimates.append(self._reserve(sent)))
+            answer = self._embedder.embed(
+                texts, query=query, sending=lambda sent: estimates.append(self._reserve(sent))
+            )
         except BaseException:
             if estimates:
                 self._account.settle(sum(estimates), 0)

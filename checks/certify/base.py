@@ -1,0 +1,293 @@
+"""The bases that ``regraft certify`` reads: their texts and vectors, from an index or from any table of vectors.
+
+A base is read twice: once in row order, to measure every text and vector into a temporary database, and once in blocks
+of vectors, to compare queries with all of them. Memory is bounded by the size of a block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import apsw
+import msgspec
+import numpy as np
+
+from regraft.disk import sqlite
+from regraft.disk.untrusted_sqlite import find_rowid_column
+from regraft.errors import SourceUnreadable
+from regraft.formats.large_text import LARGE_BYTES, LargeText, hash_text
+from regraft.formats.vector_checks import LARGEST_NORM
+from regraft.formats.vector_table import VectorTable, make_text_decoder, text_codec
+from regraft.language import tr
+from regraft.text import decode_utf8
+
+#: Letters and digits at the beginning of a text by which texts with one vector are told apart. Models read at least as
+#: many, whatever their limit.
+HEAD_LETTERS = 120
+#: Characters of a text that are read to find them.
+HEAD_CHARACTERS = 600
+#: Longest vector that is read, in bytes; longer values are none of any model.
+MAX_VECTOR_BYTES = 4 * 65_536
+#: Bytes of vectors that are measured or compared at once.
+BLOCK_BYTES = 4 << 20
+_BATCH_ROWS = 2_048
+
+#: Flaws of vectors in the temporary database.
+USABLE, ZERO, NOT_FINITE, TOO_LARGE, NO_VECTOR = range(5)
+
+_TABLES = """
+CREATE TABLE {0}body (rowid INTEGER PRIMARY KEY, text BLOB, is_blank INTEGER, is_foreign INTEGER, vector INTEGER,
+                      is_extra INTEGER);
+CREATE TABLE {0}vector (rowid INTEGER PRIMARY KEY, digest BLOB, length INTEGER, norm REAL, flaw INTEGER);
+"""
+
+
+class CertifiedBase(msgspec.Struct, frozen=True, kw_only=True):
+    """One base of a source, and how its rows are read.
+
+    Attributes:
+        open: opens its file, with sqlite-vec; None if there is none.
+        table: the table of its texts and vectors; None for an index of the current layout.
+        problem: why it cannot be read.
+        runs: ranges of rows that belong to items, in order; None: all rows do.
+        items: maps ids of items to the ids of their bases in the catalog; None without a catalog.
+        recall: share of the nearest vectors that its own index finds, or the reason why it cannot be searched; None if
+            it has no such index, or if what searches it is not installed.
+    """
+
+    id: str
+    name: str
+    model: str | None = None
+    dimensions: int | None = None
+    open: Callable[[], AbstractContextManager[apsw.Connection]] | None = None
+    table: VectorTable | None = None
+    problem: str | None = None
+    runs: tuple[tuple[int, int], ...] | None = None
+    items: Callable[[Sequence[str]], dict[str, str] | None] | None = None
+    recall: Callable[[], float | str | None] | None = None
+
+    def has_row(self, rowid: int) -> bool:
+        """Whether a row belongs to an item."""
+        if self.runs is None:
+            return True
+        at = bisect_right(self.runs, (rowid, MAX_ROWID)) - 1
+        return at >= 0 and rowid <= self.runs[at][1]
+
+
+#: The largest row id of SQLite.
+MAX_ROWID = (1 << 63) - 1
+
+
+class _Body(msgspec.Struct, frozen=True):
+    rowid: int
+    text: str | LargeText
+    #: The hash under which its vector is stored, if the layout has one.
+    stated: str | None
+    vector: int | None
+
+
+def measure(db: apsw.Connection, base: CertifiedBase, scratch: apsw.Connection, prefix: str) -> None:
+    """Write a row for each text and each vector of a base to tables of a temporary database.
+
+    Args:
+        db: the file of the base.
+        base: the base.
+        scratch: the temporary database.
+        prefix: begins the names of the tables.
+
+    Raises:
+        apsw.Error, UnicodeDecodeError: the file is damaged.
+        SourceUnreadable: it has not the tables that it should have.
+    """
+    scratch.execute(_TABLES.format(prefix))
+    with sqlite.transaction(scratch):
+        scratch.executemany(
+            f"INSERT INTO {prefix}body VALUES (?, ?, ?, ?, ?, ?)",
+            ((*_measure_body(body), not base.has_row(body.rowid)) for body in _read_bodies(db, base)),
+        )
+        for rows in _measured_vectors(_read_vectors(db, base)):
+            scratch.executemany(f"INSERT INTO {prefix}vector VALUES (?, ?, ?, ?, ?)", rows)
+        for column in ("text", "vector"):
+            scratch.execute(f"CREATE INDEX {prefix}body_{column} ON {prefix}body ({column})")
+
+
+def _read_bodies(db: apsw.Connection, base: CertifiedBase) -> Iterator[_Body]:
+    if base.table is None:
+        name, column, codec = "search_text", "text", None
+        stated = "CASE typeof(embedding_text_hash) WHEN 'text' THEN CAST(embedding_text_hash AS BLOB) END"
+        vector = "(SELECT e.rowid FROM embedding e WHERE e.embedding_text_hash = search_text.embedding_text_hash)"
+        decode: Callable[[bytes | None], str | None] = _decode
+    else:
+        name, column, codec = base.table.name, base.table.body, text_codec(db)
+        stated, vector = "NULL", "rowid"
+        decode = make_text_decoder(db)
+    is_large = f"octet_length({column}) > {LARGE_BYTES}"
+    rows: Any = db.execute(
+        f"""SELECT rowid, {is_large}, CASE WHEN NOT {is_large} THEN CAST({column} AS BLOB) END, {stated}, {vector}
+              FROM {name} NOT INDEXED ORDER BY rowid"""
+    )
+    for rowid, large, small, key, at in rows:
+        text: str | LargeText = decode(small) or ""
+        if large:
+            text = LargeText(db=db, table=name, column=column, rowid=rowid, codec=codec)
+        yield _Body(rowid, text, None if key is None else decode_utf8(key), at)
+
+
+def _decode(raw: bytes | None) -> str | None:
+    return None if raw is None else decode_utf8(raw)
+
+
+def _measure_body(body: _Body) -> tuple[object, ...]:
+    digest = hash_text(body.text)
+    is_foreign = body.stated is not None and body.stated != digest
+    is_blank = isinstance(body.text, str) and not body.text.strip()
+    return body.rowid, bytes.fromhex(digest)[:16], is_blank, is_foreign, body.vector
+
+
+def head_digest(text: str) -> bytes | None:
+    """Hash the letters and digits at the beginning of a text, regardless of case, accents, spaces and order.
+
+    Models may ignore all of these. None if there are no letters or digits.
+    """
+    plain = unicodedata.normalize("NFKD", text[:HEAD_CHARACTERS].casefold())
+    letters = sorted([one for one in plain if one.isalnum()][:HEAD_LETTERS])
+    return hashlib.blake2b("".join(letters).encode("utf-8", "replace"), digest_size=8).digest() if letters else None
+
+
+def _read_vectors(db: apsw.Connection, base: CertifiedBase) -> Iterator[tuple[int, int, bytes | None]]:
+    """Yield row id, length and bytes of every vector; None as bytes for a value that is none."""
+    name, vector = ("embedding", "vector_blob") if base.table is None else (base.table.name, base.table.vector)
+    fits = f"typeof({vector}) = 'blob' AND octet_length({vector}) BETWEEN 4 AND {MAX_VECTOR_BYTES}"
+    yield from db.execute(
+        f"""SELECT rowid, ifnull(octet_length({vector}), 0), CASE WHEN {fits} THEN {vector} END
+              FROM {name} NOT INDEXED ORDER BY rowid"""
+    )
+
+
+def _measured_vectors(vectors: Iterator[tuple[int, int, bytes | None]]) -> Iterator[list[tuple[object, ...]]]:
+    waiting: list[tuple[int, bytes]] = []
+    others: list[tuple[object, ...]] = []
+    size = 0
+    for rowid, length, raw in vectors:
+        if raw is None or len(raw) % 4:
+            others.append((rowid, None, length, None, NO_VECTOR))
+        else:
+            waiting.append((rowid, raw))
+            size += len(raw)
+        if size >= BLOCK_BYTES or len(waiting) + len(others) >= _BATCH_ROWS:
+            yield [*others, *_measure_batch(waiting)]
+            waiting, others, size = [], [], 0
+    yield [*others, *_measure_batch(waiting)]
+
+
+def _measure_batch(batch: list[tuple[int, bytes]]) -> Iterator[tuple[object, ...]]:
+    for length in {len(raw) for _, raw in batch}:
+        rows = [(rowid, raw) for rowid, raw in batch if len(raw) == length]
+        numbers = np.frombuffer(b"".join(raw for _, raw in rows), dtype="<f4").reshape(len(rows), -1)
+        with np.errstate(all="ignore"):
+            norms = np.sqrt(np.einsum("ij,ij->i", numbers, numbers, dtype=np.float64))
+        for (rowid, raw), norm in zip(rows, norms.tolist(), strict=True):
+            digest = hashlib.blake2b(raw, digest_size=16).digest()
+            yield rowid, digest, length, norm if np.isfinite(norm) else None, _flaw(norm)
+
+
+def _flaw(norm: float) -> int:
+    if not np.isfinite(norm):
+        return NOT_FINITE
+    # The square of a shorter vector is zero in single precision.
+    if norm < 1e-23:
+        return ZERO
+    return USABLE if norm < LARGEST_NORM else TOO_LARGE
+
+
+# --- reading again ---------------------------------------------------------------------------------------------------
+
+
+def read_blocks(
+    db: apsw.Connection, base: CertifiedBase, length: int, left_out: Any, rows: int = _BATCH_ROWS
+) -> Iterator[tuple[Any, Any]]:
+    """Yield the usable vectors of one length in blocks: row ids (int64), and unit vectors (float32).
+
+    Args:
+        db: the file of the base.
+        base: the base.
+        length: bytes of the vectors.
+        left_out: row ids (int64, sorted) of vectors that are left out.
+        rows: maximum number of rows of a block.
+    """
+    rows = max(1, min(rows, BLOCK_BYTES // length))
+    ids: list[int] = []
+    raws: list[bytes] = []
+    for rowid, size, raw in _read_vectors(db, base):
+        if size == length and raw is not None:
+            ids.append(rowid)
+            raws.append(raw)
+        if len(ids) == rows:
+            yield _block(ids, raws, left_out)
+            ids, raws = [], []
+    if ids:
+        yield _block(ids, raws, left_out)
+
+
+def _block(ids: list[int], raws: list[bytes], left_out: Any) -> tuple[Any, Any]:
+    numbers = np.frombuffer(b"".join(raws), dtype="<f4").reshape(len(raws), -1)
+    keys = np.array(ids, dtype=np.int64)
+    units, is_usable = unit_vectors(numbers)
+    is_usable &= ~np.isin(keys, left_out)
+    return keys[is_usable], units[is_usable]
+
+
+def unit_vectors(numbers: Any) -> tuple[Any, Any]:
+    """Scale vectors to norm 1; also return which of them are usable."""
+    with np.errstate(all="ignore"):
+        norms = np.sqrt(np.einsum("ij,ij->i", numbers, numbers, dtype=np.float64))
+        is_usable = np.isfinite(norms) & (norms >= 1e-23) & (norms < LARGEST_NORM)
+        units = (numbers / np.where(is_usable, norms, 1)[:, None]).astype(np.float32)
+    return units, is_usable
+
+
+def read_vectors(db: apsw.Connection, base: CertifiedBase, rowids: Sequence[int]) -> Any:
+    """Read the vectors of rows, all of one length, as a matrix (float32)."""
+    return np.frombuffer(b"".join(read_vector(db, base, rowid) for rowid in rowids), dtype="<f4").reshape(
+        len(rowids), -1
+    )
+
+
+def read_vector(db: apsw.Connection, base: CertifiedBase, rowid: int) -> bytes:
+    """Read the vector of one row."""
+    if base.table is not None:
+        return base.table.vector_of(db, rowid)
+    return bytes(db.execute("SELECT vector_blob FROM embedding WHERE rowid = ?", (rowid,)).get)
+
+
+def read_text(db: apsw.Connection, base: CertifiedBase, rowid: int, most: int) -> str:
+    """Read the beginning of a text: at most ``most`` characters."""
+    name, column = ("search_text", "text") if base.table is None else (base.table.name, base.table.body)
+    found = db.execute(
+        f"SELECT CAST(substr(CAST({column} AS TEXT), 1, {most}) AS BLOB) FROM {name} NOT INDEXED WHERE rowid = ?",
+        (rowid,),
+    ).get
+    decode = _decode if base.table is None else make_text_decoder(db)
+    return decode(found) or "" if isinstance(found, bytes) else ""
+
+
+def demand_readable(base: CertifiedBase, db: apsw.Connection) -> None:
+    """Raise if an index lacks a table that is read.
+
+    Raises:
+        SourceUnreadable
+    """
+    if base.table is None:
+        odd = find_rowid_column(db, ("search_text", "search_unit", "embedding"))
+        if odd is not None:
+            raise SourceUnreadable(path=base.name, reason=tr("its column {odd} hides the row ids", odd=odd))
+        for table in ("search_text", "search_unit", "embedding"):
+            try:
+                db.execute(f"SELECT rowid FROM {table} LIMIT 0").fetchall()
+            except apsw.SQLError as error:
+                raise SourceUnreadable(path=base.name, reason=error) from error

@@ -1,0 +1,241 @@
+"""Prove that the search of the product finds what an index of the current layout holds, by vectors and by words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
+from typing import Any
+
+import apsw
+import numpy as np
+
+from checks.certify import findings as names
+from checks.certify.base import read_text, read_vector
+from checks.certify.measures import Adder, Measured
+from checks.certify.neighbors import NEAREST, find_nearest
+from regraft.formats.cherry_v2.index.search import compile_query, rank_bodies_by_distance
+from regraft.language import tr
+
+#: Queries of the product's own search, which reads every vector for each of them; ``--all``: every vector.
+SEARCHES = 30
+#: Distances of sqlite-vec and of NumPy, both in single precision, differ by less.
+_NEAR = 1e-3
+#: A text's own vector has at least this score.
+_OWN_SCORE = 0.999
+#: Texts that are searched for by their own words; ``--all``: every text.
+WORD_SEARCHES = 500
+#: Words of a text that are searched for, and characters in which they are.
+_WORDS, _WORD_CHARACTERS = 3, 600
+#: Words whose texts are compared with a plain scan, and the most texts that such a word may have.
+_SCANNED, _MOST_TEXTS = 8, 2_000
+_BATCH = 500
+
+
+def prove_reachable(of: Measured, add: Adder) -> int:
+    """Prove that no text with a vector is left out by the search: each has a unit, and an item; return their number."""
+    scratch, p = of.scratch, of.prefix
+    scratch.execute(f"CREATE TABLE {p}hidden (body INTEGER PRIMARY KEY)")
+    add_hidden = f"INSERT OR IGNORE INTO {p}hidden VALUES (?)"
+    without_unit: Any = of.db.execute(
+        "SELECT t.rowid FROM search_text t WHERE t.kind IS NOT 'body'"
+        " OR NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"
+    )
+    scratch.executemany(add_hidden, without_unit)
+    for material in _materials_without_item(of):
+        bodies: Any = of.db.execute(
+            "SELECT t.rowid FROM search_unit u CROSS JOIN search_text t ON t.target_type = 'search_unit'"
+            " AND t.target_id = u.unit_id WHERE u.material_id = ?",
+            (material,),
+        )
+        scratch.executemany(add_hidden, bodies)
+    # A text is left out if all of its units are.
+    query = f"""SELECT f.body FROM {p}found f WHERE NOT EXISTS
+                 (SELECT 1 FROM {p}body b WHERE b.text = f.text AND b.rowid NOT IN (SELECT body FROM {p}hidden))"""
+    message = tr("{n} with a vector that the search leaves out: without a unit, or without an item")
+    return add.rows(names.UNREACHABLE, message, "text", query)
+
+
+def _materials_without_item(of: Measured) -> Iterator[object]:
+    """Yield the ids of materials whose item the catalog does not list in this base."""
+    if of.base.items is None:
+        return
+    rows = of.db.execute("SELECT DISTINCT material_id FROM search_unit")
+    while batch := [row[0] for row in islice(rows, _BATCH)]:
+        ids = [one for one in batch if isinstance(one, str)]
+        listed = of.base.items(ids)
+        if listed is None:
+            return
+        yield from (one for one in ids if listed.get(one) != of.base.id)
+
+
+def prove_searches(of: Measured, add: Adder, rows: Sequence[tuple[int, int]], hidden: int) -> int:
+    """Search for stored vectors with the product's search: each finds its text, and what is nearest to it.
+
+    Args:
+        of: the base.
+        add: adds findings.
+        rows: row of a vector, and of a text that has it.
+        hidden: number of texts that the search leaves out; then what it finds is not compared with all vectors.
+
+    Returns:
+        The number of searches.
+    """
+    if not rows:
+        return 0
+    queries = of.units([at for at, _ in rows])
+    nearest = find_nearest(of.blocks, queries, np.full(len(rows), -1, dtype=np.int64))
+    missed, differing = [], []
+    for (at, body), cosines in zip(rows, nearest.cosines, strict=True):
+        scores, is_found = _search(of, at)
+        if not is_found:
+            missed.append(body)
+        expected = cosines[np.isfinite(cosines)][: len(scores)]
+        if not hidden and (len(scores) < min(len(expected), NEAREST) or _differ(scores, expected)):
+            differing.append(body)
+    if missed and not hidden:
+        message = tr("{count} of {of} vectors do not find their own text", count=len(missed), of=len(rows))
+        add.one(names.SELF_MISSED, message, len(missed), of.sample_of(missed[0]))
+    if differing:
+        message = tr(
+            "{count} of {of} searches find other texts than a comparison with every vector",
+            count=len(differing),
+            of=len(rows),
+        )
+        add.one(names.INDEX_DIFFERS, message, len(differing), of.sample_of(differing[0]))
+    return len(rows)
+
+
+def _search(of: Measured, at: int) -> tuple[list[float], bool]:
+    """Return the best scores of the product's search for a vector, one for each vector, and whether it finds itself."""
+    vector_of = f"SELECT vector FROM {of.prefix}body WHERE rowid = ?"
+    scores: list[float] = []
+    is_found = False
+    seen: set[int] = set()
+    for body, score in rank_bodies_by_distance(of.db, read_vector(of.db, of.base, at)):
+        vector = int(str(of.scratch.execute(vector_of, (body,)).get))
+        is_found |= vector == at
+        if len(scores) < NEAREST and vector not in seen:
+            scores.append(score)
+            seen.add(vector)
+        if len(scores) == NEAREST and (is_found or score < _OWN_SCORE):
+            break
+    return scores, is_found
+
+
+def _differ(scores: Sequence[float], expected: Any) -> bool:
+    return bool(np.any(np.abs(np.array(scores[: len(expected)]) - expected[: len(scores)]) > _NEAR))
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def prove_words(of: Measured, add: Adder, bodies: Sequence[int]) -> int:
+    """Prove that the full-text index has every text, and finds texts by their own words; return how many were tried."""
+    try:
+        column = _row_column(of.db)
+        _prove_rows(of, add, column)
+        missed = [body for body in bodies if not _finds_itself(of, column, body)]
+        if missed:
+            message = tr("{count} of {of} texts are not found by their own words", count=len(missed), of=len(bodies))
+            add.one(names.WORDS_DIFFER, message, len(missed), of.sample_of(missed[0]))
+        _prove_scans(of, add, column, bodies)
+    except apsw.SQLError as error:
+        add.one(names.WORDS_DIFFER, tr("the full-text index cannot be searched: {error}", error=error))
+    return len(bodies)
+
+
+def _row_column(db: apsw.Connection) -> str:
+    columns = {str(row[1]) for row in db.execute("PRAGMA table_info('search_text')")}
+    return "fts_rowid" if "fts_rowid" in columns else "rowid"
+
+
+def _prove_rows(of: Measured, add: Adder, column: str) -> None:
+    """Compare the rows of the index with those of the texts."""
+    lacking: Any = of.db.execute(
+        f"""SELECT count(*), min(rowid) FROM search_text
+             WHERE {column} IS NULL OR {column} NOT IN (SELECT id FROM search_text_fts_docsize)"""
+    ).fetchone()
+    if lacking[0]:
+        message = tr("{count:,} texts are not in the full-text index", count=lacking[0])
+        add.one(names.WORDS_DIFFER, message, lacking[0], of.sample_of(lacking[1]))
+    extra: Any = of.db.execute(
+        f"SELECT count(*) FROM search_text_fts_docsize WHERE id NOT IN"
+        f" (SELECT {column} FROM search_text WHERE {column} IS NOT NULL)"
+    ).get
+    if extra:
+        add.one(names.WORDS_DIFFER, tr("{count:,} entries of the full-text index have no text", count=extra), extra)
+
+
+def _terms(of: Measured, body: int) -> tuple[str, ...]:
+    # FTS5 ends a text at NUL.
+    text = read_text(of.db, of.base, body, _WORD_CHARACTERS).partition("\0")[0]
+    return compile_query(text).terms
+
+
+def _finds_itself(of: Measured, column: str, body: int) -> bool:
+    terms = _terms(of, body)
+    if not terms:
+        return True
+    chosen = dict.fromkeys(terms[at * len(terms) // _WORDS] for at in range(_WORDS))
+    query = " AND ".join(f'"{term}"' for term in chosen)
+    found = of.db.execute(
+        f"""SELECT 1 FROM search_text_fts WHERE search_text_fts MATCH ?
+              AND rowid = (SELECT {column} FROM search_text WHERE rowid = ?)""",
+        (query, body),
+    ).get
+    return found is not None
+
+
+def _prove_scans(of: Measured, add: Adder, column: str, bodies: Sequence[int]) -> None:
+    """Compare what the index finds for some words with the texts that have them."""
+    words = _choose_words(of, bodies)
+    if not words:
+        return
+    # LIKE ignores the case of ASCII letters, and ends a text at NUL, as the index does.
+    tests = ", ".join("text LIKE ?" for _ in words)
+    found: list[set[int]] = [set() for _ in words]
+    patterns = tuple(f"%{word}%" for word in words)
+    for rowid, *has in of.db.execute(f"SELECT {column}, {tests} FROM search_text NOT INDEXED", patterns):
+        for at, is_there in enumerate(has):
+            if is_there and isinstance(rowid, int) and len(found[at]) < 10 * _MOST_TEXTS:
+                found[at].add(rowid)
+    wrong = 0
+    for word, expected in zip(words, found, strict=True):
+        indexed = {int(str(rowid)) for rowid in _matches(of.db, word)}
+        wrong += len(expected - indexed)
+        if len(expected) < 10 * _MOST_TEXTS:
+            wrong += sum(not _has_word(of.db, column, rowid, word) for rowid in indexed - expected)
+    if wrong:
+        message = tr(
+            "the full-text index and a scan of the texts differ for {count:,} hits of {words} words",
+            count=wrong,
+            words=len(words),
+        )
+        add.one(names.WORDS_DIFFER, message, wrong)
+
+
+def _choose_words(of: Measured, bodies: Sequence[int]) -> list[str]:
+    """Choose words that few texts have, for which scanning and indexing ignore case alike."""
+    chosen: dict[str, None] = {}
+    for body in bodies[:: max(1, len(bodies) // (4 * _SCANNED))]:
+        for word, _ in groupby(_terms(of, body)[1:4]):
+            lower = word.lower()
+            is_plain = lower.isascii() or not any(one.isupper() or one.islower() for one in word)
+            hits = islice(_matches(of.db, lower), _MOST_TEXTS + 1)
+            if is_plain and "_" not in lower and len(list(hits)) <= _MOST_TEXTS:
+                chosen[lower] = None
+                break
+        if len(chosen) == _SCANNED:
+            break
+    return list(chosen)
+
+
+def _matches(db: apsw.Connection, word: str) -> Iterator[object]:
+    rows = db.execute("SELECT rowid FROM search_text_fts WHERE search_text_fts MATCH ?", (f'"{word}"',))
+    return (rowid for (rowid,) in rows)
+
+
+def _has_word(db: apsw.Connection, column: str, rowid: int, word: str) -> bool:
+    """Whether a text has a word, whatever the case of any letter."""
+    raw = db.execute(f"SELECT CAST(text AS BLOB) FROM search_text WHERE {column} = ?", (rowid,)).get
+    return isinstance(raw, bytes) and word.casefold() in raw.decode("utf-8", "replace").casefold()

@@ -1,0 +1,156 @@
+"""Compare stored vectors with those that an embedder makes of the same texts, and search for texts by their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import apsw
+import msgspec
+import numpy as np
+
+from checks.certify.base import CertifiedBase, demand_readable, read_text
+from checks.certify.measures import MIN_COSINE, Measured
+from checks.certify.neighbors import find_nearest
+
+#: Texts of a base that are embedded again, and as many ends of texts that are searched for.
+KNOWN_TEXTS = 32
+#: Longest text that is sent, and the shortest whose end is searched for, in characters.
+_LONGEST, _SHORTEST = 8_000, 60
+#: Share of a text that is its end.
+_END = 3
+
+#: Embeds texts; the second argument tells whether they are queries.
+EmbedTexts = Callable[[Sequence[str], bool], Sequence[bytes]]
+
+
+class EmbeddingStopped(Exception):
+    """The embedder gave no more vectors; the message says why."""
+
+
+class KnownTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is sent for one base: texts, each with its row of the base, and the ends of some of them."""
+
+    rows: list[tuple[int, str]]
+    ends: list[tuple[int, str]]
+
+    def sent(self) -> list[str]:
+        """Return all texts that are sent."""
+        return [text for _, text in (*self.rows, *self.ends)]
+
+
+class ModelCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of embedding texts of a base again.
+
+    ``same`` of ``texts`` have a cosine of at least 0.99 with the stored vector. Of ``ends`` ends of texts, ``found``
+    find their text among the 10 nearest. ``problem`` says why nothing was compared, or why it stopped.
+    """
+
+    embedder: str
+    texts: int = 0
+    same: int = 0
+    lowest: float | None = None
+    median: float | None = None
+    #: Number of texts by cosine, in steps of 0.1 from 0 (and below) to 1.
+    cosines: list[int] = []
+    ends: int = 0
+    found: int = 0
+    problem: str | None = None
+
+
+def choose_texts(base: CertifiedBase) -> KnownTexts:
+    """Choose texts of a base, evenly spread over its rows; empty if it cannot be read."""
+    if base.open is None:
+        return KnownTexts(rows=[], ends=[])
+    try:
+        with base.open() as db:
+            demand_readable(base, db)
+            return _choose(base, db)
+    except (apsw.Error, OSError, ValueError):
+        return KnownTexts(rows=[], ends=[])
+
+
+def _choose(base: CertifiedBase, db: apsw.Connection) -> KnownTexts:
+    name = "search_text" if base.table is None else base.table.name
+    least, most = db.execute(f"SELECT min(rowid), max(rowid) FROM {name}").fetchone() or (None, None)
+    if least is None:
+        return KnownTexts(rows=[], ends=[])
+    first, last = int(str(least)), int(str(most))
+    has_vector = "typeof(vector_blob) = 'blob'"
+    if base.table is None:
+        wanted = f"embedding_text_hash IN (SELECT embedding_text_hash FROM embedding WHERE {has_vector})"
+    else:
+        wanted = f"typeof({base.table.vector}) = 'blob'"
+    rows: dict[int, str] = {}
+    for step in range(KNOWN_TEXTS):
+        start = first + (last - first) * step // KNOWN_TEXTS
+        query = f"SELECT rowid FROM {name} WHERE rowid >= ? AND {wanted} ORDER BY rowid LIMIT 1"
+        found = db.execute(query, (start,)).get
+        if found is not None and int(str(found)) not in rows:
+            text = read_text(db, base, int(str(found)), _LONGEST + 1)
+            # The vector of a longer text cannot be made again from its beginning.
+            if text.strip() and len(text) <= _LONGEST:
+                rows[int(str(found))] = text
+    ends = [(row, text[-(len(text) // _END) :]) for row, text in rows.items() if len(text) >= _SHORTEST]
+    return KnownTexts(rows=list(rows.items()), ends=ends)
+
+
+def compare_model(of: Measured, known: KnownTexts, embed: EmbedTexts, embedder: str) -> ModelCheck:
+    """Embed texts of a base again, compare the vectors, and search for the ends of texts.
+
+    Raises:
+        RegraftError: the embedder cannot be used.
+    """
+    stored = _stored(of, [row for row, _ in known.rows])
+    texts = [(row, text) for row, text in known.rows if row in stored]
+    if not texts:
+        return ModelCheck(embedder=embedder)
+    made = embed([text for _, text in texts], False)
+    cosines = []
+    for (row, _), vector in zip(texts, made, strict=True):
+        cosines.append(_cosine(of, stored[row], vector))
+    ends = [(row, text) for row, text in known.ends if row in stored]
+    found = 0
+    if ends and all(len(vector) == of.length for vector in made):
+        queries = _units(embed([text for _, text in ends], True))
+        nearest = find_nearest(of.blocks, queries, np.full(len(ends), -1, dtype=np.int64))
+        own = np.array([stored[row] for row, _ in ends], dtype=np.int64)
+        found = int((nearest.rowids == own[:, None]).any(axis=1).sum())
+    else:
+        ends = []
+    ordered = sorted(cosines)
+    bars = [0] * 10
+    for cosine in cosines:
+        bars[min(9, max(0, int(cosine * 10)))] += 1
+    return ModelCheck(
+        embedder=embedder,
+        texts=len(texts),
+        same=sum(cosine >= MIN_COSINE for cosine in cosines),
+        lowest=ordered[0],
+        median=ordered[len(ordered) // 2],
+        cosines=bars,
+        ends=len(ends),
+        found=found,
+    )
+
+
+def _stored(of: Measured, bodies: Sequence[int]) -> dict[int, int]:
+    """Map rows of texts to the row of their vector, as long as it is usable."""
+    p = of.prefix
+    query = f"SELECT f.at FROM {p}body b JOIN {p}found f ON f.text = b.text WHERE b.rowid = ?"
+    found = {body: of.scratch.execute(query, (body,)).get for body in bodies}
+    return {body: int(str(at)) for body, at in found.items() if at is not None}
+
+
+def _units(vectors: Sequence[bytes]) -> np.ndarray:
+    numbers = np.frombuffer(b"".join(vectors), dtype="<f4").reshape(len(vectors), -1)
+    with np.errstate(all="ignore"):
+        norms = np.linalg.norm(numbers.astype(np.float64), axis=1, keepdims=True)
+        return (numbers / np.where(norms > 0, norms, 1)).astype(np.float32)
+
+
+def _cosine(of: Measured, at: int, vector: bytes) -> float:
+    """Return the cosine of a stored vector and a new one; -1 if their lengths differ."""
+    if len(vector) != of.length:
+        return -1.0
+    cosine = float(of.units([at])[0] @ _units([vector])[0])
+    return cosine if np.isfinite(cosine) else -1.0

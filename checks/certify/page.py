@@ -1,0 +1,226 @@
+"""The verdict of ``regraft certify`` in words, and its HTML page with charts, which is safe to share.
+
+The page contains no text, vector, message, sample or path, and no name of a base, item, file or model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from checks.audit.findings import FINDINGS
+from checks.audit.page import BaseLabel
+from checks.certify import findings as names
+from regraft.formats.cherry_v2.layout import is_uuid
+from regraft.kinds import KIND_NAMES, Kind
+from regraft.language import format_count, join_list, tr
+from regraft.report.html import BarPart, format_percent, render_page
+from regraft.report.labels import format_severity_count, severity_heading
+
+Document = dict[str, Any]
+Values = dict[str, object]
+
+#: What each proof says, if nothing contradicts it.
+STATEMENTS = {
+    "texts": tr("all texts and vectors can be read"),
+    "vectors": tr("every vector can be used, and has the usual length and norm"),
+    "coverage": tr("every text has a vector"),
+    "hashes": tr("every vector is stored under the hash of its text"),
+    "shared": tr("different texts have different vectors"),
+    "reachable": tr("the search leaves out no text that has a vector"),
+    "self": tr("vectors find their own texts"),
+    "index": tr("the index finds what a comparison with every vector finds"),
+    "words": tr("texts are found by their own words"),
+    "sets": tr("A and B have the same texts and vectors"),
+    "neighbors": tr("A and B find the same nearest texts"),
+    "model": tr("the embedder makes the stored vectors again"),
+    "known-item": tr("the last third of a text finds the text"),
+}
+#: Outcomes from the worst to the best, and what heads the statements of each.
+_HEADINGS = {
+    "found": tr("Contradicted by a finding"),
+    "sampled": tr("Proven for a sample"),
+    "proven": tr("Proven for all"),
+    "not-checked": tr("Not checked"),
+}
+
+
+class Verdict(NamedTuple):
+    """Statements with one outcome."""
+
+    outcome: str
+    heading: str
+    statements: list[str]
+
+
+def verdict(bases: Sequence[Document]) -> list[Verdict]:
+    """Put together what was proven about all bases: a statement has its worst outcome in any of them."""
+    outcomes: dict[str, set[str]] = {name: set() for name in names.PROOFS}
+    for base in bases:
+        for proof in base["proofs"]:
+            outcomes[proof["name"]].add(proof["outcome"])
+    found: dict[str, list[str]] = {outcome: [] for outcome in _HEADINGS}
+    for name, every in outcomes.items():
+        found[next((one for one in _HEADINGS if one in every), "not-checked")].append(STATEMENTS[name])
+    return [Verdict(outcome, _HEADINGS[outcome], found[outcome]) for outcome in _HEADINGS if found[outcome]]
+
+
+def closing(document: Document) -> str:
+    """Return the verdict in one sentence."""
+    counted = document["summary"]["by_severity"]
+    if not document["bases"] and not document["findings"]:
+        return tr("There is no base to certify.")
+    said = join_list(format_severity_count(number, severity) for severity, number in counted.items() if number)
+    return tr("{found}. What was not checked is not proven.", found=said or tr("Nothing found"))
+
+
+def render_certify_page(document: Document) -> str:
+    """Return the JSON output of ``certify`` as one HTML page that needs no network."""
+    kind = KIND_NAMES[Kind(document["source"]["kind"])]
+    title = tr("Certification of {kind}", kind=kind)
+    return render_page("certify.html", "certify", title=title, **_Page(document).values())
+
+
+class _Page:
+    """Computes the values of the template from the document."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._bases: list[Document] = document["bases"]
+
+    def values(self) -> Values:
+        """Return the values by their names in the template."""
+        document, bases = self._document, self._bases
+        return {
+            "lead": closing(document),
+            "run": document["run"],
+            "facts": list(self._facts()),
+            "verdict": verdict(bases),
+            "numbers": {
+                tr("bases"): f"{len(bases):,}",
+                tr("texts"): f"{sum(base['texts'] for base in bases):,}",
+                tr("with a usable vector"): f"{sum(base['findable'] for base in bases):,}",
+            },
+            "severities": [
+                BarPart(severity, severity_heading(severity), number)
+                for severity, number in document["summary"]["by_severity"].items()
+            ],
+            "findings": self._findings(),
+            "suspicions": [self._suspicion(one) for one in document["suspicions"]],
+            "coverage": [
+                {"label": label, "part": base["findable"], "whole": base["texts"]} for label, base in self._labelled()
+            ],
+            "norms": [self._norms(label, base["norms"]) for label, base in self._labelled() if base["norms"]],
+            "neighbors": [
+                self._neighbors(label, base["neighbors"]) for label, base in self._labelled() if base["neighbors"]
+            ],
+            "models": [
+                self._model(label, base["model_check"])
+                for label, base in self._labelled()
+                if base["model_check"] and base["model_check"]["texts"]
+            ],
+            "proofs": [
+                {
+                    "label": label,
+                    "proofs": [(STATEMENTS[one["name"]], one["outcome"], one["checked"]) for one in base["proofs"]],
+                }
+                for label, base in self._labelled()
+            ],
+        }
+
+    def _facts(self) -> Iterator[str]:
+        run, sample = self._document["run"], self._document["sample"]
+        begin, end = (datetime.fromisoformat(run[key]) for key in ("started_at", "finished_at"))
+        yield f"{begin:%Y-%m-%d %H:%M:%S} UTC, {(end - begin).total_seconds():.1f} s"
+        if sample is None:
+            yield tr("every text was used as a query")
+        else:
+            yield tr("at most {sample:,} queries of each base", sample=sample)
+
+    def _labelled(self) -> Iterator[tuple[str, Document]]:
+        places: Counter[str] = Counter()
+        has_second = self._document.get("target") is not None
+        for base in self._bases:
+            places[base["side"]] += 1
+            label = self._label(places[base["side"]], base["id"])
+            yield (f"{base['side'].upper()}: {label}" if has_second else label), base
+
+    @staticmethod
+    def _label(place: int, base: str) -> str:
+        return str(BaseLabel(place, base[:8].lower() if is_uuid(base) else ""))
+
+    def _findings(self) -> list[Values]:
+        counts: Counter[tuple[str, str]] = Counter()
+        for finding in self._document["findings"]:
+            counts[finding["severity"], finding["name"]] += finding["count"]
+        return [
+            {
+                "severity": severity,
+                "name": name,
+                "cases": count,
+                "meaning": FINDINGS[name].meaning,
+                "remedy": FINDINGS[name].remedy,
+            }
+            for (severity, name), count in counts.items()
+        ]
+
+    def _suspicion(self, one: Document) -> str:
+        places = {(base["side"], base["id"]): label for label, base in self._labelled()}
+        label = places.get((one["side"], one["base"]), one["side"].upper())
+        said = {
+            names.TWO_GROUPS: tr("its vectors fall into two groups far apart, as those of two models do"),
+            names.BASE_APART: tr("its vectors point elsewhere than those of the other bases of its model"),
+        }
+        return f"{label}: {said[one['name']]}"
+
+    def _norms(self, label: str, norms: Document) -> Values:
+        ends = [f"{norms['least']:.4g}", "", f"{norms['most']:.4g}"]
+        message = tr("median {median:.4g}", median=norms["median"])
+        return _histogram(label, norms["bars"], ends, message)
+
+    def _neighbors(self, label: str, found: Document) -> Values:
+        message = tr(
+            "{overlap:.2%} over {queries}, {reordered:,} in another order",
+            overlap=found["overlap"],
+            queries=format_count(found["queries"], "query"),
+            reordered=found["reordered"],
+        )
+        return _histogram(label, found["bars"], ["0", "5", "10"], message)
+
+    def _model(self, label: str, found: Document) -> Values:
+        message = tr(
+            "{same} of {texts} the same; {found} of {ends} ends find their text",
+            same=found["same"],
+            texts=found["texts"],
+            found=found["found"],
+            ends=found["ends"],
+        )
+        return _histogram(label, found["cosines"], ["0", "0.5", "1"], message)
+
+
+def _histogram(label: str, bars: Sequence[int], ends: Sequence[str], message: str) -> Values:
+    """Return a histogram with bars of one width. Bars of very few get a visible height."""
+    highest = max(bars, default=0) or 1
+    columns = []
+    for at, number in enumerate(bars):
+        if number:
+            height = max(100 * number / highest, 3)
+            columns.append(
+                {
+                    "x": format_percent(at, len(bars)),
+                    "y": f"{100 - height:.3f}%",
+                    "width": format_percent(1, len(bars)),
+                    "height": f"{height:.3f}%",
+                }
+            )
+    numbers = join_list(f"{number:,}" for number in bars)
+    return {
+        "label": label,
+        "columns": columns,
+        "ends": ends,
+        "message": message,
+        "numbers": numbers,
+        "about": f"{label}. {message}. {numbers}",
+    }

@@ -1,0 +1,400 @@
+"""``certify``: what can be proven about the retrieval of bases (``docs/certify.md``). Sources are only read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+import migrators
+from checks.angel_memory.detect import find_providers
+from checks.certify.base import CertifiedBase
+from checks.certify.known_texts import EmbeddingStopped, KnownTexts, choose_texts
+from checks.certify.run import Certification, CertifyReport, CertifyRequest, report_findings, summarize
+from checks.chroma.audit import measure_recall
+from migrators.compare import BaseNames, match_bases, plan_old_bases, read_bases
+from regraft import embedders
+from regraft.api.arguments import merge_options, progress_or_silent, time_or_now
+from regraft.api.embedding import choose_priced_embedder
+from regraft.disk import scratch, sqlite
+from regraft.embedders import Halted, ServerFailing, TextsRejected
+from regraft.embedders.settings import EmbedderSettings
+from regraft.errors import AnswerUnfit, Declined, SourceUnreadable
+from regraft.formats.angel_memory.database import COLLECTION
+from regraft.formats.cherry_v2.index.schema import catalog_dimensions
+from regraft.formats.cherry_v2.layout import StoreFile
+from regraft.formats.chroma import core, database
+from regraft.formats.chroma import rows as chroma_rows
+from regraft.formats.chroma.database import ChromaProblem
+from regraft.formats.codex_mem import database as codex_mem
+from regraft.formats.codex_mem import sidecar
+from regraft.formats.codex_mem.sidecar import SidecarMeta
+from regraft.identity import replace, resolve_base
+from regraft.kinds import V1_ORPHANS, Kind
+from regraft.language import tr
+from regraft.options import CertifyOptions
+from regraft.ranking import cherry_v2
+from regraft.report.document import Run
+from regraft.report.progress import Progress
+from regraft.stores.locate import Located, open_store
+from regraft.stores.systems import SidecarProblem
+from repair.embedding.budget import BudgetedEmbedder, LimitReached, Limits
+from repair.embedding.report import Estimate, cost_of
+from repair.embedding.sender import pack_batches
+
+#: Gets what will be sent to which embedder; False stops the run before anything is sent.
+ConfirmSending = Callable[["CertifyPlan"], bool]
+
+
+class CertifyPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the check with an embedder sends, before it does."""
+
+    embedder: str
+    model: str
+    bases: int
+    estimate: Estimate
+
+
+class _Bases(msgspec.Struct, frozen=True, kw_only=True):
+    """The bases of a source by id, with their v1 ids as far as they are known."""
+
+    bases: dict[str, CertifiedBase]
+    legacy: dict[str, str]
+
+    @property
+    def names(self) -> BaseNames:
+        """What bases are matched by."""
+        return BaseNames({key: base.name for key, base in self.bases.items()}, self.legacy)
+
+
+def certify(
+    a: str | Path,
+    b: str | Path | None = None,
+    options: CertifyOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    confirm: ConfirmSending | None = None,
+    **fields: Any,
+) -> CertifyReport:
+    """Prove that the texts of ``a`` are found by their vectors and words, and that ``b`` finds the same.
+
+    Nothing is written. Texts are only sent if an embedder is given: at most 32 of each base, and the ends of these.
+
+    Raises:
+        Declined: ``confirm`` returned False.
+        RegraftError: any error of ``docs/errors.md``.
+    """
+    options = merge_options(CertifyOptions, options, fields)
+    run = Run(command="certify")
+    sample = None if options.all_ else options.sample
+    request = CertifyRequest(sample=sample, progress=progress_or_silent(progress))
+    with ExitStack() as stack:
+        first = stack.enter_context(open_store(Path(a), options.kind))
+        run.source_kind, run.source = first.kind.value, Path(a)
+        second = None if b is None else stack.enter_context(open_store(Path(b)))
+        if second is not None:
+            run.target_kind, run.target = second.kind.value, Path(b or "")
+        ours = stack.enter_context(_read_source(first, options.bases, has_other=b is not None))
+        theirs = None
+        if second is not None:
+            theirs = stack.enter_context(_read_source(second, (), has_other=True))
+        pairs = _pair_bases(ours, theirs)
+        if options.embedder is not None or options.config is not None:
+            request = _with_embedder(request, Path(a), options, list(ours.bases.values()), stack, confirm)
+        found = Certification(request).run(pairs, has_second=second is not None)
+    run.end()
+    names = {"a": ours.names.names, "b": {} if theirs is None else theirs.names.names}
+    findings = report_findings(found, names)
+    return CertifyReport(
+        head=run.head(),
+        sample=sample,
+        bases=found.bases,
+        findings=findings,
+        suspicions=found.suspicions,
+        summary=summarize(findings),
+        not_checked=found.not_checked,
+    )
+
+
+def _pair_bases(ours: _Bases, theirs: _Bases | None) -> list[tuple[CertifiedBase, CertifiedBase | None]]:
+    if theirs is None:
+        return [(base, None) for base in ours.bases.values()]
+    others = match_bases(ours.names, theirs.names)
+    return [(base, theirs.bases.get(others.get(key, ""))) for key, base in ours.bases.items()]
+
+
+# --- the bases of a source -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _read_source(source: Located, wanted: tuple[str, ...], *, has_other: bool) -> Iterator[_Bases]:
+    """List the bases of a source of any kind; their files are open as long as the context is.
+
+    Args:
+        source: the source.
+        wanted: words for bases; empty: all.
+        has_other: whether it is compared with another source: then rows of deleted items do not count.
+
+    Raises:
+        RegraftError: the source cannot be read.
+    """
+    with ExitStack() as stack:
+        if source.kind in cherry_v2.SEARCHABLE_KINDS and not (source.stores.has_preview and not source.stores.current):
+            yield _current_bases(source, wanted, stack)
+        elif source.kind is Kind.CODEX_MEM:
+            yield _select(_note_bases(source, stack), wanted)
+        elif source.kind is Kind.ANGEL_MEMORY:
+            yield _select(_record_bases(source, stack), wanted)
+        else:
+            options = migrators.Options(
+                now_ms=time_or_now(None),
+                bases=wanted,
+                while_running=True,
+                adopt_orphans=source.kind in V1_ORPHANS,
+            )
+            old = stack.enter_context(plan_old_bases(source, options))
+            recall = _chroma_recall(source)
+            bases = {
+                one.id: CertifiedBase(
+                    id=one.id,
+                    name=one.name,
+                    model=one.model,
+                    dimensions=one.vector_bytes // 4 or None,
+                    open=None if one.file is None else partial(_open_table, one.file),
+                    table=one.table,
+                    problem=one.problem,
+                    runs=tuple(sorted(one.runs)) if has_other and one.runs else None,
+                    recall=None if recall is None else partial(_recall_of, recall, one.legacy_id),
+                )
+                for one in old
+            }
+            yield _Bases(bases=bases, legacy={one.id: one.legacy_id for one in old})
+
+
+@contextmanager
+def _open_table(path: Path) -> Iterator[apsw.Connection]:
+    try:
+        with sqlite.open_readonly(path, vectors=True) as db:
+            yield db
+    except (apsw.Error, UnicodeDecodeError) as error:
+        if sqlite.is_write_failure(error):
+            raise
+        raise SourceUnreadable(path=path, reason=error) from error
+
+
+def _select(bases: dict[str, CertifiedBase], wanted: Sequence[str]) -> _Bases:
+    names = {key: base.name for key, base in bases.items()}
+    chosen = {resolve_base(one, names) for one in wanted}
+    return _Bases(bases={key: base for key, base in bases.items() if not wanted or key in chosen}, legacy={})
+
+
+def _current_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack) -> _Bases:
+    catalog = stack.enter_context(cherry_v2.open_source_catalog(source))
+    found = read_bases(source)
+    chosen = {resolve_base(one, found.names, {old: new for new, old in found.legacy.items()}) for one in wanted}
+    rows = {} if catalog is None else {str(row.get("id")): row for row in catalog.bases()}
+
+    def items_of(ids: Sequence[str]) -> dict[str, str] | None:
+        items = None if catalog is None else catalog.items(ids)
+        return None if items is None else {key: str(row.get("base_id")) for key, row in items.items()}
+
+    bases = {}
+    for key, store in found.stores.items():
+        if wanted and key not in chosen:
+            continue
+        row = rows.get(key)
+        # A base that failed has no index, and nothing that could be proven.
+        if key in found.failed and store is None:
+            continue
+        model = None if row is None else row.get("embedding_model_id")
+        bases[key] = CertifiedBase(
+            id=key,
+            name=found.names[key],
+            model=model if isinstance(model, str) else None,
+            dimensions=catalog_dimensions(row),
+            open=None if store is None else partial(cherry_v2.open_index, source, store),
+            problem=tr("it has no index") if store is None else None,
+            items=items_of if row is not None and _is_listed(store) else None,
+        )
+    return _Bases(bases=bases, legacy={key: old for key, old in found.legacy.items() if key in bases})
+
+
+def _is_listed(store: StoreFile | None) -> bool:
+    return store is not None and store.base_id is not None
+
+
+# Chroma: what its index finds is measured once for all collections, in one copy of the folder.
+
+
+def _chroma_recall(source: Located) -> Callable[[], dict[str, float | str]] | None:
+    """Return a function that measures the recall of each collection; None for other sources, or without chromadb."""
+    if source.kind is not Kind.CHROMA or not core.is_installed():
+        return None
+    root = source.tree.path
+
+    @cache
+    def measured() -> dict[str, float | str]:
+        with database.open_chroma(root / database.FILE) as db:
+            every = database.list_collections(db)
+            found = measure_recall(db, root, every)
+            return {one.id: recall.share if recall.problem is None else recall.problem for one, recall in found}
+
+    return measured
+
+
+def _recall_of(measured: Callable[[], dict[str, float | str]], key: str) -> float | str | None:
+    return measured().get(key)
+
+
+# codex-mem and AngelMemory: their texts and vectors are written to a temporary table first.
+
+
+def _note_bases(source: Located, stack: ExitStack) -> dict[str, CertifiedBase]:
+    folder = stack.enter_context(scratch.temporary_folder())
+    side: apsw.Connection | None = None
+    meta: SidecarMeta | None = None
+    try:
+        db = stack.enter_context(sqlite.open_readonly(source.path, beside_writers=True))
+        projects = codex_mem.read_projects(db)
+        side, meta = stack.enter_context(sidecar.open_sidecar(codex_mem.sidecar_path(source.path)))
+    except FileNotFoundError:
+        pass  # there is none before the first vector
+    except (SidecarProblem, apsw.Error, UnicodeDecodeError) as error:
+        raise SourceUnreadable(path=source.path, reason=error) from error
+    bases = {}
+    for at, project in enumerate(projects.values()):
+        path = folder / f"{at}.sqlite"
+        _write_entries(path, _notes(db, side, project.id))
+        bases[project.id] = CertifiedBase(
+            id=project.id,
+            name=project.name,
+            model=None if meta is None else meta.model_id,
+            dimensions=None if meta is None else meta.dimensions,
+            open=partial(_open_table, path),
+            table=chroma_rows.TABLE,
+        )
+    return bases
+
+
+def _notes(
+    db: apsw.Connection, side: apsw.Connection | None, project: str
+) -> Iterator[tuple[str, str, apsw.SQLiteValue]]:
+    """Yield id, text and vector of the notes of a project; a vector that was made from an older text is left out."""
+    query = f"SELECT vector FROM {sidecar.TABLE} WHERE note_id = ? AND content_hash = ?"
+    for note in codex_mem.NoteReader(db).iterate(project):
+        if note.is_eligible:
+            yield note.id, note.text, None if side is None else side.execute(query, (note.id, note.hash)).get
+
+
+def _write_entries(path: Path, entries: Iterable[tuple[str, str, apsw.SQLiteValue]]) -> None:
+    with sqlite.open_writable(path, create=True) as table:
+        table.execute("PRAGMA journal_mode = OFF").fetchall()
+        table.execute("PRAGMA synchronous = OFF")
+        table.execute("CREATE TABLE entries (id TEXT, document TEXT, vector BLOB)")
+        with sqlite.transaction(table):
+            table.executemany("INSERT INTO entries VALUES (?, ?, ?)", entries)
+
+
+def _record_bases(source: Located, stack: ExitStack) -> dict[str, CertifiedBase]:
+    in_use = find_providers(source.tree.path).in_use
+    if in_use is None:
+        return {}
+    try:
+        with database.open_chroma(in_use.database) as db:
+            of = database.find_collection(db, COLLECTION)
+        if of is None:
+            return {}
+        table = stack.enter_context(chroma_rows.write_row_table(in_use.chroma, of.id, None))
+    except FileNotFoundError:
+        return {}
+    except (ChromaProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
+        raise SourceUnreadable(path=in_use.database, reason=error) from error
+    opened: Callable[[], AbstractContextManager[apsw.Connection]] = partial(_open_table, table.path)
+    base = CertifiedBase(id=of.id, name=in_use.name, dimensions=table.dimension, open=opened, table=chroma_rows.TABLE)
+    return {of.id: base}
+
+
+# --- with an embedder ------------------------------------------------------------------------------------------------
+
+
+def _with_embedder(
+    request: CertifyRequest,
+    path: Path,
+    options: CertifyOptions,
+    bases: list[CertifiedBase],
+    stack: ExitStack,
+    confirm: ConfirmSending | None,
+) -> CertifyRequest:
+    """Choose the texts that are sent, show what that takes, and open the embedder.
+
+    Raises:
+        Declined: ``confirm`` returned False.
+        RegraftError: there is no such embedder, or it cannot be used.
+    """
+    limits = Limits(options.limit, options.max_requests, options.max_cost)
+    models = frozenset(base.model for base in bases if base.model is not None)
+    settings = choose_priced_embedder(options.config, options.embedder, limits, models)
+    skipped = {
+        base.id: tr(
+            "embedder {name} has model {model}, but the vectors are of {model_id}",
+            name=settings.name,
+            model=settings.model,
+            model_id=base.model,
+        )
+        for base in bases
+        if base.model is not None and not settings.serves(base.model)
+    }
+    known = _limit_texts({base.id: choose_texts(base) for base in bases if base.id not in skipped}, options.limit)
+    if any(one.rows for one in known.values()):
+        planned = CertifyPlan(
+            embedder=settings.name,
+            model=settings.model,
+            bases=sum(bool(one.rows) for one in known.values()),
+            estimate=_estimate(settings, known.values()),
+        )
+        if confirm is not None and not confirm(planned):
+            raise Declined(path=path)
+    embedder = stack.enter_context(embedders.open_embedder(settings))
+    meter = BudgetedEmbedder(embedder, limits)
+
+    def embed(texts: Sequence[str], is_query: bool) -> list[bytes]:
+        vectors: list[bytes] = []
+        try:
+            for batch in pack_batches(((text, embedder.tokens(text)) for text in texts), settings.batch):
+                vectors += meter.embed([text for text, _ in batch], query=is_query)
+        except (LimitReached, TextsRejected, ServerFailing, Halted, AnswerUnfit) as error:
+            raise EmbeddingStopped(str(getattr(error, "reason", "") or error)) from error
+        return vectors
+
+    return replace(request, embed=embed, embedder=settings.name, known=known, skipped=skipped)
+
+
+def _limit_texts(known: dict[str, KnownTexts], most: int | None) -> dict[str, KnownTexts]:
+    """Leave out texts beyond the limit of all bases together."""
+    if most is None:
+        return known
+    limited = {}
+    for key, one in known.items():
+        rows = one.rows[:most]
+        ends = [end for end in one.ends if end[0] in dict(rows)][: most - len(rows)]
+        limited[key] = KnownTexts(rows=rows, ends=ends)
+        most -= len(rows) + len(ends)
+    return limited
+
+
+def _estimate(settings: EmbedderSettings, known: Iterable[KnownTexts]) -> Estimate:
+    tokens_of = embedders.counter(settings)
+    texts = tokens = requests = 0
+    for one in known:
+        for part in (one.rows, one.ends):
+            sized = [(text, tokens_of(text)) for _, text in part]
+            texts += len(sized)
+            tokens += sum(size for _, size in sized)
+            requests += sum(1 for _ in pack_batches(sized, settings.batch))
+    cost = cost_of(tokens, settings)
+    return Estimate(texts=texts, tokens=tokens, requests=requests, cost=cost, currency=settings.currency)

@@ -1,0 +1,174 @@
+"""``regraft certify``: prove that a base still finds what it should."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from checks.certify import page as certify_page
+from regraft import api
+from regraft.api.certification import CertifyPlan
+from regraft.api.outcome import exit_status
+from regraft.cli.changes import confirm_lines
+from regraft.cli.embedding import estimate_lines
+from regraft.cli.options import FAIL_ON, PATH, Output, output_options, report_retries, struct_options
+from regraft.cli.output import echo, echo_error, echo_json, format_written, report_errors
+from regraft.language import format_count, join_list, tr
+from regraft.options import CertifyOptions
+from regraft.report import html as report_html
+from regraft.report.document import encoded
+from regraft.report.labels import label_of, severity_heading
+from regraft.text import LONGEST_NAME, one_line, printable_lines
+
+#: Findings of one name that are shown without ``-v``, and characters of a message.
+_SHOWN, _LONGEST = 3, 300
+
+
+@click.command()
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH, required=False)
+@click.option(
+    "--report",
+    "page",
+    type=PATH,
+    metavar="FILE.html",
+    help=tr("Write a page with the verdict and charts, without texts, to this file."),
+)
+@report_errors
+@struct_options(CertifyOptions)
+@output_options(fail_on=FAIL_ON, yes=tr("Do not ask before texts are sent; needed in scripts."))
+@report_retries
+def certify(a: Path, b: Path | None, page: Path | None, options: CertifyOptions, output: Output) -> None:
+    """Prove that A still finds its texts, and that B finds the same. Nothing is written but FILE.html.
+
+    A and B are anything that regraft inspect knows: v1 data, a library, a profile, a backup, a pack, a folder of Chroma
+    and so on. Nothing is sent, unless --embedder is given: then up to 64 texts of each base, after a question.
+
+    \b
+    Example:
+      regraft certify cherry-studio.202503141200.zip library
+    """
+    report_html.check_page_path("certify", page, *([a] if b is None else [a, b]))
+
+    def confirm(planned: CertifyPlan) -> bool:
+        return confirm_lines(output, _plan_lines(planned))
+
+    report = api.certify(a, b, options, progress=output.progress(), confirm=confirm)
+    document = encoded(report)
+    written = ""
+    if page is not None:
+        report_html.write_page(page, certify_page.render_certify_page(document))
+        written = "" if output.quiet else format_written([page])
+    if output.as_json:
+        echo_json(document)
+        for line in written.splitlines():
+            echo_error(line)
+    else:
+        lines = _lines(document, title=report.head.title, verbose=output.verbose > 0, quiet=output.quiet)
+        echo("\n".join(filter(None, (printable_lines(lines), written))))
+    sys.exit(exit_status(report, output.fail_on))
+
+
+def _plan_lines(planned: CertifyPlan) -> list[str]:
+    return [
+        tr(
+            "Embedder {embedder} ({model}) gets texts of {bases}, to compare its vectors with the stored ones:",
+            embedder=one_line(planned.embedder),
+            model=one_line(planned.model),
+            bases=format_count(planned.bases, "base"),
+        ),
+        *estimate_lines(planned.estimate),
+    ]
+
+
+def _lines(document: dict[str, Any], *, title: str, verbose: bool, quiet: bool) -> Iterator[str]:
+    if not quiet:
+        yield title
+        for base in document["bases"]:
+            yield from _base_lines(base, has_second=document["target"] is not None, verbose=verbose)
+    yield from _finding_lines(document, verbose=verbose)
+    if document["suspicions"]:
+        yield from ("", tr("Suspicions, which prove nothing:"))
+        for one in document["suspicions"]:
+            name = next(base["name"] for base in document["bases"] if base["id"] == one["base"])
+            yield f"  {_name_of(document, one['side'], name)}: {one_line(one['message'])} [{one['name']}]"
+    if not quiet:
+        yield ""
+        for part in certify_page.verdict(document["bases"]):
+            yield f"{part.heading}:"
+            yield from (f"  {statement}" for statement in part.statements)
+    for reason in document["not_checked"]:
+        yield tr("Stopped: {reason}", reason=one_line(reason))
+    yield from ("", certify_page.closing(document))
+
+
+def _base_lines(base: dict[str, Any], *, has_second: bool, verbose: bool) -> Iterator[str]:
+    side = f"{base['side'].upper()}: " if has_second else ""
+    yield ""
+    yield f"{side}{one_line(base['name'], LONGEST_NAME)}  ({one_line(base['id'], LONGEST_NAME)})"
+    yield tr(
+        "  {texts}, {findable:,} with a usable vector{dimensions}",
+        texts=format_count(base["texts"], "text"),
+        findable=base["findable"],
+        dimensions="" if base["dimensions"] is None else tr(" of {count} dimensions", count=base["dimensions"]),
+    )
+    found = base["neighbors"]
+    if found is not None:
+        yield tr(
+            "  10 nearest texts: {overlap:.2%} are the same in A and B, over {queries}; {reordered:,} in another order",
+            overlap=found["overlap"],
+            queries=format_count(found["queries"], "query"),
+            reordered=found["reordered"],
+        )
+    yield from _model_lines(base["model_check"])
+    if verbose:
+        for proof in base["proofs"]:
+            statement = certify_page.STATEMENTS[proof["name"]]
+            yield f"  {label_of(proof['outcome'])}: {statement} ({proof['checked']:,})"
+
+
+def _model_lines(found: dict[str, Any] | None) -> Iterator[str]:
+    if found is None:
+        return
+    if found["problem"] is not None:
+        yield tr("  not compared: {problem}", problem=one_line(found["problem"]))
+    elif found["texts"]:
+        yield tr(
+            "  embedder {embedder}: {same} of {texts} texts get the stored vector again; {found} of {ends} are found "
+            "by their last third",
+            embedder=one_line(found["embedder"]),
+            same=found["same"],
+            texts=found["texts"],
+            found=found["found"],
+            ends=found["ends"],
+        )
+
+
+def _finding_lines(document: dict[str, Any], *, verbose: bool) -> Iterator[str]:
+    shown: dict[str, int] = {}
+    severity = ""
+    for finding in document["findings"]:
+        if finding["severity"] != severity:
+            severity = finding["severity"]
+            yield from ("", tr("{heading}:", heading=severity_heading(severity)))
+        shown[finding["name"]] = shown.get(finding["name"], 0) + 1
+        if not verbose and shown[finding["name"]] > _SHOWN:
+            continue
+        message = one_line(finding["message"])[:_LONGEST]
+        name = _name_of(document, finding["side"], finding["base_name"])
+        yield f"  {name}: {message} [{finding['name']}]"
+        if verbose and finding["samples"]:
+            samples = join_list(one_line(sample, LONGEST_NAME) for sample in finding["samples"])
+            yield tr("    for example: {samples}", samples=samples)
+    for name, count in shown.items():
+        if count > _SHOWN and not verbose:
+            yield tr("  … and {count:,} more of {name} (-v shows all)", count=count - _SHOWN, name=name)
+
+
+def _name_of(document: dict[str, Any], side: str, name: str) -> str:
+    prefix = f"{side.upper()}: " if document["target"] is not None else ""
+    return f"{prefix}{one_line(name, LONGEST_NAME)}"
