@@ -7,6 +7,7 @@ of vectors, to compare queries with all of them. Memory is bounded by the size o
 from __future__ import annotations
 
 import hashlib
+import math
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,8 @@ MAX_VECTOR_BYTES = 4 * 65_536
 BLOCK_BYTES = 4 << 20
 _BATCH_ROWS = 2_048
 
+#: The square of a shorter vector is zero in single precision.
+SHORTEST_NORM = 1e-23
 #: Flaws of vectors in the temporary database.
 USABLE, ZERO, NOT_FINITE, TOO_LARGE, NO_VECTOR = range(5)
 
@@ -135,7 +138,7 @@ def _read_bodies(db: apsw.Connection, base: CertifiedBase) -> Iterator[_Body]:
         text: str | LargeText = decode(small) or ""
         if large:
             text = LargeText(db=db, table=name, column=column, rowid=rowid, codec=codec)
-        yield _Body(rowid, text, None if key is None else decode_utf8(key), at)
+        yield _Body(rowid=rowid, text=text, stated=None if key is None else decode_utf8(key), vector=at)
 
 
 def _decode(raw: bytes | None) -> str | None:
@@ -193,16 +196,9 @@ def _measure_batch(batch: list[tuple[int, bytes]]) -> Iterator[tuple[object, ...
             norms = np.sqrt(np.einsum("ij,ij->i", numbers, numbers, dtype=np.float64))
         for (rowid, raw), norm in zip(rows, norms.tolist(), strict=True):
             digest = hashlib.blake2b(raw, digest_size=16).digest()
-            yield rowid, digest, length, norm if np.isfinite(norm) else None, _flaw(norm)
-
-
-def _flaw(norm: float) -> int:
-    if not np.isfinite(norm):
-        return NOT_FINITE
-    # The square of a shorter vector is zero in single precision.
-    if norm < 1e-23:
-        return ZERO
-    return USABLE if norm < LARGEST_NORM else TOO_LARGE
+            flaw = ZERO if norm < SHORTEST_NORM else USABLE if norm < LARGEST_NORM else TOO_LARGE
+            is_finite = math.isfinite(norm)
+            yield rowid, digest, length, norm if is_finite else None, flaw if is_finite else NOT_FINITE
 
 
 # --- reading again ---------------------------------------------------------------------------------------------------
@@ -246,7 +242,7 @@ def unit_vectors(numbers: Any) -> tuple[Any, Any]:
     """Scale vectors to norm 1; also return which of them are usable."""
     with np.errstate(all="ignore"):
         norms = np.sqrt(np.einsum("ij,ij->i", numbers, numbers, dtype=np.float64))
-        is_usable = np.isfinite(norms) & (norms >= 1e-23) & (norms < LARGEST_NORM)
+        is_usable = np.isfinite(norms) & (norms >= SHORTEST_NORM) & (norms < LARGEST_NORM)
         units = (numbers / np.where(is_usable, norms, 1)[:, None]).astype(np.float32)
     return units, is_usable
 

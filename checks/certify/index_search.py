@@ -13,7 +13,11 @@ from checks.certify import findings as names
 from checks.certify.base import read_text, read_vector
 from checks.certify.measures import Adder, Measured
 from checks.certify.neighbors import NEAREST, find_nearest
-from regraft.formats.cherry_v2.index.search import compile_query, rank_bodies_by_distance
+from regraft.formats.cherry_v2.index.search import (
+    compile_query,
+    full_text_column,
+    rank_bodies_by_distance,
+)
 from regraft.language import tr
 
 #: Queries of the product's own search, which reads every vector for each of them; ``--all``: every vector.
@@ -84,15 +88,16 @@ def prove_searches(of: Measured, add: Adder, rows: Sequence[tuple[int, int]], hi
         return 0
     queries = of.units([at for at, _ in rows])
     nearest = find_nearest(of.blocks, queries, np.full(len(rows), -1, dtype=np.int64))
-    missed, differing = [], []
-    for (at, body), cosines in zip(rows, nearest.cosines, strict=True):
-        scores, is_found = _search(of, at)
-        if not is_found:
-            missed.append(body)
-        expected = cosines[np.isfinite(cosines)][: len(scores)]
-        if not hidden and (len(scores) < min(len(expected), NEAREST) or _differ(scores, expected)):
+    searches = [_search(of, at) for at, _ in rows]
+    if hidden:
+        return len(rows)
+    missed = [body for (_, body), (_, is_found) in zip(rows, searches, strict=True) if not is_found]
+    differing = []
+    for (_, body), (scores, _), cosines in zip(rows, searches, nearest.cosines, strict=True):
+        expected = cosines[np.isfinite(cosines)]
+        if len(scores) != len(expected) or not np.allclose(scores, expected, rtol=0, atol=_NEAR):
             differing.append(body)
-    if missed and not hidden:
+    if missed:
         message = tr("{count} of {of} vectors do not find their own text", count=len(missed), of=len(rows))
         add.one(names.SELF_MISSED, message, len(missed), of.sample_of(missed[0]))
     if differing:
@@ -122,17 +127,13 @@ def _search(of: Measured, at: int) -> tuple[list[float], bool]:
     return scores, is_found
 
 
-def _differ(scores: Sequence[float], expected: Any) -> bool:
-    return bool(np.any(np.abs(np.array(scores[: len(expected)]) - expected[: len(scores)]) > _NEAR))
-
-
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
 def prove_words(of: Measured, add: Adder, bodies: Sequence[int]) -> int:
     """Prove that the full-text index has every text, and finds texts by their own words; return how many were tried."""
     try:
-        column = _row_column(of.db)
+        column = full_text_column(of.db)
         _prove_rows(of, add, column)
         missed = [body for body in bodies if not _finds_itself(of, column, body)]
         if missed:
@@ -142,11 +143,6 @@ def prove_words(of: Measured, add: Adder, bodies: Sequence[int]) -> int:
     except apsw.SQLError as error:
         add.one(names.WORDS_DIFFER, tr("the full-text index cannot be searched: {error}", error=error))
     return len(bodies)
-
-
-def _row_column(db: apsw.Connection) -> str:
-    columns = {str(row[1]) for row in db.execute("PRAGMA table_info('search_text')")}
-    return "fts_rowid" if "fts_rowid" in columns else "rowid"
 
 
 def _prove_rows(of: Measured, add: Adder, column: str) -> None:
@@ -189,22 +185,11 @@ def _finds_itself(of: Measured, column: str, body: int) -> bool:
 def _prove_scans(of: Measured, add: Adder, column: str, bodies: Sequence[int]) -> None:
     """Compare what the index finds for some words with the texts that have them."""
     words = _choose_words(of, bodies)
-    if not words:
-        return
-    # LIKE ignores the case of ASCII letters, and ends a text at NUL, as the index does.
-    tests = ", ".join("text LIKE ?" for _ in words)
-    found: list[set[int]] = [set() for _ in words]
-    patterns = tuple(f"%{word}%" for word in words)
-    for rowid, *has in of.db.execute(f"SELECT {column}, {tests} FROM search_text NOT INDEXED", patterns):
-        for at, is_there in enumerate(has):
-            if is_there and isinstance(rowid, int) and len(found[at]) < 10 * _MOST_TEXTS:
-                found[at].add(rowid)
     wrong = 0
-    for word, expected in zip(words, found, strict=True):
+    for word, (expected, is_whole) in zip(words, _scan(of.db, column, words), strict=True):
         indexed = {int(str(rowid)) for rowid in _matches(of.db, word)}
-        wrong += len(expected - indexed)
-        if len(expected) < 10 * _MOST_TEXTS:
-            wrong += sum(not _has_word(of.db, column, rowid, word) for rowid in indexed - expected)
+        extra = indexed - expected if is_whole else ()
+        wrong += len(expected - indexed) + sum(not _has_word(of.db, column, rowid, word) for rowid in extra)
     if wrong:
         message = tr(
             "the full-text index and a scan of the texts differ for {count:,} hits of {words} words",
@@ -212,6 +197,21 @@ def _prove_scans(of: Measured, add: Adder, column: str, bodies: Sequence[int]) -
             words=len(words),
         )
         add.one(names.WORDS_DIFFER, message, wrong)
+
+
+def _scan(db: apsw.Connection, column: str, words: Sequence[str]) -> list[tuple[set[int], bool]]:
+    """Return the rows of the texts that have each word, and whether these are all."""
+    if not words:
+        return []
+    # LIKE ignores the case of ASCII letters, and ends a text at NUL, as the index does.
+    tests = ", ".join("text LIKE ?" for _ in words)
+    found: list[set[int]] = [set() for _ in words]
+    patterns = tuple(f"%{word}%" for word in words)
+    for rowid, *has in db.execute(f"SELECT {column}, {tests} FROM search_text NOT INDEXED", patterns):
+        for at, is_there in enumerate(has):
+            if is_there and isinstance(rowid, int) and len(found[at]) < 10 * _MOST_TEXTS:
+                found[at].add(rowid)
+    return [(rows, len(rows) < 10 * _MOST_TEXTS) for rows in found]
 
 
 def _choose_words(of: Measured, bodies: Sequence[int]) -> list[str]:

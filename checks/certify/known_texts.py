@@ -33,10 +33,6 @@ class KnownTexts(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[tuple[int, str]]
     ends: list[tuple[int, str]]
 
-    def sent(self) -> list[str]:
-        """Return all texts that are sent."""
-        return [text for _, text in (*self.rows, *self.ends)]
-
 
 class ModelCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Result of embedding texts of a base again.
@@ -70,26 +66,22 @@ def choose_texts(base: CertifiedBase) -> KnownTexts:
 
 
 def _choose(base: CertifiedBase, db: apsw.Connection) -> KnownTexts:
-    name = "search_text" if base.table is None else base.table.name
-    least, most = db.execute(f"SELECT min(rowid), max(rowid) FROM {name}").fetchone() or (None, None)
-    if least is None:
-        return KnownTexts(rows=[], ends=[])
-    first, last = int(str(least)), int(str(most))
-    has_vector = "typeof(vector_blob) = 'blob'"
     if base.table is None:
-        wanted = f"embedding_text_hash IN (SELECT embedding_text_hash FROM embedding WHERE {has_vector})"
+        name = "search_text"
+        wanted = """embedding_text_hash IN
+                    (SELECT embedding_text_hash FROM embedding WHERE typeof(vector_blob) = 'blob')"""
     else:
-        wanted = f"typeof({base.table.vector}) = 'blob'"
+        name, wanted = base.table.name, f"typeof({base.table.vector}) = 'blob'"
+    first, last = db.execute(f"SELECT min(rowid), max(rowid) FROM {name}").fetchone() or (None, None)
     rows: dict[int, str] = {}
-    for step in range(KNOWN_TEXTS):
-        start = first + (last - first) * step // KNOWN_TEXTS
+    for step in range(KNOWN_TEXTS if first is not None else 0):
+        start = int(str(first)) + (int(str(last)) - int(str(first))) * step // KNOWN_TEXTS
         query = f"SELECT rowid FROM {name} WHERE rowid >= ? AND {wanted} ORDER BY rowid LIMIT 1"
-        found = db.execute(query, (start,)).get
-        if found is not None and int(str(found)) not in rows:
-            text = read_text(db, base, int(str(found)), _LONGEST + 1)
+        for (rowid,) in db.execute(query, (start,)).fetchall():
+            text = read_text(db, base, int(str(rowid)), _LONGEST + 1)
             # The vector of a longer text cannot be made again from its beginning.
             if text.strip() and len(text) <= _LONGEST:
-                rows[int(str(found))] = text
+                rows[int(str(rowid))] = text
     ends = [(row, text[-(len(text) // _END) :]) for row, text in rows.items() if len(text) >= _SHORTEST]
     return KnownTexts(rows=list(rows.items()), ends=ends)
 
@@ -98,6 +90,7 @@ def compare_model(of: Measured, known: KnownTexts, embed: EmbedTexts, embedder: 
     """Embed texts of a base again, compare the vectors, and search for the ends of texts.
 
     Raises:
+        EmbeddingStopped: the embedder gave no more vectors.
         RegraftError: the embedder cannot be used.
     """
     stored = _stored(of, [row for row, _ in known.rows])
@@ -105,32 +98,35 @@ def compare_model(of: Measured, known: KnownTexts, embed: EmbedTexts, embedder: 
     if not texts:
         return ModelCheck(embedder=embedder)
     made = embed([text for _, text in texts], False)
-    cosines = []
-    for (row, _), vector in zip(texts, made, strict=True):
-        cosines.append(_cosine(of, stored[row], vector))
-    ends = [(row, text) for row, text in known.ends if row in stored]
-    found = 0
-    if ends and all(len(vector) == of.length for vector in made):
-        queries = _units(embed([text for _, text in ends], True))
-        nearest = find_nearest(of.blocks, queries, np.full(len(ends), -1, dtype=np.int64))
-        own = np.array([stored[row] for row, _ in ends], dtype=np.int64)
-        found = int((nearest.rowids == own[:, None]).any(axis=1).sum())
+    if any(len(vector) != of.length for vector in made):
+        cosines = [-1.0] * len(texts)
+        ends: list[tuple[int, str]] = []
     else:
-        ends = []
-    ordered = sorted(cosines)
-    bars = [0] * 10
-    for cosine in cosines:
-        bars[min(9, max(0, int(cosine * 10)))] += 1
+        units = of.units([stored[row] for row, _ in texts])
+        # A cosine that is no number is that of vectors that have nothing in common.
+        cosines = np.nan_to_num(np.einsum("ij,ij->i", units, _units(made)), nan=-1.0).tolist()
+        ends = [(row, text) for row, text in known.ends if row in stored]
+    bars = np.histogram(np.clip(cosines, 0, 1), bins=10, range=(0, 1))[0].tolist()
     return ModelCheck(
         embedder=embedder,
         texts=len(texts),
         same=sum(cosine >= MIN_COSINE for cosine in cosines),
-        lowest=ordered[0],
-        median=ordered[len(ordered) // 2],
+        lowest=min(cosines),
+        median=sorted(cosines)[len(cosines) // 2],
         cosines=bars,
         ends=len(ends),
-        found=found,
+        found=_count_found(of, stored, ends, embed) if ends else 0,
     )
+
+
+def _count_found(of: Measured, stored: dict[int, int], ends: list[tuple[int, str]], embed: EmbedTexts) -> int:
+    """Search for the ends of texts, and count the texts among the nearest ones."""
+    vectors = embed([text for _, text in ends], True)
+    if any(len(vector) != of.length for vector in vectors):
+        return 0
+    nearest = find_nearest(of.blocks, _units(vectors), np.full(len(ends), -1, dtype=np.int64))
+    own = np.array([stored[row] for row, _ in ends], dtype=np.int64)
+    return int((nearest.rowids == own[:, None]).any(axis=1).sum())
 
 
 def _stored(of: Measured, bodies: Sequence[int]) -> dict[int, int]:
@@ -146,11 +142,3 @@ def _units(vectors: Sequence[bytes]) -> np.ndarray:
     with np.errstate(all="ignore"):
         norms = np.linalg.norm(numbers.astype(np.float64), axis=1, keepdims=True)
         return (numbers / np.where(norms > 0, norms, 1)).astype(np.float32)
-
-
-def _cosine(of: Measured, at: int, vector: bytes) -> float:
-    """Return the cosine of a stored vector and a new one; -1 if their lengths differ."""
-    if len(vector) != of.length:
-        return -1.0
-    cosine = float(of.units([at])[0] @ _units([vector])[0])
-    return cosine if np.isfinite(cosine) else -1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -90,6 +90,8 @@ def compare_neighbors(cosines: Iterable[float | None], least: float) -> Overlap:
 
 # --- suspicions ------------------------------------------------------------------------------------------------------
 
+#: Vectors of fewer dimensions are of no model.
+_MIN_DIMENSIONS = 16
 #: Fewer vectors are not split, and a group of fewer vectors, or a smaller share, is no group.
 _MIN_VECTORS, _MIN_MEMBERS, _MIN_SHARE = 60, 10, 0.02
 #: Distance of two groups in units of their spread, from which they are apart (Ashman's D).
@@ -108,7 +110,7 @@ class Groups(msgspec.Struct, frozen=True):
 
 def find_two_groups(units: Any) -> Groups | None:
     """Split unit vectors into two groups by their first principal component; None unless their means are far apart."""
-    if len(units) < _MIN_VECTORS:
+    if len(units) < _MIN_VECTORS or units.shape[1] < _MIN_DIMENSIONS:
         return None
     projected = _first_component(units)
     order = np.argsort(projected, kind="stable")
@@ -130,10 +132,11 @@ def cosine_of_means(one: Any, other: Any) -> float | None:
     return None if min(lengths) < _MIN_MEAN else float(one @ other) / (lengths[0] * lengths[1])
 
 
-def are_far_apart(one: Any, other: Any) -> float | None:
-    """Return the cosine of two means of unit vectors if they are far apart, else None."""
-    cosine = cosine_of_means(one, other)
-    return cosine if cosine is not None and cosine < _FAR else None
+def find_apart(mean: Any, others: Sequence[Any]) -> float | None:
+    """Return the highest cosine of a mean with the means of other bases if it is far from all of them, else None."""
+    cosines = [cosine_of_means(mean, other) for other in others if len(other) == len(mean)]
+    known = [cosine for cosine in cosines if cosine is not None and cosine < _FAR]
+    return max(known) if known and len(known) == len(cosines) else None
 
 
 def _first_component(units: Any) -> Any:

@@ -93,6 +93,7 @@ class _Page:
     def values(self) -> Values:
         """Return the values by their names in the template."""
         document, bases = self._document, self._bases
+        labelled = list(self._labelled())
         return {
             "lead": closing(document),
             "run": document["run"],
@@ -110,24 +111,25 @@ class _Page:
             "findings": self._findings(),
             "suspicions": [self._suspicion(one) for one in document["suspicions"]],
             "coverage": [
-                {"label": label, "part": base["findable"], "whole": base["texts"]} for label, base in self._labelled()
+                {"label": label, "part": base["findable"], "whole": base["texts"]} for label, base in labelled
             ],
-            "norms": [self._norms(label, base["norms"]) for label, base in self._labelled() if base["norms"]],
-            "neighbors": [
-                self._neighbors(label, base["neighbors"]) for label, base in self._labelled() if base["neighbors"]
-            ],
-            "models": [
-                self._model(label, base["model_check"])
-                for label, base in self._labelled()
-                if base["model_check"] and base["model_check"]["texts"]
-            ],
+            **self._charts(labelled),
             "proofs": [
                 {
                     "label": label,
                     "proofs": [(STATEMENTS[one["name"]], one["outcome"], one["checked"]) for one in base["proofs"]],
                 }
-                for label, base in self._labelled()
+                for label, base in labelled
             ],
+        }
+
+    def _charts(self, labelled: list[tuple[str, Document]]) -> Values:
+        """Return the histograms, of the bases that have the numbers."""
+        checked = [(label, base) for label, base in labelled if (base["model_check"] or {}).get("texts")]
+        return {
+            "norms": [self._norms(label, base["norms"]) for label, base in labelled if base["norms"]],
+            "neighbors": [self._neighbors(label, base["neighbors"]) for label, base in labelled if base["neighbors"]],
+            "models": [self._model(label, base["model_check"]) for label, base in checked],
         }
 
     def _facts(self) -> Iterator[str]:

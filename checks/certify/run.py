@@ -265,7 +265,7 @@ class Certification:
         for name, checked in (("vectors", counts.vectors), ("coverage", counts.texts), ("shared", counts.findable)):
             if of.length is not None:
                 part.proved(name, checked, every=True)
-        rows = self._sampled(of, self._request.sample)
+        rows = _sampled(of, f"SELECT at, body FROM {of.prefix}found ORDER BY at", self._request.sample)
         if of.base.table is None:
             self._prove_index(part, rows, counts)
         elif of.base.recall is not None:
@@ -273,17 +273,6 @@ class Certification:
         if rows:
             self._look_for_groups(part, rows)
         self._check_model(part)
-
-    def _sampled(self, of: Measured, count: int | None) -> list[tuple[int, int]]:
-        """Return rows of usable vectors and of their texts, evenly spread; at most ``count``."""
-        total = of.number(f"SELECT count(*) FROM {of.prefix}found")
-        step = 1.0 if count is None else max(1.0, total / count)
-        rows, due = [], 0.0
-        for place, (at, body) in enumerate(of.scratch.execute(f"SELECT at, body FROM {of.prefix}found ORDER BY at")):
-            if place >= due:
-                rows.append((int(str(at)), int(str(body))))
-                due += step
-        return rows
 
     def _prove_index(self, part: _Base, rows: list[tuple[int, int]], counts: measures.BaseCounts) -> None:
         of, sample = part.measured, self._request.sample
@@ -296,16 +285,10 @@ class Certification:
             searches = index_search.prove_searches(of, part.adder, few, hidden)
             for name in ("self", "index"):
                 part.proved(name, searches, every=searches == counts.findable)
-        bodies = self._bodies(of, None if sample is None else min(sample, index_search.WORD_SEARCHES))
+        most = None if sample is None else min(sample, index_search.WORD_SEARCHES)
+        bodies = [body for body, _ in _sampled(of, f"SELECT rowid, 0 FROM {of.prefix}body ORDER BY rowid", most)]
         words = index_search.prove_words(of, part.adder, bodies)
         part.proved("words", words, every=words >= of.number(f"SELECT count(*) FROM {of.prefix}body"))
-
-    def _bodies(self, of: Measured, count: int | None) -> list[int]:
-        total = of.number(f"SELECT count(*) FROM {of.prefix}body")
-        step = 1 if count is None else max(1, -(-total // count))
-        query = f"""SELECT rowid FROM (SELECT rowid, row_number() OVER (ORDER BY rowid) - 1 AS place
-                     FROM {of.prefix}body) WHERE place % ? = 0"""
-        return [int(str(rowid)) for (rowid,) in of.scratch.execute(query, (step,))]
 
     def _prove_recall(self, part: _Base) -> None:
         """Compare the index of Chroma with every vector."""
@@ -340,15 +323,14 @@ class Certification:
         """Suspect bases whose vectors point elsewhere than those of all other bases of the same model."""
         for same in self._means.values():
             for at, (base, mean) in enumerate(same):
-                others = [other for place, (_, other) in enumerate(same) if place != at and len(other) == len(mean)]
-                cosines = [neighbors.are_far_apart(mean, other) for other in others]
-                apart = [cosine for cosine in cosines if cosine is not None]
-                if apart and len(apart) == len(others):
+                others = [other for place, (_, other) in enumerate(same) if place != at]
+                apart = neighbors.find_apart(mean, others)
+                if apart is not None:
                     message = tr(
                         "its vectors point elsewhere than those of the other bases of {model} (cosine of the means "
                         "{cosine:.2f} at most), as those of another model do",
                         model=base.model,
-                        cosine=max(apart),
+                        cosine=apart,
                     )
                     suspicion = Suspicion(side="a", name=names.BASE_APART, base=base.id, message=message)
                     self._outcome.suspicions.append(suspicion)
@@ -356,21 +338,10 @@ class Certification:
     # --- with the model --------------------------------------------------------------------------------------------
 
     def _check_model(self, part: _Base) -> None:
-        request, base = self._request, part.measured.base
+        request = self._request
         if request.embed is None or part.side != "a":
             return
-        if base.id in request.skipped:
-            part.model_check = ModelCheck(embedder=request.embedder, problem=request.skipped[base.id])
-            return
-        if part.measured.length is None or base.id not in request.known:
-            return
-        try:
-            found = known_texts.compare_model(part.measured, request.known[base.id], request.embed, request.embedder)
-        except EmbeddingStopped as stopped:
-            part.model_check = ModelCheck(embedder=request.embedder, problem=str(stopped))
-            self._outcome.not_checked.append(f"{base.name}: {stopped}")
-            return
-        part.model_check = found
+        part.model_check = found = self._compare_model(part.measured, request.embed)
         if not found.texts:
             return
         part.proved("model", found.texts, every=False)
@@ -393,6 +364,16 @@ class Certification:
                 )
                 part.adder.one(names.KNOWN_ITEM, message, found.ends - found.found)
 
+    def _compare_model(self, of: Measured, embed: EmbedTexts) -> ModelCheck:
+        request, key = self._request, of.base.id
+        if of.length is None or key not in request.known:
+            return ModelCheck(embedder=request.embedder, problem=request.skipped.get(key))
+        try:
+            return known_texts.compare_model(of, request.known[key], embed, request.embedder)
+        except EmbeddingStopped as stopped:
+            self._outcome.not_checked.append(f"{of.base.name}: {stopped}")
+            return ModelCheck(embedder=request.embedder, problem=str(stopped))
+
     # --- two bases -------------------------------------------------------------------------------------------------
 
     def _prove_pair(self, one: _Base, other: _Base) -> None:
@@ -401,12 +382,11 @@ class Certification:
         one.proved("sets", first.counts().texts, every=True)
         if first.length is None or second.length is None:
             return
-        shared = _shared_rows(first, second, self._request.sample)
+        both = f"FROM {first.prefix}found f JOIN {second.prefix}found g ON g.text = f.text"
+        shared = _sampled(first, f"SELECT f.at, g.at {both} ORDER BY f.at", self._request.sample)
         if not shared:
             return
-        total = first.number(
-            f"SELECT count(*) FROM {first.prefix}found WHERE text IN (SELECT text FROM {second.prefix}found)"
-        )
+        total = first.number(f"SELECT count(*) {both}")
         one.neighbors = found = _compare_neighbors(first, second, shared)
         one.proved("neighbors", found.queries, every=found.queries == total)
         if found.overlap < 1 or found.reordered:
@@ -466,13 +446,12 @@ class Certification:
 RECALL_QUERIES, LEAST_RECALL = 20, 0.8
 
 
-def _shared_rows(first: Measured, second: Measured, count: int | None) -> list[tuple[int, int]]:
-    """Return rows of the vectors of texts that both bases have, evenly spread; at most ``count``."""
-    both = f"FROM {first.prefix}found f JOIN {second.prefix}found g ON g.text = f.text"
-    total = first.number(f"SELECT count(*) {both}")
+def _sampled(of: Measured, query: str, count: int | None) -> list[tuple[int, int]]:
+    """Return rows of a query with two numbers, evenly spread; at most ``count``."""
+    total = of.number(f"SELECT count(*) FROM ({query})")
     step = 1.0 if count is None else max(1.0, total / count)
     rows, due = [], 0.0
-    for place, (one, two) in enumerate(first.scratch.execute(f"SELECT f.at, g.at {both} ORDER BY f.at")):
+    for place, (one, two) in enumerate(of.scratch.execute(query)):
         if place >= due:
             rows.append((int(str(one)), int(str(two))))
             due += step

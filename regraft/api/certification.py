@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -22,10 +22,11 @@ from regraft import embedders
 from regraft.api.arguments import merge_options, progress_or_silent, time_or_now
 from regraft.api.embedding import choose_priced_embedder
 from regraft.disk import scratch, sqlite
-from regraft.embedders import Halted, ServerFailing, TextsRejected
+from regraft.embedders import Embedder, Halted, ServerFailing, TextsRejected
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import AnswerUnfit, Declined, SourceUnreadable
 from regraft.formats.angel_memory.database import COLLECTION
+from regraft.formats.cherry_v2.catalog_reader import CatalogLookup, Row
 from regraft.formats.cherry_v2.index.schema import catalog_dimensions
 from regraft.formats.cherry_v2.layout import StoreFile
 from regraft.formats.chroma import core, database
@@ -103,9 +104,11 @@ def certify(
         theirs = None
         if second is not None:
             theirs = stack.enter_context(_read_source(second, (), has_other=True))
-        pairs = _pair_bases(ours, theirs)
+        others = {} if theirs is None else match_bases(ours.names, theirs.names)
+        counterparts = {} if theirs is None else theirs.bases
+        pairs = [(base, counterparts.get(others.get(key, ""))) for key, base in ours.bases.items()]
         if options.embedder is not None or options.config is not None:
-            request = _with_embedder(request, Path(a), options, list(ours.bases.values()), stack, confirm)
+            request = _with_embedder(request, Path(a), options, ours.bases.values(), stack, confirm)
         found = Certification(request).run(pairs, has_second=second is not None)
     run.end()
     names = {"a": ours.names.names, "b": {} if theirs is None else theirs.names.names}
@@ -119,13 +122,6 @@ def certify(
         summary=summarize(findings),
         not_checked=found.not_checked,
     )
-
-
-def _pair_bases(ours: _Bases, theirs: _Bases | None) -> list[tuple[CertifiedBase, CertifiedBase | None]]:
-    if theirs is None:
-        return [(base, None) for base in ours.bases.values()]
-    others = match_bases(ours.names, theirs.names)
-    return [(base, theirs.bases.get(others.get(key, ""))) for key, base in ours.bases.items()]
 
 
 # --- the bases of a source -------------------------------------------------------------------------------------------
@@ -151,29 +147,30 @@ def _read_source(source: Located, wanted: tuple[str, ...], *, has_other: bool) -
         elif source.kind is Kind.ANGEL_MEMORY:
             yield _select(_record_bases(source, stack), wanted)
         else:
-            options = migrators.Options(
-                now_ms=time_or_now(None),
-                bases=wanted,
-                while_running=True,
-                adopt_orphans=source.kind in V1_ORPHANS,
-            )
-            old = stack.enter_context(plan_old_bases(source, options))
-            recall = _chroma_recall(source)
-            bases = {
-                one.id: CertifiedBase(
-                    id=one.id,
-                    name=one.name,
-                    model=one.model,
-                    dimensions=one.vector_bytes // 4 or None,
-                    open=None if one.file is None else partial(_open_table, one.file),
-                    table=one.table,
-                    problem=one.problem,
-                    runs=tuple(sorted(one.runs)) if has_other and one.runs else None,
-                    recall=None if recall is None else partial(_recall_of, recall, one.legacy_id),
-                )
-                for one in old
-            }
-            yield _Bases(bases=bases, legacy={one.id: one.legacy_id for one in old})
+            yield _old_bases(source, wanted, stack, has_other=has_other)
+
+
+def _old_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack, *, has_other: bool) -> _Bases:
+    options = migrators.Options(
+        now_ms=time_or_now(None), bases=wanted, while_running=True, adopt_orphans=source.kind in V1_ORPHANS
+    )
+    old = stack.enter_context(plan_old_bases(source, options))
+    recall = _chroma_recall(source)
+    bases = {
+        one.id: CertifiedBase(
+            id=one.id,
+            name=one.name,
+            model=one.model,
+            dimensions=one.vector_bytes // 4 or None,
+            open=None if one.file is None else partial(_open_table, one.file),
+            table=one.table,
+            problem=one.problem,
+            runs=tuple(sorted(one.runs)) if has_other and one.runs else None,
+            recall=None if recall is None else partial(recall, one.legacy_id),
+        )
+        for one in old
+    }
+    return _Bases(bases=bases, legacy={one.id: one.legacy_id for one in old})
 
 
 @contextmanager
@@ -196,43 +193,47 @@ def _select(bases: dict[str, CertifiedBase], wanted: Sequence[str]) -> _Bases:
 def _current_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack) -> _Bases:
     catalog = stack.enter_context(cherry_v2.open_source_catalog(source))
     found = read_bases(source)
-    chosen = {resolve_base(one, found.names, {old: new for new, old in found.legacy.items()}) for one in wanted}
+    by_legacy = {old: new for new, old in found.legacy.items()}
+    chosen = {resolve_base(one, found.names, by_legacy) for one in wanted} or found.names.keys()
     rows = {} if catalog is None else {str(row.get("id")): row for row in catalog.bases()}
+    bases = {
+        key: _current_base(source, catalog, store, rows.get(key, {}), (key, found.names[key]))
+        for key, store in found.stores.items()
+        # A base that failed has no index, and nothing that could be proven.
+        if key in chosen and (store is not None or key not in found.failed)
+    }
+    return _Bases(bases=bases, legacy=found.legacy)
+
+
+def _current_base(
+    source: Located, catalog: CatalogLookup | None, store: StoreFile | None, row: Row, names: tuple[str, str]
+) -> CertifiedBase:
+    """Describe a base with an index; ``row`` is that of the catalog, ``names`` its id and name."""
 
     def items_of(ids: Sequence[str]) -> dict[str, str] | None:
         items = None if catalog is None else catalog.items(ids)
-        return None if items is None else {key: str(row.get("base_id")) for key, row in items.items()}
+        return None if items is None else {key: str(item.get("base_id")) for key, item in items.items()}
 
-    bases = {}
-    for key, store in found.stores.items():
-        if wanted and key not in chosen:
-            continue
-        row = rows.get(key)
-        # A base that failed has no index, and nothing that could be proven.
-        if key in found.failed and store is None:
-            continue
-        model = None if row is None else row.get("embedding_model_id")
-        bases[key] = CertifiedBase(
-            id=key,
-            name=found.names[key],
-            model=model if isinstance(model, str) else None,
-            dimensions=catalog_dimensions(row),
-            open=None if store is None else partial(cherry_v2.open_index, source, store),
-            problem=tr("it has no index") if store is None else None,
-            items=items_of if row is not None and _is_listed(store) else None,
-        )
-    return _Bases(bases=bases, legacy={key: old for key, old in found.legacy.items() if key in bases})
-
-
-def _is_listed(store: StoreFile | None) -> bool:
-    return store is not None and store.base_id is not None
+    key, name = names
+    if store is None:
+        return CertifiedBase(id=key, name=name, problem=tr("it has no index"))
+    model = row.get("embedding_model_id")
+    return CertifiedBase(
+        id=key,
+        name=name,
+        model=model if isinstance(model, str) else None,
+        dimensions=catalog_dimensions(row),
+        open=partial(cherry_v2.open_index, source, store),
+        # An index file alone is searched without a catalog.
+        items=items_of if row and store.base_id is not None else None,
+    )
 
 
 # Chroma: what its index finds is measured once for all collections, in one copy of the folder.
 
 
-def _chroma_recall(source: Located) -> Callable[[], dict[str, float | str]] | None:
-    """Return a function that measures the recall of each collection; None for other sources, or without chromadb."""
+def _chroma_recall(source: Located) -> Callable[[str], float | str | None] | None:
+    """Return a function that measures the recall of a collection; None for other sources, or without chromadb."""
     if source.kind is not Kind.CHROMA or not core.is_installed():
         return None
     root = source.tree.path
@@ -244,11 +245,7 @@ def _chroma_recall(source: Located) -> Callable[[], dict[str, float | str]] | No
             found = measure_recall(db, root, every)
             return {one.id: recall.share if recall.problem is None else recall.problem for one, recall in found}
 
-    return measured
-
-
-def _recall_of(measured: Callable[[], dict[str, float | str]], key: str) -> float | str | None:
-    return measured().get(key)
+    return lambda key: measured().get(key)
 
 
 # codex-mem and AngelMemory: their texts and vectors are written to a temporary table first.
@@ -269,7 +266,12 @@ def _note_bases(source: Located, stack: ExitStack) -> dict[str, CertifiedBase]:
     bases = {}
     for at, project in enumerate(projects.values()):
         path = folder / f"{at}.sqlite"
-        _write_entries(path, _notes(db, side, project.id))
+        with sqlite.open_writable(path, create=True) as table:
+            table.execute("PRAGMA journal_mode = OFF").fetchall()
+            table.execute("PRAGMA synchronous = OFF")
+            table.execute("CREATE TABLE entries (id TEXT, document TEXT, vector BLOB)")
+            with sqlite.transaction(table):
+                table.executemany("INSERT INTO entries VALUES (?, ?, ?)", _notes(db, side, project.id))
         bases[project.id] = CertifiedBase(
             id=project.id,
             name=project.name,
@@ -289,15 +291,6 @@ def _notes(
     for note in codex_mem.NoteReader(db).iterate(project):
         if note.is_eligible:
             yield note.id, note.text, None if side is None else side.execute(query, (note.id, note.hash)).get
-
-
-def _write_entries(path: Path, entries: Iterable[tuple[str, str, apsw.SQLiteValue]]) -> None:
-    with sqlite.open_writable(path, create=True) as table:
-        table.execute("PRAGMA journal_mode = OFF").fetchall()
-        table.execute("PRAGMA synchronous = OFF")
-        table.execute("CREATE TABLE entries (id TEXT, document TEXT, vector BLOB)")
-        with sqlite.transaction(table):
-            table.executemany("INSERT INTO entries VALUES (?, ?, ?)", entries)
 
 
 def _record_bases(source: Located, stack: ExitStack) -> dict[str, CertifiedBase]:
@@ -326,7 +319,7 @@ def _with_embedder(
     request: CertifyRequest,
     path: Path,
     options: CertifyOptions,
-    bases: list[CertifiedBase],
+    bases: Collection[CertifiedBase],
     stack: ExitStack,
     confirm: ConfirmSending | None,
 ) -> CertifyRequest:
@@ -337,7 +330,7 @@ def _with_embedder(
         RegraftError: there is no such embedder, or it cannot be used.
     """
     limits = Limits(options.limit, options.max_requests, options.max_cost)
-    models = frozenset(base.model for base in bases if base.model is not None)
+    models = frozenset(filter(None, (base.model for base in bases)))
     settings = choose_priced_embedder(options.config, options.embedder, limits, models)
     skipped = {
         base.id: tr(
@@ -350,28 +343,27 @@ def _with_embedder(
         if base.model is not None and not settings.serves(base.model)
     }
     known = _limit_texts({base.id: choose_texts(base) for base in bases if base.id not in skipped}, options.limit)
-    if any(one.rows for one in known.values()):
-        planned = CertifyPlan(
-            embedder=settings.name,
-            model=settings.model,
-            bases=sum(bool(one.rows) for one in known.values()),
-            estimate=_estimate(settings, known.values()),
-        )
-        if confirm is not None and not confirm(planned):
-            raise Declined(path=path)
+    planned = _plan_sending(settings, known.values())
+    if planned.bases and confirm is not None and not confirm(planned):
+        raise Declined(path=path)
     embedder = stack.enter_context(embedders.open_embedder(settings))
-    meter = BudgetedEmbedder(embedder, limits)
-
-    def embed(texts: Sequence[str], is_query: bool) -> list[bytes]:
-        vectors: list[bytes] = []
-        try:
-            for batch in pack_batches(((text, embedder.tokens(text)) for text in texts), settings.batch):
-                vectors += meter.embed([text for text, _ in batch], query=is_query)
-        except (LimitReached, TextsRejected, ServerFailing, Halted, AnswerUnfit) as error:
-            raise EmbeddingStopped(str(getattr(error, "reason", "") or error)) from error
-        return vectors
-
+    embed = partial(_embed, embedder, BudgetedEmbedder(embedder, limits))
     return replace(request, embed=embed, embedder=settings.name, known=known, skipped=skipped)
+
+
+def _embed(embedder: Embedder, meter: BudgetedEmbedder, texts: Sequence[str], is_query: bool) -> list[bytes]:
+    """Embed texts in requests of the embedder's batch size.
+
+    Raises:
+        EmbeddingStopped: a limit was reached, or the server gives no usable answer.
+    """
+    vectors: list[bytes] = []
+    try:
+        for batch in pack_batches(((text, embedder.tokens(text)) for text in texts), embedder.settings.batch):
+            vectors += meter.embed([text for text, _ in batch], query=is_query)
+    except (LimitReached, TextsRejected, ServerFailing, Halted, AnswerUnfit) as error:
+        raise EmbeddingStopped(str(getattr(error, "reason", "") or error)) from error
+    return vectors
 
 
 def _limit_texts(known: dict[str, KnownTexts], most: int | None) -> dict[str, KnownTexts]:
@@ -387,14 +379,16 @@ def _limit_texts(known: dict[str, KnownTexts], most: int | None) -> dict[str, Kn
     return limited
 
 
-def _estimate(settings: EmbedderSettings, known: Iterable[KnownTexts]) -> Estimate:
+def _plan_sending(settings: EmbedderSettings, known: Iterable[KnownTexts]) -> CertifyPlan:
     tokens_of = embedders.counter(settings)
-    texts = tokens = requests = 0
+    bases = texts = tokens = requests = 0
     for one in known:
+        bases += bool(one.rows)
         for part in (one.rows, one.ends):
             sized = [(text, tokens_of(text)) for _, text in part]
             texts += len(sized)
             tokens += sum(size for _, size in sized)
             requests += sum(1 for _ in pack_batches(sized, settings.batch))
     cost = cost_of(tokens, settings)
-    return Estimate(texts=texts, tokens=tokens, requests=requests, cost=cost, currency=settings.currency)
+    estimate = Estimate(texts=texts, tokens=tokens, requests=requests, cost=cost, currency=settings.currency)
+    return CertifyPlan(embedder=settings.name, model=settings.model, bases=bases, estimate=estimate)

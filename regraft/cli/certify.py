@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,13 @@ def certify(a: Path, b: Path | None, page: Path | None, options: CertifyOptions,
     report_html.check_page_path("certify", page, *([a] if b is None else [a, b]))
 
     def confirm(planned: CertifyPlan) -> bool:
-        return confirm_lines(output, _plan_lines(planned))
+        message = tr(
+            "Embedder {embedder} ({model}) gets texts of {bases}, to compare its vectors with the stored ones:",
+            embedder=one_line(planned.embedder),
+            model=one_line(planned.model),
+            bases=format_count(planned.bases, "base"),
+        )
+        return confirm_lines(output, [message, *estimate_lines(planned.estimate)])
 
     report = api.certify(a, b, options, progress=output.progress(), confirm=confirm)
     document = encoded(report)
@@ -73,29 +81,13 @@ def certify(a: Path, b: Path | None, page: Path | None, options: CertifyOptions,
     sys.exit(exit_status(report, output.fail_on))
 
 
-def _plan_lines(planned: CertifyPlan) -> list[str]:
-    return [
-        tr(
-            "Embedder {embedder} ({model}) gets texts of {bases}, to compare its vectors with the stored ones:",
-            embedder=one_line(planned.embedder),
-            model=one_line(planned.model),
-            bases=format_count(planned.bases, "base"),
-        ),
-        *estimate_lines(planned.estimate),
-    ]
-
-
 def _lines(document: dict[str, Any], *, title: str, verbose: bool, quiet: bool) -> Iterator[str]:
     if not quiet:
         yield title
         for base in document["bases"]:
             yield from _base_lines(base, has_second=document["target"] is not None, verbose=verbose)
     yield from _finding_lines(document, verbose=verbose)
-    if document["suspicions"]:
-        yield from ("", tr("Suspicions, which prove nothing:"))
-        for one in document["suspicions"]:
-            name = next(base["name"] for base in document["bases"] if base["id"] == one["base"])
-            yield f"  {_name_of(document, one['side'], name)}: {one_line(one['message'])} [{one['name']}]"
+    yield from _suspicion_lines(document)
     if not quiet:
         yield ""
         for part in certify_page.verdict(document["bases"]):
@@ -104,6 +96,14 @@ def _lines(document: dict[str, Any], *, title: str, verbose: bool, quiet: bool) 
     for reason in document["not_checked"]:
         yield tr("Stopped: {reason}", reason=one_line(reason))
     yield from ("", certify_page.closing(document))
+
+
+def _suspicion_lines(document: dict[str, Any]) -> Iterator[str]:
+    if document["suspicions"]:
+        yield from ("", tr("Suspicions, which prove nothing:"))
+    for one in document["suspicions"]:
+        name = next(base["name"] for base in document["bases"] if base["id"] == one["base"])
+        yield f"  {_name_of(document, one['side'], name)}: {one_line(one['message'])} [{one['name']}]"
 
 
 def _base_lines(base: dict[str, Any], *, has_second: bool, verbose: bool) -> Iterator[str]:
@@ -149,24 +149,20 @@ def _model_lines(found: dict[str, Any] | None) -> Iterator[str]:
 
 
 def _finding_lines(document: dict[str, Any], *, verbose: bool) -> Iterator[str]:
-    shown: dict[str, int] = {}
-    severity = ""
-    for finding in document["findings"]:
-        if finding["severity"] != severity:
-            severity = finding["severity"]
-            yield from ("", tr("{heading}:", heading=severity_heading(severity)))
-        shown[finding["name"]] = shown.get(finding["name"], 0) + 1
-        if not verbose and shown[finding["name"]] > _SHOWN:
-            continue
-        message = one_line(finding["message"])[:_LONGEST]
-        name = _name_of(document, finding["side"], finding["base_name"])
-        yield f"  {name}: {message} [{finding['name']}]"
-        if verbose and finding["samples"]:
-            samples = join_list(one_line(sample, LONGEST_NAME) for sample in finding["samples"])
-            yield tr("    for example: {samples}", samples=samples)
+    shown: Counter[str] = Counter()
+    most = len(document["findings"]) if verbose else _SHOWN
+    for severity, found in groupby(document["findings"], key=lambda finding: finding["severity"]):
+        yield from ("", tr("{heading}:", heading=severity_heading(severity)))
+        for finding in found:
+            shown[finding["name"]] += 1
+            if shown[finding["name"]] <= most:
+                name = _name_of(document, finding["side"], finding["base_name"])
+                yield f"  {name}: {one_line(finding['message'])[:_LONGEST]} [{finding['name']}]"
+                samples = join_list(one_line(sample, LONGEST_NAME) for sample in finding["samples"] if verbose)
+                yield from filter(None, [samples and tr("    for example: {samples}", samples=samples)])
     for name, count in shown.items():
-        if count > _SHOWN and not verbose:
-            yield tr("  … and {count:,} more of {name} (-v shows all)", count=count - _SHOWN, name=name)
+        if count > most:
+            yield tr("  … and {count:,} more of {name} (-v shows all)", count=count - most, name=name)
 
 
 def _name_of(document: dict[str, Any], side: str, name: str) -> str:

@@ -154,7 +154,7 @@ def bm25_hits(db: apsw.Connection, query: str, count: int) -> list[Hit]:
     compiled = compile_query(query)
     if not compiled.tokens or count < 1:
         return []
-    column = _full_text_column(db)
+    column = full_text_column(db)
     if not compiled.terms:
         return list(islice(_rank_by_length(db, compiled.tokens, column), count))
     hits = list(islice(_rank_by_bm25(db, compiled.terms, compiled.shorts, column), count))
@@ -218,7 +218,7 @@ def _join_with_and(conditions: Sequence[str]) -> str:
     return f"({_join_with_and(conditions[:middle])}) AND ({_join_with_and(conditions[middle:])})"
 
 
-def _full_text_column(db: apsw.Connection) -> str:
+def full_text_column(db: apsw.Connection) -> str:
     """Return the column of ``search_text`` that full-text row ids refer to; version 1 has no column of its own."""
     names = {str(row[1]) for row in db.execute("PRAGMA table_info('search_text')")}
     return "fts_rowid" if "fts_rowid" in names else "rowid"
@@ -261,7 +261,7 @@ def rank_bodies_by_distance(db: apsw.Connection, vector: bytes) -> Iterator[tupl
             ORDER BY distance NULLS LAST""",
         (vector, len(vector)),
     )
-    bodies = f"""SELECT t.{_full_text_column(db)}, t.rowid FROM search_text t
+    bodies = f"""SELECT t.{full_text_column(db)}, t.rowid FROM search_text t
                   WHERE +t.kind = 'body'
                     AND t.embedding_text_hash = (SELECT embedding_text_hash FROM embedding WHERE rowid = ?)
                     AND EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"""
