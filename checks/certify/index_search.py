@@ -18,7 +18,7 @@ from regraft.formats.cherry_v2.index.search import (
     full_text_column,
     rank_bodies_by_distance,
 )
-from regraft.language import tr
+from regraft.language import format_count, tr
 
 #: Queries of the product's own search, which reads every vector for each of them; ``--all``: every vector.
 SEARCHES = 30
@@ -152,14 +152,18 @@ def _prove_rows(of: Measured, add: Adder, column: str) -> None:
              WHERE {column} IS NULL OR {column} NOT IN (SELECT id FROM search_text_fts_docsize)"""
     ).fetchone()
     if lacking[0]:
-        message = tr("{count:,} texts are not in the full-text index", count=lacking[0])
+        message = tr("not in the full-text index: {texts}", texts=format_count(lacking[0], "text"))
         add.one(names.WORDS_DIFFER, message, lacking[0], of.sample_of(lacking[1]))
     extra: Any = of.db.execute(
         f"SELECT count(*) FROM search_text_fts_docsize WHERE id NOT IN"
         f" (SELECT {column} FROM search_text WHERE {column} IS NOT NULL)"
     ).get
     if extra:
-        add.one(names.WORDS_DIFFER, tr("{count:,} entries of the full-text index have no text", count=extra), extra)
+        add.one(
+            names.WORDS_DIFFER,
+            tr("without a text: {entries} of the full-text index", entries=format_count(extra, "entry")),
+            extra,
+        )
 
 
 def _terms(of: Measured, body: int) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from checks.certify.base import (
     unit_vectors,
 )
 from regraft.disk import sqlite
-from regraft.language import tr
+from regraft.language import format_count, tr
 
 #: Two vectors of one text by one model have at least this cosine.
 MIN_COSINE = 0.99
@@ -307,7 +307,9 @@ def _compare_vectors(first: Measured, second: Measured, add: Adder) -> None:
     if not count:
         return
     message = tr(
-        "{count:,} texts have another vector in B than in A; lowest cosine {lowest:.4f}", count=count, lowest=lowest
+        "another vector in B than in A: {texts}; lowest cosine {lowest:.4f}",
+        texts=format_count(count, "text"),
+        lowest=lowest,
     )
     is_note = not far or _may_differ(first, second)
     for body in samples[:1]:
