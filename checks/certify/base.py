@@ -117,6 +117,12 @@ def measure(db: apsw.Connection, base: CertifiedBase, scratch: apsw.Connection, 
             scratch.executemany(f"INSERT INTO {prefix}vector VALUES (?, ?, ?, ?, ?)", rows)
         for column in ("text", "vector"):
             scratch.execute(f"CREATE INDEX {prefix}body_{column} ON {prefix}body ({column})")
+        # Vectors that belong to a text, once each, with a row of their text.
+        scratch.execute(
+            f"""CREATE TABLE {prefix}used AS
+                SELECT v.rowid AS at, min(b.rowid) AS body, v.digest, v.length, v.norm, v.flaw
+                  FROM {prefix}body b JOIN {prefix}vector v ON v.rowid = b.vector GROUP BY v.rowid"""
+        )
 
 
 def _read_bodies(db: apsw.Connection, base: CertifiedBase) -> Iterator[_Body]:

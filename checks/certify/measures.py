@@ -69,10 +69,8 @@ class Measured(msgspec.Struct, kw_only=True):
 
     @property
     def used(self) -> str:
-        """SQL: vectors that belong to a text, once each, with a row of their text as ``body``."""
-        p = self.prefix
-        return f"""(SELECT v.rowid AS at, min(b.rowid) AS body, v.digest, v.length, v.norm, v.flaw
-                      FROM {p}body b JOIN {p}vector v ON v.rowid = b.vector GROUP BY v.rowid)"""
+        """Name of the table of vectors that belong to a text, once each, with a row of their text as ``body``."""
+        return f"{self.prefix}used"
 
     @property
     def findable(self) -> str:
@@ -90,7 +88,7 @@ class Measured(msgspec.Struct, kw_only=True):
         """Count texts and vectors."""
         return BaseCounts(
             texts=self.number(f"SELECT count(DISTINCT text) FROM {self.prefix}body"),
-            findable=self.number(f"SELECT count(*) FROM {self.findable}"),
+            findable=self.number(f"SELECT count(*) FROM {self.prefix}found"),
             vectors=self.number(f"SELECT count(*) FROM {self.used} WHERE flaw <> {NO_VECTOR}"),
         )
 

@@ -76,8 +76,10 @@ def certify(a: Path, b: Path | None, page: Path | None, options: CertifyOptions,
         for line in written.splitlines():
             echo_error(line)
     else:
-        lines = _lines(document, title=report.head.title, verbose=output.verbose > 0, quiet=output.quiet)
-        echo("\n".join(filter(None, (printable_lines(lines), written))))
+        lines = list(_lines(document, title=report.head.title, verbose=output.verbose > 0, quiet=output.quiet))
+        # With --quiet, the first part may be a later one, which a blank line begins.
+        text = printable_lines(lines[1:] if not lines[0] else lines)
+        echo("\n".join(filter(None, (text, written))))
     sys.exit(exit_status(report, output.fail_on))
 
 
@@ -128,7 +130,8 @@ def _base_lines(base: dict[str, Any], *, has_second: bool, verbose: bool) -> Ite
     if verbose:
         for proof in base["proofs"]:
             statement = certify_page.STATEMENTS[proof["name"]]
-            yield f"  {label_of(proof['outcome'])}: {statement} ({proof['checked']:,})"
+            heading = tr("{heading}: ", heading=label_of(proof["outcome"]))
+            yield f"  {heading}{statement} ({proof['checked']:,})"
 
 
 def _model_lines(found: dict[str, Any] | None) -> Iterator[str]:
