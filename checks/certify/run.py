@@ -194,6 +194,8 @@ class Certification:
             RegraftError: the embedder cannot be used.
         """
         progress = self._request.progress
+        if not pairs:
+            self._outcome.not_checked.append(tr("There is no base to certify."))
         with stage(progress, "Certifying", len(pairs) * _STEPS, "steps"):
             for first, second in pairs:
                 progress.at(first.name)

@@ -90,14 +90,18 @@ def _lines(document: dict[str, Any], *, title: str, verbose: bool, quiet: bool) 
             yield from _base_lines(base, has_second=document["target"] is not None, verbose=verbose)
     yield from _finding_lines(document, verbose=verbose)
     yield from _suspicion_lines(document)
-    if not quiet:
-        yield ""
-        for part in certify_page.verdict(document["bases"]):
-            yield f"{part.heading}:"
-            yield from (f"  {statement}" for statement in part.statements)
+    if document["bases"]:
+        yield from _verdict_lines(document, quiet=quiet)
+    yield from ("", certify_page.closing(document))
+
+
+def _verdict_lines(document: dict[str, Any], *, quiet: bool) -> Iterator[str]:
+    yield ""
+    for part in [] if quiet else certify_page.verdict(document["bases"]):
+        yield f"{part.heading}:"
+        yield from (f"  {statement}" for statement in part.statements)
     for reason in document["not_checked"]:
         yield tr("Stopped: {reason}", reason=one_line(reason))
-    yield from ("", certify_page.closing(document))
 
 
 def _suspicion_lines(document: dict[str, Any]) -> Iterator[str]:

@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 from extras import needs
 from fault_server import FaultServer
-from harness import NOW, Outcome, run, snapshot
-from v1 import PLAIN, Library, Row, Source, base, carried, file, floats, sha, vector_of
+from harness import Outcome, run, snapshot
+from v1 import PLAIN, Library, Row, Source, base, carried, file, floats, sha
 
 import regraft
 from checks.certify import base as certified_base
@@ -664,6 +664,14 @@ def test_refusals_are_one_line(
     assert snapshot(library.path.parent) == before
 
 
+def test_where_there_is_no_base_nothing_is_proven(tmp_path: Path) -> None:
+    source = Source([]).write(tmp_path / "v1")
+    done = certified(source)
+    assert (done.status, done.document["bases"], done.document["findings"]) == (1, [], [])
+    assert done.document["not_checked"] == ["There is no base to certify."]
+    assert run("certify", source).stdout.endswith("\n\nThere is no base to certify.\n")
+
+
 def test_hostile_values_make_findings_and_no_traceback(library: Library) -> None:
     path = library.index_path("one")
     edit(path, "UPDATE embedding SET vector_blob = zeroblob(40000003) WHERE embedding_text_hash = ?", sha(TEXTS[0]))
@@ -738,6 +746,3 @@ def test_every_finding_is_planted_here_or_above() -> None:
     text = Path(__file__).read_text("utf-8")
     registered = {value for value in vars(certify_findings).values() if isinstance(value, str)} & set(load_findings())
     assert {name for name in registered if f'"{name}"' not in text} <= {"certify.self-missed"}
-
-
-__all__ = ["NOW", "Source", "vector_of"]
