@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import dropwhile, groupby
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +76,9 @@ def certify(a: Path, b: Path | None, page: Path | None, options: CertifyOptions,
         for line in written.splitlines():
             echo_error(line)
     else:
-        lines = list(_lines(document, title=report.head.title, verbose=output.verbose > 0, quiet=output.quiet))
+        lines = _lines(document, title=report.head.title, verbose=output.verbose > 0, quiet=output.quiet)
         # With --quiet, the first part may be a later one, which a blank line begins.
-        text = printable_lines(lines[1:] if not lines[0] else lines)
+        text = printable_lines(dropwhile(lambda line: not line, lines))
         echo("\n".join(filter(None, (text, written))))
     sys.exit(exit_status(report, output.fail_on))
 
