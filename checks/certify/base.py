@@ -86,14 +86,6 @@ class CertifiedBase(msgspec.Struct, frozen=True, kw_only=True):
 MAX_ROWID = (1 << 63) - 1
 
 
-class _Body(msgspec.Struct, frozen=True):
-    rowid: int
-    text: str | LargeText
-    #: The hash under which its vector is stored, if the layout has one.
-    stated: str | None
-    vector: int | None
-
-
 def measure(db: apsw.Connection, base: CertifiedBase, scratch: apsw.Connection, prefix: str) -> None:
     """Write a row for each text and each vector of a base to tables of a temporary database.
 
@@ -111,7 +103,7 @@ def measure(db: apsw.Connection, base: CertifiedBase, scratch: apsw.Connection, 
     with sqlite.transaction(scratch):
         scratch.executemany(
             f"INSERT INTO {prefix}body VALUES (?, ?, ?, ?, ?, ?)",
-            ((*_measure_body(body), not base.has_row(body.rowid)) for body in _read_bodies(db, base)),
+            _measured_bodies(db, base),
         )
         for rows in _measured_vectors(_read_vectors(db, base)):
             scratch.executemany(f"INSERT INTO {prefix}vector VALUES (?, ?, ?, ?, ?)", rows)
@@ -125,7 +117,7 @@ def measure(db: apsw.Connection, base: CertifiedBase, scratch: apsw.Connection, 
         )
 
 
-def _read_bodies(db: apsw.Connection, base: CertifiedBase) -> Iterator[_Body]:
+def _measured_bodies(db: apsw.Connection, base: CertifiedBase) -> Iterator[tuple[object, ...]]:
     if base.table is None:
         name, column, codec = "search_text", "text", None
         stated = "CASE typeof(embedding_text_hash) WHEN 'text' THEN CAST(embedding_text_hash AS BLOB) END"
@@ -144,18 +136,14 @@ def _read_bodies(db: apsw.Connection, base: CertifiedBase) -> Iterator[_Body]:
         text: str | LargeText = decode(small) or ""
         if large:
             text = LargeText(db=db, table=name, column=column, rowid=rowid, codec=codec)
-        yield _Body(rowid=rowid, text=text, stated=None if key is None else decode_utf8(key), vector=at)
+        digest = hash_text(text)
+        is_foreign = key is not None and decode_utf8(key) != digest
+        is_blank = isinstance(text, str) and not text.strip()
+        yield rowid, bytes.fromhex(digest)[:16], is_blank, is_foreign, at, not base.has_row(rowid)
 
 
 def _decode(raw: bytes | None) -> str | None:
     return None if raw is None else decode_utf8(raw)
-
-
-def _measure_body(body: _Body) -> tuple[object, ...]:
-    digest = hash_text(body.text)
-    is_foreign = body.stated is not None and body.stated != digest
-    is_blank = isinstance(body.text, str) and not body.text.strip()
-    return body.rowid, bytes.fromhex(digest)[:16], is_blank, is_foreign, body.vector
 
 
 def head_digest(text: str) -> bytes | None:

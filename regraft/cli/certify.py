@@ -89,27 +89,24 @@ def _lines(document: dict[str, Any], *, title: str, verbose: bool, quiet: bool) 
         for base in document["bases"]:
             yield from _base_lines(base, has_second=document["target"] is not None, verbose=verbose)
     yield from _finding_lines(document, verbose=verbose)
-    yield from _suspicion_lines(document)
-    if document["bases"]:
-        yield from _verdict_lines(document, quiet=quiet)
+    yield from _verdict_lines(document, quiet=quiet)
     yield from ("", certify_page.closing(document))
 
 
 def _verdict_lines(document: dict[str, Any], *, quiet: bool) -> Iterator[str]:
+    if document["suspicions"]:
+        yield from ("", tr("Suspicions, which prove nothing:"))
+    for one in document["suspicions"]:
+        name = next(base["name"] for base in document["bases"] if base["id"] == one["base"])
+        yield f"  {_name_of(document, one['side'], name)}: {one_line(one['message'])} [{one['name']}]"
+    if not document["bases"]:
+        return
     yield ""
     for part in [] if quiet else certify_page.verdict(document["bases"]):
         yield f"{part.heading}:"
         yield from (f"  {statement}" for statement in part.statements)
     for reason in document["not_checked"]:
         yield tr("Stopped: {reason}", reason=one_line(reason))
-
-
-def _suspicion_lines(document: dict[str, Any]) -> Iterator[str]:
-    if document["suspicions"]:
-        yield from ("", tr("Suspicions, which prove nothing:"))
-    for one in document["suspicions"]:
-        name = next(base["name"] for base in document["bases"] if base["id"] == one["base"])
-        yield f"  {_name_of(document, one['side'], name)}: {one_line(one['message'])} [{one['name']}]"
 
 
 def _base_lines(base: dict[str, Any], *, has_second: bool, verbose: bool) -> Iterator[str]:
