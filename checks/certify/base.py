@@ -7,7 +7,6 @@ of vectors, to compare queries with all of them. Memory is bounded by the size o
 from __future__ import annotations
 
 import hashlib
-import math
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -188,11 +187,11 @@ def _measure_batch(batch: list[tuple[int, bytes]]) -> Iterator[tuple[object, ...
         numbers = np.frombuffer(b"".join(raw for _, raw in rows), dtype="<f4").reshape(len(rows), -1)
         with np.errstate(all="ignore"):
             norms = np.sqrt(np.einsum("ij,ij->i", numbers, numbers, dtype=np.float64))
-        for (rowid, raw), norm in zip(rows, norms.tolist(), strict=True):
+        cases = [~np.isfinite(norms), norms < SHORTEST_NORM, norms >= LARGEST_NORM]
+        flaws = np.select(cases, [NOT_FINITE, ZERO, TOO_LARGE], USABLE).tolist()
+        for (rowid, raw), norm, flaw in zip(rows, norms.tolist(), flaws, strict=True):
             digest = hashlib.blake2b(raw, digest_size=16).digest()
-            flaw = ZERO if norm < SHORTEST_NORM else USABLE if norm < LARGEST_NORM else TOO_LARGE
-            is_finite = math.isfinite(norm)
-            yield rowid, digest, length, norm if is_finite else None, flaw if is_finite else NOT_FINITE
+            yield rowid, digest, length, norm if flaw != NOT_FINITE else None, flaw
 
 
 # --- reading again ---------------------------------------------------------------------------------------------------

@@ -86,6 +86,19 @@ def _choose(base: CertifiedBase, db: apsw.Connection) -> KnownTexts:
     return KnownTexts(rows=list(rows.items()), ends=ends)
 
 
+def limit_texts(known: dict[str, KnownTexts], most: int | None) -> dict[str, KnownTexts]:
+    """Leave out texts beyond the limit of all bases together."""
+    if most is None:
+        return known
+    limited = {}
+    for key, one in known.items():
+        rows = one.rows[:most]
+        ends = [end for end in one.ends if end[0] in dict(rows)][: most - len(rows)]
+        limited[key] = KnownTexts(rows=rows, ends=ends)
+        most -= len(rows) + len(ends)
+    return limited
+
+
 def compare_model(of: Measured, known: KnownTexts, embed: EmbedTexts, embedder: str) -> ModelCheck:
     """Embed texts of a base again, compare the vectors, and search for the ends of texts.
 

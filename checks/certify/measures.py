@@ -199,15 +199,8 @@ def prove_texts(of: Measured, add: Adder) -> None:
         add.rows(names.TEXT_WITHOUT_VECTOR, message, "text", lacking)
     foreign = f"SELECT rowid FROM {p}body WHERE is_foreign AND vector IS NOT NULL"
     add.rows(names.HASH_FOREIGN, tr("{n} with the vector of another text, by its hash"), "text", foreign)
-    _compare_heads(of)
-    shared = f"""SELECT min(body) FROM {p}head WHERE digest IN
-                  (SELECT digest FROM {p}head GROUP BY digest HAVING count(DISTINCT head) > 1) GROUP BY text"""
-    add.rows(names.VECTOR_SHARED, tr("{n} that share a vector with a different text"), "text", shared)
-
-
-def _compare_heads(of: Measured) -> None:
-    """Write the texts that share a vector with another text to a table, with the digests of their beginnings."""
-    p, scratch = of.prefix, of.scratch
+    # The texts that share a vector with another text, with the digests of their beginnings.
+    scratch = of.scratch
     scratch.execute(f"CREATE TABLE {p}head (body INTEGER, text BLOB, digest BLOB, head BLOB)")
     rows = f"FROM {p}body b JOIN {p}vector v ON v.rowid = b.vector WHERE v.flaw = {USABLE}"
     groups = f"SELECT v.digest {rows} GROUP BY v.digest HAVING count(DISTINCT b.text) > 1"
@@ -219,6 +212,9 @@ def _compare_heads(of: Measured) -> None:
         for at, body in scratch.execute(f"SELECT rowid, body FROM {p}head").fetchall():
             head = head_digest(read_text(of.db, of.base, int(str(body)), HEAD_CHARACTERS))
             scratch.execute(f"UPDATE {p}head SET head = ? WHERE rowid = ?", (head, at))
+    shared = f"""SELECT min(body) FROM {p}head WHERE digest IN
+                  (SELECT digest FROM {p}head GROUP BY digest HAVING count(DISTINCT head) > 1) GROUP BY text"""
+    add.rows(names.VECTOR_SHARED, tr("{n} that share a vector with a different text"), "text", shared)
 
 
 def norm_statistics(of: Measured) -> tuple[list[float], list[int]]:

@@ -114,7 +114,11 @@ def find_two_groups(units: Any) -> Groups | None:
         return None
     projected = _first_component(units)
     order = np.argsort(projected, kind="stable")
-    at = _best_split(projected[order])
+    ordered, count = projected[order], len(units)
+    sums, squares, first = np.cumsum(ordered), np.cumsum(ordered**2), np.arange(1, count)
+    # The split with the least sum of squares within both groups.
+    within = squares[-1] - sums[:-1] ** 2 / first - (sums[-1] - sums[:-1]) ** 2 / (count - first)
+    at = int(np.argmin(within)) + 1
     smaller = min(at, len(units) - at)
     if smaller < max(_MIN_MEMBERS, _MIN_SHARE * len(units)):
         return None
@@ -150,12 +154,3 @@ def _first_component(units: Any) -> Any:
             break
         axis = axis / length
     return centered @ axis
-
-
-def _best_split(ordered: Any) -> int:
-    """Return how many of the ascending numbers form the first of two groups with the least squares."""
-    count = len(ordered)
-    sums, squares = np.cumsum(ordered), np.cumsum(ordered**2)
-    first = np.arange(1, count)
-    within = squares[-1] - sums[:-1] ** 2 / first - (sums[-1] - sums[:-1]) ** 2 / (count - first)
-    return int(np.argmin(within)) + 1

@@ -38,6 +38,11 @@ STATEMENTS = {
     "model": tr("the embedder makes the stored vectors again"),
     "known-item": tr("the last third of a text finds the text"),
 }
+#: What each suspicion says, without numbers and names.
+_SUSPICIONS = {
+    names.TWO_GROUPS: tr("its vectors fall into two groups far apart, as those of two models do"),
+    names.BASE_APART: tr("its vectors point elsewhere than those of the other bases of its model"),
+}
 #: Outcomes from the worst to the best, and what heads the statements of each.
 _HEADINGS = {
     "found": tr("Contradicted by a finding"),
@@ -109,7 +114,12 @@ class _Page:
                 for severity, number in document["summary"]["by_severity"].items()
             ],
             "findings": self._findings(),
-            "suspicions": [self._suspicion(one) for one in document["suspicions"]],
+            "suspicions": [
+                f"{label}: {_SUSPICIONS[one['name']]}"
+                for one in document["suspicions"]
+                for label, base in labelled
+                if (base["side"], base["id"]) == (one["side"], one["base"])
+            ],
             "coverage": [
                 {"label": label, "part": base["findable"], "whole": base["texts"]} for label, base in labelled
             ],
@@ -146,12 +156,8 @@ class _Page:
         has_second = self._document.get("target") is not None
         for base in self._bases:
             places[base["side"]] += 1
-            label = self._label(places[base["side"]], base["id"])
+            label = str(BaseLabel(places[base["side"]], base["id"][:8].lower() if is_uuid(base["id"]) else ""))
             yield (f"{base['side'].upper()}: {label}" if has_second else label), base
-
-    @staticmethod
-    def _label(place: int, base: str) -> str:
-        return str(BaseLabel(place, base[:8].lower() if is_uuid(base) else ""))
 
     def _findings(self) -> list[Values]:
         counts: Counter[tuple[str, str]] = Counter()
@@ -167,15 +173,6 @@ class _Page:
             }
             for (severity, name), count in counts.items()
         ]
-
-    def _suspicion(self, one: Document) -> str:
-        places = {(base["side"], base["id"]): label for label, base in self._labelled()}
-        label = places.get((one["side"], one["base"]), one["side"].upper())
-        said = {
-            names.TWO_GROUPS: tr("its vectors fall into two groups far apart, as those of two models do"),
-            names.BASE_APART: tr("its vectors point elsewhere than those of the other bases of its model"),
-        }
-        return f"{label}: {said[one['name']]}"
 
     def _norms(self, label: str, norms: Document) -> Values:
         ends = [f"{norms['least']:.4g}", "", f"{norms['most']:.4g}"]

@@ -462,6 +462,8 @@ def _sampled(of: Measured, query: str, count: int | None) -> list[tuple[int, int
 
 def _compare_neighbors(first: Measured, second: Measured, shared: list[tuple[int, int]]) -> Neighbors:
     """Compare the nearest texts of texts in both bases, each by its own vector there."""
+    place_of = f"""SELECT g.at FROM {first.prefix}found f JOIN {second.prefix}found g ON g.text = f.text
+                    WHERE f.at = ?"""
     bars = [0] * (neighbors.NEAREST + 1)
     shares: list[float] = []
     reordered = 0
@@ -476,7 +478,10 @@ def _compare_neighbors(first: Measured, second: Measured, shared: list[tuple[int
             if not wanted:
                 continue
             least = float(others.cosines[line][min(len(wanted), neighbors.NEAREST) - 1])
-            found = neighbors.compare_neighbors(_cosines_of(first, second, wanted, unit), least)
+            places = [first.scratch.execute(place_of, (row,)).get for row in wanted]
+            there = [int(str(place)) for place in places if place is not None]
+            cosines = iter((second.units(there) @ unit).tolist()) if there else iter(())
+            found = neighbors.compare_neighbors([None if place is None else next(cosines) for place in places], least)
             shares.append(found.common / found.of)
             bars[round(neighbors.NEAREST * found.common / found.of)] += 1
             reordered += found.is_reordered
@@ -487,16 +492,6 @@ def _compare_neighbors(first: Measured, second: Measured, shared: list[tuple[int
         reordered=reordered,
         bars=bars,
     )
-
-
-def _cosines_of(first: Measured, second: Measured, rows: list[int], unit: Any) -> list[float | None]:
-    """Return the cosine of a unit vector of the second base with its vectors of texts of the first; None: no such."""
-    query = f"""SELECT g.at FROM {first.prefix}found f JOIN {second.prefix}found g ON g.text = f.text
-                 WHERE f.at = ?"""
-    places = [first.scratch.execute(query, (row,)).get for row in rows]
-    there = [int(str(place)) for place in places if place is not None]
-    cosines = iter((second.units(there) @ unit).tolist()) if there else iter(())
-    return [None if place is None else next(cosines) for place in places]
 
 
 def summarize(findings: Sequence[CertifyFinding]) -> Summary:

@@ -14,7 +14,7 @@ import msgspec
 import migrators
 from checks.angel_memory.detect import find_providers
 from checks.certify.base import CertifiedBase
-from checks.certify.known_texts import EmbeddingStopped, KnownTexts, choose_texts
+from checks.certify.known_texts import EmbeddingStopped, KnownTexts, choose_texts, limit_texts
 from checks.certify.run import Certification, CertifyReport, CertifyRequest, report_findings, summarize
 from checks.chroma.audit import measure_recall
 from migrators.compare import BaseNames, match_bases, plan_old_bases, read_bases
@@ -342,7 +342,7 @@ def _with_embedder(
         for base in bases
         if base.model is not None and not settings.serves(base.model)
     }
-    known = _limit_texts({base.id: choose_texts(base) for base in bases if base.id not in skipped}, options.limit)
+    known = limit_texts({base.id: choose_texts(base) for base in bases if base.id not in skipped}, options.limit)
     planned = _plan_sending(settings, known.values())
     if planned.bases and confirm is not None and not confirm(planned):
         raise Declined(path=path)
@@ -364,19 +364,6 @@ def _embed(embedder: Embedder, meter: BudgetedEmbedder, texts: Sequence[str], is
     except (LimitReached, TextsRejected, ServerFailing, Halted, AnswerUnfit) as error:
         raise EmbeddingStopped(str(getattr(error, "reason", "") or error)) from error
     return vectors
-
-
-def _limit_texts(known: dict[str, KnownTexts], most: int | None) -> dict[str, KnownTexts]:
-    """Leave out texts beyond the limit of all bases together."""
-    if most is None:
-        return known
-    limited = {}
-    for key, one in known.items():
-        rows = one.rows[:most]
-        ends = [end for end in one.ends if end[0] in dict(rows)][: most - len(rows)]
-        limited[key] = KnownTexts(rows=rows, ends=ends)
-        most -= len(rows) + len(ends)
-    return limited
 
 
 def _plan_sending(settings: EmbedderSettings, known: Iterable[KnownTexts]) -> CertifyPlan:
