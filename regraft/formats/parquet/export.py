@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -811,7 +810,7 @@ def _chroma_export(source: Located, bases: tuple[str, ...], stack: ExitStack) ->
 # Entries of a collection of Chroma ("Entries of Chroma").
 
 
-_ENTRIES_QUERY = "SELECT id, source, document, metadata, vector FROM entries ORDER BY rowid"
+_ENTRIES_QUERY = "SELECT id, source, document, locator, vector FROM entries ORDER BY rowid"
 
 
 def describe_collection(db: apsw.Connection, of: ChromaCollection, name: str) -> BaseMetadata:
@@ -833,12 +832,8 @@ def read_entry_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterat
         apsw.Error: the table cannot be read.
     """
     with sqlite.open_readonly(path) as db:
-        for key, source, document, metadata, vector in db.execute(_ENTRIES_QUERY):
+        for key, source, document, locator, vector in db.execute(_ENTRIES_QUERY):
             text = "" if document is None else str(document)
-            locator: dict[str, Any] = {"chroma_id": str(key)}
-            locator["metadata"] = None if metadata is None else json_text.loads(str(metadata))
-            if document is None:
-                locator["has_document"] = False
             item = identity.item_id(base.id, str(key), None)
             yield UnitRow(
                 base=base.id,
@@ -854,7 +849,7 @@ def read_entry_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterat
                 body_hash=identity.text_hash(text),
                 unit_id=str(key),
                 title=None,
-                locator_json=json.dumps(locator, ensure_ascii=False),
+                locator_json=str(locator),
                 content=None,
                 vector=vector if isinstance(vector, bytes) and len(vector) == look.vector_bytes else None,
             )
