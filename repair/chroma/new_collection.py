@@ -219,7 +219,7 @@ class _Job:
         self.distance = self.distance or ("l2" if odd else "cosine")
         if odd and self.distance == "cosine":
             problem = tr(
-                "{vectors} of {name} do not have length 1, and Chroma would change them for the distance cosine",
+                "Chroma would change {vectors} of {name}, because the distance cosine needs length 1",
                 vectors=format_count(odd, "vector"),
                 name=part.about.name,
             )

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from regraft.disk import file_paths, links, sqlite
+from regraft.errors import RegraftError
 from regraft.formats.chroma import database, label_map
 from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
 from regraft.formats.chroma.label_map import ID_TO_LABEL, LABEL_TO_ID, ForeignInstruction, LabelMap, LabelMapProblem
@@ -511,7 +512,8 @@ def open_collection(db: apsw.Connection, of: ChromaCollection, root: Path) -> It
             state.read()
             yield state
         except ValueError as error:
-            if isinstance(error, ChromaProblem):
+            # Errors about something else may pass through here from the caller.
+            if isinstance(error, ChromaProblem | RegraftError):
                 raise
             raise ChromaProblem(str(error)) from error
         finally:
