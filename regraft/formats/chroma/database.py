@@ -481,10 +481,11 @@ def is_segment_name(name: str) -> bool:
     return 0 < len(name) <= 64 and all(letter.isascii() and (letter.isalnum() or letter == "-") for letter in name)
 
 
+def is_segment_folder(name: str) -> bool:
+    """Whether a name has the form of a segment's id."""
+    return len(name) == _ID_CHARACTERS and is_segment_name(name)
+
+
 def list_segment_folders(root: Path) -> list[str]:
     """List the folders of a store that have the form of a segment's folder, in ascending order."""
-    return sorted(
-        name
-        for name in file_paths.names_in(root)
-        if len(name) == _ID_CHARACTERS and is_segment_name(name) and (root / name).is_dir()
-    )
+    return sorted(name for name in file_paths.names_in(root) if is_segment_folder(name) and (root / name).is_dir())
