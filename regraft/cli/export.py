@@ -45,7 +45,7 @@ def export(path: Path, file: Path | None, folder: Path | None, options: ExportOp
     exist. Vectors read back bit for bit, and regraft undo DIR takes it back. That needs pip install "regraft[chroma]".
 
     \b
-    Examples:
+    Example:
       regraft export library units.parquet --base Handbook
       regraft export library --base Handbook --format chroma --to chroma --collection handbook
     """

@@ -359,7 +359,7 @@ def import_(paths: tuple[Path, ...], target: Path, options: ImportOptions, outpu
     With --format chroma, one base becomes a new collection in the folder of Chroma OUT, as with regraft export.
 
     \b
-    Examples:
+    Example:
       regraft import units.parquet --to library
       regraft import units.parquet --format chroma --to chroma --collection handbook
     """

@@ -353,7 +353,7 @@ def _pages(staged: Path) -> Iterator[tuple[list[str], list[str | None], list[Any
             last = int(str(rows[-1][0]))
             vectors = np.array([np.frombuffer(row[4], dtype="<f4") for row in rows])  # type: ignore[arg-type]
             documents = [None if row[2] is None else str(row[2]) for row in rows]
-            metadatas = [None if row[3] is None else json.loads(str(row[3])) for row in rows]
+            metadatas = [None if row[3] is None else json_text.loads(str(row[3])) for row in rows]
             yield [str(row[1]) for row in rows], documents, metadatas, vectors
 
 
