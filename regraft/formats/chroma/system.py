@@ -32,7 +32,6 @@ class Chroma(System):
     kind = Kind.CHROMA
     part = "collection"
     commands = frozenset({"fix", "repair", "gc", "history", "undo", "export", "import"})
-    search_advice = tr("migrate its collections to a library, and search that")
     open_file = database.FILE
 
     def store_at(self, path: Path) -> Path | None:
