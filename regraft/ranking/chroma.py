@@ -30,6 +30,7 @@ from regraft.formats.cherry_v2.index.search import (
 from regraft.formats.chroma import database, layouts
 from regraft.formats.chroma.collection import PROVEN, CollectionState, Origin, open_collection
 from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
+from regraft.formats.chroma.rows import source_of
 from regraft.identity import resolve_base
 from regraft.language import format_count, tr
 from regraft.ranking.cherry_v2 import DEFAULT_COUNT, Mode, UnitAnswer, UnitRequest
@@ -38,7 +39,7 @@ from regraft.ranking.term_index import fill_full_text
 
 #: An entry is a material and its only unit, numbered in the order of insertion.
 _TABLES = """
-CREATE TABLE material (material_id TEXT PRIMARY KEY, relative_path TEXT) WITHOUT ROWID;
+CREATE TABLE material (material_id TEXT PRIMARY KEY, relative_path TEXT, source TEXT) WITHOUT ROWID;
 CREATE TABLE search_unit (unit_id TEXT PRIMARY KEY, material_id TEXT, unit_index INTEGER) WITHOUT ROWID;
 CREATE TABLE search_text (fts_rowid INTEGER PRIMARY KEY, target_id TEXT UNIQUE, kind TEXT, text TEXT);
 """
@@ -124,7 +125,8 @@ def _fill(index: apsw.Connection, db: apsw.Connection, of: ChromaCollection) -> 
     index.execute(_TABLES)
     with sqlite.transaction(index):
         for number, entry in enumerate(database.iterate_entries(db, of), 1):
-            index.execute("INSERT OR IGNORE INTO material VALUES (?, NULL)", (entry.id,))
+            source = source_of(entry.metadata, entry.id)
+            index.execute("INSERT OR IGNORE INTO material VALUES (?, NULL, ?)", (entry.id, source))
             index.execute("INSERT OR IGNORE INTO search_unit VALUES (?1, ?1, 0)", (entry.id,))
             row = (number, entry.id, entry.document or "")
             index.execute("INSERT OR IGNORE INTO search_text VALUES (?, ?, 'body', ?)", row)
@@ -160,10 +162,14 @@ class _Search(msgspec.Struct, kw_only=True):
             count=count,
             alpha=weight if mode is Mode.HYBRID else None,
             hits=tuple(hits[:count]),
+            item_names={hit.material_id: self._source_of(hit.material_id) for hit in hits[:count]},
             notes=tuple(self.notes),
             model=self.model,
             is_by_length=mode is Mode.BM25 and not compile_query(request.query).terms,
         )
+
+    def _source_of(self, key: str) -> str:
+        return str(self.index.execute("SELECT source FROM material WHERE material_id = ?", (key,)).get)
 
     def _choose_mode(self) -> Mode:
         request = self.request

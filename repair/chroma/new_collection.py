@@ -20,7 +20,7 @@ import apsw
 import numpy as np
 
 from regraft.disk import durable, file_paths, sqlite, writable
-from regraft.errors import ChangesStopped, Interrupted, RegraftError, SourceUnreadable, WrongUsage
+from regraft.errors import ChangesStopped, Interrupted, RegraftError, SourceUnreadable, TargetNotWritable, WrongUsage
 from regraft.formats import json_text
 from regraft.formats.chroma import core, database, label_map
 from regraft.formats.chroma.database import ChromaProblem
@@ -115,7 +115,7 @@ def _open_target(target: Path, version: str) -> Iterator[None]:
     with writable.allow_writes(target):
         try:
             with core.reporting_refusals(target, version):
-                durable.make_folders(work)
+                _make_work_folder(target, work)
                 core.run_in_child(_make_empty, work / "new")
                 durable.replace(work / "new" / database.FILE, target / database.FILE)
                 durable.remove_tree(work)
@@ -128,6 +128,13 @@ def _open_target(target: Path, version: str) -> Iterator[None]:
                 else:
                     durable.remove_made_folders(target, first)
             raise
+
+
+def _make_work_folder(target: Path, work: Path) -> None:
+    try:
+        durable.make_folders(work)
+    except OSError as error:
+        raise TargetNotWritable(path=target, reason=error.strerror or error) from error
 
 
 class _Job:

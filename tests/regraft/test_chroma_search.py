@@ -66,6 +66,7 @@ def test_words_are_found_in_documents(store: ChromaStore) -> None:
     assert {hit["unit_id"]: hit["text"] for hit in found["hits"]} == {
         key: text for key, text in texts.items() if "77" in text and "知识" in text
     }
+    assert {hit["item_name"] for hit in found["hits"]} == {str(store.expected["plain"]["id77"]["metadata"]["name"])}
     only = search(store.root, "Back again", "--base", "plain")
     assert [hit["unit_id"] for hit in only["hits"]] == ["id3"]
 

@@ -245,12 +245,14 @@ def refusals(tmp_path: Path) -> dict[str, tuple[Path, Path, tuple[object, ...], 
         "inside the source": (store.root, store.root / "new", ("--base", "plain"), "it is inside the source"),
         "several bases": (store.root, new, (), "a collection is written from one base"),
         "no vectors": (empty, new, (), "has no vectors"),
+        "below a file": (source, other / "mine.txt" / "new", (), "mine.txt/new: cannot be written (Not a directory)"),
         "older version": (source, older, (), "it was written by another version of chromadb"),
     }  # fmt: skip
 
 
 CASES = (
-    "collection exists", "name", "another folder", "inside the source", "several bases", "no vectors", "older version"
+    *("collection exists", "name", "another folder", "inside the source"),
+    *("several bases", "no vectors", "below a file", "older version"),
 )  # fmt: skip
 
 
