@@ -372,3 +372,23 @@ def test_lists_in_metadata_are_read(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         (locator,) = db.execute("SELECT locator_json FROM search_unit").fetchone()
     assert json.loads(locator) == {"chroma_id": "only", "metadata": {"tags": ["b", "a"]}}
+
+
+def test_import_takes_files_and_no_folder(tmp_path: Path) -> None:
+    source = write_base(tmp_path / "library", unit_vectors(2))
+    before = snapshot(tmp_path)
+    found = run("import", source, "--to", tmp_path / "target")
+    reason = "this is a folder; import reads files of regraft export; for a store, use regraft migrate"
+    assert (found.status, found.stderr) == (2, f"regraft: {source}: {reason}.\n")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("option", [("--format", "chroma"), ("--collection", "x"), ("--distance", "l2")])
+def test_a_fleet_writes_no_collection(option: tuple[str, ...], tmp_path: Path) -> None:
+    write_base(tmp_path / "libraries" / "one", unit_vectors(2))
+    before = snapshot(tmp_path)
+    words = (tmp_path / "libraries", "--to", tmp_path / "out", "--results", tmp_path / "r.parquet", "--yes")
+    found = run("fleet", "export", *words, "--", *option)
+    assert found.status == 2
+    assert f"{option[0]} is for one collection of Chroma, which a fleet does not write" in found.stderr
+    assert snapshot(tmp_path) == before
