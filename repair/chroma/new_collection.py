@@ -220,6 +220,16 @@ class _Job:
                     part.rows += 1
                     part.vectors += 1
                     _insert(db, part.rows, *make_entry(row, part.rows), row.vector)
+        self._choose_distance(odd)
+        return part.rows
+
+    def _choose_distance(self, odd: int) -> None:
+        """Choose the distance, if the user did not; ``odd`` is the number of vectors whose length is not 1.
+
+        Raises:
+            WrongUsage: there are no vectors, or Chroma would change one.
+        """
+        part = self.part
         if not part.rows:
             problem = tr("{name} has no vector that Chroma accepts", name=part.about.name)
             raise WrongUsage(problem=problem, hint=tr("embed its texts first, with regraft backfill"))
@@ -231,7 +241,6 @@ class _Job:
                 name=part.about.name,
             )
             raise WrongUsage(problem=problem, hint=tr("use --distance l2 or --distance ip"))
-        return part.rows
 
     def _settle(self, built: Path, staged: Path) -> None:
         """Give the new segment its id, and with cosine distance each element the bytes of its vector."""
