@@ -25,7 +25,6 @@ from regraft.formats import json_text
 from regraft.formats.chroma import core, database, label_map
 from regraft.formats.chroma.database import ChromaProblem
 from regraft.formats.chroma.segment import open_segment
-from regraft.formats.chroma.system import SYSTEM
 from regraft.formats.parquet.export import BaseExport, WrittenCollection, stream_rows
 from regraft.formats.parquet.unit_file import UnitRow
 from regraft.kinds import Kind
@@ -34,6 +33,7 @@ from regraft.ledger.ledger import FOLDER
 from regraft.ledger.values import WORK
 from regraft.report import notices
 from regraft.report.progress import Progress, SilentProgress, stage
+from regraft.stores import systems
 from regraft.text import printable
 from repair.changes.files import copy_database
 from repair.changes.plan import Action, FileChange, Plan
@@ -101,7 +101,7 @@ def _open_target(target: Path, version: str) -> Iterator[None]:
         WrongUsage: the path is something else.
         CollectionRefused: chromadb cannot write there.
     """
-    if SYSTEM.store_at(target) is not None:
+    if systems.system_of(Kind.CHROMA).store_at(target) is not None:
         yield
         return
     is_there = file_paths.exists(target)
