@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import sys
@@ -62,8 +63,17 @@ if settings.get_current_profile_name() not in ("regraft", "search"):
 sys.path.append(str(REPO))
 
 
+#: Variables of the person who runs the tests that change what commands say or do: tests give those they need.
+USER_VARIABLES = re.compile(
+    "REGRAFT_LANG|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|TERM|LANG|LANGUAGE|LC_.*|XDG_CONFIG_HOME|RAY_.*|AWS_.*|OPENAI_.*"
+    "|HF_.*|([A-Za-z]+_)?(PROXY|proxy)|PYTHON(PATH|STARTUP|OPTIMIZE|WARNINGS|UTF8|IOENCODING|UNBUFFERED|HASHSEED|SAFEPATH)"
+)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure() -> None:
+    for name in filter(USER_VARIABLES.fullmatch, list(os.environ)):
+        del os.environ[name]
     put_files_into_memory()
     hear_ctrl_c()
 
