@@ -24,7 +24,7 @@ from regraft.testing import (
     vectors,
 )
 
-machine_settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+machine_settings = settings(max_examples=examples(40), stateful_step_count=20, deadline=None)
 #: Enough to see that something is wrong; making it small takes long.
 seen_wrong = settings(machine_settings, max_examples=200, phases=[Phase.generate], database=None)
 
