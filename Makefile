@@ -67,12 +67,14 @@ demo: $(VENV)/.installed
 test test-extras test-all test-dose: export PYTHONDONTWRITEBYTECODE :=
 test test-extras test-all test-dose: export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.pycache
 
-# A process takes whole files: what their tests share is made once.
+# A process takes whole files: what their tests share is made once. The longest come first (tests/support/longest.py).
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q
+
 test: $(VENV)/.testing
-	$(BIN)/pytest -n 2 --dist loadfile -q -m "not slow and not needs"
+	$(PYTEST) -m "not slow and not needs"
 
 test-extras: $(VENV)/.$(EXTRAS)
-	$(BIN)/pytest -n 2 --dist loadfile -q -m "needs and not slow"
+	$(PYTEST) -m "needs and not slow"
 
 # All tests in any order, with new examples for the properties; SEED repeats an order.
 SEED ?= $(shell date +%s)

@@ -43,6 +43,7 @@ demand_installed()
 import real_server  # noqa: E402
 from extras import mark_groups  # noqa: E402
 from harness import GOLDEN, HERE, MEMORY, MEMORY_BYTES, SAMPLES  # noqa: E402
+from longest import put_longest_first  # noqa: E402
 
 from regraft.disk import writable  # noqa: E402
 
@@ -115,6 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dose = config.getoption("--dose")
     left_out = [item for item in items if item.get_closest_marker("slow") and zlib.crc32(item.nodeid.encode()) % dose]
     leave_out(config, items, left_out)
+    put_longest_first(items)
 
 
 def is_here(mark: pytest.Mark) -> bool:
