@@ -442,7 +442,8 @@ def could_be_right(blob: bytes) -> bool:
 
 
 def waits_for_units(left: dict[str, Any]) -> bool:
-    return "units are written again first" in left["reason"] or "first run regraft repair" in left["reason"]
+    """Whether bodies without a unit may prove one: other repairs do not write it, ``--only body.orphan`` does."""
+    return left["finding"] == "body.orphan" or "units are written again first" in left["reason"]
 
 
 SOUND = materials(DIMENSIONS)
