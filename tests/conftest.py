@@ -40,6 +40,15 @@ def demand_installed() -> None:
 
 demand_installed()
 
+#: Variables of the person who runs the tests that change what commands say or do: tests give those they need.
+USER_VARIABLES = re.compile(
+    "REGRAFT_LANG|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|TERM|LANG|LANGUAGE|LC_.*|XDG_CONFIG_HOME|RAY_.*|AWS_.*|OPENAI_.*"
+    "|HF_.*|([A-Za-z]+_)?(PROXY|proxy)|PYTHON(PATH|STARTUP|OPTIMIZE|WARNINGS|UTF8|IOENCODING|UNBUFFERED|HASHSEED|SAFEPATH)"
+)
+for name in filter(USER_VARIABLES.fullmatch, list(os.environ)):
+    # Before the packages are imported, which then choose their language.
+    del os.environ[name]
+
 import real_server  # noqa: E402
 from extras import mark_groups  # noqa: E402
 from harness import GOLDEN, HERE, MEMORY, MEMORY_BYTES, SAMPLES  # noqa: E402
@@ -64,17 +73,8 @@ if settings.get_current_profile_name() not in ("regraft", "search"):
 sys.path.append(str(REPO))
 
 
-#: Variables of the person who runs the tests that change what commands say or do: tests give those they need.
-USER_VARIABLES = re.compile(
-    "REGRAFT_LANG|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|TERM|LANG|LANGUAGE|LC_.*|XDG_CONFIG_HOME|RAY_.*|AWS_.*|OPENAI_.*"
-    "|HF_.*|([A-Za-z]+_)?(PROXY|proxy)|PYTHON(PATH|STARTUP|OPTIMIZE|WARNINGS|UTF8|IOENCODING|UNBUFFERED|HASHSEED|SAFEPATH)"
-)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure() -> None:
-    for name in filter(USER_VARIABLES.fullmatch, list(os.environ)):
-        del os.environ[name]
     put_files_into_memory()
     hear_ctrl_c()
 
