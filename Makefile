@@ -14,7 +14,7 @@ DEXIE := tests/browser/node_modules/dexie/package.json
 
 help:
 	@echo "make demo     migrate sample_v1 and show the result"
-	@echo "make test     run the tests against the installed package (5 minutes on two cores)"
+	@echo "make test     run the tests against the installed package (6 minutes on two cores)"
 	@echo "make test-extras  run the tests that need Ray, object storage, Chroma, Parquet, models or a browser"
 	@echo "make test-all run all tests, the slow ones too, in random order (tens of minutes)"
 	@echo "make test-lowest, make test-newest  a part of the tests with the oldest or newest dependencies"
@@ -67,12 +67,14 @@ demo: $(VENV)/.installed
 test test-extras test-all test-dose: export PYTHONDONTWRITEBYTECODE :=
 test test-extras test-all test-dose: export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.pycache
 
-# A process takes whole files: what their tests share is made once.
+# A process takes whole files: what their tests share is made once. The longest come first (tests/support/longest.py).
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q
+
 test: $(VENV)/.testing
-	$(BIN)/pytest -n 2 --dist loadfile -q -m "not slow and not needs"
+	$(PYTEST) -m "not slow and not needs"
 
 test-extras: $(VENV)/.$(EXTRAS)
-	$(BIN)/pytest -n 2 --dist loadfile -q -m "needs and not slow"
+	$(PYTEST) -m "needs and not slow"
 
 # All tests in any order, with new examples for the properties; SEED repeats an order.
 SEED ?= $(shell date +%s)

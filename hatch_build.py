@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ class CompileCatalogs(BuildHookInterface):  # type: ignore[type-arg,unused-ignor
         for path in sorted(Path(self.root, "regraft", "locale").glob("*/LC_MESSAGES/*.po")):
             with path.open("rb") as file:
                 catalog = read_po(file)
+            # Babel writes the time of the build, to the minute, where the catalog has none.
+            catalog.creation_date = datetime(1970, 1, 1, tzinfo=UTC)
             compiled = path.with_suffix(".mo")
             with compiled.open("wb") as file:
                 write_mo(file, catalog)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from regraft.api import gc as gc
     from regraft.api import history as history
     from regraft.api import import_ as import_
+    from regraft.api import import_collection as import_collection
     from regraft.api import inspect as inspect
     from regraft.api import install as install
     from regraft.api import list_embedders as list_embedders
@@ -56,6 +57,7 @@ _FUNCTIONS = frozenset(
         "gc",
         "history",
         "import_",
+        "import_collection",
         "inspect",
         "install",
         "list_embedders",

@@ -287,12 +287,29 @@ class ProfileMigrationOptions(MigrateOptions, frozen=True, kw_only=True):
     as_new: AsNew = False
 
 
+Collection = Annotated[
+    str | None, _option(tr("Name of the new collection, with --format chroma."), "NAME", option="--collection")
+]
+Distance = Annotated[
+    Literal["l2", "cosine", "ip"] | None,
+    _option(
+        tr("Distance of the new collection.  [default: cosine if all vectors have length 1, else l2]"),
+        option="--distance",
+    ),
+]
+
+
 class ImportOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of ``regraft import``."""
 
     dry_run: Annotated[bool, _option(tr("Show the plan and the report; change nothing."))] = False
     bases: Bases = ()
     now_ms: RunTime = None
+    format: Annotated[
+        Literal["library", "chroma"], _option(tr("What to write: a library, or a collection of Chroma."))
+    ] = "library"
+    collection: Collection = None
+    distance: Distance = None
 
 
 class ExportOptions(Options, frozen=True, kw_only=True):
@@ -303,6 +320,11 @@ class ExportOptions(Options, frozen=True, kw_only=True):
     from_v1: Annotated[
         bool, _option(tr("PATH is v1 data: export its old table, with the same columns."), option="--v1")
     ] = False
+    format: Annotated[
+        Literal["parquet", "chroma"], _option(tr("What to write: a Parquet file, or a collection of Chroma."))
+    ] = "parquet"
+    collection: Collection = None
+    distance: Distance = None
 
 
 class PackOptions(Options, frozen=True, kw_only=True):

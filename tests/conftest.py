@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import sys
@@ -39,9 +40,19 @@ def demand_installed() -> None:
 
 demand_installed()
 
+#: Variables of the person who runs the tests that change what commands say or do: tests give those they need.
+USER_VARIABLES = re.compile(
+    "REGRAFT_LANG|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|TERM|LANG|LANGUAGE|LC_.*|XDG_CONFIG_HOME|RAY_.*|AWS_.*|OPENAI_.*"
+    "|HF_.*|([A-Za-z]+_)?(PROXY|proxy)|PYTHON(PATH|STARTUP|OPTIMIZE|WARNINGS|UTF8|IOENCODING|UNBUFFERED|HASHSEED|SAFEPATH)"
+)
+for name in filter(USER_VARIABLES.fullmatch, list(os.environ)):
+    # Before the packages are imported, which then choose their language.
+    del os.environ[name]
+
 import real_server  # noqa: E402
 from extras import mark_groups  # noqa: E402
 from harness import GOLDEN, HERE, MEMORY, MEMORY_BYTES, SAMPLES  # noqa: E402
+from longest import put_longest_first  # noqa: E402
 
 from regraft.disk import writable  # noqa: E402
 
@@ -105,6 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dose = config.getoption("--dose")
     left_out = [item for item in items if item.get_closest_marker("slow") and zlib.crc32(item.nodeid.encode()) % dose]
     leave_out(config, items, left_out)
+    put_longest_first(items)
 
 
 def is_here(mark: pytest.Mark) -> bool:

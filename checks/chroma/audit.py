@@ -320,7 +320,7 @@ def _check_vectors(state: _StoreAudit, collection: CollectionState) -> None:
 def _vector_blocks(state: _StoreAudit, collection: CollectionState, dimension: int) -> Iterator[tuple[list[str], Any]]:
     """Yield ids and vectors of the right length, and report the others."""
     for block in collection.segment_blocks():
-        yield block.ids, block.vectors
+        yield block.read_ids(), block.vectors
     for key, _, raw in collection.queued_vectors():
         if len(raw) == 4 * dimension:
             yield [key], np.frombuffer(raw, dtype="<f4").reshape(1, -1)

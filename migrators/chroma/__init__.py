@@ -76,11 +76,9 @@ def draft_library(source: Located, options: Options) -> LibraryDraft:
 def _draft(db: apsw.Connection, root: Path, of: ChromaCollection, name: str, embedding: ModelChoice) -> BaseDraft:
 
     drafted = DraftedItems()
-    with_metadata = 0
     for entry in database.iterate_entries(db, of):
         text, cut = cut_note(without_nul(entry.document or ""), of.id, entry.id)
         drafted.notices += cut
-        with_metadata += bool(entry.metadata)
         drafted.items.append(
             ItemDraft(
                 legacy_id=entry.id,
@@ -103,9 +101,6 @@ def _draft(db: apsw.Connection, root: Path, of: ChromaCollection, name: str, emb
             vectors=format_count(unproven, "vector"),
         )
         drafted.notices.append(Notice(code=notices.MISSING_PAYLOAD, message=message, base=of.id, count=unproven))
-    if with_metadata:
-        message = tr("metadata of {entries}; regraft export keeps it", entries=format_count(with_metadata, "entry"))
-        drafted.notices.append(Notice(code=notices.DROPPED_FIELD, message=message, base=of.id, count=with_metadata))
     return BaseDraft(
         legacy_id=of.id,
         id=identity.base_id(of.id),

@@ -123,6 +123,9 @@ def open_files(paths: tuple[Path, ...]) -> list[UnitsFile]:
     owners: dict[str, Path] = {}
     files = []
     for path in paths:
+        if path.is_dir():
+            advice = tr("import reads files of regraft export; for a store, use regraft migrate")
+            raise SourceNotMigratable(path=path, what=tr("a folder"), advice=advice)
         if not path.is_file():
             raise SourceUnreadable(path=path, reason=tr("no such file"))
         stamp, about = _file_stamp(path), unit_file.read_metadata(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from regraft import identity
 from regraft.disk import durable, file_paths, sqlite
 from regraft.disk.file_paths import FreeNames
 from regraft.disk.trees import SourceReadFailed, Tree
-from regraft.errors import BooksDoNotBalance
+from regraft.errors import BooksDoNotBalance, VerificationFailed
 from regraft.formats import okf
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.catalog import BaseRecord, BaseRow, ItemRow
@@ -273,8 +274,33 @@ class _BaseWriter:
             )
             for future in flushed:
                 future.result()
+            self._write_locators(path, db)
         self._require_planned_rows(tallies)
         return _WrittenIndex(tallies, digests)
+
+    def _write_locators(self, path: Path, db: apsw.Connection) -> None:
+        """Give the units what the source has as their locators, if the layout has any, and read them back.
+
+        Raises:
+            VerificationFailed: a locator reads back differently.
+        """
+        if self._origin.table.locator is None:
+            return
+        with sqlite.open_writable(path) as target:
+            target.pragma("synchronous", "OFF")
+            with sqlite.transaction(target):
+                update = "UPDATE search_unit SET locator_json = ? WHERE rowid = ?"
+                target.executemany(update, ((locator, unit) for unit, locator in enumerate(self._locators(db), 1)))
+            found = target.execute("SELECT locator_json FROM search_unit ORDER BY rowid")
+            if any(stored != locator for (stored,), locator in zip_longest(found, self._locators(db), fillvalue=("",))):
+                reason = tr("the metadata of a unit reads back differently")
+                raise VerificationFailed(base=self._plan.draft.id, reason=reason)
+
+    def _locators(self, db: apsw.Connection) -> Iterator[str | None]:
+        """Yield the locator of each unit, in the order in which the units were written."""
+        texts, length = bool(self._plan.rows.without_vector), self._plan.vector_bytes
+        for material in self._plan.materials:
+            yield from _as_source_errors(self._origin.table.locators(db, material.runs, length or None, texts=texts))
 
     def _require_planned_rows(self, tallies: index.Tallies) -> None:
         """Refuse an index with another number of rows than planned; the test campaign disables this check."""

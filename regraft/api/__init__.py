@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from regraft.api.queries import search as search
     from regraft.api.transfer import export as export
     from regraft.api.transfer import import_ as import_
+    from regraft.api.transfer import import_collection as import_collection
     from regraft.api.transfer import migrate as migrate
     from regraft.api.transfer import pack as pack
     from regraft.report.document import encoded as encoded
@@ -52,6 +53,7 @@ _MODULES = {
     "gc": "regraft.api.changes",
     "history": "regraft.api.changes",
     "import_": "regraft.api.transfer",
+    "import_collection": "regraft.api.transfer",
     "inspect": "regraft.api.inspection",
     "install": "regraft.api.changes",
     "list_embedders": "regraft.api.embedders",

@@ -28,7 +28,8 @@ def _is_incomplete(report: Report) -> bool:
     scopes = getattr(report, "scopes", ())
     if isinstance(report, MigrationReport):
         return any(base.status == "failed" for base in report.bases)
-    if report.head.regraft.command == "export":
+    # An import to a library has the report of a migration.
+    if report.head.regraft.command in ("export", "import"):
         return any(base.problem or base.rows.skipped for base in bases)
     return any(scope.failures for scope in scopes) or bool(getattr(report, "not_checked", None))
 

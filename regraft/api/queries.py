@@ -271,11 +271,33 @@ def _search_records(source: Located, asked: _Search) -> SearchResult:
     return angel_memory.search(source.tree.path, request)
 
 
+def _search_collections(source: Located, asked: _Search) -> SearchResult:
+    _refuse_callers(source, asked)
+    _refuse_simple(source, asked)
+    _refuse(source.kind, tr("leave it out"), {"--raw": asked.options.raw})
+    # Only this search needs NumPy.
+    from regraft.ranking import chroma  # noqa: PLC0415
+
+    embed = None
+    if asked.options.embedder is not None:
+        embed = shared_query_embedder(asked.query, asked.options.embedder, asked.options.config)
+    request = cherry_v2.UnitRequest(
+        query=asked.query,
+        mode=asked.mode,
+        count=asked.options.count,
+        alpha=asked.options.alpha,
+        vector=asked.options.vector,
+        embed=embed,
+    )
+    return chroma.search(source.tree.path, asked.options.base, request)
+
+
 #: How stores without bases are searched.
 _SEARCHES: dict[Kind, Callable[[Located, _Search], SearchResult]] = {
     Kind.CODEX_MEM: _search_notes,
     Kind.RSCLAW: _search_chunks,
     Kind.ANGEL_MEMORY: _search_records,
+    Kind.CHROMA: _search_collections,
 }
 
 

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import migrators
 from regraft.api.arguments import merge_options, parse_model_overrides, progress_or_silent, time_or_now
+from regraft.disk import sqlite
+from regraft.errors import WrongUsage
+from regraft.kinds import Kind
+from regraft.language import join_list, tr
 from regraft.options import ExportOptions, ImportOptions, MigrateOptions, PackOptions
 from regraft.report.document import Run
 from regraft.report.progress import Progress
@@ -15,7 +19,7 @@ from regraft.stores.locate import Located, open_store
 
 # What reads and writes Parquet files and packs is loaded where it is used: migrate starts without it.
 if TYPE_CHECKING:
-    from regraft.formats.parquet.export import ExportReport
+    from regraft.formats.parquet.export import BaseExport, ExportReport
     from repair.cherry_v2.pack import PackReport
 
 #: Gets the plan before anything is written; False stops the run.
@@ -94,6 +98,8 @@ def import_(
 ) -> migrators.MigrationReport:
     """Write a library from Parquet files that :func:`export` wrote. Needs pyarrow.
 
+    With the format "chroma", use :func:`import_collection`.
+
     Raises:
         Declined: ``confirm`` returned False.
         RegraftError: any error of ``docs/errors.md``.
@@ -113,9 +119,90 @@ def run_import(
     """Do what :func:`import_` does, and tell whether anything was written."""
     from migrators.parquet import import_files  # noqa: PLC0415 - see above
 
+    _refuse_collection_options(options)
     wanted = migrators.Options(now_ms=time_or_now(options.now_ms), bases=options.bases, dry_run=options.dry_run)
     paths = tuple(Path(file) for file in files)
     return import_files(paths, Path(to), wanted, progress_or_silent(progress), confirm or _agree)
+
+
+def import_collection(
+    files: Iterable[str | Path],
+    to: str | Path,
+    options: ImportOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    **fields: Any,
+) -> ExportReport:
+    """Write a base of Parquet files that :func:`export` wrote to a new collection in a folder of Chroma.
+
+    Needs pyarrow and chromadb.
+
+    Raises:
+        RegraftError: any error of ``docs/errors.md``.
+    """
+    from migrators.parquet import open_files, select_bases  # noqa: PLC0415 - see above
+    from regraft.formats.parquet.export import BaseExport, BaseSummary  # noqa: PLC0415
+
+    options = merge_options(ImportOptions, options, fields)
+    if options.dry_run:
+        problem = tr("--dry-run is not supported with --format chroma")
+        raise WrongUsage(problem=problem, hint=tr("leave it out; regraft undo takes the run back"))
+    paths = tuple(Path(file) for file in files)
+    chosen = select_bases(open_files(paths), options.bases)
+    _demand_one([about.name for _, _, about in chosen])
+    [(_, file, about)] = chosen
+    file.survey(lambda _: None)
+    part = BaseExport(
+        about,
+        file=file.path,
+        summary=BaseSummary(vector_bytes=4 * (file.about.dimensions or 0) or None, bodies=file.totals_of(about).rows),
+        mark=sqlite.read_file_state(file.path),
+        rows_of=lambda _, base, __: file.rows(base),
+    )
+    run = Run(command="import", source_kind="parquet", source=paths[0], target_kind=Kind.CHROMA.value, target=Path(to))
+    return _write_collection(run, part, Path(to), options, progress)
+
+
+def _write_collection(
+    run: Run, part: BaseExport, to: Path, options: ExportOptions | ImportOptions, progress: Progress | None
+) -> ExportReport:
+    from regraft.formats.parquet.export import ExportReport  # noqa: PLC0415 - see above
+    from repair.chroma.new_collection import write_collection  # noqa: PLC0415
+
+    if options.collection is None:
+        problem = tr("--format chroma needs the name of a collection")
+        raise WrongUsage(problem=problem, hint=tr("give it with --collection NAME"))
+    command = run.command
+    written = write_collection(to, part, options.collection, options.distance, command, progress_or_silent(progress))
+    run.end()
+    return ExportReport(head=run.head(), bases=[part.report()], collection=written)
+
+
+def _demand_one(names: list[str]) -> None:
+    """Refuse anything but one base: the vectors of a collection are of one model.
+
+    Raises:
+        WrongUsage
+    """
+    if len(names) != 1:
+        problem = tr(
+            "a collection is written from one base, and here are {count}: {names}",
+            count=len(names),
+            names=join_list(names),
+        )
+        raise WrongUsage(problem=problem, hint=tr("choose one with --base"))
+
+
+def _refuse_collection_options(options: ExportOptions | ImportOptions) -> None:
+    """Refuse options that are for collections of Chroma only.
+
+    Raises:
+        WrongUsage
+    """
+    for name in ("collection", "distance"):
+        if getattr(options, name) is not None:
+            problem = tr("--{name} applies only to a collection of Chroma", name=name)
+            raise WrongUsage(problem=problem, hint=tr("add --format chroma"))
 
 
 def export(
@@ -126,7 +213,9 @@ def export(
     progress: Progress | None = None,
     **fields: Any,
 ) -> ExportReport:
-    """Write units with their texts and vectors to a Parquet file. Needs pyarrow.
+    """Write units with their texts and vectors to a Parquet file, which needs pyarrow.
+
+    With the format "chroma", write one base to a new collection in a folder of Chroma, which needs chromadb.
 
     Raises:
         RegraftError: any error of ``docs/errors.md``.
@@ -147,6 +236,9 @@ def export_units(
     from regraft.formats.parquet.export import ExportReport  # noqa: PLC0415 - see above
     from regraft.formats.parquet.export import export as write_parquet  # noqa: PLC0415
 
+    if options.format == "chroma":
+        return _export_collection(Path(path), Path(to), options, progress)
+    _refuse_collection_options(options)
     run = Run(command="export", target_kind="parquet", target=Path(to))
     with open_store(Path(path), options.kind) as found:
         run.source_kind, run.source = found.kind.value, found.path if found.notices else Path(path)
@@ -160,6 +252,19 @@ def export_units(
         )
     run.end()
     return ExportReport(head=run.head(), bases=[part.report() for part in parts.bases])
+
+
+def _export_collection(path: Path, to: Path, options: ExportOptions, progress: Progress | None) -> ExportReport:
+    from regraft.formats.parquet.export import check_kind, demand_outside, open_units  # noqa: PLC0415 - see above
+
+    run = Run(command="export", target_kind=Kind.CHROMA.value, target=to)
+    with open_store(path, options.kind) as found:
+        run.source_kind, run.source = found.kind.value, found.path if found.notices else path
+        check_kind(found, from_v1=options.from_v1, visible_to=options.visible_to)
+        demand_outside(to, found)
+        with open_units(found, options.bases, from_v1=options.from_v1, visible_to=options.visible_to) as parts:
+            _demand_one([part.about.name for part in parts.bases])
+            return _write_collection(run, parts.bases[0], to, options, progress)
 
 
 def pack(

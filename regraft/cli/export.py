@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -15,11 +16,11 @@ from regraft.cli.options import PATH, Output, output_options, struct_options
 from regraft.cli.output import echo, echo_error, echo_file, echo_json, format_written, report_errors
 from regraft.disk import scratch
 from regraft.errors import WrongUsage
-from regraft.formats.parquet.export import ExportedBase
+from regraft.formats.parquet.export import ExportedBase, ExportReport, WrittenCollection
 from regraft.language import format_count, tr
 from regraft.options import ExportOptions, PackOptions
 from regraft.report.document import encoded
-from regraft.text import LONGEST_NAME, format_bytes, one_line, printable, printable_lines
+from regraft.text import LONGEST_NAME, format_bytes, one_line, path_argument, printable, printable_lines
 from repair.cherry_v2 import pack as packing
 
 #: The target that stands for standard output.
@@ -28,21 +29,29 @@ STDOUT = Path("-")
 
 @click.command()
 @click.argument("path", type=PATH)
-@click.argument("target", type=PATH, metavar="FILE.parquet")
+@click.argument("file", type=PATH, required=False, metavar="FILE.parquet")
+@click.option("--to", "folder", type=PATH, metavar="DIR", help=tr("Folder of Chroma, with --format chroma."))
 @report_errors
 @struct_options(ExportOptions)
 @output_options()
-def export(path: Path, target: Path, options: ExportOptions, output: Output) -> None:
-    """Write the units of PATH, with texts and vectors, to FILE.parquet.
+def export(path: Path, file: Path | None, folder: Path | None, options: ExportOptions, output: Output) -> None:
+    """Write the units of PATH, with texts and vectors, to FILE.parquet, or to a collection of Chroma.
 
     PATH is a library, a v2 profile or backup, one base's folder, an index.sqlite, a knowledge base of rsclaw or a
     folder of Chroma; with --v1 a v1 source or one vector file. It is only read. - instead of FILE.parquet is standard
     output. The file needs pyarrow: pip install "regraft[parquet]".
 
+    With --format chroma, one base becomes a new collection in the folder of Chroma DIR, which is made if it does not
+    exist. Vectors read back bit for bit, and regraft undo DIR takes it back. That needs pip install "regraft[chroma]".
+
     \b
     Example:
       regraft export library units.parquet --base Handbook
+      regraft export library --base Handbook --format chroma --to chroma --collection handbook
     """
+    target = _choose_target(file, folder, options)
+    if options.format == "chroma":
+        print_collection(api.export(path, target, options, progress=output.progress()), target, output)
     if target == STDOUT:
         # The file must not be mixed up with text.
         if output.as_json:
@@ -51,10 +60,10 @@ def export(path: Path, target: Path, options: ExportOptions, output: Output) -> 
         if sys.stdout.isatty():
             hint = tr("send it to a file or another program, or name a file")
             raise WrongUsage(problem=tr("standard output is a terminal, and a Parquet file is not text"), hint=hint)
-        with scratch.temporary_folder() as folder:
-            file = folder / "units.parquet"
-            report = transfer.export_units(path, target, options, file=file, progress=output.progress())
-            echo_file(file)
+        with scratch.temporary_folder() as temporary:
+            written = temporary / "units.parquet"
+            report = transfer.export_units(path, target, options, file=written, progress=output.progress())
+            echo_file(written)
     else:
         report = api.export(path, target, options, progress=output.progress())
     lines = [_line(base, verbose=output.verbose > 0) for base in report.bases]
@@ -65,6 +74,46 @@ def export(path: Path, target: Path, options: ExportOptions, output: Output) -> 
             echo_error(line)
     else:
         echo(printable_lines(lines) if output.quiet else printable_lines(lines) + format_written([target]))
+    sys.exit(exit_status(report))
+
+
+def _choose_target(file: Path | None, folder: Path | None, options: ExportOptions) -> Path:
+    """Return the file or the folder to write to.
+
+    Raises:
+        WrongUsage: the one that the format needs is missing, or the other is given.
+    """
+    is_collection = options.format == "chroma"
+    target, other = (folder, file) if is_collection else (file, folder)
+    if target is not None and other is None:
+        return target
+    if is_collection:
+        problem, hint = tr("--format chroma writes to a folder"), tr("give it with --to DIR, and no file")
+    else:
+        problem, hint = tr("a Parquet file is written to the file that follows PATH"), tr("give it, and no --to")
+    raise WrongUsage(problem=problem, hint=hint)
+
+
+def print_collection(report: ExportReport, target: Path, output: Output) -> NoReturn:
+    """Print the report of a collection that was written, and exit."""
+    assert isinstance(report.collection, WrittenCollection)
+    written = report.collection
+    if output.as_json:
+        echo_json(encoded(report))
+    else:
+        lines = [_line(base, verbose=output.verbose > 0) for base in report.bases]
+        lines.append(
+            tr(
+                "Wrote the collection {name} with {entries} to {path} (distance {distance}).",
+                name=written.name,
+                entries=format_count(written.entries, "entry"),
+                path=printable(target),
+                distance=written.distance,
+            )
+        )
+        if not output.quiet:
+            lines.append(tr("To take it back: regraft undo {path}", path=path_argument(target)))
+        echo(printable_lines(lines))
     sys.exit(exit_status(report))
 
 

@@ -127,6 +127,10 @@ def _parse_words(name: str, words: tuple[str, ...]) -> dict[str, Any]:
     return values
 
 
+#: Options of ``export`` for a collection of Chroma.
+_OF_A_COLLECTION = ("--format", "--collection", "--distance")
+
+
 def _refuse_option(command: str, option: click.Option) -> None:
     """Refuse an option that a library of a fleet cannot have.
 
@@ -138,6 +142,8 @@ def _refuse_option(command: str, option: click.Option) -> None:
         raise click.UsageError(tr("{name} only displays information", name=name))
     if name == "--to":
         raise click.UsageError(tr("{name}: targets are named by the manifest, or by --to before --", name=name))
+    if name in _OF_A_COLLECTION:
+        raise click.UsageError(tr("{name} is for one collection of Chroma, which a fleet does not write", name=name))
     if command == "backfill" and name in _OF_THE_FLEET:
         problem = tr("{name} applies to the whole fleet, not to one library", name=name)
         raise WrongUsage(problem=problem, hint=tr("put it before --"))

@@ -13,12 +13,14 @@ import msgspec
 from msgspec import structs
 
 import migrators
+from regraft import api
 from regraft.api import profile as api_profile
 from regraft.api import transfer
 from regraft.api.changes import Installation
 from regraft.api.outcome import exit_status
 from regraft.api.profile import ProfileMigration, ProfileMigrationReport
 from regraft.cli.changes import action_lines, confirm_plan, format_installation, join_parts, unresolved_lines
+from regraft.cli.export import print_collection
 from regraft.cli.options import FAIL_ON, PATH, Output, output_options, struct_options
 from regraft.cli.output import ask, echo, echo_error, echo_json, format_written, report_errors
 from regraft.errors import OutputLost, WrongUsage
@@ -354,10 +356,15 @@ def import_(paths: tuple[Path, ...], target: Path, options: ImportOptions, outpu
     offsets are proven. The original files in raw/ are not part of them. A second run goes on where the first one
     stopped, and leaves alone what is done.
 
+    With --format chroma, one base becomes a new collection in the folder of Chroma OUT, as with regraft export.
+
     \b
     Example:
       regraft import units.parquet --to library
+      regraft import units.parquet --format chroma --to chroma --collection handbook
     """
+    if options.format == "chroma":
+        print_collection(api.import_collection(paths, target, options, progress=output.progress()), target, output)
     prompt = PlanPrompt(output=output)
     migration = transfer.run_import(paths, target, options, progress=output.progress(), confirm=prompt)
     print_run(migration, target, None, prompt)

@@ -196,7 +196,7 @@ def search(path: Path, query: str, vector: str | None, options: SearchOptions, o
     """Search bases for QUERY as the application does. Nothing is written.
 
     Without --base all bases are searched. PATH is a v2 library, profile or backup, one base folder, an index.sqlite,
-    a database of codex-mem, a knowledge base of rsclaw, or a data folder of AngelMemory.
+    a database of codex-mem, a knowledge base of rsclaw, a data folder of AngelMemory, or a folder of Chroma.
 
     \b
     Example:

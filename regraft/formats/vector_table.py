@@ -80,6 +80,7 @@ class VectorTable(msgspec.Struct, frozen=True):
         needed: columns that must exist.
         number: parses a chunk number from a row id and its loader id; None if the layout has no use for it.
         reason: reason code if the row is not migrated whatever its vector, else NULL. Such a row has no vector.
+        locator: what the unit of a row keeps of the source, as JSON; None if the layout has nothing of this kind.
     """
 
     name: str
@@ -91,6 +92,7 @@ class VectorTable(msgspec.Struct, frozen=True):
     needed: tuple[str, ...]
     number: Callable[[bytes, bytes], int] | None = None
     reason: str | None = None
+    locator: str | None = None
 
     def survey(self, path: Path, work: Path | None = None, *, texts: bool = False) -> VectorSurvey:
         """Read every row of a file once.
@@ -148,6 +150,18 @@ class VectorTable(msgspec.Struct, frozen=True):
         query = f"""SELECT rowid, CAST({self.body} AS BLOB), {self.vector} FROM {self.name} NOT INDEXED
                      WHERE rowid BETWEEN ?1 AND ?2 AND {fits} ORDER BY rowid"""
         return self._read_runs(db, query, runs, vector_bytes, digest)
+
+    def locators(
+        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int | None, *, texts: bool
+    ) -> Iterator[str | None]:
+        """Stream the locators of the rows that :meth:`rows` streams, or with ``texts`` :meth:`rows_and_texts`."""
+        fits = f"({self._fits} OR {self._has_text})" if texts else self._fits
+        query = f"""SELECT {self.locator or "NULL"} FROM {self.name} NOT INDEXED
+                     WHERE rowid BETWEEN ?1 AND ?2 AND {fits} ORDER BY rowid"""
+        register_functions(db)
+        for first, last in runs:
+            for (locator,) in db.execute(query, (first, last, vector_bytes)):
+                yield None if locator is None else str(locator)
 
     def _read_runs(
         self,

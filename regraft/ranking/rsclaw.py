@@ -18,8 +18,6 @@ import msgspec
 from regraft.disk import sqlite
 from regraft.errors import QueryWithoutWord, WrongUsage
 from regraft.formats import vector_checks
-from regraft.formats.cherry_v2.index import schema
-from regraft.formats.cherry_v2.index.full_text import MERGE_AT_SEGMENTS
 from regraft.formats.cherry_v2.index.search import (
     DEFAULT_ALPHA,
     FUSION_DEPTH,
@@ -38,6 +36,7 @@ from regraft.formats.rsclaw.documents import Scope
 from regraft.formats.rsclaw.vectors import NotNumbers, float32_bytes
 from regraft.language import format_count, tr
 from regraft.ranking.cherry_v2 import DEFAULT_COUNT, Embed, Mode, NoVector
+from regraft.ranking.term_index import fill_full_text
 
 # Temporary index, with the tables that :mod:`regraft.formats.cherry_v2.index.search` queries.
 
@@ -52,29 +51,6 @@ CREATE TABLE search_text (fts_rowid INTEGER PRIMARY KEY, target_id TEXT, kind TE
 CREATE TABLE embedding (embedding_text_hash INTEGER PRIMARY KEY, embedder TEXT, vector_blob BLOB);
 """
 _BATCH = 200
-#: Replaces every character that is not part of a query term. Terms consist of letters, numbers and ``_``.
-_FILLER = 1
-
-
-class _TermCharacters(dict[int, int]):
-    """Translation table that keeps the characters of the query terms, in every case, and replaces all others.
-
-    This makes indexing of Chinese texts five times faster, since most of their trigrams do not matter for one query.
-    """
-
-    def __init__(self, terms: Iterable[str]) -> None:
-        # FTS5 would end the text at NUL.
-        super().__init__({0: 0})
-        self._wanted = {other for term in terms for one in term for other in case_variants(one)}
-
-    def __missing__(self, point: int) -> int:
-        kept = _FILLER if self._wanted.isdisjoint(case_variants(chr(point))) else point
-        return self.setdefault(point, kept)
-
-
-def case_variants(one: str) -> frozenset[str]:
-    """Return all case variants of a character, including itself."""
-    return frozenset("".join((one, one.lower(), one.upper(), one.title(), one.casefold())))
 
 
 class KbIndex(msgspec.Struct, kw_only=True):
@@ -99,21 +75,8 @@ class KbIndex(msgspec.Struct, kw_only=True):
         return str(self.db.execute("SELECT title FROM material WHERE material_id = ?", (doc,)).get)
 
     def fill_full_text(self, terms: Iterable[str]) -> None:
-        """Index the texts for queries with these terms. May be called once.
-
-        Other characters are indexed as :data:`_FILLER`: text lengths, and thus scores, do not change.
-        """
-        kept = _TermCharacters(terms)
-        self.db.execute(schema.FULL_TEXT)
-        with sqlite.transaction(self.db):
-            # The index serves one query, so merging its segments does not pay off.
-            for name, value in (("automerge", 0), ("crisismerge", MERGE_AT_SEGMENTS)):
-                self.db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES (?, ?)", (name, value))
-            texts = self.db.execute("SELECT fts_rowid, text FROM search_text ORDER BY fts_rowid")
-            self.db.executemany(
-                "INSERT INTO search_text_fts (rowid, text) VALUES (?, ?)",
-                ((number, str(text).translate(kept)) for number, text in texts),
-            )
+        """Index the texts for queries with these terms. May be called once."""
+        fill_full_text(self.db, terms)
 
     def main_embedder(self, dimensions: int | None = None) -> str | None:
         """Return the embedder of most vectors, optionally only of vectors with given dimensions, or None."""

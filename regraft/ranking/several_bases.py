@@ -6,7 +6,8 @@ so hits are merged by rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -28,7 +29,7 @@ from regraft.formats.cherry_v2.index.search import Hit, tokens
 from regraft.identity import replace
 from regraft.language import join_list, tr
 from regraft.ranking import cherry_v2
-from regraft.ranking.cherry_v2 import DEFAULT_COUNT, Bases, Mode, UnitAnswer, UnitRequest
+from regraft.ranking.cherry_v2 import DEFAULT_COUNT, Mode, UnitAnswer, UnitRequest
 from regraft.stores.locate import Located
 from regraft.text import one_line
 
@@ -98,7 +99,26 @@ def search(source: Located, wanted: str | None, request: UnitRequest) -> UnitAns
             return bases.search(base_id, request)
         if not request.raw and not tokens(request.query):
             raise QueryWithoutWord
-        return _CombinedSearch(bases=bases, request=replace(request, count=request.count or DEFAULT_COUNT)).answers()
+        return search_all(bases, request)
+
+
+class SearchedBases(Protocol):
+    """The bases of a source, which are searched one by one."""
+
+    @property
+    def stores(self) -> Mapping[str, object]:
+        """What is searched, by the id of the base."""
+
+    def name_of(self, base_id: str) -> str | None:
+        """Return the name of a base, or None."""
+
+    def search(self, base_id: str, request: UnitRequest) -> UnitAnswer:
+        """Search one base."""
+
+
+def search_all(bases: SearchedBases, request: UnitRequest) -> CombinedAnswer:
+    """Search all bases, and merge their hits by rank. Raises as :func:`search`."""
+    return _CombinedSearch(bases=bases, request=replace(request, count=request.count or DEFAULT_COUNT)).answers()
 
 
 class _EmbedderFailed(Exception):
@@ -112,7 +132,7 @@ class _EmbedderFailed(Exception):
 class _CombinedSearch(msgspec.Struct, kw_only=True):
     """A single search in all bases."""
 
-    bases: Bases
+    bases: SearchedBases
     request: UnitRequest
     found: dict[str, UnitAnswer] = msgspec.field(default_factory=dict)
     not_searched: list[NotSearched] = msgspec.field(default_factory=list)

@@ -132,6 +132,10 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
             yield _with_stores(found, kind)
         return
     except SourceUnrecognised as error:
+        with _extracted_system(moved, kind) as extracted:
+            if extracted is not None:
+                yield extracted
+                return
         if not message:
             raise
         found_there = tr(
@@ -145,6 +149,32 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
     finally:
         if isinstance(found.tree, ZipTree):
             found.tree.close()
+
+
+@contextmanager
+def _extracted_system(path: Path, kind: Kind | None) -> Iterator[Located | None]:
+    """Extract the store of another system from a zip archive to a temporary folder; None if there is none.
+
+    Raises:
+        WorkFolderTooSmall: the temporary folder has no room for it.
+        SourceUnreadable: a member is damaged.
+    """
+    if not path.is_file() or not zip_salvage.looks_like_zip(path):
+        yield None
+        return
+    with closing(ZipTree(path)) as tree, scratch.temporary_folder() as work:
+        for system in systems.systems_for(kind):
+            found = system.archive_members(tree)
+            if found is None:
+                continue
+            root, names = found
+            require_free_space(work, sum(map(tree.size, names)))
+            for name in names:
+                durable.make_folders((work / name).parent, flush=False)
+                tree.extract(name, work / name)
+            yield replace(system.located(work / root), path=path, is_extracted=True)
+            return
+        yield None
 
 
 class _ArchiveDamaged(Exception):

@@ -50,6 +50,8 @@ class Located(msgspec.Struct, frozen=True, kw_only=True):
     damaged: Mapping[str, str] = msgspec.field(default_factory=dict)
     #: SHA-256 (hex) of the members extracted from a pack
     digests: Mapping[str, str] = msgspec.field(default_factory=dict)
+    #: whether ``path`` is an archive, and ``tree`` a temporary folder with what was extracted
+    is_extracted: bool = False
 
     @property
     def profile(self) -> Path | None:
@@ -67,8 +69,8 @@ class Located(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_archive(self) -> bool:
-        """Whether its files have to be extracted before a program can open them."""
-        return isinstance(self.tree, ZipTree)
+        """Whether the user has to extract it before a program can open or change its files."""
+        return self.is_extracted or isinstance(self.tree, ZipTree)
 
 
 class SidecarProblem(ValueError):
@@ -129,6 +131,10 @@ class System:
     def has_name(self, path: Path) -> bool:
         """Whether an unreadable file is a store, judged by its name."""
         return False
+
+    def archive_members(self, tree: ZipTree) -> tuple[str, list[str]] | None:
+        """Return the folder of a store in a zip archive, and the members that belong to the store; None without one."""
+        return None
 
     def describe(self, path: Path) -> str | None:
         """Describe a SQLite file that belongs to a store without being one; None for other files."""

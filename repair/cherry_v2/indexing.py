@@ -629,7 +629,11 @@ def find_lost_units(db: apsw.Connection) -> tuple[list[LostUnit], int]:
     if not orphans:
         return [], 0
     for material, content, raw in db.execute(_TEXTS):
-        text = raw.decode("utf-8", "surrogatepass") if isinstance(raw, bytes) else ""
+        try:
+            text = raw.decode("utf-8", "surrogatepass") if isinstance(raw, bytes) else ""
+        except UnicodeDecodeError:
+            # A damaged text proves nothing.
+            continue
         inside = {target: body for target, body in orphans.items() if body[0] in text}
         tries -= len(orphans)
         numbers = _find_missing_numbers(db, str(material), len(inside)) if inside else []

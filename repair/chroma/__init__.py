@@ -51,6 +51,7 @@ _NAME = "rebuilt"
 #: Relative difference that Chroma's own rounding makes to a vector that it normalizes.
 _ROUNDING = 1e-6
 _BATCH = 1000
+_STORED_BYTES = "SELECT vector, stored, norm FROM vector WHERE id = ?"
 #: Findings that a rebuilt segment resolves.
 _REBUILT = (
     chroma.SEGMENT_MISSING,
@@ -344,16 +345,11 @@ class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
         durable.make_folders(new, flush=False)
         for name in (HEADER_FILE, ELEMENTS_FILE, NORMS_FILE, UPPER_FILE, label_map.FILE):
             durable.copy_file(built / name, new / name)
-        labels: list[tuple[str, int]] = []
-
-        def add(role: str, pairs: list[tuple[str | int, str | int]]) -> None:
-            if role == label_map.ID_TO_LABEL:
-                labels.extend((str(key), int(value)) for key, value in pairs)
-
-        found = label_map.read_label_map(new / label_map.FILE, add)
+        found, labels = label_map.read_labels(new / label_map.FILE)
         segment = open_segment(new, None)
         with sqlite.open_readonly(staged) as db:
-            _restore_bytes(new, segment, {label: key for key, label in labels}, db, is_cosine=state.is_cosine)
+            ids = {label: key for key, label in labels}
+            restore_bytes(new, segment, ids, db, _STORED_BYTES, is_cosine=state.is_cosine)
         if state.needs_object_labels:
             # Versions up to 0.6 read nothing but an instance of their own class.
             older = LabelMap(
@@ -405,10 +401,19 @@ def is_close(one: bytes, other: bytes) -> bool:
     return bool(np.linalg.norm(left - right) <= _ROUNDING * max(float(np.linalg.norm(left)), 1e-30))
 
 
-def _restore_bytes(
-    folder: Path, segment: SegmentFiles, ids: dict[int, str], staged: apsw.Connection, *, is_cosine: bool
+def restore_bytes(
+    folder: Path, segment: SegmentFiles, ids: dict[int, str], staged: apsw.Connection, query: str, *, is_cosine: bool
 ) -> None:
-    """Give every element of a built segment the bytes that the old segment had for its vector."""
+    """Give every element of a segment that chromadb built the bytes that are staged for its vector.
+
+    Args:
+        folder: the segment's folder.
+        segment: its files.
+        ids: the id of each label.
+        staged: the staged vectors.
+        query: returns of an id (``?``) its vector, the bytes to store for it, and its norm; each may be NULL.
+        is_cosine: whether elements have unit vectors. Otherwise the vector itself is stored.
+    """
     header = segment.header
     start = 4 + 4 * header.lowest_links
     with (
@@ -418,9 +423,7 @@ def _restore_bytes(
         for block in segment.blocks():
             for offset, label in enumerate(block.labels.tolist()):
                 position = block.start + offset
-                row: Any = staged.execute(
-                    "SELECT vector, stored, norm FROM vector WHERE id = ?", (ids[label],)
-                ).fetchone()
+                row: Any = staged.execute(query, (ids[label],)).fetchone()
                 vector, stored, norm = row
                 kept = stored if stored is not None else None if is_cosine else vector
                 if kept is not None:

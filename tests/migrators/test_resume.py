@@ -229,6 +229,21 @@ def test_a_failed_base_is_carried_once_its_vectors_are_there(source: Source, tar
     assert library(target) == fresh(source, tmp_path)
 
 
+def test_a_failed_base_that_fails_for_another_reason_says_that_one(source: Source, target: Path) -> None:
+    """It is no completed base: nothing of it could be lost, and no notice says that an earlier one is kept."""
+
+    def said_of_gamma() -> dict[str, str]:
+        warnings = migrate(source.folder, target, "--json").document["warnings"]
+        return {one["code"]: one["message"] for one in warnings if one["base"] == "gamma"}
+
+    before = said_of_gamma()
+    source.vectors("gamma").write_bytes(b"no database")
+    after = said_of_gamma()
+    assert before.keys() == after.keys() == {"missing_vector_store"}
+    assert before != after
+    assert after["missing_vector_store"] == "its vector file gamma cannot be read: file is not a database"
+
+
 def gone(path: Path) -> None:
     path.unlink()
 

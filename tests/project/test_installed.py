@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from extras import needs
 from harness import REPO
+from longest import LONGEST
 
 SAMPLE = next((REPO / "sample_v1").glob("*.zip"))
 #: A program of somebody else, which type checkers read with the strictest settings.
@@ -76,3 +77,8 @@ def test_errors_have_messages_without_docstrings(tmp_path: Path) -> None:
     (tmp_path / "other" / "a file").touch()
     refused = run("migrate", SAMPLE, "--to", "other", "--yes")
     assert (refused.returncode, "it contains a file" in refused.stderr) == (2, True)
+
+
+def test_the_files_of_tests_that_start_first_are_there() -> None:
+    assert [path for path in LONGEST if not (REPO / path).is_file()] == []
+    assert len(set(LONGEST)) == len(LONGEST)

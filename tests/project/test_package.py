@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import email
+import gettext
 import importlib.util
+import io
 import os
 import shutil
 import subprocess
@@ -82,6 +84,12 @@ def test_two_builds_are_the_same_bytes(built: Path, tmp_path: Path) -> None:
         path.chmod(0o700 if path.is_dir() else 0o600)
         os.utime(path, (1_600_000_000, 1_600_000_000))
     assert build(other) == {path.suffix: path.read_bytes() for path in (built / "dist").iterdir()}
+
+
+def test_a_catalog_has_no_time_of_its_build(built: Path) -> None:
+    with zipfile.ZipFile(one(built, ".whl")) as wheel:
+        compiled = wheel.read("regraft/locale/zh/LC_MESSAGES/regraft.mo")
+    assert gettext.GNUTranslations(io.BytesIO(compiled)).info()["pot-creation-date"] == "1970-01-01 00:00+0000"
 
 
 def test_the_source_distribution_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:

@@ -204,7 +204,8 @@ def test_every_function_takes_its_options_by_name_and_is_described() -> None:
         parameters = inspect.signature(function).parameters
         for parameter in list(parameters.values())[3:]:
             assert parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD), parameter
-        struct = OPTIONS[name.rstrip("_").replace("_", "-").replace("list-embedders", "embedders")]
+        command = name.removesuffix("_collection").rstrip("_").replace("_", "-")
+        struct = OPTIONS[command.replace("list-embedders", "embedders")]
         assert parameters["options"].annotation == f"{struct.__name__} | None", name
 
 

@@ -85,47 +85,78 @@ def test_behind_two_hyphens_an_option_is_a_path() -> None:
     assert language._split_option(arguments) == (arguments, None)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("check",),
-        ("check", "--quick", "-v"),
-        ("inspect",),
-        ("inspect", "-v"),
-        ("search", "QUERY", "tomato seedlings"),
-        ("repair", "--dry-run"),
-        ("fix", "--dry-run"),
-        ("gc", "--dry-run"),
-        ("reconcile", "--dry-run"),
-        ("upgrade", "--dry-run"),
-        ("history",),
-        ("undo", "--dry-run"),
-        ("rescue", "--dry-run"),
-        ("export", "TARGET"),
-        ("repair",),
-        ("backfill", "--dry-run"),
-    ],
-)
-def test_everything_is_said_in_chinese(library: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
-    name, *options = words
-    given = [option for option in options if option.startswith("-")]
-    more = [tmp_path / "units.parquet"] if "TARGET" in options else options[1:] if "QUERY" in options else []
-    done = spoken(name, library, *more, *given, locale="zh_CN.UTF-8")
-    text = done.stdout + done.stderr
-    assert re.search("[\u4e00-\u9fff]", text), text
-    for line in text.splitlines():
-        if not line.lstrip().startswith(("… ", "“")):
-            assert not _ENGLISH.search(_AS_IT_IS.sub("", line)), line
+#: Runs several command lines in one process, and prints what they say.
+_SEVERAL = """
+import json, sys
+from click.testing import CliRunner
+from regraft import language
+language.set_language(["--lang", "zh"])
+from regraft.cli import cli
+said = []
+for words in json.load(sys.stdin):
+    done = CliRunner().invoke(cli, words, prog_name="regraft")
+    assert done.exception is None or isinstance(done.exception, SystemExit), (words, done.exception)
+    said.append(done.stdout + done.stderr)
+json.dump(said, sys.stdout)
+"""
 
 
-@pytest.mark.parametrize("name", ["migrate", "check", "install", "backfill", "search", "undo", "compare", "export", ""])
-def test_help_is_chinese(name: str) -> None:
-    text = spoken(*filter(None, [name]), "--help", locale="zh_CN.UTF-8").stdout
-    assert "用法" in text
-    assert "选项" in text
-    for line in text.splitlines():
-        if not line.startswith("    regraft") and "Usage" not in line:
-            assert not _ENGLISH.search(_AS_IT_IS.sub("", line)), line
+def all_spoken(lines: list[list[str]]) -> list[tuple[str, str]]:
+    """Run command lines in a process whose language is Chinese; return each with what it says."""
+    environment = {**os.environ, "PYTHONUTF8": "1"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _SEVERAL],
+        env=environment,
+        input=json.dumps(lines),
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [(" ".join(line), text) for line, text in zip(lines, json.loads(done.stdout), strict=True)]
+
+
+def test_everything_is_said_in_chinese(library: Path, tmp_path: Path) -> None:
+    lines = [
+        ["check", library],
+        ["check", library, "--quick", "-v"],
+        ["inspect", library],
+        ["inspect", library, "-v"],
+        ["search", library, "tomato seedlings"],
+        ["repair", library, "--dry-run"],
+        ["fix", library, "--dry-run"],
+        ["gc", library, "--dry-run"],
+        ["reconcile", library, "--dry-run"],
+        ["upgrade", library, "--dry-run"],
+        ["history", library],
+        ["undo", library, "--dry-run"],
+        ["rescue", library, "--dry-run"],
+        ["export", library, tmp_path / "units.parquet"],
+        ["repair", library],
+        ["backfill", library, "--dry-run"],
+    ]
+    said = all_spoken([[str(word) for word in line] for line in lines])
+    assert [line for line, text in said if not re.search("[\u4e00-\u9fff]", text)] == []
+    english = [
+        (line, one)
+        for line, text in said
+        for one in text.splitlines()
+        if not one.lstrip().startswith(("… ", "“")) and _ENGLISH.search(_AS_IT_IS.sub("", one))
+    ]
+    assert english == []
+
+
+def test_help_is_chinese() -> None:
+    names = ["migrate", "check", "install", "backfill", "search", "undo", "compare", "export", ""]
+    said = all_spoken([[*filter(None, [name]), "--help"] for name in names])
+    assert [line for line, text in said if "用法" not in text or "选项" not in text] == []
+    english = [
+        (line, one)
+        for line, text in said
+        for one in text.splitlines()
+        if not one.startswith("    regraft") and "Usage" not in one and _ENGLISH.search(_AS_IT_IS.sub("", one))
+    ]
+    assert english == []
 
 
 @pytest.mark.parametrize(

@@ -138,14 +138,14 @@ def test_large_texts_of_several_bases_are_not_carried_at_once(tmp_path: Path, mo
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the most that a process has held")
 def test_memory_is_bounded_by_the_largest_text(tmp_path: Path) -> None:
-    size = 40 << 20
+    size = 20 << 20
     rows = [Row(loader, f"\U0001f600 {loader} " + "word " * (size // 5)) for loader in ("A", "B")]
     source = Source([base("kb", note("a", "A"), note("b", "B"))], {"kb": rows}).write(tmp_path / "v1")
     command = ["migrate", source, "--to", tmp_path / "out", "-y", "--jobs", "1"]
     code = "import sys; from regraft.__main__ import main\ntry:\n main()\nexcept SystemExit: pass\n"
     code += "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code, *map(str, command)], capture_output=True, text=True, check=True)
-    # 160 MB as a text of four bytes for each character, and that several times, is what it must not come to.
+    # 80 MB as a text of four bytes for each character, and that several times, is what it must not come to.
     assert int(done.stderr.splitlines()[-1]) << 10 < (150 << 20) + 3 * size
 
 

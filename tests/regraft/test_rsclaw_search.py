@@ -26,7 +26,7 @@ from v1 import floats
 import regraft
 from regraft.disk import sqlite
 from regraft.formats.cherry_v2.index.search import compile_query
-from regraft.ranking.rsclaw import case_variants
+from regraft.ranking.term_index import case_variants
 
 WORDS = (
     *("river gauge", "river", "gauge river", "the old mill", "知识库", "知识库搜索", "天气", "天", "用 知识库 the"),

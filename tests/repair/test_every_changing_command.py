@@ -56,16 +56,6 @@ def planned(outcome: Outcome) -> list[tuple[object, ...]]:
 
 
 @EVERY
-def test_a_dry_run_writes_nothing_and_says_what_is_done(name: str, work: Work) -> None:
-    with untouched(work.root):
-        dry = work.run("--dry-run")
-    assert planned(dry)
-    assert dry.document["run"]["dry_run"] is True
-    assert dry.document["regraft"]["command"] == work.arguments[0]
-    assert planned(dry) == planned(work.run("--yes"))
-
-
-@EVERY
 def test_what_a_person_declines_changes_nothing(name: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "confirm_plan", lambda *_, **__: False)
     before, own = work.contents(), work.own()
@@ -91,22 +81,24 @@ def test_nothing_is_changed_without_consent(name: str, work: Work) -> None:
 
 
 @EVERY
-def test_a_run_changes_the_store_is_recorded_and_is_taken_back_whole(name: str, work: Work) -> None:
+def test_a_run_does_what_the_dry_run_says_once_and_is_taken_back_whole(name: str, work: Work) -> None:
+    """One store is led through all of it: a dry run, the run, a second run, and undo."""
     before = work.contents()
+    with untouched(work.root):
+        dry = work.run("--dry-run")
+    assert planned(dry)
+    assert dry.document["run"]["dry_run"] is True
+    assert dry.document["regraft"]["command"] == work.arguments[0]
+
     done = work.run("--yes")
     assert done.status == CASES[name].finished, done
-    assert work.contents() != before
+    assert planned(done) == planned(dry)
+    after = work.contents()
+    assert after != before
     [recorded] = [one for one in work.history() if one["id"] == done.document["undo"]]
     assert recorded["status"] == "finished"
     assert recorded["actions"]
-    work.undo_all()
-    assert work.contents() == before
 
-
-@EVERY
-def test_a_second_run_has_nothing_to_do(name: str, work: Work) -> None:
-    work.run("--yes")
-    after = work.contents()
     again = work.run("--yes")
     if CASES[name].again == "refused":
         assert again.status == 2
@@ -116,6 +108,9 @@ def test_a_second_run_has_nothing_to_do(name: str, work: Work) -> None:
         assert work.contents() == after
     else:
         assert planned(again)
+
+    work.undo_all()
+    assert work.contents() == before
 
 
 @posix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,30 @@ import apsw
 import pytest
 import toys
 from faults import fails
-from harness import NOW, run
+from harness import NOW, NOW_MS, run
 from planted_rsclaw import planted
 from toys import INDEX, change, contents, undo
 from whole_rsclaw import FULL_TEXT, full_text
 
+import regraft
 from regraft.disk import sqlite
 from repair.changes import files
 from repair.changes.files import copy_database
 from repair.changes.plan import Change, FileChange, Plan
+from repair.changes.run import ChangeReport
 from repair.changes.store import Store
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     return toys.library(tmp_path)
+
+
+def bytes_of(root: Path) -> dict[str, bytes]:
+    """Return every file of a store but regraft's own."""
+    files_there = (path for path in sorted(root.rglob("*")) if path.is_file())
+    named = {path.relative_to(root).as_posix(): path for path in files_there}
+    return {name: path.read_bytes() for name, path in named.items() if not name.startswith(".regraft/")}
 
 
 def on_a_copy(other_program: Any) -> Any:
@@ -107,6 +117,23 @@ def test_an_undo_whose_plan_is_outdated_is_refused(tmp_path: Path) -> None:
     done = undo(store.root)
     assert [one["subject"] for one in done["left"]] == ["idx/tantivy"]
     assert (store.root / FULL_TEXT).read_bytes() == new
+
+
+def test_a_plan_is_refused_if_a_file_that_it_was_made_from_is_written_to_before_the_change(tmp_path: Path) -> None:
+    """The application names a file again that nothing named when the person saw the plan."""
+    store = planted(tmp_path / "kb", "a file that nothing names")
+    shown: list[ChangeReport] = []
+
+    def write(report: ChangeReport) -> bool:
+        shown.append(report)
+        os.utime(store.root / "kb.redb", ns=(1, 1))
+        return True
+
+    before = bytes_of(store.root)
+    with fails("PlanOutdated", match="kb.redb.*it was changed in the meantime"):
+        regraft.gc(store.root, only=["kb.file-orphan"], now_ms=NOW_MS, confirm=write)
+    assert [action.action for action in shown[0].actions] == ["trash-file"]
+    assert bytes_of(store.root) == before
 
 
 def test_two_plans_become_one_with_all_that_either_does() -> None:

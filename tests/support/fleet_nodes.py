@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from harness import REPO
+from patience import NEVER_SECONDS
 
 from regraft.cli.fleet import parse_library_options as parse
 from regraft.fleet.engine import TaskResult
@@ -22,9 +23,6 @@ from regraft.fleet.ray_pool import RayPool
 from regraft.fleet.results import FleetOrder
 from regraft.fleet.run import Fleet
 from regraft.report.document import Run
-
-#: Seconds after which a test gives up on what it waits for.
-PATIENCE = 240.0
 
 
 def environment() -> dict[str, str]:
@@ -51,7 +49,7 @@ def cluster() -> Iterator[Any]:
 
 def wait_for(condition: Callable[[], Any]) -> Any:
     """Wait until a condition holds; return what it says."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + NEVER_SECONDS
     while not (found := condition()):
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
@@ -76,7 +74,9 @@ def nodes_of(source: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def started(order: FleetOrder, results: Path, address: str, max_wait: float = 600.0) -> subprocess.Popen[bytes]:
+def started(
+    order: FleetOrder, results: Path, address: str, max_wait: float = float(NEVER_SECONDS)
+) -> subprocess.Popen[bytes]:
     """Start the driver of a fleet in a process of its own."""
     call = f"fleet_nodes.drive({msgspec.json.encode(order).decode()!r}, {str(results)!r}, {address!r}, {max_wait})"
     with results.with_name("driver.log").open("wb") as log:

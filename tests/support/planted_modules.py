@@ -30,8 +30,12 @@ def plant(folder: Path, mark: Path) -> None:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the variables of this process without those that say how Python looks for modules."""
-    given = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    """Return the variables of this process without those that say how Python looks for modules.
+
+    Its cache of compiled modules stays, so that a process need not compile all that it imports.
+    """
+    cache = "PYTHONPYCACHEPREFIX"
+    given = {name: value for name, value in os.environ.items() if name == cache or not name.startswith("PYTHON")}
     return {**given, "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 

@@ -10,10 +10,12 @@ collection.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import IntEnum
+from functools import partial
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import msgspec
 import numpy as np
 
 from regraft.disk import file_paths, links, sqlite
+from regraft.errors import RegraftError
 from regraft.formats.chroma import database, label_map
 from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
 from regraft.formats.chroma.label_map import ID_TO_LABEL, LABEL_TO_ID, ForeignInstruction, LabelMap, LabelMapProblem
@@ -65,18 +68,21 @@ _CONTRADICTIONS = f"""
         OR (SELECT count(*) FROM reverse r WHERE r.label = l.label AND r.id = l.id) <> 1
         OR l.id IN (SELECT id FROM label GROUP BY id HAVING count(*) > 1)"""
 _BATCH = 2_000
+#: Position of the segment that has no vector of an id.
+_NO_VECTOR = 255
 
 
 class VectorBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """Vectors of a segment in the order of its elements: one row of ``vectors`` for each id."""
+    """Vectors of a segment in the order of its elements."""
 
-    ids: list[str]
-    origins: list[Origin]
-    #: As Chroma returns them, float32.
+    #: Positions of the elements in the segment, ascending.
+    places: Any
+    #: Values of :class:`Origin`.
+    origins: Any
+    #: As Chroma returns them, float32: one row for each position.
     vectors: Any
-    #: As the segment holds them, and their norms; without cosine distance the same as ``vectors``, and NaN.
-    stored: Any
-    norms: Any
+    #: Reads the id of each vector, in their order. Most readers need the ids of few blocks only.
+    read_ids: Callable[[], list[str]]
 
 
 class CollectionState:
@@ -96,6 +102,8 @@ class CollectionState:
         #: Elements whose links point to elements that do not exist.
         self.bad_links = 0
         self._db, self.root, self._scratch = db, root, scratch
+        #: The origin of the vector at each position of the segment, one byte for each.
+        self._origins: Any = np.empty(0, dtype="u1")
         self._files = ExitStack()
         self._open: dict[str, BufferedReader] = {}
         for statement in _TABLES:
@@ -144,6 +152,7 @@ class CollectionState:
             if self.labels is None:
                 self._place_by_order()
             self._replay_queue()
+        self._origins = self._read_origins()
 
     def _read_segment(self) -> None:
         folder = self.folder
@@ -409,14 +418,19 @@ class CollectionState:
         return self._read_at(ELEMENTS_FILE, start, 4 * header.dimension)
 
     def _read_at(self, name: str, start: int, size: int) -> bytes:
-        file = self._open.get(name)
-        if file is None and self.segment is not None:
-            file = self._open[name] = self._files.enter_context(links.open_for_reading(self.segment.folder / name))
+        file = self._file(name)
         if file is None:
             return b""
         file.seek(start)
         found = file.read(size)
         return found if len(found) == size else b""
+
+    def _file(self, name: str) -> BufferedReader | None:
+        """Open a file of the segment, which stays open with the collection; None without a segment."""
+        file = self._open.get(name)
+        if file is None and self.segment is not None:
+            file = self._open[name] = self._files.enter_context(links.open_for_reading(self.segment.folder / name))
+        return file
 
     def _queued(self, number: int) -> bytes:
         row: Any = self._db.execute(
@@ -432,29 +446,43 @@ class CollectionState:
 
     def segment_blocks(self) -> Iterator[VectorBlock]:
         """Read the vectors in the segment, in the order of its elements."""
-        if self.segment is None:
+        segment = self.segment
+        if segment is None:
             return
-        self._scratch.execute("CREATE INDEX IF NOT EXISTS vector_place ON vector (place, origin, id)")
-        query = "SELECT place, origin, id FROM vector WHERE place BETWEEN ? AND ? AND origin IN (?, ?) ORDER BY place"
-        for block in self.segment.blocks():
-            end = block.start + len(block.labels) - 1
-            rows: list[Any] = self._scratch.execute(query, (block.start, end, *_IN_SEGMENT)).fetchall()
-            if not rows:
-                continue
-            at = np.array([row[0] - block.start for row in rows])
-            stored = block.vectors[at]
-            vectors, norms = stored, np.full(len(rows), np.nan, dtype="<f4")
+        norms_file = self._file(NORMS_FILE) if self.is_cosine and segment.norms else None
+        for block in segment.blocks():
+            count = len(block.elements)
+            origins = self._origins[block.start : block.start + count]
+            at = np.flatnonzero(origins != _NO_VECTOR)
+            is_whole = len(at) == count
+            vectors = block.vectors if is_whole else block.vectors[at]
             if self.is_cosine:
-                norms = self.segment.read_norms(block.start, len(block.labels))[at]
-                known = np.where(at + block.start < self.segment.norms, norms, np.float32(1))
-                vectors = multiply(stored, known)
-            yield VectorBlock(
-                ids=[str(row[2]) for row in rows],
-                origins=[Origin(row[1]) for row in rows],
-                vectors=vectors,
-                stored=stored,
-                norms=norms,
-            )
+                norms = np.ones(count, dtype="<f4")
+                if norms_file is not None:
+                    known = max(0, min(count, segment.norms - block.start))
+                    norms[:known] = segment.read_norms(norms_file, block.start, known)
+                vectors = multiply(vectors, norms if is_whole else norms[at])
+            if len(at):
+                places = at + block.start
+                yield VectorBlock(
+                    places=places, origins=origins[at], vectors=vectors, read_ids=partial(self._ids_at, places)
+                )
+
+    def _read_origins(self) -> Any:
+        """Return the origin of the vector at each position of the segment, one byte for each."""
+        kept = np.full(0 if self.segment is None else self.segment.count, _NO_VECTOR, dtype="u1")
+        rows = self._scratch.execute("SELECT place, origin FROM vector WHERE origin IN (?, ?)", _IN_SEGMENT)
+        while batch := list(islice(rows, _BATCH)):
+            places = np.array(batch, dtype="<i8")
+            kept[places[:, 0]] = places[:, 1]
+        return kept
+
+    def _ids_at(self, places: Any) -> list[str]:
+        """Return the ids of the vectors at ascending positions of the segment."""
+        self._scratch.execute("CREATE INDEX IF NOT EXISTS vector_place ON vector (place, origin, id)")
+        query = "SELECT id FROM vector WHERE place BETWEEN ? AND ? AND origin IN (?, ?) ORDER BY place"
+        rows = self._scratch.execute(query, (int(places[0]), int(places[-1]), *_IN_SEGMENT))
+        return [str(key) for (key,) in rows]
 
 
 def multiply(vectors: Any, norms: Any) -> Any:
@@ -484,7 +512,8 @@ def open_collection(db: apsw.Connection, of: ChromaCollection, root: Path) -> It
             state.read()
             yield state
         except ValueError as error:
-            if isinstance(error, ChromaProblem):
+            # Errors about something else may pass through here from the caller.
+            if isinstance(error, ChromaProblem | RegraftError):
                 raise
             raise ChromaProblem(str(error)) from error
         finally:
@@ -495,7 +524,7 @@ def read_vectors(path: Path, of: ChromaCollection, db: apsw.Connection) -> Itera
     """Yield id and vector of all entries whose vector is proven to be theirs."""
     with open_collection(db, of, path.parent) as state:
         for block in state.segment_blocks():
-            for key, origin, vector in zip(block.ids, block.origins, block.vectors, strict=True):
+            for key, origin, vector in zip(block.read_ids(), block.origins, block.vectors, strict=True):
                 if origin in PROVEN:
                     yield key, vector.tobytes()
         for key, _, raw in state.queued_vectors():

@@ -25,6 +25,8 @@ from regraft.language import format_count, tr
 FILE = "chroma.sqlite3"
 #: Metadata key of an entry's document.
 DOCUMENT = "chroma:document"
+#: Key of a collection's metadata under which regraft records the model of the vectors, ``provider::model``.
+MODEL_KEY = "embedding_model"
 #: Operation codes in the queue.
 ADD, UPDATE, UPSERT, DELETE = range(4)
 
@@ -37,6 +39,8 @@ _READ = {
     "embeddings_queue": ("seq_id", "operation", "topic", "id", "vector", "encoding", "metadata"),
     "max_seq_id": ("segment_id", "seq_id"),
 }
+#: Lists in the metadata of entries.
+_LISTS = "embedding_metadata_array"
 #: The full-text index of all documents, and the table in which FTS5 stores their texts.
 FULL_TEXT_TABLE = "embedding_fulltext_search"
 FULL_TEXT_CONTENT = f"{FULL_TEXT_TABLE}_content"
@@ -187,9 +191,10 @@ def read_settings(db: apsw.Connection, key: str) -> tuple[str | None, int]:
 
 
 def read_model(db: apsw.Connection, of: ChromaCollection) -> tuple[str, str] | None:
-    """Return name and model of the embedding function that a collection records, or None.
+    """Return provider and model of the vectors of a collection, or None.
 
-    Versions from 1.0 on record it, if the application did not embed the texts itself.
+    Versions from 1.0 on record an embedding function, if the application did not embed the texts itself. regraft
+    records the model of a base that it exported in the collection's metadata.
     """
     columns = _columns(db, "collections")
     for column in ("config_json_str", "schema_str"):
@@ -203,6 +208,12 @@ def read_model(db: apsw.Connection, of: ChromaCollection) -> tuple[str, str] | N
             model = config.get("model_name", config.get("model")) if isinstance(config, dict) else None
             if isinstance(name, str) and isinstance(model, str) and name.strip() and model.strip():
                 return name, model
+    if _columns(db, "collection_metadata"):
+        query = "SELECT str_value FROM collection_metadata WHERE CAST(collection_id AS TEXT) = ? AND key = ?"
+        recorded: Any = db.execute(query, (of.id, MODEL_KEY)).get
+        provider, separator, model = recorded.partition("::") if isinstance(recorded, str) else ("", "", "")
+        if provider.strip() and separator and model.strip():
+            return provider, model
     return None
 
 
@@ -296,10 +307,30 @@ def _iterate_stored_entries(db: apsw.Connection, of: ChromaCollection) -> Iterat
         "WHERE e.segment_id = ? ORDER BY e.id",
         (of.metadata,),
     )
-    for (_, key), group in groupby(rows, lambda row: (row[0], str(row[1]))):
+    has_lists = _has_lists(db)
+    for (number, key), group in groupby(rows, lambda row: (row[0], str(row[1]))):
         values = {str(row[2]): _pick_value(*row[3:]) for row in group if row[2] is not None}
+        if has_lists:
+            values |= _read_lists(db, number)
         document = values.pop(DOCUMENT, None)
         yield ChromaEntry(key, None if document is None else str(document), values)
+
+
+def _has_lists(db: apsw.Connection) -> bool:
+    """Whether metadata has lists, which versions from 1.5 on store in a table of their own."""
+    needed = {"id", "key", "string_value", "int_value", "float_value", "bool_value"}
+    if not needed <= _columns(db, _LISTS):
+        return False
+    return db.execute(f"SELECT 1 FROM {_LISTS} LIMIT 1").get is not None
+
+
+def _read_lists(db: apsw.Connection, number: Any) -> dict[str, Any]:
+    """Read the lists in the metadata of an entry."""
+    found: dict[str, Any] = {}
+    query = f"SELECT key, string_value, int_value, float_value, bool_value FROM {_LISTS} WHERE id = ? ORDER BY rowid"
+    for key, *value in db.execute(query, (number,)):
+        found.setdefault(str(key), []).append(_pick_value(*value))
+    return found
 
 
 def read_document(db: apsw.Connection, of: ChromaCollection, key: str) -> str | None:
@@ -450,10 +481,11 @@ def is_segment_name(name: str) -> bool:
     return 0 < len(name) <= 64 and all(letter.isascii() and (letter.isalnum() or letter == "-") for letter in name)
 
 
+def is_segment_folder(name: str) -> bool:
+    """Whether a name has the form of a segment's id."""
+    return len(name) == _ID_CHARACTERS and is_segment_name(name)
+
+
 def list_segment_folders(root: Path) -> list[str]:
     """List the folders of a store that have the form of a segment's folder, in ascending order."""
-    return sorted(
-        name
-        for name in file_paths.names_in(root)
-        if len(name) == _ID_CHARACTERS and is_segment_name(name) and (root / name).is_dir()
-    )
+    return sorted(name for name in file_paths.names_in(root) if is_segment_folder(name) and (root / name).is_dir())

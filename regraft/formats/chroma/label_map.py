@@ -105,6 +105,21 @@ def read_label_map(path: Path, sink: PairSink) -> LabelMap:
             return _Interpreter(content, sink).run()
 
 
+def read_labels(path: Path) -> tuple[LabelMap, list[tuple[str, int]]]:
+    """Read a label map that chromadb just wrote, with the label of each id, into memory.
+
+    Raises:
+        LabelMapProblem, OSError
+    """
+    labels: list[tuple[str, int]] = []
+
+    def add(role: str, pairs: list[tuple[str | int, str | int]]) -> None:
+        if role == ID_TO_LABEL:
+            labels.extend((str(key), int(value)) for key, value in pairs)
+
+    return read_label_map(path, add), labels
+
+
 class _Interpreter:
     """Interprets one pickle. Single use."""
 

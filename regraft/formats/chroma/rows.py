@@ -20,7 +20,7 @@ from regraft.disk import scratch, sqlite
 from regraft.errors import NotEnoughSpace
 from regraft.formats.chroma import database
 from regraft.formats.chroma.collection import PROVEN, CollectionState, open_collection
-from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
+from regraft.formats.chroma.database import ChromaCollection, ChromaEntry, ChromaProblem
 from regraft.formats.vector_table import VectorTable
 from regraft.language import tr
 from regraft.text import format_bytes
@@ -36,8 +36,9 @@ TABLE = VectorTable(
     body="document",
     vector="vector",
     needed=("id", "document", "vector"),
+    locator="locator",
 )
-_COLUMNS = "id TEXT, source TEXT, document TEXT, metadata TEXT, vector BLOB, is_unproven INTEGER"
+_COLUMNS = "id TEXT, source TEXT, document TEXT, locator TEXT, vector BLOB, is_unproven INTEGER"
 _BATCH = 500
 
 
@@ -93,15 +94,23 @@ def _write(db: apsw.Connection, state: CollectionState, table: apsw.Connection) 
         found = state.vector_of(entry.id)
         is_unproven = found is not None and found[0] not in PROVEN
         vector = None if found is None or is_unproven else found[1] or None
-        metadata = json.dumps(entry.metadata, ensure_ascii=False) if entry.metadata else None
         source = source_of(entry.metadata, entry.id)
-        waiting.append((entry.id, source, entry.document, metadata, vector, is_unproven))
+        waiting.append((entry.id, source, entry.document, make_locator(entry), vector, is_unproven))
         rows += 1
         unproven += is_unproven
         if len(waiting) == _BATCH:
             _insert(table, waiting)
     _insert(table, waiting)
     return rows, unproven
+
+
+def make_locator(entry: ChromaEntry) -> str:
+    """Return what a unit keeps of its entry, as JSON (``docs/formats/parquet.md``, "Entries of Chroma")."""
+    locator: dict[str, Any] = {"chroma_id": entry.id, "metadata": entry.metadata or None}
+    if entry.document is None:
+        # A unit always has a text.
+        locator["has_document"] = False
+    return json.dumps(locator, ensure_ascii=False)
 
 
 def _insert(table: apsw.Connection, waiting: list[tuple[Any, ...]]) -> None:

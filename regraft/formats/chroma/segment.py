@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -28,8 +28,8 @@ _DELETED, _COUNT = 1 << 16, 0xFFFF
 #: Limits of M and of the dimensions that are believed.
 _MAX_M, _MAX_DIMENSION = 4096, 1 << 20
 _DEFAULT_M = 16
-#: Bytes that are read at once.
-_BLOCK_BYTES = 4 << 20
+#: Bytes that are read at once: few enough to stay in the processor's cache while they are used.
+_BLOCK_BYTES = 1 << 20
 _WORD = struct.Struct("<I")
 
 
@@ -54,16 +54,36 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ElementBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """Elements in consecutive positions, as NumPy arrays."""
+    """Elements in consecutive positions. Nothing is computed before it is asked for."""
 
     #: Position of the first one.
     start: int
-    labels: Any
-    is_deleted: Any
-    #: One row per element: little-endian float32.
-    vectors: Any
-    #: Whether the links of an element point to elements that exist.
-    has_valid_links: Any
+    header: Header
+    #: NumPy array of elements, with the fields ``count``, ``links``, ``vector`` and ``label``.
+    elements: Any
+
+    @property
+    def vectors(self) -> Any:
+        """One row per element: little-endian float32."""
+        return self.elements["vector"]
+
+    @property
+    def labels(self) -> Any:
+        """The labels."""
+        return self.elements["label"]
+
+    @property
+    def is_deleted(self) -> Any:
+        """Whether each element is marked as deleted."""
+        return (self.elements["count"] & _DELETED) != 0
+
+    @property
+    def has_valid_links(self) -> Any:
+        """Whether the links of each element point to elements that exist."""
+        counts = self.elements["count"] & _COUNT
+        is_used = np.arange(self.header.lowest_links) < counts[:, None]
+        beyond = (is_used & (self.elements["links"] >= self.header.count)).any(axis=1)
+        return ~beyond & (counts <= self.header.lowest_links)
 
 
 class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +120,6 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
         """
         layout, size = self._layout, self.header.element_bytes
         step = max(1, _BLOCK_BYTES // size)
-        columns = np.arange(self.header.lowest_links)
         with links.open_for_reading(self.folder / ELEMENTS_FILE, buffering=0) as file:
             start = 0
             while start < self.count:
@@ -108,30 +127,18 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
                 found = len(raw) // size
                 if not found:
                     return
-                part = np.frombuffer(raw, dtype=layout, count=found)
-                counts = part["count"] & _COUNT
-                is_used = columns < counts[:, None]
-                beyond = (is_used & (part["links"] >= self.header.count)).any(axis=1)
-                yield ElementBlock(
-                    start=start,
-                    labels=part["label"],
-                    is_deleted=(part["count"] & _DELETED) != 0,
-                    vectors=part["vector"],
-                    has_valid_links=~beyond & (counts <= self.header.lowest_links),
-                )
+                elements = np.frombuffer(raw, dtype=layout, count=found)
+                yield ElementBlock(start=start, header=self.header, elements=elements)
                 start += found
                 if found * size < len(raw):
                     file.seek(start * size)
 
-    def read_norms(self, start: int, count: int) -> Any:
-        """Read the norms of consecutive positions; NaN where the file ends before."""
+    def read_norms(self, file: BinaryIO, start: int, count: int) -> Any:
+        """Read the norms of consecutive positions from the open file; NaN where it ends before."""
+        file.seek(4 * start)
+        raw = file.read(4 * max(0, min(count, self.norms - start)))
         found = np.full(count, np.nan, dtype="<f4")
-        there = min(count, self.norms - start)
-        if there > 0:
-            with links.open_for_reading(self.folder / NORMS_FILE) as file:
-                file.seek(4 * start)
-                raw = file.read(4 * there)
-            found[: len(raw) // 4] = np.frombuffer(raw, dtype="<f4", count=len(raw) // 4)
+        found[: len(raw) // 4] = np.frombuffer(raw, dtype="<f4", count=len(raw) // 4)
         return found
 
     def find_upper_damage(self) -> str | None:

@@ -11,14 +11,19 @@ from pathlib import Path
 import apsw
 
 from regraft.disk import links, sqlite, untrusted_sqlite
-from regraft.disk.trees import FolderTree
+from regraft.disk.trees import FolderTree, ZipTree, join_path
 from regraft.errors import ApplicationOpen
 from regraft.formats.cherry_v1.layout import StatePaths
-from regraft.formats.chroma import database, layouts
+from regraft.formats.cherry_v1.state import find_inner_folder
+from regraft.formats.chroma import database, label_map, layouts
 from regraft.formats.chroma.database import ChromaProblem, list_segment_folders
+from regraft.formats.chroma.segment import ELEMENTS_FILE, HEADER_FILE, NORMS_FILE, UPPER_FILE
 from regraft.kinds import Kind
 from regraft.language import tr
 from regraft.stores.systems import Located, System
+
+#: The files of a vector segment.
+SEGMENT_FILES = (HEADER_FILE, ELEMENTS_FILE, NORMS_FILE, UPPER_FILE, label_map.FILE)
 
 
 class Chroma(System):
@@ -26,8 +31,7 @@ class Chroma(System):
 
     kind = Kind.CHROMA
     part = "collection"
-    commands = frozenset({"fix", "repair", "gc", "history", "undo"})
-    search_advice = tr("migrate its collections to a library, and search that")
+    commands = frozenset({"fix", "repair", "gc", "history", "undo", "export", "import"})
     open_file = database.FILE
 
     def store_at(self, path: Path) -> Path | None:
@@ -38,6 +42,22 @@ class Chroma(System):
             if (folder / database.FILE).is_file():
                 return links.check_inside(path, folder)
         return None
+
+    def archive_members(self, tree: ZipTree) -> tuple[str, list[str]] | None:
+        """Find the database, its journal, the files of its segments, and the database of Open WebUI beside it."""
+        inner = find_inner_folder(tree)
+        roots = (inner, join_path(inner, layouts.OPEN_WEBUI_FOLDER))
+        root = next((one for one in roots if tree.kind(join_path(one, database.FILE)) == "file"), None)
+        if root is None:
+            return None
+        outside = root.rpartition("/")[0]
+        databases = [join_path(root, database.FILE)]
+        if root:
+            databases.append(join_path(outside, layouts.OPEN_WEBUI_DATABASE))
+        names = [name + suffix for name in databases for suffix in ("", "-wal", "-journal")]
+        folders = (join_path(root, name) for name in tree.children(root) if database.is_segment_folder(name))
+        names += [join_path(folder, name) for folder in folders for name in SEGMENT_FILES]
+        return root, [name for name in names if tree.kind(name) == "file" and not tree.is_link(name)]
 
     def has_name(self, path: Path) -> bool:
         """See :class:`System`."""

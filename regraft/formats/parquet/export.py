@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -412,10 +411,20 @@ class ExportedBase(Struct, frozen=True, kw_only=True):
     problem: str | None
 
 
+class WrittenCollection(Struct, frozen=True, kw_only=True):
+    """The collection of Chroma that an export wrote. ``undo`` is the id of the run in the ledger of its folder."""
+
+    name: str
+    distance: str
+    entries: int
+    undo: str | None
+
+
 class ExportReport(Report, kw_only=True):
     """The report of ``regraft export`` (``docs/commands.md``)."""
 
     bases: list[ExportedBase]
+    collection: WrittenCollection | msgspec.UnsetType = msgspec.UNSET
 
 
 class BaseExport(msgspec.Struct):
@@ -537,24 +546,16 @@ def export(
         OSError: the file cannot be written.
     """
     unit_file.import_arrow()
-    _check_kind(source, from_v1=from_v1, visible_to=visible_to)
+    check_kind(source, from_v1=from_v1, visible_to=visible_to)
     unit_file.check_target(target)
-    root = source.tree.path if source.kind in _WITHOUT_INDEX else source.path
-    if root.is_dir() and links.is_at_or_below(target, root):
-        raise TargetNotWritable(path=target, reason=tr("it is inside the source"))
-    with ExitStack() as stack:
-        if source.kind is Kind.RSCLAW:
-            parts = _rsclaw_export(source, bases, visible_to, stack)
-        elif source.kind is Kind.CHROMA:
-            parts = _chroma_export(source, bases, stack)
-        else:
-            parts = _v1_export(source, bases, stack) if from_v1 else _v2_export(source, bases, stack)
+    demand_outside(target, source)
+    with open_units(source, bases, from_v1=from_v1, visible_to=visible_to) as parts:
         about = parts.about()
         total = sum(part.summary.bodies for part in parts.bases if part.summary)
         with stage(progress, "Writing", total, "texts"), unit_file.write_units(target, about) as file:
             for part in parts.bases:
                 progress.at(part.about.name)
-                for row in _stream_rows(part):
+                for row in stream_rows(part):
                     file.add(row)
                     part.rows += 1
                     part.vectors += row.vector is not None
@@ -564,7 +565,37 @@ def export(
     return parts
 
 
-def _check_kind(source: Located, *, from_v1: bool, visible_to: tuple[str, ...]) -> None:
+@contextmanager
+def open_units(
+    source: Located, bases: tuple[str, ...], *, from_v1: bool = False, visible_to: tuple[str, ...] = ()
+) -> Iterator[SourceExport]:
+    """Find the bases of a source that :func:`check_kind` accepted; :func:`stream_rows` reads their rows.
+
+    Raises:
+        BaseUnknown: a base in ``bases`` does not exist.
+        SourceUnreadable: the source cannot be read.
+    """
+    with ExitStack() as stack:
+        if source.kind is Kind.RSCLAW:
+            yield _rsclaw_export(source, bases, visible_to, stack)
+        elif source.kind is Kind.CHROMA:
+            yield _chroma_export(source, bases, stack)
+        else:
+            yield _v1_export(source, bases, stack) if from_v1 else _v2_export(source, bases, stack)
+
+
+def demand_outside(target: Path, source: Located) -> None:
+    """Refuse a target inside of the source.
+
+    Raises:
+        TargetNotWritable
+    """
+    root = source.tree.path if source.kind in _WITHOUT_INDEX else source.path
+    if root.is_dir() and links.is_at_or_below(target, root):
+        raise TargetNotWritable(path=target, reason=tr("it is inside the source"))
+
+
+def check_kind(source: Located, *, from_v1: bool, visible_to: tuple[str, ...]) -> None:
     """Refuse a source that the options do not fit.
 
     Raises:
@@ -582,7 +613,7 @@ def _check_kind(source: Located, *, from_v1: bool, visible_to: tuple[str, ...]) 
         raise WrongUsage(problem=problem, hint=tr("leave it out"))
 
 
-def _stream_rows(part: BaseExport) -> Iterator[UnitRow]:
+def stream_rows(part: BaseExport) -> Iterator[UnitRow]:
     """Stream the rows of a base. Damage ends the stream and is recorded as the base's problem."""
     if part.file is None or part.summary is None:
         return
@@ -779,7 +810,7 @@ def _chroma_export(source: Located, bases: tuple[str, ...], stack: ExitStack) ->
 # Entries of a collection of Chroma ("Entries of Chroma").
 
 
-_ENTRIES_QUERY = "SELECT id, source, document, metadata, vector FROM entries ORDER BY rowid"
+_ENTRIES_QUERY = "SELECT id, source, document, locator, vector FROM entries ORDER BY rowid"
 
 
 def describe_collection(db: apsw.Connection, of: ChromaCollection, name: str) -> BaseMetadata:
@@ -801,9 +832,8 @@ def read_entry_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterat
         apsw.Error: the table cannot be read.
     """
     with sqlite.open_readonly(path) as db:
-        for key, source, document, metadata, vector in db.execute(_ENTRIES_QUERY):
+        for key, source, document, locator, vector in db.execute(_ENTRIES_QUERY):
             text = "" if document is None else str(document)
-            locator = {"chroma_id": str(key), "metadata": None if metadata is None else json_text.loads(str(metadata))}
             item = identity.item_id(base.id, str(key), None)
             yield UnitRow(
                 base=base.id,
@@ -819,7 +849,7 @@ def read_entry_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterat
                 body_hash=identity.text_hash(text),
                 unit_id=str(key),
                 title=None,
-                locator_json=json.dumps(locator, ensure_ascii=False),
+                locator_json=str(locator),
                 content=None,
                 vector=vector if isinstance(vector, bytes) and len(vector) == look.vector_bytes else None,
             )

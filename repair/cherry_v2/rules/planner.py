@@ -354,7 +354,13 @@ class _Planner:
             return
         for base, found in self._findings.items():
             paths = len(moved[base].materials) if base is not None and base in moved else 0
-            others = (one for one in found if one.name not in NAMES and notices.is_at_least(one.severity, "warning"))
+            # Bodies without a unit are for gc where nothing proves the unit.
+            others = (
+                one
+                for one in found
+                if (one.name not in NAMES or one.name == v2.BODY_ORPHAN)
+                and notices.is_at_least(one.severity, "warning")
+            )
             self._plan.left += [
                 # The message for these vectors names both choices.
                 Unresolved.of(one, one.message, repair=self._command_for(one))

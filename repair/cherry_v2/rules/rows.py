@@ -21,6 +21,7 @@ from checks.audit.findings import RowNumbers
 from checks.cherry_v2 import detect
 from checks.cherry_v2 import findings as v2
 from regraft.language import tr
+from repair.cherry_v2.indexing import find_lost_units
 
 #: The columns have no type, so that damaged values are not converted.
 _TABLES = (
@@ -280,13 +281,43 @@ def order_units(job: RowRepair) -> None:
 
 
 def number_units(job: RowRepair) -> None:
-    """Count renumbered units, and record materials whose unit order is unknown."""
+    """Count renumbered units, and record materials whose units are not renumbered.
+
+    A unit that is missing from a material may be proven by its body, but only with the number that it had: the units of
+    that material keep their numbers until it is written again.
+    """
     if not job.wants(v2.UNIT_GAP):
         return
     order_units(job)
+    waiting = list(_materials_of_lost_units(job))
+    if waiting:
+        of_one = [(material,) for material in waiting]
+        job.db.executemany(
+            """UPDATE temp.m_unit SET idx = was_idx, touched = content IS NOT was_content OR EXISTS (
+                 SELECT 1 FROM main.search_unit s WHERE s.rowid = m_unit.rid
+                    AND (s.char_start, s.char_end) IS NOT (m_unit.char_start, m_unit.char_end)) WHERE material = ?""",
+            of_one,
+        )
+        job.db.executemany("DELETE FROM temp.m_gap WHERE material = ?", of_one)
+        reason = tr("bodies prove units that are missing in between: first run regraft repair --only body.orphan")
+        job.leave(v2.UNIT_GAP, reason, len(waiting))
     job.done["number-units"] += job.count("SELECT count(*) FROM temp.m_unit WHERE idx IS NOT was_idx")
     left = job.count("SELECT count(*) FROM temp.m_gap WHERE NOT (by_place OR by_number)")
     job.leave(v2.UNIT_GAP, tr("its numbers and offsets do not tell the order of its units, or it is missing"), left)
+
+
+def _materials_of_lost_units(job: RowRepair) -> Iterator[str]:
+    """Yield the materials with gaps that lack units which bodies of no unit prove."""
+    if v2.BODY_ORPHAN not in job.found:
+        return
+    of_material: dict[str, set[str]] = {}
+    for unit in find_lost_units(job.db)[0]:
+        of_material.setdefault(unit.material, set()).add(unit.unit)
+    stray = "SELECT 1 FROM temp.m_body WHERE unit IS NULL AND target = ?"
+    for material, units in of_material.items():
+        has_gap = job.db.execute("SELECT 1 FROM temp.m_gap WHERE material = ?", (material,)).get
+        if has_gap and any(job.db.execute(stray, (unit,)).get for unit in units):
+            yield material
 
 
 def rekey_units(job: RowRepair) -> None:

@@ -12,6 +12,7 @@ import pytest
 from extras import needs, optional
 from fault_server import FaultServer
 from lacking import configured
+from patience import NEVER_SECONDS
 
 from regraft.fleet import results
 from regraft.fleet.manifest import Library
@@ -49,7 +50,7 @@ def order_of(folder: Path, *sizes: int) -> FleetOrder:
 
 def test_what_no_node_has_room_for_fails_by_name(cluster: Any, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
-    assert started(order_of(tmp_path, 1, 1), out, cluster.address, max_wait=0.1).wait(fleet_nodes.PATIENCE) == 0
+    assert started(order_of(tmp_path, 1, 1), out, cluster.address, max_wait=0.1).wait(NEVER_SECONDS) == 0
     rows = rows_of(out)
     assert [(row.outcome, row.code, row.attempts) for row in rows] == [("stopped", "NoNodeFits", 1)] * 2
     assert "needs 1 CPU and 167.8 MB, and no node of the cluster has a CPU" in str(rows[0].message)
@@ -66,7 +67,7 @@ def test_a_library_whose_node_is_lost_is_done_by_a_smaller_one(cluster: Any, tmp
         cluster.remove_node(large, allow_graceful=False)
         wait_for(lambda: len(nodes_of(source)) == 2)
         (tmp_path / "go").touch()
-        assert driver.wait(fleet_nodes.PATIENCE) == 0
+        assert driver.wait(NEVER_SECONDS) == 0
     finally:
         driver.kill()
         driver.wait()
@@ -86,7 +87,7 @@ def test_a_node_that_joins_takes_libraries_that_wait(cluster: Any, tmp_path: Pat
         new = cluster.add_node(num_cpus=1)
         wait_for(lambda: any(new.node_id in nodes_of(source) for source in sources))
         (tmp_path / "go").touch()
-        assert driver.wait(fleet_nodes.PATIENCE) == 0
+        assert driver.wait(NEVER_SECONDS) == 0
         cluster.remove_node(new)
     finally:
         driver.kill()
@@ -101,7 +102,7 @@ def test_a_node_that_cannot_run_libraries_is_left_out_and_named(cluster: Any, tm
     bad = cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": ""})
     out = tmp_path / "out.parquet"
     (tmp_path / "go").touch()
-    assert started(order_of(tmp_path, *range(8)), out, cluster.address).wait(fleet_nodes.PATIENCE) == 0
+    assert started(order_of(tmp_path, *range(8)), out, cluster.address).wait(NEVER_SECONDS) == 0
     assert [row.outcome for row in rows_of(out)] == ["done"] * 8
     assert {node for number in range(8) for node in nodes_of(tmp_path / f"library {number}")} == {good.node_id}
     said = (tmp_path / "driver.log").read_text()
@@ -126,7 +127,7 @@ def test_two_senders_on_two_nodes_of_one_core_do_not_wait_for_each_other(
             env=fleet_nodes.environment(),
             capture_output=True,
             check=False,
-            timeout=fleet_nodes.PATIENCE,
+            timeout=NEVER_SECONDS,
         )
         assert done.returncode == 0, done
         assert len(server.texts) == len(set(server.texts)) > 8

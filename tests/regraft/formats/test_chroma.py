@@ -46,7 +46,7 @@ def assert_same_vectors(state: CollectionState, expected: dict[str, Any]) -> Non
     """Compare in both ways of reading: one by one, and in blocks."""
     blocks: dict[str, bytes] = {}
     for block in state.segment_blocks():
-        blocks |= {key: vector.tobytes() for key, vector in zip(block.ids, block.vectors, strict=True)}
+        blocks |= {key: vector.tobytes() for key, vector in zip(block.read_ids(), block.vectors, strict=True)}
     blocks |= {key: raw for key, _, raw in state.queued_vectors()}
     assert blocks.keys() == expected.keys()
     for key, one in expected.items():

@@ -61,7 +61,7 @@ def bases_of(profile: Path) -> set[tuple[str, str]]:
 # --- killed and stopped -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("moment", ["Carrying step 2", "Changing step 3"])
+@pytest.mark.parametrize("moment", [pytest.param("Carrying step 2", marks=pytest.mark.slow), "Changing step 3"])
 def test_a_killed_upgrade_is_reported_and_the_next_click_finishes_it(reader, tmp_path, monkeypatch, expected, moment):
     planned = planned_upgrade(reader, tmp_path)
     monkeypatch.setenv(page_tasks.MOMENT, moment)
@@ -89,7 +89,7 @@ def test_a_killed_upgrade_is_reported_and_the_next_click_finishes_it(reader, tmp
     assert bases_of(tmp_path / "profile") == set() and vectors(tmp_path / "profile" / "Data") == {}
 
 
-@pytest.mark.parametrize("moment", ["Carrying start 1", "Changing step 2"])
+@pytest.mark.parametrize("moment", ["Carrying start 1", pytest.param("Changing step 2", marks=pytest.mark.slow)])
 def test_stop_is_ctrl_c(reader, tmp_path, monkeypatch, expected, moment):
     planned = planned_upgrade(reader, tmp_path)
     monkeypatch.setenv(page_tasks.MOMENT, moment)

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import apsw
@@ -22,7 +23,7 @@ from regraft.errors import WrongUsage
 from regraft.fleet import jobs
 from repair.embedding import answers
 from repair.embedding.answers import Keeper, SendingTerms, SpentTotals, StopReason, TextAnswer
-from repair.embedding.budget import LimitReached, Limits, MeteredEmbedder, Permit, Rates
+from repair.embedding.budget import LimitReached, Limits, MeteredEmbedder, Pacer, Permit, Rates
 from repair.embedding.fleet_sending import FleetSender
 from repair.embedding.fleet_texts import EmbedderJson, EmbeddingJob
 
@@ -99,11 +100,18 @@ def test_a_run_that_is_killed_has_spent_what_was_under_way(tmp_path: Path) -> No
         assert keeper.reserve("texts", 10) == Permit()
 
 
+@pytest.fixture
+def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no time pass between the requests of a keeper."""
+    monkeypatch.setattr(answers, "Pacer", partial(Pacer, now=lambda: 1_000.0))
+
+
+@pytest.mark.usefixtures("still_clock")
 def test_all_that_is_sent_has_one_pace(tmp_path: Path) -> None:
     with opened(tmp_path, rates=Rates(requests=1)) as keeper:
         assert keeper.reserve("probes", 1).seconds == 0
-        assert 59 < keeper.reserve("texts", 1).seconds <= 60
-        assert 119 < keeper.account("texts").reserve(1).seconds <= 120
+        assert keeper.reserve("texts", 1).seconds == 60
+        assert keeper.account("texts").reserve(1).seconds == 120
 
 
 class Echo:
@@ -128,6 +136,7 @@ class Echo:
         """Do nothing."""
 
 
+@pytest.mark.usefixtures("still_clock")
 def test_a_request_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
     waited: list[float] = []
     with opened(tmp_path, Limits(requests=3), Rates(requests=1)) as keeper:
@@ -135,7 +144,7 @@ def test_a_request_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
             Echo(), keeper.account("texts"), lambda seconds: waited.append(seconds) or len(waited) == 2
         )  # type: ignore[func-returns-value]
         assert meter.embed(["a"]) == meter.embed(["b"]) == [b"1234"]
-        assert 59 < waited[0] <= 60
+        assert waited[0] == 60
         with pytest.raises(Halted):
             meter.embed(["c"])
         # It did not leave, and is not counted.

@@ -1,0 +1,393 @@
+"""Write a base as a new collection of a Chroma folder: ``regraft export --format chroma`` (``docs/chroma.md``).
+
+chromadb's own core builds the collection in a copy of the database below ``.regraft``. Then chromadb reads every entry
+of the copy, and each must be the same: vector bit for bit, document, metadata and id. At the end the segment's folder
+and the database take their places, and ``regraft undo`` takes the run back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import apsw
+import numpy as np
+
+from regraft.disk import durable, file_paths, sqlite, writable
+from regraft.errors import ChangesStopped, Interrupted, RegraftError, SourceUnreadable, TargetNotWritable, WrongUsage
+from regraft.formats import json_text
+from regraft.formats.chroma import core, database, label_map
+from regraft.formats.chroma.database import ChromaProblem
+from regraft.formats.chroma.segment import open_segment
+from regraft.formats.parquet.export import BaseExport, WrittenCollection, stream_rows
+from regraft.formats.parquet.unit_file import UnitRow
+from regraft.kinds import Kind
+from regraft.language import format_count, tr
+from regraft.ledger.ledger import FOLDER
+from regraft.ledger.values import WORK
+from regraft.report import notices
+from regraft.report.progress import Progress, SilentProgress, stage
+from regraft.stores import systems
+from regraft.text import printable
+from repair.changes.files import copy_database
+from repair.changes.plan import Action, FileChange, Plan
+from repair.changes.run import run_command, undo_run
+from repair.changes.store import Store
+from repair.chroma import restore_bytes
+
+#: Names of collections that chromadb accepts.
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,510}[a-zA-Z0-9]")
+#: How far the length of a vector may be from 1 if Chroma is to compare it by cosine without changing it.
+_UNIT_TOLERANCE = 1e-5
+#: chromadb's own settings, which the collection gets when it is complete.
+_SYNC_THRESHOLD, _BATCH_SIZE = 1000, 100
+#: Columns of a unit that become metadata of the entry.
+_FIELDS = ("source", "path", "item", "title", "unit_index", "char_start", "char_end")
+_MAX_INTEGER = 1 << 63
+_STAGED = "CREATE TABLE entry (place INTEGER PRIMARY KEY, id TEXT UNIQUE, document TEXT, metadata TEXT, vector BLOB)"
+_PAGE = "SELECT place, id, document, metadata, vector FROM entry WHERE place > ? ORDER BY place LIMIT ?"
+#: The vector of an id, as :func:`repair.chroma.restore_bytes` takes it: stored as it is, with length 1.
+_AS_GIVEN = "SELECT vector, vector, X'0000803F' FROM entry WHERE id = ?"
+
+
+def write_collection(
+    target: Path, part: BaseExport, name: str, distance: str | None, command: str, progress: Progress
+) -> WrittenCollection:
+    """Write the rows of a base that have a vector to a new collection; the counts of ``part`` are updated.
+
+    Args:
+        target: a folder of Chroma, an empty folder, or a new one.
+        part: the base, whose source is open.
+        name: name of the collection, which must not exist.
+        distance: "l2", "cosine" or "ip". None: cosine if all vectors have length 1, else l2.
+        command: the command that the ledger of the folder records.
+        progress: receives the rows that are read.
+
+    Raises:
+        WrongUsage: the target, the name or the distance cannot be used, or chromadb is not installed.
+        CollectionOfOtherVersion, CollectionRefused: chromadb failed, or an entry that it reads back differs.
+        RegraftError: as for every command that changes a store.
+    """
+    if not _NAME.fullmatch(name):
+        problem = tr("{name!r} cannot be the name of a collection", name=name)
+        raise WrongUsage(problem=problem, hint=tr("use 3 to 512 letters, digits, dots, hyphens and underscores"))
+    if not part.vector_bytes:
+        problem = tr("{name} has no vectors", name=part.about.name)
+        raise WrongUsage(problem=problem, hint=tr("embed its texts first, with regraft backfill"))
+    job = _Job(part, name, distance, core.demand_chromadb(), progress)
+    with _open_target(target, job.version):
+        try:
+            report = run_command(command, target, job.plan, kind=Kind.CHROMA, progress=SilentProgress())
+        except (ChangesStopped, Interrupted) as stopped:
+            if stopped.facts.get("finished"):
+                # The segment was in place, and the database was not: nothing refers to the segment.
+                with suppress(RegraftError):
+                    undo_run(target, None, kind=Kind.CHROMA, progress=SilentProgress())
+            raise
+    return WrittenCollection(name=name, distance=job.distance, entries=part.rows, undo=report.undo)
+
+
+@contextmanager
+def _open_target(target: Path, version: str) -> Iterator[None]:
+    """Give a new or empty folder an empty database of Chroma, which is removed again if the run fails.
+
+    Raises:
+        WrongUsage: the path is something else.
+        CollectionRefused: chromadb cannot write there.
+    """
+    if systems.system_of(Kind.CHROMA).store_at(target) is not None:
+        yield
+        return
+    is_there = file_paths.exists(target)
+    if is_there and (not file_paths.is_folder(target) or set(file_paths.names_in(target)) - {FOLDER}):
+        problem = tr("{path} is neither empty nor a folder of Chroma", path=target)
+        raise WrongUsage(problem=problem, hint=tr("give a new folder, or one that contains {file}", file=database.FILE))
+    first = target.absolute()
+    while not is_there and not file_paths.exists(first.parent):
+        first = first.parent
+    work = target / FOLDER / WORK
+    with writable.allow_writes(target):
+        try:
+            with core.reporting_refusals(target, version):
+                _make_work_folder(target, work)
+                core.run_in_child(_make_empty, work / "new")
+                durable.replace(work / "new" / database.FILE, target / database.FILE)
+                durable.remove_tree(work)
+            yield
+        except BaseException:
+            with suppress(OSError):
+                if is_there:
+                    durable.remove_tree(target / FOLDER)
+                    durable.remove(target / database.FILE, missing_ok=True)
+                else:
+                    durable.remove_made_folders(target, first)
+            raise
+
+
+def _make_work_folder(target: Path, work: Path) -> None:
+    try:
+        durable.make_folders(work)
+    except OSError as error:
+        raise TargetNotWritable(path=target, reason=error.strerror or error) from error
+
+
+class _Job:
+    """Builds one collection. Single use."""
+
+    def __init__(self, part: BaseExport, name: str, distance: str | None, version: str, progress: Progress) -> None:
+        self.part, self.name, self.version = part, name, version
+        #: The distance that the user chose; "" as long as none is chosen.
+        self.distance = distance or ""
+        self._progress = progress
+        #: Id of the vector segment, which is chosen here, because a plan names the paths that change.
+        self._segment = str(uuid.uuid4())
+        self._root = Path()
+        self._place = Path()
+
+    def plan(self, store: Store) -> Plan:
+        """Plan the two changes: the folder of the segment, and the database that refers to it.
+
+        Raises:
+            WrongUsage: the collection exists.
+            SourceUnreadable: the database cannot be read.
+        """
+        self._root = store.root
+        path = store.root / database.FILE
+        try:
+            with database.open_chroma(path) as db:
+                names = database.list_collection_names(db)
+        except ChromaProblem as error:
+            raise SourceUnreadable(path=path, reason=error) from error
+        if self.name in names:
+            problem = tr("{path} has a collection {name} already", path=store.root, name=self.name)
+            raise WrongUsage(problem=problem, hint=tr("give another name with --collection"))
+        summary = self.part.summary
+        rows = 0 if summary is None else summary.bodies
+        message = tr("write {entries} to the collection {name}", entries=format_count(rows, "entry"), name=self.name)
+        action = Action(action="write-collection", message=message, subject=self.name, count=rows)
+        size = path.stat().st_size + 4 * rows * (self.part.vector_bytes or 0)
+        plan = Plan()
+        plan.changes = [
+            FileChange(path=self._segment, actions=(action,), make=self._build, bytes=size),
+            FileChange(path=database.FILE, actions=(), make=self._take_database),
+        ]
+        return plan
+
+    def _take_database(self, new: Path) -> None:
+        durable.replace(self._place / "built" / database.FILE, new)
+
+    def _build(self, new: Path) -> None:
+        """Build and verify the collection, and write the folder of its segment to ``new``."""
+        # Below the run's work folder, which is removed at the end.
+        self._place = place = new.with_name("collection.build")
+        built, staged = place / "built", place / "staged.sqlite"
+        durable.make_folders(built, flush=False)
+        count = self._stage(staged)
+        copy_database(self._root / database.FILE, built / database.FILE)
+        with core.reporting_refusals(self._root, self.version):
+            core.run_in_child(_add, built, staged, self.name, self.distance, self.part.about.model, count)
+            self._settle(built, staged)
+            core.run_in_child(_compare, built, staged, self.name, count)
+        durable.replace(built / self._segment, new)
+
+    def _stage(self, staged: Path) -> int:
+        """Write the entries to a temporary file for the child process, and return their number.
+
+        Raises:
+            WrongUsage: there are none, or not all vectors have length 1 and the distance is cosine.
+        """
+        part, odd = self.part, 0
+        total = 0 if part.summary is None else part.summary.bodies
+        with sqlite.open_writable(staged, create=True) as db, stage(self._progress, "Reading", total, "texts"):
+            self._progress.at(part.about.name)
+            db.execute("PRAGMA journal_mode = OFF").fetchall()
+            db.execute(_STAGED)
+            with sqlite.transaction(db):
+                for row in stream_rows(part):
+                    self._progress.step(1, len(row.vector or b""))
+                    reason, norm = _measure(row.vector)
+                    if reason is not None:
+                        assert part.summary is not None
+                        part.summary.skipped[reason] = part.summary.skipped.get(reason, 0) + 1
+                        continue
+                    odd += abs(norm - 1) > _UNIT_TOLERANCE
+                    part.rows += 1
+                    part.vectors += 1
+                    _insert(db, part.rows, *make_entry(row, part.rows), row.vector)
+        self._choose_distance(odd)
+        return part.rows
+
+    def _choose_distance(self, odd: int) -> None:
+        """Choose the distance, if the user did not; ``odd`` is the number of vectors whose length is not 1.
+
+        Raises:
+            WrongUsage: there are no vectors, or Chroma would change one.
+        """
+        part = self.part
+        if not part.rows:
+            problem = tr("{name} has no vector that Chroma accepts", name=part.about.name)
+            raise WrongUsage(problem=problem, hint=tr("embed its texts first, with regraft backfill"))
+        self.distance = self.distance or ("l2" if odd else "cosine")
+        if odd and self.distance == "cosine":
+            problem = tr(
+                "Chroma would change {vectors} of {name}, because the distance cosine needs length 1",
+                vectors=format_count(odd, "vector"),
+                name=part.about.name,
+            )
+            raise WrongUsage(problem=problem, hint=tr("use --distance l2 or --distance ip"))
+
+    def _settle(self, built: Path, staged: Path) -> None:
+        """Give the new segment its id, and with cosine distance each element the bytes of its vector."""
+        with sqlite.open_writable(built / database.FILE) as db:
+            of = database.find_collection(db, self.name)
+            old = "" if of is None or of.vectors is None else of.vectors
+            with sqlite.transaction(db):
+                db.execute("UPDATE segments SET id = ? WHERE id = ?", (self._segment, old))
+                for table in ("segment_metadata", "max_seq_id"):
+                    db.execute(f"UPDATE {table} SET segment_id = ? WHERE segment_id = ?", (self._segment, old))
+        folder = built / self._segment
+        durable.replace(built / old, folder)
+        if self.distance == "cosine":
+            # Chroma would normalize each vector once more, and return other last bits.
+            _, labels = label_map.read_labels(folder / label_map.FILE)
+            ids = {label: key for key, label in labels}
+            with sqlite.open_readonly(staged) as db:
+                restore_bytes(folder, open_segment(folder, None), ids, db, _AS_GIVEN, is_cosine=True)
+
+
+def _measure(vector: bytes | None) -> tuple[str | None, float]:
+    """Return the reason code if Chroma does not accept a vector, and its length."""
+    if vector is None:
+        return notices.MISSING_PAYLOAD, 0.0
+    numbers = np.frombuffer(vector, dtype="<f4").astype(np.float64)
+    norm = float(np.linalg.norm(numbers))
+    return (None if math.isfinite(norm) else notices.NON_FINITE), norm
+
+
+def _insert(
+    db: apsw.Connection, place: int, key: str, document: str | None, metadata: dict[str, Any], vector: bytes | None
+) -> None:
+    """Stage an entry. An id that is taken gets a number, because an id of Chroma is unique."""
+    text = json.dumps(metadata, ensure_ascii=False) if metadata else None
+    unique, number = key, 1
+    while db.execute("SELECT 1 FROM entry WHERE id = ?", (unique,)).get is not None:
+        number += 1
+        unique = f"{key}#{number}"
+    db.execute("INSERT INTO entry VALUES (?, ?, ?, ?, ?)", (place, unique, document, text, vector))
+
+
+# --- entries ---------------------------------------------------------------------------------------------------------
+
+
+def make_entry(row: UnitRow, place: int) -> tuple[str, str | None, dict[str, Any]]:
+    """Return id, document and metadata of the entry of a unit.
+
+    A unit that was an entry of Chroma before gets its own id and metadata back; of any other unit, its source, its item
+    and its offsets become metadata.
+    """
+    text = row.text if isinstance(row.text, str | None) else bytes(row.text).decode("utf-8", "replace")
+    locator = _decode(row.locator_json)
+    key = locator.get("chroma_id")
+    if isinstance(key, str) and key:
+        metadata = locator.get("metadata")
+        known = metadata if isinstance(metadata, dict) else {}
+        document = None if locator.get("has_document") is False else text
+        return key, document, {name: _as_value(one) for name, one in known.items() if _is_kept(name, one)}
+    values = {name: getattr(row, name) for name in _FIELDS} | {"locator": row.locator_json}
+    values = {name: _as_value(one) for name, one in values.items() if _is_kept(name, one)}
+    unit = row.unit_id if isinstance(row.unit_id, str) and row.unit_id else f"{row.item or row.base}:{place}"
+    return unit, text, values
+
+
+def _decode(text: Any) -> dict[str, Any]:
+    try:
+        found = json_text.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_kept(name: str, value: Any) -> bool:
+    # Chroma reserves its own prefix, and has no null.
+    return bool(name) and not name.startswith("chroma:") and value is not None
+
+
+def _as_value(value: Any) -> Any:
+    """Return a value that Chroma stores without changing it."""
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, int) and -_MAX_INTEGER <= value < _MAX_INTEGER:
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, list) and value and len({type(one) for one in value}) == 1 and value == _as_list(value):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _as_list(values: list[Any]) -> list[Any]:
+    return [None if isinstance(one, list | dict | None) else _as_value(one) for one in values]
+
+
+# --- the child process -----------------------------------------------------------------------------------------------
+
+
+def _make_empty(folder: Path) -> None:
+    """Write an empty database."""
+    durable.make_folders(folder, flush=False)
+    core.open_client(folder)
+
+
+def _add(folder: Path, staged: Path, name: str, distance: str, model: str | None, count: int) -> None:
+    """Add the staged entries as a collection."""
+    client = core.open_client(folder)
+    # Chroma writes a segment when as many operations have come as the threshold says: with the last one.
+    settings = {"space": distance, "sync_threshold": count + 1, "batch_size": 2}
+    metadata = None if model is None else {database.MODEL_KEY: model}
+    collection = client.create_collection(
+        name, embedding_function=None, metadata=metadata, configuration={"hnsw": settings}
+    )
+    last: tuple[list[str], Any] = [], None
+    for ids, documents, metadatas, vectors in _pages(staged):
+        collection.add(ids=ids, embeddings=vectors, documents=documents, metadatas=metadatas)
+        last = ids[-1:], vectors[-1:]
+    collection.upsert(ids=last[0], embeddings=last[1])
+    collection.modify(configuration={"hnsw": {"sync_threshold": _SYNC_THRESHOLD, "batch_size": _BATCH_SIZE}})
+
+
+def _pages(staged: Path) -> Iterator[tuple[list[str], list[str | None], list[Any], Any]]:
+    """Yield ids, documents, metadata and vectors of the staged entries in their order."""
+    with sqlite.open_readonly(staged) as db:
+        last = 0
+        while rows := db.execute(_PAGE, (last, core.PAGE_SIZE)).fetchall():
+            last = int(str(rows[-1][0]))
+            vectors = np.array([np.frombuffer(row[4], dtype="<f4") for row in rows])  # type: ignore[arg-type]
+            documents = [None if row[2] is None else str(row[2]) for row in rows]
+            metadatas = [None if row[3] is None else json_text.loads(str(row[3])) for row in rows]
+            yield [str(row[1]) for row in rows], documents, metadatas, vectors
+
+
+def _compare(folder: Path, staged: Path, name: str, count: int) -> None:
+    """Read every entry with Chroma's API, and compare it with the staged one."""
+    collection = core.open_client(folder).get_collection(name, embedding_function=None)
+    if collection.count() != count:
+        raise ValueError(tr("the collection has {found:,} of {count:,} entries", found=collection.count(), count=count))
+    for ids, documents, metadatas, vectors in _pages(staged):
+        got = collection.get(ids=ids, include=["embeddings", "documents", "metadatas"])
+        rows = zip(got["documents"], got["metadatas"], got["embeddings"], strict=True)
+        found = dict(zip(got["ids"], rows, strict=True))
+        for key, document, metadata, vector in zip(ids, documents, metadatas, vectors, strict=True):
+            is_same = key in found and (document, _typed(metadata)) == (found[key][0], _typed(found[key][1]))
+            if not is_same or np.asarray(found[key][2], dtype="<f4").tobytes() != vector.tobytes():
+                raise ValueError(tr("the entry {id} reads back differently", id=printable(key)))
+
+
+def _typed(metadata: Any) -> str:
+    """Encode metadata so that 1, 1.0 and True differ."""
+    return json.dumps(dict(metadata) if metadata else None, sort_keys=True)

@@ -1,0 +1,45 @@
+"""The files of tests that take longest, which are started first so that no worker is left alone with one in the end."""
+
+from __future__ import annotations
+
+import pytest
+
+#: Every file of make test that takes more than about five seconds of a processor, the longest first.
+LONGEST = (
+    "tests/repair/test_every_changing_command.py",
+    "tests/regraft/test_safe_path.py",
+    "tests/regraft/test_outside.py",
+    "tests/repair/test_advice.py",
+    "tests/repair/test_every_repair_line.py",
+    "tests/regraft/page/test_page_journeys.py",
+    "tests/repair/test_migrate_into_profile.py",
+    "tests/regraft/formats/test_index_salvage.py",
+    "tests/repair/test_generations.py",
+    "tests/regraft/test_language.py",
+    "tests/repair/test_repair.py",
+    "tests/migrators/test_odd_sources.py",
+    "tests/regraft/page/test_page_jobs.py",
+    "tests/repair/test_imitated_windows.py",
+    "tests/repair/test_install.py",
+    "tests/regraft/test_faults.py",
+    "tests/repair/test_restore.py",
+    "tests/migrators/test_preview.py",
+    "tests/project/test_package.py",
+    "tests/campaign/test_campaign_faults.py",
+    "tests/project/test_architecture.py",
+    "tests/repair/test_mend_catalog.py",
+    "tests/checks/test_foreign_schema.py",
+    "tests/repair/test_rescue.py",
+    "tests/repair/backfill/test_codex_mem_backfill.py",
+    "tests/repair/test_upgrade.py",
+    "tests/repair/test_hostile_links.py",
+    "tests/repair/test_undo.py",
+    "tests/repair/test_pack.py",
+    "tests/checks/test_check_v2.py",
+)
+
+
+def put_longest_first(items: list[pytest.Item]) -> None:
+    """Sort tests by the place of their file in the list; the others keep their order."""
+    places = {path: place for place, path in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONGEST)))
