@@ -49,7 +49,7 @@ from regraft.language import current_language, format_count, to_english, tr, tra
 from regraft.options import SearchOptions
 from regraft.page.jobs import Task
 from regraft.page.server import check_token, desk_of, query_text, read_form
-from regraft.ranking import units
+from regraft.ranking import cherry_v2
 from regraft.report.html import format_percent, make_environment
 from regraft.report.labels import label_of, mode_label, severity_label
 from regraft.text import format_bytes, one_line, path_argument, printable, replace_surrogates
@@ -563,6 +563,7 @@ async def _browse_page(
         for mode, answer in values["answers"]
         if len(values["answers"]) > 1
     }
+    compiled = compile_query(query)
     inspect_words = ("regraft", "inspect", path_argument(path), *(["--items"] if base else []))
     return render(
         request,
@@ -575,7 +576,8 @@ async def _browse_page(
         item=listed,
         item_id=item,
         q=query,
-        terms=_terms(query),
+        # What a search by words looks for, the longest first.
+        terms=tuple(sorted({*compiled.tokens, *compiled.terms, *compiled.shorts}, key=len, reverse=True)),
         ranks=ranks,
         limit=_TEXT,
         page=_UNITS,
@@ -597,17 +599,11 @@ def _search_command(path: str, query: str, base: str, options: dict[str, Any]) -
 def _read_item(path: Path, base: str, item: str, first: int, unit: str) -> dict[str, Any]:
     """Read a page of an item's units, and the neighbors of one of them."""
     try:
-        found = units.read_units(path, base, item, first=first, count=_UNITS)
-        neighbors = units.find_neighbors(path, base, unit, _NEIGHBORS) if unit else None
+        found = cherry_v2.read_units(path, base, item, first=first, count=_UNITS)
+        neighbors = cherry_v2.find_neighbors(path, base, unit, _NEIGHBORS) if unit else None
     except RegraftError as error:
         return {"problem": shown(error), "first": first, "unit": unit}
     return {"found": found, "neighbors": neighbors, "first": first, "unit": unit}
-
-
-def _terms(query: str) -> tuple[str, ...]:
-    """Return what a search by words looks for, the longest first."""
-    compiled = compile_query(query)
-    return tuple(sorted({*compiled.tokens, *compiled.terms, *compiled.shorts}, key=len, reverse=True))
 
 
 def mark_terms(text: str, terms: tuple[str, ...]) -> Markup:
