@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from chroma_store import VERSIONS, extract  # noqa: E402
 from harness import run  # noqa: E402
 
-from regraft.formats.chroma import database, label_map, segment  # noqa: E402
+from regraft.formats.chroma import database, label_map  # noqa: E402
 from regraft.formats.chroma.collection import open_collection  # noqa: E402
 
 DIMENSION, AT_ONCE, MAX_PEAK_MB = 384, 20_000, 250
@@ -62,10 +62,10 @@ def make(folder: Path, elements: int) -> Path:
 def _write_segment(folder: Path, elements: int) -> None:
     size = 12 + 128 + 4 * DIMENSION
     fields = (1, 0, elements, elements, size, size - 8, 132, 0, 0, 16, 32, 16, 0.36, 100)
-    (folder / segment.HEADER_FILE).write_bytes(struct.pack("<iQQQQQQiIQQQdQ", *fields))
+    (folder / database.HEADER_FILE).write_bytes(struct.pack("<iQQQQQQiIQQQdQ", *fields))
     layout = np.dtype([("count", "<u4"), ("links", "<u4", (32,)), ("vector", "<f4", (DIMENSION,)), ("label", "<u8")])
     numbers = np.random.default_rng(1)
-    with (folder / segment.ELEMENTS_FILE).open("wb") as file, (folder / segment.NORMS_FILE).open("wb") as norms:
+    with (folder / database.ELEMENTS_FILE).open("wb") as file, (folder / database.NORMS_FILE).open("wb") as norms:
         for start in range(0, elements, AT_ONCE):
             block = np.zeros(min(AT_ONCE, elements - start), layout)
             vectors = numbers.normal(size=(len(block), DIMENSION)).astype("<f4")
@@ -73,7 +73,7 @@ def _write_segment(folder: Path, elements: int) -> None:
             block["vector"], block["label"] = vectors / lengths[:, None], np.arange(start + 1, start + len(block) + 1)
             file.write(block.tobytes())
             norms.write(lengths.tobytes())
-    (folder / segment.UPPER_FILE).write_bytes(bytes(4 * elements))
+    (folder / database.UPPER_FILE).write_bytes(bytes(4 * elements))
     labels = {f"document-{at:08}": at for at in range(1, elements + 1)}
     state = {"dimensionality": None, "total_elements_added": elements, "max_seq_id": elements}
     state |= {"id_to_label": labels, "label_to_id": {at: key for key, at in labels.items()}, "id_to_seq_id": {}}
@@ -91,7 +91,7 @@ def speed(root: Path) -> int:
     with database.open_chroma(root / database.FILE) as db:
         (of,) = database.list_collections(db)
         folder = root / str(of.vectors)
-        timed("files once", lambda: [_read(folder / name) for name in (segment.ELEMENTS_FILE, segment.NORMS_FILE)])
+        timed("files once", lambda: [_read(folder / name) for name in (database.ELEMENTS_FILE, database.NORMS_FILE)])
         timed("label map", lambda: label_map.read_label_map(folder / label_map.FILE, lambda _, __: None))
         started = time.perf_counter()
         with open_collection(db, of, root) as state:

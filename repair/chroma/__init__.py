@@ -26,16 +26,16 @@ from regraft.errors import SourceUnreadable
 from regraft.formats.chroma import core, database, label_map
 from regraft.formats.chroma.collection import CollectionState, Origin, open_collection
 from regraft.formats.chroma.core import ChromaFailed
-from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
-from regraft.formats.chroma.label_map import LabelMap
-from regraft.formats.chroma.segment import (
+from regraft.formats.chroma.database import (
     ELEMENTS_FILE,
     HEADER_FILE,
     NORMS_FILE,
     UPPER_FILE,
-    SegmentFiles,
-    open_segment,
+    ChromaCollection,
+    ChromaProblem,
 )
+from regraft.formats.chroma.label_map import LabelMap
+from regraft.formats.chroma.segment import SegmentFiles, open_segment
 from regraft.language import format_count, tr
 from regraft.text import one_line
 from repair.changes import files, schema_objects, undo

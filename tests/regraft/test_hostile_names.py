@@ -176,6 +176,7 @@ COMMANDS: dict[str, Callable[[World], list[list[object]]]] = {
         [world.source, world.library],
         [world.source, world.library, "--queries", queries(world)],
     ],
+    "certify": lambda world: [[world.library], [world.source, world.library], [world.library, *embedded(world), "-y"]],
     "recall": lambda world: [[angel(world), 0], [world.place / EVIL_FILE / "angel", 7]],
     "embedders": in_place("--snippet"),
     "export": in_place(Path("units.parquet")),
@@ -183,6 +184,10 @@ COMMANDS: dict[str, Callable[[World], list[list[object]]]] = {
     "explain": lambda _: [[EVIL], ["item.tombstone"]],
     "fix": in_place("-y"),
     "gc": in_place("-y"),
+    "sync": lambda world: [
+        [world.library, "--base", "kb", "--no-embed", "-y"],
+        [world.library, "--base", "kb", "--source", world.place / EVIL_FILE, "--no-embed", "-y"],
+    ],
     "repair": in_place("-y"),
     "reconcile": in_place("-y"),
     "clear-failed": lambda world: [[codex(world), "-y"], [world.library]],

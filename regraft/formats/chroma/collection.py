@@ -26,9 +26,9 @@ import numpy as np
 from regraft.disk import file_paths, links, sqlite
 from regraft.errors import RegraftError
 from regraft.formats.chroma import database, label_map
-from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
+from regraft.formats.chroma.database import ELEMENTS_FILE, NORMS_FILE, ChromaCollection, ChromaProblem
 from regraft.formats.chroma.label_map import ID_TO_LABEL, LABEL_TO_ID, ForeignInstruction, LabelMap, LabelMapProblem
-from regraft.formats.chroma.segment import ELEMENTS_FILE, NORMS_FILE, SegmentFiles, SegmentProblem, open_segment
+from regraft.formats.chroma.segment import SegmentFiles, SegmentProblem, open_segment
 from regraft.language import tr
 
 

@@ -51,6 +51,8 @@ DIFFERING_DOCUMENTS = (
 )
 #: Distances of a collection. Collections of cosine distance store unit vectors, and their norms.
 DISTANCES = ("l2", "cosine", "ip")
+#: The files of a segment but for the label map.
+HEADER_FILE, ELEMENTS_FILE, NORMS_FILE, UPPER_FILE = "header.bin", "data_level0.bin", "length.bin", "link_lists.bin"
 #: Operations in the queue after which Chroma writes a segment, if the collection does not say.
 _SYNC_THRESHOLD = 1000
 #: Characters of the id of a collection or a segment.

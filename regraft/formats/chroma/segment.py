@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 
 from regraft.disk import file_paths, links
+from regraft.formats.chroma.database import ELEMENTS_FILE, HEADER_FILE, NORMS_FILE, UPPER_FILE
 from regraft.language import format_count, tr
 
-HEADER_FILE, ELEMENTS_FILE, NORMS_FILE, UPPER_FILE = "header.bin", "data_level0.bin", "length.bin", "link_lists.bin"
 #: Version, offset, capacity, elements, bytes of an element, offsets of its label and vector, highest level, entry
 #: point, links of an upper level, of the lowest level, M, the level factor, ef_construction.
 _HEADER = struct.Struct("<iQQQQQQiIQQQdQ")

@@ -16,8 +16,14 @@ from regraft.errors import ApplicationOpen
 from regraft.formats.cherry_v1.layout import StatePaths
 from regraft.formats.cherry_v1.state import find_inner_folder
 from regraft.formats.chroma import database, label_map, layouts
-from regraft.formats.chroma.database import ChromaProblem, list_segment_folders
-from regraft.formats.chroma.segment import ELEMENTS_FILE, HEADER_FILE, NORMS_FILE, UPPER_FILE
+from regraft.formats.chroma.database import (
+    ELEMENTS_FILE,
+    HEADER_FILE,
+    NORMS_FILE,
+    UPPER_FILE,
+    ChromaProblem,
+    list_segment_folders,
+)
 from regraft.kinds import Kind
 from regraft.language import tr
 from regraft.stores.systems import Located, System

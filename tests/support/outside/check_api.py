@@ -116,6 +116,23 @@ def test_export_and_import(library: Path, tmp_path: Path) -> None:
     assert vectors(index_of(tmp_path / "again")) == vectors(index_of(library))
 
 
+def test_certify(library: Path) -> None:
+    report = regraft.certify(BACKUP, library)
+    # The backup's vector file of this base is truncated.
+    assert {one.base_name for one in report.findings if one.severity == "error"} == {"Old clippings"}
+    assert regraft.encoded(report)["findings"]
+
+
+def test_import_as_a_collection(library: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    chromadb = pytest.importorskip("chromadb")
+    regraft.export(library, tmp_path / "units.parquet", bases=[BASE])
+    regraft.import_collection([tmp_path / "units.parquet"], tmp_path / "chroma", collection="boats")
+    found = chromadb.PersistentClient(tmp_path / "chroma").get_collection("boats").get(include=["embeddings"])
+    stored = {struct.pack(f"<{len(one)}f", *one) for one in found["embeddings"].tolist()}
+    assert stored == set(vectors(index_of(library)).values())
+
+
 def test_pack(library: Path, tmp_path: Path) -> None:
     regraft.pack(library, tmp_path / "boats.zip", bases=[BASE])
     assert [base.name for base in regraft.inspect(tmp_path / "boats.zip").bases] == [BASE]
