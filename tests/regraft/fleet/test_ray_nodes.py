@@ -100,12 +100,15 @@ def test_a_node_that_cannot_run_libraries_is_left_out_and_named(cluster: Any, tm
     good = cluster.add_node(num_cpus=1)
     # It does not find what the driver sends.
     bad = cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": ""})
-    out = tmp_path / "out.parquet"
+    out, log = tmp_path / "out.parquet", tmp_path / "driver.log"
+    driver = started(order_of(tmp_path, *range(8)), out, cluster.address)
+    # The good node is busy with its first library until the other one was tried.
+    wait_for(lambda: "is left out" in log.read_text())
     (tmp_path / "go").touch()
-    assert started(order_of(tmp_path, *range(8)), out, cluster.address).wait(NEVER_SECONDS) == 0
+    assert driver.wait(NEVER_SECONDS) == 0
     assert [row.outcome for row in rows_of(out)] == ["done"] * 8
     assert {node for number in range(8) for node in nodes_of(tmp_path / f"library {number}")} == {good.node_id}
-    said = (tmp_path / "driver.log").read_text()
+    said = log.read_text()
     assert f"({bad.node_id[:8]}) is left out: the last 3 libraries failed there (ModuleNotFoundError: " in said
     for node in (good, bad):
         cluster.remove_node(node)
