@@ -172,6 +172,13 @@ class LazyCommands(MutableMapping[str, click.Command]):
         return len({**_MODULES, **self._loaded})
 
 
+def _command_words(context: click.Context | None) -> list[str]:
+    """Return the names of the groups and the command of a context, such as ``["fleet", "resume"]``."""
+    if context is None or context.parent is None:
+        return []
+    return [*_command_words(context.parent), context.info_name or ""]
+
+
 class CommandGroup(click.Group):
     """The commands; wrong usage is reported like any other error: one line, or one JSON document."""
 
@@ -194,7 +201,8 @@ class CommandGroup(click.Group):
             message = " ".join(error.format_message().split())
             context = getattr(error, "ctx", None)
             name = context.info_name if context is not None and context.parent is not None else ""
-            hint = tr("see regraft {name} --help", name=name) if name else tr("see regraft --help")
+            words = " ".join(_command_words(context))
+            hint = tr("see regraft {name} --help", name=words) if words else tr("see regraft --help")
             fail(
                 WrongUsage(problem=message.rstrip("."), hint=hint), name or "", as_json="--json" in arguments, verbose=0
             )

@@ -738,6 +738,11 @@ def test_a_command_without_its_target(source: Source) -> None:
     refused("WrongUsage", "migrate", source.folder, names="--to", advice="see regraft migrate --help")
 
 
+def test_the_help_of_a_command_of_a_group_is_named(tmp_path: Path) -> None:
+    arguments = ("fleet", "resume", tmp_path / "m.jsonl", "--only", "finished")
+    refused("WrongUsage", *arguments, names="--only", advice="(see regraft fleet resume --help)")
+
+
 def test_a_command_that_there_is_not() -> None:
     refused("WrongUsage", "migrated", names="migrated", advice="see regraft --help")
 
