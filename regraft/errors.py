@@ -71,7 +71,7 @@ class SourceUnrecognised(RegraftError, ValueError):
     message = (
         "{path}: not a knowledge base that regraft knows ({found}); give a v1 backup (zip or folder), a profile "
         "folder, an export folder, a knowledge JSON file, a library written by regraft, a database of codex-mem, a "
-        "data folder of AngelMemory, or a knowledge base of rsclaw."
+        "data folder of AngelMemory, a folder of Chroma, or a knowledge base of rsclaw."
     )
 
 

@@ -176,7 +176,12 @@ class _Lines:
 
 def _csv_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     lines = (line.decode("utf-8-sig") for line in file)
-    for row in csv.DictReader(lines, strict=True):
+    reader = csv.DictReader(lines, strict=True)
+    names = list(reader.fieldnames or ())
+    for name in names:
+        if name and names.count(name) > 1:
+            raise ValueError(tr("there are two columns {name}", name=name))
+    for row in reader:
         if None in row:
             raise ValueError(tr("it has more values than there are columns"))
         yield {str(name): value for name, value in row.items() if value}

@@ -530,6 +530,8 @@ class _FirstLine(msgspec.Struct, frozen=True):
 
 def _read_finished(path: Path) -> tuple[FleetOrder, KnownRows]:
     """Read results that are complete, whatever their name is."""
+    if path.is_dir():
+        raise ValueError(tr("it is a folder"))
     if not path.is_file():
         raise ValueError(tr("it is a pipe, a socket or a device"))
     with links.open_for_reading(path) as file:

@@ -469,6 +469,7 @@ def test_a_table_says_source_target_and_options(table: Callable[[Path], Path], t
     ("name", "text", "command", "message"),
     [
         ("m.csv", "source,traget\nx,y\n", "check", "line 2: traget is not a column; target is"),
+        ("m.csv", "source,target,target\nx,y,z\n", "migrate", "line 1: there are two columns target"),
         ("m.csv", 'source,note\n"x\n\ny",\nz,a,b\n', "check", "line 5: it has more values than there are columns"),
         ("m.csv", "target\nx\n", "check", "line 2: Object missing required field `source`"),
         ("m.csv", 'source,options\nx,"--only \'a"\n', "check", "line 2: No closing quotation"),
@@ -492,6 +493,14 @@ def test_a_manifest_that_cannot_be_meant_is_refused(
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
     assert message in done.document["error"]["message"]
     assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["status", "resume"])
+def test_a_folder_is_no_results(command: str, tmp_path: Path) -> None:
+    done = fleet(command, tmp_path, "--json")
+    assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
+    assert f"{tmp_path} is not a results file of a fleet: it is a folder (" in done.document["error"]["message"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_results_that_are_there_are_not_written_over(backups: Path, tmp_path: Path) -> None:
