@@ -631,8 +631,8 @@ class OutsideStore(RegraftError):
 
 class ConsentMissing(RegraftError, RuntimeError):
     message = (
-        "regraft {command} would change existing data, but cannot ask for confirmation without a terminal; nothing was "
-        "written. Use --dry-run to see the plan, and --yes to confirm it."
+        "regraft {command} needs your confirmation, but cannot ask for it without a terminal; nothing was written or "
+        "sent. Use --yes to confirm; --dry-run, if the command has it, shows the plan."
     )
 
 
@@ -705,7 +705,7 @@ class RepairSourceDiffers(RegraftError, ValueError):
 
 class ReuseDiffers(RegraftError, ValueError):
     message = (
-        "{path}: the vectors of {base} cannot be used for {store}: {reason}; nothing was sent or written. Leave this "
+        "{path}: the vectors of {base} cannot be used for {store}: {reason}; nothing was written. Leave this "
         "source out of --reuse, or out of reuse in regraft.yaml."
     )
 

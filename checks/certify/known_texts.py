@@ -11,6 +11,7 @@ import numpy as np
 from checks.certify.base import CertifiedBase, demand_readable, read_text
 from checks.certify.measures import MIN_COSINE, Measured
 from checks.certify.neighbors import find_nearest
+from regraft.language import tr
 
 #: Texts of a base that are embedded again, and as many ends of texts that are searched for.
 KNOWN_TEXTS = 32
@@ -28,10 +29,14 @@ class EmbeddingStopped(Exception):
 
 
 class KnownTexts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent for one base: texts, each with its row of the base, and the ends of some of them."""
+    """What is sent for one base: texts, each with its row of the base, and the ends of some of them.
+
+    ``problem`` says why no text of the base is sent although it has some.
+    """
 
     rows: list[tuple[int, str]]
     ends: list[tuple[int, str]]
+    problem: str | None = None
 
 
 class ModelCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,11 +95,13 @@ def limit_texts(known: dict[str, KnownTexts], most: int | None) -> dict[str, Kno
     """Leave out texts beyond the limit of all bases together."""
     if most is None:
         return known
+    limit = most
     limited = {}
     for key, one in known.items():
         rows = one.rows[:most]
         ends = [end for end in one.ends if end[0] in dict(rows)][: most - len(rows)]
-        limited[key] = KnownTexts(rows=rows, ends=ends)
+        problem = tr("--limit {texts:,} is reached", texts=limit) if one.rows and not rows else None
+        limited[key] = KnownTexts(rows=rows, ends=ends, problem=problem)
         most -= len(rows) + len(ends)
     return limited
 
@@ -106,6 +113,8 @@ def compare_model(of: Measured, known: KnownTexts, embed: EmbedTexts, embedder: 
         EmbeddingStopped: the embedder gave no more vectors.
         RegraftError: the embedder cannot be used.
     """
+    if known.problem is not None:
+        raise EmbeddingStopped(known.problem)
     stored = _stored(of, [row for row, _ in known.rows])
     texts = [(row, text) for row, text in known.rows if row in stored]
     if not texts:

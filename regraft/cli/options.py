@@ -274,6 +274,9 @@ def build_options(struct: type[Options], values: dict[str, Any]) -> Options:
                     reason = tr("write OLD=NEW, NEW as provider::model")
                     raise ModelOptionInvalid(option="--map-model", value=old, reason=reason)
             values[name] = {old: new for old, _, new in pairs}
+            twice = next((old for old, _, new in pairs if name == "moved" and values[name][old] != new), None)
+            if twice is not None:
+                raise WrongUsage(problem=tr("--moved {old} has two new paths", old=twice), hint=tr("give one of them"))
         elif name == "kind":
             values[name] = None if value is None else Kind(value)
     return struct(**values)

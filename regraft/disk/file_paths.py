@@ -365,12 +365,13 @@ class ChildPaths:
         folder: the folder's path in v1.
         prefix: the folder's prefix.
         taken: paths, with the prefix, that files of the folder already have.
+        raw: the ``raw/`` folder, if the files are stored there: then no path is that of a folder, or below a file.
     """
 
-    def __init__(self, folder: str, prefix: str, taken: Iterable[str] = ()) -> None:
+    def __init__(self, folder: str, prefix: str, taken: Iterable[str] = (), raw: Path | None = None) -> None:
         self._folder = [fold_name(segment) for segment in path_segments(folder)]
         self._prefix = prefix
-        self._free = _FreePaths(set(map(fold_name, taken)))
+        self._free = _FreePaths(set(map(fold_name, taken)), raw)
         #: number of files so far whose source path is not below the folder
         self.outside = 0
 
@@ -378,7 +379,10 @@ class ChildPaths:
         """Return the path of a file: its source path relative to the folder, or else its last segment."""
         rest = self._rest(path_segments(source))
         *folders, name = [safe_segment(segment) for segment in rest] or [UNTITLED]
-        return self._free.take("".join(f"{one}/" for one in (self._prefix, *folders)), *split_extension(name))
+        above = f"{self._prefix}/"
+        for folder in folders:
+            above = f"{self._free.take_folder(above, folder)}/"
+        return self._free.take(above, *split_extension(name))
 
     def _rest(self, parts: list[str]) -> list[str]:
         depth = len(self._folder)
@@ -389,31 +393,60 @@ class ChildPaths:
 
 
 class _FreePaths:
-    """Paths that are taken, when folded, and the next number for each request."""
+    """Paths that are taken, when folded, and the next number for each request.
 
-    def __init__(self, taken: set[str]) -> None:
+    Args:
+        taken: the paths of files.
+        raw: the folder that the files are stored in; None: they are only names, and a file can be above another.
+    """
+
+    def __init__(self, taken: set[str], raw: Path | None = None) -> None:
         self._taken = taken
+        self._raw = raw
         self._next: dict[str, int] = {}
+        self._folders: set[str] = set()
+        if raw is not None:
+            self._folders = {path[: end.start()] for path in taken for end in re.finditer("/", path)}
+
+    def take_folder(self, above: str, name: str) -> str:
+        """Return the first path of ``name``, ``name_1``… below ``above`` that is no file, and keep it free of files."""
+        number = 0
+        while self._is_file(path := f"{above}{_numbered_segment(*split_extension(name), number)}"):
+            number += 1
+        if self._raw is not None:
+            self._folders.add(fold_name(path))
+        return path
+
+    def _is_file(self, path: str) -> bool:
+        if self._raw is None:
+            return False
+        is_there = os.path.lexists(self._raw / path) and not is_folder(self._raw / path)
+        return is_there or fold_name(path) in self._taken
+
+    def _is_folder(self, path: str) -> bool:
+        return self._raw is not None and (fold_name(path) in self._folders or is_folder(self._raw / path))
 
     def take(self, above: str, stem: str, extension: str) -> str:
         """Return the first unused path of ``stem.ext``, ``stem_1.ext``… below ``above`` and mark it as taken."""
         request = f"{above}{stem}{extension}"
         number = self._next.get(request, 0)
         while True:
-            segment = f"{stem}{extension}"
-            if number:
-                # Keep the segment within the limit; the stem is cut first.
-                suffix = f"_{number}"
-                room = MAX_SEGMENT_UNITS - len(suffix)
-                ending = extension
-                if utf16_len(extension) > room:
-                    ending = utf16_cut(extension, room).rstrip(TRAILING_CHARACTERS)
-                segment = f"{utf16_cut(stem, room - utf16_len(ending))}{suffix}{ending}"
-            path = f"{above}{segment}"
-            if fold_name(path) not in self._taken:
+            path = f"{above}{_numbered_segment(stem, extension, number)}"
+            if fold_name(path) not in self._taken and not self._is_folder(path):
                 break
             number += 1
         # Paths are never released, so the next request of this name continues after this one.
         self._next[request] = number + 1
         self._taken.add(fold_name(path))
         return path
+
+
+def _numbered_segment(stem: str, extension: str, number: int) -> str:
+    """Return ``stem_number.ext`` within the limit of a segment; the stem is cut first. 0 adds no number."""
+    if not number:
+        return f"{stem}{extension}"
+    suffix = f"_{number}"
+    room = MAX_SEGMENT_UNITS - len(suffix)
+    if utf16_len(extension) > room:
+        extension = utf16_cut(extension, room).rstrip(TRAILING_CHARACTERS)
+    return f"{utf16_cut(stem, room - utf16_len(extension))}{suffix}{extension}"

@@ -351,7 +351,18 @@ class Reuse:
                 canaries.append(canary)
             compared = len(one.known) if canary is None else len(canary.sample)
             outcomes[one.source, one.base.number] = _outcome(one, planned=count, compared=compared)
+        unused += self._find_damaged(scope)
         return Supply(self._db, number, outcomes, canaries, unused)
+
+    def _find_damaged(self, scope: Scope) -> Iterator[ReusedVectors]:
+        """Yield the bases that cannot be read: those of the scope's name, and the only ones of their source."""
+        used = {(one.source, one.base.number) for one in self._candidates[self._scopes[scope.name]]}
+        for position, index in enumerate(self._sources):
+            for base in index.bases:
+                is_meant = base.name == scope.label or len(index.bases) == 1
+                if base.problem is not None and is_meant and (position, base.number) not in used:
+                    candidate = _Candidate(source=position, index=index, base=base, vectors=0)
+                    yield _outcome(candidate, reason=tr("it cannot be read: {problem}", problem=base.problem))
 
     def _find_problem(self, one: _Candidate, scope: Scope) -> str | None:
         """Return why the vectors of a base are not those of the scope's model, as far as stored vectors tell."""

@@ -577,7 +577,12 @@ def test_the_price_is_asked_before_anything_is_sent(
     assert (planned.embedder, planned.bases, planned.estimate.texts) == ("one", 1, 64)
     assert planned.estimate.cost == pytest.approx(planned.estimate.tokens / 1000)
     unasked = run("certify", filled.path, "--config", place, "--json")
-    assert unasked.status == 2
+    assert (unasked.status, unasked.document["error"]["code"]) == (2, "ConsentMissing")
+    # Certify changes nothing, and has no --dry-run.
+    assert unasked.document["error"]["message"] == (
+        "regraft certify needs your confirmation, but cannot ask for it without a terminal; nothing was written or "
+        "sent. Use --yes to confirm; --dry-run, if the command has it, shows the plan."
+    )
     assert server.texts == []
 
 
@@ -591,6 +596,21 @@ def test_limits_hold_and_are_said(server: FaultServer, filled: Library, tmp_path
     assert stopped.document["bases"][0]["model_check"]["problem"] == "--max-requests 1 is reached"
     assert stopped.document["not_checked"] == ["Base one: --max-requests 1 is reached"]
     assert done.document["bases"][0]["model_check"]["texts"] == 5
+
+
+def test_a_base_that_a_limit_leaves_out_is_said(server: FaultServer, tmp_path: Path, tmp_path_factory: Any) -> None:
+    stores = {
+        "one": [Row("L", text, vector=fault_server.vector_of(text)) for text in TEXTS],
+        "two": [Row("M", text, vector=fault_server.vector_of(text)) for text in TEXTS],
+    }
+    store = carried(tmp_path, base("one", file("a", "L")), base("two", file("b", "M")), stores=stores).path
+    place = config(server, tmp_path_factory.mktemp("c") / "x")
+    done = certified(store, "--config", place, "--limit", 5)
+    first, second = done.document["bases"]
+    assert (first["model_check"]["texts"], first["model_check"]["problem"]) == (5, None)
+    assert (second["model_check"]["texts"], second["model_check"]["problem"]) == (0, "--limit 5 is reached")
+    assert done.document["not_checked"] == [f"{second['name']}: --limit 5 is reached"]
+    assert (done.status, len(server.texts)) == (1, 5)
 
 
 def test_a_failing_server_is_no_finding_about_the_base(

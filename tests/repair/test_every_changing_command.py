@@ -73,7 +73,7 @@ def test_nothing_is_changed_without_consent(name: str, work: Work) -> None:
     for more in ((), ("-q",), ("--json",)) if name == next(iter(CASES)) else ((), ("--json",)):
         refused = run_as_given(*work.arguments, *more)
         assert refused.status == 2, refused
-        assert f"regraft: regraft {work.arguments[0]} would change existing data" in refused.stderr
+        assert f"regraft: regraft {work.arguments[0]} needs your confirmation" in refused.stderr
         assert "nothing was written" in refused.stderr
         assert "--yes" in refused.stderr
         assert (work.contents(), work.own()) == (before, own)

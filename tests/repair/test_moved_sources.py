@@ -275,6 +275,7 @@ def test_several_folders_are_corrected_in_one_run(store: Path) -> None:
         (("--moved", "/nowhere=/data"), "no file or folder of the chosen bases is there"),
         (("--moved", "docs=/data"), "is not an absolute path"),
         (("--moved", "/docs"), "has no new path"),
+        (("--moved", "/docs=/a", "--moved", "/docs=/b"), "--moved /docs has two new paths (give one of them)"),
         (("--moved", "/docs="), "is not an absolute path"),
         (("--moved", "/a=/b", "--salvage"), "--moved cannot be combined with --salvage"),
         (("--moved", "/a=/b", "--from", "elsewhere"), "--moved cannot be combined with --from"),

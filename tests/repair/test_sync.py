@@ -814,3 +814,31 @@ def test_a_long_comparison_shows_its_progress(store: Path, files: Path) -> None:
     again = Steps()
     regraft.sync(store, bases=[KB], embed=False, progress=again)
     assert again.stages == {"Comparing": [6, 6]}
+
+
+def test_a_file_that_became_a_folder_and_a_folder_that_became_a_file_keep_their_copies(
+    store: Path, files: Path
+) -> None:
+    (files / "plan").write_text("a plan without an extension\n")
+    (files / "old").mkdir()
+    (files / "old" / "letter.md").write_text("the only letter\n")
+    followed(store, files)
+    before = copies(store)
+    assert before["files/old/letter.md"] == b"the only letter\n"
+    shutil.rmtree(files / "old")
+    (files / "old.md").write_text("once a folder\n")
+    assert sync(store, "--no-embed").status == 1
+    (files / "old.md").rename(files / "old")
+    (files / "plan").unlink()
+    (files / "plan").mkdir()
+    (files / "plan" / "part.md").write_text("a part of the plan\n")
+    done = sync(store, "--no-embed")
+    assert (done.status, left(done).keys()) == (1, {"source.unreachable", "source.gone", "embedding.missing"})
+    # No copy of an item is replaced, and the new ones are beside them.
+    assert before.items() <= copies(store).items()
+    assert (raw(store) / "files/plan").read_text() == "a plan without an extension\n"
+    assert (raw(store) / "files/plan_1/part.md").read_text() == "a part of the plan\n"
+    assert (raw(store) / "files/old_1").read_text() == "once a folder\n"
+    assert items(store)[str(files / "old")][1] == "files/old_1"
+    with untouched(store / "catalog.sqlite", index(store)):
+        assert actions(sync(store, "--no-embed")) == {}

@@ -649,7 +649,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         if folder.id not in self._children:
             below = f"{folder.prefix.rstrip('/')}/"
             there = [path for path in used if path.startswith(below)]
-            self._children[folder.id] = ChildPaths(folder.source, folder.prefix, there)
+            self._children[folder.id] = ChildPaths(folder.source, folder.prefix, there, self.raw)
         return self._children[folder.id]
 
     # --- lost items --------------------------------------------------------------------------------------------------

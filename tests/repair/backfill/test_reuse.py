@@ -260,7 +260,7 @@ def test_a_model_name_that_lies_is_refused(
     source = with_vectors(shutil.copytree(whole, tmp_path / "liar"), other_model)
     message = refused(store, config, source, server)
     assert message.startswith(f"{source}: the vectors of Base kb cannot be used for Base kb: of 5 texts that were")
-    assert "nothing was sent or written" in message
+    assert "nothing was written" in message
 
 
 def test_one_vector_of_another_model_among_those_compared_is_enough(
@@ -347,6 +347,8 @@ def test_an_embedder_that_contradicts_the_source_takes_nothing(
         done = backfill(store, config, "--reuse", source)
     assert (done.status, done.document["error"]["code"]) == (REFUSED, "ReuseDiffers")
     assert "those that the embedder gives" in done.document["error"]["message"]
+    # Eight texts were sent.
+    assert "nothing was written. Leave" in done.document["error"]["message"]
     assert sum(text in texts for text in server.texts) == 8
     assert set(vectors(store)) == set(TEXTS)
 
@@ -530,6 +532,19 @@ def test_a_damaged_base_of_a_source_is_passed_over(
     assert (server.texts, vectors(store)) == ([], all_vectors())
 
 
+def test_a_damaged_base_is_named_before_its_texts_are_paid_for(
+    store: Path, built: Path, config: Path, tmp_path: Path
+) -> None:
+    source = shutil.copytree(built / "v1", tmp_path / "v1")
+    for path in (source / "KnowledgeBase").iterdir():
+        path.write_bytes(b"no vectors here")
+    scope = scope_of(backfill(store, config, "--reuse", source, "--dry-run"))
+    (unused,) = scope["reused_from"]
+    assert (unused["base"], unused["planned"]) == ("Base kb", 0)
+    assert unused["reason"].startswith("it cannot be read: ")
+    assert scope["planned"]["texts"] > 0
+
+
 def test_a_text_that_does_not_match_its_hash_gives_no_vector(
     store: Path, whole: Path, server: FaultServer, config: Path, tmp_path: Path
 ) -> None:
@@ -555,7 +570,8 @@ def test_a_source_whose_table_is_a_view_is_not_run(
         f"CREATE VIEW embedding AS {endless}, x'00' AS vector_blob FROM one",
     )
     scope = taken(store, config, source)
-    assert (scope["reused"], scope["reused_from"]) == (0, [])
+    reasons = [one["reason"] for one in scope["reused_from"]]
+    assert (scope["reused"], reasons) == (0, ["it cannot be read: its tables are not those of an index"])
     assert vectors(store) == all_vectors()
 
 
