@@ -13,7 +13,6 @@ from pathlib import Path
 import apsw
 
 from migrators.pipeline.source import (
-    INTERRUPTED_TEXT,
     BaseDraft,
     DraftedItems,
     Hints,
@@ -21,6 +20,7 @@ from migrators.pipeline.source import (
     LibraryDraft,
     Options,
     Pipeline,
+    SkippedItem,
     cut_note,
 )
 from regraft import identity
@@ -79,14 +79,17 @@ def _draft(db: apsw.Connection, root: Path, of: ChromaCollection, name: str, emb
     for entry in database.iterate_entries(db, of):
         text, cut = cut_note(without_nul(entry.document or ""), of.id, entry.id)
         drafted.notices += cut
+        if not text:
+            drafted.skipped.append(SkippedItem(entry.id, notices.NO_DOCUMENT, (entry.id,)))
+            continue
         drafted.items.append(
             ItemDraft(
                 legacy_id=entry.id,
                 id=identity.item_id(of.id, entry.id, None),
                 type="note",
                 data={"source": without_nul(rows.source_of(entry.metadata, entry.id)), "content": text},
-                status="completed" if text else "failed",
-                error=None if text else INTERRUPTED_TEXT,
+                status="completed",
+                error=None,
                 created_at=None,
                 updated_at=None,
                 loader_ids=(entry.id,),
@@ -113,7 +116,7 @@ def _draft(db: apsw.Connection, root: Path, of: ChromaCollection, name: str, emb
         created_at=None,
         updated_at=None,
         items=drafted.items,
-        skipped_items=(),
+        skipped_items=tuple(drafted.skipped),
         taken_names=frozenset(),
         vector_file=database.FILE,
         notices=(*embedding.notices, *drafted.notices),

@@ -113,6 +113,18 @@ NOT_ADOPTED = register(
 )
 
 
+# Chroma: rows that are not migrated.
+NO_DOCUMENT = register(
+    "row",
+    "warning",
+    "no_document",
+    "",
+    tr(
+        "The entry has no document. A base keeps one vector for each text, so vectors without a text cannot be kept "
+        "apart. `regraft export` writes them to Parquet."
+    ),
+)
+
 # rsclaw: rows that are not migrated, and documents of which none is.
 NOT_VISIBLE = register(
     "row",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -59,6 +60,36 @@ def test_unproven_vectors_are_not_migrated(tmp_path: Path) -> None:
     (base,) = found.document["bases"]
     assert base["rows"]["skipped"].keys() == {"missing_vector_payload"}
     assert base["rows"]["carried"] + base["rows"]["skipped"]["missing_vector_payload"] == len(store.expected["plain"])
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_entries_without_a_document_are_skipped_by_name(every: bool, tmp_path: Path) -> None:
+    store = extract("1.5", tmp_path / "source")
+    bare = sorted(store.expected["plain"])[: None if every else 3]
+    with closing(sqlite3.connect(store.root / "chroma.sqlite3")) as db, db:
+        marks = ", ".join("?" * len(bare))
+        ids = f"SELECT e.id FROM embeddings e JOIN segments s ON s.id = e.segment_id WHERE e.embedding_id IN ({marks})"
+        db.execute(f"DELETE FROM embedding_metadata WHERE key = 'chroma:document' AND id IN ({ids})", bare)
+        db.execute("DELETE FROM embeddings_queue")
+    before = snapshot(store.root)
+    found = run("migrate", store.root, "--to", tmp_path / "library", "--base", "plain", *MODELS[:2], "--json")
+    assert snapshot(store.root) == before
+    [base] = found.document["bases"]
+    rows = base["rows"]
+    assert rows["skipped"]["no_document"] == len(bare)
+    assert rows["read"] == rows["carried"] + sum(rows["skipped"].values())
+    kept = [one for key, one in store.expected["plain"].items() if key not in bare]
+    stored: dict[str, str] = {}
+    for index in (tmp_path / "library").rglob("index.sqlite"):
+        with closing(sqlite3.connect(index)) as db:
+            query = "SELECT text, hex(vector_blob) FROM search_text JOIN embedding USING (embedding_text_hash)"
+            stored |= {text: vector.lower() for text, vector in db.execute(query)}
+    assert "" not in stored
+    assert set(stored) <= {one["document"] for one in kept}
+    assert rows["carried"] == 0 if every else len(stored) > 0
+    # Without the queue, its vectors are gone as well.
+    found = run("check", tmp_path / "library", "--json").document["findings"]
+    assert {one["name"] for one in found} <= {"item.not-indexed"}
 
 
 def read_parquet(path: Path) -> list[dict[str, object]]:
