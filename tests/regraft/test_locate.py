@@ -77,8 +77,8 @@ def unrecognised(path: Path, kind: Kind | None = None) -> str:
     assert message.startswith(f"{path}: not a knowledge base that regraft knows (")
     assert message.endswith(
         "); give a v1 backup (zip or folder), a profile folder, an export folder, a knowledge JSON file, a library "
-        "written by regraft, a database of codex-mem, a data folder of AngelMemory, or a knowledge "
-        "base of rsclaw."
+        "written by regraft, a database of codex-mem, a data folder of AngelMemory, a folder of Chroma, or "
+        "a knowledge base of rsclaw."
     )
     return message.partition("regraft knows (")[2].rpartition("); give")[0]
 
