@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from regraft.errors import WrongUsage
+from regraft.language import tr
 from regraft.options import GRACE_DAYS
 
 
@@ -37,6 +39,26 @@ class RepairOptions(msgspec.Struct, frozen=True, kw_only=True):
     def wanted(self, names: Iterable[str]) -> frozenset[str]:
         """Names of the findings to repair: those that the user named, else ``names``."""
         return self.only or frozenset(names)
+
+    def demand_alone(self, option: str) -> None:
+        """Refuse other options that select what to repair.
+
+        Raises:
+            WrongUsage
+        """
+        others = {
+            "--only": bool(self.only),
+            "--model": self.model is not None,
+            "--adopt": self.adopt,
+            "--salvage": self.salvage,
+            "--from": self.source is not None,
+        }
+        for name, is_given in others.items():
+            if is_given and name != option:
+                raise WrongUsage(
+                    problem=tr("{option} cannot be combined with {name}", option=option, name=name),
+                    hint=tr("run {option} first, then {name}", option=option, name=name),
+                )
 
 
 class ReconcileOptions(msgspec.Struct, frozen=True, kw_only=True):

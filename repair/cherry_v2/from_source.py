@@ -21,7 +21,7 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import get_indexed_path
 from regraft import identity
 from regraft.disk import scratch, sqlite
-from regraft.errors import NotChanged, PlanOutdated, RegraftError, RepairSourceDiffers, WrongUsage
+from regraft.errors import NotChanged, PlanOutdated, RegraftError, RepairSourceDiffers
 from regraft.formats.cherry_v2 import salvage as index_salvage
 from regraft.formats.cherry_v2.catalog_reader import Row, base_id_text
 from regraft.formats.cherry_v2.index.opening import READ_ERRORS
@@ -481,7 +481,7 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     source = options.source
     if source is None:
         raise ValueError(tr("no source was given"))
-    _demand_alone(options)
+    options.demand_alone("--from")
     if store.catalog is None:
         what, advice = tr("{names} without a catalog", names=KIND_NAMES[store.found.kind]), _WHOLE
         raise NotChanged(path=store.path, what=what, command="repair --from", advice=advice)
@@ -499,26 +499,6 @@ def plan(store: Store, options: RepairOptions) -> Plan:
 
 
 _WHOLE = tr("use the library or profile that it belongs to")
-
-
-def _demand_alone(options: RepairOptions) -> None:
-    """Refuse other options that select what to repair.
-
-    Raises:
-        WrongUsage
-    """
-    others = {
-        "--only": bool(options.only),
-        "--model": options.model is not None,
-        "--adopt": options.adopt,
-        "--salvage": options.salvage,
-    }
-    for name, is_given in others.items():
-        if is_given:
-            raise WrongUsage(
-                problem=tr("--from cannot be combined with {name}", name=name),
-                hint=tr("run --from first, then {name}", name=name),
-            )
 
 
 def _is_chosen(store: Store, base: str, found: FindingsByBase) -> bool:

@@ -373,7 +373,7 @@ def plan_moved(store: Store, options: RepairOptions) -> Plan:
         RegraftError: the catalog cannot be read.
     """
     roots = [MovedRoot.of(old, new) for old, new in options.moved]
-    _demand_alone(options)
+    options.demand_alone("--moved")
     if store.catalog is None:
         what = tr("{names} without a catalog", names=KIND_NAMES[store.found.kind])
         advice = tr("use the library or profile that it belongs to")
@@ -451,24 +451,3 @@ def _demand_known(roots: Sequence[MovedRoot], items: Mapping[str, Sequence[Row]]
         if not any(root.rewrite(one) is not None or back.rewrite(one) is not None for one in sources):
             problem = tr("--moved {old}: no file or folder of the chosen bases is there", old=printable(root.old))
             raise WrongUsage(problem=problem, hint=tr("regraft inspect --items lists the sources"))
-
-
-def _demand_alone(options: RepairOptions) -> None:
-    """Refuse other options that select what to repair.
-
-    Raises:
-        WrongUsage
-    """
-    others = {
-        "--only": bool(options.only),
-        "--model": options.model is not None,
-        "--adopt": options.adopt,
-        "--salvage": options.salvage,
-        "--from": options.source is not None,
-    }
-    for name, is_given in others.items():
-        if is_given:
-            raise WrongUsage(
-                problem=tr("--moved cannot be combined with {name}", name=name),
-                hint=tr("run --moved first, then {name}", name=name),
-            )
