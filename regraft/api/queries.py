@@ -124,6 +124,23 @@ class _Search(msgspec.Struct, frozen=True, kw_only=True):
         name = self.options.embedder
         return None if name is None else query_embedder(self.query, name, self.options.config)
 
+    @property
+    def of_units(self) -> cherry_v2.UnitRequest:
+        """The search in bases, whose query is embedded once for all bases of a model."""
+        options = self.options
+        embed = None
+        if options.embedder is not None:
+            embed = shared_query_embedder(self.query, options.embedder, options.config)
+        return cherry_v2.UnitRequest(
+            query=self.query,
+            mode=self.mode,
+            count=options.count,
+            alpha=options.alpha,
+            vector=options.vector,
+            embed=embed,
+            raw=options.raw,
+        )
+
 
 def search_path(path: str | Path, query: str, options: SearchOptions) -> tuple[Head, SearchResult]:
     """Search a store; the head is that of the command's report.
@@ -182,19 +199,7 @@ def _refuse_simple(source: Located, asked: _Search) -> None:
 def _search_bases(source: Located, asked: _Search) -> SearchResult:
     _refuse_callers(source, asked)
     _refuse_simple(source, asked)
-    embed = None
-    if asked.options.embedder is not None:
-        embed = shared_query_embedder(asked.query, asked.options.embedder, asked.options.config)
-    request = cherry_v2.UnitRequest(
-        query=asked.query,
-        mode=asked.mode,
-        count=asked.options.count,
-        alpha=asked.options.alpha,
-        vector=asked.options.vector,
-        embed=embed,
-        raw=asked.options.raw,
-    )
-    return several_bases.search(source, asked.options.base, request)
+    return several_bases.search(source, asked.options.base, asked.of_units)
 
 
 def _search_notes(source: Located, asked: _Search) -> SearchResult:
@@ -278,18 +283,7 @@ def _search_collections(source: Located, asked: _Search) -> SearchResult:
     # Only this search needs NumPy.
     from regraft.ranking import chroma  # noqa: PLC0415
 
-    embed = None
-    if asked.options.embedder is not None:
-        embed = shared_query_embedder(asked.query, asked.options.embedder, asked.options.config)
-    request = cherry_v2.UnitRequest(
-        query=asked.query,
-        mode=asked.mode,
-        count=asked.options.count,
-        alpha=asked.options.alpha,
-        vector=asked.options.vector,
-        embed=embed,
-    )
-    return chroma.search(source.tree.path, asked.options.base, request)
+    return chroma.search(source.tree.path, asked.options.base, asked.of_units)
 
 
 #: How stores without bases are searched.
