@@ -667,7 +667,7 @@ def compare_base(old: OldBase, new: Located, store: StoreFile | None, asked: Com
     if store is None:
         return pair.not_searched("missing", tr("V2 has no readable index of it"))
     try:
-        with _open_table(old.vectors) as table, cherry_v2.open_index(new, store) as index:
+        with open_table(old.vectors) as table, cherry_v2.open_index(new, store) as index:
             return _compare_with_index(pair, OldTexts(table, old), index, asked)
     except SourceUnreadable as error:
         return pair.not_searched("damaged", str(error))
@@ -694,11 +694,18 @@ def _compare_with_index(
 
 
 @contextmanager
-def _open_table(path: Path) -> Iterator[apsw.Connection]:
+def open_table(path: Path) -> Iterator[apsw.Connection]:
+    """Open a vector file for reading, with sqlite-vec.
+
+    Raises:
+        SourceUnreadable: it cannot be read, or is damaged.
+    """
     try:
         with sqlite.open_readonly(path, vectors=True) as db:
             yield db
     except (apsw.Error, UnicodeDecodeError) as error:
+        if sqlite.is_write_failure(error):
+            raise
         raise SourceUnreadable(path=path, reason=error) from error
 
 

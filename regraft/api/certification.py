@@ -17,7 +17,7 @@ from checks.certify.base import CertifiedBase
 from checks.certify.known_texts import EmbeddingStopped, KnownTexts, choose_texts, limit_texts
 from checks.certify.run import Certification, CertifyReport, CertifyRequest, report_findings, summarize
 from checks.chroma.audit import measure_recall
-from migrators.compare import BaseNames, match_bases, plan_old_bases, read_bases
+from migrators.compare import BaseNames, match_bases, open_table, plan_old_bases, read_bases
 from regraft import embedders
 from regraft.api.arguments import merge_options, progress_or_silent, time_or_now
 from regraft.api.embedding import choose_priced_embedder
@@ -162,7 +162,7 @@ def _old_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack, *, ha
             name=one.name,
             model=one.model,
             dimensions=one.vector_bytes // 4 or None,
-            open=None if one.file is None else partial(_open_table, one.file),
+            open=None if one.file is None else partial(open_table, one.file),
             table=one.table,
             problem=one.problem,
             runs=tuple(sorted(one.runs)) if has_other and one.runs else None,
@@ -171,17 +171,6 @@ def _old_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack, *, ha
         for one in old
     }
     return _Bases(bases=bases, legacy={one.id: one.legacy_id for one in old})
-
-
-@contextmanager
-def _open_table(path: Path) -> Iterator[apsw.Connection]:
-    try:
-        with sqlite.open_readonly(path, vectors=True) as db:
-            yield db
-    except (apsw.Error, UnicodeDecodeError) as error:
-        if sqlite.is_write_failure(error):
-            raise
-        raise SourceUnreadable(path=path, reason=error) from error
 
 
 def _select(bases: dict[str, CertifiedBase], wanted: Sequence[str]) -> _Bases:
@@ -277,7 +266,7 @@ def _note_bases(source: Located, stack: ExitStack) -> dict[str, CertifiedBase]:
             name=project.name,
             model=None if meta is None else meta.model_id,
             dimensions=None if meta is None else meta.dimensions,
-            open=partial(_open_table, path),
+            open=partial(open_table, path),
             table=chroma_rows.TABLE,
         )
     return bases
@@ -307,7 +296,7 @@ def _record_bases(source: Located, stack: ExitStack) -> dict[str, CertifiedBase]
         return {}
     except (ChromaProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=in_use.database, reason=error) from error
-    opened: Callable[[], AbstractContextManager[apsw.Connection]] = partial(_open_table, table.path)
+    opened: Callable[[], AbstractContextManager[apsw.Connection]] = partial(open_table, table.path)
     base = CertifiedBase(id=of.id, name=in_use.name, dimensions=table.dimension, open=opened, table=chroma_rows.TABLE)
     return {of.id: base}
 
