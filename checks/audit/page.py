@@ -198,7 +198,7 @@ class _Page:
             return {"label": label, "columns": [], "message": message}
         numbers = join_list(f"{_step(step)}: {count:,}" for step, count in counts.items())
         steps, ends = (_USUAL_STEPS, "012") if max(counts) < _USUAL_STEPS else (_ALL_STEPS, ("0", "5", "10+"))
-        columns = list(_columns(counts, steps))
+        columns = list(histogram_columns(counts, steps))
         shown = {"label": label, "columns": columns, "ends": ends, "steps": numbers}
         return {**shown, "about": f"{label}. {numbers}", "message": _spread(counts)}
 
@@ -224,9 +224,9 @@ def _parts(rows: Document | None) -> list[BarPart]:
     return parts if any(part.number for part in parts) else []
 
 
-def _columns(counts: dict[int, int], steps: int) -> Iterator[dict[str, str]]:
+def histogram_columns(counts: dict[int, int], steps: int) -> Iterator[dict[str, str]]:
     """Yield the bars of a histogram. Bars of very few vectors get a visible height."""
-    highest = max(counts.values())
+    highest = max(counts.values(), default=1)
     width = format_percent(1, steps)
     for step, count in counts.items():
         height = max(100 * count / highest, 3)

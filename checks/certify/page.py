@@ -11,12 +11,12 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from checks.audit.findings import FINDINGS
-from checks.audit.page import BaseLabel
+from checks.audit.page import BaseLabel, histogram_columns
 from checks.certify import findings as names
 from regraft.formats.cherry_v2.layout import is_uuid
 from regraft.kinds import KIND_NAMES, Kind
 from regraft.language import format_count, join_list, tr
-from regraft.report.html import BarPart, format_percent, render_page
+from regraft.report.html import BarPart, render_page
 from regraft.report.labels import format_severity_count, severity_heading
 
 Document = dict[str, Any]
@@ -200,20 +200,7 @@ class _Page:
 
 
 def _histogram(label: str, bars: Sequence[int], ends: Sequence[str], message: str) -> Values:
-    """Return a histogram with bars of one width. Bars of very few get a visible height."""
-    highest = max(bars, default=0) or 1
-    columns = []
-    for at, number in enumerate(bars):
-        if number:
-            height = max(100 * number / highest, 3)
-            columns.append(
-                {
-                    "x": format_percent(at, len(bars)),
-                    "y": f"{100 - height:.3f}%",
-                    "width": format_percent(1, len(bars)),
-                    "height": f"{height:.3f}%",
-                }
-            )
+    columns = list(histogram_columns({at: number for at, number in enumerate(bars) if number}, len(bars)))
     numbers = join_list(f"{number:,}" for number in bars)
     return {
         "label": label,
