@@ -162,10 +162,6 @@ def _catalog_of(profile: str) -> StoredCatalog | None:
         return None
 
 
-def _embedding_first(model: str) -> tuple[bool, str]:
-    return "embed" not in model.lower(), model
-
-
 def find_missing_models(
     profile: str, left: Iterable[Unresolved], models: dict[str, tuple[str, str]]
 ) -> tuple[list[str], list[dict[str, Any]]]:
@@ -181,7 +177,10 @@ def find_missing_models(
     if catalog is None:
         return [], []
     providers = {str(row.get("provider_id")) for row in catalog.providers or ()}
-    known = sorted((str(row.get("id")) for row in catalog.models or ()), key=_embedding_first)
+    # Models for embedding first.
+    known = sorted(
+        (str(row.get("id")) for row in catalog.models or ()), key=lambda model: ("embed" not in model.lower(), model)
+    )
     needed: dict[str, list[str]] = {}
     for model, name in (models[str(base)] for base in wanting):
         needed.setdefault(model, []).append(name)
