@@ -7,7 +7,6 @@ Each class is one message: what happened to which object, why, and what to do ne
 from __future__ import annotations
 
 import importlib
-from importlib import import_module
 from typing import Any, ClassVar
 
 from regraft.language import tr
@@ -894,6 +893,6 @@ def not_installed_error(module: str, purpose: str, extra: str) -> WrongUsage:
 def error_classes() -> list[type[RegraftError]]:
     """Return every concrete error class, in order."""
     # The reader of redb files is self-contained and defines its own errors.
-    modules = (globals(), vars(import_module("regraft.formats.redb.errors")))
+    modules = (globals(), vars(importlib.import_module("regraft.formats.redb.errors")))
     found = (value for module in modules for value in module.values() if isinstance(value, type))
     return [value for value in dict.fromkeys(found) if issubclass(value, RegraftError) and value is not RegraftError]
