@@ -78,6 +78,10 @@ class BackupInFolder(SourceUnrecognised):
     message = "{path}: this folder is not a knowledge base, but contains the v1 backup {name}; run: {command}."
 
 
+class StoresInFolder(SourceUnrecognised):
+    message = "{path}: this folder is not a knowledge base, but contains some; give the path of one: {names}."
+
+
 class BackupTooNew(RegraftError, ValueError):
     message = (
         "{path}: this version does not read backups in the format .cherrybackup; restore the backup in the application "

@@ -645,9 +645,9 @@ class VectorDetector:
     def _describe(self, finding: str, rowid: int) -> str:
         dimensions = self._length // 4
         if finding == v2.VECTOR_LENGTH and self._is_stated:
-            return tr("{{n}} that does not have the {dimensions} dimensions of the catalog", dimensions=dimensions)
+            return tr("{{n}} without the {dimensions} dimensions of the catalog", dimensions=dimensions)
         if finding == v2.VECTOR_LENGTH:
-            return tr("{{n}} that does not have the {dimensions} dimensions that most have", dimensions=dimensions)
+            return tr("{{n}} without the {dimensions} dimensions that most have", dimensions=dimensions)
         if finding == v2.VECTOR_ZERO:
             return tr("{n} of all zeros")
         vector: Any = self._db.execute("SELECT vector_blob FROM embedding WHERE rowid = ?", (rowid,)).get

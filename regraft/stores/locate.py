@@ -28,6 +28,7 @@ from regraft.errors import (
     SourceNotFound,
     SourceUnreadable,
     SourceUnrecognised,
+    StoresInFolder,
 )
 from regraft.formats import cherry_preview, json_text
 from regraft.formats.cherry_v1 import profile as cherry_v1_profile
@@ -83,6 +84,8 @@ DATA_FOLDER = cherry_v2_layout.DATA_FOLDER
 
 #: Zip files of a folder that are opened to find a backup.
 _MOST_ZIPS = 20
+#: Folders in a folder that are looked at when it is no store itself.
+_MOST_FOLDERS = 100
 #: Members of a damaged archive named in a message.
 _NAMED_MEMBERS = 5
 _REDUX_FILES = (
@@ -360,15 +363,17 @@ def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Locat
         raise SourceUnreadable(path=path / cherry_v2_layout.INDEX_FILE, reason=os.strerror(errno.EACCES))
     _refuse_unfinished(path, tree)
     if kind is None and isinstance(tree, FolderTree):
-        _offer_backup(path)
+        _offer_contents(path)
+        if folder:
+            _offer_contents(path / folder)
     raise SourceUnrecognised(path=path, found=_describe_tree(path, tree, folder))
 
 
-def _offer_backup(folder: Path) -> None:
-    """Raise an error with the command to run if a folder contains a v1 backup.
+def _offer_contents(folder: Path) -> None:
+    """Raise an error that says what to give instead if a folder contains a v1 backup, or folders that are stores.
 
     Raises:
-        BackupInFolder
+        BackupInFolder, StoresInFolder
     """
     backup = _find_backup(folder)
     if backup is not None:
@@ -376,6 +381,19 @@ def _offer_backup(folder: Path) -> None:
         target = ["--to", "library"] if profile is None else ["--profile", path_argument(profile)]
         command = shlex.join(["regraft", "migrate", path_argument(backup), *target])
         raise BackupInFolder(path=folder, name=backup.name, command=command)
+    if _profile_above(folder) is not None:
+        return
+    stores = []
+    with contextlib.suppress(OSError):
+        folders = sorted(
+            inner for inner in folder.iterdir() if inner.is_dir() and not links.leads_outside(folder, inner)
+        )
+        for inner in folders[:_MOST_FOLDERS]:
+            with contextlib.suppress(RegraftError):
+                if _recognize_system(inner, None) or _recognize(inner, FolderTree(inner), ""):
+                    stores.append(inner)
+    if stores:
+        raise StoresInFolder(path=folder, names=join_list(printable(store) for store in stores[:4]))
 
 
 def _find_backup(folder: Path) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import sys
 import zipfile
 from collections.abc import Callable
 from contextlib import closing
@@ -15,7 +16,14 @@ import codex_mem_store
 import pytest
 
 from regraft.disk.trees import FolderTree, ZipTree
-from regraft.errors import ArchiveUnsafe, BrokenJson, SourceNotFound, SourceUnreadable, SourceUnrecognised
+from regraft.errors import (
+    ArchiveUnsafe,
+    BrokenJson,
+    SourceNotFound,
+    SourceUnreadable,
+    SourceUnrecognised,
+    StoresInFolder,
+)
 from regraft.formats.cherry_v1.layout import STATE_KEY, StatePaths
 from regraft.formats.codex_mem import database as codex_mem_database
 from regraft.formats.codex_mem import sidecar
@@ -396,6 +404,30 @@ def test_json_files_of_any_name_without_vectors_are_not_searched(tmp_path: Path)
 
 
 # --- versions and precedence ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrapper", ["", "unpacked/"])
+def test_a_folder_with_stores_in_it_names_them(tmp_path: Path, wrapper: str) -> None:
+    put(tmp_path, f"{wrapper}a library/KnowledgeBase/b1/raw/")
+    put(tmp_path, f"{wrapper}a library/.regraft/")
+    v2_profile(tmp_path / wrapper / "profile")
+    put(tmp_path, f"{wrapper}photos/1.png", b"")
+    with pytest.raises(StoresInFolder) as caught, open_store(tmp_path):
+        pass
+    place = tmp_path / wrapper
+    assert str(caught.value) == (
+        f"{place}: this folder is not a knowledge base, but contains some; give the path of one: "
+        f"{place / 'a library'}, {place / 'profile'}."
+    )
+    assert (caught.value.code, caught.value.exit_status) == ("StoresInFolder", 2)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
+def test_stores_outside_are_not_named_for_a_link_to_them(tmp_path: Path) -> None:
+    v2_profile(tmp_path / "elsewhere" / "profile")
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "shortcut").symlink_to(tmp_path / "elsewhere" / "profile")
+    assert unrecognised(tmp_path / "given").startswith("shortcut is a link to ")
 
 
 @pytest.mark.parametrize(("version", "kind"), [(6, Kind.V1_BACKUP_6), (7, Kind.V2_BACKUP)])
