@@ -279,7 +279,7 @@ def _health_lines(path: str, health: HealthSummary, bases: Sequence[BaseSummary]
     worth = list(_worth_a_look(health, bases))
     if worth:
         yield tr(
-            "Worth a look: {worth}; {value} says more.",
+            "Worth a look: {worth}; for details: {value}",
             worth=join_list(worth),
             value=shlex.join(["regraft", "check", path_argument(path)]),
         )

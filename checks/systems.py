@@ -138,7 +138,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     """Audit a store whose kind :func:`is_audited`; an archive must be unpacked first."""
     run = checks_for(found.kind).audit
     if run is None:
-        raise ValueError(tr("{kind} is audited by a plan of its migration", kind=found.kind))
+        raise ValueError(tr("the audit of {kind} is a plan of its migration", kind=found.kind))
     return run(found, options, command_line)
 
 

@@ -167,13 +167,13 @@ class FindingCollector(msgspec.Struct):
         missing = self.missing()
         if missing:
             return tr(
-                "Time was over: {checks} missing ({left}{more}).",
+                "Time limit reached: {checks} missing ({left}{more}).",
                 checks=format_count(len(missing), "check"),
                 left=join_list(missing[:_MOST_NAMED]),
                 more="…" if len(missing) > _MOST_NAMED else "",
             )
         if self.level is Level.QUICK:
-            return tr("Looked at structure and counts; without --quick, {missed} are read too.", missed=unread)
+            return tr("Checked structure and counts; without --quick, {missed} are read too.", missed=unread)
         if self.level is not Level.DEEP:
             return tr("Checked; with --deep, {deep} are checked too.", deep=deep)
         if any(name in (CORRUPT, UNREADABLE) for name, _, _ in self._tallies):

@@ -107,12 +107,12 @@ class _Page:
         begin, end = (datetime.fromisoformat(run[key]) for key in ("started_at", "finished_at"))
         yield f"{begin:%Y-%m-%d %H:%M:%S} UTC, {(end - begin).total_seconds():.1f} s"
         if self._is_planned:
-            yield tr("what a migration would meet; nothing was carried")
+            yield tr("what a migration would find; nothing was migrated")
         else:
-            yield tr("looked at: {levels}", levels=_LEVELS[self._document["level"]])
+            yield tr("checked: {levels}", levels=_LEVELS[self._document["level"]])
         if self._is_cut:
             yield tr(
-                "time was over: {checks} {not_looked_at}",
+                "time limit reached: {checks} {not_looked_at}",
                 checks=format_count(len(self._document["not_checked"]), "check"),
                 not_looked_at=_NOT_LOOKED_AT,
             )
@@ -206,7 +206,7 @@ class _Page:
         if any(base["norms"] is not None for base in self._bases):
             return tr("Every vector has the norm 0")
         return tr(
-            "Not looked at{level}", level=tr(": --quick reads no vector") if self._document["level"] == "quick" else ""
+            "Not checked{level}", level=tr(": --quick reads no vector") if self._document["level"] == "quick" else ""
         )
 
 
@@ -263,7 +263,7 @@ _COUNTED: dict[str, Callable[[Document], tuple[str, ...]]] = {
 }
 _PLANNED: dict[str, Callable[[Document], tuple[str, ...]]] = {
     label_of("rows"): _row_count("read"),
-    tr("would be carried"): _row_count("carried"),
+    tr("would be migrated"): _row_count("carried"),
     tr("not carried"): _not_carried,
     tr("left out by v1"): _row_count("v1_deduplicated"),
 }

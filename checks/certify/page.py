@@ -29,7 +29,7 @@ STATEMENTS = {
     "coverage": tr("every text has a vector"),
     "hashes": tr("every vector is stored under the hash of its text"),
     "shared": tr("different texts have different vectors"),
-    "reachable": tr("the search leaves out no text that has a vector"),
+    "reachable": tr("every text that has a vector can be found by a search"),
     "self": tr("vectors find their own texts"),
     "index": tr("the index finds what a comparison with every vector finds"),
     "words": tr("texts are found by their own words"),
@@ -41,7 +41,7 @@ STATEMENTS = {
 #: What each suspicion says, without numbers and names.
 _SUSPICIONS = {
     names.TWO_GROUPS: tr("its vectors fall into two groups far apart, as those of two models do"),
-    names.BASE_APART: tr("its vectors point elsewhere than those of the other bases of its model"),
+    names.BASE_APART: tr("its vectors point in other directions than those of the other bases of its model"),
 }
 #: Outcomes from the worst to the best, and what heads the statements of each.
 _HEADINGS = {

@@ -329,8 +329,8 @@ class Certification:
                 apart = neighbors.find_apart(mean, others)
                 if apart is not None:
                     message = tr(
-                        "its vectors point elsewhere than those of the other bases of {model} (cosine of the means "
-                        "{cosine:.2f} at most), as those of another model do",
+                        "its vectors point in other directions than those of the other bases of {model} (cosine of the "
+                        "means {cosine:.2f} at most), as those of another model do",
                         model=base.model,
                         cosine=apart,
                     )

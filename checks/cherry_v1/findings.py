@@ -112,8 +112,8 @@ BASE = register(
     "warning",
     "v1.base",
     tr(
-        "A base cannot be migrated: it has no id or no name, or an earlier base has the same id. Note: "
-        "it already has the v2 layout."
+        "A base cannot be migrated: it has no id or no name, or an earlier base has the same id. The "
+        "severity is note if the base already has the v2 layout."
     ),
     tr("Use a backup that contains the base intact."),
 )

@@ -136,7 +136,7 @@ def _inspect_without_state(source: Located) -> StoreSummary:
             store, problem = _inspect_member(source, place)
             bases.append(BaseSummary(id=name, name=name, store=store, problem=problem))
     problems = [
-        tr("{names} is recognised; this version does not read its knowledge state", names=KIND_NAMES[source.kind])
+        tr("{names} is recognized, but this version does not read its knowledge state", names=KIND_NAMES[source.kind])
     ]
     problems += describe_problems(bases)
     return StoreSummary(bases, HealthSummary(bytes=total_bytes(bases), problems=problems))

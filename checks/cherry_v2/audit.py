@@ -128,11 +128,13 @@ def _check_packed_file(found: Located, packed: PackedFile, base: str | None, fin
         if findings.level >= Level.DEFAULT:
             problem = pack.find_file_problem(path, packed, found.digests.get(packed.path))
         else:
-            problem = None if path.is_file() and path.stat().st_size == packed.bytes else tr("its size is another")
+            problem = None if path.is_file() and path.stat().st_size == packed.bytes else tr("its size differs")
     except (OSError, ValueError) as error:
         problem = str(error)
     if problem is not None:
-        findings.add(v2.CORRUPT, tr("not what was packed: {problem}", problem=problem), base=base, sample=packed.path)
+        findings.add(
+            v2.CORRUPT, tr("differs from what was packed: {problem}", problem=problem), base=base, sample=packed.path
+        )
 
 
 def _base_of_member(found: Located, name: str) -> str | None:

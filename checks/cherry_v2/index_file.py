@@ -281,8 +281,8 @@ class _IndexAudit:
             self._add(v2.BASE_DIMENSIONS, message)
             return
         message = tr(
-            "the catalog says {stated} dimensions, and {others} of {all} vectors have others: find out which are "
-            "right; where the catalog is, regraft repair --only embedding.length removes the others",
+            "the catalog says {stated} dimensions, and {others} of {all} vectors have others: find out which "
+            "are right; if the catalog is right, regraft repair --only embedding.length removes the others",
             stated=stated,
             others=lengths.total() - lengths[4 * stated],
             all=lengths.total(),

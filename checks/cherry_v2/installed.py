@@ -282,9 +282,9 @@ def _v1(found: Located) -> tuple[list[str], list[NextStep]]:
     path, kind = found.path, _kind_option(found)
     facts = [tr("v1 data, with {vector_files}.", vector_files=format_count(len(_vector_files(found)), "vector file"))]
     if found.tree.kind(EXPORT_FOLDER) == "folder":
-        facts.append(tr("The application's own upgrade has begun, and did not end."))
+        facts.append(tr("The application's own upgrade was started and did not finish."))
     migrate = _step("migrate", path, *_TARGET, *kind, does=tr("Make a v2 library of it; the v1 data stay as they are"))
-    return facts, [migrate, _step("check", path, *kind, does=tr("See before what cannot be carried"))]
+    return facts, [migrate, _step("check", path, *kind, does=tr("See in advance what cannot be migrated"))]
 
 
 def _v2(found: Located) -> tuple[list[str], list[NextStep]]:
@@ -313,7 +313,7 @@ def _v2(found: Located) -> tuple[list[str], list[NextStep]]:
         rescue = _step("rescue", path, "--dry-run", *kind, does=tr("Preview what can be recovered"))
         return [*facts, *_left(vector_files)], [rescue, check]
     if vector_files and not catalog.bases:
-        facts.append(tr("The application's own upgrade brought no base over."))
+        facts.append(tr("The application's own upgrade migrated no base."))
         migrate = _step("migrate", path, *_TARGET, "--kind", "v1-profile", does=tr("Make a v2 library of what v1 left"))
         return [*facts, *_left(vector_files)], [migrate, check]
     return [*facts, *_left(vector_files)], [check]

@@ -62,7 +62,7 @@ def find_path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one r
         return tr("it has ..")
     if parts[0].lower() == ".cherry":
         return label_of("inside .cherry")
-    return tr("not normalised") if "" in parts or "." in parts else None
+    return tr("not normalized") if "" in parts or "." in parts else None
 
 
 #: Seconds. A younger file may belong to an item that is being added.

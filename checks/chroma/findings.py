@@ -11,7 +11,7 @@ _EMBED = tr(
     "Nothing in the folder has the vector. Let the application embed the text again; the ids are in the report of "
     "`regraft repair`."
 )
-_PERSON = tr("You have to decide; the message says what about.")
+_PERSON = tr("Needs your decision. The message shows the options.")
 
 UNREADABLE = register(
     "error",

@@ -160,7 +160,7 @@ def check_migration(db: apsw.Connection, findings: FindingCollector, *, has_vect
         message = tr("a column that migration 006 makes is there, and must not be empty")
         findings.add(codex.MIGRATION, message, sample=foreign, is_beyond_repair=True)
     elif missing and there:
-        message = tr("only some columns of migration 006 are there, {missing} not", missing=join_list(missing))
+        message = tr("only some columns of migration 006 exist; {missing} are missing", missing=join_list(missing))
         findings.add(codex.MIGRATION, message, sample=missing[0])
     elif missing:
         _check_absent(findings, is_recorded=recorded is not None, has_vectors=has_vectors)
@@ -170,7 +170,7 @@ def check_migration(db: apsw.Connection, findings: FindingCollector, *, has_vect
 
 def _check_absent(findings: FindingCollector, *, is_recorded: bool, has_vectors: bool) -> None:
     if is_recorded or has_vectors:
-        what = tr("it is recorded") if is_recorded else tr("there is a file of vectors")
+        what = tr("the migration is recorded") if is_recorded else tr("there is a vector file")
         findings.add(codex.MIGRATION, tr("no column of migration 006 is there, and {what}", what=what))
 
 
@@ -240,7 +240,7 @@ def check_full_text(db: apsw.Connection, findings: FindingCollector, *, with_wor
     stated, there = _stated(db), _there(db)
     if stated != there:
         message = tr(
-            "the full-text index says that it has {said}, and has {said2}: ranks are wrong",
+            "the full-text index records {said}, but has {said2}: ranks are wrong",
             said=_said(stated),
             said2=_said(there),
         )

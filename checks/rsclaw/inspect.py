@@ -196,7 +196,7 @@ def _damage_message(table: str | None, count: int, first: PageDamage, mirror: Mi
     pages = format_count(count, "damaged page")
     if table is None:
         return tr(
-            "{pages} of what says which tables there are ({page}, {reason})",
+            "{pages} in the list of tables ({page}, {reason})",
             pages=pages,
             page=first.page,
             reason=first.reason,

@@ -154,7 +154,7 @@ def duplicate_notice(one: RestoredDuplicate, base: str, *, restored: bool) -> No
         )
         return Notice(code=notices.RESTORED_DUPLICATE, message=message, base=base, item=item, count=one.rows)
     message = tr(
-        "{lost}; without --no-restore-duplicates it would get the same {chunks}{part}",
+        "{lost}; it would get the same {chunks}{part} if --no-restore-duplicates were left out",
         lost=lost,
         chunks=format_count(one.rows, "chunk"),
         part=part,

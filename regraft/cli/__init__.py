@@ -40,7 +40,7 @@ COMMAND_GROUPS = {
         "inspect": tr("Show what a path is and what it contains."),
         "check": tr("Audit a store: findings, and how to fix each."),
         "search": tr("Search a base as the application does."),
-        "compare": tr("Ask v1's vectors and a v2 index the same."),
+        "compare": tr("Search v1's vectors and a v2 index with the same queries."),
         "certify": tr("Prove that a base still finds its texts."),
         "history": tr("List regraft's runs, and which can be undone."),
         "explain": tr("Explain a finding, a code or an error."),
@@ -259,7 +259,7 @@ class CommandGroup(click.Group):
 )
 @click.version_option(__version__, "-V", "--version", prog_name="regraft")
 def cli() -> None:
-    """Carry a local knowledge base to a new layout with its vectors alive.
+    """Migrate a local knowledge base to a new storage layout and keep its vectors.
 
     Vectors move byte for byte; nothing is embedded but by backfill and restore, and only what has no vector. Sources
     are only read; what is written is written whole or not at all.

@@ -37,7 +37,7 @@ _REASONS = {
     "contradicted": tr("they can be read in two ways"),
     "unnamed": tr("no kept row refers to them"),
     "unlike": tr("vectors of another length or norm than the others"),
-    "lost": tr("only their key is left"),
+    "lost": tr("only their keys are left"),
 }
 _NOUNS = {"materials": "material", "contents": "text", "units": "unit", "bodies": "body", "embeddings": "vector"}
 

@@ -50,7 +50,7 @@ def read_queries(path: Path) -> tuple[Query, ...]:
         for line in lines:
             vector_blob(line.vector)
     except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError) as error:
-        hint = tr('a line is {"id": "a name", "vector": [numbers]}')
+        hint = tr('each line must be {"id": "a name", "vector": [numbers]}')
         raise WrongUsage(
             problem=tr("--queries {path}: not queries: {error}", path=printable(path), error=error), hint=hint
         ) from error
@@ -79,7 +79,8 @@ def read_queries(path: Path) -> tuple[Query, ...]:
 @struct_options(CompareOptions)
 @output_options(fail_on=FAIL_ON)
 def compare(v1: Path, v2: Path, queries: Path | None, options: CompareOptions, output: Output) -> None:
-    """Ask the vectors of V1 and the index of V2 the same, and tell where they part. Nothing is written.
+    """Search the vectors of V1 and the index of V2 with the same queries, and show where the results differ.
+    Nothing is written.
 
     V1 is whatever regraft migrate takes, one vector file, or anything that V2 can be; V2 a v2 library, profile or
     backup, one base folder, or an index.sqlite. --kind is about V1.

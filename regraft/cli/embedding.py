@@ -316,7 +316,7 @@ def _reuse_lines(scope: ScopeReport, *, is_done: bool) -> list[str]:
     for one in scope.reused_from:
         place = one.source if one.base is None else tr("{source} ({base})", source=one.source, base=one.base)
         if one.reason is not None:
-            nothing = tr("nothing from {place}: {reason}", place=place, reason=one.reason)
+            nothing = tr("no vectors from {place}: {reason}", place=place, reason=one.reason)
             lines.append(f"  {one_line(nothing)}")
             continue
         count = format_count(one.reused if is_done else one.planned, "vector")

@@ -90,7 +90,10 @@ def _choose_target(file: Path | None, folder: Path | None, options: ExportOption
     if is_collection:
         problem, hint = tr("--format chroma writes to a folder"), tr("give it with --to DIR, and no file")
     else:
-        problem, hint = tr("a Parquet file is written to the file that follows PATH"), tr("give it, and no --to")
+        problem, hint = (
+            tr("a Parquet file is written to the file that follows PATH"),
+            tr("give FILE.parquet after PATH, and leave out --to"),
+        )
     raise WrongUsage(problem=problem, hint=hint)
 
 

@@ -309,8 +309,8 @@ def backfill(
     "resume",
     short_help=tr("Resume a fleet."),
     help=tr(
-        "Go on with a fleet whose results are in OUT, or were going to be. Libraries that ended well stay as they are;"
-        " the others are worked on again. Options after -- are added to theirs."
+        "Resume the fleet run that writes its results to OUT. Libraries that ended well stay as they "
+        "are; the others are processed again. Options after -- are added to theirs."
     ),
 )
 @_results_argument

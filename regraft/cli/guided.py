@@ -190,7 +190,7 @@ def _choose_models(
         ]
         echo(tr("\nThe profile lacks the model {model} of {bases}.\n", model=model, bases=join_list(bases)))
         answer = choose(
-            tr("What shall be done?"),
+            tr("What do you want to do?"),
             choices,
             partial(parse_model_id, "--map-model"),
             tr("Number (Enter: 1), or the id of another model:"),

@@ -220,7 +220,7 @@ def history(path: Path, options: Options, output: Output) -> None:
 def undo(path: Path, run_id: str | None, options: UndoOptions, output: Output) -> None:
     """Undo the run RUN on the store at PATH, or the latest run that can be undone.
 
-    It is refused if anything that the run changed was changed since.
+    Undo is refused if any file or row that the run changed has been changed again since.
 
     \b
     Example:

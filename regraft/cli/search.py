@@ -257,10 +257,12 @@ def parse_vector(raw: bytes, where: str) -> tuple[float, ...]:
     except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError) as error:
         raise WrongUsage(
             problem=tr("{where}: not a vector: {error}", where=where, error=error),
-            hint=tr("it is one JSON array of numbers"),
+            hint=tr("expected one JSON array of numbers"),
         ) from error
     if not numbers or not all(map(math.isfinite, numbers)):
-        raise WrongUsage(problem=tr("{where}: not a vector", where=where), hint=tr("it is one JSON array of numbers"))
+        raise WrongUsage(
+            problem=tr("{where}: not a vector", where=where), hint=tr("expected one JSON array of numbers")
+        )
     return numbers
 
 

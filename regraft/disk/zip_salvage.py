@@ -187,7 +187,7 @@ class _Salvaging:
             place = self._data.find(_LOCAL_MAGIC, after)
         for name in _directory_names(self._data, self._end):
             if self._names.execute("SELECT 1 FROM copied WHERE name = ?", (name,)).get is None:
-                self._record_lost(_decoded(name), tr("only the directory names it"))
+                self._record_lost(_decoded(name), tr("only the archive's directory lists it"))
         self._finish()
         return self._found
 

@@ -528,7 +528,7 @@ def _version(db: apsw.Connection, found: dict[str, str]) -> int:
     wanted = _named(_OF_VERSION[version])
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
-            what = "lacks" if name not in found else tr("has another") if name in wanted else tr("also has")
+            what = tr("lacks") if name not in found else tr("has another") if name in wanted else tr("also has")
             raise InvalidValue(tr("it {what} the table {name!r}", what=what, name=name))
     return version
 

@@ -129,7 +129,7 @@ def _upgrade(form: Form) -> tuple[Task, tuple[str, ...]]:
     }
     if form.text("profile_at") == NO_PROFILE and not form.text("profile"):
         return Task(function="migrate", paths=(source, library), options=MigrateOptions(**chosen)), (library,)
-    profile = _path_of(form, "profile", tr("Choose the profile of the application, or that only a library is written."))
+    profile = _path_of(form, "profile", tr("Choose the profile of the application, or choose to write only a library."))
     options = ProfileMigrationOptions(**chosen, recreate_provider=_providers(form), as_new=bool(form.text("as_new")))
     task = Task(function="migrate_into_profile", paths=(source, profile, library), options=options)
     return task, (library, profile)
@@ -282,7 +282,7 @@ JOURNEYS = {
     ),
     "compare": Journey(
         title=tr("Compare searches"),
-        lead=tr("Asks the old vectors and the new library the same questions, and compares the answers."),
+        lead=tr("Searches the old vectors and the new library with the same queries, and compares the results."),
         button=tr("Compare"),
         parse=_compare,
     ),

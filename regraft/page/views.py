@@ -488,7 +488,7 @@ async def _drop(request: Request) -> Response:
     except OSError as error:
         problem = error.strerror or str(error)
     except ClientDisconnect:
-        problem = tr("The file did not arrive whole.")
+        problem = tr("The upload is incomplete.")
     if problem:
         durable.remove_tree(folder)
         return JSONResponse({"problem": problem}, 413)

@@ -177,7 +177,7 @@ _STATES = {
     "disabled": tr("off"),
     "ready": tr("ready"),
     "degraded_missing_index": tr("not possible, the file of vectors is missing or cannot be read"),
-    "rebuilding": tr("not possible before a rebuild is at its end"),
+    "rebuilding": tr("not possible until the rebuild has finished"),
     "degraded_incompatible_index": tr("not possible, the file of vectors does not fit"),
     "degraded_failed_embeddings": tr("partly: some notes could not be embedded"),
     "degraded_stale_embeddings": tr("partly: some notes have changed since"),

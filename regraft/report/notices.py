@@ -737,8 +737,8 @@ CHILD_OUTSIDE = register(
     "directory_child_outside",
     "v1.folder",
     tr(
-        "Files of the folder for which v1 recorded no path inside it, but text or another place. They are "
-        "named after the last part of that."
+        "Files of the folder whose recorded path in v1 is outside the folder, or is not a path. Each is "
+        "named after the last part of what v1 recorded."
     ),
 )
 NOT_MIGRATED = register(

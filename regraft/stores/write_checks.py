@@ -133,8 +133,8 @@ _STAGED = {
         "prepared": tr("a restore is prepared"),
         "armed": tr("a restore is staged"),
         "promoting": tr("a restore is being put into place"),
-        "reverting": tr("a restore is being taken back"),
-        "rollback-armed": tr("taking a restore back is staged"),
+        "reverting": tr("a restore is being rolled back"),
+        "rollback-armed": tr("the rollback of a restore is staged"),
     },
 }
 #: States in which the restore has ended.

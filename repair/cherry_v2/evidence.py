@@ -377,7 +377,11 @@ def _repair_search_mode(new: Row, vectors: int | None) -> str | None:
         if "search_mode" in new:
             new["search_mode"] = "bm25"
     elif new["dimensions"] is None:
-        return tr("its vectors have different lengths") if vectors is None else tr("it has no vectors to tell by")
+        return (
+            tr("its vectors have different lengths")
+            if vectors is None
+            else tr("it has no vectors that show its dimensions")
+        )
     # Only the hybrid mode has the weight ``hybrid_alpha``.
     if "search_mode" in new and new["search_mode"] not in MODES and new.get("hybrid_alpha") is not None:
         new["search_mode"] = "hybrid"

@@ -141,7 +141,9 @@ def write_text(db: apsw.Connection, path: Path, one: NewText, now_ms: int) -> No
 def _read_unchanged(db: apsw.Connection, path: Path, one: NewText) -> str:
     text = one.read(db)
     if text is None or identity.text_hash(text) != one.content_hash:
-        raise PlanOutdated(path=path, reason=tr("the text of {material} is another one now", material=one.material))
+        raise PlanOutdated(
+            path=path, reason=tr("the text of {material} changed in the meantime", material=one.material)
+        )
     return text
 
 
@@ -311,7 +313,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         for material, path, content_hash, text in db.execute(_NO_UNITS):
             key = str(material)
             if not isinstance(text, str) or identity.text_hash(text) != content_hash:
-                self._leave(v2.NO_UNITS, tr("its text is not what its hash says: regraft repair first"), key)
+                self._leave(v2.NO_UNITS, tr("its text does not match its hash; run regraft repair first"), key)
                 continue
             spans = former.spans(key, str(content_hash), text, separator)
             if not spans and self.donor is not None:
@@ -543,7 +545,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         for path, encoding in self.guessed.items():
             yield Action(
                 action="guess-encoding",
-                message=tr("read {path} as {encoding}, by its letters", path=path, encoding=encoding),
+                message=tr("read {path} as {encoding}, guessed from its letters", path=path, encoding=encoding),
                 base=self.key,
                 subject=path,
             )

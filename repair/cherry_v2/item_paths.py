@@ -216,9 +216,9 @@ def plan_catalog_change(root: Path, catalog: str, every: Sequence[NewPaths]) -> 
 def _item_actions(paths: NewPaths) -> Iterator[Action]:
     for action, noun, of_these in (("name-folders", "folder", paths.prefixes), ("name-files", "file", paths.files)):
         if of_these:
-            which = "a prefix" if noun == "folder" else tr("a readable path")
+            which = tr("a prefix") if noun == "folder" else tr("a readable path")
             message = tr(
-                "give {counted} {which} ({next})",
+                "set {which} for {counted} ({next})",
                 counted=format_count(len(of_these), noun),
                 which=which,
                 next=next(iter(of_these.values())),

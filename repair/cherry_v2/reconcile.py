@@ -57,7 +57,7 @@ def plan(store: Store, options: ReconcileOptions) -> Plan:
     if store.catalog is None:
         what = tr("{names} without a catalog", names=NAMES_OF_KINDS[store.found.kind])
         raise NotChanged(
-            path=store.path, what=what, command="reconcile", advice=tr("give the library or profile it is of")
+            path=store.path, what=what, command="reconcile", advice=tr("give the library or profile that contains it")
         )
     catalog = read_store_catalog(store, data=False)
     known = {base_id_text(row) for row in catalog.bases}
@@ -77,7 +77,7 @@ def _plan_base(
         made.left += [_lacking(store, finding) for finding in found if finding.name in _MISSING]
     why = _why_left(found, is_known=is_known)
     if why is not None:
-        reason = tr("nothing of the index is changed: {why}", why=why)
+        reason = tr("the index is not changed: {why}", why=why)
         unchanged = (finding for finding in found if finding.name in _DIFFERENT | _DAMAGE)
         made.left += [Unresolved.of(finding, reason, repair=finding.repair) for finding in unchanged]
         return made
@@ -354,10 +354,10 @@ class _Follows(msgspec.Struct):
 
         def apply(db: apsw.Connection) -> None:
             if _counts(db, gone) != counts:
-                raise PlanOutdated(path=path, reason=tr("other rows would go now than were planned"))
+                raise PlanOutdated(path=path, reason=tr("the rows to delete are no longer those of the plan"))
             _delete(db, gone)
             if not _rename(db, moves):
-                raise PlanOutdated(path=path, reason=tr("the materials have other paths now"))
+                raise PlanOutdated(path=path, reason=tr("the paths of the materials changed in the meantime"))
 
         tables = [table for table, (count, _) in counts.items() if count]
         tables += ["material"] if moves and "material" not in tables else []

@@ -431,7 +431,7 @@ def test_text_and_page_tell_texts_from_vectors(tmp_path: Path) -> None:
     assert "carried_without_vector: 8" in html
     assert re.search(r'<rect class="carried"[^>]*><title>carried: 2</title>', html)
     assert re.search(r'<rect class="bare"[^>]*><title>carried_without_vector: 8</title>', html)
-    assert "Everything was carried." in html
+    assert "Everything was migrated." in html
 
 
 def test_the_page_of_an_audit_tells_them_too(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_what_only_the_directory_names_is_missing(tmp_path: Path) -> None:
     data[place : place + 4] = b"xxxx"
     found, told = salvaged(tmp_path, bytes(data[:-22]))
     assert "folder/b.bin" not in found
-    assert told.missing == {"folder/b.bin": "only the directory names it"}
+    assert told.missing == {"folder/b.bin": "only the archive's directory lists it"}
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -95,7 +95,9 @@ def test_what_a_plan_leaves_says_why(tmp_path):
     plant("a unit of another text", store)
     [one] = [one for one in findings(store) if one["name"] == "unit.id"]
     assert one["repair"] is None
-    assert one["message"].endswith(": its material, text or body is not known, and its id may still tell")
+    assert one["message"].endswith(
+        ": its id is kept, because its material, content or body is unknown and the id may show which it was"
+    )
 
 
 def test_a_folder_that_cannot_be_listed_is_left_without_a_command(tmp_path):

@@ -370,7 +370,7 @@ def test_a_folder_that_cannot_be_looked_into_stays(store: Path, monkeypatch: pyt
         patched.setattr(os, "scandir", scandir)
         document = gc(store, "--dry-run", status=1)
     assert document["actions"] == []
-    assert "it cannot be looked into: Permission denied" in left_by(document)["index.orphan"]
+    assert "it cannot be read: Permission denied" in left_by(document)["index.orphan"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need a right of their own there")
@@ -756,7 +756,7 @@ def test_a_base_proves_one_file(store: Path, tmp_path: Path) -> None:
     subset = aged(write_store(store / KNOWLEDGE / "part", kb_rows()[:3]))
     document = gc(store, "--v1-leftovers", status=1)
     assert [action["base"] for action in document["actions"]] == [OTHER]
-    assert "made of another file" in left_by(document)["v1.leftover"]
+    assert "made from another file" in left_by(document)["v1.leftover"]
     subset.unlink()
     assert [action["base"] for action in gc(store, "--v1-leftovers")["actions"]] == [NEW_BASE]
 

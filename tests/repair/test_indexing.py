@@ -302,8 +302,8 @@ def test_an_index_by_itself_is_cut_as_the_application_does_it(store):
 @pytest.mark.parametrize(
     ("statement", "reason"),
     [
-        ("UPDATE content SET text = text || '!'", "its text is not what its hash says: regraft repair first"),
-        ("UPDATE content SET text = x'00ff'", "its text is not what its hash says: regraft repair first"),
+        ("UPDATE content SET text = text || '!'", "its text does not match its hash; run regraft repair first"),
+        ("UPDATE content SET text = x'00ff'", "its text does not match its hash; run regraft repair first"),
         ("UPDATE meta SET base_id = 'x'", "the index was not changed: the index belongs to base x"),
     ],
 )
@@ -373,7 +373,7 @@ def test_files_of_every_kind(store):
     document = filled(store)
     assert actions(document) == {"index-items": 2, "guess-encoding": 1}
     [guess] = [one for one in document["actions"] if one["action"] == "guess-encoding"]
-    assert guess["message"] == "read menu.txt as Windows-1251, by its letters"
+    assert guess["message"] == "read menu.txt as Windows-1251, guessed from its letters"
     assert sorted(left(document)) == [
         ("item.no-material", "its file is not in raw/: index it in the application"),
         ("item.no-material", "no snapshot of it is there: index it in the application"),
@@ -476,7 +476,7 @@ def test_a_text_that_changes_meanwhile_stops_the_run(store):
         (raw(store) / "plain.txt").write_text("other")
         return made
 
-    with fails("PlanOutdated", match="the text of i1 is another one now"):
+    with fails("PlanOutdated", match="the text of i1 changed in the meantime"):
         run_command("backfill", store, planner, progress=progress.SilentProgress())
     (raw(store) / "plain.txt").write_text("plain text")
     assert state(store) == before

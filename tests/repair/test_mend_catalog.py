@@ -138,7 +138,7 @@ def test_what_nothing_tells_stays(store: Path) -> None:
     assert planned["actions"] == []
     assert left(planned) == [
         ("item.status", "its type is b'\\x00', so its status is unknown"),
-        ("item.data", "its content is longer than 1,000,000 units, and nothing else tells what they have to be"),
+        ("item.data", "its content is longer than 1,000,000 units, and no other data shows the right value"),
     ]
     assert [one["subject"] is None for one in planned["left"]] == [False, False]
 
@@ -322,7 +322,7 @@ def test_a_field_that_nobody_knows_is_told_and_not_thrown_away(store: Path) -> N
     )
     with untouched(store):
         document = mend(store)
-    said = "its data has more, which items of type url do not have, and nothing else tells what they have to be"
+    said = "its data has more, which items of type url do not have, and no other data shows the right value"
     assert ("item.data", said) in left(document)
 
 
@@ -434,7 +434,7 @@ MIXED = sql("UPDATE embedding SET vector_blob = zeroblob(8) WHERE rowid = 1")
         (
             several(catalog(KB_ROW.format("dimensions = NULL")), NO_VECTORS),
             "base.status",
-            "it has no vectors to tell by",
+            "it has no vectors that show its dimensions",
         ),
         (
             several(catalog(KB_ROW.format("status = 'ready'")), PLANTED["random bytes"].damage),

@@ -168,7 +168,7 @@ def test_an_index_of_no_base_is_left(store: Path) -> None:
     with untouched(store):
         document = reconcile(store, status=1)
     assert left(document) == [
-        ("material.orphan", "nothing of the index is changed: the catalog has no such base"),
+        ("material.orphan", "the index is not changed: the catalog has no such base"),
     ]
 
 

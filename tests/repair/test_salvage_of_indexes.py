@@ -92,7 +92,7 @@ def test_what_is_left_is_counted_for_each_table(target):
     assert left["repair"] == f"regraft backfill {target} --base {KB}"
     assert outcome.status == 1
     text = run("repair", target, "--salvage")
-    assert f"  {lost} rows not recovered: only their key is left" in text.stdout
+    assert f"  {lost} rows not recovered: only their keys are left" in text.stdout
     assert f"Next: regraft backfill {target} --base {KB}" in text.stdout
     (missing,) = about(target, "embedding.missing", "--deep")
     assert missing["count"] == lost

@@ -147,7 +147,7 @@ def find_reason_to_keep(store: Store, path: Path) -> str | None:
     except UnicodeEncodeError:
         return tr("its name is not UTF-8")
     except OSError as error:
-        return tr("it cannot be looked into: {strerror}", strerror=error.strerror)
+        return tr("it cannot be read: {strerror}", strerror=error.strerror)
     return None
 
 
@@ -222,7 +222,7 @@ class _RawFiles(msgspec.Struct, kw_only=True):
             return Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=self.base, subject=path_text(name))
         message = tr("move raw/{name}, which no item names, to the trash", name=name)
         if copy is not None:
-            message = tr("{message_}: {copy} is the same", message_=message, copy=copy)
+            message = tr("{message_}: it is the same as {copy}", message_=message, copy=copy)
         return move_to_trash(self.store, path, "trash-file", v2.RAW_ORPHAN, message, self.base)
 
 
@@ -244,7 +244,7 @@ def _find_unknown_names(raw: Path, items: list[Row]) -> str | None:
         data = parse_item_data(item)
         paths = (data.get(key) for key in ("relativePath", "indexedRelativePath"))
         if not data or any(not isinstance(path, str | None) for path in paths):
-            return tr("what item {get} names cannot be read", get=item.get("id"))
+            return tr("the paths of item {get} cannot be read", get=item.get("id"))
     return None
 
 
@@ -262,9 +262,11 @@ def _make_name_test(store: Store, base: str, items: list[Row]) -> Callable[[str]
     def why(name: str) -> str | None:
         folded = _folded(name)
         if folded in known or folded.startswith(folders):
-            return tr("an item names it but for letter case or Unicode normalisation")
+            return tr("an item refers to it with other letter case or Unicode normalization")
         return (
-            tr("the index names it for an item that names another path: reconcile first") if folded in indexed else None
+            tr("the index uses it for an item that has another path; run regraft reconcile first")
+            if folded in indexed
+            else None
         )
 
     return why
@@ -523,9 +525,7 @@ def _leave_unproven(file: _VectorFile) -> Unresolved | None:
             base,
             usable - proven,
         )
-    return (
-        None if file.provers else _leave_file(path, tr("no index is whole that could have its vectors"), None, usable)
-    )
+    return None if file.provers else _leave_file(path, tr("no intact index could contain its vectors"), None, usable)
 
 
 def _leave_with_other_texts(file: _VectorFile, proving: dict[str, Path], options: GcOptions) -> Unresolved | None:
@@ -578,14 +578,14 @@ def _decide_file(
     )
     if file.survey.rows and owner is None:
         return _leave_file(
-            path, tr("{where}, but of a base that was made of another file", where=where), min(file.provers), usable
+            path, tr("{where}, but in a base that was made from another file", where=where), min(file.provers), usable
         )
     if owner in in_doubt and owner != file.base and not _has_no_more(in_doubt[owner], file):
         reason = tr(
-            "{where}, but it may be that of a base which failed at the upgrade: bring those back first", where=where
+            "{where}, but it may belong to a base that failed in the upgrade; run regraft rescue first", where=where
         )
         return _leave_file(path, reason, owner, usable)
-    rest = tr("; {rows} without a usable vector were never carried", rows=format_count(more, "row")) if more else ""
+    rest = tr("; {rows} without a usable vector were never migrated", rows=format_count(more, "row")) if more else ""
     message = tr(
         "move the vector file {name} of v1 to the trash: {where}{rest}",
         name=printable(path.name),

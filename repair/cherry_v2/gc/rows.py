@@ -70,7 +70,7 @@ def leave_for_repair(store: Store, finding: Finding, lacking: Sequence[str]) -> 
     if any(FINDINGS[name].command[:1] == ("repair",) for name in lacking):
         command = shlex.join(["regraft", "repair", path_argument(store.path), "--base", str(finding.base)])
     reason = tr(
-        "{message_}, and {lacking} may need it: fix that first",
+        "{message_}; kept, because it may be what {lacking} lacks: fix that first",
         message_=finding.message,
         lacking=join_list(lacking),
     )
@@ -246,7 +246,8 @@ class IndexGarbage:
             yield Unresolved.of(finding, reason)
         elif finding is not None and self._is_odd(db, waste):
             reason = tr(
-                "{message_}, but not every id is a text: what is reached cannot be told", message_=finding.message
+                "{message_}, but some ids are not text, so what is in use cannot be determined",
+                message_=finding.message,
             )
             yield Unresolved(finding=finding.name, reason=reason, base=self.base, count=finding.count)
 
@@ -342,7 +343,7 @@ def plan_space(file: IndexGarbage, removal: Plan) -> Plan:
         )
         return Plan(left=[stays])
     message = tr(
-        "give about {free} of {size} in the index file back to the disk",
+        "shrink the index file by about {free} of {size}",
         free=format_bytes(free),
         size=format_bytes(size),
     )

@@ -65,7 +65,7 @@ def profile_action(library: Path, profile: Path, bases: int) -> Action:
     if not runs or _are_made_for(runs, _absolute(profile)):
         message = tr("write {bases} to the library {path}", bases=format_count(bases, "base"), path=printable(library))
         return Action(action=WRITE_LIBRARY, subject=_absolute(library), count=bases, message=message)
-    message = tr("read the library {path}, which was there before", path=printable(library))
+    message = tr("use the library {path}, which already existed", path=printable(library))
     return Action(action=READ_LIBRARY, subject=_absolute(library), count=bases, message=message)
 
 

@@ -157,7 +157,7 @@ def _open_circles(items: ItemRepairs, inside_itself: list[Row], by_id: dict[Any,
     for row in inside_itself:
         circle = _circle(row, by_id)
         if any(one.get("type") not in DATA_FIELDS for one in circle):
-            items.leave(v2.ITEM_CONTAINER, tr("one of the items that it is in is of an unknown type"), row)
+            items.leave(v2.ITEM_CONTAINER, tr("a folder that contains it is of an unknown type"), row)
         elif circle:
             # Item ids begin with their creation time, and a folder is created before its children.
             oldest = min(circle, key=lambda one: str(one.get("id")))
@@ -438,7 +438,7 @@ class _CatalogRepair:
             if text is None:
                 self._leave(
                     v2.ITEM_DATA,
-                    tr("{problem}, and nothing else tells what they have to be", problem=problem),
+                    tr("{problem}, and no other data shows the right value", problem=problem),
                     base,
                     item["id"],
                 )
@@ -468,7 +468,7 @@ class _CatalogRepair:
 
     def _demand(self, condition: bool) -> None:
         if not condition:
-            raise PlanOutdated(path=self._path, reason=tr("its rows are not those that were planned with"))
+            raise PlanOutdated(path=self._path, reason=tr("its rows changed since the plan"))
 
 
 #: The items of a base by row number, without an index, which could be damaged.
@@ -716,7 +716,7 @@ def plan_item_paths(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) 
             )
             if db.changes() != 1:
                 raise PlanOutdated(
-                    path=root / catalog, reason=tr("the path of the item {item} is another one now", item=path.item)
+                    path=root / catalog, reason=tr("the path of item {item} changed in the meantime", item=path.item)
                 )
 
     size = 2 * sum(len(path.new) for _, path in _each(paths)) + 4096

@@ -40,26 +40,31 @@ BLOCKING = {v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VERSION}
 FLAWS = (v2.VECTOR_LENGTH, v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO)
 #: By action: the finding that it repairs, its message, the noun that is counted, and the tables that it changes.
 _ACTIONS = {
-    "settle-journal": (v2.HOT_JOURNAL, tr("take {n} back"), "unfinished transaction", ()),
-    "write-identity": (v2.META_MISSING, tr("write {n} with the base's id"), "identity row", ("meta",)),
-    "restore-contents": (v2.CONTENT_HASH, tr("give {n} back what its hash says"), "text", ("content",)),
+    "settle-journal": (v2.HOT_JOURNAL, tr("roll back {n}"), "unfinished transaction", ()),
+    "write-identity": (v2.META_MISSING, tr("write {n} with the id of the base"), "identity row", ("meta",)),
+    "restore-contents": (v2.CONTENT_HASH, tr("restore {n} from its bodies, as its hash proves"), "text", ("content",)),
     "rekey-contents": (
         v2.CONTENT_HASH,
-        tr("store {n} under its true hash"),
+        tr("store {n} under the hash of its text"),
         "text",
         ("content", "material", "search_unit", "search_text"),
     ),
-    "link-contents": (v2.NO_CONTENT, tr("have {n} name the text of its units"), "material", ("material",)),
+    "link-contents": (v2.NO_CONTENT, tr("link {n} to the text of its units"), "material", ("material",)),
     "rename-materials": (v2.PATH_UNSAFE, tr("give {n} a path below raw/"), "material", ("material",)),
-    "place-units": (v2.UNIT_OFFSETS, tr("place {n} where the text holds its body"), "unit", ("search_unit",)),
+    "place-units": (
+        v2.UNIT_OFFSETS,
+        tr("correct the offsets of {n}, from where the text contains its body"),
+        "unit",
+        ("search_unit",),
+    ),
     "number-units": (v2.UNIT_GAP, tr("renumber {n}"), "unit", ("search_unit",)),
-    "link-bodies": (v2.NO_BODY, tr("give {n} back to its unit"), "body", ("search_text",)),
-    "write-bodies": (v2.NO_BODY, tr("write {n} from the text of its unit"), "body", ("search_text",)),
-    "restore-bodies": (v2.BODY_HASH, tr("give {n} back what was embedded"), "body", ("search_text",)),
-    "rehash-bodies": (v2.BODY_HASH, tr("give {n} its true hash"), "body", ("search_text",)),
-    "rekey-units": (v2.UNIT_ID, tr("give {n} the id that follows"), "unit", ("search_unit", "search_text")),
-    "rekey-bodies": (v2.BODY_ID, tr("give {n} the id that follows"), "body", ("search_text",)),
-    "number-bodies": (v2.BODY_ROWID, tr("number {n} for the full-text index"), "body", ("search_text",)),
+    "link-bodies": (v2.NO_BODY, tr("link {n} to its unit again"), "body", ("search_text",)),
+    "write-bodies": (v2.NO_BODY, tr("write {n} again from the text of its unit"), "body", ("search_text",)),
+    "restore-bodies": (v2.BODY_HASH, tr("restore {n} to the text that was embedded"), "body", ("search_text",)),
+    "rehash-bodies": (v2.BODY_HASH, tr("correct the hash of {n}"), "body", ("search_text",)),
+    "rekey-units": (v2.UNIT_ID, tr("recompute the id of {n} from its fields"), "unit", ("search_unit", "search_text")),
+    "rekey-bodies": (v2.BODY_ID, tr("recompute the id of {n} from its fields"), "body", ("search_text",)),
+    "number-bodies": (v2.BODY_ROWID, tr("give {n} a new row number in the full-text index"), "body", ("search_text",)),
     "rebuild-full-text": (v2.FTS_DESYNC, tr("rebuild {n}"), "full-text index", ()),
 }
 _ROWS_OF = ("meta", "content", "material", "search_unit", "search_text", "embedding")
@@ -136,7 +141,7 @@ def plan_index(root: Path, target: IndexRepair) -> tuple[RowsChange | None, tupl
         db.execute("PRAGMA query_only = 0")
         planned = _repair_rows(db, target)
     if planned is None:
-        reason = tr("two rows would have the same id afterwards: you have to look at them")
+        reason = tr("two rows would get the same id; decide which one is right")
         names = sorted(target.wanted.intersection(target.found))
         return None, tuple(_left(target, name, reason, 1) for name in names)
     if not planned.actions:
@@ -292,7 +297,7 @@ def _why_lengths_are_kept(lengths: Counter[int], dimensions: int | None, *, is_c
     """
     if dimensions is None:
         usual = schema.choose_vector_length(lengths, None)
-        return None if 2 * lengths[usual] > lengths.total() else tr("which of the lengths is the base's is not known")
+        return None if 2 * lengths[usual] > lengths.total() else tr("the right vector length of the base is unknown")
     if is_chosen or not schema.lengths_contradict(lengths, dimensions):
         return None
     return tr(
@@ -399,11 +404,9 @@ def plan_lost_units(root: Path, name: str, base: str) -> tuple[RowsChange | None
 
     def apply(db: apsw.Connection) -> None:
         if find_lost_units(db)[0] != units:
-            raise PlanOutdated(path=path, reason=tr("other units would be written again now than were planned"))
+            raise PlanOutdated(path=path, reason=tr("the units to restore are no longer those of the plan"))
         db.executemany(_INSERT, units)
 
-    message = tr(
-        "write {units} again, which the ids that their bodies name prove", units=format_count(len(units), "unit")
-    )
+    message = tr("restore {units}, proven by the ids in their bodies", units=format_count(len(units), "unit"))
     action = Action(action="write-units", message=message, base=base, count=len(units), finding=v2.BODY_ORPHAN)
     return RowsChange(path=name, actions=(action,), apply=apply, tables=("search_unit",)), others

@@ -176,7 +176,7 @@ class _Planner:
             return
         if not index.BLOCKING.isdisjoint(found):
             upgrades = {v2.UNREADABLE, v2.CORRUPT}.isdisjoint(found)
-            reason = tr("the layout of the file is not whole") if upgrades else tr("the file is damaged")
+            reason = tr("the layout of the file is incomplete") if upgrades else tr("the file is damaged")
             self._leave_all(base, tr("{reason}: fix that first", reason=reason), "upgrade" if upgrades else None)
             return
         dropped = schema_objects.plan_drops(self._store.root, one.name, wanted, base, schema.find_foreign_in_index)
@@ -256,7 +256,7 @@ class _Planner:
     def _renamed(self, base: str, one: layout.StoreFile) -> PathRepairs:
         store, catalog = self._store, self._catalog
         if store.catalog is not None and (catalog is None or catalog.items is None):
-            reason = tr("the catalog cannot be read, which has the path, too")
+            reason = tr("the catalog, which also has the path, cannot be read")
             return PathRepairs(left=[Unresolved.registered(v2.PATH_UNSAFE, reason, base=base)])
         items = None if catalog is None or catalog.items is None else catalog.items.get(base, [])
         return rules_catalog.plan_paths(store.root, base, one.name, one.raw, items)

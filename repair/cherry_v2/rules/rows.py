@@ -245,7 +245,7 @@ def link_contents(job: RowRepair) -> None:
         f"UPDATE temp.m_material SET new_content = ({units.format('min(u.content)')}) WHERE {bare} AND ({agreed})",
     )
     left = job.count(f"SELECT count(*) FROM temp.m_material WHERE {bare}")
-    job.leave(v2.NO_CONTENT, tr("its units do not agree on a text that is there"), left)
+    job.leave(v2.NO_CONTENT, tr("its units refer to different texts, or to one that does not exist"), left)
 
 
 def order_units(job: RowRepair) -> None:
@@ -303,7 +303,11 @@ def number_units(job: RowRepair) -> None:
         job.leave(v2.UNIT_GAP, reason, len(waiting))
     job.done["number-units"] += job.count("SELECT count(*) FROM temp.m_unit WHERE idx IS NOT was_idx")
     left = job.count("SELECT count(*) FROM temp.m_gap WHERE NOT (by_place OR by_number)")
-    job.leave(v2.UNIT_GAP, tr("its numbers and offsets do not tell the order of its units, or it is missing"), left)
+    job.leave(
+        v2.UNIT_GAP,
+        tr("neither the numbers nor the offsets of its units show their order, or the material is missing"),
+        left,
+    )
 
 
 def _materials_of_lost_units(job: RowRepair) -> Iterator[str]:
@@ -330,7 +334,11 @@ def rekey_units(job: RowRepair) -> None:
     )
     if wanted or job.count("SELECT max(touched) FROM temp.m_unit"):
         left = job.count(f"SELECT count(*) FROM temp.m_unit WHERE new_id IS NULL AND {DERIVED} IS NOT id")
-        job.leave(v2.UNIT_ID, tr("its material, text or body is not known, and its id may still tell"), left)
+        job.leave(
+            v2.UNIT_ID,
+            tr("its id is kept, because its material, content or body is unknown and the id may show which it was"),
+            left,
+        )
 
 
 def rekey_bodies(job: RowRepair) -> None:
@@ -350,7 +358,7 @@ def rekey_bodies(job: RowRepair) -> None:
     job.done["rekey-bodies"] += job.count(f"SELECT count(*) FROM temp.m_body WHERE NOT is_new AND {changed}")
     if wanted:
         left = job.count(f"SELECT count(*) FROM temp.m_body WHERE new_id IS NULL AND {derived} IS NOT id")
-        job.leave(v2.BODY_ID, tr("one of the fields that its id follows from is missing"), left)
+        job.leave(v2.BODY_ID, tr("a field that its id is computed from is missing"), left)
 
 
 #: Highest number in the full-text index that is kept.
@@ -567,7 +575,9 @@ def _rekey_contents(job: RowRepair) -> None:
     )
     job.done["rekey-contents"] += job.count("SELECT count(*) FROM temp.m_content WHERE state = 'rekeyed'")
     left = job.count("SELECT count(*) FROM temp.m_content WHERE state = 'left'")
-    job.leave(v2.CONTENT_HASH, tr("what is stored is not text, and the bodies of the units do not give it back"), left)
+    job.leave(
+        v2.CONTENT_HASH, tr("the stored value is not text, and the bodies of its units do not reproduce it"), left
+    )
     follow = "FROM temp.m_content c WHERE c.state = 'rekeyed' AND c.key = "
     db.execute(f"UPDATE temp.m_unit SET content = c.new_key, touched = TRUE {follow} m_unit.content")
     db.execute(f"UPDATE temp.m_material SET new_content = c.new_key {follow} m_material.content")
@@ -634,7 +644,9 @@ def repair_offsets(job: RowRepair) -> None:
             " is_text(CAST(t.text AS BLOB)))",
         )
         left = job.count("SELECT count(*) FROM temp.m_body WHERE bad")
-        job.leave(v2.BODY_HASH, tr("what is stored is not text, and the text of its unit does not give it back"), left)
+        job.leave(
+            v2.BODY_HASH, tr("the stored value is not text, and the text of its unit does not reproduce it"), left
+        )
 
 
 def _select_contents(job: RowRepair) -> str:

@@ -76,7 +76,9 @@ def plan(store: Store, options: SyncRequest) -> Plan:
     """
     if store.catalog is None:
         what = tr("{names} without a catalog", names=KIND_NAMES[store.found.kind])
-        raise NotChanged(path=store.path, what=what, command="sync", advice=tr("give the library or profile it is of"))
+        raise NotChanged(
+            path=store.path, what=what, command="sync", advice=tr("give the library or profile that contains it")
+        )
     catalog = read_store_catalog(store)
     chosen = [row for row in catalog.bases if _is_chosen(store, base_id_text(row))]
     items = {base_id_text(row): (catalog.items or {}).get(base_id_text(row), []) for row in chosen}

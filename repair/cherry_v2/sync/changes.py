@@ -127,7 +127,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
             size=0 if one.file is None else one.file.size,
         )
         if text.guessed is not None:
-            message = tr("read {path} as {encoding}, by its letters", path=one.source, encoding=text.guessed)
+            message = tr("read {path} as {encoding}, guessed from its letters", path=one.source, encoding=text.guessed)
             yield self._action("guess-encoding", message, subject=one.indexed_path)
 
     def _action(
@@ -327,7 +327,7 @@ def _set_paths(db: apsw.Connection, index: Path, paths: dict[str, str]) -> None:
         before: Any = db.total_changes()
         db.execute("UPDATE material SET relative_path = ? WHERE material_id = ?", (path, key))
         if db.total_changes() == before:
-            raise PlanOutdated(path=index, reason=tr("the materials have other paths now"))
+            raise PlanOutdated(path=index, reason=tr("the paths of the materials changed in the meantime"))
 
 
 def _write_file(one: RawFile, reader: SourceReader, new: Path) -> None:

@@ -345,7 +345,7 @@ def terminal(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 @posix
 def test_on_a_real_terminal(home, terminal):
     it = terminal()
-    for question in ("Which v1 data?", "Into which v2 profile", "What shall be done?", "What shall be done?"):
+    for question in ("Which v1 data?", "Into which v2 profile", "What do you want to do?", "What do you want to do?"):
         it.until(question)
         it.until("(Enter: 1)")
         it.type(b"\n")

@@ -79,7 +79,7 @@ def test_a_reader_upgrades_and_undoes_without_a_terminal(browser, tmp_path, lang
             for address in addresses
         )
     assert tables(profile) == before and not (home / "Downloads" / "library").exists()
-    words = {"en": ("Done", "100.00% of the answers are the same."), "zh": ("完成", "100.00% 的结果相同")}[language]
+    words = {"en": ("Done", "100.00% of the hits are the same."), "zh": ("完成", "100.00% 的结果相同")}[language]
     assert words[0] in seen["done"] and words[1] in seen["compare"]
     if language == "zh":
         # What is left in English are names, paths, ids and codes.

@@ -262,11 +262,11 @@ def test_where_the_rows_of_a_source_would_go(name: str, tmp_path: Path) -> None:
 
 def test_what_nobody_has_looked_at_is_said(damaged: Path, tmp_path: Path) -> None:
     quick, _ = checked(damaged, tmp_path / "quick.html", "--quick")
-    assert "Not looked at: --quick reads no vector." in Charts(quick).words("Norms of the vectors")
+    assert "Not checked: --quick reads no vector." in Charts(quick).words("Norms of the vectors")
     assert "structure, counts and coverage (--quick)" in quick
     cut, document = checked(damaged, tmp_path / "cut.html", "--max-duration", "0")
     words = Charts(cut).words("")
-    assert f"time was over: {len(document['not_checked'])} checks not looked at" in words
+    assert f"time limit reached: {len(document['not_checked'])} checks not looked at" in words
     assert f"base 1 {KB[:8]} not looked at" in Charts(cut).words("Coverage")
     (damaged / "report.json").unlink()
     index(damaged).unlink()
