@@ -56,7 +56,7 @@ def _digest(name: str, *parts: str) -> bytes:
     return hasher.digest()
 
 
-def _shaped(raw: bytes, version: int) -> str:
+def _format_uuid(raw: bytes, version: int) -> str:
     number = int.from_bytes(raw[:16], "big")
     number = number & ~(0xF << 76) | version << 76  # version
     number = number & ~(0x3 << 62) | 0x2 << 62  # variant of RFC 9562
@@ -64,9 +64,9 @@ def _shaped(raw: bytes, version: int) -> str:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
-def _shaped_v7(milliseconds: int | None, raw: bytes) -> str:
+def _format_uuid_v7(milliseconds: int | None, raw: bytes) -> str:
     time = min(max(milliseconds or 0, 0), _MAX_MILLISECONDS)
-    return _shaped(time.to_bytes(6, "big") + raw[6:16], 7)
+    return _format_uuid(time.to_bytes(6, "big") + raw[6:16], 7)
 
 
 def uuid7_time(item: str) -> int | None:
@@ -82,33 +82,35 @@ def uuid7_time(item: str) -> int | None:
 
 def base_id(legacy_id: str) -> str:
     """Return the UUID v4 of a v1 base."""
-    return _shaped(_digest(_BASE_NAME, legacy_id), 4)
+    return _format_uuid(_digest(_BASE_NAME, legacy_id), 4)
 
 
 def item_id(legacy_base_id: str, legacy_item_id: str, created_at: int | None) -> str:
     """Return the UUID v7 of a v1 item; its time is ``created_at`` (ms), or 0 if v1 has no valid one."""
     stamp = "" if created_at is None else str(created_at)
-    return _shaped_v7(created_at, _digest(_ITEM_NAME, legacy_base_id, legacy_item_id, stamp))
+    return _format_uuid_v7(created_at, _digest(_ITEM_NAME, legacy_base_id, legacy_item_id, stamp))
 
 
 def child_id(container_id: str, loader_id: str, place: int, created_at: int | None) -> str:
     """Return the UUID v7 of a directory's child; ``place`` is its position among the container's children."""
-    return _shaped_v7(created_at, _digest(_CHILD_NAME, container_id, loader_id, str(place)))
+    return _format_uuid_v7(created_at, _digest(_CHILD_NAME, container_id, loader_id, str(place)))
 
 
 def restored_base_id(base: str, model: str, dimensions: int, name: str | None) -> str:
     """Return the UUID v4 of a base restored with another model; ``name`` is the new name, if the user gave one."""
-    return _shaped(_digest(_RESTORED_BASE_NAME, base, model, str(dimensions), *([] if name is None else [name])), 4)
+    return _format_uuid(
+        _digest(_RESTORED_BASE_NAME, base, model, str(dimensions), *([] if name is None else [name])), 4
+    )
 
 
 def copied_base_id(base: str) -> str:
     """Return the UUID v4 of a base that is imported as a copy beside the base with its id."""
-    return _shaped(_digest(_COPIED_BASE_NAME, base), 4)
+    return _format_uuid(_digest(_COPIED_BASE_NAME, base), 4)
 
 
 def restored_item_id(restored_base: str, item: str, created_at: int | None) -> str:
     """Return the UUID v7 of an item in a restored or copied base."""
-    return _shaped_v7(created_at, _digest(_RESTORED_ITEM_NAME, restored_base, item))
+    return _format_uuid_v7(created_at, _digest(_RESTORED_ITEM_NAME, restored_base, item))
 
 
 def synced_item_id(base: str, source: str, number: int) -> str:
@@ -116,7 +118,7 @@ def synced_item_id(base: str, source: str, number: int) -> str:
 
     Its time is 0, so that a run that was killed is continued with the same id.
     """
-    return _shaped_v7(None, _digest(_SYNCED_ITEM_NAME, base, source, str(number)))
+    return _format_uuid_v7(None, _digest(_SYNCED_ITEM_NAME, base, source, str(number)))
 
 
 # Which base a user means: by its id in v2 or v1, by its name, or by a unique prefix of either.

@@ -88,13 +88,13 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     with stage(options.progress, "Checking", len(steps), "parts"):
         for name, step in steps:
             options.progress.at(name)
-            _guarded(state, name, step)
+            _run_check(state, name, step)
             options.progress.step(1, 0)
     audited = _audit(state)
     return audited if command_line is None else add_commands(audited, command_line)
 
 
-def _guarded(state: _StoreAudit, name: str, step: Callable[[_StoreAudit], None]) -> None:
+def _run_check(state: _StoreAudit, name: str, step: Callable[[_StoreAudit], None]) -> None:
     """Run one check; damage in its data does not stop the others."""
     try:
         state.findings.check_time()
@@ -113,7 +113,7 @@ def _guarded(state: _StoreAudit, name: str, step: Callable[[_StoreAudit], None])
 
 
 @contextmanager
-def _watched(state: _StoreAudit, name: str, opened: Any) -> Iterator[apsw.Connection]:
+def _open_watched(state: _StoreAudit, name: str, opened: Any) -> Iterator[apsw.Connection]:
     """Open a database whose statements are interrupted when time is over."""
     size = (state.root / name).stat().st_size if (state.root / name).is_file() else 0
     state.checked["bytes"] += size
@@ -131,7 +131,7 @@ def _databases(root: Path) -> list[str]:
 
 
 def _check_records(state: _StoreAudit) -> None:
-    with _watched(state, database.DATABASE, database.open_records(state.root)) as db:
+    with _open_watched(state, database.DATABASE, database.open_records(state.root)) as db:
         sqlite_checks.add_foreign_objects(
             sqlite_checks.find_foreign_on_tables(db, database.TABLES), state.findings, None
         )
@@ -192,7 +192,7 @@ _SAID = {
 
 
 def _read_index(state: _StoreAudit) -> None:
-    with _watched(state, database.FILE_INDEX, database.open_file_index(state.root)) as files:
+    with _open_watched(state, database.FILE_INDEX, database.open_file_index(state.root)) as files:
         sqlite_checks.add_foreign_objects(
             sqlite_checks.find_foreign_on_tables(files, (database.FILES,)), state.findings, None
         )
@@ -249,17 +249,17 @@ def _check_providers(state: _StoreAudit) -> None:
         state.findings.add(angel.PROVIDER_LEFTOVER, message, sample=folder.path.name)
     for folder in database.find_provider_folders(state.root):
         name = folder.database.relative_to(state.root).as_posix()
-        _guarded(state, name, partial(_check_full_text, name=name))
+        _run_check(state, name, partial(_check_full_text, name=name))
     if used.in_use is not None and state.has_records:
         name = used.in_use.database.relative_to(state.root).as_posix()
-        _guarded(state, name, partial(_check_vectors, used=used, folder=used.in_use))
+        _run_check(state, name, partial(_check_vectors, used=used, folder=used.in_use))
 
 
 def _check_full_text(state: _StoreAudit, name: str) -> None:
     """Verify the full-text index of a provider's database."""
     if state.findings.level is Level.QUICK:
         return
-    with _watched(state, name, chroma.open_chroma(state.root / name)) as db:
+    with _open_watched(state, name, chroma.open_chroma(state.root / name)) as db:
         problem = chroma.find_full_text_damage(db)
     if problem is not None:
         message = tr("the full-text index of {name} is damaged: {problem}", name=name, problem=problem)

@@ -75,7 +75,7 @@ class _Page:
         checked = dict(self._document["checked"])
         size = format_bytes(checked.pop("bytes"))
         numbers = {label_of(name.replace("_", " ")): f"{count:,}" for name, count in checked.items()}
-        findings = self._grouped()
+        findings = self._group_findings()
         has_indexes = bool(self._bases) and not self._is_planned
         return {
             "lead": self._verdict(),
@@ -88,7 +88,7 @@ class _Page:
             "findings": findings,
             "most": max((finding["cases"] for finding in findings), default=0),
             "nothing_found": tr("{only} was found.", only=tr("Nothing of that name") if self._only else tr("Nothing")),
-            "coverage": [self._covered(label, base) for label, base in self._labelled()] if has_indexes else None,
+            "coverage": [self._coverage(label, base) for label, base in self._labeled_bases()] if has_indexes else None,
             "rows": self._rows() if self._bases else None,
             "norms": self._norms() if has_indexes else None,
             # Stores of other systems have no statistics of bases.
@@ -128,12 +128,12 @@ class _Page:
         """Return why a number is missing: time was over, or no index could be read."""
         return _NOT_LOOKED_AT if self._is_cut else tr("not counted")
 
-    def _labelled(self) -> Iterator[tuple[BaseLabel, Document]]:
+    def _labeled_bases(self) -> Iterator[tuple[BaseLabel, Document]]:
         for place, base in enumerate(self._bases, 1):
             start = base["id"][:8].lower() if is_uuid(base["id"]) else ""
             yield BaseLabel(place, start), base
 
-    def _grouped(self) -> list[Document]:
+    def _group_findings(self) -> list[Document]:
         """Group the findings by name, the most severe first and then the most frequent."""
         groups: dict[tuple[notices.Severity, str], list[Document]] = defaultdict(list)
         for finding in self._findings:
@@ -149,7 +149,7 @@ class _Page:
             named[finding["base"]][finding["name"]] += finding["count"]
         columns = _PLANNED if self._is_planned else _COUNTED
         rows: list[Values] = []
-        for label, base in self._labelled():
+        for label, base in self._labeled_bases():
             values = [read(base) for read in columns.values()]
             rows.append({"label": label, "cells": values, "findings": named.pop(base["id"], Counter())})
         rest = sum(named.values(), Counter())
@@ -160,7 +160,7 @@ class _Page:
             "rows": rows,
         }
 
-    def _covered(self, label: BaseLabel, base: Document) -> Values:
+    def _coverage(self, label: BaseLabel, base: Document) -> Values:
         bodies, covered = base["bodies"], base["covered"]
         if bodies and covered is not None:
             about, share = tr("{label}, {bodies:,} bodies. ", label=label, bodies=bodies), _share(covered, bodies)
@@ -173,7 +173,7 @@ class _Page:
             why = tr("no vector file can be read") if self._is_planned else tr("there is no report of a migration here")
             return {"title": title, "unknown": tr("Not known: {why}.", why=why)}
         bases, left = [], Counter[str]()
-        for label, base in self._labelled():
+        for label, base in self._labeled_bases():
             parts = _parts(base["rows"])
             message = (
                 tr("{read:,} read", read=base["rows"]["read"])
@@ -189,7 +189,7 @@ class _Page:
     def _norms(self) -> Values:
         if not any(base["norms"] for base in self._bases):
             return {"unknown": f"{self._why_no_norm()}."}
-        return {"unknown": "", "bases": [self._histogram(label, base) for label, base in self._labelled()]}
+        return {"unknown": "", "bases": [self._histogram(label, base) for label, base in self._labeled_bases()]}
 
     def _histogram(self, label: BaseLabel, base: Document) -> Values:
         counts = {round(10 * float(norm)): count for norm, count in (base["norms"] or {}).items()}

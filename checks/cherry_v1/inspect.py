@@ -46,14 +46,14 @@ def _item(state: V1State, raw: dict[str, Any]) -> ItemSummary:
     kind = raw.get("type")
     return ItemSummary(
         id=raw.get("id"),
-        name=item_name("url" if kind == "sitemap" else kind, _named_by(state, raw)) or str(raw.get("id")),
+        name=item_name("url" if kind == "sitemap" else kind, _item_name_data(state, raw)) or str(raw.get("id")),
         type=kind,
         status=raw.get("processingStatus"),
         error=raw.get("processingError") or UNSET,
     )
 
 
-def _named_by(state: V1State, raw: dict[str, Any]) -> dict[str, Any]:
+def _item_name_data(state: V1State, raw: dict[str, Any]) -> dict[str, Any]:
     """Return the data that names an item, with the field names of the v2 catalog."""
     content = raw.get("content")
     match raw.get("type"):

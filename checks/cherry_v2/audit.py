@@ -243,7 +243,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
         command_line: makes the command lines that fix findings; None: findings get no command.
     """
     root = found.tree.path
-    state = _nothing_seen(found, options)
+    state = _empty_audit(found, options)
     report_unreadable_members(found, state.findings)
     state.without_rows = _recorded_without_rows(root, found)
     catalog = _catalog(root, found, state.findings)
@@ -270,7 +270,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     # No command changes a store while a restore or reset is pending, or a copy of a catalog.
     if command_line is None or found.stores.is_copy or state.findings.count(v2.PENDING, None):
         return audited
-    orphans = _unnamed(found, catalog, stores)
+    orphans = _unlisted_bases(found, catalog, stores)
     return add_commands(
         audited,
         command_line,
@@ -292,7 +292,7 @@ def _attachable(state: _StoreAudit, catalog: StoredCatalog | None) -> dict[str, 
     return found
 
 
-def _nothing_seen(found: Located, options: CheckOptions) -> _StoreAudit:
+def _empty_audit(found: Located, options: CheckOptions) -> _StoreAudit:
     is_library = found.stores.catalog is not None and Path(found.stores.catalog).name == CATALOG_FILE
     return _StoreAudit(
         FindingCollector(
@@ -316,7 +316,7 @@ def _chosen(found: Located, options: CheckOptions, stores: Collection[str]) -> s
     return set(stores) if found.kind in (Kind.BASE, Kind.INDEX) else None
 
 
-def _unnamed(found: Located, catalog: StoredCatalog | None, stores: dict[str, StoreFile]) -> Collection[str]:
+def _unlisted_bases(found: Located, catalog: StoredCatalog | None, stores: dict[str, StoreFile]) -> Collection[str]:
     """Return the ids of bases that have a folder but no row in the catalog."""
     if catalog is None or not found.stores.is_whole:
         return ()
@@ -363,7 +363,7 @@ def _check_schema(root: Path, found: Located, findings: FindingCollector) -> Non
             sqlite_checks.add_foreign_objects(v2_schema.find_foreign_in_catalog(db), findings, None)
 
 
-def _report_of(root: Path) -> bytes:
+def _read_report(root: Path) -> bytes:
     try:
         return read_report_bytes(FolderTree(root))
     except SourceUnreadable:
@@ -375,7 +375,7 @@ def _recorded_without_rows(root: Path, found: Located) -> dict[str, int]:
     if found.kind is not Kind.LIBRARY or found.stores.is_copy:
         return {}
     try:
-        record: Any = json_text.loads(_report_of(root))
+        record: Any = json_text.loads(_read_report(root))
         ids = {base["legacy_id"]: str(base["id"]) for base in record["bases"]}
         counts = [
             (ids[one["base"]], one["count"])
@@ -436,7 +436,7 @@ def _check_base(root: Path, base: _Base, state: _StoreAudit) -> None:
     if store.look.layout is IndexLayout.PREVIEW:
         return
     path = root / store.name
-    index = _audited(path, _expected(key, store, base.row), store, state.findings)
+    index = _audit_index(path, _expected_index(key, store, base.row), store, state.findings)
     state.indexes[key] = index
     with contextlib.suppress(OSError):
         state.bytes += file_paths.stat(path).st_size
@@ -486,7 +486,7 @@ def _check_files(raw: Path, base: _Base, index: IndexFacts, state: _StoreAudit, 
         state.raw_files += raw_files.check_raw_files(raw, base.key, base.items, materials, state.findings)
 
 
-def _audited(path: Path, expected: ExpectedIndex, store: StoreFile, findings: FindingCollector) -> IndexFacts:
+def _audit_index(path: Path, expected: ExpectedIndex, store: StoreFile, findings: FindingCollector) -> IndexFacts:
     index = audit_index(path, expected, findings)
     if store.look.by_system and index.is_readable:
         # The other commands skip this file because it could not be recognized.
@@ -520,7 +520,7 @@ def _is_completed(row: Row | None) -> bool:
     return row is not None and row.get("status") == "completed"
 
 
-def _expected(key: str, store: StoreFile, row: Row | None) -> ExpectedIndex:
+def _expected_index(key: str, store: StoreFile, row: Row | None) -> ExpectedIndex:
     folder = key if store.name.endswith(INDEX_FILE) and store.base_id is not None else None
     if row is None or not _is_completed(row):
         return ExpectedIndex(base=key, folder=folder)
@@ -608,7 +608,7 @@ def _audit(found: Located | None, state: _StoreAudit, root: Path) -> Audit:
         closing=findings.closing(
             tr("texts and vectors"), tr("the structure of the databases and the texts of raw files")
         ),
-        statistics=collect_statistics(state.indexes, state.names, b"" if found is None else _report_of(root)),
+        statistics=collect_statistics(state.indexes, state.names, b"" if found is None else _read_report(root)),
         not_checked=findings.missing(),
         level=findings.level.name.lower(),
     )

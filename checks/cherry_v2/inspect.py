@@ -207,7 +207,7 @@ def _catalog(
         if only in (None, base_id):
             own = None if found.items is None else found.items.get(base_id, [])
             store, problem = _stored(row, own, indexes.get(str(base_id)), is_slim=is_slim)
-            base = _stated(row, own or [], store, problem)
+            base = _combine_with_row(row, own or [], store, problem)
             if items:
                 base = structs.replace(base, item_list=_items(own or [], indexes.get(str(base_id))))
             bases.append(base)
@@ -243,7 +243,7 @@ def _units_by_material(index: Path | None) -> dict[str, int]:
         return {}
 
 
-def _stated(row: Row, items: list[Row], store: Store | None, problem: str | None) -> BaseSummary:
+def _combine_with_row(row: Row, items: list[Row], store: Store | None, problem: str | None) -> BaseSummary:
     """Combine the catalog's row of a base with the summary of its index."""
     statuses = Counter(str(item.get("status")) for item in items)
     return BaseSummary(

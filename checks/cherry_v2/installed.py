@@ -199,7 +199,7 @@ def _user_file(path: Path, folder: Path) -> Installation | None:
     try:
         with open_store(path) as found:
             if found.kind in (Kind.V1_PROFILE, Kind.V2_PROFILE) and not found.is_archive:
-                return _described(found, why)
+                return _describe_installation(found, why)
             if found.kind not in _IN_USER_FOLDERS:
                 return None
             words, does = _IN_USER_FOLDERS[found.kind]
@@ -233,7 +233,7 @@ def _profile(place: Path, why: str) -> Installation | None:
     for kind in (Kind.V2_PROFILE, Kind.V1_PROFILE):
         try:
             with open_store(place, kind) as found:
-                return _described(found, why)
+                return _describe_installation(found, why)
         except SourceNotFound:
             return None
         except SourceUnrecognised:
@@ -253,7 +253,7 @@ def _copy(path: Path) -> Installation | None:
             if found.kind in _BACKUPS:
                 return _backup(found, why)
             is_profile = found.kind in (Kind.V1_PROFILE, Kind.V2_PROFILE) and not found.is_archive
-            return _described(found, why) if is_profile else None
+            return _describe_installation(found, why) if is_profile else None
     except (RegraftError, apsw.Error, OSError):
         return None
 
@@ -267,7 +267,7 @@ def _backup(found: Located, why: str) -> Installation:
     return Installation(path=str(found.path), why=why, kind=found.kind, facts=facts, next=steps)
 
 
-def _described(found: Located, why: str) -> Installation:
+def _describe_installation(found: Located, why: str) -> Installation:
     path = found.path
     facts, steps = _v2(found) if found.kind is Kind.V2_PROFILE else _v1(found)
     if profile.find_configured_folders(path):
@@ -311,15 +311,15 @@ def _v2(found: Located) -> tuple[list[str], list[NextStep]]:
         if not vector_files:
             return facts, [check]
         rescue = _step("rescue", path, "--dry-run", *kind, does=tr("Preview what can be recovered"))
-        return [*facts, *_left(vector_files)], [rescue, check]
+        return [*facts, *_leftover_lines(vector_files)], [rescue, check]
     if vector_files and not catalog.bases:
         facts.append(tr("The application's own upgrade migrated no base."))
         migrate = _step("migrate", path, *_TARGET, "--kind", "v1-profile", does=tr("Make a v2 library of what v1 left"))
-        return [*facts, *_left(vector_files)], [migrate, check]
-    return [*facts, *_left(vector_files)], [check]
+        return [*facts, *_leftover_lines(vector_files)], [migrate, check]
+    return [*facts, *_leftover_lines(vector_files)], [check]
 
 
-def _left(vector_files: list[Path]) -> Iterator[str]:
+def _leftover_lines(vector_files: list[Path]) -> Iterator[str]:
     if vector_files:
         yield tr("{vector_files} of v1 still there.", vector_files=format_count(len(vector_files), "vector file"))
 
@@ -353,7 +353,10 @@ def may_be_vector_file(path: Path) -> bool:
 
 
 def _kind_option(found: Located) -> tuple[str, ...]:
-    """Return ``--kind``, if the settings name another folder and a command would otherwise read that one."""
+    """Return ``--kind KIND`` for the suggested commands if they would otherwise read another folder.
+
+    That is the folder which the settings of the application name.
+    """
     return ("--kind", found.kind.value) if profile.find_configured_folders(found.path) else ()
 
 

@@ -78,7 +78,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
             with stage(options.progress, "Checking", len(steps), "parts"):
                 for name, base, step in steps:
                     options.progress.at(name)
-                    _guarded(findings, name, base, step)
+                    _run_check(findings, name, base, step)
                     options.progress.step(1, 0)
     except (apsw.Error, OSError, ValueError) as error:
         findings.add(chroma.UNREADABLE, tr("{name} cannot be used: {error}", name=database.FILE, error=error))
@@ -112,7 +112,7 @@ def _steps(state: _StoreAudit, collections: list[ChromaCollection], wanted: list
         yield "recall", None, partial(_check_recall, state, wanted)
 
 
-def _guarded(findings: FindingCollector, name: str, base: str | None, step: Callable[[], None]) -> None:
+def _run_check(findings: FindingCollector, name: str, base: str | None, step: Callable[[], None]) -> None:
     """Run one check; damage in its data does not stop the others."""
     try:
         findings.check_time()

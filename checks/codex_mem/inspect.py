@@ -59,7 +59,7 @@ def check_notes(
         SidecarUnreadable: the file of vectors is damaged.
     """
     _check_whole(survey, findings)
-    of_notes = _judge_note if _are_notes_told(survey) else _judge_excluded
+    of_notes = _judge_note if _reports_each_note(survey) else _judge_excluded
     for note in _notes(survey, chosen):
         findings.check_time()
         found = of_notes(note)
@@ -95,7 +95,7 @@ def _are_said_to_be_ready(survey: NoteSurvey) -> bool:
     return bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM {NOTES} n WHERE n.embedding_status = 'ready' AND {may})").get)
 
 
-def _are_notes_told(survey: NoteSurvey) -> bool:
+def _reports_each_note(survey: NoteSurvey) -> bool:
     """Whether notes are reported one by one. They are not if one command fixes the whole database."""
     if not database.is_migrated(survey.memory.db) or survey.state in (HealthState.REBUILDING, HealthState.INCOMPATIBLE):
         return False
@@ -447,9 +447,9 @@ class ProjectSummary(BaseSummary, frozen=True, kw_only=True):
         """Yield its lines of text output."""
         yield format_base_heading(self.id, self.name)
         if self.notes:
-            yield tr("  notes       {notes:,} ({listed})", notes=self.notes, listed=_listed(self.by_status))
-            yield f"              {_listed(self.by_type)}"
-            yield tr("  vectors     {listed}", listed=_listed(self.semantic))
+            yield tr("  notes       {notes:,} ({listed})", notes=self.notes, listed=_format_counts(self.by_status))
+            yield f"              {_format_counts(self.by_type)}"
+            yield tr("  vectors     {listed}", listed=_format_counts(self.semantic))
         else:
             yield tr("  notes       none")
         rest = (format_count(self.handoffs, "handoff"), format_count(self.workspaces, "workspace"))
@@ -541,7 +541,7 @@ def _project(survey: NoteSurvey, project: database.Project) -> BaseSummary:
     )
 
 
-def _listed(numbers: dict[str, int]) -> str:
+def _format_counts(numbers: dict[str, int]) -> str:
     return join_list(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number)
 
 

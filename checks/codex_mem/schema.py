@@ -237,12 +237,12 @@ def check_full_text(db: apsw.Connection, findings: FindingCollector, *, with_wor
     for (note,) in db.execute(_EXTRA):
         message = tr("{n} in the full-text index for a note that is not searchable: excluded text can be found")
         findings.add(codex.FTS_EXTRA, message, noun="entry", sample=note)
-    stated, there = _stated(db), _there(db)
+    stated, there = _read_statistics(db), _there(db)
     if stated != there:
         message = tr(
             "the full-text index records {said}, but has {said2}: ranks are wrong",
-            said=_said(stated),
-            said2=_said(there),
+            said=_format_statistics(stated),
+            said2=_format_statistics(there),
         )
         findings.add(codex.FTS_SKEWED, message)
     whole = not findings.count(codex.FTS_MISSING, None) and not findings.count(codex.FTS_EXTRA, None)
@@ -250,12 +250,12 @@ def check_full_text(db: apsw.Connection, findings: FindingCollector, *, with_wor
         findings.add(codex.FTS_WORDS, tr("the full-text index does not hold the words of the notes"))
 
 
-def _said(counts: list[int]) -> str:
+def _format_statistics(counts: list[int]) -> str:
     rows, *words = counts
     return tr("{rows:,} rows and {words:,} words", rows=rows, words=sum(words))
 
 
-def _stated(db: apsw.Connection) -> list[int]:
+def _read_statistics(db: apsw.Connection) -> list[int]:
     """Return the number of rows, and of words in each column, that the index states; 0 if it states none."""
     raw = db.execute(f"SELECT block FROM {FULL_TEXT}_data WHERE id = ?", (AVERAGES,)).get
     numbers = list(_numbers(raw)) if isinstance(raw, bytes) else []
@@ -285,7 +285,7 @@ def _numbers(raw: bytes) -> Iterator[int]:
             number = length = 0
 
 
-def _packed(numbers: list[int]) -> bytes:
+def _encode_varints(numbers: list[int]) -> bytes:
     packed = b""
     for number in numbers:
         groups = [number & 0x7F]
@@ -297,4 +297,4 @@ def _packed(numbers: list[int]) -> bytes:
 
 def _words_agree(db: apsw.Connection, counts: list[int]) -> bool:
     searchable = f"SELECT rowid AS number, title, content FROM main.{NOTES} WHERE searchable = 1"
-    return words_agree(db, FULL_TEXT, NOTES, searchable, "title, content", _packed(counts))
+    return words_agree(db, FULL_TEXT, NOTES, searchable, "title, content", _encode_varints(counts))

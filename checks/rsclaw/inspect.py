@@ -134,7 +134,7 @@ def _check(state: KbAudit, options: CheckOptions) -> None:
     with stage(options.progress, "Checking", len(steps), "parts"):
         for name, step in steps:
             options.progress.at(name)
-            _guarded(state, name, partial(step, state))
+            _run_check(state, name, partial(step, state))
             options.progress.step(1, 0)
     # Report the damaged pages of each table, with the number of lost rows.
     for damaged in sorted({one.table for one in state.mirror.damage}, key=str):
@@ -144,10 +144,10 @@ def _check(state: KbAudit, options: CheckOptions) -> None:
         for one in pages.values():
             sample = tr("{page} at byte {offset:,}: {reason}", page=one.page, offset=one.offset, reason=one.reason)
             state.findings.add(kb.PAGE, message, sample=sample)
-    _guarded(state, tr("counts"), partial(_report_missing_rows, state))
+    _run_check(state, tr("counts"), partial(_report_missing_rows, state))
 
 
-def _guarded(state: KbAudit, name: str, step: Callable[[], None]) -> None:
+def _run_check(state: KbAudit, name: str, step: Callable[[], None]) -> None:
     """Run one check; damage in its data does not stop the others."""
     try:
         state.findings.check_time()
@@ -331,12 +331,12 @@ def inspect_store(found: Located, now_ms: int) -> StoreSummary:
     try:
         with database.open_mirror(found.path) as mirror:
             tables.create_current_table(mirror)
-            return StoreSummary([], _filled(health, mirror, root, now_ms))
+            return StoreSummary([], _add_table_counts(health, mirror, root, now_ms))
     except DAMAGED as error:
         return StoreSummary([], structs.replace(health, problems=[str(error)]))
 
 
-def _filled(health: KbHealthSummary, mirror: Mirror, root: Path, now_ms: int) -> KbHealthSummary:
+def _add_table_counts(health: KbHealthSummary, mirror: Mirror, root: Path, now_ms: int) -> KbHealthSummary:
     searched = _count(mirror, f"SELECT count(*) FROM {SEARCHED}")
     covered = _count(mirror, f"SELECT count(*) FROM {SEARCHED} WHERE c.flaw IS NULL")
     problems = list(_problems(mirror, now_ms))
@@ -360,15 +360,15 @@ def _filled(health: KbHealthSummary, mirror: Mirror, root: Path, now_ms: int) ->
         problems=problems,
         format_version=mirror.format_version,
         clean=mirror.clean,
-        documents=_grouped(mirror, "SELECT status, count(*) FROM doc GROUP BY 1", _STATUSES),
-        visibility=_grouped(
+        documents=_count_by_name(mirror, "SELECT status, count(*) FROM doc GROUP BY 1", _STATUSES),
+        visibility=_count_by_name(
             mirror,
             f"SELECT visibility, count(*) FROM doc WHERE status = '{ACTIVE}' GROUP BY 1",
             _VISIBILITIES,
         ),
         chunks=mirror.tables[database.CHUNKS].rows,
         vectors=_vectors(mirror),
-        jobs=_grouped(
+        jobs=_count_by_name(
             mirror, "SELECT status, count(*) FROM job GROUP BY 1", tuple(one.name.lower() for one in JobStatus)
         ),
     )
@@ -378,7 +378,7 @@ def _count(mirror: Mirror, query: str) -> int:
     return int(str(mirror.db.execute(query).get))
 
 
-def _grouped(mirror: Mirror, query: str, known: tuple[str, ...]) -> dict[str, int]:
+def _count_by_name(mirror: Mirror, query: str, known: tuple[str, ...]) -> dict[str, int]:
     """Return counts by known name; the others are added up as "other"."""
     counts = dict.fromkeys((*known, _OTHER), 0)
     for name, count in mirror.db.execute(query):

@@ -25,8 +25,8 @@ def _hints(source: Located, draft: BaseDraft, survey: VectorSurvey, options: Opt
     return Hints()
 
 
-def _opened(path: Path, work: Path | None, _: Options, __: BaseDraft) -> AbstractContextManager[Path]:
+def _open_source(path: Path, work: Path | None, _: Options, __: BaseDraft) -> AbstractContextManager[Path]:
     return cherry_preview.readable_copy(path, work)
 
 
-PIPELINE = Pipeline(table=cherry_preview.PREVIEW_VECTORS, read=_read, hints=_hints, opened=_opened)
+PIPELINE = Pipeline(table=cherry_preview.PREVIEW_VECTORS, read=_read, hints=_hints, opened=_open_source)

@@ -129,7 +129,7 @@ def _hints(source: Located, draft: BaseDraft, survey: VectorSurvey, options: Opt
 
 
 @contextmanager
-def _opened(path: Path, work: Path | None, options: Options, draft: BaseDraft) -> Iterator[Path]:
+def _open_source(path: Path, work: Path | None, options: Options, draft: BaseDraft) -> Iterator[Path]:
     del options
     try:
         with rows.write_row_table(path.parent, draft.legacy_id, work) as table:
@@ -138,4 +138,4 @@ def _opened(path: Path, work: Path | None, options: Options, draft: BaseDraft) -
         raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
 
 
-PIPELINE = Pipeline(table=rows.TABLE, read=draft_library, hints=_hints, opened=_opened)
+PIPELINE = Pipeline(table=rows.TABLE, read=draft_library, hints=_hints, opened=_open_source)

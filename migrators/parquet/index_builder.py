@@ -124,10 +124,10 @@ class LargeBodies:
         size = sum(size for size, _ in self.sizes) + len(_SEPARATOR) * max(len(self.sizes) - 1, 0)
         self._db.execute(f"INSERT INTO content VALUES (?, {RESERVED_TEXT}, ?)", (self.joined_hash, size, now_ms))
         rowid = self._db.last_insert_rowid()
-        write_pieces(self._db, "content", rowid, self._joined())
+        write_pieces(self._db, "content", rowid, self._join_pieces())
         return rowid
 
-    def _joined(self) -> Iterator[bytes]:
+    def _join_pieces(self) -> Iterator[bytes]:
         for number, unit in enumerate(self.units):
             if number:
                 yield _SEPARATOR

@@ -270,7 +270,7 @@ class _BaseWriter:
                 is_flushed=False,
                 text_bytes=self._plan.body_bytes,
                 progress=IndexingProgress(self._plan.units, self._watch),
-                crew=self._pool,
+                processes=self._pool,
             )
             for future in flushed:
                 future.result()

@@ -141,13 +141,13 @@ def duplicate_notice(one: RestoredDuplicate, base: str, *, restored: bool) -> No
     """Say that a file gets the chunks of an identical file, or would without ``--no-restore-duplicates``."""
     twin, item = one.twin, one.item.legacy_id
     part = tr(", as far as v1 stored it") if one.partial else ""
-    why = tr("because {short} has the same bytes", short=_short(twin.like_name))
+    why = tr("because {short} has the same bytes", short=_shorten_name(twin.like_name))
     if twin.changed:
         why = tr(
             "and {short} has the same bytes now, but one of the two was changed after v1 read it",
-            short=_short(twin.like_name),
+            short=_shorten_name(twin.like_name),
         )
-    lost = tr("{short}: v1 stored no chunks of it, {why}", short=_short(twin.name), why=why)
+    lost = tr("{short}: v1 stored no chunks of it, {why}", short=_shorten_name(twin.name), why=why)
     if restored:
         message = tr(
             "{lost}; it gets the same {chunks}{part}", lost=lost, chunks=format_count(one.rows, "chunk"), part=part
@@ -168,7 +168,7 @@ def missing_chunk_notices(base: str, missing: Sequence[MissingChunks]) -> Iterat
         return
     total = sum(one.chunks for one in missing)
     largest = sorted(missing, key=lambda one: -one.chunks)
-    names = join_names([f"{_short(one.name)} ({one.chunks:,})" for one in largest])
+    names = join_names([f"{_shorten_name(one.name)} ({one.chunks:,})" for one in largest])
     message = tr(
         "{chunks} never stored by v1 because the same text was stored already: {names}",
         chunks=format_count(total, "chunk"),
@@ -181,7 +181,7 @@ def missing_chunk_notices(base: str, missing: Sequence[MissingChunks]) -> Iterat
         )
         message = tr(
             "{short}: at least {chunks} never stored by v1 because the same text was stored already",
-            short=_short(one.name),
+            short=_shorten_name(one.name),
             chunks=chunks,
         )
         yield Notice(code=notices.DEDUPLICATED_ITEM, message=message, base=base, item=one.legacy_id, count=one.chunks)
@@ -190,7 +190,7 @@ def missing_chunk_notices(base: str, missing: Sequence[MissingChunks]) -> Iterat
 def files_without_rows_notices(base: str, files: Sequence[ItemDraft]) -> Iterator[Notice]:
     """Name the completed files that have no text, in one notice."""
     if files:
-        names = join_names([_short(item.data["relativePath"]) for item in files])
+        names = join_names([_shorten_name(item.data["relativePath"]) for item in files])
         message = tr(
             "{completed_files} without rows, and so without any text: {names}",
             completed_files=format_count(len(files), "completed file"),
@@ -211,7 +211,7 @@ def name_in_folder(folder: str, source: str) -> str:
     return rest.lstrip("/\\") if rest != source and rest[:1] in ("/", "\\") else source
 
 
-def _short(name: str) -> str:
+def _shorten_name(name: str) -> str:
     line = " ".join(name.split())
     return line if utf16_len(line) <= MAX_NAME_UNITS else utf16_cut(line, MAX_NAME_UNITS - 1) + "…"
 

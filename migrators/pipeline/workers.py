@@ -113,9 +113,9 @@ def choose_process_count(jobs: list[WriteJob], wanted: int | None) -> int:
 
 
 def write_bases(
-    jobs: list[WriteJob], tree: Tree, count: int, progress: Progress, crew: ProcessPool | None = None
+    jobs: list[WriteJob], tree: Tree, count: int, progress: Progress, processes: ProcessPool | None = None
 ) -> Generator[FinishedBase, None, None]:
-    """Write all bases and yield each as it is finished. ``crew`` is a process pool that may help this process.
+    """Write all bases and yield each as it is finished. ``processes`` is a process pool that may help this process.
 
     Raises:
         apsw.Error, OSError: the target cannot be written.
@@ -124,23 +124,23 @@ def write_bases(
     if count == 1:
         for job in jobs:
             progress.at(job.work.draft.name)
-            yield _write_base(job, tree, progress.step, crew)
+            yield _write_base(job, tree, progress.step, processes)
     else:
         yield from _in_processes(jobs, count, progress)
 
 
-def _write_base(job: WriteJob, tree: Tree, watch: ReportProgress, crew: ProcessPool | None = None) -> FinishedBase:
+def _write_base(job: WriteJob, tree: Tree, watch: ReportProgress, processes: ProcessPool | None = None) -> FinishedBase:
     plan = job.plan
     origin = BaseSource(tree=tree, uploads=job.uploads, table=job.table, vectors=job.work.vectors, earlier=job.earlier)
     try:
         with _report_changed_file(job.work):
-            written = write_base(plan, origin, job.staging, job.now_ms, watch, verify=job.verify, pool=crew)
+            written = write_base(plan, origin, job.staging, job.now_ms, watch, verify=job.verify, pool=processes)
     except (SourceReadFailed, BooksDoNotBalance) as failed:
         logger.info("base %s: %s", job.work.draft.id, failed)
-        if crew is not None:
+        if processes is not None:
             # Wait until no process of the pool writes to the staging folder.
             with suppress(JobFailed):
-                crew.drain()
+                processes.drain()
         with ExitStack() as keep:
             plan, written = _write_what_is_left(job, origin, watch, failed, keep)
     return FinishedBase(job.work, plan, written)

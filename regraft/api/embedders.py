@@ -116,14 +116,14 @@ def list_embedders(
     tested = []
     if options.test:
         meant = every if options.test is True else [found.embedder(options.test)]
-        tested = [_tested(settings) for settings in meant]
+        tested = [_test_embedder(settings) for settings in meant]
     run.end()
     return EmbeddersReport(
         head=run.head(),
         config=path_text(found.path),
         there=found.there,
         written=options.write,
-        embedders=[_listed(settings, needs) for settings in every],
+        embedders=[_describe_embedder(settings, needs) for settings in every],
         models=_models(needs, every),
         tested=tested,
         snippet=make_snippet(lacking or needs),
@@ -162,7 +162,7 @@ def _fits(settings: EmbedderSettings, need: ModelNeed) -> bool:
     return need.model_id is not None and settings.serves(need.model_id)
 
 
-def _listed(settings: EmbedderSettings, needs: Sequence[ModelNeed]) -> ListedEmbedder:
+def _describe_embedder(settings: EmbedderSettings, needs: Sequence[ModelNeed]) -> ListedEmbedder:
     provider = next(name for name, kind in PROVIDERS.items() if isinstance(settings, kind))
     place, dimensions = "", None
     if isinstance(settings, ServerSettings):
@@ -195,7 +195,7 @@ def _models(needs: Sequence[ModelNeed], every: Sequence[EmbedderSettings]) -> li
     ]
 
 
-def _tested(settings: EmbedderSettings) -> TestedEmbedder:
+def _test_embedder(settings: EmbedderSettings) -> TestedEmbedder:
     start = time.monotonic()
     code = problem = tokens = None
     vectors: list[bytes] = []

@@ -54,7 +54,7 @@ def salvaged_lines(files: Iterable[SalvagedFile]) -> Iterator[str]:
         )
         derived = {kind: table.derived for kind, table in file.rows.items() if table.derived}
         if derived:
-            yield tr("  derived from verified rows: {rows}", rows=_counted(derived))
+            yield tr("  derived from verified rows: {rows}", rows=_format_counts(derived))
         refused: Counter[str] = Counter()
         for table in file.rows.values():
             refused.update(table.refused)
@@ -70,7 +70,7 @@ def salvaged_lines(files: Iterable[SalvagedFile]) -> Iterator[str]:
             )
 
 
-def _counted(numbers: dict[str, int]) -> str:
+def _format_counts(numbers: dict[str, int]) -> str:
     return join_list(format_count(number, _NOUNS[kind]) for kind, number in numbers.items())
 
 

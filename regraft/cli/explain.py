@@ -98,7 +98,7 @@ def explain(names: tuple[str, ...], as_json: bool, **_: Any) -> None:
       regraft explain missing_vector_store
     """
     run = Run(command="explain")
-    explained = [one for name in names for one in _explained(name)]
+    explained = [one for name in names for one in _find_explanations(name)]
     run.end()
     if as_json:
         listed = [] if names else page_names()
@@ -113,8 +113,8 @@ def explain(names: tuple[str, ...], as_json: bool, **_: Any) -> None:
         echo(f"{usage}\n\n{printable_lines(f'  {name}' for name in page_names())}")
 
 
-def _explained(name: str) -> list[Explanation]:
-    """Return all that has a name.
+def _find_explanations(name: str) -> list[Explanation]:
+    """Find all findings, codes, errors and pages with this name.
 
     Raises:
         WrongUsage: nothing has; it gives the nearest names.

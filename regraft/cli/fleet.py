@@ -208,8 +208,8 @@ _targets_option: Callable[[F], F] = click.option(
 )
 
 
-def _called(name: str) -> Callable[[F], F]:
-    """Set the name of a command in documents of errors."""
+def _set_command_name(name: str) -> Callable[[F], F]:
+    """Set the name under which documents of errors report a command."""
 
     def named(command: F) -> F:
         command.__name__ = name
@@ -250,7 +250,7 @@ def _add_command(name: str) -> None:
     @(_targets_option if form.has_target else _no_option)
     @(_dry_run_option if has_dry_run else _no_option)
     @report_errors
-    @_called(f"fleet {name}")
+    @_set_command_name(f"fleet {name}")
     @struct_options(FleetOptions)
     @_output_options
     def command(
@@ -289,7 +289,7 @@ for _name in COMMAND_FORMS:
 @_words_argument
 @_results_option
 @report_errors
-@_called("fleet backfill")
+@_set_command_name("fleet backfill")
 @struct_options(FleetBackfillOptions)
 @_output_options
 def backfill(
@@ -316,7 +316,7 @@ def backfill(
 @_results_argument
 @_words_argument
 @report_errors
-@_called("fleet resume")
+@_set_command_name("fleet resume")
 @struct_options(FleetResumeOptions)
 @_output_options
 def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, output: Output) -> None:
@@ -344,7 +344,7 @@ def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, outp
 @click.option("--csv", "table", type=PATH, metavar="FILE", help=tr("Write the rows to a new CSV file."))
 @click.option("--jsonl", "lines", type=PATH, metavar="FILE", help=tr("Write the rows to a new JSON Lines file."))
 @report_errors
-@_called("fleet status")
+@_set_command_name("fleet status")
 @output_options(follows_links=False, verbose=tr("List every library that did not end well."))
 def status(path: Path, page: Path | None, table: Path | None, lines: Path | None, output: Output) -> None:
     """Show how far a fleet is."""

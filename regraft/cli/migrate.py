@@ -336,8 +336,8 @@ _WITHOUT_FILES = tr(
 )
 
 
-def _called_import(command: Callable[..., None]) -> Callable[..., None]:
-    """Give the command the name that Python does not allow it: errors are told under it."""
+def _name_import(command: Callable[..., None]) -> Callable[..., None]:
+    """Name the command "import", which no Python function can be called; errors are reported under it."""
     command.__name__ = "import"
     return command
 
@@ -346,7 +346,7 @@ def _called_import(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("paths", type=PATH, nargs=-1, required=True, metavar="FILE.parquet...")
 @click.option("--to", "target", type=PATH, required=True, metavar="OUT", help=tr("The library's folder: new or empty."))
 @report_errors
-@_called_import
+@_name_import
 @struct_options(ImportOptions)
 @output_options(yes=_ASKS, fail_on=FAIL_ON, follows_links=False)
 def import_(paths: tuple[Path, ...], target: Path, options: ImportOptions, output: Output) -> None:

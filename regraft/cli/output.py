@@ -108,7 +108,7 @@ def enable_escapes(handle: int, kernel: Any) -> bool:
 def colorize(text: str) -> str:
     """Color words like "error" and "done" in a text."""
     colours = _colours()
-    return _coloured(*colours).sub(lambda word: click.style(word[0], fg=colours[word[1].lower()]), text)
+    return _compile_word_pattern(*colours).sub(lambda word: click.style(word[0], fg=colours[word[1].lower()]), text)
 
 
 @cache
@@ -129,7 +129,7 @@ def _colours() -> dict[str, str]:
 
 
 @cache
-def _coloured(*words: str) -> re.Pattern[str]:
+def _compile_word_pattern(*words: str) -> re.Pattern[str]:
     """Compile a pattern that finds words at the beginning of a line or a column, or after a number.
 
     Elsewhere they may be part of a name or a text.

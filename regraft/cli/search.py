@@ -48,7 +48,7 @@ def format_bases(found: UnitAnswer | CombinedAnswer, title: str, *, whole: bool,
     if isinstance(found, CombinedAnswer):
         return _several_as_text(found, title, whole=whole)
     base = found.base_id if found.base_name is None else f"{one_line(found.base_name)} ({found.base_id})"
-    lines = [title, tr("Base {base}: {counted}.", base=base, counted=_counted(found))]
+    lines = [title, tr("Base {base}: {counted}.", base=base, counted=_format_hit_count(found))]
     has_score = raw or not found.is_by_length
     for rank, hit in enumerate(found.hits, 1):
         score = f"{hit.score:.6g}  " if has_score else ""
@@ -83,7 +83,7 @@ def _several_as_text(found: CombinedAnswer, title: str, *, whole: bool) -> str:
     return printable_lines(lines)
 
 
-def _counted(answer: UnitAnswer) -> str:
+def _format_hit_count(answer: UnitAnswer) -> str:
     weight = "" if answer.alpha is None else tr(", alpha {alpha:g}", alpha=answer.alpha)
     dropped = tr(", {dropped} dropped by the catalog", dropped=answer.dropped) if answer.dropped else ""
     return tr(
@@ -327,10 +327,10 @@ def recall(path: Path, short_id: int, span: LineRange, options: RecallOptions, o
     text = found.content.replace("\r\n", "\n")
     echo(f"{text}\n", as_it_is=True)
     if found.truncated and not output.quiet:
-        echo_error(tr("note: {left}", left=_left(found, options.token_budget)))
+        echo_error(tr("note: {left}", left=_describe_omitted(found, options.token_budget)))
 
 
-def _left(found: RecallReport, token_budget: int | None) -> str:
+def _describe_omitted(found: RecallReport, token_budget: int | None) -> str:
     """Explain what the token budget omitted, and how to read it."""
     if found.line_cut:
         return tr(

@@ -389,11 +389,11 @@ def _remove_deep_tree(name: str, parent: int | None) -> None:
     Raises:
         OSError: a part of it cannot be removed.
     """
-    with _opened_folder(name, parent) as (root, prefix):
+    with _open_folder(name, parent) as (root, prefix):
         moved = 0
         while folders := _remove_files(root, prefix):
             for inner in folders:
-                with _opened_folder(prefix + inner, root) as (within, inner_prefix):
+                with _open_folder(prefix + inner, root) as (within, inner_prefix):
                     for deeper in _remove_files(within, inner_prefix):
                         with contextlib.suppress(FileNotFoundError):
                             # The first name that is not taken.
@@ -405,7 +405,7 @@ def _remove_deep_tree(name: str, parent: int | None) -> None:
 
 
 @contextmanager
-def _opened_folder(name: str, parent: int | None) -> Iterator[tuple[int | None, str]]:
+def _open_folder(name: str, parent: int | None) -> Iterator[tuple[int | None, str]]:
     """Yield a descriptor and an empty prefix; without ``dir_fd`` None and the prefix of the folder's entries."""
     if parent is None:
         yield None, name + os.sep

@@ -296,7 +296,7 @@ class FreeNames:
         request = f"{name}\0{reserves}"
         number = self._next.get(request, 0)
         while True:
-            candidate, beside = self._numbered(stem, extension, number, reserves)
+            candidate, beside = self._number_candidate(stem, extension, number, reserves)
             wanted = {fold_name(candidate)} | ({fold_name(beside)} if beside else set())
             if not wanted & self._taken:
                 self._taken |= wanted
@@ -305,7 +305,7 @@ class FreeNames:
             number += 1
 
     @staticmethod
-    def _numbered(stem: str, extension: str, number: int, reserves: bool) -> tuple[str, str | None]:
+    def _number_candidate(stem: str, extension: str, number: int, reserves: bool) -> tuple[str, str | None]:
         """Return the candidate with this number, and the ``.md`` name reserved beside it (or None)."""
         suffix = f"_{number}" if number else ""
         tail = max(len(extension.encode()), len(".md") if reserves else 0)

@@ -129,12 +129,12 @@ def open_readonly(
     """
     if beside_writers and _can_use_locks(real := links.real_path(path)):
         files = (real, *find_companions(real))
-        yield from _guarded(
+        yield from _guard_reader(
             apsw.Connection(untrusted_sqlite.database_uri(real, mode="ro"), flags=_READ_ONLY), files, vectors
         )
         return
     with _traceless_source(path, work) as (address, flags, files):
-        yield from _guarded(apsw.Connection(address, flags=flags), files, vectors)
+        yield from _guard_reader(apsw.Connection(address, flags=flags), files, vectors)
 
 
 @contextmanager
@@ -212,7 +212,8 @@ def _traceless_source(path: Path, work: Path | None) -> Iterator[tuple[str, int,
     yield untrusted_sqlite.database_uri(real, mode="ro", immutable=1), _READ_ONLY, (real,)
 
 
-def _guarded(connection: apsw.Connection, files: Iterable[Path], vectors: bool) -> Iterator[apsw.Connection]:
+def _guard_reader(connection: apsw.Connection, files: Iterable[Path], vectors: bool) -> Iterator[apsw.Connection]:
+    """Restrict a connection to reading an untrusted file within the context, and close it afterwards."""
     try:
         untrusted_sqlite.guard_connection(connection)
         untrusted_sqlite.limit_value_length(connection, files)
@@ -319,10 +320,14 @@ def read_file_state(path: Path) -> FileState:
     """Return a value that differs between two states of a file: for the file, its log and its journal their size, time
     of change (ns), inode and first bytes.
     """
-    return tuple(_state_of(path.with_name(f"{path.name}{end}")) for end in ("", *COMPANION_SUFFIXES) if end != "-shm")
+    return tuple(
+        _read_file_state_or_none(path.with_name(f"{path.name}{end}"))
+        for end in ("", *COMPANION_SUFFIXES)
+        if end != "-shm"
+    )
 
 
-def _state_of(path: Path) -> tuple[object, ...]:
+def _read_file_state_or_none(path: Path) -> tuple[object, ...]:
     try:
         status = file_paths.stat(path)
         if not file_paths.is_file(path):

@@ -191,7 +191,7 @@ class FolderTree:
         return self._forms[2].get(form, name)
 
     def problem(self, name: str) -> str:
-        """See :meth:`Tree.problem`."""
+        """Return why ``name`` is not read because of its links; empty if there is no such reason."""
         try:
             self._real(name)
         except links.LinkLeadsOut as error:
@@ -201,7 +201,7 @@ class FolderTree:
         return ""
 
     def kind(self, name: str) -> EntryKind | None:
-        """See :meth:`Tree.kind`."""
+        """Return whether ``name`` is a file or a folder, or None if it does not exist."""
         try:
             mode = file_paths.stat(self._real(name)).st_mode
             return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else None
@@ -209,7 +209,7 @@ class FolderTree:
             return None
 
     def is_denied(self, name: str) -> bool:
-        """See :meth:`Tree.is_denied`."""
+        """Whether ``name`` cannot be examined because a folder above it is not accessible."""
         try:
             file_paths.stat(self._real(name))
         except PermissionError:
@@ -219,18 +219,18 @@ class FolderTree:
         return False
 
     def children(self, name: str) -> list[str]:
-        """See :meth:`Tree.children`."""
+        """Return the sorted names directly in a folder; empty if there is no such folder."""
         return _listing(self._real(name)) if self.kind(name) == "folder" else []
 
     def size(self, name: str) -> int:
-        """See :meth:`Tree.size`."""
+        """Return the size of a file in bytes."""
         with self._reported_as_unreadable(name):
             status = file_paths.stat(self._real(name))
             links.require_regular_file(status.st_mode)
             return status.st_size
 
     def open(self, name: str) -> BinaryIO:
-        """See :meth:`Tree.open`."""
+        """Open a file for reading. Never blocks."""
         with self._reported_as_unreadable(name):
             file = self._open_descriptor(name)
             try:
@@ -252,13 +252,13 @@ class FolderTree:
             raise SourceUnreadable(path=f"{self.path}/{name}", reason=reason or error) from error
 
     def crc32(self, name: str) -> int:
-        """See :meth:`Tree.crc32`."""
+        """Return the CRC-32 of a file's bytes."""
         with self._reported_as_unreadable(name), self._open_descriptor(name) as file:
             return checksums.file_crc32(file)
 
     @contextmanager
     def local(self, name: str, work: Path | None) -> Iterator[Path]:  # noqa: ARG002 - a folder needs no work folder
-        """See :meth:`Tree.local`."""
+        """Yield the path of a file or folder on disk, or a path that does not exist if it is missing."""
         try:
             real = self._real(name)
         except links.LinkLeadsOut as error:
@@ -329,31 +329,31 @@ class ZipTree:
         return found[1]
 
     def kind(self, name: str) -> EntryKind | None:
-        """See :meth:`Tree.kind`."""
+        """Return whether ``name`` is a file or a folder, or None if it does not exist."""
         found = self._directory.find(name)
         return None if found is None else "folder" if found[1] is None else "file"
 
     def problem(self, name: str) -> str:  # noqa: ARG002 - an archive's links are never followed
-        """See :meth:`Tree.problem`."""
+        """Return why ``name`` is not read because of its links; empty if there is no such reason."""
         return ""
 
     def is_denied(self, name: str) -> bool:  # noqa: ARG002
-        """See :meth:`Tree.is_denied`."""
+        """Whether ``name`` cannot be examined because a folder above it is not accessible."""
         return False
 
     def children(self, name: str) -> list[str]:
-        """See :meth:`Tree.children`."""
+        """Return the sorted names directly in a folder; empty if there is no such folder."""
         found = self._directory.find(name)
         if found is None or found[1] is not None:
             return []
         return sorted(child for _, child, _ in self._directory.children(found[0]))
 
     def size(self, name: str) -> int:
-        """See :meth:`Tree.size`."""
+        """Return the size of a file in bytes."""
         return self._member(name).size
 
     def open(self, name: str) -> BinaryIO:
-        """See :meth:`Tree.open`."""
+        """Open a file for reading. Never blocks."""
         try:
             return _MemberReader(self._directory.open(self._member(name)), self.path, name)
         except SourceUnreadable:
@@ -362,12 +362,12 @@ class ZipTree:
             raise SourceUnreadable(path=self.path, reason=f"{name}: {error}") from error
 
     def crc32(self, name: str) -> int:
-        """See :meth:`Tree.crc32`."""
+        """Return the CRC-32 of a file's bytes."""
         return self._member(name).crc
 
     @contextmanager
     def local(self, name: str, work: Path | None) -> Iterator[Path]:
-        """See :meth:`Tree.local`."""
+        """Yield the path of a file or folder on disk, or a path that does not exist if it is missing."""
         if self.kind(name) is None:
             yield self.path / name  # below a file: there is nothing at such a path
             return

@@ -313,14 +313,14 @@ def unchanged_condition(connection: apsw.Connection, columns: Iterable[str]) -> 
     :func:`read_lenient_rows` gave.
     """
     function = "regraft_lenient"
-    connection.create_scalar_function(function, _decoded, 1, deterministic=True)
+    connection.create_scalar_function(function, _decode_text, 1, deterministic=True)
     names = [quote_name(name) for name in columns]
     return " AND ".join(
         f"CASE typeof({name}) WHEN 'text' THEN {function}(CAST({name} AS BLOB)) ELSE {name} END IS ?" for name in names
     )
 
 
-def _decoded(*raw: Any) -> str:
+def _decode_text(*raw: Any) -> str:
     return decode_utf8(raw[0])
 
 

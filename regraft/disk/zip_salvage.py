@@ -74,7 +74,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        return _decoded(self.raw_name)
+        return _decode_name(self.raw_name)
 
 
 class _Broken(Exception):
@@ -187,14 +187,14 @@ class _Salvaging:
             place = self._data.find(_LOCAL_MAGIC, after)
         for name in _directory_names(self._data, self._end):
             if self._names.execute("SELECT 1 FROM copied WHERE name = ?", (name,)).get is None:
-                self._record_lost(_decoded(name), tr("only the archive's directory lists it"))
+                self._record_lost(_decode_name(name), tr("only the archive's directory lists it"))
         self._finish()
         return self._found
 
     def _process(self, header: _Header) -> int:
         """Copy a member if it is intact, and return the offset at which the search continues."""
         try:
-            packed, size, crc, end = self._verified(header)
+            packed, size, crc, end = self._verify_member(header)
         except _Broken as broken:
             self._record_lost(header.name, str(broken))
             # Its data may contain headers, such as those of a document that is a zip archive itself. If its stated end
@@ -225,7 +225,7 @@ class _Salvaging:
 
     # --- one member ------------------------------------------------------------------------------------------------
 
-    def _verified(self, header: _Header) -> tuple[int, int, int, int]:
+    def _verify_member(self, header: _Header) -> tuple[int, int, int, int]:
         """Return packed size, size and CRC-32 of an intact member, and the offset after its descriptor.
 
         Raises:
@@ -237,7 +237,7 @@ class _Salvaging:
             raise _Broken(tr("it is truncated"))
         if header.method == _STORED and header.packed is None:
             return self._stored_with_descriptor(header)
-        packed, size, crc = self._unpacked(header)
+        packed, size, crc = self._unpack_member(header)
         end = header.data + packed
         for *stated, after in _descriptors(self._data, end) if header.flags & _HAS_DESCRIPTOR else ():
             if stated == [crc, packed, size]:
@@ -247,7 +247,7 @@ class _Salvaging:
             raise _Broken(tr("its checksum or size does not match"))
         return packed, size, crc, end
 
-    def _unpacked(self, header: _Header) -> tuple[int, int, int]:
+    def _unpack_member(self, header: _Header) -> tuple[int, int, int]:
         """Unpack a member; return the number of packed bytes, the number of unpacked bytes and their CRC-32."""
         limit = self._size if header.packed is None else header.data + header.packed
         if header.method == _STORED:
@@ -434,7 +434,7 @@ def _directory_names(data: _File, start: int) -> Iterator[bytes]:
         place = data.find(_ENTRY_MAGIC, place + _ENTRY.size + of_name + of_extra + of_comment)
 
 
-def _decoded(raw_name: bytes) -> str:
+def _decode_name(raw_name: bytes) -> str:
     try:
         return raw_name.decode()
     except UnicodeDecodeError:

@@ -333,7 +333,7 @@ class LocalPool:
         self.running: dict[int, tuple[PendingTask, float]] = {}
 
     def start_task(self, task: Task, one: PendingTask) -> None:
-        """See :meth:`Pool.give`."""
+        """Start a task in a process of this machine; OSError if none can be started."""
         try:
             job = self._processes.put(self._work, task.job)
         except JobFailed as error:
@@ -341,7 +341,7 @@ class LocalPool:
         self.running[job] = one, time.monotonic()
 
     def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
-        """See :meth:`Pool.answers`."""
+        """Yield the results of tasks that have ended; wait up to ``seconds`` for the first one."""
         for job, result, error in self._processes.wait(seconds):
             one, begun = self.running.pop(job)
             if error is None:
@@ -354,5 +354,5 @@ class LocalPool:
                 yield one, fault_result(str(error) or type(error).__name__, time.monotonic() - begun)
 
     def close(self) -> None:
-        """See :meth:`Pool.close`."""
+        """Kill all running tasks; the next run repeats them."""
         self._processes.end()

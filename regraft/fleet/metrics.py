@@ -221,7 +221,7 @@ class Metrics:
                 self._try_to_write()
 
     def begin(self, tasks: Sequence[Task], pool: Pool) -> PoolObserver:
-        """Write the file, and return an observer for the pool. Called for each round of tasks.
+        """Write the metrics file, and return an observer for the pool. Called for each round of tasks.
 
         Raises:
             OSError, RegraftError: the first write failed.

@@ -286,7 +286,7 @@ class WholeContent:
         """Do nothing; there is no open file."""
 
     def starts_at(self, start: int) -> bool:
-        """See :meth:`LargeContent.starts_at`."""
+        """Whether the next body starts at ``start`` (UTF-16 units)."""
         if start:
             if not self._text.startswith(_SEPARATOR, self._at) or start != self._units + len(_SEPARATOR):
                 return False
@@ -295,12 +295,12 @@ class WholeContent:
         return self._has_hash
 
     def matches_next(self, piece: bytes) -> bool:
-        """See :meth:`LargeContent.matches_next`."""
+        """Whether the next bytes of the content are ``piece``."""
         fits = self._text.startswith(piece, self._at)
         self._at += len(piece)
         self._units += count_utf16_units(piece)
         return fits
 
     def ends_at(self, end: int) -> bool:
-        """See :meth:`LargeContent.ends_at`."""
+        """Whether the bytes compared so far end at ``end`` (UTF-16 units)."""
         return self._units == end

@@ -70,13 +70,14 @@ def first_line(text: str) -> str:
     return next(filter(None, _lines(text)), "")
 
 
-def _short(text: str) -> str:
+def _cut_title(text: str) -> str:
+    """Cut a text to the length of a title."""
     return trim(utf16_cut(text, MAX_TITLE_UNITS))
 
 
 def _stem(text: str) -> str | None:
     """Sanitize a title for a file name. None if the result is empty or ``untitled``."""
-    stem = sanitize_name(_short(text))
+    stem = sanitize_name(_cut_title(text))
     return None if stem in ("", "untitled") else stem
 
 
@@ -97,7 +98,7 @@ def url_snapshot(url: str, content: str) -> Snapshot:
     line = leading_line(content)
     address = _address(url)
     stem = _stem(line) or (_stem(address) if address else None) or "page"
-    title = _short(line) or (_short(address) if address else "") or url
+    title = _cut_title(line) or (_cut_title(address) if address else "") or url
     return Snapshot(stem=stem, type="URL", title=title, resource=url)
 
 

@@ -450,7 +450,7 @@ def _read(target: Path, take: Callable[[apsw.Connection, int], T]) -> T | None:
     path = ledger_path(target)
     _refuse_special_file(path)
     for left in reversed(range(_READ_TRIES)):
-        before = _marks(path)
+        before = _file_states(path)
         if before is None:
             return None
         try:
@@ -462,14 +462,14 @@ def _read(target: Path, take: Callable[[apsw.Connection, int], T]) -> T | None:
                 return take(db, version)
         except LedgerUnreadable:
             # A ledger that another run is writing can look damaged.
-            if not left or _marks(path) == before:
+            if not left or _file_states(path) == before:
                 raise
         except (apsw.Error, OSError) as error:
             raise LedgerUnreadable(path=path, reason=getattr(error, "strerror", None) or error) from error
     return None
 
 
-def _marks(path: Path) -> list[tuple[int, int]] | None:
+def _file_states(path: Path) -> list[tuple[int, int]] | None:
     """Return size and time of change (ns) of the ledger and the files beside it; None if there is no ledger."""
     try:
         found = [path.stat(), *(file.stat() for file in untrusted_sqlite.find_companions(path))]

@@ -489,7 +489,7 @@ _NAME = re.compile(r"CREATE TABLE (\w+)")
 _OWN_INDEX = re.compile(r"sqlite_autoindex_(\w+)_1")
 
 
-def _named(statements: tuple[str, ...]) -> dict[str, str]:
+def _statements_by_table(statements: tuple[str, ...]) -> dict[str, str]:
     return {_NAME.findall(sql)[0]: " ".join(sql.split()) for sql in statements}
 
 
@@ -519,13 +519,13 @@ def check_schema(db: apsw.Connection) -> int:
 
 
 def _version(db: apsw.Connection, found: dict[str, str]) -> int:
-    if found["ledger"] != _named(TABLES)["ledger"]:
+    if found["ledger"] != _statements_by_table(TABLES)["ledger"]:
         raise InvalidValue(tr("it belongs to another program"))
     versions: list[Any] = db.execute("SELECT version FROM ledger LIMIT 2").fetchall()
     version = versions[0][0] if len(versions) == 1 else None
     if not isinstance(version, int) or version not in _OF_VERSION:
         raise InvalidValue(tr("its version {version} is not supported", version=version))
-    wanted = _named(_OF_VERSION[version])
+    wanted = _statements_by_table(_OF_VERSION[version])
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
             what = tr("lacks") if name not in found else tr("has another") if name in wanted else tr("also has")
@@ -535,4 +535,4 @@ def _version(db: apsw.Connection, found: dict[str, str]) -> int:
 
 def table_names(version: int) -> frozenset[str]:
     """Return the names of the tables of a version."""
-    return frozenset(_named(_OF_VERSION[version]))
+    return frozenset(_statements_by_table(_OF_VERSION[version]))

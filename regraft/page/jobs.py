@@ -138,20 +138,20 @@ class _SentProgress:
         self._stage, self._began, self._sent = Stage(), 0.0, 0.0
 
     def start(self, what: str, rows: int, unit: str = "rows") -> None:
-        """Implement :class:`regraft.report.progress.Progress`."""
+        """Begin a stage of ``rows`` steps, counted in ``unit``; numbers of "bytes" are shown as sizes."""
         self._began = time.monotonic()
         self._change(0.0, name=what, label="", unit=unit, done=0, total=rows)
 
     def at(self, label: str) -> None:
-        """Implement :class:`regraft.report.progress.Progress`."""
+        """Name the object that is being processed."""
         self._change(_PROGRESS_SECONDS, label=label)
 
     def step(self, rows: float, _size: int) -> None:
-        """Implement :class:`regraft.report.progress.Progress`."""
+        """Report that so many more rows (fractions are allowed) and bytes are done."""
         self._change(_PROGRESS_SECONDS, done=min(self._stage.done + rows, self._stage.total))
 
     def end(self) -> None:
-        """Implement :class:`regraft.report.progress.Progress`."""
+        """End the stage."""
         self._change(0.0, done=self._stage.total)
 
     def _change(self, pause: float, **changes: Any) -> None:

@@ -131,7 +131,7 @@ class WorkerProcess:
         other.close()
 
     def end(self) -> int | None:
-        """See :meth:`Worker.end`."""
+        """End it at once, if it is still running, and return its exit status."""
         self.pipe.close()
         self._process.kill()
         self._process.join()

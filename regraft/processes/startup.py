@@ -134,7 +134,7 @@ def protect_streams() -> None:
         _fill_closed()
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115 - the device, open to the end
-    sys.stdout, sys.stderr = _guarded(sys.stdout), _guarded(sys.stderr)
+    sys.stdout, sys.stderr = _guard_stream(sys.stdout), _guard_stream(sys.stderr)
 
 
 def _fill_closed() -> None:
@@ -151,7 +151,8 @@ def _fill_closed() -> None:
                 os.close(null)
 
 
-def _guarded(stream: TextIO | None) -> TextIO:
+def _guard_stream(stream: TextIO | None) -> TextIO:
+    """Wrap a stream so that writing to it raises no error; one that does not exist discards what is written."""
     if stream is None:
         return io.TextIOWrapper(io.BufferedWriter(_Guarded(None)), "utf-8", "backslashreplace")
     buffer = getattr(stream, "buffer", None)

@@ -245,7 +245,7 @@ def plan_line(planned: Document) -> str:
     return tr(
         "Plan: {bases}, {carried}{more}; needs about {needed}, {free} are free.\n",
         bases=bases,
-        carried=_carried(totals["rows"]),
+        carried=_format_migrated(totals["rows"]),
         more=more,
         needed=needed,
         free=free,
@@ -292,7 +292,7 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
     of = tr(" of {bases}", bases=format_count(len(document["bases"]) - len(unread), "base")) if unread else ""
     yield tr(
         "{carried}{of} {verb} with their vectors{of_those}; nothing was embedded again.",
-        carried=_carried(rows),
+        carried=_format_migrated(rows),
         of=of,
         verb=verb,
         of_those=_of_those(document),
@@ -327,7 +327,7 @@ def _reasons(document: Document) -> Iterator[str]:
         left_out = format_count(rows["v1_deduplicated"], "chunk")
         yield tr("  {left_out} were duplicates that v1 never stored. Nothing is lost.", left_out=left_out)
     if rows["restored_duplicate"]:
-        yield f"  {_restored(rows)}"
+        yield f"  {_format_restored(rows)}"
     for reason, count in document["skipped"].items():
         yield tr(
             "  skipped: {count:,} {reason} - {meaning}",
@@ -337,7 +337,7 @@ def _reasons(document: Document) -> Iterator[str]:
         )
 
 
-def _restored(rows: Document) -> str:
+def _format_restored(rows: Document) -> str:
     given = format_count(rows["restored_duplicate"], "chunk")
     return tr("{given} more for files without chunks in v1, because another file has the same bytes.", given=given)
 
@@ -363,7 +363,7 @@ def _is_import(document: Document) -> bool:
     return bool(document["regraft"]["command"] == "import")
 
 
-def _carried(rows: Document) -> str:
+def _format_migrated(rows: Document) -> str:
     return tr("{carried:,} of {rows}", carried=rows["carried"] - _bare(rows), rows=format_count(rows["read"], "row"))
 
 
@@ -426,7 +426,7 @@ def migration_page(document: Document) -> str:
         title=tr("Report of an import") if _is_import(document) else tr("Report of a migration"),
         lead=tr(
             "{carried} migrated with their vectors{of_those}; nothing was embedded again.",
-            carried=_carried(rows),
+            carried=_format_migrated(rows),
             of_those=_of_those(document),
         ),
         run=document["run"],
@@ -438,7 +438,7 @@ def migration_page(document: Document) -> str:
             label_of("indexes"): format_bytes(totals["bytes"] or 0),
         },
         parts=row_bar_parts(rows),
-        restored=_restored(rows) if rows["restored_duplicate"] else "",
+        restored=_format_restored(rows) if rows["restored_duplicate"] else "",
         bases=[_page_base(base) for base in document["bases"]],
         left=count_codes({**rows["skipped"], **document["skipped"]}),
         unread=format_count(len(unread), "base") if unread else "",

@@ -38,16 +38,16 @@ class SilentProgress:
     """A progress that shows nothing."""
 
     def start(self, what: str, rows: int, unit: str = "rows") -> None:
-        """Implement :class:`Progress`."""
+        """Begin a stage of ``rows`` steps, counted in ``unit``; numbers of "bytes" are shown as sizes."""
 
     def at(self, label: str) -> None:
-        """Implement :class:`Progress`."""
+        """Name the object that is being processed."""
 
     def step(self, rows: float, size: int) -> None:
-        """Implement :class:`Progress`."""
+        """Report that so many more rows (fractions are allowed) and bytes are done."""
 
     def end(self) -> None:
-        """Implement :class:`Progress`."""
+        """End the stage."""
 
 
 @cache
@@ -77,7 +77,7 @@ class ProgressBar:
         self._label = ""
 
     def start(self, what: str, rows: int, unit: str = "rows") -> None:
-        """Implement :class:`Progress`."""
+        """Begin a stage of ``rows`` steps, counted in ``unit``; numbers of "bytes" are shown as sizes."""
         self._bytes, self._unit, self._label = 0, unit, ""
         self._bar = _bar_class()(
             total=rows,
@@ -93,12 +93,12 @@ class ProgressBar:
         self._show(0)
 
     def at(self, label: str) -> None:
-        """Implement :class:`Progress`."""
+        """Name the object that is being processed."""
         self._label = one_line(label, _LONGEST_LABEL)
         self._show(0)
 
     def step(self, rows: float, size: int) -> None:
-        """Implement :class:`Progress`."""
+        """Report that so many more rows (fractions are allowed) and bytes are done."""
         self._bytes += size
         self._show(rows)
 
@@ -126,7 +126,7 @@ class ProgressBar:
         return join_list(parts)
 
     def end(self) -> None:
-        """Implement :class:`Progress`."""
+        """End the stage."""
         if self._bar is not None:
             self._bar.close()
             # tqdm leaves its last carriage return in the buffer; without a flush, the next text would start after it.

@@ -131,7 +131,7 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
                 path=path_argument(path),
             )
             raise SourceUnreadable(path=path, reason=reason) from error
-        with _salvaged(moved, kind, str(error)) as found:
+        with _open_salvaged(moved, kind, str(error)) as found:
             yield _with_stores(found, kind)
         return
     except SourceUnrecognised as error:
@@ -185,7 +185,7 @@ class _ArchiveDamaged(Exception):
 
 
 @contextmanager
-def _salvaged(path: Path, kind: Kind | None, damage: str) -> Iterator[Located]:
+def _open_salvaged(path: Path, kind: Kind | None, damage: str) -> Iterator[Located]:
     """Recognize a damaged archive by its intact members, which are copied to a temporary archive.
 
     Raises:
@@ -352,7 +352,7 @@ def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Locat
         found = _recognize(path, tree, folder)
         found = found if found is not None and found.kind in V1_SOURCES else None
     if kind is not None and (found is None or found.kind is not kind):
-        found = _forced(path, tree, folder, kind)
+        found = _locate_as(path, tree, folder, kind)
     if found is not None:
         if kind is None and found.kind is Kind.LIBRARY:
             has_catalog = tree.kind(join_path(folder, CATALOG_FILE)) == "file"
@@ -582,7 +582,8 @@ def _state_file(path: Path, tree: Tree, folder: str, *, beside_vectors: bool) ->
     return None
 
 
-def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
+def _locate_as(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
+    """Locate a store of the kind that the user named."""
     found = None
     if kind is Kind.V1_EXPORT:
         found = _redux_export(path, tree, folder) or _slices(path, tree, folder)
@@ -714,7 +715,7 @@ def unpack_archive(source: Located, bases: Collection[str] = (), *, raw: bool = 
         yield source
         return
     inside = find_inner_folder(tree)
-    needed = dict.fromkeys(_needed(source, tree, inside, frozenset(bases), raw))
+    needed = dict.fromkeys(_needed_files(source, tree, inside, frozenset(bases), raw))
     names = [name for name in needed if not tree.is_link(name)]
     with scratch.temporary_folder() as folder:
         require_free_space(folder, sum(tree.size(name) for name in names))
@@ -735,7 +736,7 @@ def unpack_archive(source: Located, bases: Collection[str] = (), *, raw: bool = 
         yield replace(source, tree=extracted, stores=replace(stores, bases=place), damaged=damaged, digests=digests)
 
 
-def _needed(source: Located, tree: ZipTree, inside: str, bases: frozenset[str], raw: bool) -> Iterator[str]:
+def _needed_files(source: Located, tree: ZipTree, inside: str, bases: frozenset[str], raw: bool) -> Iterator[str]:
     """Yield the needed files: the catalog with SQLite's files, other files beside it, and those of the bases."""
     stores = source.stores
     names = [] if stores.catalog is None else [f"{stores.catalog}{end}" for end in ("", *COMPANION_SUFFIXES)]

@@ -340,7 +340,7 @@ def _type_problems(db: apsw.Connection) -> Iterator[str]:
 def _content_problems(db: apsw.Connection) -> Iterator[str]:
     for key, text in db.execute("SELECT content_hash, CAST(text AS BLOB) FROM content").fetchall():
         if key != _hash(text):
-            yield f"content_hash {_short(key)} is not the SHA-256 of its text {_text(text)[:30]!r}"
+            yield f"content_hash {_shorten_key(key)} is not the SHA-256 of its text {_text(text)[:30]!r}"
     orphans = db.execute(
         "SELECT count(*) FROM content WHERE content_hash NOT IN (SELECT content_hash FROM search_unit)"
         " AND content_hash NOT IN (SELECT current_content_hash FROM material WHERE current_content_hash IS NOT NULL)"
@@ -371,7 +371,7 @@ def _unit_problems(db: apsw.Connection) -> Iterator[str]:
         name_of_unit = f"unit {number} of {material}"
         indexes[str(material)].append(int(number))
         if unit != _hash(" ".join(map(str, of)).encode()):
-            yield f"the unit_id {_short(unit)} of {name_of_unit} does not follow from its row (Identities)"
+            yield f"the unit_id {_shorten_key(unit)} of {name_of_unit} does not follow from its row (Identities)"
         if content != contents.get(material):
             yield f"{name_of_unit} is of another content than its material's current_content_hash"
         own_bodies = bodies.pop(str(unit), [])
@@ -399,7 +399,7 @@ def _body_problems(
     name_of_unit: str, unit: str, body_id: str, body: bytes, key: str, fts_rowid: object
 ) -> Iterator[str]:
     if body_id != _hash(f"search_unit {unit} body".encode()):
-        yield f"the search_text_id {_short(body_id)} of {name_of_unit} does not follow from its row (Identities)"
+        yield f"the search_text_id {_shorten_key(body_id)} of {name_of_unit} does not follow from its row (Identities)"
     if key != _hash(body):
         yield f"the embedding_text_hash of {name_of_unit} is not the SHA-256 of its body {_text(body)!r}"
     if fts_rowid is None:
@@ -411,9 +411,9 @@ def _embedding_problems(db: apsw.Connection, dimensions: int | None) -> Iterator
     missing = db.execute(f"{hashes.format('search_text')} EXCEPT {hashes.format('embedding')}").fetchall()
     orphans = db.execute(f"{hashes.format('embedding')} EXCEPT {hashes.format('search_text')}").fetchall()
     if missing:
-        yield f"{len(missing)} bodies without an embedding, for example of the hash {_short(missing[0][0])}"
+        yield f"{len(missing)} bodies without an embedding, for example of the hash {_shorten_key(missing[0][0])}"
     if orphans:
-        yield f"{len(orphans)} embeddings that no body names, for example of the hash {_short(orphans[0][0])}"
+        yield f"{len(orphans)} embeddings that no body names, for example of the hash {_shorten_key(orphans[0][0])}"
     lengths = {int(str(size)) for (size,) in db.execute("SELECT DISTINCT length(vector_blob) FROM embedding")}
     if dimensions is not None and not lengths <= {4 * dimensions}:
         yield f"vectors of {sorted(lengths)} bytes instead of {4 * dimensions}"
@@ -473,7 +473,7 @@ def _hash(stored: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _short(key: object) -> str:
+def _shorten_key(key: object) -> str:
     return f"{str(key)[:12]}…"
 
 

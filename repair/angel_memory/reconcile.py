@@ -86,7 +86,7 @@ def reconcile(
         if state is None or not state.is_needed:
             if state is not None and not options.dry_run:
                 # A run that was killed after its last change left its staging file.
-                staging.delete_staging(_staged(store, state))
+                staging.delete_staging(_staging_path(store, state))
             return make_embedding_report(report_plan(store, run, Plan()), None, None)
         reconciliation = _Reconciliation(
             store=store, options=options, run=run, state=state, choose=choose, progress=progress, show_plan=show_plan
@@ -94,7 +94,7 @@ def reconcile(
         return reconciliation.report_plan_only() if options.dry_run else reconciliation.run_and_report()
 
 
-def _staged(store: Store, state: CollectionState) -> Path:
+def _staging_path(store: Store, state: CollectionState) -> Path:
     return store.own / RECONCILING / f"{state.folder.name}.sqlite"
 
 
@@ -117,7 +117,7 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
     @property
     def staged(self) -> Path:
         """Path of the staging file."""
-        return _staged(self.store, self.state)
+        return _staging_path(self.store, self.state)
 
     # --- dry run -----------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ def write_transaction(path: Path, *, keep: bool = True) -> Iterator[apsw.Connect
             if db.readonly("main"):
                 raise StoreNotWritable(path=path, reason=tr("it is read-only"))
             sqlite.sync_every_commit(db)
-            with sqlite.transaction(db) if keep else _rolled_back(db):
+            with sqlite.transaction(db) if keep else _roll_back(db):
                 yield db
     except apsw.BusyError as error:
         raise StoreBusy(path=path) from error
@@ -63,7 +63,7 @@ def write_transaction(path: Path, *, keep: bool = True) -> Iterator[apsw.Connect
 
 
 @contextmanager
-def _rolled_back(db: apsw.Connection) -> Iterator[None]:
+def _roll_back(db: apsw.Connection) -> Iterator[None]:
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -169,7 +169,7 @@ def revert_changeset(db: apsw.Connection, changeset: Path, dangling: int) -> tup
     Returns:
         The tables with rows that were changed since. If there are any, nothing was reverted.
     """
-    with full_text_rebuild(db, _changed_table_names(changeset)), _guarded(db):
+    with full_text_rebuild(db, _changed_table_names(changeset)), _guard_rows(db):
         return _apply_changeset(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, dangling).conflicts
 
 
@@ -182,7 +182,7 @@ def find_revert_conflicts(
     """
     if any(BODIES in _changed_table_names(changeset) for changeset, _ in records):
         untrusted_sqlite.refuse_shadow_indexes(db)
-    with nullcontext() if keep else _savepoint(db), _guarded(db):
+    with nullcontext() if keep else _savepoint(db), _guard_rows(db):
         for changeset, dangling in records:
             conflicts = _apply_changeset(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, dangling).conflicts
             if conflicts:
@@ -321,7 +321,7 @@ def copy_counters(name: str, current: Path, former: Path) -> None:
 
 
 @contextmanager
-def _guarded(db: apsw.Connection) -> Iterator[None]:
+def _guard_rows(db: apsw.Connection) -> Iterator[None]:
     """Refuse row changes that the system of the file never makes itself."""
     with ExitStack() as guards:
         for system in systems.all_systems():

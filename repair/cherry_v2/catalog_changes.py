@@ -146,7 +146,7 @@ class CatalogStatements:
 
     def set_model(self, row: Row, model: str, dimensions: int, now_ms: int) -> None:
         """Give a base without a model one, and the search settings that follow from it if the catalog stores them."""
-        values = {"embedding_model_id": model, "dimensions": dimensions, **self.tables.derived(model)}
+        values = {"embedding_model_id": model, "dimensions": dimensions, **self.tables.search_settings(model)}
         values = {**values, "updated_at": now_ms}
         values.pop("hybrid_alpha", None)
         change = f"UPDATE {BASES} SET {', '.join(f'{name} = ?' for name in values)}"

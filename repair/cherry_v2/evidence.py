@@ -66,18 +66,18 @@ class Evidence:
         """Whether an item is indexed; None if unknown."""
         if self.is_missing:
             return False
-        return self._asked(lambda db: db.execute("SELECT 1 FROM material WHERE material_id = ?", (item,)).get == 1)
+        return self._query(lambda db: db.execute("SELECT 1 FROM material WHERE material_id = ?", (item,)).get == 1)
 
     def path_of(self, item: str) -> str | None:
         """Return the path of an item's material; None if it has none or the path is not valid."""
-        raw = self._asked(
+        raw = self._query(
             lambda db: db.execute("SELECT CAST(relative_path AS BLOB) FROM material WHERE material_id = ?", (item,)).get
         )
         return raw.decode() if raw is not None and find_path_problem(raw) is None else None
 
     def text_of(self, item: str) -> str | None:
         """Return the indexed text of an item; None if it has none or the hash does not match."""
-        row = self._asked(
+        row = self._query(
             lambda db: db.execute(
                 "SELECT c.content_hash, c.text FROM material m JOIN content c ON c.content_hash ="
                 " m.current_content_hash WHERE m.material_id = ?",
@@ -130,7 +130,7 @@ class Evidence:
                 no
                 dimensions.
         """
-        lengths = self._asked(_lengths)
+        lengths = self._query(_lengths)
         if lengths is None:
             return None
         if self._drops_lengths:
@@ -142,7 +142,7 @@ class Evidence:
             return None
         return next(((length // 4) or None for length in lengths), 0)
 
-    def _asked(self, query: Callable[[apsw.Connection], Result]) -> Result | None:
+    def _query(self, query: Callable[[apsw.Connection], Result]) -> Result | None:
         if self._db is None:
             return None
         try:

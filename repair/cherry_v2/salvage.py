@@ -61,7 +61,7 @@ class DamagedIndex(msgspec.Struct, frozen=True, kw_only=True):
     def expected(self) -> Expected:
         """Facts from path and catalog that the salvaged rows must match."""
         dimensions = None if self.row is None else self.row.get("dimensions")
-        paths = None if self.items is None else {str(item.get("id")): _path_of(item) for item in self._indexed()}
+        paths = None if self.items is None else {str(item.get("id")): _path_of(item) for item in self._indexed_items()}
         return Expected(
             base_id=self.place.base_id,
             paths=paths,
@@ -69,14 +69,14 @@ class DamagedIndex(msgspec.Struct, frozen=True, kw_only=True):
             now_ms=self.now_ms,
         )
 
-    def _indexed(self) -> Iterator[Row]:
+    def _indexed_items(self) -> Iterator[Row]:
         yield from (
             item for item in self.items or () if item.get("type") != "directory" and item.get("status") != "deleting"
         )
 
     def parts(self, tally: Tally) -> SalvagedItems:
         """Sort the completed items by how much of them was salvaged."""
-        completed = [item for item in self._indexed() if item.get("status") == "completed"]
+        completed = [item for item in self._indexed_items() if item.get("status") == "completed"]
         partial: list[SalvagedItem] = []
         lost: list[SalvagedItem] = []
         whole = 0

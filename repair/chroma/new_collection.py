@@ -383,11 +383,14 @@ def _compare(folder: Path, staged: Path, name: str, count: int) -> None:
         rows = zip(got["documents"], got["metadatas"], got["embeddings"], strict=True)
         found = dict(zip(got["ids"], rows, strict=True))
         for key, document, metadata, vector in zip(ids, documents, metadatas, vectors, strict=True):
-            is_same = key in found and (document, _typed(metadata)) == (found[key][0], _typed(found[key][1]))
+            is_same = key in found and (document, _encode_typed(metadata)) == (
+                found[key][0],
+                _encode_typed(found[key][1]),
+            )
             if not is_same or np.asarray(found[key][2], dtype="<f4").tobytes() != vector.tobytes():
                 raise ValueError(tr("the entry {id} reads back differently", id=printable(key)))
 
 
-def _typed(metadata: Any) -> str:
+def _encode_typed(metadata: Any) -> str:
     """Encode metadata so that 1, 1.0 and True differ."""
     return json.dumps(dict(metadata) if metadata else None, sort_keys=True)

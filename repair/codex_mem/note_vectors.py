@@ -192,7 +192,7 @@ class NotesScope:
         if self.dimensions is None:
             self._read_sidecar()
         with self._writing(_DATABASE, (NOTES,)) as db:
-            same = list(self._unchanged(notes))
+            same = list(self._filter_unchanged(notes))
             note_changes.mark_ready(db, self._model, ((note.id, note.hash, now) for note in same))
         stale = sum(note.status is NoteStatus.STALE for note in same)
         return WrittenCounts(len(same) - stale, stale)
@@ -210,7 +210,7 @@ class NotesScope:
             )
             raise unusable_answer("wrong_dimensions", reason, embedder=self._model)
 
-    def _unchanged(self, notes: Sequence[Note]) -> Iterator[Note]:
+    def _filter_unchanged(self, notes: Sequence[Note]) -> Iterator[Note]:
         """Yield the notes that were not edited, excluded or deleted since."""
         now = self._notes.of([note.id for note in notes])
         yield from (

@@ -78,15 +78,17 @@ def plan(store: Store, options: ReconcileOptions) -> Plan:
         blocking = _BLOCKING if database.is_migrated(memory.db) else {*_BLOCKING, codex.MIGRATION}
         damage = [one for one in store.audit(Level.QUICK).findings if one.name in blocking]
         if damage:
-            return Plan(left=[_left(one.name, one.message, _remedy_line(store, one.name)) for one in damage])
+            return Plan(left=[_unresolved(one.name, one.message, _remedy_line(store, one.name)) for one in damage])
         try:
             return _Comparison(store, memory, options).plan()
         except (SidecarUnreadable, OutOfOrder) as problem:
             name = codex.INDEX_INCOMPATIBLE
-            return Plan(left=[_left(name, str(problem), _remedy_line(store, name))])
+            return Plan(left=[_unresolved(name, str(problem), _remedy_line(store, name))])
 
 
-def _left(finding: str, reason: str, repair: str | None, project: str | None = None, count: int = 1) -> Unresolved:
+def _unresolved(
+    finding: str, reason: str, repair: str | None, project: str | None = None, count: int = 1
+) -> Unresolved:
     return Unresolved(
         finding=finding, reason=reason, base=project, count=count, severity=FINDINGS[finding].severity, repair=repair
     )
@@ -139,7 +141,7 @@ class _Comparison(msgspec.Struct):
                 self._compare_status(note)
         kept = list(self._keep_vectors())
         made = Plan(changes=[*filter(None, (self._status_change(), self._deletion_change()))])
-        made.left = [*kept, *([] if self.options.only else self._left())]
+        made.left = [*kept, *([] if self.options.only else self._missing_vectors())]
         stays = {(one.finding, one.base) for one in made.left}
         done = {(str(one.finding), one.base) for one in made.actions} - stays
         made.resolves = {(name, base) for name, base in done if name != codex.STALE}
@@ -204,7 +206,7 @@ class _Comparison(msgspec.Struct):
             else:
                 continue
             vectors = format_count(len(self.gone.pop((why, project))), "vector")
-            yield _left(finding, f"{vectors} {words}, {reason}", None, project)
+            yield _unresolved(finding, f"{vectors} {words}, {reason}", None, project)
 
     # --- status to correct -------------------------------------------------------------------------------------------
 
@@ -291,16 +293,16 @@ class _Comparison(msgspec.Struct):
             path=path.name, actions=actions, apply=apply, tables=(sidecar.TABLE,), bytes=size * len(notes)
         )
 
-    def _left(self) -> Iterator[Unresolved]:
+    def _missing_vectors(self) -> Iterator[Unresolved]:
         if self.vectors is not None and self.vectors.meta.is_rebuilding:
             message, name = tr("an unfinished rebuild will fill the missing vectors"), codex.REBUILDING
-            yield _left(name, message, _remedy_line(self.store, name))
+            yield _unresolved(name, message, _remedy_line(self.store, name))
             return
         known = database.read_projects(self.memory.db)
         for (project, status), count in sorted(self.lacking.items()):
             name, command, message = _WITHOUT_VECTOR[status]
             repair = _command_line(self.store, [command], project) if project in known else None
-            yield _left(name, f"{format_count(count, 'note')} {message}", repair, project, count)
+            yield _unresolved(name, f"{format_count(count, 'note')} {message}", repair, project, count)
 
 
 def _vector_problem(held: StoredVector) -> _Reason | None:

@@ -65,7 +65,7 @@ def planners(now_ms: int, keep: ExitStack, only: frozenset[str] = frozenset()) -
     return (
         steps.upgrade,
         partial(steps.rescue, options=rescue_options),
-        steps.list_again,
+        steps.complete_failed_bases,
         steps.write_units,
         steps.repair,
         steps.reconcile,
@@ -116,7 +116,7 @@ class _Steps:
         self._rescued = {action.base for action in made.actions if action.base is not None}
         return made
 
-    def list_again(self, store: Store) -> Plan:
+    def complete_failed_bases(self, store: Store) -> Plan:
         """Complete failed bases from their indexes, with items for their materials."""
         is_wanted = self._wants((v2.BASE_FAILED, v2.MATERIAL_ORPHAN))
         if store.found.kind not in V2_STORES or store.catalog is None or not is_wanted:

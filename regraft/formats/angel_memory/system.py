@@ -24,18 +24,18 @@ class AngelMemory(System):
     counters = MappingProxyType({database.DATABASE: (database.SEQUENCE,)})
 
     def store_at(self, path: Path) -> Path | None:
-        """See :class:`System`."""
+        """Return the store that a folder is, contains, or belongs to, or None."""
         return database.find_root(path)
 
     def databases(self, found: Located) -> Iterator[str]:
-        """See :class:`System`."""
+        """Yield the paths of a store's SQLite files, relative to its root."""
         root = found.tree.path
         yield from (database.DATABASE, database.FILE_INDEX)
         for folder in database.find_provider_folders(root):
             yield folder.database.relative_to(root).as_posix()
 
     def files(self, found: Located) -> Iterator[str]:
-        """See :class:`System`."""
+        """Yield the paths of a store's other files, relative to its root."""
         yield database.STATE
 
 

@@ -727,9 +727,9 @@ class _MeasuredRows:
     def read(self, db: apsw.Connection) -> None:
         """Measure every row of a file."""
         with sqlite.transaction(self._scratch):
-            self._scratch.executemany("INSERT INTO measured VALUES (?, ?, ?, ?)", self._measured(db))
+            self._scratch.executemany("INSERT INTO measured VALUES (?, ?, ?, ?)", self._measure_rows(db))
 
-    def _measured(self, db: apsw.Connection) -> Iterator[tuple[int, float, int, bool]]:
+    def _measure_rows(self, db: apsw.Connection) -> Iterator[tuple[int, float, int, bool]]:
         for row_id, vector, metadata in _read_rows(db):
             is_named = None if metadata is None else _name_row(metadata, row_id)
             self._count += 1

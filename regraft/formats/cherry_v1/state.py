@@ -70,10 +70,11 @@ class DexieTable(Mapping[str, dict[str, Any]]):
 
     def add(self, raws: Iterable[msgspec.Raw]) -> None:
         """Add rows as JSON text. Rows that are not objects or have no id are skipped."""
-        rows = (self._parsed(number, raw) for number, raw in enumerate(raws, 1))
+        rows = (self._parse_row(number, raw) for number, raw in enumerate(raws, 1))
         self._put(row for row in rows if row is not None)
 
-    def _parsed(self, number: int, raw: msgspec.Raw) -> tuple[str, bytes] | None:
+    def _parse_row(self, number: int, raw: msgspec.Raw) -> tuple[str, bytes] | None:
+        """Return the id and the JSON of a row; None if it is not of the table's type, or is damaged (recorded)."""
         try:
             row: Any = msgspec.json.decode(raw, type=self._type)
         except msgspec.ValidationError:

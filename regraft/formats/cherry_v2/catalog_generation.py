@@ -130,8 +130,8 @@ class CatalogTables(msgspec.Struct, frozen=True):
             raise ProfileUnknown(path=self.path, what=what)
         return tuple(name for name in given if name in there)
 
-    def derived(self, model: object) -> Row:
-        """Return the values that follow from a base's model (None: no model), in generations that store them."""
+    def search_settings(self, model: object) -> Row:
+        """Return the search mode and weight of a base with this model (None: without one), if the tables have them."""
         values = {"search_mode": "bm25" if model is None else "hybrid", "hybrid_alpha": None}
         return {name: value for name, value in values.items() if name in self.columns.get(BASES, ())}
 
@@ -142,7 +142,7 @@ class CatalogTables(msgspec.Struct, frozen=True):
             ProfileUnknown: see :meth:`insertable_columns`.
         """
         names = self.insertable_columns(table, {name for name, value in row.items() if value is not None})
-        whole = {**row, **self.derived(row.get("embedding_model_id"))} if table == BASES else row
+        whole = {**row, **self.search_settings(row.get("embedding_model_id"))} if table == BASES else row
         listed = ", ".join(f'"{name}"' for name in names)
         statement = f'INSERT INTO "{table}" ({listed}) VALUES ({", ".join("?" * len(names))})'
         return statement, tuple(whole.get(name) for name in names)

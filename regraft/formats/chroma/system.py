@@ -66,23 +66,23 @@ class Chroma(System):
         return root, [name for name in names if tree.kind(name) == "file" and not tree.is_link(name)]
 
     def has_name(self, path: Path) -> bool:
-        """See :class:`System`."""
+        """Whether an unreadable file is a store, judged by its name."""
         return path.name == database.FILE
 
     def located(self, path: Path) -> Located:
-        """See :class:`System`."""
+        """Return the store at a path."""
         return Located(kind=self.kind, path=path, tree=FolderTree(path), places=StatePaths(vectors=""))
 
     def databases(self, found: Located) -> Iterator[str]:
-        """See :class:`System`."""
+        """Yield the paths of a store's SQLite files, relative to its root."""
         yield database.FILE
 
     def files(self, found: Located) -> Iterator[str]:
-        """See :class:`System`."""
+        """Yield the paths of a store's other files, relative to its root."""
         yield from list_segment_folders(found.tree.path)
 
     def part_names(self, found: Located) -> dict[str, str]:
-        """See :class:`System`."""
+        """Map the id of each part to its name; empty if they cannot be read."""
         with (
             contextlib.suppress(ChromaProblem, apsw.Error, OSError, UnicodeDecodeError),
             database.open_chroma(found.tree.path / database.FILE) as db,

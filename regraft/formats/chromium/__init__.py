@@ -360,7 +360,7 @@ class PrefixFilter(msgspec.Struct, frozen=True):
         )
 
     def holds(self, key: bytes) -> bool:
-        """See :meth:`KeyFilter.holds`."""
+        """Whether a key is selected."""
         try:
             prefix, rest = split_key(key)
         except MalformedStorage:

@@ -30,32 +30,32 @@ class CodexMem(System):
     migrate_advice = tr("it is not a Cherry Studio knowledge base; regraft backfill embeds its notes")
 
     def store_at(self, path: Path) -> Path | None:
-        """See :class:`System`."""
+        """Return the store that a folder is, contains, or belongs to, or None."""
         return database.find_database(path)
 
     def has_tables(self, tables: Collection[str]) -> bool:
-        """See :class:`System`."""
+        """Whether a SQLite file with these tables is a store."""
         return set(tables) >= database.MARKS
 
     def has_name(self, path: Path) -> bool:
-        """See :class:`System`."""
+        """Whether an unreadable file is a store, judged by its name."""
         return path.name == database.FILE
 
     def describe(self, path: Path) -> str | None:
-        """See :class:`System`."""
+        """Describe a SQLite file that belongs to a store without being one; None for other files."""
         notes = database.database_of_sidecar(path)
         if notes is None or not notes.is_file():
             return None
         return tr("the vectors of {notes}; use that path instead", notes=printable(notes))
 
     def located(self, path: Path) -> Located:
-        """See :class:`System`."""
+        """Return the store at a path."""
         # The sidecar and any replacement belong next to the real file.
         real = links.real_path(path) if path.is_symlink() else path
         return Located(kind=self.kind, path=real, tree=FolderTree(real.parent))
 
     def databases(self, found: Located) -> Iterator[str]:
-        """See :class:`System`."""
+        """Yield the paths of a store's SQLite files, relative to its root."""
         yield found.path.name
         yield database.sidecar_path(found.path).name
 
@@ -78,17 +78,17 @@ class CodexMem(System):
             raise SourceUnreadable(path=found.path, reason=error) from error
 
     def guarded(self, db: apsw.Connection) -> AbstractContextManager[None]:
-        """See :class:`System`."""
+        """Reject changes to protected rows within the context. Other files are not affected."""
         return database.guard_excluded_notes(db)
 
     def part_names(self, found: Located) -> dict[str, str]:
-        """See :class:`System`."""
+        """Map the id of each part to its name; empty if they cannot be read."""
         with contextlib.suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.open_readonly(found.path) as db:
             return {key: project.name for key, project in database.read_projects(db).items()}
         return {}
 
     def changes_only(self, found: Located) -> frozenset[str] | None:
-        """See :class:`System`."""
+        """Return the paths that may change, if other stores can be in the same folder; None: all of them."""
         return frozenset(self.databases(found))
 
 

@@ -471,7 +471,7 @@ class FullTextBuilder:
     def __init__(
         self,
         folder: Path,
-        crew: ProcessPool,
+        processes: ProcessPool,
         *,
         arguments: str,
         run_characters: int = RUN_CHARACTERS,
@@ -479,7 +479,7 @@ class FullTextBuilder:
         page_bytes: int = PAGE_BYTES,
     ) -> None:
         self._folder = folder
-        self._pool = crew
+        self._pool = processes
         self._arguments = arguments
         self._run_characters = run_characters
         self._range_bytes = range_bytes

@@ -273,7 +273,7 @@ def write_run(found: Trigrams, rows: Numbers, into: Path, page_bytes: int) -> tu
     doclists["first"][:-1], doclists["last"][:-1] = made.rows[made.doclists], made.rows[_ends(made.doclists, made.rows)]
     doclists["start"][:-1] = made.starts[made.doclists] + 1
     doclists[-1] = 0, 0, len(made.data) + 1
-    marks = _marks(made, mark_step(page_bytes))
+    marks = _place_marks(made, mark_step(page_bytes))
     with durable.open_binary(into, "xb") as file:
         for array in (rows.astype(_ROW), found.counts.astype(_ROW), terms.astype(_TERM), doclists, marks, made.data):
             file.write(array.data)
@@ -300,7 +300,7 @@ def _to_code_points(found: Trigrams, numbers: Numbers) -> Numbers:
     return terms
 
 
-def _marks(made: _Stream, step: int) -> NDArray[np.void]:
+def _place_marks(made: _Stream, step: int) -> NDArray[np.void]:
     edges = np.arange(0, len(made.data), step)
     nearest = np.searchsorted(made.starts, edges.astype(np.int32))
     marks = np.zeros(len(edges), dtype=_MARK)

@@ -460,14 +460,14 @@ class BaseExport(msgspec.Struct):
             name=self.about.name,
             model=self.about.model,
             dimensions=self.about.dimensions,
-            rows=ExportedRows(read=summary.bodies, carried=self.rows, skipped=self._skipped(summary)),
+            rows=ExportedRows(read=summary.bodies, carried=self.rows, skipped=self._count_skipped(summary)),
             vectors=self.vectors,
             without_vector=self.rows - self.vectors,
             left_out={name: count for name, count in summary.left_out.items() if name != "body.orphan"},
             problem=self.problem,
         )
 
-    def _skipped(self, summary: BaseSummary) -> dict[str, int]:
+    def _count_skipped(self, summary: BaseSummary) -> dict[str, int]:
         orphans = {name: count for name, count in summary.left_out.items() if name == "body.orphan"}
         skipped = {**summary.skipped, **orphans}
         unread = summary.bodies - self.rows - sum(skipped.values())

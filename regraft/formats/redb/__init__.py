@@ -266,13 +266,13 @@ class TableRows:
 
     def raw(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield keys and values as stored bytes."""
-        for _, key, value in self._stored():
+        for _, key, value in self._read_rows():
             yield key, value
 
     def typed(self) -> Iterator[tuple[object, object]]:
         """Yield keys and values as Python values. A row that does not match its type is reported as damage."""
         read_key, read_value = self._key.decode, self._value.decode
-        for location, key, value in self._stored():
+        for location, key, value in self._read_rows():
             try:
                 row = read_key(key), read_value(value)
             except ValueError as error:
@@ -280,7 +280,7 @@ class TableRows:
                 continue
             yield row
 
-    def _stored(self) -> Iterator[Row]:
+    def _read_rows(self) -> Iterator[Row]:
         root = self._definition.root
         if root is None:
             return

@@ -210,7 +210,7 @@ class StoredFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = _opened(path)
+        self._file = _open_regular_file(path)
         try:
             _probe(self._file, path)
             self.size = os.fstat(self._file.fileno()).st_size
@@ -267,7 +267,7 @@ class StoredFile:
             raise RedbChanged(path=self.path)
 
 
-def _opened(path: Path) -> FileIO:
+def _open_regular_file(path: Path) -> FileIO:
     """Open a regular file for reading; never blocks on a pipe."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):

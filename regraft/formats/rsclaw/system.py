@@ -39,25 +39,25 @@ class Rsclaw(System):
             raise SourceUnreadable(path=found, reason=error.strerror) from error
 
     def has_name(self, path: Path) -> bool:
-        """See :class:`System`."""
+        """Whether an unreadable file is a store, judged by its name."""
         return path.name == database.FILE
 
     def located(self, path: Path) -> Located:
-        """See :class:`System`."""
+        """Return the store at a path."""
         return Located(kind=self.kind, path=path, tree=FolderTree(path.parent), places=StatePaths(vectors=""))
 
     def alone(self, found: Located) -> AbstractContextManager[None]:
-        """See :class:`System`."""
+        """Keep the system itself from opening a store within the context."""
         from regraft.formats.redb import block_writers  # noqa: PLC0415 - only where something is changed
 
         return block_writers(found.path)
 
     def databases(self, found: Located) -> Iterator[str]:
-        """See :class:`System`."""
+        """Yield the paths of a store's SQLite files, relative to its root."""
         yield from ()
 
     def files(self, found: Located) -> Iterator[str]:
-        """See :class:`System`."""
+        """Yield the paths of a store's other files, relative to its root."""
         yield from (found.path.name, database.MARKDOWN, database.RAW, database.FULL_TEXT, database.HNSW)
 
 

@@ -254,13 +254,13 @@ def _make_name_test(store: Store, base: str, items: list[Row]) -> Callable[[str]
     folders: tuple[str, ...] = ()
     for item in items:
         data = parse_item_data(item)
-        known |= {_folded(data[key]) for key in ("relativePath", "indexedRelativePath") if data.get(key)}
+        known |= {_fold_path(data[key]) for key in ("relativePath", "indexedRelativePath") if data.get(key)}
         if item.get("type") == "directory" and data.get("relativePath"):
-            folders += (_folded(data["relativePath"]).rstrip("/") + "/",)
-    indexed = {_folded(path) for path in _read_indexed_paths(store, base, {str(item.get("id")) for item in items})}
+            folders += (_fold_path(data["relativePath"]).rstrip("/") + "/",)
+    indexed = {_fold_path(path) for path in _read_indexed_paths(store, base, {str(item.get("id")) for item in items})}
 
     def why(name: str) -> str | None:
-        folded = _folded(name)
+        folded = _fold_path(name)
         if folded in known or folded.startswith(folders):
             return tr("an item refers to it with other letter case or Unicode normalization")
         return (
@@ -272,7 +272,7 @@ def _make_name_test(store: Store, base: str, items: list[Row]) -> Callable[[str]
     return why
 
 
-def _folded(path: str) -> str:
+def _fold_path(path: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 

@@ -177,7 +177,7 @@ class IndexGarbage:
 
     def plan(self, options: GcOptions) -> Plan:
         """Plan the deletions in this file."""
-        wanted = self._wanted(options)
+        wanted = self._select_garbage(options)
         if self.protected is not None:
             return Plan(left=[*self._kept(wanted, self.protected)])
         if not wanted:
@@ -186,13 +186,13 @@ class IndexGarbage:
         if damage:
             return Plan(left=[*map(leave_damaged, damage)])
         with sqlite.open_readonly(self.store.root / self.name) as db:
-            left = [stays for one in wanted for stays in self._left(db, one, options)]
-            removed = [(waste, action) for waste, action in self._removed(db, wanted, options) if action.count]
+            left = [stays for one in wanted for stays in self._report_kept(db, one, options)]
+            removed = [(waste, action) for waste, action in self._plan_removals(db, wanted, options) if action.count]
         if not removed:
             return Plan(left=left)
         return Plan([self._change(removed)], left, {(waste.finding, self.base) for waste, _ in removed})
 
-    def _wanted(self, options: GcOptions) -> list[_Garbage]:
+    def _select_garbage(self, options: GcOptions) -> list[_Garbage]:
         named = {one.name for one in self.found}
         if v2.BODY_ORPHAN in named:
             # Deleting a body can leave an orphan vector.
@@ -205,7 +205,7 @@ class IndexGarbage:
             finding = self.findings[name]
             yield Unresolved.of(finding, tr("{what}, kept: {why}", what=finding.message, why=why))
 
-    def _removed(
+    def _plan_removals(
         self, db: apsw.Connection, wanted: list[_Garbage], options: GcOptions
     ) -> Iterator[tuple[_Garbage, Action]]:
         """Yield the kinds of rows that nothing needs, each with the action that deletes them."""
@@ -223,7 +223,7 @@ class IndexGarbage:
         for waste in known.values():
             yield waste, self._action(db, waste, bodies_go=bodies_go)
 
-    def _left(self, db: apsw.Connection, waste: _Garbage, options: GcOptions) -> Iterator[Unresolved]:
+    def _report_kept(self, db: apsw.Connection, waste: _Garbage, options: GcOptions) -> Iterator[Unresolved]:
         """Yield why rows are kept although no row refers to them."""
         finding, needing = self.findings.get(waste.finding), self._needing(waste)
         if finding is not None and needing:

@@ -46,7 +46,7 @@ def _absolute(path: Path) -> str:
     return path_text(links.real_path(path.absolute()))
 
 
-def _recorded(action: str, subject: str, message: str, size: int = 0) -> RecordedAction:
+def _recorded_action(action: str, subject: str, message: str, size: int = 0) -> RecordedAction:
     return RecordedAction(action=action, base=None, subject=subject, count=1, bytes=size, finding=None, message=message)
 
 
@@ -54,8 +54,8 @@ def library_actions(source: Path, profile: Path) -> tuple[RecordedAction, ...]:
     """What the ledger of the library records of a migration into a profile."""
     size = file_paths.stat(source).st_size if file_paths.is_file(source) else 0
     return (
-        _recorded(FOR_PROFILE, _absolute(profile), tr("install it into {path}", path=printable(profile))),
-        _recorded(FROM_SOURCE, _absolute(source), tr("read {path}", path=printable(source)), size),
+        _recorded_action(FOR_PROFILE, _absolute(profile), tr("install it into {path}", path=printable(profile))),
+        _recorded_action(FROM_SOURCE, _absolute(source), tr("read {path}", path=printable(source)), size),
     )
 
 

@@ -83,7 +83,7 @@ def new_rows(source: RestoreSource, wanted: RestoredBase, items: Sequence[ItemCo
         "embedding_model_id": wanted.model_id,
         "status": "completed",
         "error": None,
-        **({} if is_search_kept else statements.tables.derived(wanted.model_id)),
+        **({} if is_search_kept else statements.tables.search_settings(wanted.model_id)),
         "rerank_model_id": rerank if rerank in source.models or rerank == wanted.model_id else None,
         "created_at": now_ms,
         "updated_at": now_ms,
@@ -176,7 +176,7 @@ def publish_plan(source: RestoreSource, wanted: RestoredBase, restored: BuiltBas
     make = _copy_files(restored.folder(staged), source.raw, restored.files)
     made.changes.append(FileChange(path=name, actions=(action, *guesses), make=make, bytes=size))
     made.changes.append(new_rows(source, wanted, restored.items, now_ms))
-    made.left += _left(restored)
+    made.left += _report_not_restored(restored)
     made.left += _tombstones(source, restored)
     if missing:
         message = tr("{bodys} without a vector", bodys=format_count(missing, "body"))
@@ -204,7 +204,7 @@ def _tombstones(source: RestoreSource, restored: BuiltBase) -> Iterator[Unresolv
             )
 
 
-def _left(restored: BuiltBase) -> Iterator[Unresolved]:
+def _report_not_restored(restored: BuiltBase) -> Iterator[Unresolved]:
     """Yield the parts of the old base that are not restored."""
     for one in restored.left:
         severity: notices.Severity = "note" if one.severity == "note" else "warning"

@@ -239,7 +239,7 @@ def plan_catalog(
         only: names of findings; empty: all.
         model: that of bases with vectors and without a model, as a person says.
     """
-    wanted = _wanted(findings, (only or frozenset(NAMES)).intersection(NAMES))
+    wanted = _findings_to_repair(findings, (only or frozenset(NAMES)).intersection(NAMES))
     if store.catalog is None or not wanted:
         return [], [], set()
     made = _CatalogRepair(
@@ -254,7 +254,7 @@ def plan_catalog(
     return made.changes(store.catalog), made.left(), made.resolves(wanted)
 
 
-def _wanted(findings: FindingsByBase, names: frozenset[str]) -> dict[str, set[str]]:
+def _findings_to_repair(findings: FindingsByBase, names: frozenset[str]) -> dict[str, set[str]]:
     """Return the findings to repair in each base that has any."""
     wanted = {
         base: {finding.name for finding in found if finding.name in names}

@@ -135,7 +135,7 @@ def plan_index(root: Path, target: IndexRepair) -> tuple[RowsChange | None, tupl
         if broken is not None:
             reason = tr("SQLite itself finds the file damaged ({broken}): a backup of it helps", broken=broken)
             return None, tuple(
-                _left(target, name, reason, target.found[name])
+                _unresolved(target, name, reason, target.found[name])
                 for name in sorted(target.wanted.intersection(target.found))
             )
         db.execute("PRAGMA query_only = 0")
@@ -143,7 +143,7 @@ def plan_index(root: Path, target: IndexRepair) -> tuple[RowsChange | None, tupl
     if planned is None:
         reason = tr("two rows would get the same id; decide which one is right")
         names = sorted(target.wanted.intersection(target.found))
-        return None, tuple(_left(target, name, reason, 1) for name in names)
+        return None, tuple(_unresolved(target, name, reason, 1) for name in names)
     if not planned.actions:
         return None, planned.left
 
@@ -209,7 +209,7 @@ def _repair_rows(db: apsw.Connection, target: IndexRepair) -> IndexRepairOutcome
     job.done["settle-journal"] += int(job.wants(v2.HOT_JOURNAL))
     job.done["rename-materials"] += len(target.renamed)
     actions = (*_actions(job, target), *vectors_gone)
-    left = [*(_left(target, name, reason, count) for (name, reason), count in job.left.items())]
+    left = [*(_unresolved(target, name, reason, count) for (name, reason), count in job.left.items())]
     left += _find_consequences(job, target) if actions else []
     return IndexRepairOutcome(actions=actions, left=tuple(left), bytes=_size(job), rebuilds=rebuilds)
 
@@ -232,7 +232,7 @@ def _actions(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
             )
 
 
-def _left(target: IndexRepair, finding: str, reason: str, count: int) -> Unresolved:
+def _unresolved(target: IndexRepair, finding: str, reason: str, count: int) -> Unresolved:
     return Unresolved.registered(finding, reason, base=target.base, count=count)
 
 
@@ -355,7 +355,7 @@ def _find_consequences(job: RowRepair, target: IndexRepair) -> Iterator[Unresolv
             continue
         count = job.count(sql)
         if count > target.found.get(name, 0) or (count and not target.is_partial):
-            yield _left(target, name, f"{format_count(count, noun)} {which}", count)
+            yield _unresolved(target, name, f"{format_count(count, noun)} {which}", count)
 
 
 def _size(job: RowRepair) -> int:

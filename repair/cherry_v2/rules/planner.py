@@ -134,7 +134,7 @@ class _Planner:
         for base, one in self._store.stores.items():
             if not (self._store.wants(base) and salvage.is_damaged(self._findings.get(base, []))):
                 continue
-            damaged = self._damaged(base, one)
+            damaged = self._damaged_index(base, one)
             self._damaged_ones.add(base)
             if self._options.salvage:
                 self._plan.level = Level.DEEP
@@ -142,7 +142,7 @@ class _Planner:
             else:
                 self._plan.left += salvage.suggest_salvage(damaged)
 
-    def _damaged(self, base: str, one: layout.StoreFile) -> DamagedIndex:
+    def _damaged_index(self, base: str, one: layout.StoreFile) -> DamagedIndex:
         items = None if self._catalog is None or self._catalog.items is None else self._catalog.items.get(base, [])
         row = self._row(base)
         return DamagedIndex(
@@ -191,7 +191,7 @@ class _Planner:
         wanted = wanted.intersection(index.NAMES)
         kept = self._kept(base, found, wanted)
         if wanted - kept:
-            yield from self._mended(base, one, found, wanted - kept, moved, self._wanted - kept)
+            yield from self._plan_index_repair(base, one, found, wanted - kept, moved, self._wanted - kept)
 
     def _lost_units(self, base: str, one: layout.StoreFile, found: dict[str, int]) -> tuple[RowsChange | None, int]:
         """Plan to write lost units again, before other repairs can remove their proof.
@@ -232,7 +232,7 @@ class _Planner:
         ]
         return deleting
 
-    def _mended(
+    def _plan_index_repair(
         self,
         base: str,
         one: layout.StoreFile,
@@ -242,7 +242,7 @@ class _Planner:
         allowed: frozenset[str],
     ) -> Iterator[RowsChange]:
         """Plan the repair of the rows of an index, and report what cannot be repaired."""
-        renames = self._renamed(base, one) if v2.PATH_UNSAFE in wanted else PathRepairs()
+        renames = self._plan_path_repairs(base, one) if v2.PATH_UNSAFE in wanted else PathRepairs()
         target = self._target(base, one, found, renames, allowed)
         change, left = index.plan_index(self._store.root, target)
         self._plan.left += [*renames.left, *(self._with_command(one) for one in left)]
@@ -253,7 +253,7 @@ class _Planner:
             self._plan.resolves |= {(name, base) for name in wanted - of_these}
             yield change
 
-    def _renamed(self, base: str, one: layout.StoreFile) -> PathRepairs:
+    def _plan_path_repairs(self, base: str, one: layout.StoreFile) -> PathRepairs:
         store, catalog = self._store, self._catalog
         if store.catalog is not None and (catalog is None or catalog.items is None):
             reason = tr("the catalog, which also has the path, cannot be read")

@@ -324,7 +324,7 @@ def killed_between_the_writes(store: Path, config: Path) -> None:
 
     def work() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(NotesScope, "_unchanged", lambda *_: die())
+            patch.setattr(NotesScope, "_filter_unchanged", lambda *_: die())
             # Of several answers that are there at once all would be written before it dies.
             fill(store, config, "--no-probe", "--limit", 3)
 

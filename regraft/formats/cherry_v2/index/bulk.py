@@ -199,21 +199,21 @@ class IndexBuilder:
         if known is None:
             self._db.execute(f"INSERT INTO content VALUES (?, {RESERVED_TEXT}, ?)", (key, spool.size, self._now))
             write_pieces(self._db, "content", self._db.last_insert_rowid(), spool.pieces())
-        self._put_row(material.material_id, material.relative_path, key)
+        self._put_material_row(material.material_id, material.relative_path, key)
         self._add_spooled(material.material_id, spool)
 
     def _add_spooled(self, material_id: str, spool: Spool) -> None:
         units: list[Unit] = []
         start = waiting = 0
-        for place, body in enumerate(spool.bodies):
+        for index, body in enumerate(spool.bodies):
             end = start + body.units
-            unit = identity.unit_id(material_id, spool.content_hash, place, start, end)
+            unit = identity.unit_id(material_id, spool.content_hash, index, start, end)
             is_large = body.size > PIECE_BYTES
             text = "" if is_large else spool.text(body)
             units.append(
                 Unit(
                     unit_id=unit,
-                    unit_index=place,
+                    unit_index=index,
                     content_hash=spool.content_hash,
                     char_start=start,
                     char_end=end,
@@ -223,7 +223,7 @@ class IndexBuilder:
             )
             waiting += body.size
             start = end + len(BODY_SEPARATOR)
-            if is_large or waiting > LARGE_BYTES or len(units) == BATCH_ROWS or place == len(spool.bodies) - 1:
+            if is_large or waiting > LARGE_BYTES or len(units) == BATCH_ROWS or index == len(spool.bodies) - 1:
                 self._put_units(material_id, units)
                 units, waiting = [], 0
             if is_large:
@@ -255,9 +255,9 @@ class IndexBuilder:
             "INSERT INTO content (content_hash, text, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
             (content_hash, content, self._now),
         )
-        self._put_row(material_id, relative_path, content_hash)
+        self._put_material_row(material_id, relative_path, content_hash)
 
-    def _put_row(self, material_id: str, relative_path: str, content_hash: str) -> None:
+    def _put_material_row(self, material_id: str, relative_path: str, content_hash: str) -> None:
         self._db.execute(
             "INSERT INTO material (material_id, relative_path, current_content_hash, created_at, updated_at)"
             " VALUES (?, ?, ?, ?, ?)",
@@ -391,7 +391,7 @@ def build_index(  # noqa: PLR0913 - each is one thing to know of the file
     is_flushed: bool = True,
     text_bytes: int | None = None,
     progress: IndexingProgress | None = None,
-    crew: ProcessPool | None = None,
+    processes: ProcessPool | None = None,
 ) -> tuple[Tallies, list[PartDigest]]:
     """Write an index file; return the row counts and the digests of what was written.
 
@@ -406,12 +406,15 @@ def build_index(  # noqa: PLR0913 - each is one thing to know of the file
         is_flushed: flush the file to disk; otherwise the caller must do so before publishing it.
         text_bytes: approximate size of all bodies in bytes, if known.
         progress: receives the progress of building the indexes, after all rows are written.
-        crew: process pool that may sort words.
+        processes: process pool that may sort words.
 
     Raises:
         apsw.Error: the file cannot be written (``apsw.FullError``, ``apsw.IOError``).
     """
-    with open_full_text(text_bytes, path.parent, crew) as words, sqlite.open_writable(path, create=True) as connection:
+    with (
+        open_full_text(text_bytes, path.parent, processes) as words,
+        sqlite.open_writable(path, create=True) as connection,
+    ):
         if not is_flushed:
             connection.pragma("synchronous", "OFF")
         builder = IndexBuilder(connection, base_id, now_ms, words)

@@ -126,15 +126,15 @@ class FullText:
 
 @contextmanager
 def open_full_text(
-    text_bytes: int | None, beside: Path | None = None, crew: ProcessPool | None = None
+    text_bytes: int | None, beside: Path | None = None, processes: ProcessPool | None = None
 ) -> Iterator[FullText]:
     """Prepare a full-text index for bodies of about ``text_bytes`` bytes; None if the size is unknown.
 
-    ``beside`` is the folder for temporary files (default: the system's). ``crew`` is a process pool that may be used.
+    ``beside`` is the folder for temporary files (default: the system's). ``processes`` may be used.
     """
     sample = CjkSample()
     with fts5.open_full_text_builder(
-        text_bytes or 0, arguments=schema.FULL_TEXT_ARGUMENTS, beside=beside, ready=crew
+        text_bytes or 0, arguments=schema.FULL_TEXT_ARGUMENTS, beside=beside, ready=processes
     ) as sorting:
         yield FullText(sample, sorting)
 

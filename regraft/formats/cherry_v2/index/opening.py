@@ -213,11 +213,12 @@ class IndexReader:
             if self._is_written():
                 return _WRITTEN_HERE
             return tuple(
-                _read_mark(self._path.with_name(self._path.name + suffix)) for suffix in ("", "-wal", "-journal")
+                _read_file_state(self._path.with_name(self._path.name + suffix)) for suffix in ("", "-wal", "-journal")
             )
 
 
-def _read_mark(path: Path) -> tuple[int, int, bytes] | None:
+def _read_file_state(path: Path) -> tuple[int, int, bytes] | None:
+    """Return size, modification time (ns) and first bytes of a file, to detect a change; None if it is missing."""
     try:
         status = file_paths.stat(path)
         if not file_paths.is_file(path):

@@ -51,7 +51,7 @@ def verify(
     tallies: Tallies,
     digests: list[PartDigest],
     vector_bytes: int | None,
-    crew: ProcessPool | None = None,
+    processes: ProcessPool | None = None,
 ) -> None:
     """Check row counts, ids, offsets, hashes, vector lengths, and the digests over texts and vectors.
 
@@ -64,7 +64,7 @@ def verify(
         tallies: totals of what was written.
         digests: digests of what was written.
         vector_bytes: length of each vector in bytes.
-        crew: process pool that reads parts of the file in parallel, if it has been started.
+        processes: process pool that reads parts of the file in parallel, if it has been started.
 
     Raises:
         VerificationFailed: the file differs from what was written.
@@ -75,7 +75,7 @@ def verify(
         db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
         try:
             _check_counts(db, base_id, tallies)
-            _check_parts(db, path, deque(_parts(tallies, digests, vector_bytes)), crew)
+            _check_parts(db, path, deque(_parts(tallies, digests, vector_bytes)), processes)
         except _Difference as found:
             raise VerificationFailed(base=base_id, reason=str(found)) from None
 
@@ -136,29 +136,29 @@ def _parts(tallies: Tallies, digests: list[PartDigest], vector_bytes: int | None
         first = last + 1
 
 
-def _check_parts(db: apsw.Connection, path: Path, parts: deque[_BodyRange], crew: ProcessPool | None) -> None:
+def _check_parts(db: apsw.Connection, path: Path, parts: deque[_BodyRange], processes: ProcessPool | None) -> None:
     """Check all parts: this process starts with the first one, the process pool with the last one."""
     submitted: list[tuple[int, _BodyRange]] = []
     while parts:
         try:
-            if crew is not None:
-                crew.go_on()
-            while crew is not None and parts and crew.has_room():
-                submitted.append((crew.put(_is_part_correct, path, parts[-1]), parts.pop()))
+            if processes is not None:
+                processes.go_on()
+            while processes is not None and parts and processes.has_room():
+                submitted.append((processes.put(_is_part_correct, path, parts[-1]), parts.pop()))
         except JobFailed as problem:
             logger.info("the index is read back by one process: %s", problem)
-            crew = None
+            processes = None
         if parts:
             _check_part(db, parts.popleft())
     for job, part in submitted:
-        if not _collect_result(crew, job):
+        if not _collect_result(processes, job):
             _check_part(db, part)
 
 
-def _collect_result(crew: ProcessPool | None, job: int) -> bool:
+def _collect_result(processes: ProcessPool | None, job: int) -> bool:
     """Return whether a process found its part to be correct; False if it failed."""
     try:
-        return crew is not None and crew.take(job)
+        return processes is not None and processes.take(job)
     except JobFailed as problem:
         logger.info("a part of the index is read back again: %s", problem)
         return False

@@ -106,7 +106,7 @@ class MaterialProof(msgspec.Struct):
         items = self.expected.paths
         is_item = items is not None and decode_utf8(key) in items
         if strength == 0:
-            indexed = self._keys_of(found_rows.MATERIAL_KEY, rid)
+            indexed = self._index_keys(found_rows.MATERIAL_KEY, rid)
             return bool(is_named) or is_item or key in indexed or not (indexed or is_anothers)
         return (strength < WEAK or bool(is_named)) and (items is None or is_item)
 
@@ -117,7 +117,7 @@ class MaterialProof(msgspec.Struct):
         """
         stated = (self.expected.paths or {}).get(decode_utf8(key))
         # If pages were mixed up, this index contains keys of another one.
-        keys = self._keys_of(found_rows.MATERIAL_PATH, rid)
+        keys = self._index_keys(found_rows.MATERIAL_PATH, rid)
         indexed = [one for one in keys if path == key or (one != key and not found_rows.is_hash(one))]
         found: bytes | None = None
         if stated is not None and is_safe_path(stated):
@@ -132,7 +132,8 @@ class MaterialProof(msgspec.Struct):
         self.taken.add(found)
         return found
 
-    def _keys_of(self, name: str, rid: int | None) -> list[bytes]:
+    def _index_keys(self, name: str, rid: int | None) -> list[bytes]:
+        """Return the keys of a row in an index of the damaged file."""
         found = fetch_rows(self.db, "SELECT key FROM index_key WHERE name = ? AND rid = ?", (name, rid))
         return [bytes(key) for (key,) in found if isinstance(key, bytes)]
 
@@ -208,11 +209,13 @@ class MaterialProof(msgspec.Struct):
                    AND (fate = '{MADE}' OR content IS NOT NULL) AND (content IS NULL OR content NOT IN ({there}))""",
         )
         for seq, key, rid, content in lacking:
-            indexed = [one for one in self._keys_of(found_rows.MATERIAL_CONTENT, rid) if is_content_kept(self.db, one)]
+            indexed = [
+                one for one in self._index_keys(found_rows.MATERIAL_CONTENT, rid) if is_content_kept(self.db, one)
+            ]
             units = fetch_rows(
                 self.db, f"SELECT DISTINCT content FROM {_LIVE_UNITS} AND material = ? AND content IN ({there})", (key,)
             )
-            is_stated = content is not None and content in self._keys_of(found_rows.MATERIAL_CONTENT, rid)
+            is_stated = content is not None and content in self._index_keys(found_rows.MATERIAL_CONTENT, rid)
             choices = indexed or [one for (one,) in units if not is_stated]
             self.db.execute(
                 "UPDATE material SET content = ? WHERE seq = ?", (choices[0] if len(choices) == 1 else None, seq)
