@@ -41,7 +41,7 @@ _TRAP = tr("; a vector index that only libSQL can read makes other programs coun
 def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
     """Summarize one store, or every base of a library that only has stores of a preview build."""
     stores = {store.base_id: store for store in source.stores.preview}
-    rows, problem = _catalog(source, data=items)
+    rows, problem = _read_catalog(source, data=items)
     bases = []
     for row, own in rows:
         listed = _listed(row, own, has_list=items)
@@ -77,7 +77,7 @@ def _item(row: Row) -> ItemSummary:
     )
 
 
-def _catalog(source: Located, *, data: bool) -> tuple[list[tuple[Row, list[Row]]], str | None]:
+def _read_catalog(source: Located, *, data: bool) -> tuple[list[tuple[Row, list[Row]]], str | None]:
     if source.stores.catalog is None:
         return [], None
     try:

@@ -106,7 +106,7 @@ class _Drafter:
             [{"id": PROVIDER, "name": PROVIDER, "models": []}],
             _with_provider(self._options.model_overrides, choice.embedder),
         )
-        embedding = _embedding(models, choice.embedder)
+        embedding = _resolve_embedding(models, choice.embedder)
         restricted = self._count(f"SELECT count(*) FROM {_MIGRATED_DOCUMENTS} AND d.visibility <> 'global'")
         if restricted:
             message = tr(
@@ -117,12 +117,12 @@ class _Drafter:
             self._note(notices.VISIBILITY_DROPPED, message, restricted)
         self._draft_items()
         self._note_dropped_fields()
-        return LibraryDraft((self._base(embedding, choice.dimensions),), (), tuple(models.unused_overrides()))
+        return LibraryDraft((self._draft_base(embedding, choice.dimensions),), (), tuple(models.unused_overrides()))
 
     def _count(self, query: str, *values: object) -> int:
         return int(str(self._db.execute(query, values).get))
 
-    def _base(self, embedding: ModelChoice, dimensions: int | None) -> BaseDraft:
+    def _draft_base(self, embedding: ModelChoice, dimensions: int | None) -> BaseDraft:
         query = f"SELECT min(created_at), max(updated_at) FROM {_MIGRATED_DOCUMENTS}"
         times: Any = self._db.execute(query).fetchone()
         created_at, updated_at = (None if time is None else _time(time) for time in times)
@@ -211,7 +211,7 @@ def _with_provider(overrides: ModelOverrides, embedder: str | None) -> ModelOver
     return replace(overrides, mapped=mapped, recreated=frozenset(map(named, overrides.recreated)))
 
 
-def _embedding(models: ModelResolver, embedder: str | None) -> ModelChoice:
+def _resolve_embedding(models: ModelResolver, embedder: str | None) -> ModelChoice:
     if is_blank(embedder):
         return replace(
             models.embedding(None, LEGACY_ID),
@@ -290,7 +290,7 @@ def _hints(source: Located, draft: BaseDraft, survey: VectorSurvey, options: Opt
 
 
 @contextmanager
-def _opened(path: Path, work: Path | None, options: Options, _: BaseDraft) -> Iterator[Path]:
+def _open_source(path: Path, work: Path | None, options: Options, _: BaseDraft) -> Iterator[Path]:
     try:
         with rsclaw_chunks.write_chunk_table(path, work, visible_scope(options)) as chunks:
             yield chunks.path
@@ -299,5 +299,10 @@ def _opened(path: Path, work: Path | None, options: Options, _: BaseDraft) -> It
 
 
 PIPELINE = Pipeline(
-    table=rsclaw_chunks.TABLE, read=draft_library, hints=_hints, opened=_opened, has_visibility=True, shares_ids=True
+    table=rsclaw_chunks.TABLE,
+    read=draft_library,
+    hints=_hints,
+    opened=_open_source,
+    has_visibility=True,
+    shares_ids=True,
 )

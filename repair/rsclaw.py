@@ -143,7 +143,7 @@ def plan_reconcile(store: Store, options: ReconcileOptions) -> Plan:
     """
     demand_own_folder(store)
     made = Plan(read={store.found.path.name: file_stamp(store.found.path)})
-    planners = {kb.SNAPSHOT: _snapshot, kb.FULL_TEXT: _full_text}
+    planners = {kb.SNAPSHOT: _plan_snapshot, kb.FULL_TEXT: _full_text}
     outdated: set[str] = set()
     unrepairable: list[Finding] = []
     others: list[Finding] = []
@@ -166,7 +166,7 @@ def plan_reconcile(store: Store, options: ReconcileOptions) -> Plan:
     return made
 
 
-def _snapshot(store: Store) -> Iterator[FileChange]:
+def _plan_snapshot(store: Store) -> Iterator[FileChange]:
     for path in snapshot_files(store.root):
         name = path.relative_to(store.root).as_posix()
         message = tr("move {name} of the vector index to the trash", name=name)

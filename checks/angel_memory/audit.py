@@ -84,13 +84,13 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
         ("providers", _check_providers),
     ]
     if options.level is Level.DEEP:
-        steps += [(name, partial(_check_whole, name=name)) for name in _databases(state.root)]
+        steps += [(name, partial(_check_whole, name=name)) for name in _list_databases(state.root)]
     with stage(options.progress, "Checking", len(steps), "parts"):
         for name, step in steps:
             options.progress.at(name)
             _run_check(state, name, step)
             options.progress.step(1, 0)
-    audited = _audit(state)
+    audited = _make_audit(state)
     return audited if command_line is None else add_commands(audited, command_line)
 
 
@@ -121,7 +121,7 @@ def _open_watched(state: _StoreAudit, name: str, opened: Any) -> Iterator[apsw.C
         yield db
 
 
-def _databases(root: Path) -> list[str]:
+def _list_databases(root: Path) -> list[str]:
     folders = database.find_provider_folders(root)
     collections = [folder.database.relative_to(root).as_posix() for folder in folders]
     return [database.DATABASE, database.FILE_INDEX, *collections]
@@ -333,7 +333,7 @@ def _complaints(db: apsw.Connection) -> Iterator[str]:
                 yield str(message)
 
 
-def _audit(state: _StoreAudit) -> Audit:
+def _make_audit(state: _StoreAudit) -> Audit:
     findings = state.findings
     return Audit(
         findings=findings.to_findings(),

@@ -78,7 +78,7 @@ class VectorSummary(Struct, frozen=True, kw_only=True):
 
 def summarize_records(db: apsw.Connection, found: VectorDifferences | None) -> list[RecordSummary]:
     """List the records by short id; without ``found``, the state of their vectors is unknown."""
-    states = {} if found is None else _states(found, ("missing", found.missing))
+    states = {} if found is None else _map_states(found, ("missing", found.missing))
     looks = [
         RecordSummary(
             note_short_id=record.short_id,
@@ -103,7 +103,7 @@ def summarize_vectors(folder: ProviderFolder, found: VectorDifferences) -> list[
     """
     if not folder.database.is_file():
         return []
-    states = _states(found, ("orphan", found.orphans))
+    states = _map_states(found, ("orphan", found.orphans))
     with chroma.open_chroma(folder.database) as db:
         notes = chroma.find_collection(db, database.COLLECTION)
         if notes is None:
@@ -123,7 +123,7 @@ def summarize_vectors(folder: ProviderFolder, found: VectorDifferences) -> list[
     return sorted(looks, key=lambda one: one.source_id)
 
 
-def _states(found: VectorDifferences, more: tuple[str, list[str]]) -> Mapping[str, str]:
+def _map_states(found: VectorDifferences, more: tuple[str, list[str]]) -> Mapping[str, str]:
     states = dict.fromkeys(found.stale, "stale")
     states |= dict.fromkeys((*found.lengths, *found.unusable), "unusable")
     state, keys = more
@@ -199,7 +199,7 @@ def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
     except _PROBLEMS as error:
         problems.append(f"{database.DATABASE}: {error}")
     used = find_providers(root)
-    found = _differences(used, texts, problems)
+    found = _compare_vectors(used, texts, problems)
     if used.problem is not None:
         problems.append(f"{database.STATE}: {used.problem}")
     if used.is_changed and texts:
@@ -257,7 +257,7 @@ def _add_once(problems: list[str], problem: str) -> None:
         problems.append(problem)
 
 
-def _differences(used: Providers, texts: dict[str, str] | None, problems: list[str]) -> VectorDifferences | None:
+def _compare_vectors(used: Providers, texts: dict[str, str] | None, problems: list[str]) -> VectorDifferences | None:
     if used.in_use is None or texts is None:
         return None
     try:

@@ -278,11 +278,15 @@ def format_audit(audit: Audit, title: str, *, verbose: bool = False) -> str:
     """Return the text output of ``check``; ``title`` names the store."""
     lines = [title, *([audit.opening] if audit.opening else [])]
     for severity, found in groupby(audit.in_order(), key=lambda finding: finding.severity):
-        lines += ["", tr("{heading}:", heading=severity_heading(severity)), *_group(list(found), audit.names, verbose)]
+        lines += [
+            "",
+            tr("{heading}:", heading=severity_heading(severity)),
+            *_format_group(list(found), audit.names, verbose),
+        ]
     return printable_lines([*lines, "", _sum(audit)])
 
 
-def _group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterator[str]:
+def _format_group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterator[str]:
     shown: Counter[str] = Counter()
     for base, of_base in groupby(found, key=lambda finding: finding.base):
         heading = [] if base is None else [_heading(base, names)]
@@ -291,7 +295,7 @@ def _group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterat
             if verbose or shown[finding.name] <= SHOWN_PER_NAME:
                 yield from heading
                 heading = []
-                yield from _lines(finding, verbose)
+                yield from _format_finding(finding, verbose)
     if not verbose:
         more = {name: count - SHOWN_PER_NAME for name, count in shown.items() if count > SHOWN_PER_NAME}
         yield from (
@@ -304,7 +308,7 @@ def _heading(base: str, names: dict[str, str]) -> str:
     return f"  {one_line(names.get(base, base), LONGEST_NAME)}  ({one_line(base, LONGEST_NAME)})"
 
 
-def _lines(finding: Finding, verbose: bool) -> Iterator[str]:
+def _format_finding(finding: Finding, verbose: bool) -> Iterator[str]:
     indent = "  " if finding.base is None else "    "
     message = one_line(finding.message)
     if len(message) > LONGEST_MESSAGE and not verbose:

@@ -46,7 +46,7 @@ def audit_plan(plan: SourcePlan, command: Sequence[str]) -> Audit:
         findings=tuple(found),
         checked=_count_checked(plan),
         names={base.source_id: base.name for base in bases},
-        closing=_closing(found, plan, command),
+        closing=_format_closing(found, plan, command),
         statistics=Statistics(bases=[_statistics(base, plan.looked_at[base.source_id]) for base in bases]),
     )
 
@@ -147,7 +147,7 @@ def _no_room(plan: SourcePlan) -> Iterator[Finding]:
         yield Finding(name=v1.DISK_SPACE, severity="error", message=said, subject=source.path)
 
 
-def _closing(found: Sequence[Finding], plan: SourcePlan, command: Sequence[str]) -> str:
+def _format_closing(found: Sequence[Finding], plan: SourcePlan, command: Sequence[str]) -> str:
     typed = shlex.join(command)
     if not plan.looked_at:
         return tr("There is nothing to migrate.")

@@ -39,10 +39,10 @@ from regraft.stores.systems import Located
 
 def list_items(state: V1State, items: Iterable[Any]) -> list[ItemSummary]:
     """List the items of a base; entries that are not objects are skipped."""
-    return [_item(state, raw) for raw in items if isinstance(raw, dict)]
+    return [_summarize_item(state, raw) for raw in items if isinstance(raw, dict)]
 
 
-def _item(state: V1State, raw: dict[str, Any]) -> ItemSummary:
+def _summarize_item(state: V1State, raw: dict[str, Any]) -> ItemSummary:
     kind = raw.get("type")
     return ItemSummary(
         id=raw.get("id"),
@@ -97,7 +97,7 @@ def _inspect_source(source: Located, progress: Progress, *, items: bool) -> Stor
     with stage(progress, "Reading", len(raws), "bases"):
         for raw in raws:
             progress.at(str(raw.get("name")))
-            bases.append(_base(source, state, raw, items=items))
+            bases.append(_summarize_base(source, state, raw, items=items))
             progress.step(1, 0)
     sign = None if source.profile is None else profile.detect_running_app(source.profile)
     problems = [] if sign is None else [tr("the application is running ({sign}): its data may change", sign=sign)]
@@ -150,7 +150,7 @@ def _inspect_member(source: Located, name: str) -> tuple[VectorFileSummary | Non
         return None, str(error.facts["reason"])
 
 
-def _base(source: Located, state: V1State, raw: dict[str, Any], *, items: bool) -> BaseSummary:
+def _summarize_base(source: Located, state: V1State, raw: dict[str, Any], *, items: bool) -> BaseSummary:
     own = raw.get("items") if isinstance(raw.get("items"), list | LazyItems) else []
     types = Counter(str(item.get("type")) for item in own or [] if isinstance(item, dict))
     store: VectorFileSummary | None = None

@@ -266,7 +266,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
         _check_folder(root / state.bases, None if catalog is None else rows, stores, state, found.kind)
     if found.kind in (Kind.PACK, Kind.LIBRARY) and not found.stores.is_copy:
         check_pack(found, chosen, state.findings)
-    audited = _audit(found, state, root)
+    audited = _make_audit(found, state, root)
     # No command changes a store while a restore or reset is pending, or a copy of a catalog.
     if command_line is None or found.stores.is_copy or state.findings.count(v2.PENDING, None):
         return audited
@@ -340,7 +340,7 @@ def audit_unreadable_file(path: Path, reason: str) -> Audit:
     """Return the audit of an index file that cannot be recognized."""
     findings = FindingCollector()
     findings.add(v2.UNREADABLE, tr("{named} cannot be read: {reason}", named=display_text(path.name), reason=reason))
-    return _audit(None, _StoreAudit(findings), path)
+    return _make_audit(None, _StoreAudit(findings), path)
 
 
 def _catalog(root: Path, found: Located, findings: FindingCollector) -> StoredCatalog | None:
@@ -591,7 +591,7 @@ def is_base_folder(path: Path, stores: Collection[str]) -> bool:
     return path.name in stores or (is_uuid(path.name) and any(path.iterdir()))
 
 
-def _audit(found: Located | None, state: _StoreAudit, root: Path) -> Audit:
+def _make_audit(found: Located | None, state: _StoreAudit, root: Path) -> Audit:
     counts = [index.counts for index in state.indexes.values()]
     checked = {name: sum(one.get(name, 0) for one in counts) for name in ("materials", "units", "bodies", "embeddings")}
     findings = state.findings

@@ -75,11 +75,11 @@ def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
         elif source.kind is Kind.BASE:
             bases = [_one_base(unpacked, unpacked.path / INDEX_FILE, items=items)]
         else:
-            bases = _library(unpacked, items=items)
-        return StoreSummary(bases, _health(unpacked, bases))
+            bases = _summarize_library(unpacked, items=items)
+        return StoreSummary(bases, _summarize_health(unpacked, bases))
 
 
-def _health(source: Located, bases: list[BaseSummary]) -> HealthSummary:
+def _summarize_health(source: Located, bases: list[BaseSummary]) -> HealthSummary:
     read = [base.store for base in bases if isinstance(base.store, IndexSummary)]
     bodies = sum(store.bodies for store in read)
     notes = [*_stale_copy(source), *([_SLIM] if source.is_slim else [])]
@@ -88,12 +88,12 @@ def _health(source: Located, bases: list[BaseSummary]) -> HealthSummary:
         orphans=sum(store.orphans for store in read),
         stale=sum(store.stale or 0 for store in read),
         bytes=total_bytes(bases),
-        problems=list(_problems(source, bases)),
+        problems=list(_find_problems(source, bases)),
         notes=notes or UNSET,
     )
 
 
-def _problems(source: Located, bases: list[BaseSummary]) -> Iterator[str]:
+def _find_problems(source: Located, bases: list[BaseSummary]) -> Iterator[str]:
     # A pending restore or reset.
     reason = None if source.kind is Kind.V2_BACKUP or source.stores.is_copy else find_pending_change(source.tree.path)
     if reason is not None:
@@ -132,7 +132,7 @@ def _one_base(source: Located, index: Path, *, items: bool) -> BaseSummary:
     if base.store is None:
         return structs.replace(base, materials=[])
     try:
-        return structs.replace(base, materials=_materials(index, sources))
+        return structs.replace(base, materials=_summarize_materials(index, sources))
     except (apsw.Error, OSError) as error:
         return structs.replace(base, materials=[], problem=tr("its materials cannot be read: {error}", error=error))
 
@@ -149,7 +149,7 @@ def _sources(catalog: Path, base_id: str) -> dict[str, str]:
         return {}
 
 
-def _materials(index: Path, sources: dict[str, str]) -> list[MaterialSummary]:
+def _summarize_materials(index: Path, sources: dict[str, str]) -> list[MaterialSummary]:
     with sqlite.open_readonly(index) as db:
         rows = db.execute(
             """SELECT CAST(m.material_id AS BLOB), CAST(m.relative_path AS BLOB), count(u.unit_id), max(u.char_end)
@@ -176,7 +176,7 @@ def _catalog_path(source: Located) -> Path | None:
     return None if source.stores.catalog is None else source.tree.path / source.stores.catalog
 
 
-def _library(source: Located, *, items: bool) -> list[BaseSummary]:
+def _summarize_library(source: Located, *, items: bool) -> list[BaseSummary]:
     catalog = _catalog_path(source)
     stores = (*source.stores.current, *source.stores.preview)
     indexes = {str(store.base_id): source.tree.path / store.name for store in stores}
@@ -319,7 +319,7 @@ def _index(
         stale=stale,
         bytes=path.stat().st_size,
     )
-    return store, _problem(path, store)
+    return store, _find_problem(path, store)
 
 
 def _count_stale(db: apsw.Connection, items: set[str]) -> int:
@@ -328,7 +328,7 @@ def _count_stale(db: apsw.Connection, items: set[str]) -> int:
     return sum(material is None or lenient_text(material) not in items for (material,) in held)
 
 
-def _problem(path: Path, store: IndexSummary) -> str | None:
+def _find_problem(path: Path, store: IndexSummary) -> str | None:
     folder = path.parent.parent.name
     if store.schema_version != SCHEMA_VERSION:
         return tr(

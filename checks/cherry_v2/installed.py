@@ -70,15 +70,15 @@ def find_installations() -> tuple[list[Path], list[Installation]]:
         places = {}
     known: dict[Path, Installation] = {}
     for place, why in places.items():
-        real = _real(place)
+        real = _resolve(place)
         found = None if real in known else _profile(place, why)
         if found is not None:
             known[real] = found
     for folder in dict.fromkeys(place.parent for place in places):
         for path in _beside(folder):
-            copy = None if _real(path) in known else _copy(path)
+            copy = None if _resolve(path) in known else _copy(path)
             if copy is not None:
-                known[_real(path)] = copy
+                known[_resolve(path)] = copy
     return list(places), list(known.values())
 
 
@@ -145,9 +145,9 @@ def find_in_user_folders() -> tuple[list[Path], list[Installation]]:
     found: dict[Path, Installation] = {}
     for folder in folders:
         for path in _candidates(folder):
-            one = None if _real(path) in found else _user_file(path, folder)
+            one = None if _resolve(path) in found else _user_file(path, folder)
             if one is not None:
-                found[_real(path)] = one
+                found[_resolve(path)] = one
     return folders, list(found.values())
 
 
@@ -166,8 +166,8 @@ def _user_folders() -> list[Path]:
     there: dict[Path, Path] = {}
     for folder in (*named, *usual):
         with suppress(OSError):
-            if folder.is_dir() and _real(folder) != _real(home):
-                there.setdefault(_real(folder), folder)
+            if folder.is_dir() and _resolve(folder) != _resolve(home):
+                there.setdefault(_resolve(folder), folder)
     return list(there.values())
 
 
@@ -210,7 +210,7 @@ def _user_file(path: Path, folder: Path) -> Installation | None:
         return None
 
 
-def _real(path: Path) -> Path:
+def _resolve(path: Path) -> Path:
     try:
         return links.real_path(path)
     except (OSError, RuntimeError, ValueError):
@@ -251,14 +251,14 @@ def _copy(path: Path) -> Installation | None:
     try:
         with open_store(path) as found:
             if found.kind in _BACKUPS:
-                return _backup(found, why)
+                return _describe_backup(found, why)
             is_profile = found.kind in (Kind.V1_PROFILE, Kind.V2_PROFILE) and not found.is_archive
             return _describe_installation(found, why) if is_profile else None
     except (RegraftError, apsw.Error, OSError):
         return None
 
 
-def _backup(found: Located, why: str) -> Installation:
+def _describe_backup(found: Located, why: str) -> Installation:
     inspect = _step("inspect", found.path, does=tr("See what is in it"))
     steps = [inspect]
     if found.kind is not Kind.V2_BACKUP:
@@ -269,7 +269,7 @@ def _backup(found: Located, why: str) -> Installation:
 
 def _describe_installation(found: Located, why: str) -> Installation:
     path = found.path
-    facts, steps = _v2(found) if found.kind is Kind.V2_PROFILE else _v1(found)
+    facts, steps = _describe_v2(found) if found.kind is Kind.V2_PROFILE else _describe_v1(found)
     if profile.find_configured_folders(path):
         facts.append(tr("The application's settings name another folder: what is here is older, or a copy."))
     running = profile.detect_running_app(path)
@@ -278,7 +278,7 @@ def _describe_installation(found: Located, why: str) -> Installation:
     return Installation(path=str(path), why=why, kind=found.kind, facts=facts, next=steps)
 
 
-def _v1(found: Located) -> tuple[list[str], list[NextStep]]:
+def _describe_v1(found: Located) -> tuple[list[str], list[NextStep]]:
     path, kind = found.path, _kind_option(found)
     facts = [tr("v1 data, with {vector_files}.", vector_files=format_count(len(_vector_files(found)), "vector file"))]
     if found.tree.kind(EXPORT_FOLDER) == "folder":
@@ -287,7 +287,7 @@ def _v1(found: Located) -> tuple[list[str], list[NextStep]]:
     return facts, [migrate, _step("check", path, *kind, does=tr("See in advance what cannot be migrated"))]
 
 
-def _v2(found: Located) -> tuple[list[str], list[NextStep]]:
+def _describe_v2(found: Located) -> tuple[list[str], list[NextStep]]:
     path, kind = found.path, _kind_option(found)
     check = _step("check", path, *kind, does=tr("See what is wrong and how to fix it"))
     pending = find_pending_change(found.tree.path)

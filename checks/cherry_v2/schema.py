@@ -147,7 +147,7 @@ def _read_schema(db: apsw.Connection) -> dict[tuple[str, str], str]:
 
 
 def _is_version_1(db: apsw.Connection, schema: Mapping[tuple[str, str], str]) -> bool:
-    return ("table", "meta") in schema and _version(db) == 1
+    return ("table", "meta") in schema and _read_version(db) == 1
 
 
 def _compare_tables(db: apsw.Connection, schema: Mapping[tuple[str, str], str], shape: SchemaShape) -> None:
@@ -163,7 +163,7 @@ def _text(raw: bytes | None) -> str:
     return (raw or b"").decode("utf-8", "replace")
 
 
-def _version(db: apsw.Connection) -> object:
+def _read_version(db: apsw.Connection) -> object:
     try:
         return db.execute("SELECT schema_version FROM meta").get
     except apsw.SQLError:
@@ -192,14 +192,14 @@ def _is_like(found: tuple[str, int, int, int], about: Sequence[object]) -> bool:
 
 
 def _wrong_keys(db: apsw.Connection, table: str) -> Iterator[str]:
-    there = {(to, column, target, action) for _, _, to, column, target, _, action, _ in _foreign(db, table)}
+    there = {(to, column, target, action) for _, _, to, column, target, _, action, _ in _foreign_keys(db, table)}
     yield from (f"{table}.{key[1]} → {key[0]}" for key in sorted(_KEYS[table]) if key not in there)
     unique = [row[1] for row in db.execute(f"PRAGMA index_list('{table}')") if row[2]]
     if table == "material" and ["relative_path"] not in [_index_columns(db, name) for name in unique]:
         yield tr("material.relative_path (unique)")
 
 
-def _foreign(db: apsw.Connection, table: str) -> Iterator[tuple[object, ...]]:
+def _foreign_keys(db: apsw.Connection, table: str) -> Iterator[tuple[object, ...]]:
     for row in db.execute(f"PRAGMA foreign_key_list('{table}')"):
         # A foreign key without a column refers to the primary key.
         target = row[4] or {"content": "content_hash", "material": "material_id"}.get(str(row[2]))

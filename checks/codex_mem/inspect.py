@@ -305,11 +305,14 @@ class _Audit:
     def run(self) -> None:
         db, vectors = self._memory.db, self._memory.vectors
         size = self._path.stat().st_size
-        steps: list[tuple[str, Callable[[], None]]] = [("structure", self._structure), ("counts", self._counts)]
-        steps += [("scope", self._scope), (tr("full text"), self._full_text), ("migration", self._migration)]
-        steps.append(("vectors", self._vectors))
+        steps: list[tuple[str, Callable[[], None]]] = [
+            ("structure", self._check_structure),
+            ("counts", self._check_counts),
+        ]
+        steps += [("scope", self._scope), (tr("full text"), self._full_text), ("migration", self._check_migration)]
+        steps.append(("vectors", self._check_vectors))
         if self._findings.level >= Level.DEEP:
-            steps.append(("integrity", self._integrity))
+            steps.append(("integrity", self._check_integrity))
         with ExitStack() as stack:
             stack.enter_context(self._findings.watched(db, size))
             if vectors is not None:
@@ -317,7 +320,7 @@ class _Audit:
                 stack.enter_context(self._findings.watched(vectors.db, beside))
             self._findings.run(self._path.name, steps, None)
 
-    def _structure(self) -> None:
+    def _check_structure(self) -> None:
         missing = schema.find_missing_schema(self._memory.db)
         for what in missing:
             self._findings.add(codex.SCHEMA, tr("missing: {n} of codex-mem's tables"), noun="part", sample=what)
@@ -330,7 +333,7 @@ class _Audit:
             beside = sqlite_checks.find_foreign_on_tables(self._memory.vectors.db, (sidecar.TABLE, "meta"))
             sqlite_checks.add_foreign_objects((replace(one, mended=()) for one in beside), self._findings, None)
 
-    def _counts(self) -> None:
+    def _check_counts(self) -> None:
         if self._seen.is_whole:
             for name, table in (("notes", NOTES), ("handoffs", "handoffs")):
                 self._seen.checked[name] = self._memory.db.execute(f"SELECT count(*) FROM {table}").get
@@ -344,19 +347,19 @@ class _Audit:
             is_usual = not self._findings.count(codex.TRIGGER, None)
             schema.check_full_text(self._memory.db, self._findings, with_words=is_usual)
 
-    def _migration(self) -> None:
+    def _check_migration(self) -> None:
         if self._seen.is_whole:
             present = self._memory.is_present
             schema.check_migration(self._memory.db, self._findings, has_vectors=present)
 
-    def _vectors(self) -> None:
+    def _check_vectors(self) -> None:
         if self._seen.is_whole:
             survey = self._seen.survey = health.survey_notes(self._memory, self._findings.check_time)
             self._seen.signals = health.collect_signals(survey)
             if survey.state is not HealthState.DISABLED:
                 check_notes(survey, self._seen.projects, self._seen.chosen, self._findings)
 
-    def _integrity(self) -> None:
+    def _check_integrity(self) -> None:
         vectors = self._memory.vectors
         files = [(self._path.name, self._memory.db)]
         files += [] if vectors is None else [(database.sidecar_path(self._path).name, vectors.db)]
@@ -486,8 +489,8 @@ def inspect_store(source: Located) -> StoreSummary:
             if missing:
                 return _nothing(size, tr("tables of codex-mem are missing: {missing}", missing=join_list(missing)))
             survey = health.survey_notes(memory)
-            bases = [_project(survey, one) for one in database.read_projects(memory.db).values()]
-            signals, problems = health.collect_signals(survey), list(_problems(survey))
+            bases = [_summarize_project(survey, one) for one in database.read_projects(memory.db).values()]
+            signals, problems = health.collect_signals(survey), list(_find_problems(survey))
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         return _nothing(size, tr("it cannot be read: {error}", error=error))
     has_vectors = signals.semantic_enabled and signals.eligible
@@ -507,7 +510,7 @@ def _nothing(size: int, problem: str) -> StoreSummary:
     return StoreSummary([], NotesHealthSummary(orphans=0, stale=0, bytes=size, problems=[problem], semantic=None))
 
 
-def _problems(survey: NoteSurvey) -> Iterator[str]:
+def _find_problems(survey: NoteSurvey) -> Iterator[str]:
     if survey.state not in (HealthState.READY, HealthState.DISABLED):
         why = health.find_obstacle(survey)
         state = state_label(survey.state)
@@ -516,7 +519,7 @@ def _problems(survey: NoteSurvey) -> Iterator[str]:
         yield tr("search by meaning: {state}", state=state)
 
 
-def _project(survey: NoteSurvey, project: database.Project) -> BaseSummary:
+def _summarize_project(survey: NoteSurvey, project: database.Project) -> BaseSummary:
     db = survey.memory.db
 
     def count(table: str) -> int:

@@ -115,12 +115,12 @@ def _failing(columns: list[str], triggers: dict[str, str]) -> Iterator[str]:
                 yield name
                 return
         for name, statement, word, wanted in _TRIES:
-            if not _does(db, statement, word, wanted):
+            if not _has_effect(db, statement, word, wanted):
                 yield name
                 return
 
 
-def _does(db: apsw.Connection, statement: str, word: str, wanted: list[int]) -> bool:
+def _has_effect(db: apsw.Connection, statement: str, word: str, wanted: list[int]) -> bool:
     query = f"SELECT rowid FROM {FULL_TEXT} WHERE {FULL_TEXT} MATCH ?"
     try:
         db.execute(statement).fetchall()

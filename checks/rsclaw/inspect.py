@@ -80,14 +80,14 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
         findings=findings.to_findings(),
         checked=checked,
         names={},
-        closing=_closing(findings, unread),
+        closing=_format_closing(findings, unread),
         not_checked=(*findings.missing(), *unread),
         level=findings.level.name.lower(),
     )
     return audited if command_line is None else add_commands(audited, command_line)
 
 
-def _closing(findings: FindingCollector, unread: list[str]) -> str:
+def _format_closing(findings: FindingCollector, unread: list[str]) -> str:
     said = findings.closing(tr("files and texts"), tr("all pages of the database and the hashes of files"))
     if not unread:
         return said
@@ -339,7 +339,7 @@ def inspect_store(found: Located, now_ms: int) -> StoreSummary:
 def _add_table_counts(health: KbHealthSummary, mirror: Mirror, root: Path, now_ms: int) -> KbHealthSummary:
     searched = _count(mirror, f"SELECT count(*) FROM {SEARCHED}")
     covered = _count(mirror, f"SELECT count(*) FROM {SEARCHED} WHERE c.flaw IS NULL")
-    problems = list(_problems(mirror, now_ms))
+    problems = list(_find_problems(mirror, now_ms))
     try:
         # Count the files that ``gc`` would move.
         if not mirror.is_whole(database.DOCS, database.LEDGER):
@@ -367,7 +367,7 @@ def _add_table_counts(health: KbHealthSummary, mirror: Mirror, root: Path, now_m
             _VISIBILITIES,
         ),
         chunks=mirror.tables[database.CHUNKS].rows,
-        vectors=_vectors(mirror),
+        vectors=_group_vectors(mirror),
         jobs=_count_by_name(
             mirror, "SELECT status, count(*) FROM job GROUP BY 1", tuple(one.name.lower() for one in JobStatus)
         ),
@@ -386,7 +386,7 @@ def _count_by_name(mirror: Mirror, query: str, known: tuple[str, ...]) -> dict[s
     return {name: count for name, count in counts.items() if count}
 
 
-def _vectors(mirror: Mirror) -> list[VectorGroup]:
+def _group_vectors(mirror: Mirror) -> list[VectorGroup]:
     query = "SELECT embedder, dimensions, count(*) FROM chunk GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT ?"
     return [
         VectorGroup(
@@ -396,7 +396,7 @@ def _vectors(mirror: Mirror) -> list[VectorGroup]:
     ]
 
 
-def _problems(mirror: Mirror, now_ms: int) -> Iterator[str]:
+def _find_problems(mirror: Mirror, now_ms: int) -> Iterator[str]:
     if mirror.damaged_pages:
         yield tr(
             "{pages}, with {rows} lost",

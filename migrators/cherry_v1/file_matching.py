@@ -532,9 +532,9 @@ class _FolderSearch(msgspec.Struct):
                 by_path.discard(loader_id)
                 self.found[loader_id] = path
             if self.has_budget and 0 < size <= MAX_FILE_BYTES and wanted.may_match(path.suffix.lower()):
-                self._read(path, wanted)
+                self._read_file(path, wanted)
 
-    def _read(self, path: Path, wanted: WantedLoaders) -> None:
+    def _read_file(self, path: Path, wanted: WantedLoaders) -> None:
         try:
             with links.open_for_reading(path) as file:
                 raw = file.read(MAX_FILE_BYTES)

@@ -66,14 +66,16 @@ def draft_library(source: Located, options: Options) -> LibraryDraft:
                 model = named[one.id]
                 raw = None if model is None else {"provider": model[0], "id": model[1]}
                 bases.append(
-                    _draft(db, source.tree.path, one, titles.get(one.id) or one.name, resolver.embedding(raw, one.id))
+                    _draft_base(
+                        db, source.tree.path, one, titles.get(one.id) or one.name, resolver.embedding(raw, one.id)
+                    )
                 )
             return LibraryDraft(tuple(bases), (), tuple(resolver.unused_overrides()))
     except (ChromaProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=path, reason=error) from error
 
 
-def _draft(db: apsw.Connection, root: Path, of: ChromaCollection, name: str, embedding: ModelChoice) -> BaseDraft:
+def _draft_base(db: apsw.Connection, root: Path, of: ChromaCollection, name: str, embedding: ModelChoice) -> BaseDraft:
 
     drafted = DraftedItems()
     for entry in database.iterate_entries(db, of):

@@ -357,7 +357,7 @@ def planned_outcome(plan: BaseImportPlan) -> BaseOutcome:
     if plan.about.index:
         path = index_path(plan.about.id)
         index = IndexReport(path=path, materials=len(plan.materials), units=held.rows, embeddings=None, bytes=None)
-    return _outcome(plan, plan.expected_items(), rows, index)
+    return _make_outcome(plan, plan.expected_items(), rows, index)
 
 
 def imported_outcome(
@@ -365,7 +365,7 @@ def imported_outcome(
 ) -> BaseOutcome:
     """Report a base that was imported. ``size`` is the size of its index in bytes."""
     if built is None:
-        return _outcome(plan, items, RowsReport(read=0, carried=0, skipped={}), None)
+        return _make_outcome(plan, items, RowsReport(read=0, carried=0, skipped={}), None)
     rows = RowsReport(read=built.read, carried=built.carried, skipped=dict(sorted(built.skipped.items())))
     index = IndexReport(
         path=index_path(plan.about.id),
@@ -374,10 +374,10 @@ def imported_outcome(
         embeddings=built.vectors,
         bytes=size,
     )
-    return _outcome(plan, items, rows, index, differing=built.differing, remade=built.remade)
+    return _make_outcome(plan, items, rows, index, differing=built.differing, remade=built.remade)
 
 
-def _outcome(
+def _make_outcome(
     plan: BaseImportPlan,
     items: Iterable[ItemRow],
     rows: RowsReport,
@@ -403,10 +403,10 @@ def _outcome(
         remade=remade,
         index=index,
     )
-    return BaseOutcome(base=base_report, items={}, children={}, notices=tuple(_notices(plan, base_report)))
+    return BaseOutcome(base=base_report, items={}, children={}, notices=tuple(_find_notices(plan, base_report)))
 
 
-def _notices(plan: BaseImportPlan, base_report: BaseReport) -> Iterator[Notice]:
+def _find_notices(plan: BaseImportPlan, base_report: BaseReport) -> Iterator[Notice]:
     base = plan.record.base
 
     def notice(code: str, message: str, count: int = 1) -> Notice:

@@ -244,7 +244,11 @@ class _BaseWriter:
         """Write the index and the snapshots, and copy the uploads while the pool sorts words."""
         path = self._staging / INDEX_FILE
         durable.make_folders(path.parent, flush=False)
-        with _source(vectors, self._staging.parent) as db, _oversize_is_source_error(), ThreadPoolExecutor(1) as beside:
+        with (
+            _open_source(vectors, self._staging.parent) as db,
+            _oversize_is_source_error(),
+            ThreadPoolExecutor(1) as beside,
+        ):
             flushed: list[Future[None]] = []
             is_large = self._plan.units * self._plan.vector_bytes + self._plan.body_bytes >= _LARGE_INDEX_BYTES
 
@@ -264,7 +268,7 @@ class _BaseWriter:
                 path,
                 self._plan.draft.id,
                 self._now,
-                (self._material(db, number) for number in range(len(self._plan.materials))),
+                (self._make_material(db, number) for number in range(len(self._plan.materials))),
                 self._write_snapshot,
                 meanwhile=while_sorting,
                 is_flushed=False,
@@ -324,7 +328,7 @@ class _BaseWriter:
                 Notice(code=notices.DIFFERING_VECTOR, message=message, base=self._plan.draft.legacy_id, count=count)
             )
 
-    def _material(self, db: apsw.Connection, number: int) -> index.Material:
+    def _make_material(self, db: apsw.Connection, number: int) -> index.Material:
         self._copies.assign()
         material = self._plan.materials[number]
         item = self._plan.items[material.item]
@@ -500,7 +504,7 @@ class IndexingProgress:
         return False
 
 
-class _source:  # noqa: N801 - reads as what it gives
+class _open_source:  # noqa: N801 - reads as what it gives
     """Open the vector file. Read errors are raised as errors of the source, not of the target."""
 
     def __init__(self, path: Path, work: Path) -> None:

@@ -48,13 +48,13 @@ class BaseOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def planned_outcome(plan: BasePlan) -> BaseOutcome:
     """Report a base as planned. Sizes are known only once it is written."""
-    return _outcome(plan, plan.notices, None, None)
+    return _make_outcome(plan, plan.notices, None, None)
 
 
 def migrated_outcome(done: FinishedBase) -> BaseOutcome:
     """Report a base that was migrated."""
     message = (*done.plan.notices, *done.written.notices)
-    return _outcome(done.plan, message, done.written.tallies, done.written.index_bytes)
+    return _make_outcome(done.plan, message, done.written.tallies, done.written.index_bytes)
 
 
 def rewritten_outcome(outcome: BaseOutcome) -> BaseOutcome:
@@ -81,7 +81,7 @@ def unchanged_outcome(entry: BaseEntry) -> BaseOutcome:
     )
 
 
-def _outcome(
+def _make_outcome(
     plan: BasePlan, found_notices: tuple[Notice, ...], tallies: Tallies | None, index_bytes: int | None
 ) -> BaseOutcome:
     draft = plan.draft
@@ -109,7 +109,7 @@ def _outcome(
             restored_duplicate=plan.rows.restored_duplicate,
         ),
         salvage=UNSET if plan.salvage is None else _salvage(plan, plan.salvage),
-        index=_index(plan, tallies, index_bytes) if plan.has_index else None,
+        index=_report_index(plan, tallies, index_bytes) if plan.has_index else None,
     )
     items = {item.legacy_id: item.id for item in plan.items if item.legacy_id is not None}
     return BaseOutcome(base=base, items=items, children=plan.children, notices=found_notices)
@@ -130,7 +130,7 @@ def _salvage(plan: BasePlan, tally: SalvageTally) -> SalvageReport:
     )
 
 
-def _index(plan: BasePlan, tallies: Tallies | None, index_bytes: int | None) -> IndexReport:
+def _report_index(plan: BasePlan, tallies: Tallies | None, index_bytes: int | None) -> IndexReport:
     return IndexReport(
         path=index_path(plan.draft.id),
         materials=len(plan.materials),

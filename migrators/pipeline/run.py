@@ -329,7 +329,7 @@ def write_outline(folder: Path, jobs: tuple[BaseJob, ...], at: Session, planned:
     """
 
     def write(ledger: Ledger) -> dict[str, LedgerEntry]:
-        write_catalog(folder / CATALOG_FILE, (_rows(job, ledger, now_ms) for job in jobs))
+        write_catalog(folder / CATALOG_FILE, (_catalog_rows(job, ledger, now_ms) for job in jobs))
         return {}
 
     if at.ledger is not None:
@@ -352,7 +352,7 @@ def write_outline(folder: Path, jobs: tuple[BaseJob, ...], at: Session, planned:
     durable.write_text_atomically(folder / REPORT_FILE, text, folder / f"{REPORT_FILE}.new")
 
 
-def _rows(job: BaseJob, ledger: Ledger, now_ms: int) -> tuple[BaseRecord, Iterator[ItemRow]]:
+def _catalog_rows(job: BaseJob, ledger: Ledger, now_ms: int) -> tuple[BaseRecord, Iterator[ItemRow]]:
     if job.unchanged is None:
         return _planned_base(job, now_ms)
     return job.unchanged.record, read_items(ledger.parts(job.base_id), job.base_id)

@@ -238,13 +238,13 @@ def _settle_on_failure(at: Session, ledger: Ledger) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        _settle(at, ledger, "interrupted")
+        _end_run(at, ledger, "interrupted")
         raise Interrupted(finished=_count_finished(at, ledger)) from error
     except RegraftError:
-        _settle(at, ledger, "stopped")
+        _end_run(at, ledger, "stopped")
         raise
     except (OSError, apsw.Error) as error:
-        _settle(at, ledger, "stopped")
+        _end_run(at, ledger, "stopped")
         reason = getattr(error, "strerror", None) or str(error)
         finished = _count_finished(at, ledger)
         raise StoppedMidway(path=at.path, doing=tr("writing the library"), reason=reason, finished=finished) from error
@@ -255,7 +255,7 @@ def _settle_on_failure(at: Session, ledger: Ledger) -> Iterator[None]:
                 durable.remove_folder(folder)
 
 
-def _settle(at: Session, ledger: Ledger, status: str) -> None:
+def _end_run(at: Session, ledger: Ledger, status: str) -> None:
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
         at.target.discard_staged()
     # If the ledger cannot be written either, the next run settles the open steps.

@@ -60,7 +60,7 @@ from repair.fix.sequence import Steps, run_steps
 Confirm = Callable[[ChangeReport], bool]
 
 
-def _run(
+def _run_change(
     command: str,
     path: str | Path,
     planner: Planner,
@@ -157,7 +157,7 @@ def repair(
             moved=tuple(options.moved.items()),
             keep=keep,
         )
-        return _run("repair", path, partial(systems.plan_repair, options=wanted), options, progress, confirm)
+        return _run_change("repair", path, partial(systems.plan_repair, options=wanted), options, progress, confirm)
 
 
 def gc(
@@ -181,7 +181,7 @@ def gc(
         now_ms=now_ms, grace=options.grace, vacuum=options.vacuum, v1_leftovers=options.v1_leftovers, only=names
     )
     planner = partial(systems.plan_gc, options=wanted)
-    return _run("gc", path, planner, options, progress, confirm, now_ms=now_ms)
+    return _run_change("gc", path, planner, options, progress, confirm, now_ms=now_ms)
 
 
 def plan_reconcile(
@@ -192,7 +192,7 @@ def plan_reconcile(
         only=select_finding_names(options.only, systems.reconciled_findings(), "reconcile")
     )
     planner = partial(systems.plan_reconcile, options=wanted)
-    return _run("reconcile", path, planner, options, progress, confirm, now_ms=options.now_ms)
+    return _run_change("reconcile", path, planner, options, progress, confirm, now_ms=options.now_ms)
 
 
 def clear_failed(
@@ -210,7 +210,7 @@ def clear_failed(
         RegraftError: any error of ``docs/errors.md``.
     """
     options = merge_options(ChangeOptions, options, fields)
-    return _run("clear-failed", path, clearing.plan_clear_failed, options, progress, confirm)
+    return _run_change("clear-failed", path, clearing.plan_clear_failed, options, progress, confirm)
 
 
 def upgrade(
@@ -230,7 +230,7 @@ def upgrade(
     options = merge_options(UpgradeOptions, options, fields)
     models = parse_model_overrides(options.map_model, options.recreate_model)
     planner = partial(upgrading.plan, options=upgrading.UpgradeOptions(time_or_now(None), models))
-    return _run("upgrade", path, planner, options, progress, confirm)
+    return _run_change("upgrade", path, planner, options, progress, confirm)
 
 
 def rescue(
@@ -258,7 +258,7 @@ def rescue(
             salvage=options.salvage,
         )
         planner = partial(rescuing.plan, options=wanted)
-        return _run("rescue", path, planner, options, progress, confirm, now_ms=options.now_ms)
+        return _run_change("rescue", path, planner, options, progress, confirm, now_ms=options.now_ms)
 
 
 class Installation(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,7 +309,7 @@ def install_bases(
 
         # Kind and bases are about the source; what changes is the profile.
         run_options = ChangeOptions(dry_run=options.dry_run)
-        report = _run("install", profile, planner, run_options, progress, confirm, now_ms=options.now_ms)
+        report = _run_change("install", profile, planner, run_options, progress, confirm, now_ms=options.now_ms)
         came_from = Endpoint(kind=source.store.found.kind.value, path=path_text(Path(path)))
         head = structs.replace(report.head, source=came_from, target=report.head.source)
         chosen = {base: source.name_of(base) for base in source.chosen}

@@ -214,7 +214,7 @@ class _ProfileRun:
         """Plan both parts, ask, migrate and install."""
         try:
             migrated = migrators.migrate(
-                self._source, self._target, self._migration, self._progress, self._agree, self._plan_from_outline
+                self._source, self._target, self._migration, self._progress, self._confirm_plan, self._plan_from_outline
             )
         except _NothingToInstall as stop:
             assert self._planned is not None
@@ -228,7 +228,11 @@ class _ProfileRun:
         elif planned is None:
             # The library is up to date: only the installation is left to confirm.
             planned = self._plan_installation(self._target, bases)
-            if planned.report.actions and not self._options.dry_run and not self._agree(migrated.report, planned):
+            if (
+                planned.report.actions
+                and not self._options.dry_run
+                and not self._confirm_plan(migrated.report, planned)
+            ):
                 raise Declined(path=self._profile)
         if planned.report.actions and not self._options.dry_run:
             planned = self._install(bases, wrote=migrated.wrote)
@@ -282,7 +286,7 @@ class _ProfileRun:
         if needed > free:
             raise NotEnoughSpace(path=self._profile, needed=format_bytes(needed), free=format_bytes(free))
 
-    def _agree(self, report: MigrationReport, planned: Installation | None = None) -> bool:
+    def _confirm_plan(self, report: MigrationReport, planned: Installation | None = None) -> bool:
         planned = self._planned if planned is None else planned
         assert planned is not None
         return self._confirm is None or self._confirm(self._report(report, planned))

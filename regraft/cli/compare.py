@@ -107,7 +107,7 @@ def _as_text(told: list[BaseComparison], count: int, sides: tuple[str, str], *, 
         if not quiet or base.outcome != "equal":
             lines.append(_base_line(base, count))
         differences = base.differences if every else base.differences[:1]
-        lines += [_difference(parted, sides) for parted in differences]
+        lines += [_format_difference(parted, sides) for parted in differences]
     outcomes = Counter(base.outcome for base in told)
     counts = [f"{outcomes[name]} {label_of(name)}" for name in OUTCOMES if outcomes[name]]
     total = tr(
@@ -125,9 +125,9 @@ def _base_line(base: BaseComparison, count: int) -> str:
     return f"{pad_right(label_of(base.outcome), 12)} {one_line(base.name)}{asked}{why}"
 
 
-def _difference(parted: Difference, sides: tuple[str, str]) -> str:
+def _format_difference(parted: Difference, sides: tuple[str, str]) -> str:
     first, second = sides
-    old, new = _side(parted.v1), _side(parted.v2)
+    old, new = _format_side(parted.v1), _format_side(parted.v2)
     return tr(
         "             {query}, rank {rank}: {first} has {old}, {second} has {new}",
         query=one_line(parted.query),
@@ -139,7 +139,7 @@ def _difference(parted: Difference, sides: tuple[str, str]) -> str:
     )
 
 
-def _side(side: RankedText | None) -> str:
+def _format_side(side: RankedText | None) -> str:
     if side is None:
         return label_of("nothing")
     return tr("{text_hash} at {score:.6f}", text_hash=side.text_hash[:12], score=side.score)

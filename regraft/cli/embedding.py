@@ -429,7 +429,7 @@ def format_embedders(report: EmbeddersReport, path: Path | None, *, quiet: bool)
     if not report.embedders:
         lines += ["", *report.snippet.splitlines()] if lines else report.snippet.splitlines()
     if not quiet:
-        lines += ["", tr("Next: {command}", command=_next(report, path))]
+        lines += ["", tr("Next: {command}", command=_format_next_step(report, path))]
     return printable_lines(lines)
 
 
@@ -440,12 +440,12 @@ def _table(report: EmbeddersReport) -> list[str]:
     rows = [(tr("embedder"), tr("provider"), tr("model"), tr("dimensions"), tr("bases"))]
     for one in report.embedders:
         dimensions = "-" if one.dimensions is None else str(one.dimensions)
-        rows.append((one.name, one.provider, one_line(one.model), dimensions, _names(one.bases)))
+        rows.append((one.name, one.provider, one_line(one.model), dimensions, _join_names(one.bases)))
     widths = [max(text_width(row[place]) for row in rows) for place in range(4)]
     return ["  ".join([*map(pad_right, row, widths), row[-1]]).rstrip() for row in rows]
 
 
-def _names(bases: Sequence[str]) -> str:
+def _join_names(bases: Sequence[str]) -> str:
     named = [one_line(base, LONGEST_NAME) for base in bases[:3]]
     more = len(bases) - len(named)
     return join_list([*named, *([tr("{more:,} more", more=more)] if more else [])]) if named else "-"
@@ -458,7 +458,7 @@ def _without(report: EmbeddersReport) -> list[str]:
         about = "" if model.dimensions is None else tr(", {dimensions} dimensions", dimensions=model.dimensions)
         if not model.embedders:
             said = tr("no embedder has {model}", model=model.model_id or tr("an unnamed model"))
-            lines.append(one_line(f"{said}{about}: {_names(model.bases)}"))
+            lines.append(one_line(f"{said}{about}: {_join_names(model.bases)}"))
     return ["", *lines] if lines and report.embedders else lines
 
 
@@ -476,7 +476,7 @@ def _test_line(one: TestedEmbedder) -> str:
     )
 
 
-def _next(report: EmbeddersReport, path: Path | None) -> str:
+def _format_next_step(report: EmbeddersReport, path: Path | None) -> str:
     place = [] if path is None else [path_argument(path)]
     if not report.there:
         return shlex.join(["regraft", "embedders", *place, "--write"])

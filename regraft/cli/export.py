@@ -66,7 +66,7 @@ def export(path: Path, file: Path | None, folder: Path | None, options: ExportOp
             echo_file(written)
     else:
         report = api.export(path, target, options, progress=output.progress())
-    lines = [_line(base, verbose=output.verbose > 0) for base in report.bases]
+    lines = [_format_base(base, verbose=output.verbose > 0) for base in report.bases]
     if output.as_json:
         echo_json(encoded(report))
     elif target == STDOUT:
@@ -104,7 +104,7 @@ def print_collection(report: ExportReport, target: Path, output: Output) -> NoRe
     if output.as_json:
         echo_json(encoded(report))
     else:
-        lines = [_line(base, verbose=output.verbose > 0) for base in report.bases]
+        lines = [_format_base(base, verbose=output.verbose > 0) for base in report.bases]
         lines.append(
             tr(
                 "Wrote the collection {name} with {entries} to {path} (distance {distance}).",
@@ -120,7 +120,7 @@ def print_collection(report: ExportReport, target: Path, output: Output) -> NoRe
     sys.exit(exit_status(report))
 
 
-def _line(base: ExportedBase, *, verbose: bool) -> str:
+def _format_base(base: ExportedBase, *, verbose: bool) -> str:
     message = f"{format_count(base.rows.carried, 'unit')}, {format_count(base.vectors, 'vector')}"
     if base.dimensions:
         message += tr(" of {dimensions} dimensions", dimensions=base.dimensions)
@@ -160,7 +160,7 @@ def pack(source: Path, target: Path, options: PackOptions, output: Output) -> No
     else:
         lines = [_base_line(base) for base in report.bases]
         lines += unresolved_lines(report.bases, report.left, verbose=output.verbose > 0)
-        lines += ["", *_closing(report, target)]
+        lines += ["", *_closing_lines(report, target)]
         echo(printable_lines(lines))
     sys.exit(exit_status(report))
 
@@ -170,7 +170,7 @@ def _base_line(base: packing.PackedBaseReport) -> str:
     return f"{one_line(base.name)}  ({base.id}): {held}"
 
 
-def _closing(report: packing.PackReport, target: Path) -> list[str]:
+def _closing_lines(report: packing.PackReport, target: Path) -> list[str]:
     packed = {base.id for base in report.bases}
     left = {one.base for one in report.left} - packed
     size = tr(

@@ -84,7 +84,7 @@ def print_run(migration: migrators.Migration, target: Path, page: Path | None, p
         known = [] if output.verbose else prompt.warnings
         news = {**document, "warnings": [one for one in document["warnings"] if one not in known]}
         text = report_migration.format_migration(news, verbose=output.verbose > 0) + "\n"
-        echo(text + _closing(document, _written(target, page, wrote=migration.wrote), quiet=output.quiet))
+        echo(text + _format_closing(document, _written(target, page, wrote=migration.wrote), quiet=output.quiet))
     interrupts.ignore_stops()
 
 
@@ -94,7 +94,7 @@ def _written(target: Path, page: Path | None, *, wrote: bool) -> list[Path]:
     return [*(target / name for name in names if (target / name).exists()), *([page] if page else [])]
 
 
-def _closing(document: dict[str, Any], written: list[Path], *, quiet: bool) -> str:
+def _format_closing(document: dict[str, Any], written: list[Path], *, quiet: bool) -> str:
     if written:
         return ("" if quiet else format_written(written) + "\n") + printable_lines(_done(document))
     if document["run"]["dry_run"]:

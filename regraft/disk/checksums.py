@@ -125,13 +125,13 @@ def _append_zeros(value: int, count: int) -> int:
     bits = 8 * count
     while bits:
         if bits & 1:
-            register = _multiply(step, register)
-        step = [_multiply(step, row) for row in step]
+            register = _multiply_matrix(step, register)
+        step = [_multiply_matrix(step, row) for row in step]
         bits >>= 1
     return register ^ 0xFFFFFFFF
 
 
-def _multiply(step: list[int], register: int) -> int:
+def _multiply_matrix(step: list[int], register: int) -> int:
     result = bit = 0
     while register:
         if register & 1:

@@ -166,10 +166,10 @@ class FolderTree:
                 # macOS stores names in another normalization.
                 step = os.path.join(real, part if part.isascii() else self._other_form(Path(real), part))  # noqa: PTH118
                 mode = os.lstat(file_paths.extended_path(step)).st_mode
-            real = str(self._follow(Path(step), name)) if stat.S_ISLNK(mode) else step
+            real = str(self._follow_link(Path(step), name)) if stat.S_ISLNK(mode) else step
         return Path(real)
 
-    def _follow(self, link: Path, name: str) -> Path:
+    def _follow_link(self, link: Path, name: str) -> Path:
         if links.are_links_followed():
             return link
         real = links.real_path(link)
@@ -186,7 +186,7 @@ class FolderTree:
             return form
         changed = folder.stat().st_mtime_ns
         if self._forms is None or self._forms[:2] != (folder, changed):
-            others = ((unicodedata.normalize("NFC", one), one) for one in _listing(folder) if not one.isascii())
+            others = ((unicodedata.normalize("NFC", one), one) for one in _list_folder(folder) if not one.isascii())
             self._forms = folder, changed, {normal: one for normal, one in others if normal != one}
         return self._forms[2].get(form, name)
 
@@ -220,7 +220,7 @@ class FolderTree:
 
     def children(self, name: str) -> list[str]:
         """Return the sorted names directly in a folder; empty if there is no such folder."""
-        return _listing(self._real(name)) if self.kind(name) == "folder" else []
+        return _list_folder(self._real(name)) if self.kind(name) == "folder" else []
 
     def size(self, name: str) -> int:
         """Return the size of a file in bytes."""
@@ -278,7 +278,7 @@ def _is_special(path: Path) -> bool:
     return not stat.S_ISDIR(mode) and not stat.S_ISREG(mode)
 
 
-def _listing(folder: Path) -> list[str]:
+def _list_folder(folder: Path) -> list[str]:
     try:
         return sorted(file_paths.names_in(folder))
     except OSError:

@@ -129,7 +129,7 @@ class ZipDirectory:
         self._db.execute("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -64000")
         self._db.execute(_TABLES)
         self._db.execute("BEGIN")
-        for record in self._records(length):
+        for record in self._read_records(length):
             self._add_entry(record)
         self._db.execute("COMMIT")
         self._known.clear()
@@ -141,7 +141,7 @@ class ZipDirectory:
         if end > self._size:
             raise self._unsafe(tr("its members overlap"))
 
-    def _records(self, length: int) -> Iterator[_Record]:
+    def _read_records(self, length: int) -> Iterator[_Record]:
         self._file.seek(self.start)
         reader = io.BufferedReader(_Part(self._file, length), _READ_BYTES)
         place = self.start
@@ -188,7 +188,7 @@ class ZipDirectory:
                     size=record.size,
                 )
             )
-        parts = self._parts(name)
+        parts = self._split_path(name)
         if not parts:
             return
         folder = 0
@@ -201,7 +201,7 @@ class ZipDirectory:
             what = tr("both a file and a folder") if found is None or found[1] is None else tr("in it twice")
             raise self._unsafe(tr("{parts} is {what}", parts="/".join(parts), what=what))
 
-    def _parts(self, name: str) -> list[str]:
+    def _split_path(self, name: str) -> list[str]:
         parts = [part for part in name.split("/") if part and part != "."]
         if parts and len(name.encode()) > LONGEST_NAME:
             raise self._unsafe(tr("a name in it has {encode:,} bytes", encode=len(name.encode())))
@@ -266,7 +266,7 @@ class ZipDirectory:
             row = None if row is None or row[1] is not None else self._find_child(row[0], part)
         if row is None:
             return None
-        return row[0], None if row[1] is None else self._member(row[0])
+        return row[0], None if row[1] is None else self._get_member(row[0])
 
     def _child_row(self, parent: int, name: str) -> tuple[int, int | None] | None:
         query = "SELECT id, record FROM entry WHERE parent = ? AND name = ?"
@@ -280,7 +280,7 @@ class ZipDirectory:
         query = "SELECT id, record FROM entry WHERE parent = ? AND other_form = ? ORDER BY name"
         return self._child_row(parent, form) or self._db.execute(query, (parent, form)).fetchone()
 
-    def _member(self, number: int) -> ZipMember:
+    def _get_member(self, number: int) -> ZipMember:
         query = "SELECT record, start, packed, size, crc, is_link FROM entry WHERE id = ?"
         found: tuple[Any, ...] = self._db.execute(query, (number,)).fetchall()[0]
         return ZipMember(*found)
@@ -441,7 +441,7 @@ def _end_64(file: BinaryIO, place: int) -> tuple[int, int, int] | None:
     return length, start, first
 
 
-def _extras(extra: bytes) -> Iterator[tuple[int, bytes]]:
+def _split_extra_fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
     place = 0
     while place + _EXTRA.size <= len(extra):
         kind, length = _EXTRA.unpack_from(extra, place)
@@ -454,7 +454,7 @@ def _extras(extra: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _zip64_numbers(extra: bytes, *numbers: int) -> tuple[int, int, int]:
     """Return size, packed size and offset, taking those that do not fit their fields from the extra field."""
-    wide = b"".join(data for kind, data in _extras(extra) if kind == _EXTRA_64)
+    wide = b"".join(data for kind, data in _split_extra_fields(extra) if kind == _EXTRA_64)
     found, place = [], 0
     for number in numbers:
         if number != _ELSEWHERE_32:
@@ -485,7 +485,7 @@ def _name_of(record: _Record) -> str:
 
 def _unicode_name(record: _Record) -> str | None:
     """Return the Unicode name from the extra field, if it belongs to the name in the entry."""
-    for kind, data in _extras(record.extra):
+    for kind, data in _split_extra_fields(record.extra):
         if (
             kind == _EXTRA_NAME
             and data[:1] == b"\1"

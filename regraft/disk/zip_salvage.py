@@ -251,7 +251,7 @@ class _Salvaging:
         """Unpack a member; return the number of packed bytes, the number of unpacked bytes and their CRC-32."""
         limit = self._size if header.packed is None else header.data + header.packed
         if header.method == _STORED:
-            crc = self._crc(header.data, limit)
+            crc = self._compute_crc(header.data, limit)
             return limit - header.data, limit - header.data, crc
         unpacker, start = _unpacker(header, self._data, limit)
         given = size = crc = 0
@@ -276,7 +276,7 @@ class _Salvaging:
             raise _Broken(tr("its checksum or size does not match"))
         return packed, size, crc
 
-    def _crc(self, start: int, end: int, crc: int = 0) -> int:
+    def _compute_crc(self, start: int, end: int, crc: int = 0) -> int:
         for place in range(start, end, _AT_ONCE):
             crc = zlib.crc32(self._data.read(place, min(place + _AT_ONCE, end)), crc)
         return crc
@@ -286,7 +286,7 @@ class _Salvaging:
         crc, at = 0, header.data
         place = self._data.find(_DESCRIPTOR_MAGIC, at)
         while place >= 0:
-            crc, at = self._crc(at, place, crc), place
+            crc, at = self._compute_crc(at, place, crc), place
             size = place - header.data
             for stated_crc, stated_packed, stated_size, after in _descriptors(self._data, place):
                 if (stated_crc, stated_packed, stated_size) == (crc, size, size):

@@ -159,16 +159,16 @@ class _Reader:
         found = {}
         for name, values in written.items():
             if not isinstance(name, str) or not name.strip():
-                self._refuse(_key(node, name), tr("an embedder's name must be text"), tr("write it in quotes"))
-            self._require_mapping(_key(node, name), values, tr("embedder {name}", name=name))
-            found[name] = self._embedder(name, _value(node, name), values)
+                self._refuse(_key_node(node, name), tr("an embedder's name must be text"), tr("write it in quotes"))
+            self._require_mapping(_key_node(node, name), values, tr("embedder {name}", name=name))
+            found[name] = self._parse_embedder(name, _value(node, name), values)
         return Config(self._path, there=True, embedders=found, reuse=self._reuse(root, data.get("reuse", [])))
 
     def _reuse(self, root: yaml.Node, written: Any) -> tuple[Path, ...]:
         """Return the paths of ``reuse``; relative ones are in the folder of the file."""
         if not isinstance(written, list) or not all(isinstance(one, str) and one.strip() for one in written):
             advice = tr("write, for example, `{written}`", written="reuse: [backups/july.zip]")
-            self._refuse(_key(root, "reuse"), tr("`reuse` must be a list of paths"), advice)
+            self._refuse(_key_node(root, "reuse"), tr("`reuse` must be a list of paths"), advice)
         folder = self._path.absolute().parent
         return tuple(folder / Path(one).expanduser() for one in written)
 
@@ -206,7 +206,7 @@ class _Reader:
             if isinstance(event, yaml.ScalarEvent) and looks_like_key(event.value):
                 self._refuse(event, tr("this looks like a key; keys must not be in this file"), _NO_KEYS)
 
-    def _embedder(self, name: str, node: yaml.Node, written: dict[Any, Any]) -> EmbedderSettings:
+    def _parse_embedder(self, name: str, node: yaml.Node, written: dict[Any, Any]) -> EmbedderSettings:
         where = tr("embedder {name}", name=name)
         provider = written.get("provider")
         kind = PROVIDERS.get(provider) if isinstance(provider, str) else None
@@ -214,7 +214,7 @@ class _Reader:
             message = tr("is unknown") if "provider" in written else tr("is missing")
             choices = join_list((f"`provider: {one}`" for one in PROVIDERS), tr(" or "))
             self._refuse(
-                _key(node, "provider"),
+                _key_node(node, "provider"),
                 tr("the provider of {where} {message_}", where=where, message_=message),
                 tr("write {choices}", choices=choices),
             )
@@ -247,7 +247,7 @@ class _Reader:
                 place = str(error).rpartition("`$.")[2].rstrip("`")
                 wrong, _, inner = place.partition("[")[0].partition(".")
         one = settings_fields(Batch)[inner] if inner else settings_fields(kind)[wrong]
-        at = _key(_value(node, wrong), inner) if inner else _key(node, wrong)
+        at = _key_node(_value(node, wrong), inner) if inner else _key_node(node, wrong)
         problem = tr(
             "`{name}` of embedder {name2} must be {form} ({meaning})",
             name=one.name,
@@ -264,13 +264,15 @@ class _Reader:
                 continue
             if str(key).lower() in _KEY_FIELDS:
                 self._refuse(
-                    _key(node, key),
+                    _key_node(node, key),
                     tr("`{key}` of {where}: keys must not be in this file", key=key, where=where),
                     _NO_KEYS,
                 )
             near = get_close_matches(str(key), known, 1, 0.7)
             advice = tr("write `{near}`", near=near[0]) if near else tr("it can have {known}", known=join_list(known))
-            self._refuse(_key(node, key), tr("`{key}` of {where} is not a known field", key=key, where=where), advice)
+            self._refuse(
+                _key_node(node, key), tr("`{key}` of {where} is not a known field", key=key, where=where), advice
+            )
 
     def _require_mapping(self, node: yaml.Node, data: Any, where: str) -> None:
         """Raise unless it is a mapping."""
@@ -292,7 +294,7 @@ def _pair(node: yaml.Node, key: object) -> tuple[yaml.Node, yaml.Node]:
     return next(((one, value) for one, value in reversed(pairs) if one.value == str(key)), (node, node))
 
 
-def _key(node: yaml.Node, key: object) -> yaml.Node:
+def _key_node(node: yaml.Node, key: object) -> yaml.Node:
     return _pair(node, key)[0]
 
 

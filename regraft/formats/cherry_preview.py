@@ -356,7 +356,7 @@ def join_owner_bodies(
     size = 0
     try:
         with sqlite.open_readonly(path) as db:
-            for body in _bodies(db, owner, rows, survey.vector_bytes, texts=texts):
+            for body in _read_bodies(db, owner, rows, survey.vector_bytes, texts=texts):
                 parts.append(body)
                 size += len(body) + len(separator)
                 if size - len(separator) > limit:
@@ -366,7 +366,7 @@ def join_owner_bodies(
     return separator.join(parts)
 
 
-def _bodies(
+def _read_bodies(
     db: apsw.Connection, owner: str, rows: LoaderRows, vector_bytes: int | None, *, texts: bool
 ) -> Iterator[str]:
     runs = zip(rows.runs[::2], rows.runs[1::2], strict=True)

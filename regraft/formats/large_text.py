@@ -107,9 +107,9 @@ def _repair_utf8(raw: Iterator[bytes]) -> Iterator[bytes]:
         end = _split_position(whole)
         left = whole[end:]
         if end:
-            yield _utf8(whole[:end])
+            yield _to_utf8(whole[:end])
     if left:
-        yield _utf8(left)
+        yield _to_utf8(left)
 
 
 def _split_position(raw: bytes) -> int:
@@ -123,7 +123,7 @@ def _split_position(raw: bytes) -> int:
     return 0
 
 
-def _utf8(raw: bytes) -> bytes:
+def _to_utf8(raw: bytes) -> bytes:
     try:
         raw.decode()
     except UnicodeDecodeError:

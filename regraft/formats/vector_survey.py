@@ -252,7 +252,7 @@ class Surveyor:
     def vector(self, rowid: int, kind: int, body_bytes: int, degenerate: bool, digests: RowDigests) -> RowTally:
         """Count the vector of the current row and return the tally that it was added to."""
         assert self._loader is not None
-        tally = self._counted(self._loader.kinds, kind, rowid, body_bytes, digests)
+        tally = self._count_row(self._loader.kinds, kind, rowid, body_bytes, digests)
         tally.degenerate += degenerate
         if kind not in (MISSING, UNSUPPORTED):
             self._found.lengths[abs(kind)] = self._found.lengths.get(abs(kind), 0) + 1
@@ -261,9 +261,9 @@ class Surveyor:
     def refused(self, rowid: int, reason: str, body_bytes: int, digests: RowDigests) -> RowTally:
         """Count the current row as one that is not migrated and return the tally that it was added to."""
         assert self._loader is not None
-        return self._counted(self._loader.refused, reason, rowid, body_bytes, digests)
+        return self._count_row(self._loader.refused, reason, rowid, body_bytes, digests)
 
-    def _counted(
+    def _count_row(
         self, tallies: dict[T, RowTally], key: T, rowid: int, body_bytes: int, digests: RowDigests
     ) -> RowTally:
         tally = tallies.get(key)

@@ -124,15 +124,15 @@ class ChangeLog:
 
     def open_changes(self) -> list[RecordedChange]:
         """Return the changes whose execution or undo was not recorded as done, oldest first."""
-        return self._changes("state IN ('intended', 'undoing')", ())
+        return self._select_changes("state IN ('intended', 'undoing')", ())
 
     def changes_of(self, run_id: str) -> list[RecordedChange]:
         """Return the changes of a run, oldest first."""
-        return self._changes("run_id = ?", (run_id,))
+        return self._select_changes("run_id = ?", (run_id,))
 
     def every(self) -> list[RecordedChange]:
         """Return the changes of all runs, oldest first."""
-        return self._changes("TRUE", ())
+        return self._select_changes("TRUE", ())
 
     def runs(self) -> list[RunRecord]:
         """Return all runs, oldest first."""
@@ -159,7 +159,7 @@ class ChangeLog:
         rows = self._db.execute("SELECT detail FROM action WHERE run_id = ? ORDER BY number", (run_id,))
         return tuple(parse_action(detail) for (detail,) in rows)
 
-    def _changes(self, where: str, values: tuple[str, ...]) -> list[RecordedChange]:
+    def _select_changes(self, where: str, values: tuple[str, ...]) -> list[RecordedChange]:
         query = f"SELECT {_COLUMNS} FROM change WHERE {where} ORDER BY change_id"
         with self._report_invalid_values():
             return [parse_change(row) for row in self._db.execute(query, values).fetchall()]
@@ -298,13 +298,13 @@ class Ledger:
     def parts(self, subject: str) -> Iterator[bytes]:
         """Yield the parts of the entry under ``subject``, in order."""
         query = "SELECT body FROM part JOIN entry USING (step_id) WHERE subject = ? ORDER BY number"
-        return self._parts(query, subject)
+        return self._select_parts(query, subject)
 
     def parts_of(self, step: LedgerStep) -> Iterator[bytes]:
         """Yield the parts of an intent, in order."""
-        return self._parts("SELECT body FROM part WHERE step_id = ? ORDER BY number", step.step_id)
+        return self._select_parts("SELECT body FROM part WHERE step_id = ? ORDER BY number", step.step_id)
 
-    def _parts(self, query: str, value: str | int) -> Iterator[bytes]:
+    def _select_parts(self, query: str, value: str | int) -> Iterator[bytes]:
         with report_unreadable(self._target):
             for (body,) in self._db.execute(query, (value,)):
                 yield body

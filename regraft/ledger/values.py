@@ -515,10 +515,10 @@ def check_schema(db: apsw.Connection) -> int:
         automatic = _OWN_INDEX.fullmatch(str(name)) if kind == "index" and sql is None else None
         if kind != "table" and (automatic is None or automatic[1] != table):
             raise InvalidValue(tr("it has the {kind} {name!r}, which no ledger has", kind=kind, name=name))
-    return _version(db, {name: " ".join(sql.split()) for name, sql in found.items()})
+    return _read_version(db, {name: " ".join(sql.split()) for name, sql in found.items()})
 
 
-def _version(db: apsw.Connection, found: dict[str, str]) -> int:
+def _read_version(db: apsw.Connection, found: dict[str, str]) -> int:
     if found["ledger"] != _statements_by_table(TABLES)["ledger"]:
         raise InvalidValue(tr("it belongs to another program"))
     versions: list[Any] = db.execute("SELECT version FROM ledger LIMIT 2").fetchall()

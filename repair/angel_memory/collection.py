@@ -236,7 +236,7 @@ def _child_read_vectors(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
     if not _has_collection(client):
         return {}
     collection = client.get_collection(COLLECTION, embedding_function=None)
-    return {key: vector for key, vector in _entries(collection) if key in keys}
+    return {key: vector for key, vector in _read_entries(collection) if key in keys}
 
 
 def _child_nearest(folder: Path, vector: bytes, count: int, keys: frozenset[str]) -> NearestVectors:
@@ -244,7 +244,7 @@ def _child_nearest(folder: Path, vector: bytes, count: int, keys: frozenset[str]
     client = core.open_client(folder)
     if _has_collection(client):
         collection = client.get_collection(COLLECTION, embedding_function=None)
-        found.compare((key, one) for key, one in _entries(collection) if key in keys)
+        found.compare((key, one) for key, one in _read_entries(collection) if key in keys)
     return found
 
 
@@ -252,7 +252,7 @@ def _has_collection(client: Any) -> bool:
     return any(one.name == COLLECTION for one in client.list_collections())
 
 
-def _entries(collection: Any) -> Iterator[tuple[str, bytes]]:
+def _read_entries(collection: Any) -> Iterator[tuple[str, bytes]]:
     import numpy  # noqa: PLC0415 - comes with chromadb
 
     for start in range(0, collection.count(), core.PAGE_SIZE):
@@ -308,7 +308,7 @@ def _chunks(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def _digests(collection: Any) -> dict[str, bytes]:
-    return {key: _digest(vector) for key, vector in _entries(collection)}
+    return {key: _digest(vector) for key, vector in _read_entries(collection)}
 
 
 def _digest(vector: bytes) -> bytes:

@@ -121,14 +121,14 @@ def record_changeset(db: apsw.Connection, path: Path, tables: Sequence[str], cha
             yield
         durable.make_folders(changeset.parent)
         with durable.open_binary(changeset, "wb") as file:
-            session.changeset_stream(_writer(file))
+            session.changeset_stream(_make_writer(file))
         durable.sync_file(changeset)
         durable.sync_folder(changeset.parent)
     finally:
         session.close()
 
 
-def _writer(file: BinaryIO) -> Callable[[memoryview], None]:
+def _make_writer(file: BinaryIO) -> Callable[[memoryview], None]:
     def write(part: memoryview) -> None:
         file.write(part)
 
@@ -182,7 +182,7 @@ def find_revert_conflicts(
     """
     if any(BODIES in _changed_table_names(changeset) for changeset, _ in records):
         untrusted_sqlite.refuse_shadow_indexes(db)
-    with nullcontext() if keep else _savepoint(db), _guard_rows(db):
+    with nullcontext() if keep else _open_savepoint(db), _guard_rows(db):
         for changeset, dangling in records:
             conflicts = _apply_changeset(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, dangling).conflicts
             if conflicts:
@@ -192,7 +192,7 @@ def find_revert_conflicts(
 
 def is_committed(db: apsw.Connection, changeset: Path) -> bool:
     """Whether a recorded change was committed, that is, whether it can no longer be applied. Changes nothing."""
-    with _savepoint(db):
+    with _open_savepoint(db):
         return bool(_apply_changeset(db, changeset, 0, None).conflicts)
 
 
@@ -210,7 +210,7 @@ def has_remaining_changes(db: apsw.Connection, changeset: Path) -> bool:
 
     flags = apsw.SQLITE_CHANGESETAPPLY_INVERT | apsw.SQLITE_CHANGESETAPPLY_FKNOACTION
     counters = systems.counter_tables()
-    with _savepoint(db):
+    with _open_savepoint(db):
         with untrusted_sqlite.allow_schema_writes(db), changeset.open("rb") as file:
             apsw.Changeset.apply(
                 file.read, db, filter=lambda table: table not in counters, conflict=conflict, flags=flags
@@ -225,14 +225,14 @@ def verify_revert(db: apsw.Connection, changeset: Path) -> int | None:
     Returns:
         The number of dangling references without the change, or None if its changeset cannot revert it.
     """
-    with _savepoint(db):
+    with _open_savepoint(db):
         back = _apply_changeset(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, None)
         again = _apply_changeset(db, changeset, 0, None)
     return None if back.conflicts or again.conflicts else back.dangling
 
 
 @contextmanager
-def _savepoint(db: apsw.Connection) -> Iterator[None]:
+def _open_savepoint(db: apsw.Connection) -> Iterator[None]:
     db.execute("SAVEPOINT tried")
     try:
         yield

@@ -82,7 +82,7 @@ def find_table_damage(db: apsw.Connection) -> str | None:
     virtual = tuple(name for name, sql in tables if sql.upper().startswith("CREATE VIRTUAL"))
     for name, _ in tables:
         if not name.startswith(virtual) and not name.startswith("sqlite_"):
-            damage = _damage(db, f"quick_check({untrusted_sqlite.quote_name(name)})")
+            damage = _find_damage_in(db, f"quick_check({untrusted_sqlite.quote_name(name)})")
             if damage is not None:
                 return damage
     return None
@@ -96,10 +96,10 @@ def find_damage(db: apsw.Connection) -> str | None:
     Raises:
         apsw.Error: the file is too damaged to be checked.
     """
-    return _damage(db, "quick_check")
+    return _find_damage_in(db, "quick_check")
 
 
-def _damage(db: apsw.Connection, check: str) -> str | None:
+def _find_damage_in(db: apsw.Connection, check: str) -> str | None:
     for (found,) in db.execute(f"PRAGMA {check}"):
         message = str(found)
         if message != "ok" and not any(word in message for word in _NOT_DAMAGE):

@@ -55,12 +55,12 @@ def plan_drops(
     path = root / name
     names = tuple(one for one in NAMES if one in set(wanted))
     with sqlite.open_readonly(path) as db:
-        planned = _statements(db, find_foreign, names)
+        planned = _drop_statements(db, find_foreign, names)
     if not planned:
         return None
 
     def apply(db: apsw.Connection) -> None:
-        if _statements(db, find_foreign, names) != planned:
+        if _drop_statements(db, find_foreign, names) != planned:
             raise PlanOutdated(path=path, reason=tr("its triggers or views changed since the plan"))
         for _, statements in planned:
             for statement in statements:
@@ -127,7 +127,7 @@ def merge_changes(changes: list[RowsChange]) -> RowsChange:
     )
 
 
-def _statements(
+def _drop_statements(
     db: apsw.Connection, find_foreign: ObjectFinder, names: Sequence[str]
 ) -> list[tuple[ForeignObject, tuple[str, ...]]]:
     found = [one for one in find_foreign(db) if one.finding in names and one.mended]

@@ -146,7 +146,7 @@ def _is_accepted(command: str, kind: Kind) -> bool:
     return kind in KINDS and command not in _ONLY_SYSTEMS
 
 
-def _advice(command: str, found: Located) -> str:
+def _choose_advice(command: str, found: Located) -> str:
     if found.kind is Kind.V2_BACKUP:
         return tr("restore it in the application, or copy its bases into a profile with regraft install")
     if found.is_archive:
@@ -181,7 +181,9 @@ def open_for_change(
     """
     with open_store(path, kind) as found:
         if not _is_accepted(command, found.kind) or found.is_archive:
-            raise NotChanged(path=path, what=KIND_NAMES[found.kind], command=command, advice=_advice(command, found))
+            raise NotChanged(
+                path=path, what=KIND_NAMES[found.kind], command=command, advice=_choose_advice(command, found)
+            )
         if found.stores.is_copy:
             raise NotChanged(path=path, what=CATALOG_COPY, command=command, advice=COPY_ADVICE)
         chosen = frozenset(audits.resolve_base_ids(found, bases))

@@ -518,12 +518,12 @@ class _FolderPlanner:
         for item in adopted.items:
             statements.insert(ITEMS, item)
         self._store.names.setdefault(base, adopted.row["name"])
-        self._actions.append(_action(adopted, statements.bytes - before))
+        self._actions.append(_make_action(adopted, statements.bytes - before))
         self._plan.left += adopted.left
         self._plan.new_bases[base] = frozenset()
 
 
-def _action(adopted: _Adopted, size: int) -> Action:
+def _make_action(adopted: _Adopted, size: int) -> Action:
     listed = count_by_type(adopted.items)
     message = tr("add the base to the catalog with {listed}, from its index and files", listed=listed or tr("no item"))
     return Action(

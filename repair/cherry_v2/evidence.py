@@ -100,7 +100,7 @@ class Evidence:
         except (OSError, ValueError):
             return None
         body = okf.strip_block(text)
-        return Snapshot(dict(_fields(text[: len(text) - len(body)])), body)
+        return Snapshot(dict(_parse_fields(text[: len(text) - len(body)])), body)
 
     def may_be_processed(self, path: str) -> bool:
         """Whether a file of ``raw/`` can be the processed copy of a file beside it.
@@ -161,7 +161,7 @@ def _lengths(db: apsw.Connection) -> dict[int, int]:
     )
 
 
-def _fields(block: str) -> Iterator[tuple[str, str]]:
+def _parse_fields(block: str) -> Iterator[tuple[str, str]]:
     for line in block.split("\n"):
         name, colon, value = line.partition(": ")
         try:

@@ -276,7 +276,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             return Plan(left=[Unresolved.of(one, reason) for one in lacking])
         self._find(lacking)
         resolved = {one.name for one in lacking}.difference(one.finding for one in self.left)
-        snapshots = starmap(self._snapshot, self.snapshots.items())
+        snapshots = starmap(self._plan_snapshot, self.snapshots.items())
         return Plan([*snapshots], self.left, {(name, self.key) for name in resolved})
 
     def _plan_new(self, lacking: list[Finding]) -> Plan:
@@ -288,7 +288,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             reason = tr("no item has a text here; for example, {first}", first=first)
             self.snapshots = {}
             return Plan(left=[Unresolved.of(one, tr("{what}: {why}", what=one.message, why=reason)) for one in lacking])
-        snapshots = starmap(self._snapshot, self.snapshots.items())
+        snapshots = starmap(self._plan_snapshot, self.snapshots.items())
         return Plan([*snapshots], self.left, {(v2.BASE_NO_INDEX, self.key)})
 
     def _find(self, lacking: list[Finding]) -> None:
@@ -454,7 +454,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
-    def _snapshot(self, path: str, item: Row) -> FileChange:
+    def _plan_snapshot(self, path: str, item: Row) -> FileChange:
         text = read_item_text(item, self.raw).text
 
         def write(new: Path) -> None:
@@ -509,7 +509,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         def make(new: Path) -> None:
             write_index(new, self.key, self.new, self.now_ms)
 
-        return FileChange(path=self.index_name, actions=tuple(self._actions()), make=make, bytes=size)
+        return FileChange(path=self.index_name, actions=tuple(self._list_actions()), make=make, bytes=size)
 
     def rows_change(self) -> RowsChange:
         """Return the change that adds the new texts to an existing index."""
@@ -521,7 +521,9 @@ class BaseTexts(msgspec.Struct, kw_only=True):
                     write_text(db, path, one, self.now_ms)
 
         size = sum(one.bytes for one in new)
-        return RowsChange(path=self.index_name, actions=tuple(self._actions()), apply=apply, tables=_TABLES, bytes=size)
+        return RowsChange(
+            path=self.index_name, actions=tuple(self._list_actions()), apply=apply, tables=_TABLES, bytes=size
+        )
 
     def bodies(self) -> Iterator[tuple[str, str]]:
         """Yield key and text of each unit that will be written."""
@@ -535,13 +537,13 @@ class BaseTexts(msgspec.Struct, kw_only=True):
                 for unit in index_units.cut_units(one.material, text or "", one.spans if text else ()):
                     yield unit.embedding_text_hash, unit.text
 
-    def _actions(self) -> Iterator[Action]:
+    def _list_actions(self) -> Iterator[Action]:
         if self.is_missing:
-            yield self._action("write-index", v2.BASE_NO_INDEX, self.new)
+            yield self._make_action("write-index", v2.BASE_NO_INDEX, self.new)
         for finding in () if self.is_missing else NAMES:
             new = [one for one in self.new if one.finding == finding]
             if new:
-                yield self._action("cut-texts" if finding == v2.NO_UNITS else "index-items", finding, new)
+                yield self._make_action("cut-texts" if finding == v2.NO_UNITS else "index-items", finding, new)
         for path, encoding in self.guessed.items():
             yield Action(
                 action="guess-encoding",
@@ -550,7 +552,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
                 subject=path,
             )
 
-    def _action(self, name: str, finding: str, new: list[NewText]) -> Action:
+    def _make_action(self, name: str, finding: str, new: list[NewText]) -> Action:
         texts, count = format_count(len(new), "text"), sum(len(one.spans) for one in new)
         units = format_count(count, "unit")
         if name == "write-index":

@@ -218,12 +218,12 @@ def _is_whole_unit(piece: Span, settings: Settings) -> bool:
 
 
 def _split(splitter: Any, text: str, piece: Span, size: int) -> Iterator[Span]:
-    for start, end in _windows(text, piece, max(_WINDOW, _UNITS_IN_WINDOW * size)):
+    for start, end in _cut_windows(text, piece, max(_WINDOW, _UNITS_IN_WINDOW * size)):
         for place, unit in splitter.chunk_indices(text[start:end]):
             yield start + place, start + place + len(unit)
 
 
-def _windows(text: str, piece: Span, length: int) -> Iterator[Span]:
+def _cut_windows(text: str, piece: Span, length: int) -> Iterator[Span]:
     start, last = piece
     while last - start > length:
         middle, end = start + length // 2, start + length
@@ -275,14 +275,14 @@ class FormerUnits:
         """
         found = []
         rest, end = "", 0
-        for place, body, span in self._proven(material, content_hash, text):
+        for place, body, span in self._find_proven_units(material, content_hash, text):
             rest += text[end:place]
             end = max(end, place + len(body))
             found.append(span)
         rest += text[end:]
         return found if is_blank(rest.replace(separator, "") if separator else rest) else []
 
-    def _proven(self, material: str, content_hash: str, text: str) -> Iterator[tuple[int, str, Span]]:
+    def _find_proven_units(self, material: str, content_hash: str, text: str) -> Iterator[tuple[int, str, Span]]:
         index = start = 0
         for place, char in enumerate(text if self._begun else ""):
             for body in self._begun.get(text[place : place + self._length], ()):

@@ -99,7 +99,7 @@ def read_folder(base: str, index: Path, raw: Path) -> OrphanFolder:
             base=base,
             created_at=row[1],
             updated_at=row[2],
-            materials=list(_materials(db)),
+            materials=list(_read_materials(db)),
             dimensions=dimensions,
             is_mixed=is_mixed,
             bare={decode_utf8(key): int(str(count)) for key, count in db.execute(_BARE) if isinstance(key, bytes)},
@@ -124,7 +124,7 @@ def demand_one_length(folder: OrphanFolder) -> None:
         raise FolderUnusable(tr("its vectors have different lengths"))
 
 
-def _materials(db: apsw.Connection) -> Iterator[FoundMaterial]:
+def _read_materials(db: apsw.Connection) -> Iterator[FoundMaterial]:
     for item, path, created_at, updated_at in untrusted_sqlite.read_lenient_rows(
         db, ("material_id", "relative_path", "created_at", "updated_at"), "material ORDER BY rowid"
     ):
@@ -302,15 +302,15 @@ class _Builder:
                 container = ListedFolder(identity.item_id(self._folder.base, f"{prefix}/", times[0]))
                 self._containers[prefix] = container
                 data = {"source": prefix, "relativePath": prefix}
-                yield self._row(container.item, "directory", data, times, is_whole=True)
+                yield self._make_row(container.item, "directory", data, times, is_whole=True)
         kind, data = self._content(path)
         source = None if container is None else container.source_of(rest)
         if source is not None and kind == "file":
             data["source"] = source
         group = None if container is None else container.item
-        yield self._row(key, kind, data, times, is_whole=is_whole, group=group)
+        yield self._make_row(key, kind, data, times, is_whole=is_whole, group=group)
 
-    def _row(
+    def _make_row(
         self, key: str, kind: str, data: Row, times: tuple[int, int], *, is_whole: bool, group: str | None = None
     ) -> Row:
         texts = {name: replace_surrogates(value) for name, value in data.items()}

@@ -145,16 +145,16 @@ def _provider_row(db: apsw.Connection, source: BaseSource, provider: str, key: s
 
 
 def _key(db: apsw.Connection, table: str, column: str, value: str) -> str | None:
-    found = _value(db, table, "order_key", column, value)
+    found = _select_value(db, table, "order_key", column, value)
     return found if isinstance(found, str) and found else None
 
 
 def _times(db: apsw.Connection, table: str, column: str, value: str) -> Row:
-    found = {name: _value(db, table, name, column, value) for name in ("created_at", "updated_at")}
+    found = {name: _select_value(db, table, name, column, value) for name in ("created_at", "updated_at")}
     return {name: time for name, time in found.items() if isinstance(time, int)}
 
 
-def _value(db: apsw.Connection, table: str, wanted: str, column: str, value: str) -> Any:
+def _select_value(db: apsw.Connection, table: str, wanted: str, column: str, value: str) -> Any:
     if wanted not in {str(row[1]) for row in db.execute(f"PRAGMA source.table_info('{table}')")}:
         return None
     return db.execute(f"SELECT {wanted} FROM source.{table} WHERE {column} = ?", (value,)).get

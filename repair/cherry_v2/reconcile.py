@@ -74,7 +74,7 @@ def _plan_base(
 ) -> Plan:
     made = Plan()
     if not options.only:
-        made.left += [_lacking(store, finding) for finding in found if finding.name in _MISSING]
+        made.left += [_report_lacking(store, finding) for finding in found if finding.name in _MISSING]
     why = _why_left(found, is_known=is_known)
     if why is not None:
         reason = tr("the index is not changed: {why}", why=why)
@@ -129,7 +129,7 @@ def _followed(store: Store, base: str, wanted: set[str], *, lacks_any: bool) -> 
     return Plan([] if change is None else [change], follows.left, {(name, base) for name in resolved})
 
 
-def _lacking(store: Store, finding: Finding) -> Unresolved:
+def _report_lacking(store: Store, finding: Finding) -> Unresolved:
     repair = finding.repair
     if store.is_profile and finding.name != v2.ITEM_NOT_INDEXED:
         # A v1 file that the upgrade left behind may have it.
@@ -233,11 +233,11 @@ class _Follows(msgspec.Struct):
         with sqlite.open_readonly(catalog) as items, sqlite.open_readonly(self.store.root / self.index.name) as index:
             if {items.execute("PRAGMA encoding").get, index.execute("PRAGMA encoding").get} != {"UTF-8"}:
                 raise OutOfOrder(tr("their texts are not UTF-8"))
-            for one in compare_sorted(_items(items, self.base), _materials(index)):
+            for one in compare_sorted(_items(items, self.base), _read_materials(index)):
                 if one.kind == "orphaned" and v2.MATERIAL_ORPHAN in self.wanted:
-                    self._orphaned(items, one.id)
+                    self._plan_deletion(items, one.id)
                 elif one.kind == "stale" and one.wanted is not None and v2.MATERIAL_PATH in self.wanted:
-                    self._stale(one.id, one.found, one.wanted)
+                    self._plan_move(one.id, one.found, one.wanted)
             self._leave_odd(items, index, lacks_any=lacks_any)
             self._leave_taken(index)
         self._leave_files()
@@ -245,8 +245,8 @@ class _Follows(msgspec.Struct):
     def _leave(self, finding: str, reason: str, subject: str | None, count: int = 1) -> None:
         self.left.append(Unresolved.registered(finding, reason, base=self.base, subject=subject, count=count))
 
-    def _orphaned(self, items: apsw.Connection, key: bytes) -> None:
-        material = _text(key)
+    def _plan_deletion(self, items: apsw.Connection, key: bytes) -> None:
+        material = _decode_text(key)
         if material is None:
             self._leave(v2.MATERIAL_ORPHAN, tr("its id is not text"), None)
             return
@@ -258,8 +258,8 @@ class _Follows(msgspec.Struct):
         else:
             self.gone.append(material)
 
-    def _stale(self, key: bytes, found: bytes | None, wanted: bytes) -> None:
-        material, old, new = _text(key), _text(found), _text(wanted)
+    def _plan_move(self, key: bytes, found: bytes | None, wanted: bytes) -> None:
+        material, old, new = _decode_text(key), _decode_text(found), _decode_text(wanted)
         # A path with an unpaired surrogate cannot be found again.
         if material is None or old is None or new is None or "\ufffd" in old:
             self._leave(v2.MATERIAL_PATH, tr("one of its two paths is not text"), material)
@@ -332,7 +332,7 @@ class _Follows(msgspec.Struct):
         gone, moves, path = json.dumps(self.gone), tuple(self.moves), self.store.root / self.index.name
         with sqlite.open_readonly(path) as db:
             counts = _counts(db, gone)
-        actions = list(self._deletions(counts))
+        actions = list(self._deletion_actions(counts))
         if moves:
             message = tr(
                 "set the path of {materials} to the path of its item", materials=format_count(len(moves), "material")
@@ -367,7 +367,7 @@ class _Follows(msgspec.Struct):
             path=self.index.name, actions=tuple(actions), apply=apply, tables=tuple(tables), bytes=size, bodies=bodies
         )
 
-    def _deletions(self, counts: dict[str, tuple[int, int]]) -> Iterator[Action]:
+    def _deletion_actions(self, counts: dict[str, tuple[int, int]]) -> Iterator[Action]:
         for kind in reversed(_KINDS):
             count, size = counts[kind.table]
             if count:
@@ -385,7 +385,7 @@ class _Follows(msgspec.Struct):
                 )
 
 
-def _text(raw: bytes | None) -> str | None:
+def _decode_text(raw: bytes | None) -> str | None:
     try:
         return None if raw is None else raw.decode()
     except UnicodeDecodeError:
@@ -412,7 +412,7 @@ def _items(db: apsw.Connection, base: str) -> Iterator[tuple[bytes, bytes | None
         yield key.encode(), None if path is None else replace_surrogates(path).encode()
 
 
-def _materials(db: apsw.Connection) -> Iterator[tuple[bytes, bytes | None]]:
+def _read_materials(db: apsw.Connection) -> Iterator[tuple[bytes, bytes | None]]:
     rows = db.execute(
         "SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB) FROM material"
         " WHERE typeof(material_id) = 'text' ORDER BY 1"

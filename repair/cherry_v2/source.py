@@ -139,14 +139,14 @@ class BaseSource:
             SourceUnreadable: a folder cannot be read.
         """
         try:
-            return self._files(base)
+            return self._list_files(base)
         except RegraftError:
             raise
         except OSError as error:
             path = self.folder(base) if error.filename is None else Path(os.fsdecode(error.filename))
             raise SourceUnreadable(path=path, reason=error.strerror or error) from error
 
-    def _files(self, base: str) -> BaseFiles:
+    def _list_files(self, base: str) -> BaseFiles:
         folder, start = self.folder(base), f"{self.store.bases}/{base}/"
         links = [name.removeprefix(start) for name in self.archived_links if name.startswith(start)]
         if leads_outside(self.store.root, folder):
@@ -297,7 +297,7 @@ def open_base_source(path: Path, kind: Kind | None, named: Sequence[str], comman
     with open_store(path, kind) as found:
         catalog = found.stores.catalog
         if found.kind not in BASE_SOURCES or catalog is None:
-            raise NotChanged(path=path, what=KIND_NAMES[found.kind], command=command, advice=_advice(found))
+            raise NotChanged(path=path, what=KIND_NAMES[found.kind], command=command, advice=_choose_advice(found))
         if found.stores.is_copy:
             raise NotChanged(path=path, what=CATALOG_COPY, command=command, advice=COPY_ADVICE)
         sign = profile.detect_running_app(found.profile) if found.profile is not None else None
@@ -323,7 +323,7 @@ def open_base_source(path: Path, kind: Kind | None, named: Sequence[str], comman
             )
 
 
-def _advice(found: Located) -> str:
+def _choose_advice(found: Located) -> str:
     if found.kind in V1_SOURCES:
         return tr("migrate it to a library with regraft migrate")
     return tr("use a library, a pack, a backup of version 7 or a v2 profile, including its catalog")

@@ -262,7 +262,7 @@ class _Comparison(msgspec.Struct):
             by_kind[one.project, one.status].append(one.note)
         for (project, status), notes in by_kind.items():
             name, message, finding = _CORRECTIONS[status]
-            yield _action(
+            yield _make_action(
                 name, insert_at_mark(message, "{n}", format_count(len(notes), "note")), project, notes, 0, finding
             )
 
@@ -279,7 +279,7 @@ class _Comparison(msgspec.Struct):
                 raise PlanOutdated(path=path, reason=tr("the vectors changed since the plan"))
 
         actions = tuple(
-            _action(
+            _make_action(
                 "delete-embeddings",
                 tr("delete {vectors} {words}", vectors=format_count(len(every), "vector"), words=words),
                 project,
@@ -312,7 +312,7 @@ def _vector_problem(held: StoredVector) -> _Reason | None:
     return None if held.content_version == CONTENT_VERSION else _OTHER_RULE
 
 
-def _action(name: str, message: str, project: str | None, notes: list[str], size: int, finding: str) -> Action:
+def _make_action(name: str, message: str, project: str | None, notes: list[str], size: int, finding: str) -> Action:
     return Action(
         action=name,
         message=message,

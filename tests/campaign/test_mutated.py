@@ -407,7 +407,7 @@ def test_pages_of_materials_that_cannot_be_read_are_a_problem_of_the_base(
     def torn(*_: object) -> None:
         raise apsw.CorruptError("database disk image is malformed")
 
-    monkeypatch.setattr(cherry_v2_inspect, "_materials", torn)
+    monkeypatch.setattr(cherry_v2_inspect, "_summarize_materials", torn)
     (found,) = run("inspect", base, "--json").document["bases"]
     assert (found["materials"], found["problem"]) == (
         [],

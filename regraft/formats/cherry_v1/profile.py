@@ -47,7 +47,7 @@ def list_data_folders() -> dict[Path, str]:
     if the settings name it or if it is in the current directory.
     """
     configured = dict.fromkeys(_data_paths(_config()), tr("named in the application's settings"))
-    entries = [entry for entry in _entries(_config()) if isinstance(entry, dict)]
+    entries = [entry for entry in _read_entries(_config()) if isinstance(entry, dict)]
     programs = [program.parent for entry in entries for program in _absolute(entry.get("executablePath"))]
     with contextlib.suppress(OSError):
         programs.append(Path.cwd())
@@ -64,21 +64,21 @@ def find_configured_folders(path: Path) -> list[Path]:
     named = {folder for folder in _data_paths(_config()) if folder.is_dir()}
     if not named:
         return []
-    if not (is_settings(path) or any(_same(path, folder) for folder in default_folders())):
+    if not (is_settings(path) or any(_is_same_path(path, folder) for folder in default_folders())):
         return []
-    return [] if any(_same(path, folder) for folder in named) else sorted(named)
+    return [] if any(_is_same_path(path, folder) for folder in named) else sorted(named)
 
 
 def is_settings(path: Path) -> bool:
     """Whether ``path`` is the application's settings file or one of the folders above it."""
-    return any(_same(path, folder) for folder in (_config(), _config().parent, _config().parent.parent))
+    return any(_is_same_path(path, folder) for folder in (_config(), _config().parent, _config().parent.parent))
 
 
 def _config() -> Path:
     return Path.home() / CONFIG_FOLDER / CONFIG_FILE
 
 
-def _same(path: Path, other: Path) -> bool:
+def _is_same_path(path: Path, other: Path) -> bool:
     try:
         return links.real_path(path) == links.real_path(other)
     except (OSError, RuntimeError, ValueError):
@@ -86,11 +86,11 @@ def _same(path: Path, other: Path) -> bool:
 
 
 def _data_paths(config: Path) -> Iterator[Path]:
-    for entry in _entries(config):
+    for entry in _read_entries(config):
         yield from _absolute(entry.get("dataPath") if isinstance(entry, dict) else entry)
 
 
-def _entries(config: Path) -> list[Any]:
+def _read_entries(config: Path) -> list[Any]:
     try:
         message: Any = json_text.loads(links.read_bytes(config)) if config.is_file() else None
     except (OSError, ValueError):

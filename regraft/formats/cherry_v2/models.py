@@ -117,9 +117,9 @@ class ModelResolver:
 
     def embedding(self, raw: Any, legacy_base: str) -> ModelChoice:
         """Resolve the embedding model of a base."""
-        return self._with_retired_notice(self._embedding(raw, legacy_base), legacy_base)
+        return self._with_retired_notice(self._resolve_embedding(raw, legacy_base), legacy_base)
 
-    def _embedding(self, raw: Any, legacy_base: str) -> ModelChoice:
+    def _resolve_embedding(self, raw: Any, legacy_base: str) -> ModelChoice:
         named = raw if isinstance(raw, dict) else {}
         unique = unique_model_id(named.get("provider"), named.get("id"))
         for old in (unique, legacy_base):
@@ -147,7 +147,7 @@ class ModelResolver:
             else:
                 message = tr("{unique} is re-created because its provider still exists", unique=unique)
             return self._exists(unique, named, Notice(code=notices.MODEL_RECREATED, message=message, base=legacy_base))
-        return _gone(unique)
+        return _missing_model(unique)
 
     def rerank(self, raw: Any, legacy_base: str) -> ModelChoice:
         """Resolve the rerank model of a base; a missing one is cleared."""
@@ -207,7 +207,7 @@ class ModelResolver:
                 )
 
 
-def _gone(unique: str) -> ModelChoice:
+def _missing_model(unique: str) -> ModelChoice:
     is_retired = _provider_of(unique) in RETIRED_PROVIDERS
     why = tr("and the application has removed its provider") if is_retired else tr("and its provider too")
     return ModelChoice(

@@ -94,27 +94,27 @@ class _Decoder:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise MalformedStorage(tr("nested too deeply"))
-        tag = self._tag()
+        tag = self._read_tag()
         if tag == _COUNT:
             self._source.number()
-            tag = self._tag()
+            tag = self._read_tag()
         read = self._READERS.get(tag)
         if read is None:
             raise MalformedStorage(tr("contains something that is not data (tag {tag})", tag=tag))
         value = read(self)
         if self._source.left and self._source.data[self._source.at] == _VIEW and isinstance(value, bytes):
-            value = self._view(value)
+            value = self._read_view(value)
         self._depth -= 1
         return value
 
-    def _tag(self) -> int:
+    def _read_tag(self) -> int:
         while (tag := self._source.byte()) == _PADDING:
             pass
         return tag
 
     def _peek(self) -> int:
         """Return the next tag without consuming it."""
-        tag = self._tag()
+        tag = self._read_tag()
         self._source.at -= 1
         return tag
 
@@ -133,12 +133,12 @@ class _Decoder:
     def _double(self) -> float:
         return float(struct.unpack("<d", self._source.take(8))[0])
 
-    def _bigint(self) -> int:
+    def _read_bigint(self) -> int:
         field = self._source.number()
         value = int.from_bytes(self._source.take(field >> 1), "little")
         return -value if field & 1 else value
 
-    def _utf8(self) -> str:
+    def _read_utf8(self) -> str:
         try:
             return self._source.sized().decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
@@ -153,7 +153,7 @@ class _Decoder:
     def _nested_text(self) -> str:
         """Decode a nested text."""
         if self._version < _TAGGED_STRINGS:
-            return self._utf8()
+            return self._read_utf8()
         text = self.value()
         if not isinstance(text, str):
             raise MalformedStorage(tr("has no text where one is expected"))
@@ -161,20 +161,20 @@ class _Decoder:
 
     # --- objects ---------------------------------------------------------------------------------------------------
 
-    def _object(self, read: Callable[[_Decoder], Any]) -> Any:
+    def _read_object(self, read: Callable[[_Decoder], Any]) -> Any:
         number = len(self._objects)
         self._objects.append(None)
         value = read(self)
         self._objects[number] = value
         return value
 
-    def _reference(self) -> Any:
+    def _read_reference(self) -> Any:
         number = self._source.number()
         if number >= len(self._objects):
             raise MalformedStorage(tr("refers to an object that does not exist"))
         return self._objects[number]
 
-    def _properties(self, end: str) -> dict[str, Any]:
+    def _read_properties(self, end: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         while self._peek() != ord(end):
             name = self.value()
@@ -183,7 +183,7 @@ class _Decoder:
             if not isinstance(name, str):
                 raise MalformedStorage(tr("has a property whose name is not text"))
             found[name] = self.value()
-        self._tag()
+        self._read_tag()
         self._source.number()
         return found
 
@@ -194,11 +194,11 @@ class _Decoder:
         found: list[Any] = []
         for _ in range(length):
             if self._peek() == _HOLE:
-                self._tag()
+                self._read_tag()
                 found.append(None)
             else:
                 found.append(self.value())
-        self._properties("$")
+        self._read_properties("$")
         self._source.number()
         return found
 
@@ -206,25 +206,25 @@ class _Decoder:
         length = self._source.number()
         self._spend(length)
         found: list[Any] = [None] * length
-        for name, value in self._properties("@").items():
+        for name, value in self._read_properties("@").items():
             if name.isascii() and name.isdigit() and len(name) < 10 and int(name) < length:
                 found[int(name)] = value
         self._source.number()
         return found
 
     def _map(self) -> list[Any]:
-        flat = self._until(":")
+        flat = self._read_values_until(":")
         return [list(pair) for pair in zip(flat[::2], flat[1::2], strict=False)]
 
-    def _until(self, end: str) -> list[Any]:
+    def _read_values_until(self, end: str) -> list[Any]:
         found: list[Any] = []
         while self._peek() != ord(end):
             found.append(self.value())
-        self._tag()
+        self._read_tag()
         self._source.number()
         return found
 
-    def _regexp(self) -> str:
+    def _read_regexp(self) -> str:
         source = self._nested_text()
         self._source.number()
         return source
@@ -246,8 +246,8 @@ class _Decoder:
         self._source.number()
         return self._source.take(size)
 
-    def _view(self, buffer: bytes) -> bytes:
-        self._tag()
+    def _read_view(self, buffer: bytes) -> bytes:
+        self._read_tag()
         self._source.byte()
         offset, length = self._source.number(), self._source.number()
         if self._version >= _VIEW_FLAGS:
@@ -281,29 +281,29 @@ class _Decoder:
         ord("I"): _int32,
         ord("U"): lambda self: self._source.number(),
         ord("N"): _double,
-        ord("Z"): _bigint,
-        ord("S"): _utf8,
+        ord("Z"): _read_bigint,
+        ord("S"): _read_utf8,
         ord('"'): lambda self: self._source.sized().decode("latin-1"),
         ord("c"): _two_byte,
-        ord("^"): _reference,
-        ord("o"): lambda self: self._object(lambda _: self._properties("{")),
-        ord("A"): lambda self: self._object(_Decoder._dense_array),
-        ord("a"): lambda self: self._object(_Decoder._sparse_array),
-        ord("D"): lambda self: self._object(_Decoder._double),
-        ord("y"): lambda self: self._object(lambda _: True),
-        ord("x"): lambda self: self._object(lambda _: False),
-        ord("n"): lambda self: self._object(_Decoder._double),
-        ord("z"): lambda self: self._object(_Decoder._bigint),
-        ord("s"): lambda self: self._object(_Decoder._nested_text),
-        ord("R"): lambda self: self._object(_Decoder._regexp),
-        ord(";"): lambda self: self._object(_Decoder._map),
-        ord("'"): lambda self: self._object(lambda _: self._until(",")),
-        ord("B"): lambda self: self._object(lambda _: self._source.sized()),
-        ord("~"): lambda self: self._object(_Decoder._resizable_buffer),
-        ord("u"): lambda self: self._object(_Decoder._skip_external),
-        ord("t"): lambda self: self._object(_Decoder._skip_external),
-        ord("r"): lambda self: self._object(_Decoder._skip_error),
-        ord("\\"): lambda self: self._object(_Decoder._skip_host_object),
+        ord("^"): _read_reference,
+        ord("o"): lambda self: self._read_object(lambda _: self._read_properties("{")),
+        ord("A"): lambda self: self._read_object(_Decoder._dense_array),
+        ord("a"): lambda self: self._read_object(_Decoder._sparse_array),
+        ord("D"): lambda self: self._read_object(_Decoder._double),
+        ord("y"): lambda self: self._read_object(lambda _: True),
+        ord("x"): lambda self: self._read_object(lambda _: False),
+        ord("n"): lambda self: self._read_object(_Decoder._double),
+        ord("z"): lambda self: self._read_object(_Decoder._read_bigint),
+        ord("s"): lambda self: self._read_object(_Decoder._nested_text),
+        ord("R"): lambda self: self._read_object(_Decoder._read_regexp),
+        ord(";"): lambda self: self._read_object(_Decoder._map),
+        ord("'"): lambda self: self._read_object(lambda _: self._read_values_until(",")),
+        ord("B"): lambda self: self._read_object(lambda _: self._source.sized()),
+        ord("~"): lambda self: self._read_object(_Decoder._resizable_buffer),
+        ord("u"): lambda self: self._read_object(_Decoder._skip_external),
+        ord("t"): lambda self: self._read_object(_Decoder._skip_external),
+        ord("r"): lambda self: self._read_object(_Decoder._skip_error),
+        ord("\\"): lambda self: self._read_object(_Decoder._skip_host_object),
     }
 
 
@@ -354,7 +354,7 @@ class PrefixFilter(msgspec.Struct, frozen=True):
 
     def may_hold(self, low: bytes | None, high: bytes | None) -> bool:
         """See :meth:`KeyFilter.may_hold`. Keys are ordered by the numbers in their prefixes, not by their bytes."""
-        lowest, highest = _prefix(low), _prefix(high)
+        lowest, highest = _parse_prefix(low), _parse_prefix(high)
         return any(
             (lowest is None or lowest <= prefix) and (highest is None or prefix <= highest) for prefix in self.prefixes
         )
@@ -368,7 +368,7 @@ class PrefixFilter(msgspec.Struct, frozen=True):
         return prefix in self.prefixes and rest.startswith(self.start)
 
 
-def _prefix(key: bytes | None) -> KeyPrefix | None:
+def _parse_prefix(key: bytes | None) -> KeyPrefix | None:
     try:
         return None if key is None else split_key(key)[0]
     except MalformedStorage:

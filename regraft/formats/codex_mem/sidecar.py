@@ -227,7 +227,7 @@ class SidecarVectors:
         Raises:
             SidecarUnreadable: the file is damaged.
         """
-        rows = self._rows(f"{_HELD} WHERE note_id = :note", note=note_id)
+        rows = self._query_rows(f"{_HELD} WHERE note_id = :note", note=note_id)
         return self._to_stored_vector(rows[0]) if rows else None
 
     def bytes_of(self, note_id: str) -> bytes:
@@ -236,7 +236,7 @@ class SidecarVectors:
         Raises:
             SidecarUnreadable: the file is damaged.
         """
-        rows = self._rows(f"SELECT CAST(vector AS BLOB) FROM {TABLE} WHERE note_id = :note", note=note_id)
+        rows = self._query_rows(f"SELECT CAST(vector AS BLOB) FROM {TABLE} WHERE note_id = :note", note=note_id)
         return bytes(rows[0][0]) if rows else b""
 
     def every(self) -> Iterator[StoredVector]:
@@ -246,7 +246,9 @@ class SidecarVectors:
             SidecarUnreadable: the file is damaged.
         """
         after: Any = ""
-        while rows := self._rows(f"{_HELD} WHERE note_id > :after ORDER BY note_id LIMIT {_AT_ONCE}", after=after):
+        while rows := self._query_rows(
+            f"{_HELD} WHERE note_id > :after ORDER BY note_id LIMIT {_AT_ONCE}", after=after
+        ):
             yield from map(self._to_stored_vector, rows)
             after = rows[-1][0]
 
@@ -259,7 +261,7 @@ class SidecarVectors:
         query = f"""SELECT note_id, vec_distance_cosine(vector, :vector) FROM {TABLE}
              WHERE note_id IN (SELECT value FROM json_each(:notes))
                AND typeof(vector) = 'blob' AND length(vector) = length(:vector)"""
-        rows = self._rows(query, notes=msgspec.json.encode(note_ids).decode(), vector=vector)
+        rows = self._query_rows(query, notes=msgspec.json.encode(note_ids).decode(), vector=vector)
         return {note_id: distance for note_id, distance in rows if distance is not None}
 
     def count(self) -> int:
@@ -268,7 +270,7 @@ class SidecarVectors:
         Raises:
             SidecarUnreadable: the file is damaged.
         """
-        return int(self._rows(f"SELECT count(*) FROM {TABLE}")[0][0])
+        return int(self._query_rows(f"SELECT count(*) FROM {TABLE}")[0][0])
 
     def fitting(self, content_version: int) -> tuple[int, int]:
         """Return how many vectors have the sidecar's dimensions, and how many have this content version.
@@ -278,10 +280,10 @@ class SidecarVectors:
         """
         query = f"""SELECT total(typeof(vector) = 'blob' AND length(vector) = :size AND :size > 0),
                            total(content_version = :version) FROM {TABLE}"""
-        [(of_size, of_version)] = self._rows(query, version=content_version)
+        [(of_size, of_version)] = self._query_rows(query, version=content_version)
         return int(of_size), int(of_version)
 
-    def _rows(self, query: str, **values: Any) -> list[Any]:
+    def _query_rows(self, query: str, **values: Any) -> list[Any]:
         try:
             return self.db.execute(query, {"size": self.size, **values}).fetchall()
         except apsw.InterruptError:

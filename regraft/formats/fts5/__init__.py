@@ -90,7 +90,7 @@ class Structure:
         if record[_COOKIE_BYTES : _COOKIE_BYTES + len(_LATER_FORM)] == _LATER_FORM:
             raise IndexBuildRefused("the list of segments is of a later form")
         numbers = _parse_varints(record[_COOKIE_BYTES:])
-        level_count, segment_count, written = _take(numbers, 3)
+        level_count, segment_count, written = _take_numbers(numbers, 3)
         if max(level_count, segment_count) > MAX_SEGMENTS:
             raise IndexBuildRefused("the list of segments is too long")
         levels = tuple(_parse_level(numbers) for _ in range(level_count))
@@ -110,13 +110,13 @@ class Structure:
 
 
 def _parse_level(numbers: Iterator[int]) -> tuple[IndexSegment, ...]:
-    merging, count = _take(numbers, 2)
+    merging, count = _take_numbers(numbers, 2)
     if merging or count > MAX_SEGMENTS:
         raise IndexBuildRefused("segments are being merged")
-    return tuple(IndexSegment(*_take(numbers, 3)) for _ in range(count))
+    return tuple(IndexSegment(*_take_numbers(numbers, 3)) for _ in range(count))
 
 
-def _take(numbers: Iterator[int], count: int) -> list[int]:
+def _take_numbers(numbers: Iterator[int], count: int) -> list[int]:
     found = list(islice(numbers, count))
     if len(found) < count:
         raise IndexBuildRefused("the list of segments is cut off")
@@ -193,11 +193,11 @@ class DoclistIndex:
         if not has_term:
             self._pages += 1
         if row:
-            self._add(0, page, row)
+            self._add_to_level(0, page, row)
         elif not has_term and self._levels:
             self._levels[0].data += b"\0"
 
-    def _add(self, height: int, page: int, row: int) -> None:
+    def _add_to_level(self, height: int, page: int, row: int) -> None:
         if height == len(self._levels):
             self._levels.append(_Level(self._page))
         level = self._levels[height]
@@ -206,10 +206,10 @@ class DoclistIndex:
             self._full.append((height, level.page, bytes(level.data)))
             if height + 1 == len(self._levels):
                 # The full page was the root: the new root begins with a pointer to it.
-                self._add(height + 1, level.page, level.first)
+                self._add_to_level(height + 1, level.page, level.first)
                 self._levels[height + 1].page = level.page
             level.page, level.data = level.page + 1, bytearray()
-            self._add(height + 1, level.page, row)
+            self._add_to_level(height + 1, level.page, row)
         if level.data:
             level.data += encode_varint(row - level.last)
         else:

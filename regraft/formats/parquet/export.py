@@ -152,7 +152,7 @@ def _summarize_materials(db: apsw.Connection, found: BaseSummary) -> None:
             (material,),
         ).fetchall()
         if not bodies:
-            content = _content(db, content_hash)
+            content = _read_content(db, content_hash)
             found.bare.append(EmptyMaterial(material, decode_utf8(raw_path or b""), content))
             continue
         # Hash the bodies joined by a blank line, holding one of them in memory at a time and no large one.
@@ -173,7 +173,7 @@ def _text(column: str) -> str:
     return _TEXT.format(column)
 
 
-def _content(db: apsw.Connection, content_hash: Any) -> str | None:
+def _read_content(db: apsw.Connection, content_hash: Any) -> str | None:
     rows: list[Any] = db.execute(
         f"SELECT {_text('text')} FROM content WHERE content_hash = ?", (content_hash,)
     ).fetchall()
@@ -187,7 +187,7 @@ def _large_content(db: apsw.Connection, content_hash: Any) -> str | bytes | None
     found: list[Any] = db.execute(query, (content_hash,)).fetchall()
     for (rowid,) in found:
         return LargeText(db=db, table="content", column="text", rowid=rowid).utf8()
-    return _content(db, content_hash)
+    return _read_content(db, content_hash)
 
 
 def read_item_sources(items: list[dict[str, Any]] | None) -> dict[str, str]:
@@ -355,10 +355,10 @@ def read_chunk_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterat
     """
     with sqlite.open_readonly(path) as db:
         for row in db.execute(_CHUNKS_QUERY):
-            yield _row(row, base, look.vector_bytes)
+            yield _make_row(row, base, look.vector_bytes)
 
 
-def _row(row: tuple[apsw.SQLiteValue, ...], base: BaseMetadata, vector_bytes: int | None) -> UnitRow:
+def _make_row(row: tuple[apsw.SQLiteValue, ...], base: BaseMetadata, vector_bytes: int | None) -> UnitRow:
     key, doc, seq, title, path, source, body, vector = row
     text = str(body)
     return UnitRow(

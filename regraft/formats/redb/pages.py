@@ -152,14 +152,14 @@ def read_header(data: bytes) -> Header:
             full_regions=full_regions,
             trailing_pages=trailing_pages,
         ),
-        primary=_slot(data, primary),
-        secondary=_slot(data, 1 - primary),
+        primary=_parse_slot(data, primary),
+        secondary=_parse_slot(data, 1 - primary),
         needs_recovery=bool(flags & _RECOVERY),
         is_two_phase=bool(flags & _TWO_PHASE),
     )
 
 
-def _slot(header: bytes, index: int) -> Slot:
+def _parse_slot(header: bytes, index: int) -> Slot:
     data = header[SLOTS_AT[index] : SLOTS_AT[index] + SLOT_BYTES]
     tables, system, freed = (Root.read(data, at) if data[flag] else None for flag, at in _ROOTS)
     (transaction_id,) = struct.unpack_from("<Q", data, _TRANSACTION_AT)
@@ -498,11 +498,11 @@ class Leaf(msgspec.Struct, frozen=True, kw_only=True):
 
     def keys(self) -> list[bytes]:
         """The keys in order."""
-        return list(_pieces(self.page, self.keys_at, self.key_ends))
+        return list(_cut_pieces(self.page, self.keys_at, self.key_ends))
 
     def values(self) -> Iterator[bytes]:
         """The values in the order of their keys."""
-        return _pieces(self.page, self.key_ends[-1], self.value_ends)
+        return _cut_pieces(self.page, self.key_ends[-1], self.value_ends)
 
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
@@ -528,7 +528,7 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
 
     def separators(self) -> list[bytes]:
         """The keys between the children: each is at least the last key below the child before it."""
-        return list(_pieces(self.page, self.keys_at, self.key_ends))
+        return list(_cut_pieces(self.page, self.keys_at, self.key_ends))
 
 
 def read_leaf(page: bytes, shape: EntryWidths) -> Leaf:
@@ -537,7 +537,7 @@ def read_leaf(page: bytes, shape: EntryWidths) -> Leaf:
     Raises:
         MalformedPage: the entries do not fit into the page.
     """
-    count = _count(page, LEAF, _LEAF_HEADER)
+    count = _read_entry_count(page, LEAF, _LEAF_HEADER)
     keys_at = _LEAF_HEADER + 4 * count * ((shape.key_width is None) + (shape.value_width is None))
     key_ends = _ends(page, _LEAF_HEADER, count, (keys_at, shape.key_width))
     values_from = _LEAF_HEADER + (4 * count if shape.key_width is None else 0)
@@ -551,7 +551,7 @@ def read_branch(page: bytes, key_width: int | None) -> Branch:
     Raises:
         MalformedPage: the children do not fit into the page.
     """
-    count = _count(page, BRANCH, _BRANCH_HEADER)
+    count = _read_entry_count(page, BRANCH, _BRANCH_HEADER)
     ends_at = _BRANCH_HEADER + (count + 1) * (CHECKSUM_BYTES + _NUMBER_BYTES)
     keys_at = ends_at + (4 * count if key_width is None else 0)
     if keys_at > len(page):
@@ -563,7 +563,7 @@ def read_branch(page: bytes, key_width: int | None) -> Branch:
     return Branch(page=page, count=count, keys_at=keys_at, key_ends=key_ends)
 
 
-def _count(page: bytes, kind: int, header: int) -> int:
+def _read_entry_count(page: bytes, kind: int, header: int) -> int:
     if len(page) < header or page[0] != kind:
         raise MalformedPage(tr("the page has another type than expected"))
     count = page[2] | page[3] << 8
@@ -596,7 +596,7 @@ def _ends(page: bytes, at: int, count: int, begin_and_width: tuple[int, int | No
     return ends
 
 
-def _pieces(page: bytes, begin: int, ends: Sequence[int]) -> Iterator[bytes]:
+def _cut_pieces(page: bytes, begin: int, ends: Sequence[int]) -> Iterator[bytes]:
     for end in ends:
         yield page[begin:end]
         begin = end

@@ -40,7 +40,7 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8")
 
 
-def _integer(width: int, signed: bool) -> Codec:
+def _integer_codec(width: int, signed: bool) -> Codec:
     def decode(data: bytes) -> int:
         return int.from_bytes(data, "little", signed=signed)
 
@@ -52,13 +52,13 @@ def _float(form: str) -> Codec:
     return Codec(width=number.size, decode=lambda data: number.unpack(data)[0], rank=None)
 
 
-def _truth(data: bytes) -> bool:
+def _decode_bool(data: bytes) -> bool:
     if data[0] > 1:
         raise ValueError(tr("a boolean is neither 0 nor 1"))
     return data[0] == 1
 
 
-def _character(data: bytes) -> str:
+def _decode_character(data: bytes) -> str:
     point = int.from_bytes(data, "little")
     if point in _SURROGATES:
         raise ValueError(tr("invalid character code"))
@@ -71,15 +71,15 @@ def _nothing(_: bytes) -> tuple[()]:
 
 _PLAIN = {
     "()": Codec(width=0, decode=_nothing, rank=_nothing),
-    "bool": Codec(width=1, decode=_truth, rank=_truth),
-    "char": Codec(width=3, decode=_character, rank=_character),
+    "bool": Codec(width=1, decode=_decode_bool, rank=_decode_bool),
+    "char": Codec(width=3, decode=_decode_character, rank=_decode_character),
     "&str": Codec(width=None, decode=_text, rank=_same),
     "String": Codec(width=None, decode=_text, rank=_same),
     "&[u8]": _BYTES,
     "f32": _float("<f"),
     "f64": _float("<d"),
-    **{f"u{8 * width}": _integer(width, signed=False) for width in (1, 2, 4, 8, 16)},
-    **{f"i{8 * width}": _integer(width, signed=True) for width in (1, 2, 4, 8, 16)},
+    **{f"u{8 * width}": _integer_codec(width, signed=False) for width in (1, 2, 4, 8, 16)},
+    **{f"i{8 * width}": _integer_codec(width, signed=True) for width in (1, 2, 4, 8, 16)},
 }
 
 
@@ -144,7 +144,7 @@ def array_codec(inner: Codec, count: int) -> Codec | None:
             raise ValueError(tr("a sequence is truncated"))
         ends = struct.unpack_from(f"<{count}I", data)
         starts = (4 * count, *ends)[:count]
-        return [_slice(data, start, end) for start, end in zip(starts, ends, strict=True)]
+        return [_checked_slice(data, start, end) for start, end in zip(starts, ends, strict=True)]
 
     return _repeated_codec(inner, None if fixed is None else fixed * count, split)
 
@@ -162,7 +162,7 @@ def vector_codec(inner: Codec) -> Codec | None:
         pieces = []
         for _ in range(count):
             length, at = _read_length(data, at)
-            pieces.append(_slice(data, at, at + length))
+            pieces.append(_checked_slice(data, at, at + length))
             at += length
         if at != len(data):
             raise ValueError(tr("extra bytes follow the end of a sequence"))
@@ -236,7 +236,7 @@ def _pieces(data: bytes, at: int, lengths: Sequence[int]) -> Sequence[bytes]:
     """Cut bytes into pieces of the given lengths; the last piece is the rest."""
     pieces = []
     for length in lengths:
-        pieces.append(_slice(data, at, at + length))
+        pieces.append(_checked_slice(data, at, at + length))
         at += length
     pieces.append(data[at:])
     return pieces
@@ -248,7 +248,7 @@ def _split_evenly(data: bytes, width: int, count: int) -> Sequence[bytes]:
     return [data[at : at + width] for at in range(0, len(data), width)]
 
 
-def _slice(data: bytes, start: int, end: int) -> bytes:
+def _checked_slice(data: bytes, start: int, end: int) -> bytes:
     if not start <= end <= len(data):
         raise ValueError(tr("an element exceeds its container"))
     return data[start:end]
@@ -256,8 +256,8 @@ def _slice(data: bytes, start: int, end: int) -> bytes:
 
 def _read_length(data: bytes, at: int) -> tuple[int, int]:
     """Read a variable-length length; return it and the offset after it."""
-    first = _slice(data, at, at + 1)[0]
+    first = _checked_slice(data, at, at + 1)[0]
     if first < _SHORT:
         return first, at + 1
     width = 2 if first == _SHORT else 4
-    return int.from_bytes(_slice(data, at + 1, at + 1 + width), "little"), at + 1 + width
+    return int.from_bytes(_checked_slice(data, at + 1, at + 1 + width), "little"), at + 1 + width

@@ -136,7 +136,7 @@ class Reading:
                 candidate = _Candidate(
                     shape=_SCHEMA, number=visit.number, kind=visit.kind, cell=cell, origin=Origin.TREE
                 )
-                row = self._row(candidate)
+                row = self._decode_row(candidate)
                 if row is not None and isinstance(row.values[1], TextBytes) and isinstance(row.values[3], int):
                     roots.setdefault(row.values[1].decode("utf-8", "replace"), row.values[3])
         return roots
@@ -218,7 +218,7 @@ class Reading:
                 continue
             for visit in self._walker.walk(root, tree, is_index=page.kind.is_index):
                 for at in visit.cells:
-                    cell = self._cell(visit.data, at, visit.kind, 1 << 31)
+                    cell = self._parse_cell(visit.data, at, visit.kind, 1 << 31)
                     if cell is not None:
                         self._chains.claim(cell, Origin.TREE)
 
@@ -235,7 +235,7 @@ class Reading:
     def _guess_shape(self, data: bytes, page: TreePage) -> int:
         """Return the index (from 1) of the shape that most of the first cells fit; 0 if none does."""
         votes = [0] * len(self._shapes)
-        cells = (self._cell(data, at, page.kind, self.file.size) for at in page.cells)
+        cells = (self._parse_cell(data, at, page.kind, self.file.size) for at in page.cells)
         for cell in islice((cell for cell in cells if cell is not None), _FIRST_CELLS):
             for index, shape in enumerate(self._shapes):
                 if shape.is_index == page.kind.is_index and self._matches_shape(cell, shape):
@@ -245,7 +245,7 @@ class Reading:
         return best + 1 if votes and votes[best] else 0
 
     def _matches_shape(self, cell: Cell, shape: RowShape, *, wholly: bool = False) -> bool:
-        fields = self._fields(cell, shape)
+        fields = self._decode_fields(cell, shape)
         if fields is None:
             return False
         record, is_whole = self._chains.beginning(cell)
@@ -255,7 +255,7 @@ class Reading:
 
     def _find_encoding(self) -> None:
         """Choose the encoding in which most of the first pages have valid rows, preferring the header's."""
-        pages = list(islice(self._leaves(), _FIRST_PAGES))
+        pages = list(islice(self._find_leaves(), _FIRST_PAGES))
         stated = self.encoding
         votes: dict[str, int] = {}
         for encoding in (stated, *(one for one in _ENCODINGS if one != stated)):
@@ -265,7 +265,7 @@ class Reading:
                 break
         self.encoding = max(votes, key=votes.__getitem__)
 
-    def _leaves(self) -> Iterator[tuple[bytes, TreePage]]:
+    def _find_leaves(self) -> Iterator[tuple[bytes, TreePage]]:
         for number in range(1, self.file.pages + 1):
             data = self.file.page(number)
             page = parse_tree_page(data, number, self.file.usable)
@@ -275,14 +275,14 @@ class Reading:
     def _has_valid_row(self, data: bytes, page: TreePage) -> bool:
         """Whether one of the first rows of a leaf is valid in the current encoding."""
         tables = (_SCHEMA, *(shape for shape in self._shapes if not shape.is_index))
-        cells = (self._cell(data, at, page.kind, self.file.size) for at in page.cells[:_FIRST_CELLS])
+        cells = (self._parse_cell(data, at, page.kind, self.file.size) for at in page.cells[:_FIRST_CELLS])
         return any(
             cell is not None and self._matches_shape(cell, shape, wholly=True) for cell in cells for shape in tables
         )
 
     # --- cells -------------------------------------------------------------------------------------------------------
 
-    def _cell(self, data: bytes, at: int, kind: PageKind, most_bytes: int) -> Cell | None:
+    def _parse_cell(self, data: bytes, at: int, kind: PageKind, most_bytes: int) -> Cell | None:
         try:
             return parse_record_cell(
                 data, at, self.file.usable, kind, min(most_bytes, self.file.pages * self.file.page_size)
@@ -298,7 +298,7 @@ class Reading:
             return
         missing = Refusal.CUT if len(data) < self.file.page_size else Refusal.CELL
         for at in starts:
-            cell = self._cell(data, at, page.kind, shape.most_bytes)
+            cell = self._parse_cell(data, at, page.kind, shape.most_bytes)
             if cell is None:
                 self.counts.refused[shape.name, missing] += 1
             yield cell
@@ -336,7 +336,7 @@ class Reading:
         """Whether a leaf holds only rows of other tables."""
         if visit.kind is not PageKind.TABLE_LEAF or not cells:
             return False
-        return not any(cell is not None and self._fields(cell, shape) is not None for cell in cells)
+        return not any(cell is not None and self._decode_fields(cell, shape) is not None for cell in cells)
 
     def _is_filled(
         self, data: bytes, page: TreePage | None, starts: Sequence[int], cells: Sequence[Cell | None]
@@ -375,7 +375,7 @@ class Reading:
         for at, shape, counts in trees.find_row_starts(data, tables):
             if page is not None and page.accounts_for(at, blocks):
                 continue
-            cell = self._cell(data, at, PageKind.TABLE_LEAF, shape.most_bytes)
+            cell = self._parse_cell(data, at, PageKind.TABLE_LEAF, shape.most_bytes)
             if cell is not None:
                 origin = self._origin_of(number, shape)
                 is_unused = not counts and origin is not Origin.TORN
@@ -401,8 +401,8 @@ class Reading:
         """
         self.counts = ReadingCounts()
         has_rows = bytearray(self.file.pages + 1)
-        for candidate in self._candidates():
-            row = self._row(candidate)
+        for candidate in self._find_candidates():
+            row = self._decode_row(candidate)
             if row is None:
                 continue
             if not has_rows[row.page]:
@@ -412,7 +412,7 @@ class Reading:
                 yield row
         self._count_pages(has_rows)
 
-    def _candidates(self) -> Iterator[_Candidate]:
+    def _find_candidates(self) -> Iterator[_Candidate]:
         yield from self._cells_in_trees()
         for origin in _WEAKER:
             yield from self._cells_by_header(origin)
@@ -420,9 +420,9 @@ class Reading:
                 if self._searched[number]:
                     yield from (candidate for candidate in self._search(number) if candidate.origin is origin)
 
-    def _row(self, candidate: _Candidate) -> FoundRow | None:
+    def _decode_row(self, candidate: _Candidate) -> FoundRow | None:
         cell, shape = candidate.cell, candidate.shape
-        fields = self._fields(cell, shape)
+        fields = self._decode_fields(cell, shape)
         if fields is None:
             self.counts.refused[shape.name, Refusal.RECORD] += 1
             return None
@@ -443,7 +443,7 @@ class Reading:
         )
 
     @staticmethod
-    def _fields(cell: Cell, shape: RowShape) -> list[RecordField] | None:
+    def _decode_fields(cell: Cell, shape: RowShape) -> list[RecordField] | None:
         try:
             fields, length = parse_fields(cell.local)
         except MalformedRecord:

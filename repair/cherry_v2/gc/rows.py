@@ -190,7 +190,7 @@ class IndexGarbage:
             removed = [(waste, action) for waste, action in self._plan_removals(db, wanted, options) if action.count]
         if not removed:
             return Plan(left=left)
-        return Plan([self._change(removed)], left, {(waste.finding, self.base) for waste, _ in removed})
+        return Plan([self._make_change(removed)], left, {(waste.finding, self.base) for waste, _ in removed})
 
     def _select_garbage(self, options: GcOptions) -> list[_Garbage]:
         named = {one.name for one in self.found}
@@ -221,7 +221,7 @@ class IndexGarbage:
         if v2.VECTOR_UNEXPECTED in known:
             known.pop(v2.VECTOR_ORPHAN, None)
         for waste in known.values():
-            yield waste, self._action(db, waste, bodies_go=bodies_go)
+            yield waste, self._make_action(db, waste, bodies_go=bodies_go)
 
     def _report_kept(self, db: apsw.Connection, waste: _Garbage, options: GcOptions) -> Iterator[Unresolved]:
         """Yield why rows are kept although no row refers to them."""
@@ -281,7 +281,7 @@ class IndexGarbage:
             self._odd[key] = bool(db.execute(query).get)
         return self._odd[key]
 
-    def _action(self, db: apsw.Connection, waste: _Garbage, *, bodies_go: bool) -> Action:
+    def _make_action(self, db: apsw.Connection, waste: _Garbage, *, bodies_go: bool) -> Action:
         where = waste.then if bodies_go and waste.then else waste.where
         size = f"ifnull(sum(length(CAST({waste.size} AS BLOB))), 0)"
         count, held = next(db.execute(f"SELECT count(*), {size} FROM {waste.table} WHERE {where}"))
@@ -296,7 +296,7 @@ class IndexGarbage:
             finding=waste.finding,
         )
 
-    def _change(self, removed: list[tuple[_Garbage, Action]]) -> RowsChange:
+    def _make_change(self, removed: list[tuple[_Garbage, Action]]) -> RowsChange:
         path = self.store.root / self.name
 
         def apply(db: apsw.Connection) -> None:

@@ -247,7 +247,7 @@ class _Planner:
         if file_paths.is_link(place) or (file_paths.exists(place) and not self._is_same_folder(new, place)):
             return tr("a folder of base {id}", id=new.id)
         if self._has_row(new.id):
-            if self._comparable(self._items(self._db, new.id)) != self._comparable(self._own_items(new)):
+            if self._comparable(self._read_items(self._db, new.id)) != self._comparable(self._own_items(new)):
                 return tr("base {id}", id=new.id)
             return _SAME if file_paths.exists(place) or not has_files else None
         for row in self._own_items(new):
@@ -270,11 +270,11 @@ class _Planner:
         return [{name: row[name] for name in names} for row in rows]
 
     def _own_items(self, new: NewBase) -> list[Row]:
-        rows = self._items(self._source, new.origin)
+        rows = self._read_items(self._source, new.origin)
         mapped = ({name: row[name] for name in _ITEM_COLUMNS} for row in new.items(rows))
         return sorted(mapped, key=lambda row: str(row["id"]))
 
-    def _items(self, db: apsw.Connection, base: str) -> list[Row]:
+    def _read_items(self, db: apsw.Connection, base: str) -> list[Row]:
         where = "knowledge_item WHERE base_id = ? ORDER BY id"
         rows = untrusted_sqlite.read_lenient_rows(db, _ITEM_COLUMNS, where, (base,), decode_halves)
         return [dict(zip(_ITEM_COLUMNS, row, strict=True)) for row in rows]
@@ -347,7 +347,7 @@ class _Planner:
 
     def _has_external_files(self, base: str) -> bool:
         """Whether every external item has its file; those without are reported."""
-        rows = self._items(self._source, base)
+        rows = self._read_items(self._source, base)
         folder = self._library.folder(base) / RAW_FOLDER
         there = {
             path.relative_to(folder).as_posix() for path in self._library.files(base).files if folder in path.parents

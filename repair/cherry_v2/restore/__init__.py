@@ -471,20 +471,20 @@ class _RestoreFiller(msgspec.Struct, kw_only=True):
             NotRestored: the base cannot be restored with any vector length.
             EveryTextRejected: the embedder rejects even a harmless text.
         """
-        known = demand_restorable(self.request.path, self._options(_ANY_DIMENSIONS))
+        known = demand_restorable(self.request.path, self._restore_options(_ANY_DIMENSIONS))
         try:
             return known or len(BudgetedEmbedder(embedder, Limits()).embed((CONTROL_TEXT,))[0]) // 4
         except TextsRejected as rejected:
             raise EveryTextRejected(embedder=embedder.settings.name, reason=rejected.reason) from rejected
 
-    def _options(self, dimensions: int) -> RestoreOptions:
+    def _restore_options(self, dimensions: int) -> RestoreOptions:
         request = self.request
         wanted = RestoredBase(request.model_id, dimensions, request.name)
         return RestoreOptions(base=request.base, wanted=wanted, now_ms=request.now_ms, kind=request.kind)
 
     def restore(self, dimensions: int) -> EmbeddingReport:
         """Build, fill and publish the base."""
-        request, options = self.request, self._options(dimensions)
+        request, options = self.request, self._restore_options(dimensions)
         done = restore(
             request.path,
             options,

@@ -557,7 +557,7 @@ def plan_paths(root: Path, base: str, index: str, raw: str, items: Sequence[Row]
         apsw.Error, OSError: the index cannot be read.
     """
     by_id = {str(item.get("id")): item for item in items or ()}
-    unsafe, taken = _materials(root / index)
+    unsafe, taken = _read_materials(root / index)
     found = PathRepairs()
     files = FileRenames(root, raw, base)
     names = set(filter(None, map(get_indexed_path, by_id.values())))
@@ -586,7 +586,7 @@ def _new_paths(key: str, item: Row, old: str | None, new: str) -> Iterator[ItemP
         yield ItemPath(item=key, key=name, old=old, new=new)
 
 
-def _materials(index: Path) -> tuple[list[_Material], set[str]]:
+def _read_materials(index: Path) -> tuple[list[_Material], set[str]]:
     unsafe, taken = [], set()
     with sqlite.open_readonly(index) as db:
         for rowid, key, raw in db.execute(

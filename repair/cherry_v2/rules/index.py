@@ -208,13 +208,13 @@ def _repair_rows(db: apsw.Connection, target: IndexRepair) -> IndexRepairOutcome
             job.done["write-identity"] += 1
     job.done["settle-journal"] += int(job.wants(v2.HOT_JOURNAL))
     job.done["rename-materials"] += len(target.renamed)
-    actions = (*_actions(job, target), *vectors_gone)
+    actions = (*_list_actions(job, target), *vectors_gone)
     left = [*(_unresolved(target, name, reason, count) for (name, reason), count in job.left.items())]
     left += _find_consequences(job, target) if actions else []
     return IndexRepairOutcome(actions=actions, left=tuple(left), bytes=_size(job), rebuilds=rebuilds)
 
 
-def _actions(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
+def _list_actions(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
     for name, (finding, message, noun, _) in _ACTIONS.items():
         count = job.done[name]
         if count:

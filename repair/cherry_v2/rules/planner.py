@@ -119,7 +119,7 @@ class _Planner:
                 return read_catalog(self._store.root / self._store.catalog)
         return None
 
-    def _counts(self, base: str) -> dict[str, int]:
+    def _count_findings(self, base: str) -> dict[str, int]:
         counts: Counter[str] = Counter()
         for finding in self._findings[base]:
             counts[finding.name] += finding.count
@@ -170,7 +170,7 @@ class _Planner:
                     self._leave_all(base, tr("the index cannot be read as a whole: {error}", error=error), None)
 
     def _of_index(self, base: str, one: layout.StoreFile, moved: dict[str, PathRepairs]) -> Iterator[RowsChange]:
-        found = self._counts(base)
+        found = self._count_findings(base)
         wanted = self._wanted.intersection(found, _OF_INDEX)
         if not wanted:
             return
@@ -243,7 +243,7 @@ class _Planner:
     ) -> Iterator[RowsChange]:
         """Plan the repair of the rows of an index, and report what cannot be repaired."""
         renames = self._plan_path_repairs(base, one) if v2.PATH_UNSAFE in wanted else PathRepairs()
-        target = self._target(base, one, found, renames, allowed)
+        target = self._make_target(base, one, found, renames, allowed)
         change, left = index.plan_index(self._store.root, target)
         self._plan.left += [*renames.left, *(self._with_command(one) for one in left)]
         if change is not None:
@@ -261,7 +261,7 @@ class _Planner:
         items = None if catalog is None or catalog.items is None else catalog.items.get(base, [])
         return rules_catalog.plan_paths(store.root, base, one.name, one.raw, items)
 
-    def _target(
+    def _make_target(
         self, base: str, one: layout.StoreFile, found: dict[str, int], renames: PathRepairs, wanted: frozenset[str]
     ) -> IndexRepair:
         row = self._row(base)
@@ -312,7 +312,9 @@ class _Planner:
     def _paths_of(self, base: str) -> NewPaths:
         one = self._store.stores.get(base)
         paths = NewPaths(base)
-        if not index.BLOCKING.isdisjoint(self._counts(base)) or (one and one.look.layout is not IndexLayout.CURRENT):
+        if not index.BLOCKING.isdisjoint(self._count_findings(base)) or (
+            one and one.look.layout is not IndexLayout.CURRENT
+        ):
             paths.leave(tr("its index is damaged or has another layout: fix that first"), None)
             return paths
         items = [] if self._catalog is None or self._catalog.items is None else self._catalog.items.get(base, [])

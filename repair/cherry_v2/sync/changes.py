@@ -97,10 +97,10 @@ class BaseChanges(msgspec.Struct, kw_only=True):
             yield from self._text_actions(one)
         if moves:
             message = tr("give {materials} the paths of renamed files", materials=format_count(len(moves), "material"))
-            yield self._action("update-paths", message, count=len(moves))
+            yield self._make_action("update-paths", message, count=len(moves))
         if gone:
             message = tr("remove {texts} of missing files from the index", texts=format_count(len(gone), "text"))
-            yield self._action("delete-texts", message, count=len(gone))
+            yield self._make_action("delete-texts", message, count=len(gone))
 
     def _text_actions(self, one: SyncedItem) -> Iterator[Action]:
         text = one.text
@@ -119,7 +119,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
                 lacking=lacking,
             )
         name = "add-text" if one.row is None else "update-text"
-        yield self._action(
+        yield self._make_action(
             name,
             message,
             subject=one.indexed_path,
@@ -128,9 +128,9 @@ class BaseChanges(msgspec.Struct, kw_only=True):
         )
         if text.guessed is not None:
             message = tr("read {path} as {encoding}, guessed from its letters", path=one.source, encoding=text.guessed)
-            yield self._action("guess-encoding", message, subject=one.indexed_path)
+            yield self._make_action("guess-encoding", message, subject=one.indexed_path)
 
-    def _action(
+    def _make_action(
         self, action: str, message: str, *, subject: str | None = None, count: int = 1, size: int = 0
     ) -> Action:
         return Action(action=action, message=message, base=self._base, subject=subject, count=count, bytes=size)
@@ -175,7 +175,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
             if len(inside) > 1
             else tr("copy {source} to {path}", source=str(inside[0].file.path), path=name)
         )
-        action = self._action("copy-files", message, subject=name, count=len(inside), size=size)
+        action = self._make_action("copy-files", message, subject=name, count=len(inside), size=size)
         return FileChange(path=name, actions=(action,), make=make, bytes=size)
 
     def _removals(self, written: set[str]) -> Iterator[FileChange]:
@@ -186,7 +186,9 @@ class BaseChanges(msgspec.Struct, kw_only=True):
             if path not in named and find_raw_file(path, self.compared.raw) is not None:
                 name = f"{self.raw}/{path}"
                 size = size_on_disk(self.compared.root / name)
-                action = self._action("remove-copy", tr("move {path} to the trash", path=name), subject=name, size=size)
+                action = self._make_action(
+                    "remove-copy", tr("move {path} to the trash", path=name), subject=name, size=size
+                )
                 yield FileChange(path=name, actions=(action,), make=None, trash=True)
 
     def _item_paths(self) -> Iterator[tuple[str, bool]]:
@@ -212,18 +214,20 @@ class BaseChanges(msgspec.Struct, kw_only=True):
             statements.delete_item(self._base, item)
         if self.gone:
             message = tr("remove {items} whose file no longer exists", items=format_count(len(self.gone), "item"))
-            yield self._action("delete-items", message, count=len(self.gone))
+            yield self._make_action("delete-items", message, count=len(self.gone))
 
     def _insert_items(self, statements: CatalogStatements) -> Iterator[Action]:
         compared = self.compared
         for folder in compared.folders:
             self._insert(statements, folder.id, None, "directory", folder.source, folder.path)
-            yield self._action("add-folder", tr("follow the folder {path}", path=folder.source), subject=folder.path)
+            yield self._make_action(
+                "add-folder", tr("follow the folder {path}", path=folder.source), subject=folder.path
+            )
         for one in compared.new:
             self._insert(statements, one.id, one.container, "file", one.source, one.path)
         if compared.new:
             message = tr("add {items}", items=format_count(len(compared.new), "item"))
-            yield self._action("add-items", message, count=len(compared.new))
+            yield self._make_action("add-items", message, count=len(compared.new))
 
     def _update_items(self, statements: CatalogStatements) -> Iterator[Action]:
         compared, now_ms = self.compared, self.compared.options.now_ms
@@ -233,14 +237,14 @@ class BaseChanges(msgspec.Struct, kw_only=True):
                 data = {"source": one.source, "relativePath": one.path}
                 statements.update_item(self._base, one.row, data, now_ms, container=one.container)
                 message = tr("rename {old} to {new}", old=old, new=one.source)
-                yield self._action("rename-item", message, subject=one.path)
+                yield self._make_action("rename-item", message, subject=one.path)
         for one in compared.changed:
             if one.row is not None:
                 data = {"source": one.source} if one.id in compared.sources else {}
                 statements.update_item(self._base, one.row, data, now_ms, container=one.container)
         if compared.changed:
             message = tr("update the time of {items}", items=format_count(len(compared.changed), "item"))
-            yield self._action("update-items", message, count=len(compared.changed))
+            yield self._make_action("update-items", message, count=len(compared.changed))
 
     def _insert(
         self, statements: CatalogStatements, key: str, container: str | None, kind: str, source: str, path: str
@@ -277,7 +281,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
                 old=str(parse_item_data(first).get("source")),
                 new=self.compared.sources[str(first.get("id"))],
             )
-            yield self._action("move-sources", message, count=len(moved))
+            yield self._make_action("move-sources", message, count=len(moved))
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

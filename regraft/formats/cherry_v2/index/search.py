@@ -68,7 +68,7 @@ def compile_query(query: str) -> CompiledQuery:
     runs = [(run[0], run["unsegmented"] is not None) for token in every for run in _pattern(_RUN).finditer(token)]
     words = [run for run, is_unsegmented in runs if not is_unsegmented or len(run) <= TRIGRAM_LENGTH]
     # Distinct across words and windows, because bm25() would count a repeated term twice.
-    terms = dict.fromkeys(chain((word for word in words if len(word) >= TRIGRAM_LENGTH), _windows(runs)))
+    terms = dict.fromkeys(chain((word for word in words if len(word) >= TRIGRAM_LENGTH), _cut_windows(runs)))
     shorts = dict.fromkeys(word for word in words if len(word) < TRIGRAM_LENGTH)
     return CompiledQuery(tuple(every), tuple(islice(terms, MAX_TERMS)), tuple(shorts))
 
@@ -86,7 +86,7 @@ def _pattern(pattern: str) -> regex.Pattern[str]:
     return regex.compile(pattern)
 
 
-def _windows(runs: list[tuple[str, bool]]) -> Iterator[str]:
+def _cut_windows(runs: list[tuple[str, bool]]) -> Iterator[str]:
     for run, is_unsegmented in runs:
         if is_unsegmented and len(run) > TRIGRAM_LENGTH:
             yield from (run[at : at + TRIGRAM_LENGTH] for at in range(len(run) - TRIGRAM_LENGTH + 1))
@@ -175,7 +175,7 @@ def _rank_by_bm25(db: apsw.Connection, terms: Sequence[str], shorts: Sequence[st
     unit = f"SELECT {_COLUMNS} FROM search_text t {_UNITS} WHERE t.{column} = ? AND +t.kind = 'body'"
     for rowid, score in ranked:
         for row in db.execute(unit, (rowid,)):
-            yield _hit(row, score)
+            yield _make_hit(row, score)
 
 
 def _rank_by_length(db: apsw.Connection, words: Sequence[str], column: str) -> Iterator[Hit]:
@@ -189,7 +189,7 @@ def _rank_by_length(db: apsw.Connection, words: Sequence[str], column: str) -> I
     unit = f"SELECT {_COLUMNS} FROM search_text t {_UNITS} WHERE t.rowid = ?"
     for rowid, size in found:
         for row in db.execute(unit, (rowid,)):
-            yield _hit(row, -float(size))
+            yield _make_hit(row, -float(size))
 
 
 def _like_condition(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -238,7 +238,9 @@ def vector_hits(db: apsw.Connection, vector: bytes, count: int) -> list[Hit]:
     """
     unit = f"SELECT {_COLUMNS} FROM search_text t {_UNITS} WHERE t.rowid = ?"
     found = (
-        _hit(row, score) for rowid, score in rank_bodies_by_distance(db, vector) for row in db.execute(unit, (rowid,))
+        _make_hit(row, score)
+        for rowid, score in rank_bodies_by_distance(db, vector)
+        for row in db.execute(unit, (rowid,))
     )
     return list(islice(found, max(count, 0)))
 
@@ -297,7 +299,7 @@ def fused(by_vector: Iterable[Hit], by_words: Iterable[Hit], alpha: float) -> li
     return [replace(found[unit], score=scores[unit]) for unit in best]
 
 
-def _hit(row: Sequence[object], score: float) -> Hit:
+def _make_hit(row: Sequence[object], score: float) -> Hit:
     unit, material, path, number, text = row
     return Hit(
         unit_id=lenient_text(unit),
