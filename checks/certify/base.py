@@ -217,13 +217,14 @@ def read_blocks(
             ids.append(rowid)
             raws.append(raw)
         if len(ids) == rows:
-            yield _block(ids, raws, left_out)
+            yield _make_block(ids, raws, left_out)
             ids, raws = [], []
     if ids:
-        yield _block(ids, raws, left_out)
+        yield _make_block(ids, raws, left_out)
 
 
-def _block(ids: list[int], raws: list[bytes], left_out: Any) -> tuple[Any, Any]:
+def _make_block(ids: list[int], raws: list[bytes], left_out: Any) -> tuple[Any, Any]:
+    """Return row ids and vectors of norm 1, without the rows in ``left_out`` and those with an unusable vector."""
     numbers = np.frombuffer(b"".join(raws), dtype="<f4").reshape(len(raws), -1)
     keys = np.array(ids, dtype=np.int64)
     units, is_usable = unit_vectors(numbers)

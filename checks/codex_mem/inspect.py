@@ -70,7 +70,7 @@ def check_notes(
             is_beyond = (name == codex.PENDING and base is None) or (name == codex.ORPHAN and not note.is_eligible)
             findings.add(name, message, base=base, noun="note", sample=note.id, is_beyond_repair=is_beyond)
     if survey.gone and not chosen:
-        for note_id in _gone(survey):
+        for note_id in _orphan_vectors(survey):
             findings.check_time()
             findings.add(codex.ORPHAN, tr("{n} belonging to no note"), noun="vector", sample=note_id)
 
@@ -108,7 +108,7 @@ def _notes(survey: NoteSurvey, chosen: Collection[str]) -> Iterator[Note]:
         yield from survey.memory.notes.iterate(project)
 
 
-def _gone(survey: NoteSurvey) -> Iterator[str]:
+def _orphan_vectors(survey: NoteSurvey) -> Iterator[str]:
     """Yield the ids of vectors whose note is gone."""
     vectors, db = survey.memory.vectors, survey.memory.db
     for held in () if vectors is None else vectors.every():
@@ -487,12 +487,14 @@ def inspect_store(source: Located) -> StoreSummary:
         with health.open_memory(source.path) as memory:
             missing = schema.find_missing_schema(memory.db)
             if missing:
-                return _nothing(size, tr("tables of codex-mem are missing: {missing}", missing=join_list(missing)))
+                return _empty_summary(
+                    size, tr("tables of codex-mem are missing: {missing}", missing=join_list(missing))
+                )
             survey = health.survey_notes(memory)
             bases = [_summarize_project(survey, one) for one in database.read_projects(memory.db).values()]
             signals, problems = health.collect_signals(survey), list(_find_problems(survey))
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
-        return _nothing(size, tr("it cannot be read: {error}", error=error))
+        return _empty_summary(size, tr("it cannot be read: {error}", error=error))
     has_vectors = signals.semantic_enabled and signals.eligible
     summary = NotesHealthSummary(
         coverage=signals.ready / signals.eligible if has_vectors else None,
@@ -505,7 +507,7 @@ def inspect_store(source: Located) -> StoreSummary:
     return StoreSummary(bases, summary)
 
 
-def _nothing(size: int, problem: str) -> StoreSummary:
+def _empty_summary(size: int, problem: str) -> StoreSummary:
     """Return the summary of a database that cannot be read."""
     return StoreSummary([], NotesHealthSummary(orphans=0, stale=0, bytes=size, problems=[problem], semantic=None))
 

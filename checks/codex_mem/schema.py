@@ -93,12 +93,12 @@ def check_triggers(db: apsw.Connection, findings: FindingCollector) -> None:
         return
     columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info({NOTES})")]
     there = {name: str(schema[name]) for name in _TRIGGERS if name in schema}
-    for name in (*(name for name in _TRIGGERS if name not in there), *_failing(columns, there)):
+    for name in (*(name for name in _TRIGGERS if name not in there), *_find_wrong_trigger(columns, there)):
         message = tr("missing or different: {n} that keeps the full-text index")
         findings.add(codex.TRIGGER, message, noun="trigger", sample=name)
 
 
-def _failing(columns: list[str], triggers: dict[str, str]) -> Iterator[str]:
+def _find_wrong_trigger(columns: list[str], triggers: dict[str, str]) -> Iterator[str]:
     """Yield the first trigger that does something else. If one is missing, the others cannot be tested."""
     if len(triggers) < len(_TRIGGERS):
         return
@@ -237,7 +237,7 @@ def check_full_text(db: apsw.Connection, findings: FindingCollector, *, with_wor
     for (note,) in db.execute(_EXTRA):
         message = tr("{n} in the full-text index for a note that is not searchable: excluded text can be found")
         findings.add(codex.FTS_EXTRA, message, noun="entry", sample=note)
-    stated, there = _read_statistics(db), _there(db)
+    stated, there = _read_statistics(db), _count_words(db)
     if stated != there:
         message = tr(
             "the full-text index records {said}, but has {said2}: ranks are wrong",
@@ -264,7 +264,7 @@ def _read_statistics(db: apsw.Connection) -> list[int]:
     return (signed + [0] * (1 + _COLUMNS))[: 1 + _COLUMNS]
 
 
-def _there(db: apsw.Connection) -> list[int]:
+def _count_words(db: apsw.Connection) -> list[int]:
     """Return the number of rows, and of words in each column, by the sizes of the rows."""
     counts = [0] * (1 + _COLUMNS)
     for (raw,) in db.execute(f"SELECT sz FROM {FULL_TEXT}_docsize"):

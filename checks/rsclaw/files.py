@@ -310,12 +310,12 @@ def check_named_files(state: KbAudit) -> None:
         of_others = _OLD_FILE_MESSAGES.get(problem)
         query = "SELECT sample FROM told WHERE what = ?"
         if of_others is None:
-            state.say(name, message, noun="path", samples=state.texts(query, problem))
+            state.report(name, message, noun="path", samples=state.texts(query, problem))
             continue
         # Before file names contained the hash of the body, all versions of a document shared one file.
         current, others = f"{query} AND is_current", f"{query} AND NOT is_current AND path NOT IN ({_CURRENT_PATHS})"
-        state.say(name, message, noun="file", samples=state.texts(current, problem), severity=severity)
-        state.say(name, of_others, noun="file", samples=state.texts(others, problem), severity="note")
+        state.report(name, message, noun="file", samples=state.texts(current, problem), severity=severity)
+        state.report(name, of_others, noun="file", samples=state.texts(others, problem), severity="note")
     _check_entries(state)
 
 
@@ -355,7 +355,7 @@ def _check_entries(state: KbAudit) -> None:
     found = (
         f"{path}, {doc}" for path, doc in state.db.execute(query) if resolve_kb_file(state.root, str(path)) is None
     )
-    state.say(
+    state.report(
         kb.FILE_OUTSIDE, tr("{n} of a ledger entry pointing outside md/ and raw/: {named}"), noun="path", samples=found
     )
 
@@ -380,7 +380,7 @@ def check_loose_files(state: KbAudit) -> None:
     for why, (message, severity) in _LOOSE_MESSAGES.items():
         is_beyond_repair = why not in MOVED
         paths = (one.path for one in find_loose_files(state.db, state.now_ms) if one.why is why)
-        state.say(
+        state.report(
             kb.FILE_ORPHAN, message, noun="file", samples=paths, severity=severity, is_beyond_repair=is_beyond_repair
         )
 
@@ -470,7 +470,7 @@ def check_caches(state: KbAudit) -> None:
         "{n} with the names of snapshot files that are links, folders or special files, which are kept: {named}"
     )
     severity: Severity = "warning" if SNAPSHOT in odd else "note"
-    state.say(kb.SNAPSHOT, message, noun="entry", samples=odd, severity=severity, is_beyond_repair=True)
+    state.report(kb.SNAPSHOT, message, noun="entry", samples=odd, severity=severity, is_beyond_repair=True)
     if snapshot_files(state.root) and SNAPSHOT not in odd:
         _check_snapshot(state)
     if has_full_text(state.root):
@@ -519,7 +519,7 @@ def _check_snapshot(state: KbAudit) -> None:
     state.db.execute("CREATE TEMP TABLE snapshot (chunk_id TEXT PRIMARY KEY) WITHOUT ROWID")
     state.db.executemany("INSERT OR IGNORE INTO snapshot VALUES (?)", ((one,) for one in found.id_to_chunk))
     unknown = "SELECT chunk_id FROM snapshot WHERE chunk_id NOT IN (SELECT id FROM chunk) ORDER BY 1"
-    state.say(
+    state.report(
         kb.SNAPSHOT,
         tr("{n} in the snapshot for a chunk that does not exist: {named}"),
         noun="id",
@@ -530,7 +530,7 @@ def _check_snapshot(state: KbAudit) -> None:
                    WHERE c.flaw IS NULL AND c.dimensions = ? AND c.id NOT IN (SELECT chunk_id FROM snapshot)
                    ORDER BY d.id, c.seq, c.id"""
     lacking = state.texts(missing, found.dimension)
-    state.say(kb.SNAPSHOT, tr("{n} missing from the snapshot: {named}"), noun="chunk", samples=lacking)
+    state.report(kb.SNAPSHOT, tr("{n} missing from the snapshot: {named}"), noun="chunk", samples=lacking)
 
 
 def _check_full_text(state: KbAudit) -> None:

@@ -130,7 +130,7 @@ def _check(state: KbAudit, options: CheckOptions) -> None:
     tables.create_current_table(state.mirror)
     query = "SELECT tbl, key, reason FROM broken ORDER BY tbl, key"
     told = (f"{table}, {key}: {reason}" for table, key, reason in state.db.execute(query))
-    state.say(kb.ROW, tr("{n} not in the format that rsclaw writes: {named}"), noun="row", samples=told)
+    state.report(kb.ROW, tr("{n} not in the format that rsclaw writes: {named}"), noun="row", samples=told)
     with stage(options.progress, "Checking", len(steps), "parts"):
         for name, step in steps:
             options.progress.at(name)
@@ -171,7 +171,7 @@ def _check_pages(state: KbAudit) -> None:
     """Read every page of every table again, and compare the ids of chunks with their texts."""
     again = Mirror(db=state.db)
     go_on = _make_timer(state.findings)
-    with read_redb(state.path, on_damage=again.see, state=state.mirror.state) as file:
+    with read_redb(state.path, on_damage=again.record_damage, state=state.mirror.state) as file:
         for name in file.tables:
             for _ in file.rows(name):
                 go_on(0)
@@ -180,7 +180,7 @@ def _check_pages(state: KbAudit) -> None:
     for one in again.damage:
         if (one.table, one.offset) not in known:
             known.add((one.table, one.offset))
-            state.mirror.see(one)
+            state.mirror.record_damage(one)
 
 
 def _report_missing_rows(state: KbAudit) -> None:
@@ -189,7 +189,7 @@ def _report_missing_rows(state: KbAudit) -> None:
         return
     tables = ((name, one) for name, one in state.mirror.tables.items() if name not in state.mirror.damaged_tables)
     samples = (f"{name}: {one.stated:,} − {one.rows + one.broken:,}" for name, one in tables if one.lost)
-    state.say(kb.PAGE, tr("{n} with fewer rows than recorded: {named}"), noun="table", samples=samples)
+    state.report(kb.PAGE, tr("{n} with fewer rows than recorded: {named}"), noun="table", samples=samples)
 
 
 def _damage_message(table: str | None, count: int, first: PageDamage, mirror: Mirror) -> str:

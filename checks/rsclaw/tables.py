@@ -70,7 +70,7 @@ class KbAudit(msgspec.Struct, kw_only=True):
         """The level of the audit."""
         return self.findings.level
 
-    def say(
+    def report(
         self,
         name: str,
         message: str,
@@ -142,7 +142,7 @@ def check_documents(state: KbAudit) -> None:
     """Check the documents."""
     query = f"SELECT {TITLED} || ': ' || d.status FROM doc d WHERE d.status NOT IN (?, ?, ?) ORDER BY d.id"
     message = tr("{n} with an unknown state: {named}")
-    state.say(kb.ROW, message, noun="document", samples=state.texts(query, ACTIVE, TOMBSTONED, UPDATING))
+    state.report(kb.ROW, message, noun="document", samples=state.texts(query, ACTIVE, TOMBSTONED, UPDATING))
     if state.mirror.is_whole(database.DOCS, database.LATEST):
         _check_latest(state)
         _check_superseded(state)
@@ -150,7 +150,7 @@ def check_documents(state: KbAudit) -> None:
     query = f"SELECT {TITLED} FROM doc d WHERE d.status = ? AND d.updated_at < ? ORDER BY d.updated_at, d.id"
     removed = state.texts(query, TOMBSTONED, state.now_ms - KEPT_MS)
     message = tr("{n} removed more than 30 days ago, but still stored: {named}")
-    state.say(kb.TOMBSTONE_EXPIRED, message, noun="document", samples=removed)
+    state.report(kb.TOMBSTONE_EXPIRED, message, noun="document", samples=removed)
     _check_url_twins(state)
     _check_collections(state)
 
@@ -160,20 +160,20 @@ def _check_latest(state: KbAudit) -> None:
     lost = """SELECT l.lsid || ' → ' || l.doc_id FROM latest l
                WHERE l.doc_id NOT IN (SELECT id FROM doc) ORDER BY l.lsid"""
     message = tr("{n} whose latest version is missing, so that searches do not find it: {named}")
-    state.say(kb.LATEST, message, noun="source", samples=state.texts(lost))
+    state.report(kb.LATEST, message, noun="source", samples=state.texts(lost))
     foreign = f"""SELECT l.lsid || ' → ' || {TITLED} FROM latest l JOIN doc d ON d.id = l.doc_id AND d.lsid <> l.lsid
                    ORDER BY l.lsid"""
     message = tr("{n} whose latest-version pointer refers to a document of a different source: {named}")
-    state.say(kb.LATEST, message, noun="source", samples=state.texts(foreign))
+    state.report(kb.LATEST, message, noun="source", samples=state.texts(foreign))
     # After a rollback, an older active version is the latest. That is not damage.
     other = f"""SELECT {TITLED} FROM latest l JOIN doc d ON d.id = l.doc_id AND d.lsid = l.lsid
                  WHERE l.version <> d.version
                     OR (d.status <> ? AND l.version < (SELECT max(version) FROM doc every WHERE every.lsid = l.lsid))
                  ORDER BY d.id"""
     message = tr("{n} marked as the latest with a wrong version, or inactive and older than another version: {named}")
-    state.say(kb.LATEST, message, noun="document", samples=state.texts(other, ACTIVE))
+    state.report(kb.LATEST, message, noun="document", samples=state.texts(other, ACTIVE))
     unlisted = f"""SELECT {TITLED} FROM doc d WHERE d.lsid NOT IN (SELECT lsid FROM latest) ORDER BY d.id"""
-    state.say(
+    state.report(
         kb.LATEST,
         tr("{n} of a source whose latest version is unknown: {named}"),
         noun="document",
@@ -191,26 +191,26 @@ def _check_superseded(state: KbAudit) -> None:
     older = f"""{unused} AND d.version < CASE WHEN EXISTS (SELECT 1 {named}) THEN (SELECT named.version {named})
                   ELSE (SELECT max(version) FROM doc every WHERE every.lsid = d.lsid) END ORDER BY d.id"""
     message = tr("{n} in an older version that is still active: {named}")
-    state.say(kb.SUPERSEDED, message, noun="document", samples=state.texts(older, ACTIVE))
+    state.report(kb.SUPERSEDED, message, noun="document", samples=state.texts(older, ACTIVE))
     newer = f"{unused} AND d.version >= (SELECT named.version {named} AND named.status = '{ACTIVE}') ORDER BY d.id"
     message = tr(
         "{n} not in use because the latest-version pointer refers to a different version, as after a rollback: {named}"
     )
-    state.say(kb.ROLLED_BACK, message, noun="document", samples=state.texts(newer, ACTIVE))
+    state.report(kb.ROLLED_BACK, message, noun="document", samples=state.texts(newer, ACTIVE))
 
 
 def _check_visibility(state: KbAudit) -> None:
     visible = f"SELECT {TITLED} FROM doc d WHERE d.status <> '{TOMBSTONED}' AND"
     private = f"{visible} d.visibility = 'private' AND coalesce(d.owner, '') = '' ORDER BY d.id"
     message = tr("{n} not visible to anyone: private without an owner: {named}")
-    state.say(kb.UNREACHABLE, message, noun="document", samples=state.texts(private))
+    state.report(kb.UNREACHABLE, message, noun="document", samples=state.texts(private))
     bare = f"{visible} d.visibility IN ('agent', 'channel') AND coalesce(d.visible_to, '') = '' ORDER BY d.id"
     message = tr("{n} not visible to anyone: limited to an agent or channel that is not named: {named}")
-    state.say(kb.UNREACHABLE, message, noun="document", samples=state.texts(bare))
+    state.report(kb.UNREACHABLE, message, noun="document", samples=state.texts(bare))
     known = ", ".join("?" * len(_VISIBILITIES))
     other = f"{visible} d.visibility NOT IN ({known}) ORDER BY d.id"
     message = tr("{n} not visible to anyone: its visibility is unknown: {named}")
-    state.say(kb.UNREACHABLE, message, noun="document", samples=state.texts(other, *_VISIBILITIES))
+    state.report(kb.UNREACHABLE, message, noun="document", samples=state.texts(other, *_VISIBILITIES))
 
 
 # --- pages that are there twice --------------------------------------------------------------------------------------
@@ -228,10 +228,10 @@ def _check_url_twins(state: KbAudit) -> None:
     state.db.execute(_PAGES)
     state.db.executemany("INSERT INTO page VALUES (?, ?, ?, ?)", list(_read_addresses(state)))
     message = tr("{n} that is the source of several documents: {named}")
-    state.say(kb.URL_TWINS, message, noun="page", samples=state.texts(_TWINS.format(key="p.address", more="")))
+    state.report(kb.URL_TWINS, message, noun="page", samples=state.texts(_TWINS.format(key="p.address", more="")))
     likely = _TWINS.format(key="p.likely", more="AND count(DISTINCT p.address) > 1")
     message = tr("{n} that is probably the source of several documents with different addresses: {named}")
-    state.say(kb.URL_TWINS, message, noun="page", samples=state.texts(likely), severity="note")
+    state.report(kb.URL_TWINS, message, noun="page", samples=state.texts(likely), severity="note")
 
 
 def _read_addresses(state: KbAudit) -> Iterator[tuple[str, str, str, str]]:
@@ -254,11 +254,11 @@ def _check_collections(state: KbAudit) -> None:
     lost = """SELECT n.name || ' → ' || n.id FROM collection_name n LEFT JOIN collection c ON c.id = n.id
                WHERE c.id IS NULL OR c.name <> n.name ORDER BY 1"""
     message = tr("{n} for a collection that is missing or has a different name: {named}")
-    state.say(kb.COLLECTION, message, noun="name", samples=state.texts(lost))
+    state.report(kb.COLLECTION, message, noun="name", samples=state.texts(lost))
     unlisted = """SELECT c.name || ' (' || c.id || ')' FROM collection c
                    WHERE NOT EXISTS (SELECT 1 FROM collection_name n WHERE n.name = c.name AND n.id = c.id)
                    ORDER BY c.id"""
-    state.say(kb.COLLECTION, tr("{n} not found by name: {named}"), noun="collection", samples=state.texts(unlisted))
+    state.report(kb.COLLECTION, tr("{n} not found by name: {named}"), noun="collection", samples=state.texts(unlisted))
 
 
 # --- chunks: documents, vectors, offsets, ids -----------------------------------------------------------------------
@@ -291,13 +291,13 @@ def _check_owners(state: KbAudit) -> None:
         lost = (
             """SELECT c.doc_id || ', ' || c.id FROM chunk c WHERE c.doc_id NOT IN (SELECT id FROM doc) ORDER BY c.id"""
         )
-        state.say(
+        state.report(
             kb.CHUNK_ORPHAN, tr("{n} belonging to a missing document: {named}"), noun="chunk", samples=state.texts(lost)
         )
     other = f"""SELECT {_CHUNK} FROM chunk c JOIN doc d ON d.id = c.doc_id
                  WHERE c.doc_version <> d.version OR c.lsid <> d.lsid ORDER BY d.id, c.seq, c.id"""
     message = tr("{n} with a different version or source than its document: {named}")
-    state.say(kb.CHUNK_ORPHAN, message, noun="chunk", samples=state.texts(other))
+    state.report(kb.CHUNK_ORPHAN, message, noun="chunk", samples=state.texts(other))
 
 
 def _check_source_lists(state: KbAudit) -> None:
@@ -306,7 +306,7 @@ def _check_source_lists(state: KbAudit) -> None:
         return
     lost = """SELECT s.chunk_id FROM by_source s LEFT JOIN chunk c ON c.id = s.chunk_id AND c.lsid = s.lsid
                WHERE c.id IS NULL ORDER BY 1"""
-    state.say(
+    state.report(
         kb.CHUNK_INDEX,
         tr("{n} listed under a source, but not existing as a chunk: {named}"),
         noun="id",
@@ -316,7 +316,7 @@ def _check_source_lists(state: KbAudit) -> None:
                     WHERE NOT EXISTS (SELECT 1 FROM by_source s WHERE s.lsid = c.lsid AND s.chunk_id = c.id)
                     ORDER BY c.doc_id, c.seq, c.id"""
     message = tr("{n} not listed under the source: {named}")
-    state.say(kb.CHUNK_INDEX, message, noun="chunk", samples=state.texts(unlisted))
+    state.report(kb.CHUNK_INDEX, message, noun="chunk", samples=state.texts(unlisted))
 
 
 # --- vectors ---------------------------------------------------------------------------------------------------------
@@ -339,10 +339,10 @@ def _check_vectors(state: KbAudit) -> None:
     message = tr(
         "{{n}} whose vector has a different length than the {dimensions} of most others: {{named}}", dimensions=usual
     )
-    state.say(kb.DIMENSIONS, message, noun="chunk", samples=state.texts(other, usual))
+    state.report(kb.DIMENSIONS, message, noun="chunk", samples=state.texts(other, usual))
     for flaw, message in _MESSAGES.items():
         flawed = f"SELECT {_CHUNK} FROM {SEARCHED} WHERE c.flaw = ? {order}"
-        state.say(kb.DIMENSIONS, message, noun="chunk", samples=state.texts(flawed, flaw))
+        state.report(kb.DIMENSIONS, message, noun="chunk", samples=state.texts(flawed, flaw))
     most = f"SELECT c.embedder FROM {SEARCHED} GROUP BY 1 ORDER BY count(*) DESC, 1"
     first, *others = [*state.texts(most), ""]
     if len(others) > 1:
@@ -350,7 +350,7 @@ def _check_vectors(state: KbAudit) -> None:
             "{{n}} embedded by a different embedder than {first}, which embedded most others: {{named}}", first=first
         )
         strange = f"SELECT {_CHUNK} || ': ' || c.embedder FROM {SEARCHED} WHERE c.embedder <> ? {order}"
-        state.say(kb.EMBEDDERS, message, noun="chunk", samples=state.texts(strange, first))
+        state.report(kb.EMBEDDERS, message, noun="chunk", samples=state.texts(strange, first))
 
 
 # --- ranges and ids --------------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def _check_ranges(state: KbAudit) -> None:
                  WHERE c.first < 0 OR c.last < c.first OR c.last > coalesce(b.size, c.last)
                  ORDER BY d.id, c.seq, c.id"""
     message = tr("{n} whose range is outside the text: {named}")
-    state.say(kb.CHUNK_RANGE, message, noun="chunk", samples=state.texts(query))
+    state.report(kb.CHUNK_RANGE, message, noun="chunk", samples=state.texts(query))
 
 
 class _Indexed(msgspec.Struct, frozen=True):
@@ -393,7 +393,7 @@ def check_ids(state: KbAudit, file: RedbFile) -> None:
         query = f"""SELECT {_CHUNK} FROM wrong_id w JOIN chunk c ON c.id = w.chunk_id
                       JOIN doc d ON d.id = c.doc_id ORDER BY d.id, c.seq, c.id"""
         message = tr("{n} with an id that cannot be derived from its text: {named}")
-        state.say(kb.CHUNK_ID, message, noun="chunk", samples=state.texts(query))
+        state.report(kb.CHUNK_ID, message, noun="chunk", samples=state.texts(query))
 
 
 def _wrong_ids(state: KbAudit, file: RedbFile) -> Iterator[tuple[str]]:
@@ -439,7 +439,7 @@ def _check_mentions(state: KbAudit) -> None:
                 WHERE m.chunk_id NOT IN (SELECT id FROM chunk) OR m.entity_id NOT IN (SELECT id FROM entity)
                 ORDER BY 1"""
     message = tr("{n} referring to a missing chunk or entity: {named}")
-    state.say(kb.ENTITY, message, noun="mention", samples=state.texts(query))
+    state.report(kb.ENTITY, message, noun="mention", samples=state.texts(query))
 
 
 # --- the outbox: ledger entries, jobs, and the tables that find and claim them --------------------------------------
@@ -466,10 +466,10 @@ _NUMBERS = " ".join(f"WHEN '{one.name.lower()}' THEN {one.value}" for one in Job
 def check_jobs(state: KbAudit) -> None:
     """Check jobs and ledger entries."""
     jobs = f"SELECT j.id || ': ' || j.status FROM job j WHERE j.status NOT IN ({_KNOWN}) ORDER BY j.id"
-    state.say(kb.ROW, tr("{n} in an unknown state: {named}"), noun="job", samples=state.texts(jobs))
+    state.report(kb.ROW, tr("{n} in an unknown state: {named}"), noun="job", samples=state.texts(jobs))
     entries = "SELECT e.id || ': ' || e.status FROM entry e WHERE e.status NOT IN (?, ?, ?, ?) ORDER BY e.id"
     message = tr("{n} in an unknown state: {named}")
-    state.say(kb.ROW, message, noun="ledger entry", samples=state.texts(entries, PENDING, INDEXED, CLEANUP, DONE))
+    state.report(kb.ROW, message, noun="ledger entry", samples=state.texts(entries, PENDING, INDEXED, CLEANUP, DONE))
     _check_unfinished_jobs(state)
     if state.mirror.is_whole(database.JOBS):
         _check_ledger(state)
@@ -480,11 +480,11 @@ def check_jobs(state: KbAudit) -> None:
 def _check_unfinished_jobs(state: KbAudit) -> None:
     failed = f"""SELECT {_ABOUT} || coalesce(': ' || j.error, '') FROM {_JOBS}
                   WHERE j.status = 'failed' ORDER BY j.id"""
-    state.say(kb.JOB_FAILED, tr("{n} given up by rsclaw: {named}"), noun="job", samples=state.texts(failed))
+    state.report(kb.JOB_FAILED, tr("{n} given up by rsclaw: {named}"), noun="job", samples=state.texts(failed))
     if state.mirror.is_whole(database.CLAIMS):
         stale = f"SELECT {_ABOUT} FROM {_JOBS} WHERE {IS_STALE.format(now=state.now_ms)} ORDER BY j.id"
         message = tr("{n} marked as running, but without a valid claim: {named}")
-        state.say(kb.JOB_STALE, message, noun="job", samples=state.texts(stale))
+        state.report(kb.JOB_STALE, message, noun="job", samples=state.texts(stale))
 
 
 def _check_ledger(state: KbAudit) -> None:
@@ -495,15 +495,17 @@ def _check_ledger(state: KbAudit) -> None:
     # Indexed entries wait for the next compaction, which can take a day.
     lost = f"{_ENTRIES} NOT {any_job} AND (e.status = '{PENDING}' OR e.updated_at < ?) ORDER BY e.id"
     message = tr("{n} still open, but without a job that would complete it: {named}")
-    state.say(kb.LEDGER_PENDING, message, noun="ledger entry", samples=state.texts(lost, day_ago))
+    state.report(kb.LEDGER_PENDING, message, noun="ledger entry", samples=state.texts(lost, day_ago))
     failed = _OF_ENTRY.format(what="j.status = 'failed'")
     given_up = f"{_ENTRIES} {failed} AND NOT {live} ORDER BY e.id"
     message = tr("{n} pending forever because its job was given up: {named}")
-    state.say(kb.LEDGER_PENDING, message, noun="ledger entry", samples=state.texts(given_up), severity="note")
+    state.report(kb.LEDGER_PENDING, message, noun="ledger entry", samples=state.texts(given_up), severity="note")
     alive = f"j.status IN ('ready', 'running') AND NOT ({IS_STALE.format(now=state.now_ms)})"
     waiting = f"{_ENTRIES} {_OF_ENTRY.format(what=alive)} AND e.updated_at < ? ORDER BY e.id"
     message = tr("{n} whose job has been waiting for more than a day: {named}")
-    state.say(kb.LEDGER_PENDING, message, noun="ledger entry", samples=state.texts(waiting, day_ago), severity="note")
+    state.report(
+        kb.LEDGER_PENDING, message, noun="ledger entry", samples=state.texts(waiting, day_ago), severity="note"
+    )
 
 
 def _check_dedupe(state: KbAudit) -> None:
@@ -512,14 +514,14 @@ def _check_dedupe(state: KbAudit) -> None:
     lost = """SELECT x.key FROM dedupe x LEFT JOIN job j ON j.id = x.job_id
                WHERE j.id IS NULL OR j.status NOT IN ('ready', 'running') ORDER BY x.key"""
     message = tr("{n} referring to no waiting or running job: {named}")
-    state.say(kb.DEDUPE, message, noun="key", samples=state.texts(lost))
+    state.report(kb.DEDUPE, message, noun="key", samples=state.texts(lost))
     unlisted = f"""SELECT {_ABOUT} FROM {_JOBS}
                     WHERE j.status IN ('ready', 'running') AND j.kind = '{_CHUNK_JOB}' AND j.doc_id IS NOT NULL
                       AND NOT EXISTS (SELECT 1 FROM dedupe x WHERE x.job_id = j.id
                                          AND x.key = '{_DEDUPE_PREFIX}' || j.doc_id || ':' || j.doc_version)
                     ORDER BY j.id"""
     message = tr("{n} that could be queued twice: {named}")
-    state.say(kb.DEDUPE, message, noun="job", samples=state.texts(unlisted), severity="note")
+    state.report(kb.DEDUPE, message, noun="job", samples=state.texts(unlisted), severity="note")
 
 
 def _check_queue(state: KbAudit) -> None:
@@ -529,11 +531,11 @@ def _check_queue(state: KbAudit) -> None:
     if state.mirror.is_whole(database.JOBS_BY_STATUS):
         lost = f"""SELECT q.job_id FROM queue q WHERE NOT EXISTS (SELECT 1 FROM job j WHERE {fits}) ORDER BY 1"""
         message = tr("{n} in the queue for a job that is missing or in a different state: {named}")
-        state.say(kb.QUEUE, message, noun="entry", samples=state.texts(lost))
+        state.report(kb.QUEUE, message, noun="entry", samples=state.texts(lost))
         unlisted = f"""SELECT {_ABOUT} FROM {_JOBS}
                         WHERE j.status IN ({_KNOWN}) AND NOT EXISTS (SELECT 1 FROM queue q WHERE {fits})
                         ORDER BY j.id"""
-        state.say(
+        state.report(
             kb.QUEUE,
             tr("{n} not in the queue, or queued in a different state: {named}"),
             noun="job",
@@ -542,4 +544,6 @@ def _check_queue(state: KbAudit) -> None:
     if state.mirror.is_whole(database.CLAIMS):
         claims = """SELECT c.job_id FROM claim c LEFT JOIN job j ON j.id = c.job_id
                      WHERE j.id IS NULL OR j.status <> 'running' ORDER BY 1"""
-        state.say(kb.QUEUE, tr("{n} belonging to no running job: {named}"), noun="claim", samples=state.texts(claims))
+        state.report(
+            kb.QUEUE, tr("{n} belonging to no running job: {named}"), noun="claim", samples=state.texts(claims)
+        )

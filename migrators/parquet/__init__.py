@@ -492,7 +492,7 @@ def import_files(
         plan = plan_import(bases, at, options, progress)
         outcomes = plan.outcomes()
         planned = build_import_report(run, outcomes)
-        if at.stands(plan.jobs):
+        if at.is_up_to_date(plan.jobs):
             return at.without_writing(planned)
         planned = at.with_room(planned, plan.bytes)
         if options.dry_run:

@@ -112,7 +112,7 @@ def write_base(
         apsw.Error, OSError: the staging folder cannot be written.
         BooksDoNotBalance, VerificationFailed: what was written is not what was read.
     """
-    if not plan.rows.balanced:
+    if not plan.rows.is_balanced:
         raise BooksDoNotBalance(
             base=plan.draft.legacy_id,
             read=plan.rows.read,

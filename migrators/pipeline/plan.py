@@ -107,7 +107,7 @@ class PlannedRows(msgspec.Struct, frozen=True):
     restored_duplicate: int = 0
 
     @property
-    def balanced(self) -> bool:
+    def is_balanced(self) -> bool:
         """Whether the row counts add up."""
         return self.read == self.carried + sum(self.skipped.values())
 

@@ -356,7 +356,9 @@ class TargetLibrary:
     def recover(self, ledger: Ledger) -> None:
         """Complete or drop every step of a killed run, end that run, and remove its working folders."""
         for step in ledger.open_steps():
-            logger.info("an earlier run was stopped while it wrote %s; that is settled", step.subject)
+            logger.info(
+                "an earlier run was stopped while it wrote %s; the write is now completed or reverted", step.subject
+            )
             if step.subject == REPORT_SUBJECT:
                 ledger.drop(step)
             elif step.subject == CATALOG_SUBJECT:

@@ -84,7 +84,7 @@ def migrate(
             plan = plan_library(planner, bases, at, progress)
             outcomes = plan.outcomes()
             planned = report.build_migration_report(run, library, outcomes.values())
-            if at.stands(plan.jobs):
+            if at.is_up_to_date(plan.jobs):
                 return at.without_writing(planned)
             planned = at.with_room(planned, plan.bytes)
             examine(plan, at, planned)
@@ -176,7 +176,7 @@ def write_planned_bases(
     planned = list(_with_fingerprints(plan, source, progress, marking))
     jobs = make_jobs(source, pipeline, planned, at.path, at.staging, options)
     count = choose_process_count(jobs, options.jobs)
-    logger.info("%s bases are carried by %s processes", len(jobs), count)
+    logger.info("%s bases are migrated by %s processes", len(jobs), count)
     with (
         stage(progress, "Carrying", sum(job.plan.units for job in jobs)),
         contextlib.closing(write_bases(jobs, source.tree, count, progress, helpers)) as finished,
@@ -214,7 +214,7 @@ def publish_base(at: Session, done: FinishedBase) -> BaseOutcome:
     if kept is not None:
         # Damage of the source that showed only while writing: the existing base is better.
         durable.remove_tree(staged)
-        logger.info("base %s: damage of the source shows; what stands in the target is kept", base_id)
+        logger.info("base %s: the source is damaged; the base in the target is kept", base_id)
         return report.unchanged_outcome(kept)
     outcome = report.migrated_outcome(done)
     if done.work.is_damaged:
@@ -251,7 +251,7 @@ def _prestart_pool(
         helpers.start()
         marking = ContentHashJobs(helpers, source, draft)
     except JobFailed as problem:
-        logger.info("there are no helpers: %s", problem)
+        logger.info("no background processes can be started: %s", problem)
         return None
     return marking
 

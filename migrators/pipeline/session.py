@@ -87,7 +87,7 @@ class Session(msgspec.Struct, kw_only=True):
         """Folder in which bases are built."""
         return self.target.staging
 
-    def stands(self, jobs: Sequence[PlannedBase]) -> bool:
+    def is_up_to_date(self, jobs: Sequence[PlannedBase]) -> bool:
         """Whether the target is already up to date, so that there is nothing to write."""
         if self.ledger is None or any(job.unchanged is None for job in jobs):
             return False

@@ -54,7 +54,7 @@ class BaseJob(msgspec.Struct, frozen=True):
     origin: Path | None = None
     origin_mark: sqlite.FileState = ()
     #: The ledger entry of what an earlier run wrote and is still in place, also if the base is migrated again.
-    stands: BaseEntry | None = None
+    existing: BaseEntry | None = None
     #: Whether the index in the target is damaged, so that it is written again.
     is_damaged: bool = False
     #: Size of the uploads to copy.
@@ -82,13 +82,13 @@ class BaseJob(msgspec.Struct, frozen=True):
 
         A failed base never replaces a completed one, nor a base without texts one with texts.
         """
-        if self.stands is None:
+        if self.existing is None:
             return None
         if plan.error is None:
-            return None if self.is_damaged else _keep_if_source_damaged(self.stands, plan, self.draft.legacy_id)
-        is_completed = self.stands.record.base.status == "completed"
-        if is_completed or (self.stands.has_texts_without_vectors and not plan.has_index):
-            return keep_completed(self.stands, plan.error, self.draft.legacy_id)
+            return None if self.is_damaged else _keep_if_source_damaged(self.existing, plan, self.draft.legacy_id)
+        is_completed = self.existing.record.base.status == "completed"
+        if is_completed or (self.existing.has_texts_without_vectors and not plan.has_index):
+            return keep_completed(self.existing, plan.error, self.draft.legacy_id)
         return None
 
 
@@ -146,30 +146,30 @@ class BasePlanner:
 
     def _plan_or_keep(self, position: int, draft: BaseDraft, entry: LedgerEntry | None) -> BaseJob:
         if entry is None:
-            logger.info("base %s: no earlier run of this target carried it", draft.id)
+            logger.info("base %s: no earlier run wrote it to this target", draft.id)
             # No earlier run to compare with: hashing the files waits until the free space was checked.
             return self._plan_base(position, draft, "", None, self._options)
         mark, known = base_fingerprint(self.source, draft), read_entry(entry)
         is_same = entry.fingerprint == mark
-        stands = base_state(self._target, draft.id, known, verify=self._options.verify)
-        if stands is BaseState.GONE:
-            logger.info("base %s: what an earlier run wrote is gone; it is carried anew", draft.id)
+        state = base_state(self._target, draft.id, known, verify=self._options.verify)
+        if state is BaseState.GONE:
+            logger.info("base %s: the base that an earlier run wrote is missing; it is migrated again", draft.id)
             return self._plan_base(position, draft, mark, known, self._options)
-        if stands is BaseState.CHANGED:
+        if state is BaseState.CHANGED:
             message = tr("changed in the target since it was migrated; left unchanged")
             notice = Notice(code=notices.CHANGED_SINCE, message=message, base=draft.legacy_id)
             known = msgspec.structs.replace(known, notices=[*known.notices, notice])
         is_same = is_same and not _options_changed(known, self._options)
         # A missing vector file on disk is tried again: it may be readable now.
         is_retried = known.record.base.error == notices.MISSING_STORE and not self.source.is_archive
-        if is_same and not is_retried and stands is not BaseState.DAMAGED:
+        if is_same and not is_retried and state is not BaseState.DAMAGED:
             logger.info("base %s: unchanged since an earlier run", draft.id)
             return BaseJob(position, draft, mark, unchanged=known)
-        logger.info("base %s: carried anew; what an earlier run wrote is %s", draft.id, stands.value)
+        logger.info("base %s: migrated again; the base that an earlier run wrote is %s", draft.id, state.value)
         # Texts that an earlier run migrated without vectors are not removed again.
         carry_text = self._options.carry_text or known.has_texts_without_vectors
         planned = self._plan_base(position, draft, mark, known, replace(self._options, carry_text=carry_text))
-        planned = replace(planned, stands=known, is_damaged=stands is BaseState.DAMAGED)
+        planned = replace(planned, existing=known, is_damaged=state is BaseState.DAMAGED)
         return _keep_better_base(planned, same=is_same)
 
     def _plan_base(
@@ -225,50 +225,50 @@ class BasePlanner:
         return found
 
 
-def _options_changed(stands: BaseEntry, options: Options) -> bool:
+def _options_changed(existing: BaseEntry, options: Options) -> bool:
     """Whether the options ask for something that the existing base lacks, or has although it is no longer wanted.
 
     This concerns salvaged rows, texts without vectors (these are never removed again), and restored duplicates.
     """
-    left = stands.report.salvage
-    if options.salvage and stands.record.base.error == notices.MISSING_STORE and left and left.rows:
+    left = existing.report.salvage
+    if options.salvage and existing.record.base.error == notices.MISSING_STORE and left and left.rows:
         return True
-    if options.carry_text and not stands.carry_text and REASONS_THAT_KEEP_TEXT & stands.report.rows.skipped.keys():
+    if options.carry_text and not existing.carry_text and REASONS_THAT_KEEP_TEXT & existing.report.rows.skipped.keys():
         return True
     if options.restore_duplicates:
-        return any(notice.code == notices.LOST_DUPLICATE for notice in stands.notices)
-    return bool(stands.report.rows.restored_duplicate)
+        return any(notice.code == notices.LOST_DUPLICATE for notice in existing.notices)
+    return bool(existing.report.rows.restored_duplicate)
 
 
 def _keep_better_base(work: BaseJob, *, same: bool) -> BaseJob:
     """Keep an existing base if the source would now only give a failed one."""
-    if work.stands is None or work.plan is None:
+    if work.existing is None or work.plan is None:
         return work
-    kept = work.entry_to_keep(work.plan) or (work.stands if same and work.plan.error is not None else None)
+    kept = work.entry_to_keep(work.plan) or (work.existing if same and work.plan.error is not None else None)
     return work if kept is None else replace(work, plan=None, unchanged=kept)
 
 
-def _keep_if_source_damaged(stands: BaseEntry, plan: BasePlan, base: str) -> BaseEntry | None:
+def _keep_if_source_damaged(existing: BaseEntry, plan: BasePlan, base: str) -> BaseEntry | None:
     """Return the existing entry with a notice if the source is damaged now and would give fewer rows; else None."""
     tally = plan.salvage
-    if tally is None or stands.record.base.status != "completed" or stands.report.rows.carried < plan.rows.carried:
+    if tally is None or existing.record.base.status != "completed" or existing.report.rows.carried < plan.rows.carried:
         return None
     error = tr("{rows:,} of about {about:,} rows can be salvaged", rows=tally.rows, about=tally.about)
     message = tr("its vector file is damaged now ({error}); the base from an earlier run is kept", error=error)
     return msgspec.structs.replace(
-        stands, notices=[*stands.notices, Notice(code=notices.KEPT_COMPLETED, message=message, base=base)]
+        existing, notices=[*existing.notices, Notice(code=notices.KEPT_COMPLETED, message=message, base=base)]
     )
 
 
-def keep_completed(stands: BaseEntry, error: str, base: str) -> BaseEntry:
+def keep_completed(existing: BaseEntry, error: str, base: str) -> BaseEntry:
     """Return an entry with the notice that it is kept although the base would fail now.
 
     ``base`` is the id in the source.
     """
-    kept = tr("completed base") if stands.record.base.status == "completed" else tr("base with texts")
+    kept = tr("completed base") if existing.record.base.status == "completed" else tr("base with texts")
     message = tr("it would fail now ({error}); the {kept} from an earlier run is kept", error=error, kept=kept)
     return msgspec.structs.replace(
-        stands, notices=[*stands.notices, Notice(code=notices.KEPT_COMPLETED, message=message, base=base)]
+        existing, notices=[*existing.notices, Notice(code=notices.KEPT_COMPLETED, message=message, base=base)]
     )
 
 

@@ -168,7 +168,7 @@ def _write_what_is_left(
         source = replace(origin, table=left.table or job.table, vectors=left.vectors)
         return plan, write_base(plan, source, job.staging, job.now_ms, watch)
     except (SourceReadFailed, BooksDoNotBalance) as again:
-        logger.info("base %s, with what is left of it: %s", job.work.draft.id, again)
+        logger.info("base %s, from its remaining rows: %s", job.work.draft.id, again)
     durable.remove_tree(job.staging)
     plan = plan_base(job.work.draft, problem, carry_text=job.plan.carry_text)
     return plan, write_base(plan, replace(origin, vectors=None), job.staging, job.now_ms, watch)

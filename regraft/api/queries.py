@@ -120,7 +120,7 @@ class _Search(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def embed(self) -> Embed | None:
-        """What makes the query's vector for one model; None if no embedder is named."""
+        """Function that embeds the query for one model; None if no embedder is named."""
         name = self.options.embedder
         return None if name is None else query_embedder(self.query, name, self.options.config)
 

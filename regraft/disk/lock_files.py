@@ -103,4 +103,4 @@ def _remove_lock_file(path: Path, stack: ExitStack) -> None:
 
 
 def _do_not_wait(_: float) -> None:
-    """Try again at once."""
+    """Wait for nothing between two attempts to remove a file."""

@@ -235,4 +235,4 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _do_not_wait(_: float) -> None:
-    """Try again at once."""
+    """Wait for nothing between two attempts to remove a file."""

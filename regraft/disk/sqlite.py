@@ -194,7 +194,7 @@ def _traceless_source(path: Path, work: Path | None) -> Iterator[tuple[str, int,
     real = links.real_path(path)
     untrusted_sqlite.refuse_special_file(real)
     while beside := find_companions(real):
-        logger.info("%s is read from a copy: %s lies beside it", real, beside[0].name)
+        logger.info("%s is read from a copy, because %s exists beside it", real, beside[0].name)
         with scratch.temporary_folder(work) as folder:
             copy = folder / "copy.sqlite"
             try:

@@ -125,11 +125,11 @@ def compute_typical_range(db: apsw.Connection, table: str, which: str = "TRUE") 
     rows = f"FROM {table} WHERE norm > 0 AND ({which})"
     count = int(str(db.execute(f"SELECT count(*) {rows}").get))
 
-    def at(place: int, what: str, *values: float) -> float:
-        query = f"SELECT {what} {rows} ORDER BY 1 LIMIT 1 OFFSET {place}"
+    def select_nth(position: int, what: str, *values: float) -> float:
+        query = f"SELECT {what} {rows} ORDER BY 1 LIMIT 1 OFFSET {position}"
         return float(str(db.execute(query, values).get or 0))
 
-    middle = at(count // 2, "norm")
+    middle = select_nth(count // 2, "norm")
     if count < _MIN_VECTORS:
         if abs(middle - 1) < _UNIT_TOLERANCE:
             return TypicalRange(middle=1, furthest=_UNIT_TOLERANCE, repeats=sys.maxsize)
@@ -145,7 +145,8 @@ def compute_typical_range(db: apsw.Connection, table: str, which: str = "TRUE") 
     if width <= _UNIT_TOLERANCE * low:
         middle = low + width / 2
     else:
-        low, width = middle, at(count // 2, "abs(norm - ?)", middle)
+        low, width = middle, select_nth(count // 2, "abs(norm - ?)", middle)
     furthest = max(_MAX_SPREADS * width, _MIN_TOLERANCE * low)
     # Few of the vectors may be undamaged, so the tenth percentile of the repeats is used.
-    return TypicalRange(middle=middle, furthest=furthest, repeats=2 * int(at(count // 10, "repeats")) + _MIN_REPEATS)
+    repeats = 2 * int(select_nth(count // 10, "repeats")) + _MIN_REPEATS
+    return TypicalRange(middle=middle, furthest=furthest, repeats=repeats)

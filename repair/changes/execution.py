@@ -266,7 +266,9 @@ def recover(root: Path, ledger: Ledger) -> bool:
     """
     found = ledger.changes.open_changes()
     for change in reversed(found):
-        logger.info("an earlier run was stopped while it changed %s; that is settled", change.path)
+        logger.info(
+            "an earlier run was stopped while it changed %s; the change is now completed or reverted", change.path
+        )
         settle = _settle_rows if change.means == "rows" else _settle_file
         settle(root, ledger, change)
     ledger.stop_runs()

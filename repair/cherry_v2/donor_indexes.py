@@ -168,7 +168,7 @@ class Donor:
                 return old.spans
         return []
 
-    def donated(self, material: str) -> DonatedText | None:
+    def read_donated_text(self, material: str) -> DonatedText | None:
         """Read the text of a material with its units; None if either is incomplete."""
         old = self._index.text(material)
         if old is None or not old.matches_hash or not old.spans:
@@ -255,13 +255,13 @@ class Donors:
         """Find the text of an item: in the damaged index itself, then by identical content, then by id."""
         for donor in self.donors:
             material = donor.listed_material(item, raw) if donor.is_own else donor.proven_material(item, raw)
-            donated = None if material is None else donor.donated(material)
+            donated = None if material is None else donor.read_donated_text(material)
             if donated is not None:
                 self._count_use(donor, is_proven=not donor.is_own)
                 return donated
         for donor in self.donors:
             material = donor.listed_material(item, raw)
-            donated = None if material is None else donor.donated(material)
+            donated = None if material is None else donor.read_donated_text(material)
             if donated is not None:
                 self._count_use(donor, is_proven=False)
                 return donated

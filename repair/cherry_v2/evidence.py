@@ -289,7 +289,7 @@ def _repair_snapshot_path(data: ItemData, item: str, evidence: Evidence) -> None
 
 
 def _repair_directory(_data: ItemData, _item: str, _evidence: Evidence) -> None:
-    """Nothing tells the path of a folder: its files can come from folders below it."""
+    """Return None: no data shows the path of a folder, because its files can come from folders below it."""
 
 
 _REPAIR_BY_TYPE = {"file": _repair_file, "url": _repair_url, "note": _repair_note, "directory": _repair_directory}

@@ -444,7 +444,7 @@ def _keep_unlisted(texts: BaseTexts, donor: Donor) -> bool:
     paths = {one.path for one in texts.new}
     hashes = {one.content_hash for one in texts.new}
     for material, path in donor.materials():
-        donated = None if material in known else donor.donated(material)
+        donated = None if material in known else donor.read_donated_text(material)
         if donated is None:
             continue
         if path not in paths:

@@ -84,16 +84,16 @@ def _plan_base(
     names = {finding.name for finding in found}
     wanted = set(filter(options.wants, names & _DIFFERENT))
     if v2.MATERIAL_ORPHAN in wanted:
-        kept = _why_kept(base, options, protection)
+        kept = _why_report_kept(base, options, protection)
         if kept is not None:
             wanted.discard(v2.MATERIAL_ORPHAN)
-            made.left += [_kept(store, one, kept) for one in found if one.name == v2.MATERIAL_ORPHAN]
+            made.left += [_report_kept(store, one, kept) for one in found if one.name == v2.MATERIAL_ORPHAN]
     if wanted:
-        made.add(_followed(store, base, wanted, lacks_any=v2.ITEM_NO_MATERIAL in names))
+        made.add(_plan_index(store, base, wanted, lacks_any=v2.ITEM_NO_MATERIAL in names))
     return made
 
 
-def _why_kept(base: str, options: ReconcileOptions, protection: Protection) -> str | None:
+def _why_report_kept(base: str, options: ReconcileOptions, protection: Protection) -> str | None:
     """Return why the orphan materials of a base are kept, or None."""
     reason = protection.reason(base)
     if reason is not None:
@@ -103,8 +103,8 @@ def _why_kept(base: str, options: ReconcileOptions, protection: Protection) -> s
     return tr("they can be listed again; --only {name} deletes them", name=v2.MATERIAL_ORPHAN)
 
 
-def _kept(store: Store, finding: Finding, why: str) -> Unresolved:
-    """Return that materials are kept, with the command that lists them again."""
+def _report_kept(store: Store, finding: Finding, why: str) -> Unresolved:
+    """Make the unresolved finding for materials that are kept, with the command that lists them again."""
     words = ["regraft", "repair", path_argument(store.path), *LISTING, "--base", str(finding.base)]
     reason = tr("{what}, kept: {why}", what=finding.message, why=why)
     return Unresolved.of(finding, reason, repair=shlex.join(words))
@@ -116,7 +116,7 @@ def _why_left(found: list[Finding], *, is_known: bool) -> str | None:
     return damage if damage is not None or is_known else tr("the catalog has no such base")
 
 
-def _followed(store: Store, base: str, wanted: set[str], *, lacks_any: bool) -> Plan:
+def _plan_index(store: Store, base: str, wanted: set[str], *, lacks_any: bool) -> Plan:
     """Plan the changes of one index; nothing if it cannot be compared with the catalog."""
     try:
         follows = _Follows(store=store, base=base, index=store.stores[base], wanted=frozenset(wanted))

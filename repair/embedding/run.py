@@ -135,7 +135,7 @@ def backfill(
 
 @contextmanager
 def _open_nothing(settings: EmbedderSettings) -> Iterator[Embedder]:
-    """Stand in for an embedder that is not needed: it has no answers, to texts that are added during the run either."""
+    """Open a stand-in where no text needs an embedder. Texts that are added during the run get no vector."""
     yield KnownEmbedder(settings, lambda _: {}, tr("it was added during the run"))
 
 

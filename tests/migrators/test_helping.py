@@ -131,7 +131,7 @@ def test_helpers_that_cannot_be_started_are_none(
     monkeypatch.setattr("regraft.processes.pool.WorkerProcess", no_process)
     _migrated(source, tmp_path / "library")
 
-    assert "there are no helpers: no room for a process" in caplog.text
+    assert "no background processes can be started: no room for a process" in caplog.text
     assert "filled by FTS5 alone: no room for a process" in caplog.text
 
 

@@ -465,7 +465,7 @@ def test_books_always_balance(fields: dict[str, Any], found: VectorSurvey | str)
     [raw] = [one for one in rich_state().bases if isinstance(one, dict) and one["id"] == "failed"]
     [draft] = draft_library(state({**raw, "model": MODEL, **fields}), ModelOverrides()).bases
     plan = plan_base(draft, found)
-    assert plan.rows.balanced
+    assert plan.rows.is_balanced
     assert plan.rows.read == (found.rows if isinstance(found, VectorSurvey) else 0)
     if plan.error is not None:
         assert set(plan.rows.skipped) <= {plan.error}
@@ -501,7 +501,7 @@ def test_an_item_too_large_for_sqlite_is_skipped_by_name(monkeypatch: pytest.Mon
     plan = planned(rows(*"AAABBBBCCCC"), *items)
     assert materials(plan) == [("fits", ((1, 3),))]
     assert plan.rows.skipped == {"content_too_large": 8}
-    assert plan.rows.balanced
+    assert plan.rows.is_balanced
     assert [item.status for item in plan.items] == ["completed", "failed", "failed", "failed"]
     said = {notice.item: notice.count for notice in plan.notices if notice.code == "content_too_large"}
     assert said == {"large": 4, "d": 4}, "skipped by name"

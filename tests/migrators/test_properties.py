@@ -191,7 +191,7 @@ def test_no_state_crashes_a_plan_and_the_catalog_takes_every_one(
         place = Path(folder)
         records = []
         for number, plan in enumerate(plans):
-            assert plan.rows.balanced
+            assert plan.rows.is_balanced
             assert plan.units == sum(material.rows for material in plan.materials)
             assert len({material.item for material in plan.materials}) == len(plan.materials)
             assert len({item.id for item in plan.items}) == len(plan.items)

@@ -24,7 +24,7 @@ def test_a_migration_says_what_it_decided(tmp_path: Path) -> None:
     ]
     bases = [base["id"] for base in first.document["bases"]]
     assert lines(first.stderr, SURVEY) == [
-        f"{SURVEY}: base {base}: no earlier run of this target carried it" for base in bases
+        f"{SURVEY}: base {base}: no earlier run wrote it to this target" for base in bases
     ]
     assert len(lines(first.stderr, "migrators.pipeline.publication")) == len(bases)
     again = run("migrate", SAMPLE, "--to", tmp_path / "library", "--now", NOW, "--yes", "--json", "-vv")

@@ -436,7 +436,7 @@ class RedbFile:
         Raises:
             RedbError: the table does not exist, the file changed, or it is damaged and there is no damage callback.
         """
-        return self._check_after(self._open_rows(name).typed())
+        return self._check_unchanged_after(self._open_rows(name).typed())
 
     def raw_rows(self, name: str) -> Iterator[tuple[bytes, bytes]]:
         """Yield keys and values of a table as stored bytes, in key order.
@@ -444,7 +444,7 @@ class RedbFile:
         Raises:
             RedbError: the table does not exist, the file changed, or it is damaged and there is no damage callback.
         """
-        return self._check_after(self._open_rows(name).raw())
+        return self._check_unchanged_after(self._open_rows(name).raw())
 
     def verify(self) -> None:
         """Read every row of every table, reporting damage.
@@ -498,7 +498,7 @@ class RedbFile:
             report=self._report,
         )
 
-    def _check_after(self, rows: Iterator[T]) -> Iterator[T]:
+    def _check_unchanged_after(self, rows: Iterator[T]) -> Iterator[T]:
         yield from rows
         self._file.check_unchanged()
 

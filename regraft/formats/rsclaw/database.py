@@ -374,7 +374,7 @@ class Mirror(msgspec.Struct, kw_only=True):
     #: Tables with damaged pages; None means the list of tables.
     damaged_tables: set[str | None] = msgspec.field(default_factory=set)
 
-    def see(self, damage: PageDamage) -> None:
+    def record_damage(self, damage: PageDamage) -> None:
         """Record a damaged page."""
         self.damaged_pages += 1
         self.damaged_tables.add(damage.table)
@@ -428,7 +428,7 @@ def open_mirror(
     with sqlite.open_scratch() as db:
         db.execute(SCHEMA)
         mirror = Mirror(db=db)
-        with read_redb(path, on_damage=mirror.see) as file:
+        with read_redb(path, on_damage=mirror.record_damage) as file:
             mirror.clean, mirror.format_version, mirror.state = file.clean, file.format_version, file.state
             for table in only:
                 _read_table(file, table, mirror, go_on)
@@ -443,7 +443,7 @@ def _read_table(file: RedbFile, table: str, mirror: Mirror, go_on: Callable[[int
     read.is_there, read.stated = True, file.tables[table].length
     if file.tables[table].key_type not in _KEY_TYPES:
         reason = tr("the keys have the type {type}", type=file.tables[table].key_type)
-        mirror.see(PageDamage(table=table, page=tr("header"), offset=0, length=0, reason=reason))
+        mirror.record_damage(PageDamage(table=table, page=tr("header"), offset=0, length=0, reason=reason))
         return
     writer = _Writer(mirror, table)
     with sqlite.transaction(mirror.db):

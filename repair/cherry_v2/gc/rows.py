@@ -55,7 +55,7 @@ def is_damage(finding: Finding) -> bool:
 
 
 def leave_damaged(finding: Finding) -> Unresolved:
-    """Return that nothing of a damaged base is removed."""
+    """Make the unresolved finding for a damaged base, of which nothing is removed."""
     reason = tr(
         "cannot determine what is in use, so nothing of this base is removed: {message_}", message_=finding.message
     )
@@ -65,7 +65,7 @@ def leave_damaged(finding: Finding) -> Unresolved:
 
 
 def leave_for_repair(store: Store, finding: Finding, lacking: Sequence[str]) -> Unresolved:
-    """Return that rows are kept because other findings may need them."""
+    """Make the unresolved finding for rows that are kept because the repair of other findings may need them."""
     command = None
     if any(FINDINGS[name].command[:1] == ("repair",) for name in lacking):
         command = shlex.join(["regraft", "repair", path_argument(store.path), "--base", str(finding.base)])
@@ -179,7 +179,7 @@ class IndexGarbage:
         """Plan the deletions in this file."""
         wanted = self._select_garbage(options)
         if self.protected is not None:
-            return Plan(left=[*self._kept(wanted, self.protected)])
+            return Plan(left=[*self._report_protected(wanted, self.protected)])
         if not wanted:
             return Plan()
         damage = list(filter(is_damage, self.findings.values()))
@@ -199,8 +199,8 @@ class IndexGarbage:
             named.add(v2.VECTOR_ORPHAN)
         return [one for one in _GARBAGE if one.finding in named and is_wanted(options, one.finding)]
 
-    def _kept(self, wanted: list[_Garbage], why: str) -> Iterator[Unresolved]:
-        """Yield that the rows of a protected base are kept."""
+    def _report_protected(self, wanted: list[_Garbage], why: str) -> Iterator[Unresolved]:
+        """Yield an unresolved finding for each kind of rows that a protected base keeps."""
         for name in sorted({one.finding for one in wanted} & self.findings.keys()):
             finding = self.findings[name]
             yield Unresolved.of(finding, tr("{what}, kept: {why}", what=finding.message, why=why))

@@ -148,14 +148,14 @@ def repair_folders(items: ItemRepairs) -> None:
         else:
             row["group_id"] = None
             items.moves[number] = problem
-    _open_circles(items, inside_itself, by_id)
+    _break_cycles(items, inside_itself, by_id)
 
 
-def _open_circles(items: ItemRepairs, inside_itself: list[Row], by_id: dict[Any, Row]) -> None:
+def _break_cycles(items: ItemRepairs, inside_itself: list[Row], by_id: dict[Any, Row]) -> None:
     """Move the oldest folder of each cycle to the top level."""
     places = {row.get("id"): number for number, row in enumerate(items.rows)}
     for row in inside_itself:
-        circle = _circle(row, by_id)
+        circle = _find_cycle(row, by_id)
         if any(one.get("type") not in DATA_FIELDS for one in circle):
             items.leave(v2.ITEM_CONTAINER, tr("a folder that contains it is of an unknown type"), row)
         elif circle:
@@ -165,7 +165,7 @@ def _open_circles(items: ItemRepairs, inside_itself: list[Row], by_id: dict[Any,
             items.moves[places[oldest.get("id")]] = tr("inside itself")
 
 
-def _circle(row: Row, by_id: dict[Any, Row]) -> list[Row]:
+def _find_cycle(row: Row, by_id: dict[Any, Row]) -> list[Row]:
     """Return the folders of the cycle that the ancestors of an item lead to; empty without a cycle."""
     way: list[Row] = []
     seen: dict[Any, int] = {}
@@ -246,7 +246,7 @@ def plan_catalog(
         store, findings, store.root / store.catalog, drops_lengths=v2.VECTOR_LENGTH in only, model=model
     )
     try:
-        made.mend(wanted)
+        made.derive_values(wanted)
     except (CatalogProblem, apsw.Error, OSError, UnicodeDecodeError) as problem:
         message = tr("the catalog cannot be read as a whole: {problem}", problem=problem)
         stays = ((name, base) for base, names in wanted.items() for name in sorted(names))
@@ -335,7 +335,7 @@ class _CatalogRepair:
 
     # --- planning ----------------------------------------------------------------------------------------------------
 
-    def mend(self, wanted: Mapping[str, set[str]]) -> None:
+    def derive_values(self, wanted: Mapping[str, set[str]]) -> None:
         """Derive the new values for the bases with these findings."""
         catalog = read_catalog(self._path, data=False)
         is_running = profile.detect_running_app(self._store.root) is not None

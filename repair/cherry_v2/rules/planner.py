@@ -91,20 +91,20 @@ class _Planner:
         self._protection: Protection | None = None
         self._plan = Plan()
         #: Bases for whose index it has been reported what cannot be repaired.
-        self._said: set[str | None] = set()
+        self._reported_bases: set[str | None] = set()
         #: Bases whose damaged index file has been reported.
-        self._damaged_ones: set[str] = set()
+        self._reported_damaged: set[str] = set()
         #: The paths of materials, for bases whose files get new paths.
         self._materials: dict[str, dict[str, str]] = {}
 
     def plan(self) -> Plan:
         made = self._plan
-        self._of_damaged()
+        self._plan_damaged()
         moved: dict[str, PathRepairs] = {}
-        indexes = list(self._of_indexes(moved))
+        indexes = list(self._plan_indexes(moved))
         readable = self._readable_paths() if v2.ITEM_PATH_IS_ID in self._options.only else []
         made.changes += chain.from_iterable(one.made for one in moved.values())
-        made.changes += self._of_catalog(moved, readable)
+        made.changes += self._plan_catalog(moved, readable)
         made.changes += chain.from_iterable(one.removed for one in moved.values())
         indexes += filter(None, map(self._with_paths, readable))
         made.changes += map(merge_changes, _by_path(indexes))
@@ -127,7 +127,7 @@ class _Planner:
 
     # --- indexes ---------------------------------------------------------------------------------------------------
 
-    def _of_damaged(self) -> None:
+    def _plan_damaged(self) -> None:
         """Plan to salvage damaged index files if the user asked for that; otherwise report what could be salvaged."""
         if not self._options.salvage and not self._options.wanted(salvage.DAMAGED) & set(salvage.DAMAGED):
             return
@@ -135,7 +135,7 @@ class _Planner:
             if not (self._store.wants(base) and salvage.is_damaged(self._findings.get(base, []))):
                 continue
             damaged = self._damaged_index(base, one)
-            self._damaged_ones.add(base)
+            self._reported_damaged.add(base)
             if self._options.salvage:
                 self._plan.level = Level.DEEP
                 self._plan.add(salvage.plan(damaged))
@@ -155,9 +155,9 @@ class _Planner:
             now_ms=self._options.now_ms,
         )
 
-    def _of_indexes(self, moved: dict[str, PathRepairs]) -> Iterator[RowsChange]:
+    def _plan_indexes(self, moved: dict[str, PathRepairs]) -> Iterator[RowsChange]:
         for base, one in self._store.stores.items():
-            is_whole = base not in self._damaged_ones or not self._options.salvage
+            is_whole = base not in self._reported_damaged or not self._options.salvage
             if (
                 self._store.wants(base)
                 and one.look.layout is IndexLayout.CURRENT
@@ -206,7 +206,7 @@ class _Planner:
 
     def _leave_for_units(self, base: str, wanted: frozenset[str], others: int) -> None:
         """Report that other repairs wait until units are written again, and which bodies prove no unit."""
-        self._said.add(base)
+        self._reported_bases.add(base)
         if others:
             reason = tr("{bodies} whose unit nothing proves", bodies=format_count(others, "body"))
             self._plan.left.append(Unresolved.registered(v2.BODY_ORPHAN, reason, base=base, count=others))
@@ -247,7 +247,7 @@ class _Planner:
         change, left = index.plan_index(self._store.root, target)
         self._plan.left += [*renames.left, *(self._with_command(one) for one in left)]
         if change is not None:
-            self._said.add(base)
+            self._reported_bases.add(base)
             moved[base] = renames
             of_these = {one.finding for one in (*renames.left, *left)}
             self._plan.resolves |= {(name, base) for name in wanted - of_these}
@@ -330,7 +330,7 @@ class _Planner:
 
     # --- the catalog and what is not mended -----------------------------------------------------------------------
 
-    def _of_catalog(self, moved: Mapping[str, PathRepairs], readable: list[NewPaths]) -> list[RowsChange]:
+    def _plan_catalog(self, moved: Mapping[str, PathRepairs], readable: list[NewPaths]) -> list[RowsChange]:
         changes: list[RowsChange] = []
         for mender in (rules_catalog.plan_definitions, partial(rules_catalog.plan_catalog, model=self._options.model)):
             more, left, resolves = mender(self._store, self._findings, self._wanted)
@@ -369,7 +369,7 @@ class _Planner:
                 if one.name == v2.VECTOR_UNEXPECTED
                 else Unresolved.with_remedy(one, repair=one.repair)
                 for one in others
-                if not self._is_told(one, paths)
+                if not self._is_reported(one, paths)
             ]
 
     def _command_for(self, finding: Finding) -> str | None:
@@ -381,12 +381,12 @@ class _Planner:
         words = (*FINDINGS[v2.VECTOR_UNEXPECTED].command, model, *base)
         return shlex.join(["regraft", words[0], path_argument(self._store.path), *words[1:]])
 
-    def _is_told(self, finding: Finding, paths: int) -> bool:
+    def _is_reported(self, finding: Finding, paths: int) -> bool:
         """Whether a finding is fixed or reported with other repairs of its base; ``paths`` materials get new paths."""
-        if finding.base in self._damaged_ones and (finding.name in salvage.DAMAGED or self._options.salvage):
+        if finding.base in self._reported_damaged and (finding.name in salvage.DAMAGED or self._options.salvage):
             return True
         if finding.name in index.CONSEQUENCES:
-            return finding.base in self._said
+            return finding.base in self._reported_bases
         # The base gets the vectors' model, so they are expected.
         if finding.name == v2.VECTOR_UNEXPECTED and self._options.model is not None:
             return (v2.BASE_STATUS, finding.base) in self._plan.resolves

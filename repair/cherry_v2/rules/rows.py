@@ -508,9 +508,9 @@ def _find_candidates(db: apsw.Connection, rid: int, raw: bytes | None, wide: _Te
         if all(decode_text(piece.text) is not None for piece in pieces):
             yield _PARAGRAPH.join(piece.text or b"" for piece in pieces)
         # A text from any offsets is verified by the hash. A text that is kept without a hash needs proven offsets.
-        anywhere.lay(pieces)
+        anywhere.overlay(pieces)
         yield from anywhere.texts()
-        wide.lay([piece for piece in pieces if piece.is_proven])
+        wide.overlay([piece for piece in pieces if piece.is_proven])
     yield from _find_moved_text(db, rid)
 
 
@@ -532,8 +532,11 @@ class _TextAssembly:
         self._wide = bytearray((decode_text(raw) or "").encode("utf-16-le"))
         self._end = 0
 
-    def lay(self, pieces: Iterable[_BodyPiece]) -> None:
-        """Lay bodies over the text. A paragraph break is inserted before a body that begins one beyond the end."""
+    def overlay(self, pieces: Iterable[_BodyPiece]) -> None:
+        """Write bodies over the text at their offsets.
+
+        A body that begins one paragraph break after the end of the text is appended with that break.
+        """
         for piece in pieces:
             body = decode_text(piece.text)
             wide = b"" if body is None else body.encode("utf-16-le")
@@ -607,7 +610,7 @@ class _ContentText:
         part = self._wide[start * self._width : end * self._width]
         return part.decode() if self._width == 1 else _decode_utf16(part)
 
-    def place(self, body: bytes) -> tuple[int, int] | None:
+    def find_offsets(self, body: bytes) -> tuple[int, int] | None:
         """Return the offsets of a body that occurs exactly once, or None."""
         if not detect.contains_once(self._raw, body):
             return None
@@ -682,7 +685,7 @@ def _repair_slices(job: RowRepair, content: int, whole: _ContentText) -> None:
                 # If the slice has the hash that was embedded, the offsets are right and the body is wrong.
                 restored += [(found, body)] if is_bad and wants_bodies else []
             else:
-                placed += _find_new_offsets(job, unit, None if text is None else whole.place(raw))
+                placed += _find_new_offsets(job, unit, None if text is None else whole.find_offsets(raw))
     job.db.executemany("UPDATE temp.m_body SET text = ?, bad = FALSE WHERE rid = ?", restored)
     job.db.executemany("UPDATE temp.m_unit SET char_start = ?, char_end = ?, touched = TRUE WHERE rid = ?", placed)
     job.done["restore-bodies"] += len(restored)

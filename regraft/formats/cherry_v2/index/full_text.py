@@ -46,7 +46,7 @@ class CjkSample:
         self._characters = 0
         self._cjk = 0
 
-    def see(self, body: str) -> None:
+    def examine(self, body: str) -> None:
         """Examine ``body`` if it belongs to the sample."""
         if self._bodies % self.EVERY == 0:
             part = body[: self.CHARACTERS]
@@ -77,7 +77,7 @@ class FullText:
 
     def add(self, rowid: int, body: str) -> None:
         """Add a body. Bodies must be added in ascending order of their numbers."""
-        self._sample.see(body)
+        self._sample.examine(body)
         if self._sorting is not None:
             self._sorting.add(rowid, body)
 
@@ -85,7 +85,7 @@ class FullText:
         """Add the bodies of a file, or only a sample if FTS5 builds the index."""
         if self._sorting is None:
             for (text,) in db.execute(_FIRST_TEXTS):
-                self._sample.see((text or b"").decode("utf-8", "replace"))
+                self._sample.examine((text or b"").decode("utf-8", "replace"))
             return
         try:
             for rowid, body in db.execute("SELECT fts_rowid, text FROM search_text ORDER BY fts_rowid"):

@@ -146,7 +146,7 @@ def _check_parts(db: apsw.Connection, path: Path, parts: deque[_BodyRange], proc
             while processes is not None and parts and processes.has_room():
                 submitted.append((processes.put(_is_part_correct, path, parts[-1]), parts.pop()))
         except JobFailed as problem:
-            logger.info("the index is read back by one process: %s", problem)
+            logger.info("the index is verified by one process: %s", problem)
             processes = None
         if parts:
             _check_part(db, parts.popleft())
@@ -160,7 +160,7 @@ def _collect_result(processes: ProcessPool | None, job: int) -> bool:
     try:
         return processes is not None and processes.take(job)
     except JobFailed as problem:
-        logger.info("a part of the index is read back again: %s", problem)
+        logger.info("a part of the index is verified again by this process: %s", problem)
         return False
 
 

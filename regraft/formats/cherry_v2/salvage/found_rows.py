@@ -259,6 +259,7 @@ class _DeletedRows:
         self._coverage = coverage
 
     def fate(self, row: FoundRow) -> str | None:
+        """Return DELETED for a row that the intact part of the tree would contain if it still existed; else None."""
         if row.origin is Origin.TREE:
             return None
         # A damaged file has few intervals.
