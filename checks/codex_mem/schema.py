@@ -157,7 +157,7 @@ def check_migration(db: apsw.Connection, findings: FindingCollector, *, has_vect
         )
         findings.add(codex.MIGRATION, message, is_beyond_repair=True)
     elif foreign is not None:
-        message = tr("a column that migration 006 makes is there, and must not be empty")
+        message = tr("a column of migration 006 exists, but does not allow empty values")
         findings.add(codex.MIGRATION, message, sample=foreign, is_beyond_repair=True)
     elif missing and there:
         message = tr("only some columns of migration 006 exist; {missing} are missing", missing=join_list(missing))
@@ -165,13 +165,13 @@ def check_migration(db: apsw.Connection, findings: FindingCollector, *, has_vect
     elif missing:
         _check_absent(findings, is_recorded=recorded is not None, has_vectors=has_vectors)
     elif recorded is None:
-        findings.add(codex.MIGRATION, tr("all columns of migration 006 are there, and it is not recorded"))
+        findings.add(codex.MIGRATION, tr("all columns of migration 006 exist, but the migration is not recorded"))
 
 
 def _check_absent(findings: FindingCollector, *, is_recorded: bool, has_vectors: bool) -> None:
     if is_recorded or has_vectors:
         what = tr("the migration is recorded") if is_recorded else tr("there is a vector file")
-        findings.add(codex.MIGRATION, tr("no column of migration 006 is there, and {what}", what=what))
+        findings.add(codex.MIGRATION, tr("no column of migration 006 exists, but {what}", what=what))
 
 
 # --- objects that codex-mem does not define (``schema.foreign-…``) --------------------------------------------------

@@ -279,20 +279,20 @@ class KbHealthSummary(HealthSummary, frozen=True, kw_only=True):
         yield tr(
             "{documents} ({by_status}), {chunks}, {size}.",
             documents=documents,
-            by_status=_by_name(self.documents),
+            by_status=_format_counts(self.documents),
             chunks=format_count(self.chunks, "chunk"),
             size=format_bytes(self.bytes),
         )
-        yield tr("active documents by visibility: {visibility}", visibility=_by_name(self.visibility))
+        yield tr("active documents by visibility: {visibility}", visibility=_format_counts(self.visibility))
         yield tr("vectors:")
         yield from (one.line() for one in self.vectors)
-        yield tr("jobs: {jobs}", jobs=_by_name(self.jobs))
+        yield tr("jobs: {jobs}", jobs=_format_counts(self.jobs))
         parts = {"kb.redb": self.sizes.database, f"{MARKDOWN}/": self.sizes.markdown, f"{RAW}/": self.sizes.raw}
         caches = {f"{FULL_TEXT}/": self.sizes.full_text, f"{HNSW}/": self.sizes.vector_index}
         yield join_list(f"{name} {format_bytes(size)}" for name, size in {**parts, **caches}.items())
 
 
-def _by_name(counts: dict[str, int]) -> str:
+def _format_counts(counts: dict[str, int]) -> str:
     return join_list(f"{count:,} {label_of(name)}" for name, count in counts.items() if count) or tr("none")
 
 

@@ -333,7 +333,8 @@ def _new_model_id(settings: EmbedderSettings, model: str | None) -> str:
             return settings.model_ids[0]
         problem = tr("the id of the model of embedder {name} in the catalog is unknown", name=settings.name)
         raise WrongUsage(
-            problem=problem, hint=tr("give --model provider::model, or one model_ids in the configuration")
+            problem=problem,
+            hint=tr("give --model provider::model, or exactly one id under model_ids in the configuration"),
         )
     tidy = parse_model_id("--model", model)
     if not settings.serves(tidy):

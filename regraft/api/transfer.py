@@ -186,7 +186,7 @@ def _demand_one(names: list[str]) -> None:
     """
     if len(names) != 1:
         problem = tr(
-            "a collection is written from one base, and here are {count}: {names}",
+            "a collection is written from one base, but {count} are selected: {names}",
             count=len(names),
             names=join_list(names),
         )

@@ -77,9 +77,9 @@ def inspect(path: Path | None, options: InspectOptions, output: Output) -> None:
     """
     if path is None:
         if options.kind is not None or options.items:
-            raise WrongUsage(problem=tr("--kind and --items are about a path"), hint=tr("give PATH"))
+            raise WrongUsage(problem=tr("--kind and --items need a PATH"), hint=tr("give PATH"))
         if options.now_ms is not None:
-            raise WrongUsage(problem=tr("--now is about a path"), hint=tr("give PATH"))
+            raise WrongUsage(problem=tr("--now needs a PATH"), hint=tr("give PATH"))
         print_installed(as_json=output.as_json, quiet=output.quiet)
         return
     report = api.inspect(path, options, progress=output.progress())

@@ -203,7 +203,7 @@ def migrate(
         )
     if options.recreate_provider or options.as_new:
         raise WrongUsage(
-            problem=tr("--recreate-provider and --as-new are about a profile"), hint=tr("name it with --profile")
+            problem=tr("--recreate-provider and --as-new need --profile"), hint=tr("name it with --profile")
         )
     report_html.check_page_path("migrate", page, source, target)
     prompt = PlanPrompt(output=output)

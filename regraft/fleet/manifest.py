@@ -264,7 +264,7 @@ def _with_target(library: Library, targets: str | None, ending: str, needs_targe
     name = f"{_library_name(library)}{ending}"
     if {name, _library_name(library)} & {"", ".", ".."} or (is_url(library.source) and re.search(r"[\\:\0]", name)):
         raise WrongUsage(
-            problem=tr("{source} has no name that its target could have", source=printable(library.source)),
+            problem=tr("the target of {source} cannot be named after it", source=printable(library.source)),
             hint=tr("give its target in a table"),
         )
     return msgspec.structs.replace(library, target=_resolve(_local_path(targets), name))

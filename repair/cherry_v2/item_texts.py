@@ -70,9 +70,9 @@ def read_item_text(item: Row, raw: Path) -> ItemText:
         if is_blank(found.text) and kind == "note" and isinstance(data.get("content"), str):
             found = ItemText(data["content"])
     else:
-        raise NoText(tr("it holds no text itself"))
+        raise NoText(tr("it has no text of its own"))
     if is_blank(found.text):
-        raise NoText(tr("no snapshot of it is there: {elsewhere}", elsewhere=_ELSEWHERE) if kind == "url" else BLANK)
+        raise NoText(tr("its snapshot does not exist: {elsewhere}", elsewhere=_ELSEWHERE) if kind == "url" else BLANK)
     return ItemText(replace_surrogates(found.text), found.guessed)
 
 

@@ -131,7 +131,7 @@ def test_every_item_of_a_library_is_named_with_its_units(v1: Path, inside: str) 
 def test_items_are_of_a_path_and_of_knowledge_bases() -> None:
     done = run("inspect", "--items")
     assert (done.status, done.stdout) == (2, "")
-    assert "--kind and --items are about a path (give PATH)" in done.stderr
+    assert "--kind and --items need a PATH (give PATH)" in done.stderr
 
 
 def test_odd_bases_harm_nothing(tmp_path: Path) -> None:

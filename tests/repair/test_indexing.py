@@ -376,7 +376,7 @@ def test_files_of_every_kind(store):
     assert guess["message"] == "read menu.txt as Windows-1251, guessed from its letters"
     assert sorted(left(document)) == [
         ("item.no-material", "its file is not in raw/: index it in the application"),
-        ("item.no-material", "no snapshot of it is there: index it in the application"),
+        ("item.no-material", "its snapshot does not exist: index it in the application"),
         ("item.no-material", "scan.pdf is not plain text: index it in the application"),
     ]
     assert bodies(store, "i2") == [RUSSIAN]

@@ -507,7 +507,10 @@ def _leave_unproven(file: _VectorFile) -> Unresolved | None:
         rows = file.survey.rows
         return _leave_file(
             path,
-            tr("none of its {rows} has a usable vector, so that nothing proves it", rows=format_count(rows, "row")),
+            tr(
+                "none of its {rows} has a usable vector, so nothing proves that it was migrated",
+                rows=format_count(rows, "row"),
+            ),
             None,
             rows,
         )

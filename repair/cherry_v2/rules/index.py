@@ -133,7 +133,7 @@ def plan_index(root: Path, target: IndexRepair) -> tuple[RowsChange | None, tupl
     with sqlite.open_readonly(path, vectors=True) as db:
         broken = table_integrity.find_inconsistency(db, _ROWS_OF)
         if broken is not None:
-            reason = tr("SQLite itself finds the file damaged ({broken}): a backup of it helps", broken=broken)
+            reason = tr("SQLite reports damage ({broken}); restore the file from a backup", broken=broken)
             return None, tuple(
                 _unresolved(target, name, reason, target.found[name])
                 for name in sorted(target.wanted.intersection(target.found))

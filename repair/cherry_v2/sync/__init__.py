@@ -207,7 +207,7 @@ def _without_vector(store: Store, base: str, count: int) -> Unresolved:
 
 def _moved_sources(items: list[Row], options: SyncRequest) -> Iterator[tuple[str, str]]:
     """Yield the id and the new source of each item whose source moved."""
-    moved = [*options.moved, *_folders_found_again(items, options.sources)]
+    moved = [*options.moved, *_match_missing_folders(items, options.sources)]
     for item in items if moved else ():
         source = parse_item_data(item).get("source")
         if item.get("type") in ("file", "directory") and isinstance(source, str):
@@ -216,8 +216,8 @@ def _moved_sources(items: list[Row], options: SyncRequest) -> Iterator[tuple[str
                 yield str(item.get("id")), str(new)
 
 
-def _folders_found_again(items: list[Row], sources: Iterable[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield each source of the user that is the only missing folder of its name, with the path of that."""
+def _match_missing_folders(items: list[Row], sources: Iterable[Path]) -> Iterator[tuple[str, Path]]:
+    """Pair the missing folder of an item with the given source of the same name, if no other missing folder has it."""
     missing = list(_missing_folders(items)) if sources else []
     for path in sources:
         same = [source for source in missing if fold_name(path_segments(source)[-1]) == fold_name(path.name)]

@@ -669,7 +669,8 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             folder = self._followed.get(str(container))
             if container not in self._containers_there and len(items) >= _FEWEST_GONE and isinstance(folder, Followed):
                 reason = tr(
-                    "none of its {files} is there; it may be another folder", files=format_count(len(items), "file")
+                    "none of its {files} exists; the folder may be a different one",
+                    files=format_count(len(items), "file"),
                 )
                 self.leave(v2.SOURCE_UNREACHABLE, reason, folder.source)
             else:

@@ -286,7 +286,7 @@ def test_an_object_without_a_name_for_a_target_is_refused(bucket: str, tmp_path:
         "migrate", f"{bucket}/in/*.zip", "--to", tmp_path / "out", "--results", tmp_path / "out.parquet", "--json"
     )  # fmt: skip
     assert done.status == 2
-    assert "has no name that its target could have" in done.document["error"]["message"]
+    assert "cannot be named after it" in done.document["error"]["message"]
     assert list(tmp_path.iterdir()) == []
 
 

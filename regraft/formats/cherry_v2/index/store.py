@@ -260,7 +260,7 @@ def _delete_unused_embeddings(db: apsw.Connection, among: set[str] | None = None
         "DELETE FROM embedding WHERE embedding_text_hash IN (SELECT e.embedding_text_hash FROM embedding e"
         f" WHERE {_among('e.embedding_text_hash', among)}"
         " AND NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = e.embedding_text_hash))",
-        _hash_list(among),
+        _among_parameters(among),
     )
 
 
@@ -271,15 +271,17 @@ def _delete_unused_contents(db: apsw.Connection, among: set[str] | None = None) 
         f" WHERE {_among('c.content_hash', among)}"
         " AND NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = c.content_hash)"
         " AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = c.content_hash))",
-        _hash_list(among),
+        _among_parameters(among),
     )
 
 
 def _among(column: str, among: set[str] | None) -> str:
+    """Build the SQL condition that a column has one of some hashes; always true for None."""
     return "1" if among is None else f"{column} IN (SELECT value FROM json_each(?))"
 
 
-def _hash_list(among: set[str] | None) -> tuple[str, ...]:
+def _among_parameters(among: set[str] | None) -> tuple[str, ...]:
+    """Return the parameters of the condition that :func:`_among` builds."""
     return () if among is None else (json.dumps([key for key in among if isinstance(key, str)]),)
 
 
