@@ -612,7 +612,7 @@ _JSON_KINDS = {"knowledge": Kind.V1_KNOWLEDGE, "redux": Kind.V1_EXPORT, "backup"
 
 
 def _json_state(tree: Tree, name: str) -> str | None:
-    """Return what a JSON file holds: "knowledge" (a slice), "redux" (a state) or "backup"; None for anything else."""
+    """Recognize a JSON file as "knowledge" (a slice), "redux" (a state) or "backup"; None for anything else."""
     with contextlib.suppress(json_text.JsonProblem, SourceUnreadable):
         found = json_text.read_fields(
             cherry_v1_state.read_file(tree, name), ("regraft", "bases", "knowledge", "localStorage")
