@@ -425,7 +425,7 @@ class _OpenIndex(msgspec.Struct, frozen=True):
                     ORDER BY rowid"""
             )
             rows = [rowid for (rowid,) in found]
-            return len(rows), _sample_queries(self.db, rows, count)
+            return len(rows), _sample(self.db, rows, count)
 
     def nearest(self) -> FindNearest:
         with cherry_v2.report_damaged_index(self.source, self.store):
@@ -456,7 +456,7 @@ def _compare_indexes(pair: BasePair, old: _OpenIndex, new: _OpenIndex, asked: Co
     return pair.from_queries([compare_answers(first, second, query, asked.count) for query in fitting], count)
 
 
-def _sample_queries(db: apsw.Connection, rows: list[int], count: int) -> list[Query]:
+def _sample(db: apsw.Connection, rows: list[int], count: int) -> list[Query]:
     def vector_of(rowid: int) -> bytes:
         return bytes(db.execute("SELECT vector_blob FROM embedding WHERE rowid = ?", (rowid,)).get)
 

@@ -84,7 +84,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
         ("providers", _check_providers),
     ]
     if options.level is Level.DEEP:
-        steps += [(name, partial(_check_whole, name=name)) for name in _list_databases(state.root)]
+        steps += [(name, partial(_check_whole, name=name)) for name in _databases(state.root)]
     with stage(options.progress, "Checking", len(steps), "parts"):
         for name, step in steps:
             options.progress.at(name)
@@ -121,7 +121,7 @@ def _open_watched(state: _StoreAudit, name: str, opened: Any) -> Iterator[apsw.C
         yield db
 
 
-def _list_databases(root: Path) -> list[str]:
+def _databases(root: Path) -> list[str]:
     folders = database.find_provider_folders(root)
     collections = [folder.database.relative_to(root).as_posix() for folder in folders]
     return [database.DATABASE, database.FILE_INDEX, *collections]

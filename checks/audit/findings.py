@@ -281,12 +281,12 @@ def format_audit(audit: Audit, title: str, *, verbose: bool = False) -> str:
         lines += [
             "",
             tr("{heading}:", heading=severity_heading(severity)),
-            *_format_group(list(found), audit.names, verbose),
+            *_group(list(found), audit.names, verbose),
         ]
     return printable_lines([*lines, "", _sum(audit)])
 
 
-def _format_group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterator[str]:
+def _group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterator[str]:
     shown: Counter[str] = Counter()
     for base, of_base in groupby(found, key=lambda finding: finding.base):
         heading = [] if base is None else [_heading(base, names)]
@@ -295,7 +295,7 @@ def _format_group(found: list[Finding], names: dict[str, str], verbose: bool) ->
             if verbose or shown[finding.name] <= SHOWN_PER_NAME:
                 yield from heading
                 heading = []
-                yield from _format_finding(finding, verbose)
+                yield from _lines(finding, verbose)
     if not verbose:
         more = {name: count - SHOWN_PER_NAME for name, count in shown.items() if count > SHOWN_PER_NAME}
         yield from (
@@ -308,7 +308,7 @@ def _heading(base: str, names: dict[str, str]) -> str:
     return f"  {one_line(names.get(base, base), LONGEST_NAME)}  ({one_line(base, LONGEST_NAME)})"
 
 
-def _format_finding(finding: Finding, verbose: bool) -> Iterator[str]:
+def _lines(finding: Finding, verbose: bool) -> Iterator[str]:
     indent = "  " if finding.base is None else "    "
     message = one_line(finding.message)
     if len(message) > LONGEST_MESSAGE and not verbose:

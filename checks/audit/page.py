@@ -80,7 +80,7 @@ class _Page:
         return {
             "lead": self._verdict(),
             "run": self._document["run"],
-            "facts": list(self._list_facts()),
+            "facts": list(self._facts()),
             "numbers": {**numbers, label_of("size"): size},
             "severities": [
                 BarPart(severity, severity_heading(severity), number) for severity, number in self._severities.items()
@@ -88,11 +88,9 @@ class _Page:
             "findings": findings,
             "most": max((finding["cases"] for finding in findings), default=0),
             "nothing_found": tr("{only} was found.", only=tr("Nothing of that name") if self._only else tr("Nothing")),
-            "coverage": [self._coverage_values(label, base) for label, base in self._labeled_bases()]
-            if has_indexes
-            else None,
-            "rows": self._rows_values() if self._bases else None,
-            "norms": self._norms_values() if has_indexes else None,
+            "coverage": [self._coverage(label, base) for label, base in self._labeled_bases()] if has_indexes else None,
+            "rows": self._rows() if self._bases else None,
+            "norms": self._norms() if has_indexes else None,
             # Stores of other systems have no statistics of bases.
             "table": self._table() if "bases" in self._document["statistics"] else None,
         }
@@ -104,7 +102,7 @@ class _Page:
         )
         return f"{message or tr('Nothing found')}."
 
-    def _list_facts(self) -> Iterator[str]:
+    def _facts(self) -> Iterator[str]:
         run = self._document["run"]
         begin, end = (datetime.fromisoformat(run[key]) for key in ("started_at", "finished_at"))
         yield f"{begin:%Y-%m-%d %H:%M:%S} UTC, {(end - begin).total_seconds():.1f} s"
@@ -140,7 +138,7 @@ class _Page:
         groups: dict[tuple[notices.Severity, str], list[Document]] = defaultdict(list)
         for finding in self._findings:
             groups[finding["severity"], finding["name"]].append(finding)
-        shown = [_finding_values(severity, name, group) for (severity, name), group in groups.items()]
+        shown = [_finding(severity, name, group) for (severity, name), group in groups.items()]
         gravest = list(self._severities)
         return sorted(shown, key=lambda one: (gravest.index(one["severity"]), -one["cases"]))
 
@@ -162,14 +160,14 @@ class _Page:
             "rows": rows,
         }
 
-    def _coverage_values(self, label: BaseLabel, base: Document) -> Values:
+    def _coverage(self, label: BaseLabel, base: Document) -> Values:
         bodies, covered = base["bodies"], base["covered"]
         if bodies and covered is not None:
             about, share = tr("{label}, {bodies:,} bodies. ", label=label, bodies=bodies), _share(covered, bodies)
             return {"label": label, "share": share, "about": about, "bodies": bodies, "covered": covered}
         return {"label": label, "share": "", "reason": tr("no bodies") if bodies == 0 else self._not_counted}
 
-    def _rows_values(self) -> Values:
+    def _rows(self) -> Values:
         title = tr("Where the rows {is_planned}", is_planned=tr("would go") if self._is_planned else tr("went"))
         if not any(base["rows"] for base in self._bases):
             why = tr("no vector file can be read") if self._is_planned else tr("there is no report of a migration here")
@@ -188,12 +186,12 @@ class _Page:
             left.update({part.name: part.number for part in parts if part.number and part.name in notices.EVERY_CODE})
         return {"title": title, "unknown": "", "bases": bases, "reasons": migration.count_codes(left)}
 
-    def _norms_values(self) -> Values:
+    def _norms(self) -> Values:
         if not any(base["norms"] for base in self._bases):
             return {"unknown": f"{self._why_no_norm()}."}
-        return {"unknown": "", "bases": [self._histogram_values(label, base) for label, base in self._labeled_bases()]}
+        return {"unknown": "", "bases": [self._histogram(label, base) for label, base in self._labeled_bases()]}
 
-    def _histogram_values(self, label: BaseLabel, base: Document) -> Values:
+    def _histogram(self, label: BaseLabel, base: Document) -> Values:
         counts = {round(10 * float(norm)): count for norm, count in (base["norms"] or {}).items()}
         if not counts:
             message = self._not_counted if base["norms"] is None else tr("no vector with a norm")
@@ -202,7 +200,7 @@ class _Page:
         steps, ends = (_USUAL_STEPS, "012") if max(counts) < _USUAL_STEPS else (_ALL_STEPS, ("0", "5", "10+"))
         columns = list(histogram_columns(counts, steps))
         shown = {"label": label, "columns": columns, "ends": ends, "steps": numbers}
-        return {**shown, "about": f"{label}. {numbers}", "message": _format_spread(counts)}
+        return {**shown, "about": f"{label}. {numbers}", "message": _spread(counts)}
 
     def _why_no_norm(self) -> str:
         if any(base["norms"] is not None for base in self._bases):
@@ -212,7 +210,7 @@ class _Page:
         )
 
 
-def _finding_values(severity: notices.Severity, name: str, group: Sequence[Document]) -> Document:
+def _finding(severity: notices.Severity, name: str, group: Sequence[Document]) -> Document:
     definition, cases = FINDINGS[name], sum(int(finding["count"]) for finding in group)
     bases = len({finding["base"] for finding in group if finding["base"] is not None})
     where = tr("{cases:,} in {bases}", cases=cases, bases=format_count(bases, "base")) if bases else f"{cases:,}"
@@ -280,7 +278,7 @@ def _step(step: int) -> str:
     return tr("10 and more") if step == _ALL_STEPS - 1 else f"{step / 10:.1f}"
 
 
-def _format_spread(counts: dict[int, int]) -> str:
+def _spread(counts: dict[int, int]) -> str:
     total, most = sum(counts.values()), max(counts, key=counts.__getitem__)
     if len(counts) == 1:
         return tr("{vectors}, all at {step}", vectors=format_count(total, "vector"), step=_step(most))

@@ -44,14 +44,14 @@ def audit_plan(plan: SourcePlan, command: Sequence[str]) -> Audit:
     found += [*_unseen_stores(plan), *_no_room(plan)]
     return Audit(
         findings=tuple(found),
-        checked=_count_checked(plan),
+        checked=_counts(plan),
         names={base.source_id: base.name for base in bases},
         closing=_format_closing(found, plan, command),
         statistics=Statistics(bases=[_statistics(base, plan.looked_at[base.source_id]) for base in bases]),
     )
 
 
-def _count_checked(plan: SourcePlan) -> dict[str, int]:
+def _counts(plan: SourcePlan) -> dict[str, int]:
     """Count what the plan looked at."""
     looked_at = plan.looked_at.values()
     skipped = sum(count for reason, count in plan.report.skipped.items() if CODES[reason].subject == "base")

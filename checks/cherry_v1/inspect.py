@@ -39,10 +39,10 @@ from regraft.stores.systems import Located
 
 def list_items(state: V1State, items: Iterable[Any]) -> list[ItemSummary]:
     """List the items of a base; entries that are not objects are skipped."""
-    return [_summarize_item(state, raw) for raw in items if isinstance(raw, dict)]
+    return [_item(state, raw) for raw in items if isinstance(raw, dict)]
 
 
-def _summarize_item(state: V1State, raw: dict[str, Any]) -> ItemSummary:
+def _item(state: V1State, raw: dict[str, Any]) -> ItemSummary:
     kind = raw.get("type")
     return ItemSummary(
         id=raw.get("id"),

@@ -436,7 +436,7 @@ def _check_base(root: Path, base: _Base, state: _StoreAudit) -> None:
     if store.look.layout is IndexLayout.PREVIEW:
         return
     path = root / store.name
-    index = _audit_index(path, _expected_index(key, store, base.row), store, state.findings)
+    index = _audit_index(path, _expected(key, store, base.row), store, state.findings)
     state.indexes[key] = index
     with contextlib.suppress(OSError):
         state.bytes += file_paths.stat(path).st_size
@@ -520,7 +520,7 @@ def _is_completed(row: Row | None) -> bool:
     return row is not None and row.get("status") == "completed"
 
 
-def _expected_index(key: str, store: StoreFile, row: Row | None) -> ExpectedIndex:
+def _expected(key: str, store: StoreFile, row: Row | None) -> ExpectedIndex:
     folder = key if store.name.endswith(INDEX_FILE) and store.base_id is not None else None
     if row is None or not _is_completed(row):
         return ExpectedIndex(base=key, folder=folder)

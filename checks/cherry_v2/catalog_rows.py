@@ -103,10 +103,10 @@ def find_base_problem(row: Row) -> str | None:
         return tr("its search mode is {mode}", mode=mode)
     if dimensions is not None and (not isinstance(dimensions, int) or dimensions <= 0):
         return tr("it has {dimensions} dimensions", dimensions=dimensions)
-    return _find_contradiction(row)
+    return _contradiction(row)
 
 
-def _find_contradiction(row: Row) -> str | None:
+def _contradiction(row: Row) -> str | None:
     error, model, dimensions = (row.get(key) for key in ("error", "embedding_model_id", "dimensions"))
     if row.get("status") == "failed":
         return tr("it failed without an error") if is_blank(error) else None

@@ -75,11 +75,11 @@ def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
         elif source.kind is Kind.BASE:
             bases = [_one_base(unpacked, unpacked.path / INDEX_FILE, items=items)]
         else:
-            bases = _summarize_library(unpacked, items=items)
-        return StoreSummary(bases, _summarize_health(unpacked, bases))
+            bases = _library(unpacked, items=items)
+        return StoreSummary(bases, _health(unpacked, bases))
 
 
-def _summarize_health(source: Located, bases: list[BaseSummary]) -> HealthSummary:
+def _health(source: Located, bases: list[BaseSummary]) -> HealthSummary:
     read = [base.store for base in bases if isinstance(base.store, IndexSummary)]
     bodies = sum(store.bodies for store in read)
     notes = [*_stale_copy(source), *([_SLIM] if source.is_slim else [])]
@@ -176,7 +176,7 @@ def _catalog_path(source: Located) -> Path | None:
     return None if source.stores.catalog is None else source.tree.path / source.stores.catalog
 
 
-def _summarize_library(source: Located, *, items: bool) -> list[BaseSummary]:
+def _library(source: Located, *, items: bool) -> list[BaseSummary]:
     catalog = _catalog_path(source)
     stores = (*source.stores.current, *source.stores.preview)
     indexes = {str(store.base_id): source.tree.path / store.name for store in stores}

@@ -251,14 +251,14 @@ def _copy(path: Path) -> Installation | None:
     try:
         with open_store(path) as found:
             if found.kind in _BACKUPS:
-                return _describe_backup(found, why)
+                return _backup(found, why)
             is_profile = found.kind in (Kind.V1_PROFILE, Kind.V2_PROFILE) and not found.is_archive
             return _describe_installation(found, why) if is_profile else None
     except (RegraftError, apsw.Error, OSError):
         return None
 
 
-def _describe_backup(found: Located, why: str) -> Installation:
+def _backup(found: Located, why: str) -> Installation:
     inspect = _step("inspect", found.path, does=tr("See what is in it"))
     steps = [inspect]
     if found.kind is not Kind.V2_BACKUP:
@@ -269,7 +269,7 @@ def _describe_backup(found: Located, why: str) -> Installation:
 
 def _describe_installation(found: Located, why: str) -> Installation:
     path = found.path
-    facts, steps = _describe_v2(found) if found.kind is Kind.V2_PROFILE else _describe_v1(found)
+    facts, steps = _v2(found) if found.kind is Kind.V2_PROFILE else _v1(found)
     if profile.find_configured_folders(path):
         facts.append(tr("The application's settings name another folder: what is here is older, or a copy."))
     running = profile.detect_running_app(path)
@@ -278,7 +278,7 @@ def _describe_installation(found: Located, why: str) -> Installation:
     return Installation(path=str(path), why=why, kind=found.kind, facts=facts, next=steps)
 
 
-def _describe_v1(found: Located) -> tuple[list[str], list[NextStep]]:
+def _v1(found: Located) -> tuple[list[str], list[NextStep]]:
     path, kind = found.path, _kind_option(found)
     facts = [tr("v1 data, with {vector_files}.", vector_files=format_count(len(_vector_files(found)), "vector file"))]
     if found.tree.kind(EXPORT_FOLDER) == "folder":
@@ -287,7 +287,7 @@ def _describe_v1(found: Located) -> tuple[list[str], list[NextStep]]:
     return facts, [migrate, _step("check", path, *kind, does=tr("See in advance what cannot be migrated"))]
 
 
-def _describe_v2(found: Located) -> tuple[list[str], list[NextStep]]:
+def _v2(found: Located) -> tuple[list[str], list[NextStep]]:
     path, kind = found.path, _kind_option(found)
     check = _step("check", path, *kind, does=tr("See what is wrong and how to fix it"))
     pending = find_pending_change(found.tree.path)

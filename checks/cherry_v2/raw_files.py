@@ -134,7 +134,7 @@ def _without_material(items: list[Row], base: str, raw: Path, findings: FindingC
         message = (
             tr("{n} completed but without a text in the index") if is_indexed else tr("{n} completed but never indexed")
         )
-        lacks = _find_indexing_obstacle(item, raw)
+        lacks = _find_obstacle(item, raw)
         message = message if lacks is None else tr("{message_}, and {lacks}", message_=message, lacks=lacks)
         severity: Severity | None = "note" if kind == "file" and is_recorded else None
         findings.add(
@@ -148,7 +148,7 @@ def _without_material(items: list[Row], base: str, raw: Path, findings: FindingC
         )
 
 
-def _find_indexing_obstacle(item: Row, raw: Path) -> str | None:
+def _find_obstacle(item: Row, raw: Path) -> str | None:
     """Return why an item cannot be indexed without the application, or None if nothing is known to prevent it."""
     data = parse_item_data(item)
     if item.get("type") == "note" and not is_blank(data.get("content")):

@@ -192,14 +192,14 @@ def _is_like(found: tuple[str, int, int, int], about: Sequence[object]) -> bool:
 
 
 def _wrong_keys(db: apsw.Connection, table: str) -> Iterator[str]:
-    there = {(to, column, target, action) for _, _, to, column, target, _, action, _ in _foreign_keys(db, table)}
+    there = {(to, column, target, action) for _, _, to, column, target, _, action, _ in _foreign(db, table)}
     yield from (f"{table}.{key[1]} → {key[0]}" for key in sorted(_KEYS[table]) if key not in there)
     unique = [row[1] for row in db.execute(f"PRAGMA index_list('{table}')") if row[2]]
     if table == "material" and ["relative_path"] not in [_index_columns(db, name) for name in unique]:
         yield tr("material.relative_path (unique)")
 
 
-def _foreign_keys(db: apsw.Connection, table: str) -> Iterator[tuple[object, ...]]:
+def _foreign(db: apsw.Connection, table: str) -> Iterator[tuple[object, ...]]:
     for row in db.execute(f"PRAGMA foreign_key_list('{table}')"):
         # A foreign key without a column refers to the primary key.
         target = row[4] or {"content": "content_hash", "material": "material_id"}.get(str(row[2]))

@@ -74,7 +74,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
             names = {one.id: one.name for one in collections}
             state = _StoreAudit(root=found.tree.path, findings=findings, db=db, checked=checked)
             wanted = [one for one in collections if not options.bases or one.id in options.bases]
-            steps = list(_list_steps(state, collections, wanted))
+            steps = list(_steps(state, collections, wanted))
             with stage(options.progress, "Checking", len(steps), "parts"):
                 for name, base, step in steps:
                     options.progress.at(name)
@@ -96,9 +96,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
 _Step = tuple[str, str | None, Callable[[], None]]
 
 
-def _list_steps(
-    state: _StoreAudit, collections: list[ChromaCollection], wanted: list[ChromaCollection]
-) -> Iterator[_Step]:
+def _steps(state: _StoreAudit, collections: list[ChromaCollection], wanted: list[ChromaCollection]) -> Iterator[_Step]:
     yield "segments", None, partial(_check_segments, state, collections)
     yield "queue", None, partial(_check_queue, state, collections)
     yield "application", None, partial(_check_application, state, collections)

@@ -309,7 +309,7 @@ class _Audit:
             ("structure", self._check_structure),
             ("counts", self._check_counts),
         ]
-        steps += [("scope", self._scope), (tr("full text"), self._full_text), ("migration", self._check_migration)]
+        steps += [("scope", self._scope), (tr("full text"), self._full_text), ("migration", self._migration)]
         steps.append(("vectors", self._check_vectors))
         if self._findings.level >= Level.DEEP:
             steps.append(("integrity", self._check_integrity))
@@ -347,7 +347,7 @@ class _Audit:
             is_usual = not self._findings.count(codex.TRIGGER, None)
             schema.check_full_text(self._memory.db, self._findings, with_words=is_usual)
 
-    def _check_migration(self) -> None:
+    def _migration(self) -> None:
         if self._seen.is_whole:
             present = self._memory.is_present
             schema.check_migration(self._memory.db, self._findings, has_vectors=present)
@@ -491,7 +491,7 @@ def inspect_store(source: Located) -> StoreSummary:
                     size, tr("tables of codex-mem are missing: {missing}", missing=join_list(missing))
                 )
             survey = health.survey_notes(memory)
-            bases = [_summarize_project(survey, one) for one in database.read_projects(memory.db).values()]
+            bases = [_project(survey, one) for one in database.read_projects(memory.db).values()]
             signals, problems = health.collect_signals(survey), list(_find_problems(survey))
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         return _empty_summary(size, tr("it cannot be read: {error}", error=error))
@@ -521,7 +521,7 @@ def _find_problems(survey: NoteSurvey) -> Iterator[str]:
         yield tr("search by meaning: {state}", state=state)
 
 
-def _summarize_project(survey: NoteSurvey, project: database.Project) -> BaseSummary:
+def _project(survey: NoteSurvey, project: database.Project) -> BaseSummary:
     db = survey.memory.db
 
     def count(table: str) -> int:

@@ -237,7 +237,7 @@ def check_full_text(db: apsw.Connection, findings: FindingCollector, *, with_wor
     for (note,) in db.execute(_EXTRA):
         message = tr("{n} in the full-text index for a note that is not searchable: excluded text can be found")
         findings.add(codex.FTS_EXTRA, message, noun="entry", sample=note)
-    stated, there = _read_statistics(db), _count_words(db)
+    stated, there = _statistics(db), _counts(db)
     if stated != there:
         message = tr(
             "the full-text index records {said}, but has {said2}: ranks are wrong",
@@ -255,7 +255,7 @@ def _format_statistics(counts: list[int]) -> str:
     return tr("{rows:,} rows and {words:,} words", rows=rows, words=sum(words))
 
 
-def _read_statistics(db: apsw.Connection) -> list[int]:
+def _statistics(db: apsw.Connection) -> list[int]:
     """Return the number of rows, and of words in each column, that the index states; 0 if it states none."""
     raw = db.execute(f"SELECT block FROM {FULL_TEXT}_data WHERE id = ?", (AVERAGES,)).get
     numbers = list(_numbers(raw)) if isinstance(raw, bytes) else []
@@ -264,7 +264,7 @@ def _read_statistics(db: apsw.Connection) -> list[int]:
     return (signed + [0] * (1 + _COLUMNS))[: 1 + _COLUMNS]
 
 
-def _count_words(db: apsw.Connection) -> list[int]:
+def _counts(db: apsw.Connection) -> list[int]:
     """Return the number of rows, and of words in each column, by the sizes of the rows."""
     counts = [0] * (1 + _COLUMNS)
     for (raw,) in db.execute(f"SELECT sz FROM {FULL_TEXT}_docsize"):

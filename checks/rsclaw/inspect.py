@@ -367,7 +367,7 @@ def _add_table_counts(health: KbHealthSummary, mirror: Mirror, root: Path, now_m
             _VISIBILITIES,
         ),
         chunks=mirror.tables[database.CHUNKS].rows,
-        vectors=_group_vectors(mirror),
+        vectors=_vectors(mirror),
         jobs=_count_by_name(
             mirror, "SELECT status, count(*) FROM job GROUP BY 1", tuple(one.name.lower() for one in JobStatus)
         ),
@@ -386,7 +386,7 @@ def _count_by_name(mirror: Mirror, query: str, known: tuple[str, ...]) -> dict[s
     return {name: count for name, count in counts.items() if count}
 
 
-def _group_vectors(mirror: Mirror) -> list[VectorGroup]:
+def _vectors(mirror: Mirror) -> list[VectorGroup]:
     query = "SELECT embedder, dimensions, count(*) FROM chunk GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT ?"
     return [
         VectorGroup(

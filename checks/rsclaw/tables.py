@@ -418,12 +418,12 @@ def _text_in_body(state: KbAudit, chunk: _Indexed) -> str | None:
     query = "SELECT d.md_path, b.start FROM body b JOIN doc d ON d.id = b.doc_id WHERE d.id = ? AND b.size >= ?"
     for path, start in state.db.execute(query, (chunk.doc_id, last)):
         place = resolve_kb_file(state.root, str(path))
-        if place is not None and _read_piece(place, int(str(start)) + first, len(wanted)) == wanted:
+        if place is not None and _piece(place, int(str(start)) + first, len(wanted)) == wanted:
             return text
     return None
 
 
-def _read_piece(path: Path, start: int, length: int) -> bytes:
+def _piece(path: Path, start: int, length: int) -> bytes:
     with links.open_for_reading(path) as file:
         file.seek(start)
         return file.read(length)

@@ -335,13 +335,13 @@ class SourceFiles:
             suffix = split_extension(name)[1].lower()
             if not wanted or bytes_left <= 0 or wanted.cost > MAX_WORK:
                 break
-            raw = self._read_upload(name) if wanted.may_match(suffix) else b""
+            raw = self._upload(name) if wanted.may_match(suffix) else b""
             bytes_left -= len(raw)
             if raw:
                 found.update(dict.fromkeys(wanted.match(raw, suffix), name))
         return found
 
-    def _read_upload(self, name: str) -> bytes:
+    def _upload(self, name: str) -> bytes:
         place = join_path(self.uploads or "", name)
         try:
             if self.tree.kind(place) != "file" or self.tree.size(place) > MAX_UPLOAD_BYTES:
@@ -399,19 +399,19 @@ class _ItemBuilder:
         for loader in loaders:
             folder = in_folders.get(loader.loader_id)
             if folder is None:
-                self._add_loader(loader)
+                self._add(loader)
             elif folder.loaders[0] == loader.loader_id:
                 self._add_item("directory", folder.path, loaders=folder.loaders, content=folder.path)
 
-    def _add_loader(self, loader: LoaderSummary) -> None:
+    def _add(self, loader: LoaderSummary) -> None:
         loader_id = loader.loader_id
         if loader_id.startswith(NOTE_LOADER):
-            self._add_note(loader)
+            self._note(loader)
         elif loader_id.startswith(SITEMAP_LOADER):
             address = loader.address or loader.source or loader_id
             self._add_item("sitemap", loader_id, loaders=(loader_id,), content=address)
         elif loader_id.startswith(WEB_LOADER):
-            self._add_web_page(loader)
+            self._web(loader)
         elif loader_id.startswith(DIRECTORY_LOADER):
             pass  # v1 wrote no rows for a folder itself, and no item ever owned one
         elif _is_address(loader.source) and not loader_id.startswith((TEXT_LOADER, JSON_LOADER)):
@@ -434,14 +434,14 @@ class _ItemBuilder:
 
     # --- kinds -----------------------------------------------------------------------------------------------------
 
-    def _add_note(self, loader: LoaderSummary) -> None:
+    def _note(self, loader: LoaderSummary) -> None:
         address = "" if loader.source == _NO_SOURCE else loader.source
         stored = self._source_files.notes_by_loader.get(loader.loader_id)
         text = loader.text() if stored is None else str(stored["content"])
         self.found.partial += stored is None and f"{NOTE_LOADER}{_md5(text + address)}" != loader.loader_id
         self._add_item("note", loader.loader_id, loaders=(loader.loader_id,), content=text, sourceUrl=address)
 
-    def _add_web_page(self, loader: LoaderSummary) -> None:
+    def _web(self, loader: LoaderSummary) -> None:
         # The loader id of a page hashes its address, or its text if it has one chunk.
         proven = (
             text for text in (loader.source, loader.start) if text and f"{WEB_LOADER}{_md5(text)}" == loader.loader_id

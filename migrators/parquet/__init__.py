@@ -403,10 +403,10 @@ def _make_outcome(
         remade=remade,
         index=index,
     )
-    return BaseOutcome(base=base_report, items={}, children={}, notices=tuple(_find_notices(plan, base_report)))
+    return BaseOutcome(base=base_report, items={}, children={}, notices=tuple(_notices(plan, base_report)))
 
 
-def _find_notices(plan: BaseImportPlan, base_report: BaseReport) -> Iterator[Notice]:
+def _notices(plan: BaseImportPlan, base_report: BaseReport) -> Iterator[Notice]:
     base = plan.record.base
 
     def notice(code: str, message: str, count: int = 1) -> Notice:

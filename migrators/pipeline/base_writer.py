@@ -268,7 +268,7 @@ class _BaseWriter:
                 path,
                 self._plan.draft.id,
                 self._now,
-                (self._make_material(db, number) for number in range(len(self._plan.materials))),
+                (self._material(db, number) for number in range(len(self._plan.materials))),
                 self._write_snapshot,
                 meanwhile=while_sorting,
                 is_flushed=False,
@@ -328,7 +328,7 @@ class _BaseWriter:
                 Notice(code=notices.DIFFERING_VECTOR, message=message, base=self._plan.draft.legacy_id, count=count)
             )
 
-    def _make_material(self, db: apsw.Connection, number: int) -> index.Material:
+    def _material(self, db: apsw.Connection, number: int) -> index.Material:
         self._copies.assign()
         material = self._plan.materials[number]
         item = self._plan.items[material.item]

@@ -109,7 +109,7 @@ def _make_outcome(
             restored_duplicate=plan.rows.restored_duplicate,
         ),
         salvage=UNSET if plan.salvage is None else _salvage(plan, plan.salvage),
-        index=_report_index(plan, tallies, index_bytes) if plan.has_index else None,
+        index=_index(plan, tallies, index_bytes) if plan.has_index else None,
     )
     items = {item.legacy_id: item.id for item in plan.items if item.legacy_id is not None}
     return BaseOutcome(base=base, items=items, children=plan.children, notices=found_notices)
@@ -130,7 +130,7 @@ def _salvage(plan: BasePlan, tally: SalvageTally) -> SalvageReport:
     )
 
 
-def _report_index(plan: BasePlan, tallies: Tallies | None, index_bytes: int | None) -> IndexReport:
+def _index(plan: BasePlan, tallies: Tallies | None, index_bytes: int | None) -> IndexReport:
     return IndexReport(
         path=index_path(plan.draft.id),
         materials=len(plan.materials),

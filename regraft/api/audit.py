@@ -77,7 +77,7 @@ def audit_source(
         "--adopt-orphans": options.adopt_orphans,
     }
     if isinstance(found, SourceUnreadable):
-        head, audit = _make_head(path, Kind.INDEX), store.audit_unreadable_file(path, str(found.facts["reason"]))
+        head, audit = _head(path, Kind.INDEX), store.audit_unreadable_file(path, str(found.facts["reason"]))
     elif systems.is_audited(found.kind):
         _refuse(of_sources, tr("of a v1 source or a preview build"))
         wanted = collector.CheckOptions(
@@ -125,7 +125,7 @@ def _v2_audit(
     return run.head(), audit
 
 
-def _make_head(path: Path, kind: Kind) -> Head:
+def _head(path: Path, kind: Kind) -> Head:
     run = Run(command="check", source_kind=kind, source=path)
     run.end()
     return run.head()

@@ -124,7 +124,7 @@ def list_embedders(
         there=found.there,
         written=options.write,
         embedders=[_describe_embedder(settings, needs) for settings in every],
-        models=_list_needed_models(needs, every),
+        models=_models(needs, every),
         tested=tested,
         snippet=make_snippet(lacking or needs),
     )
@@ -180,7 +180,7 @@ def _describe_embedder(settings: EmbedderSettings, needs: Sequence[ModelNeed]) -
     )
 
 
-def _list_needed_models(needs: Sequence[ModelNeed], every: Sequence[EmbedderSettings]) -> list[NeededModel]:
+def _models(needs: Sequence[ModelNeed], every: Sequence[EmbedderSettings]) -> list[NeededModel]:
     grouped: dict[tuple[str | None, int | None], list[ModelNeed]] = {}
     for need in needs:
         grouped.setdefault((need.model_id, need.dimensions), []).append(need)

@@ -20,7 +20,7 @@ def exit_status(report: Report, fail_on: FailOn = "warning") -> int:
     """
     if fail_on == "never":
         return 0
-    return int(_is_incomplete(report) or any(is_at_least(severity, fail_on) for severity in _list_severities(report)))
+    return int(_is_incomplete(report) or any(is_at_least(severity, fail_on) for severity in _severities(report)))
 
 
 def _is_incomplete(report: Report) -> bool:
@@ -34,7 +34,7 @@ def _is_incomplete(report: Report) -> bool:
     return any(scope.failures for scope in scopes) or bool(getattr(report, "not_checked", None))
 
 
-def _list_severities(report: Report) -> list[Severity]:
+def _severities(report: Report) -> list[Severity]:
     if isinstance(report, MigrationReport):
         installed = getattr(report, "install", None)
         left = [] if installed is None else [one.severity for one in installed.left]

@@ -76,14 +76,14 @@ def certify(a: Path, b: Path | None, page: Path | None, options: CertifyOptions,
         for line in written.splitlines():
             echo_error(line)
     else:
-        lines = _format_lines(document, title=report.head.title, verbose=output.verbose > 0, quiet=output.quiet)
+        lines = _lines(document, title=report.head.title, verbose=output.verbose > 0, quiet=output.quiet)
         # With --quiet, the first part may be a later one, which a blank line begins.
         text = printable_lines(dropwhile(lambda line: not line, lines))
         echo("\n".join(filter(None, (text, written))))
     sys.exit(exit_status(report, output.fail_on))
 
 
-def _format_lines(document: dict[str, Any], *, title: str, verbose: bool, quiet: bool) -> Iterator[str]:
+def _lines(document: dict[str, Any], *, title: str, verbose: bool, quiet: bool) -> Iterator[str]:
     if not quiet:
         yield title
         for base in document["bases"]:

@@ -107,7 +107,7 @@ def _as_text(told: list[BaseComparison], count: int, sides: tuple[str, str], *, 
         if not quiet or base.outcome != "equal":
             lines.append(_base_line(base, count))
         differences = base.differences if every else base.differences[:1]
-        lines += [_format_difference(parted, sides) for parted in differences]
+        lines += [_difference(parted, sides) for parted in differences]
     outcomes = Counter(base.outcome for base in told)
     counts = [f"{outcomes[name]} {label_of(name)}" for name in OUTCOMES if outcomes[name]]
     total = tr(
@@ -125,7 +125,7 @@ def _base_line(base: BaseComparison, count: int) -> str:
     return f"{pad_right(label_of(base.outcome), 12)} {one_line(base.name)}{asked}{why}"
 
 
-def _format_difference(parted: Difference, sides: tuple[str, str]) -> str:
+def _difference(parted: Difference, sides: tuple[str, str]) -> str:
     first, second = sides
     old, new = _format_side(parted.v1), _format_side(parted.v2)
     return tr(

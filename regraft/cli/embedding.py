@@ -429,7 +429,7 @@ def format_embedders(report: EmbeddersReport, path: Path | None, *, quiet: bool)
     if not report.embedders:
         lines += ["", *report.snippet.splitlines()] if lines else report.snippet.splitlines()
     if not quiet:
-        lines += ["", tr("Next: {command}", command=_format_next_step(report, path))]
+        lines += ["", tr("Next: {command}", command=_next(report, path))]
     return printable_lines(lines)
 
 
@@ -476,7 +476,7 @@ def _test_line(one: TestedEmbedder) -> str:
     )
 
 
-def _format_next_step(report: EmbeddersReport, path: Path | None) -> str:
+def _next(report: EmbeddersReport, path: Path | None) -> str:
     place = [] if path is None else [path_argument(path)]
     if not report.there:
         return shlex.join(["regraft", "embedders", *place, "--write"])

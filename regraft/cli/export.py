@@ -160,7 +160,7 @@ def pack(source: Path, target: Path, options: PackOptions, output: Output) -> No
     else:
         lines = [_base_line(base) for base in report.bases]
         lines += unresolved_lines(report.bases, report.left, verbose=output.verbose > 0)
-        lines += ["", *_closing_lines(report, target)]
+        lines += ["", *_closing(report, target)]
         echo(printable_lines(lines))
     sys.exit(exit_status(report))
 
@@ -170,7 +170,7 @@ def _base_line(base: packing.PackedBaseReport) -> str:
     return f"{one_line(base.name)}  ({base.id}): {held}"
 
 
-def _closing_lines(report: packing.PackReport, target: Path) -> list[str]:
+def _closing(report: packing.PackReport, target: Path) -> list[str]:
     packed = {base.id for base in report.bases}
     left = {one.base for one in report.left} - packed
     size = tr(

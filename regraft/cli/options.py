@@ -48,7 +48,7 @@ def complete_bases(context: click.Context, _parameter: click.Parameter, incomple
         offered = _words_of(Path(paths[0]))
     except (RegraftError, apsw.Error, OSError, ValueError):
         return []
-    return [_make_completion(word, text) for word, text in offered if word.startswith(incomplete) and _is_plain(word)]
+    return [_item(word, text) for word, text in offered if word.startswith(incomplete) and _is_plain(word)]
 
 
 def complete_findings(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -96,7 +96,7 @@ def _is_plain(word: str) -> bool:
     return bool(word.strip()) and printable(word) == word and "\\" not in word
 
 
-def _make_completion(word: str, text: str) -> CompletionItem:
+def _item(word: str, text: str) -> CompletionItem:
     # Other shells quote what they insert.
     is_bash = os.environ.get("_REGRAFT_COMPLETE", "").startswith("bash")
     value = shlex.quote(word) if is_bash else word

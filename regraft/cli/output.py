@@ -229,7 +229,7 @@ def fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> N
     suggestion = found if isinstance(found, Suggestion) else None
     if verbose > 1:
         echo_traceback(error)
-    if as_json and not _has_printed_document():
+    if as_json and not _is_reported():
         import msgspec  # noqa: PLC0415
 
         from regraft.report.document import Run  # noqa: PLC0415
@@ -258,7 +258,7 @@ def echo_json(document: dict[str, Any]) -> None:
     interrupts.ignore_stops()
 
 
-def _has_printed_document() -> bool:
+def _is_reported() -> bool:
     """Whether the document was printed, at least in part: an error must not print a second one."""
     context = click.get_current_context(silent=True)
     return context is not None and _TOLD in context.meta

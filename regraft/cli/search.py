@@ -48,7 +48,7 @@ def format_bases(found: UnitAnswer | CombinedAnswer, title: str, *, whole: bool,
     if isinstance(found, CombinedAnswer):
         return _several_as_text(found, title, whole=whole)
     base = found.base_id if found.base_name is None else f"{one_line(found.base_name)} ({found.base_id})"
-    lines = [title, tr("Base {base}: {counted}.", base=base, counted=_format_hit_count(found))]
+    lines = [title, tr("Base {base}: {counted}.", base=base, counted=_format_counts(found))]
     has_score = raw or not found.is_by_length
     for rank, hit in enumerate(found.hits, 1):
         score = f"{hit.score:.6g}  " if has_score else ""
@@ -83,7 +83,7 @@ def _several_as_text(found: CombinedAnswer, title: str, *, whole: bool) -> str:
     return printable_lines(lines)
 
 
-def _format_hit_count(answer: UnitAnswer) -> str:
+def _format_counts(answer: UnitAnswer) -> str:
     weight = "" if answer.alpha is None else tr(", alpha {alpha:g}", alpha=answer.alpha)
     dropped = tr(", {dropped} dropped by the catalog", dropped=answer.dropped) if answer.dropped else ""
     return tr(

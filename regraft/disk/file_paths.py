@@ -377,14 +377,14 @@ class ChildPaths:
 
     def take(self, source: str) -> str:
         """Return the path of a file: its source path relative to the folder, or else its last segment."""
-        rest = self._rest_parts(path_segments(source))
+        rest = self._rest(path_segments(source))
         *folders, name = [safe_segment(segment) for segment in rest] or [UNTITLED]
         above = f"{self._prefix}/"
         for folder in folders:
             above = f"{self._free.take_folder(above, folder)}/"
         return self._free.take(above, *split_extension(name))
 
-    def _rest_parts(self, parts: list[str]) -> list[str]:
+    def _rest(self, parts: list[str]) -> list[str]:
         depth = len(self._folder)
         if len(parts) > depth and [fold_name(part) for part in parts[:depth]] == self._folder:
             return parts[depth:]

@@ -321,13 +321,11 @@ def read_file_state(path: Path) -> FileState:
     of change (ns), inode and first bytes.
     """
     return tuple(
-        _read_file_state_or_none(path.with_name(f"{path.name}{end}"))
-        for end in ("", *COMPANION_SUFFIXES)
-        if end != "-shm"
+        _read_file_state(path.with_name(f"{path.name}{end}")) for end in ("", *COMPANION_SUFFIXES) if end != "-shm"
     )
 
 
-def _read_file_state_or_none(path: Path) -> tuple[object, ...]:
+def _read_file_state(path: Path) -> tuple[object, ...]:
     try:
         status = file_paths.stat(path)
         if not file_paths.is_file(path):

@@ -166,10 +166,10 @@ class FolderTree:
                 # macOS stores names in another normalization.
                 step = os.path.join(real, part if part.isascii() else self._other_form(Path(real), part))  # noqa: PTH118
                 mode = os.lstat(file_paths.extended_path(step)).st_mode
-            real = str(self._follow_link(Path(step), name)) if stat.S_ISLNK(mode) else step
+            real = str(self._follow(Path(step), name)) if stat.S_ISLNK(mode) else step
         return Path(real)
 
-    def _follow_link(self, link: Path, name: str) -> Path:
+    def _follow(self, link: Path, name: str) -> Path:
         if links.are_links_followed():
             return link
         real = links.real_path(link)

@@ -129,7 +129,7 @@ class ZipDirectory:
         self._db.execute("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -64000")
         self._db.execute(_TABLES)
         self._db.execute("BEGIN")
-        for record in self._read_records(length):
+        for record in self._records(length):
             self._add_entry(record)
         self._db.execute("COMMIT")
         self._known.clear()
@@ -141,7 +141,7 @@ class ZipDirectory:
         if end > self._size:
             raise self._unsafe(tr("its members overlap"))
 
-    def _read_records(self, length: int) -> Iterator[_Record]:
+    def _records(self, length: int) -> Iterator[_Record]:
         self._file.seek(self.start)
         reader = io.BufferedReader(_Part(self._file, length), _READ_BYTES)
         place = self.start
@@ -188,7 +188,7 @@ class ZipDirectory:
                     size=record.size,
                 )
             )
-        parts = self._split_path(name)
+        parts = self._parts(name)
         if not parts:
             return
         folder = 0
@@ -201,7 +201,7 @@ class ZipDirectory:
             what = tr("both a file and a folder") if found is None or found[1] is None else tr("in it twice")
             raise self._unsafe(tr("{parts} is {what}", parts="/".join(parts), what=what))
 
-    def _split_path(self, name: str) -> list[str]:
+    def _parts(self, name: str) -> list[str]:
         parts = [part for part in name.split("/") if part and part != "."]
         if parts and len(name.encode()) > LONGEST_NAME:
             raise self._unsafe(tr("a name in it has {encode:,} bytes", encode=len(name.encode())))

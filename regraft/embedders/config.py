@@ -161,7 +161,7 @@ class _Reader:
             if not isinstance(name, str) or not name.strip():
                 self._refuse(_key_node(node, name), tr("an embedder's name must be text"), tr("write it in quotes"))
             self._require_mapping(_key_node(node, name), values, tr("embedder {name}", name=name))
-            found[name] = self._parse_embedder(name, _value(node, name), values)
+            found[name] = self._embedder(name, _value(node, name), values)
         return Config(self._path, there=True, embedders=found, reuse=self._reuse(root, data.get("reuse", [])))
 
     def _reuse(self, root: yaml.Node, written: Any) -> tuple[Path, ...]:
@@ -206,7 +206,7 @@ class _Reader:
             if isinstance(event, yaml.ScalarEvent) and looks_like_key(event.value):
                 self._refuse(event, tr("this looks like a key; keys must not be in this file"), _NO_KEYS)
 
-    def _parse_embedder(self, name: str, node: yaml.Node, written: dict[Any, Any]) -> EmbedderSettings:
+    def _embedder(self, name: str, node: yaml.Node, written: dict[Any, Any]) -> EmbedderSettings:
         where = tr("embedder {name}", name=name)
         provider = written.get("provider")
         kind = PROVIDERS.get(provider) if isinstance(provider, str) else None

@@ -338,11 +338,11 @@ def _make_config(needs: Iterable[ModelNeed]) -> tuple[str, list[str]]:
     names: list[str] = []
     lines = ["embedders:"]
     for model_id, every in (found or {str(DEFAULT_NEED.model_id): [DEFAULT_NEED]}).items():
-        lines += _format_embedder(model_id, every, names)
+        lines += _embedder(model_id, every, names)
     return "\n".join(lines) + "\n", names
 
 
-def _format_embedder(model_id: str, needs: Sequence[ModelNeed], names: list[str]) -> list[str]:
+def _embedder(model_id: str, needs: Sequence[ModelNeed], names: list[str]) -> list[str]:
     provider, separator, model = model_id.partition("::")
     if not separator or not model:
         provider, model = "", model_id
@@ -350,7 +350,7 @@ def _format_embedder(model_id: str, needs: Sequence[ModelNeed], names: list[str]
     server = known or _SERVERS["ollama"]
     dimensions = {need.dimensions for need in needs if need.dimensions}
     lines = [f"  {_unused_name(provider or 'mine', names)}:"]
-    if about := _format_comment(needs, dimensions):
+    if about := _comment(needs, dimensions):
         lines.append(f"    # {about}")
     lines.append("    provider: openai")
     if known is None:
@@ -370,7 +370,7 @@ def _format_embedder(model_id: str, needs: Sequence[ModelNeed], names: list[str]
     return lines
 
 
-def _format_comment(needs: Sequence[ModelNeed], dimensions: set[int]) -> str:
+def _comment(needs: Sequence[ModelNeed], dimensions: set[int]) -> str:
     labels = [one_line(need.label) for need in needs if need.label]
     parts = []
     if len(labels) == 1:

@@ -177,7 +177,7 @@ class _Entry(msgspec.Struct):
     value: msgspec.Raw = msgspec.Raw(b"null")
 
 
-def _parse_entry(raw: msgspec.Raw) -> _Entry:
+def _entry(raw: msgspec.Raw) -> _Entry:
     try:
         return msgspec.json.decode(raw, type=_Entry)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -192,7 +192,7 @@ def read_fields(text: bytearray | msgspec.Raw, names: tuple[str, ...]) -> dict[s
     """
     source = replace_lone_surrogates(text) if isinstance(text, bytearray) else text
     if _start(source).startswith(b"["):
-        entries = [_parse_entry(raw) for raw in _decode(source, list[msgspec.Raw])]
+        entries = [_entry(raw) for raw in _decode(source, list[msgspec.Raw])]
         return {entry.key: entry.value for entry in entries if isinstance(entry.key, str) and entry.key in names}
     shape = msgspec.defstruct(
         "Fields",

@@ -121,14 +121,14 @@ def record_changeset(db: apsw.Connection, path: Path, tables: Sequence[str], cha
             yield
         durable.make_folders(changeset.parent)
         with durable.open_binary(changeset, "wb") as file:
-            session.changeset_stream(_make_writer(file))
+            session.changeset_stream(_writer(file))
         durable.sync_file(changeset)
         durable.sync_folder(changeset.parent)
     finally:
         session.close()
 
 
-def _make_writer(file: BinaryIO) -> Callable[[memoryview], None]:
+def _writer(file: BinaryIO) -> Callable[[memoryview], None]:
     def write(part: memoryview) -> None:
         file.write(part)
 

@@ -275,14 +275,14 @@ class FormerUnits:
         """
         found = []
         rest, end = "", 0
-        for place, body, span in self._find_proven_units(material, content_hash, text):
+        for place, body, span in self._proven(material, content_hash, text):
             rest += text[end:place]
             end = max(end, place + len(body))
             found.append(span)
         rest += text[end:]
         return found if is_blank(rest.replace(separator, "") if separator else rest) else []
 
-    def _find_proven_units(self, material: str, content_hash: str, text: str) -> Iterator[tuple[int, str, Span]]:
+    def _proven(self, material: str, content_hash: str, text: str) -> Iterator[tuple[int, str, Span]]:
         index = start = 0
         for place, char in enumerate(text if self._begun else ""):
             for body in self._begun.get(text[place : place + self._length], ()):

@@ -74,7 +74,7 @@ def _plan_base(
 ) -> Plan:
     made = Plan()
     if not options.only:
-        made.left += [_report_lacking(store, finding) for finding in found if finding.name in _MISSING]
+        made.left += [_lacking(store, finding) for finding in found if finding.name in _MISSING]
     why = _why_left(found, is_known=is_known)
     if why is not None:
         reason = tr("the index is not changed: {why}", why=why)
@@ -84,7 +84,7 @@ def _plan_base(
     names = {finding.name for finding in found}
     wanted = set(filter(options.wants, names & _DIFFERENT))
     if v2.MATERIAL_ORPHAN in wanted:
-        kept = _why_report_kept(base, options, protection)
+        kept = _why_kept(base, options, protection)
         if kept is not None:
             wanted.discard(v2.MATERIAL_ORPHAN)
             made.left += [_report_kept(store, one, kept) for one in found if one.name == v2.MATERIAL_ORPHAN]
@@ -93,7 +93,7 @@ def _plan_base(
     return made
 
 
-def _why_report_kept(base: str, options: ReconcileOptions, protection: Protection) -> str | None:
+def _why_kept(base: str, options: ReconcileOptions, protection: Protection) -> str | None:
     """Return why the orphan materials of a base are kept, or None."""
     reason = protection.reason(base)
     if reason is not None:
@@ -129,7 +129,7 @@ def _plan_index(store: Store, base: str, wanted: set[str], *, lacks_any: bool) -
     return Plan([] if change is None else [change], follows.left, {(name, base) for name in resolved})
 
 
-def _report_lacking(store: Store, finding: Finding) -> Unresolved:
+def _lacking(store: Store, finding: Finding) -> Unresolved:
     repair = finding.repair
     if store.is_profile and finding.name != v2.ITEM_NOT_INDEXED:
         # A v1 file that the upgrade left behind may have it.
@@ -332,7 +332,7 @@ class _Follows(msgspec.Struct):
         gone, moves, path = json.dumps(self.gone), tuple(self.moves), self.store.root / self.index.name
         with sqlite.open_readonly(path) as db:
             counts = _counts(db, gone)
-        actions = list(self._deletion_actions(counts))
+        actions = list(self._deletions(counts))
         if moves:
             message = tr(
                 "set the path of {materials} to the path of its item", materials=format_count(len(moves), "material")
@@ -367,7 +367,7 @@ class _Follows(msgspec.Struct):
             path=self.index.name, actions=tuple(actions), apply=apply, tables=tuple(tables), bytes=size, bodies=bodies
         )
 
-    def _deletion_actions(self, counts: dict[str, tuple[int, int]]) -> Iterator[Action]:
+    def _deletions(self, counts: dict[str, tuple[int, int]]) -> Iterator[Action]:
         for kind in reversed(_KINDS):
             count, size = counts[kind.table]
             if count:

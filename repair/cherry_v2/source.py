@@ -139,14 +139,14 @@ class BaseSource:
             SourceUnreadable: a folder cannot be read.
         """
         try:
-            return self._list_files(base)
+            return self._files(base)
         except RegraftError:
             raise
         except OSError as error:
             path = self.folder(base) if error.filename is None else Path(os.fsdecode(error.filename))
             raise SourceUnreadable(path=path, reason=error.strerror or error) from error
 
-    def _list_files(self, base: str) -> BaseFiles:
+    def _files(self, base: str) -> BaseFiles:
         folder, start = self.folder(base), f"{self.store.bases}/{base}/"
         links = [name.removeprefix(start) for name in self.archived_links if name.startswith(start)]
         if leads_outside(self.store.root, folder):

@@ -241,7 +241,7 @@ def test_a_full_disk_while_a_changeset_is_written_changes_nothing(store: Path, m
 
         return write
 
-    monkeypatch.setattr(changesets, "_make_writer", full)
+    monkeypatch.setattr(changesets, "_writer", full)
     with fails("ChangesStopped", STOPPED, match="No space left"):
         change(store)
     assert contents(store) == before
@@ -251,7 +251,7 @@ def test_a_full_disk_while_a_changeset_is_written_changes_nothing(store: Path, m
 def test_damage_that_shows_after_the_first_change_is_no_reason_to_run_again(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, real, opened = contents(store), changesets._make_writer, []
+    before, real, opened = contents(store), changesets._writer, []
 
     def damaged_next(file: Any) -> Any:
         opened.append(file)
@@ -260,7 +260,7 @@ def test_damage_that_shows_after_the_first_change_is_no_reason_to_run_again(
         return real(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(changesets, "_make_writer", damaged_next)
+        patch.setattr(changesets, "_writer", damaged_next)
         stopped = r"stopped at damaged data \(database disk .*changes made: 1\).*regraft undo"
         with fails("StoppedAtDamage", STOPPED, match=stopped):
             change(store)
@@ -273,7 +273,7 @@ def test_what_the_system_refused_is_said_with_its_path(store: Path, monkeypatch:
     def refused(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/store/raw")
 
-    monkeypatch.setattr(changesets, "_make_writer", refused)
+    monkeypatch.setattr(changesets, "_writer", refused)
     with fails("ChangesStopped", STOPPED, match=r"stopped: /store/raw: Permission denied\. Every file is intact"):
         change(store)
 

@@ -768,7 +768,7 @@ def test_a_file_of_a_base_that_failed_is_not_proven_by_another_that_has_more(sto
         f"UPDATE knowledge_base SET status = 'failed', error = 'missing_vector_store' WHERE id = '{OTHER}'",
     )
     path = aged(write_store(store / KNOWLEDGE / "part", kb_rows()[:3]))
-    assert "failed at the upgrade" in left_by(gc(store, "--v1-leftovers", status=1))["v1.leftover"]
+    assert "failed in the upgrade" in left_by(gc(store, "--v1-leftovers", status=1))["v1.leftover"]
     path.unlink()
     v1_file(store, kb_rows())
     assert [action["base"] for action in gc(store, "--v1-leftovers")["actions"]] == [NEW_BASE]

@@ -298,7 +298,7 @@ class _RowMaker:
             reason = notices.ROW_BROKEN
         text_hash = None if claim.text is None else hash_bytes(claim.text)
         length = None if claim.vector is None else len(claim.vector)
-        held = self._kept_fields(claim)
+        held = self._held(claim)
         digest = hash_bytes(b"%d " % row.rowid + claim.digest)
         about = (
             digest,
@@ -312,7 +312,7 @@ class _RowMaker:
         )
         return STRENGTH[row.origin], row.page, row.rowid, *held, *about
 
-    def _kept_fields(self, claim: FoundChunk) -> tuple[bytes | None, ...]:
+    def _held(self, claim: FoundChunk) -> tuple[bytes | None, ...]:
         if self._keep:
             return claim.row_id, claim.loader, claim.source, claim.text, claim.vector, claim.metadata
         return claim.row_id, claim.loader, None, None, None, None

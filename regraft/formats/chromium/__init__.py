@@ -103,7 +103,7 @@ class _Decoder:
             raise MalformedStorage(tr("contains something that is not data (tag {tag})", tag=tag))
         value = read(self)
         if self._source.left and self._source.data[self._source.at] == _VIEW and isinstance(value, bytes):
-            value = self._read_view(value)
+            value = self._view(value)
         self._depth -= 1
         return value
 
@@ -168,7 +168,7 @@ class _Decoder:
         self._objects[number] = value
         return value
 
-    def _read_reference(self) -> Any:
+    def _reference(self) -> Any:
         number = self._source.number()
         if number >= len(self._objects):
             raise MalformedStorage(tr("refers to an object that does not exist"))
@@ -224,7 +224,7 @@ class _Decoder:
         self._source.number()
         return found
 
-    def _read_regexp(self) -> str:
+    def _regexp(self) -> str:
         source = self._nested_text()
         self._source.number()
         return source
@@ -246,7 +246,7 @@ class _Decoder:
         self._source.number()
         return self._source.take(size)
 
-    def _read_view(self, buffer: bytes) -> bytes:
+    def _view(self, buffer: bytes) -> bytes:
         self._read_tag()
         self._source.byte()
         offset, length = self._source.number(), self._source.number()
@@ -285,7 +285,7 @@ class _Decoder:
         ord("S"): _read_utf8,
         ord('"'): lambda self: self._source.sized().decode("latin-1"),
         ord("c"): _two_byte,
-        ord("^"): _read_reference,
+        ord("^"): _reference,
         ord("o"): lambda self: self._read_object(lambda _: self._read_properties("{")),
         ord("A"): lambda self: self._read_object(_Decoder._dense_array),
         ord("a"): lambda self: self._read_object(_Decoder._sparse_array),
@@ -295,7 +295,7 @@ class _Decoder:
         ord("n"): lambda self: self._read_object(_Decoder._double),
         ord("z"): lambda self: self._read_object(_Decoder._read_bigint),
         ord("s"): lambda self: self._read_object(_Decoder._nested_text),
-        ord("R"): lambda self: self._read_object(_Decoder._read_regexp),
+        ord("R"): lambda self: self._read_object(_Decoder._regexp),
         ord(";"): lambda self: self._read_object(_Decoder._map),
         ord("'"): lambda self: self._read_object(lambda _: self._read_values_until(",")),
         ord("B"): lambda self: self._read_object(lambda _: self._source.sized()),

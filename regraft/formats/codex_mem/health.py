@@ -176,7 +176,7 @@ def _survey(memory: Memory, each: Callable[[], None] | None) -> NoteSurvey:
     counts = memory.notes.counts(each)
     summed = sum_counts(counts.values())
     gone = None if memory.vectors is None else memory.vectors.count() - summed.held
-    return NoteSurvey(memory=memory, state=_judge_state(before, summed), counts=counts, gone=gone)
+    return NoteSurvey(memory=memory, state=_state(before, summed), counts=counts, gone=gone)
 
 
 def _state_before_counting(memory: Memory) -> HealthState | None:
@@ -190,7 +190,7 @@ def _state_before_counting(memory: Memory) -> HealthState | None:
     return HealthState.INCOMPATIBLE if find_incompatibility(memory) is not None else None
 
 
-def _judge_state(before: HealthState | None, counts: StatusCounts) -> HealthState:
+def _state(before: HealthState | None, counts: StatusCounts) -> HealthState:
     if before is HealthState.MISSING and not counts.eligible:
         return HealthState.READY  # no note needs a vector
     of_notes = (

@@ -255,7 +255,7 @@ class UnitsWriter:
         columns = list(zip(*(tuple(getattr(row, name) for name in COLUMNS) for row in rows), strict=True))
         kinds = (getattr(pa, kind)() for kind in COLUMNS.values())
         arrays = [make_column(pa, column, kind) for column, kind in zip(columns, kinds, strict=True)]
-        batch = pa.RecordBatch.from_arrays([*arrays, self._make_vector_array(rows)], schema=self._schema)
+        batch = pa.RecordBatch.from_arrays([*arrays, self._vectors(rows)], schema=self._schema)
         # Release the texts, which may be large: Arrow has its own copy.
         del columns, rows[:]
         self._writer.write_table(pa.Table.from_batches([batch]))
@@ -264,7 +264,7 @@ class UnitsWriter:
             pa.default_memory_pool().release_unused()
         self._rows, self._bytes = [], 0
 
-    def _make_vector_array(self, rows: list[UnitRow]) -> Any:
+    def _vectors(self, rows: list[UnitRow]) -> Any:
         pa, size = self._pa, self._dimensions
         if size is None:
             return pa.nulls(len(rows), pa.list_(pa.float32()))
@@ -484,7 +484,7 @@ def read_rows(path: Path, groups: list[int] | None = None) -> Iterator[UnitRow]:
     with _open_file(path) as file:
         for batch in _batches(path, file, list(range(file.num_row_groups)) if groups is None else groups):
             with _arrow_errors(path):
-                columns = [_column_values(pa, batch, name) for name in COLUMNS]
+                columns = [_values(pa, batch, name) for name in COLUMNS]
                 rows = deque(zip(*columns, _vector_bytes(path, batch.column(VECTOR_COLUMN)), strict=True))
             # Release the texts before the next ones are read: they may be large.
             del columns, batch
@@ -492,7 +492,7 @@ def read_rows(path: Path, groups: list[int] | None = None) -> Iterator[UnitRow]:
                 yield UnitRow(*rows.popleft())
 
 
-def _column_values(pa: Any, batch: Any, name: str) -> list[Any]:
+def _values(pa: Any, batch: Any, name: str) -> list[Any]:
     if name == BASE_NAME and name not in batch.schema.names:
         return [None] * len(batch)
     column = batch.column(name)

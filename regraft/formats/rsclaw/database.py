@@ -505,7 +505,7 @@ def doc_row(doc: Doc) -> tuple[Any, ...]:
     )
 
 
-def _parse_doc(key: bytes, value: bytes) -> _Rows:
+def _doc(key: bytes, value: bytes) -> _Rows:
     doc = decode_doc(value)
     _check_key(key, doc.id)
     return [("doc", doc_row(doc))]
@@ -516,7 +516,7 @@ def _latest(key: bytes, value: bytes) -> _Rows:
     return [("latest", (key.decode(), latest.doc_id, latest.version))]
 
 
-def _parse_chunk(key: bytes, value: bytes) -> _Rows:
+def _chunk(key: bytes, value: bytes) -> _Rows:
     chunk = decode_chunk(value)
     _check_key(key, chunk.id)
     position = (chunk.doc_version, chunk.seq, *chunk.byte_offset)
@@ -527,7 +527,7 @@ def _parse_chunk(key: bytes, value: bytes) -> _Rows:
     return [("chunk", (chunk.id, chunk.doc_id, chunk.logical_source_id, *position, *status))]
 
 
-def _parse_entity(key: bytes, value: bytes) -> _Rows:
+def _entity(key: bytes, value: bytes) -> _Rows:
     entity = decode_entity(value)
     _check_key(key, entity.canonical_id)
     return [("entity", (entity.canonical_id,))]
@@ -538,7 +538,7 @@ def _mention(_key: bytes, value: bytes) -> _Rows:
     return [("mention", (mention.entity_id, mention.chunk_id))]
 
 
-def _parse_ledger_entry(key: bytes, value: bytes) -> _Rows:
+def _entry(key: bytes, value: bytes) -> _Rows:
     entry = decode_entry(value)
     _check_key(key, entry.id)
     yield (
@@ -550,7 +550,7 @@ def _parse_ledger_entry(key: bytes, value: bytes) -> _Rows:
             yield "entry_path", (entry.id, is_new, path)
 
 
-def _parse_job(key: bytes, value: bytes) -> _Rows:
+def _job(key: bytes, value: bytes) -> _Rows:
     job = decode_job(value)
     _check_key(key, job.id)
     about = (job.kind.kind, job.kind.doc_id, job.kind.doc_version)
@@ -562,7 +562,7 @@ def _claim(key: bytes, value: bytes) -> _Rows:
     return [("claim", (key.decode(), claim.worker_id, claim.claimed_at, claim.expires_at))]
 
 
-def _parse_collection(key: bytes, value: bytes) -> _Rows:
+def _collection(key: bytes, value: bytes) -> _Rows:
     collection = decode_collection(value)
     _check_key(key, collection.id)
     return [("collection", (collection.id, collection.name))]
@@ -578,19 +578,19 @@ def _unread(_key: bytes, _value: bytes) -> _Rows:
 
 
 _ROW_CONVERTERS: dict[str, Callable[[bytes, bytes], _Rows]] = {
-    DOCS: _parse_doc,
+    DOCS: _doc,
     LATEST: _latest,
-    CHUNKS: _parse_chunk,
+    CHUNKS: _chunk,
     CHUNKS_BY_SOURCE: lambda key, _: [("by_source", split_key(key.decode()))],
-    ENTITIES: _parse_entity,
+    ENTITIES: _entity,
     ENTITY_INDEX: _mention,
     SEEN: _object,
     SYNC: _object,
-    LEDGER: _parse_ledger_entry,
-    JOBS: _parse_job,
+    LEDGER: _entry,
+    JOBS: _job,
     JOBS_BY_DEDUPE: lambda key, value: [("dedupe", (key.decode(), value.decode()))],
     JOBS_BY_STATUS: lambda key, _: [("queue", split_job_key(key))],
     CLAIMS: _claim,
-    COLLECTIONS: _parse_collection,
+    COLLECTIONS: _collection,
     COLLECTIONS_BY_NAME: lambda key, value: [("collection_name", (key.decode(), value.decode()))],
 }

@@ -255,7 +255,7 @@ class Reading:
 
     def _find_encoding(self) -> None:
         """Choose the encoding in which most of the first pages have valid rows, preferring the header's."""
-        pages = list(islice(self._find_leaves(), _FIRST_PAGES))
+        pages = list(islice(self._leaves(), _FIRST_PAGES))
         stated = self.encoding
         votes: dict[str, int] = {}
         for encoding in (stated, *(one for one in _ENCODINGS if one != stated)):
@@ -265,7 +265,7 @@ class Reading:
                 break
         self.encoding = max(votes, key=votes.__getitem__)
 
-    def _find_leaves(self) -> Iterator[tuple[bytes, TreePage]]:
+    def _leaves(self) -> Iterator[tuple[bytes, TreePage]]:
         for number in range(1, self.file.pages + 1):
             data = self.file.page(number)
             page = parse_tree_page(data, number, self.file.usable)

@@ -375,7 +375,7 @@ def _leaf(data: bytes, page: TreePage, here: _Child) -> Visit | None:
     """Return a leaf page; None if most of its rowids are outside of the tree's bounds."""
     low, high, is_whole = here.low, here.high, page.is_whole and here.is_bounded
     if not page.kind.is_index and page.cells:
-        rowids = [rowid for rowid in (_parse_rowid(data, at) for at in page.cells) if rowid is not None]
+        rowids = [rowid for rowid in (_rowid(data, at) for at in page.cells) if rowid is not None]
         inside = [rowid for rowid in rowids if low < rowid <= high]
         if 2 * len(inside) < len(page.cells):
             return None
@@ -393,7 +393,7 @@ def _leaf(data: bytes, page: TreePage, here: _Child) -> Visit | None:
     )
 
 
-def _parse_rowid(data: bytes, at: int) -> int | None:
+def _rowid(data: bytes, at: int) -> int | None:
     try:
         return to_signed(read_varint(data, read_varint(data, at)[1])[0])
     except MalformedRecord:
@@ -482,7 +482,7 @@ def find_row_starts(data: bytes, shapes: Sequence[RowShape]) -> list[tuple[int, 
     """
     found: list[tuple[int, RowShape]] = []
     for shape in shapes:
-        found.extend((start, shape) for start in _find_starts(data, shape))
+        found.extend((start, shape) for start in _starts(data, shape))
     found.sort(key=lambda one: one[0])
     if not found:
         return []
@@ -492,7 +492,7 @@ def find_row_starts(data: bytes, shapes: Sequence[RowShape]) -> list[tuple[int, 
     return [(start, shape, not has_pointers or start in pointers) for start, shape in found]
 
 
-def _find_starts(data: bytes, shape: RowShape) -> Iterator[int]:
+def _starts(data: bytes, shape: RowShape) -> Iterator[int]:
     # If nearly every byte looks like a header, the page holds no rows.
     for match in islice(shape.pattern.finditer(data), max(_LEAST_TRIES, len(data) // _BYTES_A_TRY)):
         at = match.start()

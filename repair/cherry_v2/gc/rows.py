@@ -177,7 +177,7 @@ class IndexGarbage:
 
     def plan(self, options: GcOptions) -> Plan:
         """Plan the deletions in this file."""
-        wanted = self._select_garbage(options)
+        wanted = self._choose(options)
         if self.protected is not None:
             return Plan(left=[*self._report_protected(wanted, self.protected)])
         if not wanted:
@@ -187,12 +187,12 @@ class IndexGarbage:
             return Plan(left=[*map(leave_damaged, damage)])
         with sqlite.open_readonly(self.store.root / self.name) as db:
             left = [stays for one in wanted for stays in self._report_kept(db, one, options)]
-            removed = [(waste, action) for waste, action in self._plan_removals(db, wanted, options) if action.count]
+            removed = [(waste, action) for waste, action in self._removals(db, wanted, options) if action.count]
         if not removed:
             return Plan(left=left)
-        return Plan([self._make_change(removed)], left, {(waste.finding, self.base) for waste, _ in removed})
+        return Plan([self._change(removed)], left, {(waste.finding, self.base) for waste, _ in removed})
 
-    def _select_garbage(self, options: GcOptions) -> list[_Garbage]:
+    def _choose(self, options: GcOptions) -> list[_Garbage]:
         named = {one.name for one in self.found}
         if v2.BODY_ORPHAN in named:
             # Deleting a body can leave an orphan vector.
@@ -205,7 +205,7 @@ class IndexGarbage:
             finding = self.findings[name]
             yield Unresolved.of(finding, tr("{what}, kept: {why}", what=finding.message, why=why))
 
-    def _plan_removals(
+    def _removals(
         self, db: apsw.Connection, wanted: list[_Garbage], options: GcOptions
     ) -> Iterator[tuple[_Garbage, Action]]:
         """Yield the kinds of rows that nothing needs, each with the action that deletes them."""
@@ -296,7 +296,7 @@ class IndexGarbage:
             finding=waste.finding,
         )
 
-    def _make_change(self, removed: list[tuple[_Garbage, Action]]) -> RowsChange:
+    def _change(self, removed: list[tuple[_Garbage, Action]]) -> RowsChange:
         path = self.store.root / self.name
 
         def apply(db: apsw.Connection) -> None:

@@ -54,9 +54,9 @@ class CopyIds:
     def row(self, row: Row) -> Row:
         """An item's row with new ids. A path that is the item's id is replaced as well."""
         new = {"id": self.item(row.get("id")), "base_id": self.base, "group_id": self.item(row.get("group_id"))}
-        return {**row, **new, "data": self._convert_data(row.get("data"), row.get("id"))}
+        return {**row, **new, "data": self._data(row.get("data"), row.get("id"))}
 
-    def _convert_data(self, data: Any, old: Any) -> Any:
+    def _data(self, data: Any, old: Any) -> Any:
         if not isinstance(data, str) or not isinstance(old, str) or old not in data:
             return data
         try:

@@ -44,7 +44,7 @@ class MatchResult(Generic[D]):
     unsure: list[Row]
 
 
-def _match_rows(rows: Sequence[Row], drafts: Sequence[D], rules: Iterable[_Rule[D]]) -> MatchResult[D]:
+def _match(rows: Sequence[Row], drafts: Sequence[D], rules: Iterable[_Rule[D]]) -> MatchResult[D]:
     of: dict[int, int] = {}
     unsure: set[int] = set()
     for rule in rules:
@@ -81,7 +81,7 @@ def match_bases(rows: Sequence[Row], drafts: Sequence[BaseDraft], items: Items) 
     def content(row: Row) -> tuple[Hashable, ...]:
         return tuple(_row_key(item) for item in items.get(row.get("id"), ()) if item.get("group_id") is None)
 
-    return _match_rows(
+    return _match(
         rows,
         drafts,
         [
@@ -147,7 +147,7 @@ def match_items(rows: Sequence[Row], drafts: Sequence[ItemDraft], names: Mapping
     def detail(draft: ItemDraft) -> Hashable:
         return _text(names.get(draft.id, draft.data.get(_DETAIL.get(draft.type, ""))))
 
-    return _match_rows(
+    return _match(
         [row for row in rows if row.get("group_id") is None and _is_usable(row)],
         drafts,
         [
@@ -220,7 +220,7 @@ def match_folder_files(
             items.append(item)
             continue
         children = expanded.get(item.id, ())
-        matched = _match_rows(_without_repeats(item, survey, own, texts), children, [_SAME_ID, _SAME_SOURCE])
+        matched = _match(_without_repeats(item, survey, own, texts), children, [_SAME_ID, _SAME_SOURCE])
         kept = {id(child): row for row, child in matched.pairs}
         twins = _repeated_rows(item, survey, own)
         fitted = structs.replace(item, entries=tuple(_listed_entries(item, children, kept, twins)))

@@ -176,7 +176,7 @@ def publish_plan(source: RestoreSource, wanted: RestoredBase, restored: BuiltBas
     make = _copy_files(restored.folder(staged), source.raw, restored.files)
     made.changes.append(FileChange(path=name, actions=(action, *guesses), make=make, bytes=size))
     made.changes.append(new_rows(source, wanted, restored.items, now_ms))
-    made.left += _report_not_restored(restored)
+    made.left += _report_left(restored)
     made.left += _tombstones(source, restored)
     if missing:
         message = tr("{bodys} without a vector", bodys=format_count(missing, "body"))
@@ -204,7 +204,7 @@ def _tombstones(source: RestoreSource, restored: BuiltBase) -> Iterator[Unresolv
             )
 
 
-def _report_not_restored(restored: BuiltBase) -> Iterator[Unresolved]:
+def _report_left(restored: BuiltBase) -> Iterator[Unresolved]:
     """Yield the parts of the old base that are not restored."""
     for one in restored.left:
         severity: notices.Severity = "note" if one.severity == "note" else "warning"

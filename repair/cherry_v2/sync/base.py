@@ -197,7 +197,7 @@ class LostItems:
 
     def take_same_bytes(self, file: SourceFile) -> Row | None:
         """Take an item whose copy has the bytes of a file."""
-        same = (key for key in self._by_size.get(file.size, ()) if file.size and self._hash_copy(key) == file.digest)
+        same = (key for key in self._by_size.get(file.size, ()) if file.size and self._digest(key) == file.digest)
         return self._take(same, file.path.name)
 
     def take_same_text(self, text: str, name: str) -> Row | None:
@@ -214,7 +214,7 @@ class LostItems:
         )
         return self._take(same, name)
 
-    def _hash_copy(self, key: str) -> str | None:
+    def _digest(self, key: str) -> str | None:
         if key not in self._digests:
             copy = find_raw_file(parse_item_data(self._items[key]).get("relativePath"), self._raw)
             try:

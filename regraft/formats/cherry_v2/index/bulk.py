@@ -173,7 +173,7 @@ class IndexBuilder:
     def _add_small(self, material: Material) -> None:
         bodies: list[str] = []
         hashes: list[str] = []
-        for batch in _split_batches(material.rows):
+        for batch in _batches(material.rows):
             rows = [(identity.text_hash(body), vector, self._now) for body, vector in batch]
             self._put_vectors(rows, self.tallies.units + len(bodies))
             bodies.extend(body for body, _ in batch)
@@ -369,7 +369,7 @@ class IndexBuilder:
         self._db.execute("COMMIT")
 
 
-def _split_batches(rows: Iterable[tuple[str | LargeText, bytes | None]]) -> Iterator[list[tuple[str, bytes | None]]]:
+def _batches(rows: Iterable[tuple[str | LargeText, bytes | None]]) -> Iterator[list[tuple[str, bytes | None]]]:
     batch: list[tuple[str, bytes | None]] = []
     for body, vector in rows:
         batch.append((body if isinstance(body, str) else body.whole(), vector))

@@ -108,7 +108,7 @@ def examine_index(db: apsw.Connection, now_ms: int, *, knows_base: bool) -> OldI
         problems.append(tr("its texts are not encoded as {encoding}", encoding=ENCODING))
     tables = {name: _columns(db, "main", name) for name in TABLE_RULES}
     counts = {name: _count(db, name) if columns else 0 for name, columns in tables.items()}
-    time = _read_time(db) or now_ms
+    time = _time(db) or now_ms
     selects: dict[str, tuple[str, ...]] = {}
     for name, table in TABLE_RULES.items():
         select, wrong = _build_select(db, name, table, tables[name], counts)
@@ -151,7 +151,7 @@ def _count(db: apsw.Connection, table: str) -> int:
     return count
 
 
-def _read_time(db: apsw.Connection) -> int | None:
+def _time(db: apsw.Connection) -> int | None:
     if "created_at" not in _columns(db, "main", "meta"):
         return None
     time = db.execute("SELECT created_at FROM main.meta WHERE typeof(created_at) = 'integer' ORDER BY rowid").get

@@ -75,7 +75,7 @@ def verify(
         db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
         try:
             _check_counts(db, base_id, tallies)
-            _check_parts(db, path, deque(_list_parts(tallies, digests, vector_bytes)), processes)
+            _check_parts(db, path, deque(_parts(tallies, digests, vector_bytes)), processes)
         except _Difference as found:
             raise VerificationFailed(base=base_id, reason=str(found)) from None
 
@@ -128,7 +128,7 @@ class _BodyRange(msgspec.Struct, frozen=True, kw_only=True):
     in_order: bool
 
 
-def _list_parts(tallies: Tallies, digests: list[PartDigest], vector_bytes: int | None) -> Iterator[_BodyRange]:
+def _parts(tallies: Tallies, digests: list[PartDigest], vector_bytes: int | None) -> Iterator[_BodyRange]:
     first, in_order = 1, tallies.embeddings == tallies.units
     for last, digest in digests:
         bare = tuple(tallies.bare[bisect_left(tallies.bare, first) : bisect_right(tallies.bare, last)])

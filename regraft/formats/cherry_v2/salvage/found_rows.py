@@ -294,20 +294,20 @@ def _meta(row: FoundRow) -> Row:
     return version, _plain(base), created, updated
 
 
-def _make_content_row(row: FoundRow) -> Row:
+def _content(row: FoundRow) -> Row:
     key, text, created = row.values
     is_proven = matches_hash(text, key)
     return None if is_proven else DAMAGED, _plain(key), _plain(text) if is_proven else None, _time(created, row)
 
 
-def _make_material_row(row: FoundRow) -> Row:
+def _material(row: FoundRow) -> Row:
     key, path, content, created, updated = row.values
     is_form = isinstance(key, TextBytes) and bool(key) and _is_utf8(key) and isinstance(path, TextBytes)
     fate = None if is_form and row.flaw is None else DAMAGED
     return fate, _plain(key), _plain(path), _plain(content), _time(created, row), _time(updated, row)
 
 
-def _make_unit_row(row: FoundRow) -> Row:
+def _unit(row: FoundRow) -> Row:
     key, material, content, kind, unit_index, title, start, stop, locator, created = row.values
     texts = [one for one in (title, locator) if isinstance(one, bytes)]
     is_proven = (
@@ -343,7 +343,7 @@ def unit_id(material: object, content: object, unit_index: object, start: object
     return identity.unit_id(*whole).encode()
 
 
-def _make_body_row(row: FoundRow) -> Row:
+def _body(row: FoundRow) -> Row:
     key, kind, target, role, text, own_hash, number, created = row.values
     if isinstance(number, int) and number >= _FIRST_TIME and (created is None or int(str(created)) < _FIRST_TIME):
         # A file upgraded from version 1 has the number after the time, or none.
@@ -361,7 +361,7 @@ def _make_body_row(row: FoundRow) -> Row:
     return fate, *columns, number if row.flaw is None else None, _time(created, row)
 
 
-def _make_vector_row(row: FoundRow) -> Row:
+def _vector(row: FoundRow) -> Row:
     key, vector, created = row.values
     measures = measure_vector(vector) if isinstance(vector, bytes) and row.flaw is None else None
     fate = None if measures is not None and is_hash(key) else DAMAGED
@@ -383,9 +383,9 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 _ENTRIES: dict[str, Callable[[FoundRow], Row]] = {
-    "content": _make_content_row,
-    "material": _make_material_row,
-    "search_unit": _make_unit_row,
-    "search_text": _make_body_row,
-    "embedding": _make_vector_row,
+    "content": _content,
+    "material": _material,
+    "search_unit": _unit,
+    "search_text": _body,
+    "embedding": _vector,
 }

@@ -329,7 +329,7 @@ class UnitProof:
             if not self._value("SELECT 1 FROM temp.unassigned") or searched > _MAX_SEARCHED_BYTES:
                 break
             text = WholeText(fetch_value(self.db, "SELECT text FROM content WHERE seq = ?", (seq,)))
-            known = self._known_spans(material, content)
+            known = self._known(material, content)
             # Bodies are stored in the order of their materials: usually the next one belongs to this content.
             for position in self._unassigned_bodies(last):
                 end = len(known) - 1
@@ -356,7 +356,7 @@ class UnitProof:
                 yield at
                 at = fetch_value(self.db, query, (at, end))
 
-    def _known_spans(self, material: bytes, content: bytes) -> dict[int, Span]:
+    def _known(self, material: bytes, content: bytes) -> dict[int, Span]:
         rows = fetch_rows(
             self.db,
             f"SELECT unit_index, start, stop FROM search_unit WHERE content = ? AND material = ? AND {_THERE}",
