@@ -138,7 +138,7 @@ def test_v1_data_are_to_be_migrated(home: Path) -> None:
 
 def test_an_upgrade_that_has_not_ended(home: Path) -> None:
     (v1(home / ".config" / "CherryStudio") / "migration_temp").mkdir()
-    assert "has begun, and did not end" in found()[0]["facts"][1]
+    assert "was started and did not finish" in found()[0]["facts"][1]
 
 
 def test_v2_data_are_to_be_checked(home: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_failed_upgrade_is_to_be_rescued(home: Path) -> None:
 def test_an_upgrade_that_brought_nothing_over(home: Path) -> None:
     profile = v1(v2(home / ".config" / "CherryStudio"))
     (one,) = found()
-    assert "brought no base over" in one["facts"][1]
+    assert "migrated no base" in one["facts"][1]
     assert commands(one)[0] == f"regraft migrate {profile} --to library --kind v1-profile"
 
 

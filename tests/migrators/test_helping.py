@@ -71,7 +71,7 @@ _JOBS = {
     "copy_files": "uploads are copied by one process",
     "file_hash": "files are hashed again",
     "folder_hash": "files are hashed again",
-    "_is_part_correct": "a part of the index is read back again",
+    "_is_part_correct": "a part of the index is verified again by this process",
 }
 
 

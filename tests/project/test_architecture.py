@@ -42,6 +42,8 @@ def brings_together(module: str) -> bool:
 
 
 MAX_MODULE_LINES = 900
+#: A list of all errors may be longer.
+CATALOGUES = {"regraft.errors"}
 MAX_FUNCTION_LINES = 60
 
 
@@ -229,7 +231,7 @@ def test_a_module_is_named_after_what_it_is_about(module):
 
 @each_module
 def test_modules_and_functions_fit_in_a_head(module):
-    assert len(SOURCES[module].read_text("utf-8").splitlines()) < MAX_MODULE_LINES
+    assert module in CATALOGUES or len(SOURCES[module].read_text("utf-8").splitlines()) < MAX_MODULE_LINES
     for function in functions(module):
         lines = (function.end_lineno or 0) - function.lineno + 1
         assert lines <= MAX_FUNCTION_LINES, f"{function.name} has {lines} lines"
