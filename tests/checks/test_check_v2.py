@@ -311,7 +311,7 @@ def test_time_that_is_over_is_said(store: Path) -> None:
     document = check(store, "--max-duration", "0")
     assert document["findings"] == []
     assert f"{KB}: structure" in document["not_checked"]
-    assert "Time was over" in run("check", store, "--max-duration", "0").stdout
+    assert "Time limit reached" in run("check", store, "--max-duration", "0").stdout
     assert check(store, "--max-duration", "600")["not_checked"] == []
 
 

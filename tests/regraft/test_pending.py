@@ -23,8 +23,12 @@ STATES = {
     "prepared": ("Data/restore-journal.json", {"version": 2, "state": "prepared"}, "a restore is prepared"),
     "armed": ("Data/restore-journal.json", {"version": 2, "state": "armed"}, "a restore is staged"),
     "promoting, too": ("Data/restore-journal.json", {"version": 2, "state": "promoting"}, "being put into place"),
-    "reverting": ("Data/restore-journal.json", {"version": 2, "state": "reverting"}, "being taken back"),
-    "rollback armed": ("Data/restore-journal.json", {"version": 2, "state": "rollback-armed"}, "taking a restore back"),
+    "reverting": ("Data/restore-journal.json", {"version": 2, "state": "reverting"}, "being rolled back"),
+    "rollback armed": (
+        "Data/restore-journal.json",
+        {"version": 2, "state": "rollback-armed"},
+        "the rollback of a restore",
+    ),
     "a state of the other version": (
         "Data/restore-journal.json",
         {"version": 1, "state": "rolled-back"},

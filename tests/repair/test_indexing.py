@@ -225,7 +225,10 @@ def test_snapshots_go_before_what_a_note_holds(tmp_path):
     assert read_item_text(note, tmp_path).text == "snapshot"
     assert read_item_text(item("url", url="u", relativePath="n.md"), tmp_path).text == "snapshot"
     assert read_item_text(item("note", content="half \ud83d a pair"), tmp_path).text == "half \ufffd a pair"
-    for lacking, reason in ((item("url", url="u"), "no snapshot"), (item("directory"), "no text itself")):
+    for lacking, reason in (
+        (item("url", url="u"), "its snapshot does not exist"),
+        (item("directory"), "no text of its own"),
+    ):
         with pytest.raises(NoText, match=reason):
             read_item_text(lacking, tmp_path)
 

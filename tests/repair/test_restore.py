@@ -389,7 +389,10 @@ def test_a_base_without_any_text(store):
     run_sql(store / "catalog.sqlite", f"DELETE FROM knowledge_item WHERE base_id = '{OTHER}'")
     put_item(store, "i1", "url", source="u", url="u")
     run_sql(store / "catalog.sqlite", f"UPDATE knowledge_item SET base_id = '{OTHER}' WHERE id = 'i1'")
-    with untouched(store), fails("NotRestored", match="none of its items has a text here; for example, no snapshot"):
+    with (
+        untouched(store),
+        fails("NotRestored", match="none of its items has a text here; for example, its snapshot does not exist"),
+    ):
         restored_by(store, Embedder(most=0), base=OTHER)
     run_sql(store / "catalog.sqlite", f"DELETE FROM knowledge_item WHERE base_id = '{OTHER}'")
     put_item(store, "d1", "directory", source="/d")

@@ -70,7 +70,7 @@ def test_a_killed_upgrade_is_reported_and_the_next_click_finishes_it(reader, tmp
         job = reader.confirm(planned)
     assert job.state == "killed"
     text = reader.page(job)
-    assert "It was killed" in text and "go on, and it finishes from where it was" in text
+    assert "It was killed" in text and "No file is half-written" in text
     done = reader.start(f"job/{job.id}/again")
     while done.state == "changed":
         # What is there already is left out of the plan now: the page shows the new one.
