@@ -24,9 +24,10 @@ from regraft.options import BackfillOptions, FleetBackfillOptions, FleetOptions
 from regraft.report.document import Report, Run
 from regraft.report.progress import Progress
 from repair.embedding import answers
+from repair.embedding.answers import SendingTerms
 from repair.embedding.budget import Limits, Rates
-from repair.embedding.fleet import FleetBackfill, FleetBackfillReport, FleetPlan, work_folder
-from repair.embedding.fleet_sending import LocalSending, RaySending, SendingBackend
+from repair.embedding.fleet import FleetBackfill, FleetBackfillReport, FleetPlan, Sending, work_folder
+from repair.embedding.fleet_sending import LocalSending, RaySending
 from repair.embedding.fleet_texts import BackfillSummary, EmbeddingJob
 
 
@@ -145,14 +146,16 @@ def run_fleet_backfill(
     )
     # Results are for programs.
     with language_of_children(ENGLISH):
-        return fleet.run(run, watch)
+        report = fleet.run(run, watch)
+    assert isinstance(report, FleetBackfillReport)
+    return report
 
 
-def open_sending(options: FleetOptions, pool: Pool) -> SendingBackend:
+def open_sending(options: FleetOptions, pool: Pool, terms: SendingTerms) -> Sending:
     """Return the processes that send texts: this one, or those of the cluster that the pool has joined."""
     if isinstance(pool, RayPool):
-        return RaySending(pool.cluster, options.workers, options.max_wait)
-    return LocalSending()
+        return RaySending(terms, cluster=pool.cluster, count=options.workers, max_wait=options.max_wait)
+    return LocalSending(terms)
 
 
 def run_embedding_job(job: EmbeddingJob) -> TaskResult:

@@ -476,14 +476,7 @@ def fleet_sent_lines(report: FleetBackfillReport) -> list[str]:
     """Format the numbers of texts and requests that were sent, or would be."""
     sent = report.sent
     if report.head.run.dry_run:
-        plan = FleetPlan(
-            libraries=sent.libraries,
-            wanted=sent.wanted,
-            distinct=sent.distinct,
-            planned=sent.planned,
-            reused=sent.reused,
-        )
-        return [*fleet_plan_lines(plan), tr("Dry run: nothing was sent, and nothing was written.")]
+        return [*fleet_plan_lines(sent), tr("Dry run: nothing was sent, and nothing was written.")]
     spent = f"{format_count(sent.requests, 'request')}, {format_count(sent.tokens, 'token')}"
     if sent.cost is not None:
         spent += f", {format_cost(sent.cost, sent.currency)}"

@@ -8,14 +8,13 @@ from __future__ import annotations
 import csv
 import difflib
 import glob
+import io
 import os
 import re
 import shlex
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any
@@ -48,10 +47,6 @@ _DRIVE = re.compile(r"[A-Za-z]:(?=[/\\]|$)")
 _FILE = "file://"
 #: Threads that ask for sizes, since network shares and object storage answer slowly, and libraries asked for together.
 _AT_ONCE, _TOGETHER = 16, 1024
-
-#: Opens a table for reading, as a context.
-OpenTable = Callable[[], AbstractContextManager[Any]]
-
 
 #: The largest int64: the largest number in any file of a fleet.
 MAX_NUMBER = 2**63 - 1
@@ -107,7 +102,8 @@ def _read(manifest: str) -> Iterator[Library]:
             if not entry.name.startswith("."):
                 yield Library(source=str(entry))
     elif path.is_file() and path.suffix.lower() in _TABLES:
-        yield from _read_table(str(path), str(path.parent), partial(links.open_for_reading, path))
+        with links.open_for_reading(path) as file:
+            yield from _read_table(str(path), str(path.parent), file)
     elif glob.has_magic(manifest):
         for found in sorted(glob.glob(manifest, recursive=True)):  # noqa: PTH207 - a pattern may be absolute
             yield Library(source=found)
@@ -120,8 +116,8 @@ def _read_storage(url: str) -> Iterator[Library]:
     if glob.has_magic(url) and not ("*" not in url and "?" not in url and place.entries()):
         for found, size in sorted(place.matches().items()):
             yield Library(source=found, bytes=size)
-    elif PurePosixPath(place.name).suffix.lower() in _TABLES and place.size() is not None:
-        yield from _read_table(place.url, place.url.rpartition("/")[0], place.reading)
+    elif PurePosixPath(place.name).suffix.lower() in _TABLES and (content := place.content()) is not None:
+        yield from _read_table(place.url, place.url.rpartition("/")[0], io.BytesIO(content))
     else:
         for name, size in sorted(place.entries().items()):
             if not name.startswith("."):
@@ -145,17 +141,16 @@ def _local_path(name: str, *, windows: bool = os.name == "nt") -> str:
     return str(PureWindowsPath(host + path if not host or _DRIVE.match(host) else f"//{host}{path}"))
 
 
-def _read_table(name: str, folder: str, reading: OpenTable) -> Iterator[Library]:
+def _read_table(name: str, folder: str, file: Any) -> Iterator[Library]:
     is_parquet = name.lower().endswith(".parquet")
     lines = _Lines()
     try:
-        with reading() as file:
-            if is_parquet:
-                rows = _parquet_rows(file, lines)
-            else:
-                rows = (_csv_rows if name.lower().endswith(".csv") else _json_rows)(lines.count(file))
-            for row in rows:
-                yield _library(row, folder)
+        if is_parquet:
+            rows = _parquet_rows(file, lines)
+        else:
+            rows = (_csv_rows if name.lower().endswith(".csv") else _json_rows)(lines.count(file))
+        for row in rows:
+            yield _library(row, folder)
     except (ValueError, msgspec.MsgspecError, csv.Error) as error:
         place = tr("row {number:,}", number=lines.number) if is_parquet else tr("line {number:,}", number=lines.number)
         problem = tr("{path}, {place}: {error}", path=name, place=place, error=error)

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from heapq import nlargest
 from pathlib import Path
 from typing import Any
@@ -269,53 +270,43 @@ class Metrics:
 
     def collect(self) -> Iterator[Any]:
         """Yield all metrics; called by ``prometheus_client``."""
-        yield self._gauge("run_info", "The command and the engine of the fleet.", 1, self._about)
-        yield self._gauge("start_timestamp_seconds", "When this run began.", self._started_at)
-        yield self._gauge("update_timestamp_seconds", "When this file was written.", identity.now_ms() / 1000)
-        yield self._gauge("finished", "1: the results are written; 0: they are not yet.", self._is_finished)
-        yield from self._library_metrics()
-        tally = self._tally
-        yield self._counts("bases", "Bases of the libraries that ended.", "outcome", tally.bases)
-        yield self._count("rows_read", "Rows read in the libraries that ended.", tally.rows_read)
-        yield self._count("rows_carried", "Rows of these libraries that were migrated.", tally.rows_carried)
-        yield self._counts(
-            "rows_skipped", "Rows of these libraries that were not migrated, by reason.", "reason", tally.skipped
-        )
-        yield self._counts("findings", "Findings in the libraries that ended.", "finding", tally.findings)
-
-    def _library_metrics(self) -> Iterator[Any]:
         tally, pool = self._tally, self._pool
         ended = tally.libraries.total()
         outcomes = dict.fromkeys(OUTCOMES.values(), 0) | tally.libraries
-        yield self._gauge("libraries", "Libraries of the manifest.", self._libraries)
-        yield self._counts("libraries_ended", "Libraries that ended.", "outcome", outcomes)
-        yield self._gauge("libraries_left", "Libraries that have not ended.", self._libraries - ended)
-        yield self._gauge("libraries_at_work", "Libraries that are being processed.", len(pool.running) if pool else 0)
-        yield self._gauge("workers", "The most libraries that are processed at a time.", pool.count if pool else 0)
-        yield self._count("source_bytes", "Bytes of the sources of the libraries that ended.", tally.bytes)
+        about = self._client.core.GaugeMetricFamily(
+            f"{PREFIX}run_info", "The command and the engine of the fleet.", labels=[*self._labels, *self._about]
+        )
+        about.add_metric([*self._labels.values(), *self._about.values()], 1)
+        yield about
+        gauge, count = partial(self._family, "Gauge"), partial(self._family, "Counter")
+        yield gauge("start_timestamp_seconds", "When this run began.", self._started_at)
+        yield gauge("update_timestamp_seconds", "When this file was written.", identity.now_ms() / 1000)
+        yield gauge("finished", "1: the results are written; 0: they are not yet.", self._is_finished)
+        yield gauge("libraries", "Libraries of the manifest.", self._libraries)
+        yield count("libraries_ended", "Libraries that ended.", outcomes, "outcome")
+        yield gauge("libraries_left", "Libraries that have not ended.", self._libraries - ended)
+        yield gauge("libraries_at_work", "Libraries that are being processed.", len(pool.running) if pool else 0)
+        yield gauge("workers", "The most libraries that are processed at a time.", pool.count if pool else 0)
+        yield count("source_bytes", "Bytes of the sources of the libraries that ended.", tally.bytes)
         left = max(self._bytes - tally.bytes, 0)
-        yield self._gauge("source_left_bytes", "Bytes of the sources of the libraries that have not ended.", left)
-        attempts = max(self._attempts, tally.attempts)
-        retries = max(self._retries, tally.attempts - ended)
-        yield self._count("attempts", "Attempts to process a library.", attempts)
-        yield self._count("retries", "Attempts after a failed one.", retries)
+        yield gauge("source_left_bytes", "Bytes of the sources of the libraries that have not ended.", left)
+        yield count("attempts", "Attempts to process a library.", max(self._attempts, tally.attempts))
+        yield count("retries", "Attempts after a failed one.", max(self._retries, tally.attempts - ended))
         yield self._histogram("library_seconds", "Seconds that the last attempt of each library took.")
+        yield count("bases", "Bases of the libraries that ended.", tally.bases, "outcome")
+        yield count("rows_read", "Rows read in the libraries that ended.", tally.rows_read)
+        yield count("rows_carried", "Rows of these libraries that were migrated.", tally.rows_carried)
+        yield count(
+            "rows_skipped", "Rows of these libraries that were not migrated, by reason.", tally.skipped, "reason"
+        )
+        yield count("findings", "Findings in the libraries that ended.", tally.findings, "finding")
 
-    def _gauge(self, name: str, about: str, value: float, labels: dict[str, str] | None = None) -> Any:
-        every = {**self._labels, **(labels or {})}
-        family = self._client.core.GaugeMetricFamily(PREFIX + name, about, labels=list(every))
-        family.add_metric(list(every.values()), value)
-        return family
-
-    def _count(self, name: str, about: str, value: int) -> Any:
-        family = self._client.core.CounterMetricFamily(PREFIX + name, about, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
-
-    def _counts(self, name: str, about: str, label: str, values: dict[str, int]) -> Any:
-        family = self._client.core.CounterMetricFamily(PREFIX + name, about, labels=[*self._labels, label])
-        for key, value in sorted(values.items()):
-            family.add_metric([*self._labels.values(), key], value)
+    def _family(self, kind: str, name: str, about: str, value: float | dict[str, int], label: str | None = None) -> Any:
+        """Make a metric of a value, or of a value for each value of a label."""
+        labels = [*self._labels, *([label] if label else [])]
+        family = getattr(self._client.core, f"{kind}MetricFamily")(PREFIX + name, about, labels=labels)
+        for key, number in sorted(value.items()) if isinstance(value, dict) else [(None, value)]:
+            family.add_metric([*self._labels.values(), *([] if key is None else [key])], number)
         return family
 
     def _histogram(self, name: str, about: str) -> Any:

@@ -184,9 +184,10 @@ class RayCluster:
                     logging_level=logging.ERROR,
                     **settings,
                 )
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (ConnectionError, ValueError, RuntimeError, self.ray.exceptions.RayError) as error:
+            reason = one_line(str(error).strip(), _LONGEST)
             raise WrongUsage(
-                problem=tr("no Ray cluster at {address} ({error})", address=address or "local", error=error),
+                problem=tr("no Ray cluster at {address} ({error})", address=address or "local", error=reason),
                 hint=tr("start one with ray start, or omit --address"),
             ) from error
         self._looked_at = 0.0

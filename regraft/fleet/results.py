@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import io
 import re
+import tempfile
+import weakref
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from itertools import accumulate, islice
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +36,8 @@ _SCHEMA = 1
 _ID = re.compile(r"[0-9a-f]*")
 #: Rows of a row group, which is written and read as a whole.
 _GROUP_ROWS = 10_000
+#: Bytes of finished results that are held in memory; the rest is in a temporary file.
+_IN_MEMORY = 16 << 20
 #: Outcomes of a library by the exit status of its command; None: it was killed.
 OUTCOMES = {
     0: "done",
@@ -256,7 +259,7 @@ class Journal:
 
     def __init__(self, results: Path, order: FleetOrder, done: Iterable[list[ResultRow]] = ()) -> None:
         _, path, new, _ = result_files(results)
-        self.rows = LineRows(path, len(order.libraries))
+        self.rows = KnownRows(len(order.libraries), path)
         self._is_flushed = True
         with writable.allow_writes(path.parent, entries_only=True):
             durable.remove(new, missing_ok=True)
@@ -306,13 +309,22 @@ class Journal:
 
 
 class KnownRows(Mapping[int, list[ResultRow]]):
-    """Rows by the number of their library, read from a file when they are asked for. Here: no rows.
+    """Rows by the number of their library, read from a line of a journal when they are asked for.
 
     Args:
         count: the number of libraries.
+        path: the journal, or the results.
+        copy: the lines of results that are not a journal. A journal is opened each time: Windows cannot replace an open
+            file.
+
+    Raises, when rows are asked for: WrongUsage: another process has changed the file. OSError: it cannot be read.
     """
 
-    def __init__(self, count: int = 0) -> None:
+    def __init__(self, count: int = 0, path: Path = Path(), copy: Any = None) -> None:
+        self._path, self._copy = path, copy
+        if copy is not None:
+            weakref.finalize(self, copy.close)
+        #: The byte at which the line of each library begins.
         self._positions = array("q", [-1]) * count
         #: The numbers of the libraries that succeeded, and the outcomes of the others.
         self.good: set[int] = set()
@@ -349,7 +361,14 @@ class KnownRows(Mapping[int, list[ResultRow]]):
     def __getitem__(self, number: int) -> list[ResultRow]:
         if number not in self:
             raise KeyError(number)
-        return self._read_rows(number, self._positions[number])
+        with nullcontext(self._copy) if self._copy else links.open_for_reading(self._path) as file:
+            file.seek(self._positions[number])
+            with suppress(ValueError, msgspec.MsgspecError):
+                rows = _LINE.decode(file.readline())
+                if rows and all(row.library == number for row in rows):
+                    return rows
+        problem = tr("{path} was changed by another process", path=self._path)
+        raise WrongUsage(problem=problem, hint=tr("wait for it, and try again"))
 
     def __contains__(self, number: object) -> bool:
         return isinstance(number, int) and 0 <= number < len(self._positions) and self._positions[number] >= 0
@@ -359,94 +378,6 @@ class KnownRows(Mapping[int, list[ResultRow]]):
 
     def __len__(self) -> int:
         return sum(position >= 0 for position in self._positions)
-
-    def _read_rows(self, number: int, position: int) -> list[ResultRow]:
-        """Read the rows of a library at a position of the file."""
-        raise KeyError(number, position)
-
-
-class LineRows(KnownRows):
-    """Rows in a journal, where a line has all rows of a library, or in JSON Lines, where each row has a line.
-
-    A position is the byte at which the rows of a library begin.
-
-    Raises, when rows are asked for: WrongUsage: another process has changed the file. OSError: it cannot be read.
-    """
-
-    def __init__(self, path: Path, count: int) -> None:
-        super().__init__(count)
-        self._path = path
-
-    def _read_rows(self, number: int, position: int) -> list[ResultRow]:
-        rows: list[ResultRow] = []
-        # Opened each time: Windows cannot replace an open file.
-        with links.open_for_reading(self._path) as file, suppress(ValueError, msgspec.MsgspecError):
-            file.seek(position)
-            for line in file:
-                if line.startswith(b"["):
-                    rows = _LINE.decode(line)
-                    break
-                row = msgspec.json.decode(line, type=ResultRow)
-                if row.library != number:
-                    break
-                rows.append(row)
-        return _require_rows_of(rows, number, self._path)
-
-
-class ParquetRows(KnownRows):
-    """Rows in a Parquet file; a position is the number of the first row of a library, whose rows are adjacent.
-
-    One row group is cached, so it is best to ask for libraries in their order. Raises as :class:`LineRows`.
-    """
-
-    def __init__(self, path: Path, count: int) -> None:
-        super().__init__(count)
-        self._path = path
-        self._groups: Sequence[int] = ()
-        self._group: tuple[int, Any] = (-1, None)
-
-    def _read_rows(self, number: int, position: int) -> list[ResultRow]:
-        rows: list[dict[str, Any]] = []
-        while not rows or rows[-1]["library"] == number:
-            row = self._row(position + len(rows))
-            if row is None or row["library"] != number:
-                break
-            rows.append(row)
-        try:
-            found = msgspec.convert(rows, list[ResultRow])
-        except (ValueError, msgspec.MsgspecError):
-            found = []
-        return _require_rows_of(found, number, self._path)
-
-    def _row(self, number: int) -> dict[str, Any] | None:
-        """Return a row by its number, or None behind the last one."""
-        _, parquet = import_arrow()
-        if not self._groups:
-            with links.open_for_reading(self._path) as plain, parquet.ParquetFile(plain) as file:
-                about = file.metadata
-                sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
-            self._groups = [0, *accumulate(sizes)]
-        if number >= self._groups[-1]:
-            return None
-        group = bisect_right(self._groups, number) - 1
-        if self._group[0] != group:
-            with links.open_for_reading(self._path) as plain, parquet.ParquetFile(plain) as file:
-                self._group = group, file.read_row_group(group)
-        [row] = self._group[1].slice(number - self._groups[group], 1).to_pylist()
-        found: dict[str, Any] = row
-        return found
-
-
-def _require_rows_of(rows: list[ResultRow], number: int, path: Path) -> list[ResultRow]:
-    """Check that rows are those of a library.
-
-    Raises:
-        WrongUsage: they are not: another process has changed the file.
-    """
-    if rows and all(row.library == number for row in rows):
-        return rows
-    problem = tr("{path} was changed by another process", path=path)
-    raise WrongUsage(problem=problem, hint=tr("wait for it, and try again"))
 
 
 def read_results(results: Path) -> tuple[FleetOrder, KnownRows]:
@@ -495,7 +426,7 @@ def _read_journal(path: Path) -> tuple[FleetOrder, KnownRows]:
     with links.open_for_reading(path) as file:
         first = file.readline()
         order, position = msgspec.json.decode(first, type=FleetOrder), len(first)
-        known = LineRows(path, len(order.libraries))
+        known = KnownRows(len(order.libraries), path)
         for line in file:
             # A library whose line was torn by a kill or a power cut is processed again.
             with suppress(ValueError, msgspec.MsgspecError):
@@ -510,16 +441,49 @@ def _read_journal(path: Path) -> tuple[FleetOrder, KnownRows]:
     return order, known
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns that give the order of a library, and how it ended; the last ones are missing in older results."""
+def _read_finished(path: Path) -> tuple[FleetOrder, KnownRows]:
+    """Read results that are complete, whatever their name is: as the lines that a journal would have."""
+    if path.is_dir():
+        raise ValueError(tr("it is a folder"))
+    if not path.is_file():
+        raise ValueError(tr("it is a pipe, a socket or a device"))
+    libraries: list[Library] = []
+    ends: list[tuple[int, str]] = []
+    with ExitStack() as stack, links.open_for_reading(path) as file:
+        copy = stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY))
+        is_parquet = file.read(4) == b"PAR1"
+        file.seek(0)
+        order, every = (_read_parquet if is_parquet else _read_lines)(file)
+        for number, found in groupby(every, key=lambda row: row.library):
+            rows = list(found)
+            own, *bases = rows
+            if number != len(libraries) or own.base is not None or any(row.base is None for row in bases):
+                raise ValueError(tr("library {number:,} is missing", number=len(libraries)))
+            options = msgspec.json.decode(own.options or "[]", type=tuple[str, ...])
+            extra = msgspec.json.decode(own.extra or "{}", type=dict[str, Any])
+            libraries.append(Library(source=own.source, target=own.target, options=options, extra=extra))
+            ends.append((copy.tell(), own.outcome))
+            copy.write(msgspec.json.encode(rows) + b"\n")
+        # Open as long as the rows are used.
+        stack.pop_all()
+    known = KnownRows(len(libraries), path, copy)
+    for number, (position, outcome) in enumerate(ends):
+        known.note(number, position, outcome)
+    return msgspec.structs.replace(order, libraries=tuple(libraries)), known
 
-    library: int
-    source: str
-    outcome: str
-    base: str | None = None
-    target: str | None = None
-    options: str | None = None
-    extra: str | None = None
+
+def _read_parquet(file: Any) -> tuple[FleetOrder, Iterator[ResultRow]]:
+    """Return the order in the metadata of a Parquet file, and its rows."""
+    _, parquet = import_arrow()
+    table = parquet.ParquetFile(file)
+    about = (table.schema_arrow.metadata or {}).get(_ORDER_KEY)
+    if about is None:
+        raise ValueError(tr("its metadata has no order"))
+    required = {field.name for field in msgspec.structs.fields(ResultRow) if field.required}
+    if missing := required - set(table.schema_arrow.names):
+        raise ValueError(tr("it has no column {name}", name=min(missing)))
+    rows = (row for batch in table.iter_batches() for row in batch.to_pylist())
+    return msgspec.json.decode(about, type=FleetOrder), (msgspec.convert(row, ResultRow) for row in rows)
 
 
 class _FirstLine(msgspec.Struct, frozen=True):
@@ -528,62 +492,12 @@ class _FirstLine(msgspec.Struct, frozen=True):
     fleet: FleetOrder
 
 
-def _read_finished(path: Path) -> tuple[FleetOrder, KnownRows]:
-    """Read results that are complete, whatever their name is."""
-    if path.is_dir():
-        raise ValueError(tr("it is a folder"))
-    if not path.is_file():
-        raise ValueError(tr("it is a pipe, a socket or a device"))
-    with links.open_for_reading(path) as file:
-        is_parquet = file.read(4) == b"PAR1"
-    order, heads = _open_parquet(path) if is_parquet else _open_lines(path)
-    libraries: list[Library] = []
-    found: list[tuple[int, str]] = []
-    for position, head in heads:
-        if head.base is None:
-            if head.library != len(libraries):
-                raise ValueError(tr("library {number:,} is missing", number=len(libraries)))
-            options = msgspec.json.decode(head.options or "[]", type=tuple[str, ...])
-            extra = msgspec.json.decode(head.extra or "{}", type=dict[str, Any])
-            libraries.append(Library(source=head.source, target=head.target, options=options, extra=extra))
-            found.append((position, head.outcome))
-    known = (ParquetRows if is_parquet else LineRows)(path, len(libraries))
-    for number, (begin, outcome) in enumerate(found):
-        known.note(number, begin, outcome)
-    return msgspec.structs.replace(order, libraries=tuple(libraries)), known
-
-
-def _open_parquet(path: Path) -> tuple[FleetOrder, Iterator[tuple[int, _Head]]]:
-    """Return the order in the metadata of a Parquet file, and its rows with their numbers."""
-    _, parquet = import_arrow()
-    with links.open_for_reading(path) as plain, parquet.ParquetFile(plain) as file:
-        about, names = (file.schema_arrow.metadata or {}).get(_ORDER_KEY), file.schema_arrow.names
-    if about is None:
-        raise ValueError(tr("its metadata has no order"))
-    if missing := {"library", "base", "source", "target", "options", "outcome"} - set(names):
-        raise ValueError(tr("it has no column {name}", name=min(missing)))
-
-    def heads() -> Iterator[tuple[int, _Head]]:
-        columns = [name for name in _Head.__struct_fields__ if name in names]
-        with links.open_for_reading(path) as plain, parquet.ParquetFile(plain) as file:
-            rows = (row for batch in file.iter_batches(columns=columns) for row in batch.to_pylist())
-            yield from enumerate(msgspec.convert(row, _Head) for row in rows)
-
-    return msgspec.json.decode(about, type=FleetOrder), heads()
-
-
-def _open_lines(path: Path) -> tuple[FleetOrder, Iterator[tuple[int, _Head]]]:
-    """Return the order in the first line of a JSON Lines file, and its rows with the bytes at which they begin."""
-
-    def heads() -> Iterator[tuple[int, _Head]]:
-        position = 0
-        with links.open_for_reading(path) as file:
-            for line in file:
-                yield position, msgspec.json.decode(line, type=_Head)
-                position += len(line)
-
-    with links.open_for_reading(path) as file:
-        return msgspec.json.decode(file.readline(), type=_FirstLine).fleet, heads()
+def _read_lines(file: Any) -> tuple[FleetOrder, Iterator[ResultRow]]:
+    """Return the order in the first line of JSON Lines, and the rows."""
+    first = file.readline()
+    lines = chain([first], file)
+    order = msgspec.json.decode(first, type=_FirstLine).fleet
+    return order, (msgspec.json.decode(line, type=ResultRow) for line in lines)
 
 
 # --- writing results -------------------------------------------------------------------------------------------------

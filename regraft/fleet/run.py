@@ -8,7 +8,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,9 @@ class Fleet(msgspec.Struct, kw_only=True):
     pause_seconds: float = 1.0
     #: The codes of the first libraries that ended in this run.
     _first: list[str | None] = msgspec.field(default_factory=list)
+    _watch: Watch = lambda _: None
+    _tally: Tally = msgspec.field(default_factory=Tally)
+    _journal: Journal | None = None
 
     @property
     def left(self) -> list[int]:
@@ -122,55 +125,61 @@ class Fleet(msgspec.Struct, kw_only=True):
         """Run the command on all libraries that are left, write the results, and report on all libraries.
 
         Raises:
+            Interrupted: before there was anything to continue with.
             FleetInterrupted, FleetRefused: libraries that ended are in the journal.
             OSError: the results cannot be written, or no process can be started.
         """
-        tally = Tally()
+        self._watch = watch
         try:
-            lock = nullcontext() if self.dry_run else results.lock_results(self.path)
-            with lock, self.metrics.kept(tally) if self.metrics else nullcontext():
-                rows = self._run_left(tally, watch)
-                if rows is not None:
-                    self.write_results(rows)
+            with self.lock(), self.metrics.kept(self._tally) if self.metrics else nullcontext():
+                self.work()
         except KeyboardInterrupt:
-            if self.dry_run:
-                raise Interrupted(finished=tally.good) from None
-            raise self.interrupted(tally) from None
+            if self._journal is None:
+                raise Interrupted(finished=self._tally.good) from None
+            raise FleetInterrupted(finished=self._tally.good, command=self.resume_command) from None
         run.end()
-        return make_report(run, tally, len(self.order.libraries))
+        return self.report(run)
 
-    def write_results(self, rows: KnownRows) -> None:
-        """Write the results, once every library has some; until then the journal keeps them."""
-        if len(rows) == len(self.order.libraries):
-            results.write_results(self.path, self.order, rows)
+    def lock(self) -> AbstractContextManager[None]:
+        """Lock the results; a dry run has none."""
+        return nullcontext() if self.dry_run else results.lock_results(self.path)
 
-    def _run_left(self, tally: Tally, watch: Watch) -> KnownRows | None:
-        """Run the libraries that are left, and add the rows of each to the journal; returns the rows of all."""
-        left, journal = self.left, None
+    def report(self, run: Run) -> FleetReport:
+        """Report on all libraries."""
+        return make_report(run, self._tally, len(self.order.libraries))
+
+    def work(self) -> None:
+        """Run the libraries that are left, and add the rows of each to the journal; then write the results."""
+        left = self.left
         with ExitStack() as stack:
             # Runs last, when all processes have ended.
             stack.callback(scratch.remove_leftovers)
             # Before anything is written: the pool may be refused.
             pool = stack.enter_context(closing(self.pool())) if left else None
             if not self.dry_run:
-                journal = stack.enter_context(closing(self.open_journal(left, tally)))
+                self.open_journal(left, stack)
             if pool is not None:
-                for task, ended in self.run_jobs(pool, self.measure(left), self.make_job, journal):
-                    self.end_library(self.rows_of(task, ended), journal, tally, watch)
-        return None if journal is None else journal.rows
+                for task, ended in self.run_jobs(pool, self.measure(left), self.make_job):
+                    self.end_library(self.rows_of(task, ended))
+        self.write_results()
 
-    def open_journal(self, left: Iterable[int], tally: Tally) -> Journal:
+    def write_results(self) -> None:
+        """Write the results, once every library has some; until then the journal keeps them."""
+        if self._journal is not None and len(self._journal.rows) == len(self.order.libraries):
+            results.write_results(self.path, self.order, self._journal.rows)
+
+    def open_journal(self, left: Iterable[int], stack: ExitStack) -> None:
         """Open the journal with all known rows, and count those of the libraries that are not processed again."""
+        again = set(left)
 
         def known_rows() -> Iterator[list[ResultRow]]:
-            again = set(left)
             for number in sorted(self.known):
                 rows = self.known[number]
                 if number not in again:
-                    tally.add(rows)
+                    self._tally.add(rows)
                 yield rows
 
-        return Journal(self.path, self.order, known_rows())
+        self._journal = stack.enter_context(closing(Journal(self.path, self.order, known_rows())))
 
     def make_job(self, number: int, cores: int) -> LibraryJob:
         """Make the job of a library."""
@@ -186,7 +195,6 @@ class Fleet(msgspec.Struct, kw_only=True):
         pool: Pool,
         sizes: Mapping[int, int],
         job: Callable[[int, int], Any],
-        journal: Journal | None,
         *,
         notes_starts: bool = True,
     ) -> Iterator[tuple[Task, TaskResult]]:
@@ -196,11 +204,11 @@ class Fleet(msgspec.Struct, kw_only=True):
             pool: the processes.
             sizes: the size of each library in bytes, by its number.
             job: makes the job of a library by its number and the cores that it gets.
-            journal: flushed together for libraries that end together.
             notes_starts: whether the jobs end their libraries, so that the journal says which are in progress.
         """
-        libraries = self.order.libraries
+        libraries, journal = self.order.libraries, self._journal
         tasks = make_tasks(sizes, pool.count, job, lambda number: Path(libraries[number].source).name)
+        # Libraries that end together are flushed together.
         observers = [] if journal is None else [PoolObserver(on_poll=journal.flush)]
         if journal is not None and notes_starts:
             observers.append(PoolObserver(on_start=journal.note_start))
@@ -220,13 +228,13 @@ class Fleet(msgspec.Struct, kw_only=True):
         """Return the rows of a library that has ended."""
         return results.result_rows(self.order.libraries[task.number], task, self.order.command, ended)
 
-    def end_library(self, rows: list[ResultRow], journal: Journal | None, tally: Tally, watch: Watch) -> None:
+    def end_library(self, rows: list[ResultRow]) -> None:
         """Record the rows of a library that has ended."""
         logger.info("%s: %s after %.1f s", rows[0].source, rows[0].outcome, rows[0].seconds)
-        if journal is not None:
-            journal.add(rows)
-        tally.add(rows)
-        watch(rows[0])
+        if self._journal is not None:
+            self._journal.add(rows)
+        self._tally.add(rows)
+        self._watch(rows[0])
         if not self.keep_going and len(self._first) < _FIRST:
             self._check_first(rows[0])
 
@@ -245,10 +253,6 @@ class Fleet(msgspec.Struct, kw_only=True):
     def resume_command(self) -> str:
         """The command that continues the run."""
         return shlex.join(["regraft", "fleet", "resume", path_argument(self.path)])
-
-    def interrupted(self, tally: Tally) -> FleetInterrupted:
-        """Return the error of a run that was interrupted and can be resumed."""
-        return FleetInterrupted(finished=tally.good, command=self.resume_command)
 
 
 def left_libraries(order: FleetOrder, known: KnownRows, only: Iterable[Kind] = ()) -> list[int]:

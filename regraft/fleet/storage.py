@@ -6,13 +6,12 @@ S3, Google Cloud Storage and fsspec's memory store do the latter atomically.
 
 from __future__ import annotations
 
-import io
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
@@ -48,7 +47,10 @@ class ObjectGone(Exception):
 
 
 class StoragePath(msgspec.Struct, frozen=True):
-    """A folder or an object, by its URL without a trailing slash."""
+    """A folder or an object, by its URL without a trailing slash.
+
+    Every method that asks the store raises StorageFailed or StorageRefused.
+    """
 
     url: str
 
@@ -87,19 +89,11 @@ class StoragePath(msgspec.Struct, frozen=True):
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def objects(self) -> dict[str, int]:
-        """Return the sizes of all objects below it, by relative path; of a single object, under ``""``.
-
-        Raises:
-            StorageFailed, StorageRefused
-        """
+        """Return the sizes of all objects below it, by relative path; of a single object, under ``""``."""
         return {name: int(one["size"] or 0) for name, one in self._list().items()}
 
     def size(self) -> int | None:
-        """Return the size of an object, or None if there is no such object.
-
-        Raises:
-            StorageFailed, StorageRefused
-        """
+        """Return the size of an object, or None if there is no such object."""
         with _translated_errors(self):
             try:
                 found = self._files.info(self._path)
@@ -110,9 +104,6 @@ class StoragePath(msgspec.Struct, frozen=True):
     def states(self) -> dict[str, tuple[int, str]]:
         """Return size and version tag of all objects below it, by relative path; an object that is written again gets
         another tag.
-
-        Raises:
-            StorageFailed, StorageRefused
         """
         found = self._list()
         tags = ("ETag", "etag", "generation", "created")
@@ -130,11 +121,7 @@ class StoragePath(msgspec.Struct, frozen=True):
         return {path[start:]: one for path, one in paths.items() if not path.endswith("/")}
 
     def entries(self) -> dict[str, int | None]:
-        """Return the direct entries by name, with the sizes of objects; None for folders.
-
-        Raises:
-            StorageFailed, StorageRefused
-        """
+        """Return the direct entries by name, with the sizes of objects; None for folders."""
         with _translated_errors(self):
             try:
                 found = self._files.ls(self._path, detail=True)
@@ -148,11 +135,7 @@ class StoragePath(msgspec.Struct, frozen=True):
         return entries
 
     def matches(self) -> dict[str, int | None]:
-        """Return the URLs that it matches as a pattern, with the sizes of objects; None for folders.
-
-        Raises:
-            StorageFailed, StorageRefused
-        """
+        """Return the URLs that it matches as a pattern, with the sizes of objects; None for folders."""
         with _translated_errors(self):
             found = self._files.glob(self._path, detail=True)
         return {
@@ -161,35 +144,18 @@ class StoragePath(msgspec.Struct, frozen=True):
         }
 
     def content(self) -> bytes | None:
-        """Return the content of an object, or None if there is none.
-
-        Raises:
-            StorageFailed, StorageRefused
-        """
+        """Return the content of an object, or None if there is none."""
         with _translated_errors(self):
             try:
                 return bytes(self._files.cat_file(self._path))
             except FileNotFoundError:
                 return None
 
-    @contextmanager
-    def reading(self) -> Iterator[BinaryIO]:
-        """Open an object as a file, whose methods raise the same errors.
-
-        Raises:
-            StorageFailed, StorageRefused
-        """
-        with _translated_errors(self):
-            file = self._files.open(self._path, "rb")
-        with file:
-            yield io.BufferedReader(_TranslatingFile(self, file))
-
     def download(self, files: Iterable[tuple[str, Path]]) -> None:
         """Copy objects below it to new files in existing folders.
 
         Raises:
             ObjectGone: one was deleted.
-            StorageFailed, StorageRefused
         """
         pairs = list(files)
         if pairs:
@@ -207,9 +173,6 @@ class StoragePath(msgspec.Struct, frozen=True):
 
         Args:
             content: different from what any other process writes there.
-
-        Raises:
-            StorageFailed, StorageRefused
         """
         with _translated_errors(self):
             try:
@@ -225,20 +188,12 @@ class StoragePath(msgspec.Struct, frozen=True):
         return True
 
     def put(self, content: bytes) -> None:
-        """Write an object, replacing an existing one.
-
-        Raises:
-            StorageFailed, StorageRefused
-        """
+        """Write an object, replacing an existing one."""
         with _translated_errors(self):
             self._files.pipe_file(self._path, content)
 
     def upload(self, files: Iterable[tuple[Path, str]]) -> None:
-        """Copy files to objects below it; the name ``""`` is the object itself.
-
-        Raises:
-            StorageFailed, StorageRefused
-        """
+        """Copy files to objects below it; the name ``""`` is the object itself."""
         small: list[tuple[Path, str]] = []
         with _translated_errors(self):
             for path, name in files:
@@ -256,7 +211,6 @@ class StoragePath(msgspec.Struct, frozen=True):
 
         Raises:
             ObjectGone: one was deleted.
-            StorageFailed, StorageRefused
         """
         pairs = list(names)
         if pairs:
@@ -269,11 +223,7 @@ class StoragePath(msgspec.Struct, frozen=True):
                     raise ObjectGone(self.url) from error
 
     def remove(self, names: Iterable[str]) -> None:
-        """Delete objects below it; missing ones are ignored.
-
-        Raises:
-            StorageFailed, StorageRefused
-        """
+        """Delete objects below it; missing ones are ignored."""
         with _translated_errors(self), ThreadPoolExecutor(_AT_ONCE) as threads:
             # One by one: a list would be expanded as patterns.
             deque(threads.map(self._remove, names), maxlen=0)
@@ -281,36 +231,6 @@ class StoragePath(msgspec.Struct, frozen=True):
     def _remove(self, name: str) -> None:
         with suppress(FileNotFoundError):
             self._files.rm_file((self / name)._path)
-
-
-class _TranslatingFile(io.RawIOBase):
-    """A file of a client, whose errors are translated."""
-
-    def __init__(self, place: StoragePath, file: Any) -> None:
-        self._place, self._file = place, file
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Read into a buffer; returns the number of bytes."""
-        with _translated_errors(self._place):
-            found = self._file.read(len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Change the position; returns it."""
-        return int(self._file.seek(offset, whence))
-
-    def tell(self) -> int:
-        """Return the position."""
-        return int(self._file.tell())
 
 
 def _multipart_options(kind: str, size: int) -> dict[str, Any]:

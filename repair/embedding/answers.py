@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import apsw
 import msgspec
@@ -251,22 +251,6 @@ class SpentTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING_SPENT = SpentTotals()
-
-
-class AnswerKeeper(Protocol):
-    """What a sender uses of the keeper."""
-
-    def claim(self, keys: Sequence[str], kind: TextKind) -> list[str]:
-        """Select the texts to send: those without an answer, within the limits of the run."""
-
-    def keep(self, found: Mapping[str, TextAnswer], kind: TextKind) -> None:
-        """Write answers durably: they survive a power cut."""
-
-    def stop(self, stop: StopReason) -> None:
-        """Permit no more requests; the first reason is kept."""
-
-    def account(self, kind: TextKind) -> SpendingAccount:
-        """Return where the requests of a kind are reserved."""
 
 
 class Keeper:

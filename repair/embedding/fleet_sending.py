@@ -12,12 +12,12 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Event
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -30,19 +30,10 @@ from regraft.errors import (
     RegraftError,
     StoppedBySystem,
 )
-from regraft.fleet.engine import PoolObserver, Task, TaskResult, Work, run_tasks
+from regraft.fleet.engine import PoolObserver, Task, TaskResult, run_tasks
 from regraft.fleet.ray_pool import RayCluster, RayPool
 from regraft.language import to_english, tr
-from repair.embedding.answers import (
-    AnswerKeeper,
-    Keeper,
-    KindAccount,
-    SendingTerms,
-    SpentTotals,
-    StopReason,
-    TextAnswer,
-    TextKind,
-)
+from repair.embedding.answers import Keeper, KindAccount, SendingTerms, StopReason, TextAnswer, TextKind
 from repair.embedding.budget import LimitReached, MeteredEmbedder, SpendingAccount
 from repair.embedding.fleet_texts import DistinctTexts, read_part
 from repair.embedding.sender import BatchResult, Sender, TextBatch, VectorLengths, WorkerPool, pack_batches
@@ -60,6 +51,35 @@ _AHEAD = 4
 _ATTEMPTS = 5
 #: Seconds to wait for senders of a cluster when the run is interrupted, and between two looks at their progress.
 _LAST_WAIT, _PAUSE = 5.0, 0.1
+
+
+# --- the keeper ------------------------------------------------------------------------------------------------------
+
+
+class RemoteKeeper:
+    """Proxy of a :class:`~repair.embedding.answers.Keeper` in a process of its own: it has the same methods."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return the method of this name, which calls that of the keeper."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def call(*args: Any) -> Any:
+            with _translated_errors():
+                return _ray().get(getattr(self._actor, name).remote(*args))
+
+        return call
+
+    def account(self, kind: TextKind) -> SpendingAccount:
+        """Return where the requests of a kind are reserved."""
+        return KindAccount(self, kind)
+
+
+#: The keeper, in this process or in another one.
+AnyKeeper = Keeper | RemoteKeeper
 
 
 # --- one sender ------------------------------------------------------------------------------------------------------
@@ -83,7 +103,7 @@ class FleetOutbox:
         self,
         texts: Iterable[KeyedText],
         embedder: Embedder,
-        keeper: AnswerKeeper,
+        keeper: AnyKeeper,
         *,
         kind: TextKind,
         lengths: VectorLengths,
@@ -151,7 +171,7 @@ class FleetSender:
         lengths: the lengths that a vector may have.
     """
 
-    def __init__(self, embedder: Embedder, keeper: AnswerKeeper, kind: TextKind, lengths: VectorLengths = None) -> None:
+    def __init__(self, embedder: Embedder, keeper: AnyKeeper, kind: TextKind, lengths: VectorLengths = None) -> None:
         self._embedder = embedder
         self._keeper = keeper
         self._kind: TextKind = kind
@@ -200,48 +220,29 @@ def stop_reason(problem: BaseException, settings: EmbedderSettings) -> StopReaso
 # --- backends --------------------------------------------------------------------------------------------------------
 
 
-class FleetKeeper(AnswerKeeper, Protocol):
-    """What the process that runs a fleet uses of the keeper."""
+class LocalSending:
+    """Sends from this process, with as many threads as the configuration says; ``keeper`` permits it.
 
-    def stopped(self) -> StopReason | None:
-        """Return why no more requests are permitted, or None if they are."""
+    Args:
+        terms: the embedder, the limits, and the work folder.
 
-    def spent(self, kind: TextKind) -> SpentTotals:
-        """Return the requests and tokens of a kind."""
+    Raises:
+        WrongUsage, EmbedderKeyMissing, ModelUnreadable: the embedder cannot be opened.
+        apsw.Error, OSError: the answers cannot be written.
+    """
 
-    def find(self, keys: Sequence[str], kind: TextKind = "texts") -> dict[str, TextAnswer]:
-        """Return the known answers to texts of a kind, by key."""
+    def __init__(self, terms: SendingTerms) -> None:
+        with ExitStack() as ending:
+            self._embedder = ending.enter_context(embedders.open_embedder(terms.settings))
+            self.keeper: AnyKeeper = Keeper(terms)
+            ending.callback(self.keeper.close)
+            self._ending = ending.pop_all()
 
-    def forget_compared(self, keys: Sequence[str] | None = None) -> None:
-        """Delete the answers to some of the texts that earlier runs compared, or to all."""
-
-
-class SendingBackend(Protocol):
-    """The processes that send."""
-
-    def keeper(self, terms: SendingTerms) -> AbstractContextManager[FleetKeeper]:
-        """Open the keeper of a fleet.
-
-        Raises:
-            WrongUsage, EmbedderKeyMissing, ModelUnreadable: the embedder cannot be opened.
-            apsw.Error, OSError: the answers cannot be written.
-        """
-
-    def send(
-        self,
-        texts: DistinctTexts,
-        terms: SendingTerms,
-        keeper: FleetKeeper,
-        kind: TextKind,
-        lengths: VectorLengths,
-        step: OnAnswered,
-    ) -> None:
+    def send(self, texts: DistinctTexts, kind: TextKind, lengths: VectorLengths, step: OnAnswered) -> None:
         """Send all texts that have no answer, until all have one or the keeper permits no more requests.
 
         Args:
             texts: the texts.
-            terms: the embedder, and a work folder for files that other processes read.
-            keeper: permits the requests and stores the answers.
             kind: texts that lack a vector, or probes.
             lengths: the lengths that a vector may have.
             step: called with the number of texts that got an answer.
@@ -249,66 +250,21 @@ class SendingBackend(Protocol):
         Raises:
             KeyboardInterrupt: requests in flight were waited for five seconds, and their answers stored.
         """
-
-
-class LocalSending:
-    """Sends from this process, with as many threads as the configuration says."""
-
-    def __init__(self) -> None:
-        self._embedder: Embedder | None = None
-
-    @contextmanager
-    def keeper(self, terms: SendingTerms) -> Iterator[Keeper]:
-        """Open the embedder and the keeper."""
-        with embedders.open_embedder(terms.settings) as self._embedder:
-            keeper = Keeper(terms)
-            try:
-                yield keeper
-            finally:
-                keeper.close()
-
-    def send(
-        self,
-        texts: DistinctTexts,
-        terms: SendingTerms,  # noqa: ARG002
-        keeper: FleetKeeper,
-        kind: TextKind,
-        lengths: VectorLengths,
-        step: OnAnswered,
-    ) -> None:
-        """Send all texts that have no answer."""
-        assert self._embedder is not None
-        sender = FleetSender(self._embedder, keeper, kind, lengths)
-        try:
+        with closing(FleetSender(self._embedder, self.keeper, kind, lengths)) as sender:
             sender.send(texts.keyed(), step)
-        finally:
-            sender.close()
+
+    def close(self) -> None:
+        """Close the embedder and the keeper."""
+        self._ending.close()
 
 
 # --- a cluster -------------------------------------------------------------------------------------------------------
 
 
-class RemoteKeeper:
-    """Proxy of a :class:`~repair.embedding.answers.Keeper` in a process of its own: it has the same methods."""
-
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return the method of this name, which calls that of the keeper."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return lambda *args: _ray().get(getattr(self._actor, name).remote(*args))
-
-    def account(self, kind: TextKind) -> SpendingAccount:
-        """Return where the requests of a kind are reserved."""
-        return KindAccount(self, kind)
-
-
 class RaySender:
     """Sends parts of the texts in a process of a cluster. If the embedder cannot be opened there, all senders stop."""
 
-    def __init__(self, terms: SendingTerms, keeper: AnswerKeeper, kind: TextKind, lengths: VectorLengths) -> None:
+    def __init__(self, terms: SendingTerms, keeper: AnyKeeper, kind: TextKind, lengths: VectorLengths) -> None:
         self._sender: FleetSender | None = None
         self._ending = ExitStack()
         try:
@@ -360,6 +316,7 @@ class RaySending:
     """Sends from a cluster: each part of the texts is a task of a :class:`RayPool`, which Ray places as any other.
 
     Args:
+        terms: the embedder, the limits, and a work folder for files that the other processes read.
         cluster: the cluster.
         count: the number of sending processes; None: as many as the cluster has cores for.
         max_wait: seconds after which the run stops if no process can be started.
@@ -367,99 +324,87 @@ class RaySending:
     """
 
     def __init__(
-        self, cluster: RayCluster, count: int | None, max_wait: float, sender: type[RaySender] = RaySender
-    ) -> None:
-        self._cluster, self._count, self._max_wait, self._sender = cluster, count, max_wait, sender
-
-    @contextmanager
-    def keeper(self, terms: SendingTerms) -> Iterator[RemoteKeeper]:
-        """Start the keeper in a process of its own, on this machine, whose disk has the answers."""
-        ray = self._cluster.ray
-        actor = self._cluster.start_beside_driver(Keeper, terms)
-        keeper = RemoteKeeper(actor)
-        try:
-            # Ray prints messages about killed processes to standard output.
-            with _translated_errors(), redirect_stdout(io.StringIO()):
-                keeper.stopped()
-                yield keeper
-        finally:
-            with suppress(ray.exceptions.RayError):
-                keeper.close()
-            ray.kill(actor)
-
-    def send(
         self,
-        texts: DistinctTexts,
         terms: SendingTerms,
-        keeper: FleetKeeper,
-        kind: TextKind,
-        lengths: VectorLengths,
-        step: OnAnswered,
+        *,
+        cluster: RayCluster,
+        count: int | None,
+        max_wait: float,
+        sender: type[RaySender] = RaySender,
     ) -> None:
-        """Send all texts that have no answer."""
-        settings = terms.settings
+        self._terms, self._cluster, self._count, self._max_wait = terms, cluster, count, max_wait
+        self._sender = sender
+        # A process of its own on this machine, whose disk has the answers.
+        self._actor = cluster.start_beside_driver(Keeper, terms)
+        self.keeper: AnyKeeper = RemoteKeeper(self._actor)
+        self._ending = ExitStack()
+        self._ending.callback(cluster.ray.kill, self._actor)
+        # Ray prints messages about killed processes to standard output.
+        self._ending.enter_context(redirect_stdout(io.StringIO()))
+        try:
+            self.keeper.stopped()
+        except BaseException:
+            self._ending.close()
+            raise
+
+    def send(self, texts: DistinctTexts, kind: TextKind, lengths: VectorLengths, step: OnAnswered) -> None:
+        """Send all texts that have no answer; see :meth:`LocalSending.send`.
+
+        Raises:
+            StoppedBySystem: a part could not be sent, or its process was killed in every attempt.
+        """
+        settings = self._terms.settings
         # A process that waits for a server needs half a core.
         cores = 0.5 if isinstance(settings, ServerSettings) else 1.0
-        make_sender = partial(self._sender, terms, keeper, kind, lengths)
+        make_sender = partial(self._sender, self._terms, self.keeper, kind, lengths)
         this_round = secrets.token_hex(8)
-        parts = texts.parts(terms.folder, _AHEAD * settings.batch.texts * settings.parallel)
-        tasks = [
-            Task(number=number, job=SendingJob(part=part, round=this_round, sender=make_sender), name=kind, cores=cores)
-            for number, part in enumerate(parts)
-        ]
+        parts = texts.parts(self._terms.folder, _AHEAD * settings.batch.texts * settings.parallel)
+        jobs = (SendingJob(part=part, round=this_round, sender=make_sender) for part in parts)
+        tasks = [Task(number=number, job=job, name=kind, cores=cores) for number, job in enumerate(jobs)]
         if not tasks:
             return
         count = None if self._count is None else min(self._count, len(parts))
-        progress = _SpentProgress(keeper, kind, step)
-        with _translated_errors(), closing(self._pool(send_part, count)) as pool:
+        known = self._count_answers(kind)
+
+        def report_answers() -> None:
+            nonlocal known
+            before, known = known, self._count_answers(kind)
+            step(known - before)
+
+        with (
+            _translated_errors(),
+            closing(RayPool(send_part, None, count, self._max_wait, cluster=self._cluster)) as pool,
+        ):
             try:
-                deque(self._run(tasks, pool, progress), maxlen=0)
+                self._run(tasks, pool, report_answers)
             except KeyboardInterrupt:
-                keeper.stop(StopReason(reason=tr("interrupted")))
+                self.keeper.stop(StopReason(reason=tr("interrupted")))
                 # Later answers are lost: the senders end with the cluster, or with our job in it.
                 end = time.monotonic() + _LAST_WAIT
                 while pool.running and time.monotonic() < end:
                     deque(pool.answers(_PAUSE), maxlen=0)
                 raise
-            progress.update()
+            report_answers()
 
-    def _pool(self, work: Work, count: int | None) -> RayPool:
-        return RayPool(work, None, count, self._max_wait, cluster=self._cluster)
-
-    def _run(self, tasks: list[Task], pool: RayPool, progress: _SpentProgress | None) -> Iterator[TaskResult]:
-        """Run tasks, again if their process was killed: the keeper knows what was answered.
-
-        Raises:
-            StoppedBySystem: a task could not be run, or failed in every attempt.
-        """
-        observers = [] if progress is None else [PoolObserver(on_poll=progress.update)]
+    def _run(self, tasks: list[Task], pool: RayPool, on_poll: Callable[[], None]) -> None:
+        """Run tasks, again if their process was killed: the keeper knows what was answered."""
+        observers = [PoolObserver(on_poll=on_poll)]
         for _, ended in run_tasks(tasks, pool, attempts=_ATTEMPTS, is_retried=lambda _: False, observers=observers):
             if ended.error is not None and ended.status in (None, STOPPED):
                 raise StoppedBySystem(reason=f"{ended.error.code}: {ended.error.message}")
-            yield ended
+
+    def _count_answers(self, kind: TextKind) -> int:
+        spent = self.keeper.spent(kind)
+        return int(spent.answered + spent.failed)
+
+    def close(self) -> None:
+        """End the keeper."""
+        with self._ending, suppress(StoppedBySystem):
+            self.keeper.close()
 
 
-class _SpentProgress:
-    """Tells how many texts got an answer, by asking the keeper."""
-
-    def __init__(self, keeper: FleetKeeper, kind: TextKind, step: OnAnswered) -> None:
-        self._keeper, self._kind, self._step = keeper, kind, step
-        self._count = self._ask()
-
-    def _ask(self) -> int:
-        spent = self._keeper.spent(self._kind)
-        return spent.answered + spent.failed
-
-    def update(self) -> None:
-        """Report the texts that got an answer since the last call."""
-        count = self._ask()
-        if count > self._count:
-            self._step(count - self._count)
-            self._count = count
-
-
-def _ray(module: str = "ray") -> Any:
-    return errors.import_optional(module, tr("fleets on a cluster"), "ray")
+def _ray() -> Any:
+    return errors.import_optional("ray", tr("fleets on a cluster"), "ray")
 
 
 @contextmanager

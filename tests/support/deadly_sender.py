@@ -6,9 +6,9 @@ import os
 import signal
 from pathlib import Path
 
-from repair.embedding.answers import AnswerKeeper, SendingTerms, TextKind
+from repair.embedding.answers import SendingTerms, TextKind
 from repair.embedding.budget import Permit, SpendingAccount
-from repair.embedding.fleet_sending import RaySender
+from repair.embedding.fleet_sending import AnyKeeper, RaySender
 from repair.embedding.sender import VectorLengths
 
 
@@ -46,7 +46,7 @@ class DeadlySender(RaySender):
 
     mark = Path()
 
-    def __init__(self, terms: SendingTerms, keeper: AnswerKeeper, kind: TextKind, lengths: VectorLengths) -> None:
+    def __init__(self, terms: SendingTerms, keeper: AnyKeeper, kind: TextKind, lengths: VectorLengths) -> None:
         given = keeper.account
         mark = self.mark
         keeper.account = lambda kind: Deadly(given(kind), mark)  # type: ignore[method-assign]

@@ -20,7 +20,7 @@ from regraft.cli.fleet import parse_library_options as parse
 from regraft.fleet.engine import TaskResult
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.ray_pool import RayPool
-from regraft.fleet.results import FleetOrder
+from regraft.fleet.results import FleetOrder, KnownRows, journal_path, read_results
 from regraft.fleet.run import Fleet
 from regraft.report.document import Run
 
@@ -84,10 +84,13 @@ def started(
 
 
 def drive(order: str, results: str, address: str, max_wait: float) -> None:
-    """Run a fleet on a cluster."""
+    """Run a fleet on a cluster, or go on with it."""
+    path = Path(results)
+    known = read_results(path)[1] if journal_path(path).exists() else KnownRows()
     Fleet(
         order=msgspec.json.decode(order, type=FleetOrder),
-        path=Path(results),
+        path=path,
+        known=known,
         pool=partial(RayPool, WORK, address, None, max_wait),
         parse=parse,
         pause_seconds=0.01,

@@ -6,10 +6,11 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from extras import needs, optional
-from fleet_work import TROUBLE
+from fleet_work import LARGE, TROUBLE
 from harness import run_as_given
 
 from regraft.cli.fleet import parse_library_options as parse
@@ -68,11 +69,37 @@ def test_a_worker_that_is_killed_takes_only_its_library_along(joined: str, tmp_p
     assert (rows[1].code, "worker died unexpectedly" in str(rows[1].message)) == ("WorkerCrashedError", True)
 
 
+@pytest.mark.parametrize(("attempts", "end"), [(1, ("killed", "ObjectFreedError")), (2, ("done", None))])
+def test_a_result_that_the_cluster_has_lost_is_made_again(
+    joined: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int, end: tuple[str, str | None]
+) -> None:
+    from ray._private import internal_api
+
+    wait, lost = ray.wait, []
+
+    def losing(handles: list[Any], **settings: Any) -> Any:
+        found = wait(handles, **settings)
+        if found[0] and not lost:
+            lost.extend(found[0])
+            internal_api.free(lost)
+        return found
+
+    monkeypatch.setattr(ray, "wait", losing)
+    order = FleetOrder(command="check", options=(), libraries=(Library(source=str(tmp_path / "library")),))
+    out, pool = tmp_path / "out.jsonl", partial(RayPool, LARGE, joined, 1)
+    fleet = Fleet(parse=parse, order=order, path=out, pool=pool, attempts=attempts, pause_seconds=0.01)
+    fleet.run(Run(command="fleet check"))
+    [row] = results.read_results(out)[1][0]
+    assert (row.outcome, row.code, row.attempts, len(lost)) == (*end, attempts, 1)
+    assert len(row.totals or "") == (1_000_002 if row.outcome == "done" else 0)
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no GCS"), "AuthenticationError"])
 def test_a_cluster_that_is_not_there_is_refused_and_nothing_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | str
 ) -> None:
     def nowhere(**_: object) -> None:
-        raise ConnectionError("no GCS")
+        raise getattr(ray.exceptions, error)("no GCS") if isinstance(error, str) else error
 
     monkeypatch.setattr(ray, "init", nowhere)
     done = run_as_given(
@@ -80,7 +107,8 @@ def test_a_cluster_that_is_not_there_is_refused_and_nothing_written(
         "--json",
     )  # fmt: skip
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
-    assert "no Ray cluster at x:1 (no GCS)" in done.document["error"]["message"]
+    assert "no Ray cluster at x:1 (" in done.document["error"]["message"]
+    assert "no GCS" in done.document["error"]["message"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,6 +14,7 @@ from fault_server import FaultServer
 from lacking import configured
 from patience import NEVER_SECONDS
 
+from regraft import __version__
 from regraft.fleet import results
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import FleetOrder, ResultRow
@@ -96,10 +97,23 @@ def test_a_node_that_joins_takes_libraries_that_wait(cluster: Any, tmp_path: Pat
     assert [(row.outcome, row.attempts) for row in rows_of(out)] == [("done", 1)] * 3
 
 
-def test_a_node_that_cannot_run_libraries_is_left_out_and_named(cluster: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        (None, "ModuleNotFoundError: "),
+        ("0.0.1", f"ImportError: regraft 0.0.1 is installed; the driver has {__version__})"),
+    ],
+)
+def test_a_node_that_cannot_run_libraries_is_left_out_and_named(
+    cluster: Any, tmp_path: Path, version: str | None, reason: str
+) -> None:
     good = cluster.add_node(num_cpus=1)
-    # It does not find what the driver sends.
-    bad = cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": ""})
+    modules = tmp_path / "modules"
+    if version is not None:
+        (modules / "regraft").mkdir(parents=True)
+        (modules / "regraft" / "__init__.py").write_text(f'__version__ = "{version}"\n')
+    # It does not find what the driver sends, or finds another version.
+    bad = cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(modules)})
     out, log = tmp_path / "out.parquet", tmp_path / "driver.log"
     driver = started(order_of(tmp_path, *range(8)), out, cluster.address)
     # The good node is busy with its first library until the other one was tried.
@@ -109,8 +123,56 @@ def test_a_node_that_cannot_run_libraries_is_left_out_and_named(cluster: Any, tm
     assert [row.outcome for row in rows_of(out)] == ["done"] * 8
     assert {node for number in range(8) for node in nodes_of(tmp_path / f"library {number}")} == {good.node_id}
     said = log.read_text()
-    assert f"({bad.node_id[:8]}) is left out: the last 3 libraries failed there (ModuleNotFoundError: " in said
+    assert f"({bad.node_id[:8]}) is left out: the last 3 libraries failed there ({reason}" in said
     for node in (good, bad):
+        cluster.remove_node(node)
+
+
+def test_a_node_without_memory_ends_libraries_by_name(cluster: Any, tmp_path: Path) -> None:
+    # The least memory that is used is too much for it.
+    full = {"RAY_memory_usage_threshold": "0.0001", "RAY_memory_monitor_refresh_ms": "50"}
+    node = cluster.add_node(num_cpus=1, env_vars=full)
+    out = tmp_path / "out.jsonl"
+    assert started(order_of(tmp_path, 1), out, cluster.address).wait(NEVER_SECONDS) == 0
+    [row] = rows_of(out)
+    assert (row.outcome, row.exit_status, row.code, row.attempts) == ("killed", None, "OutOfMemoryError", 3)
+    assert row.message
+    cluster.remove_node(node)
+
+
+def test_a_driver_that_is_killed_is_gone_on_with(cluster: Any, tmp_path: Path) -> None:
+    node = cluster.add_node(num_cpus=1)
+    out, sources = tmp_path / "out.jsonl", [tmp_path / f"library {number}" for number in range(3)]
+    order = order_of(tmp_path, 1, 1, 1)
+    driver = started(order, out, cluster.address)
+    try:
+        wait_for(lambda: any(map(nodes_of, sources)))
+    finally:
+        driver.kill()
+        driver.wait()
+    (tmp_path / "go").touch()
+    assert started(order, out, cluster.address).wait(NEVER_SECONDS) == 0
+    assert [row.outcome for row in rows_of(out)] == ["done"] * 3
+    # The one that was in progress was tried once more, the others once.
+    assert sum(len(nodes_of(source)) for source in sources) == 4
+    assert not results.journal_path(out).exists()
+    cluster.remove_node(node)
+
+
+def test_two_fleets_on_one_cluster_both_end(cluster: Any, tmp_path: Path) -> None:
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    folders = [tmp_path / name for name in ("one", "two")]
+    drivers = []
+    for folder in folders:
+        folder.mkdir()
+        drivers.append(started(order_of(folder, *range(4)), folder / "out.jsonl", cluster.address))
+    for folder in folders:
+        (folder / "go").touch()
+    assert [driver.wait(NEVER_SECONDS) for driver in drivers] == [0, 0]
+    for folder in folders:
+        assert [(row.outcome, row.attempts) for row in rows_of(folder / "out.jsonl")] == [("done", 1)] * 4
+        assert [len(nodes_of(folder / f"library {number}")) for number in range(4)] == [1] * 4
+    for node in nodes:
         cluster.remove_node(node)
 
 
