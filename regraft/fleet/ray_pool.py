@@ -88,20 +88,25 @@ class _Submission(msgspec.Struct, kw_only=True):
     started: Started | None = None
 
 
-class StartBoard:
-    """Collects where tasks have started; in a process of its own, beside the driver."""
+def _make_start_board() -> type[Any]:
+    """Return the class of the actor that collects where tasks have started.
 
-    def __init__(self) -> None:
-        self._started: dict[int, tuple[Any, ...]] = {}
+    It is defined here so that Ray sends its code, which a node without regraft needs to call it.
+    """
 
-    def note(self, key: int, started: tuple[Any, ...]) -> None:
-        """Note that a task has started."""
-        self._started[key] = started
+    class StartBoard:
+        def __init__(self) -> None:
+            self._started: dict[int, tuple[Any, ...]] = {}
 
-    def take(self) -> dict[int, tuple[Any, ...]]:
-        """Return the tasks that have started since the last call."""
-        taken, self._started = self._started, {}
-        return taken
+        def note(self, key: int, started: tuple[Any, ...]) -> None:
+            self._started[key] = started
+
+        def take(self) -> dict[int, tuple[Any, ...]]:
+            """Return the tasks that have started since the last call."""
+            taken, self._started = self._started, {}
+            return taken
+
+    return StartBoard
 
 
 def _make_remote_function() -> Callable[..., Any]:
@@ -257,7 +262,7 @@ class RayPool:
         self._ray = self.cluster.ray
         self._work, self._limit, self._max_wait = work, count, max_wait
         self._remote = self._ray.remote(max_retries=0)(_make_remote_function())
-        self._board = self.cluster.start_beside_driver(StartBoard, max_restarts=-1)
+        self._board = self.cluster.start_beside_driver(_make_start_board(), max_restarts=-1)
         self._keys = itertools.count()
         self._submissions: dict[Any, _Submission] = {}
         # When a task was last started or ended, and when the nodes were last looked at.
@@ -460,5 +465,7 @@ def _is_possible(submission: _Submission, nodes: list[Node]) -> bool:
 
 
 def ray_error(error: Exception) -> TaskError:
-    """Take code and first line from an error of Ray."""
-    return TaskError(code=type(error).__name__, message=one_line(str(error).strip().partition("\n")[0], _LONGEST))
+    """Take code and message from an error of Ray: its first line, or the last one of a traceback."""
+    lines = str(error).strip().splitlines()
+    has_traceback = type(error).__name__.startswith("RayTaskError")
+    return TaskError(code=type(error).__name__, message=one_line(lines[-1 if has_traceback else 0], _LONGEST))

@@ -261,17 +261,11 @@ class Journal:
         _, path, new, _ = result_files(results)
         self.rows = KnownRows(len(order.libraries), path)
         self._is_flushed = True
+        with _replace_file(path, new) as file:
+            self._end = file.write(msgspec.json.encode(order) + b"\n")
+            for rows in done:
+                self._end += file.write(self._encode_line(rows))
         with writable.allow_writes(path.parent, entries_only=True):
-            durable.remove(new, missing_ok=True)
-            with ExitStack() as stack:
-                stack.callback(durable.remove, new, missing_ok=True)
-                with durable.open_binary(new, "xb") as file:
-                    self._end = file.write(msgspec.json.encode(order) + b"\n")
-                    for rows in done:
-                        self._end += file.write(self._encode_line(rows))
-                durable.sync_file(new)
-                durable.replace(new, path)
-                stack.pop_all()
             self._file = durable.open_binary(path, "ab")
 
     def add(self, rows: list[ResultRow]) -> None:
@@ -540,8 +534,9 @@ def export_results(path: Path, rows: Mapping[int, list[ResultRow]]) -> None:
 def _replace_file(path: Path, part: Path) -> Iterator[Any]:
     """Open ``part`` for writing; it replaces ``path`` at the end of the context, or is removed after an error."""
     with writable.allow_writes(path.parent, entries_only=True):
+        durable.remove(part, missing_ok=True)
         try:
-            with durable.open_binary(part, "wb") as file:
+            with durable.open_binary(part, "xb") as file:
                 yield file
             durable.sync_file(part)
             durable.replace(part, path)

@@ -48,7 +48,7 @@ from repair.embedding.answers import (
 )
 from repair.embedding.budget import Limits, Rates
 from repair.embedding.fleet_sending import LocalSending, RaySending
-from repair.embedding.fleet_texts import BackfillSummary, DistinctTexts, EmbedderJson, EmbeddingJob, WantedText
+from repair.embedding.fleet_texts import BackfillSummary, DistinctTexts, EmbeddingJob, WantedText
 from repair.embedding.report import EmbedderName, Estimate, ScopeReport, cost_of, empty_estimate
 from repair.embedding.sender import VectorLengths
 from repair.embedding.survey import estimate_sending
@@ -449,7 +449,6 @@ class FleetBackfill(Fleet, kw_only=True):
         self, pool: Pool, numbers: Iterable[int], *, fills: bool, why: str = ""
     ) -> Iterator[tuple[Task, TaskResult]]:
         sizes = {number: self._sizes[number] for number in numbers}
-        embedder, work = EmbedderJson.of(self.settings), str(self.folder)
 
         def job(number: int, cores: int) -> EmbeddingJob:
             line = self.make_job(number, cores)
@@ -462,7 +461,8 @@ class FleetBackfill(Fleet, kw_only=True):
                 reuse_configured=False,
             )
             line = msgspec.structs.replace(line, options=msgspec.structs.replace(line.options, values=values))
-            return EmbeddingJob(embedder=embedder, library=number, line=line, work=work, fills=fills, why=why)
+            work = str(self.folder)
+            return EmbeddingJob(embedder=self.settings, library=number, line=line, work=work, fills=fills, why=why)
 
         return self.run_jobs(pool, sizes, job, notes_starts=fills)
 

@@ -20,7 +20,7 @@ import msgspec
 from regraft import embedders, identity
 from regraft.disk import durable, links, sqlite, untrusted_sqlite, writable
 from regraft.embedders import Embedder
-from regraft.embedders.settings import PROVIDERS, EmbedderSettings
+from regraft.embedders.settings import EmbedderSettings
 from regraft.fleet.engine import LibrarySummary
 from regraft.fleet.jobs import LibraryJob
 from repair.changes.store import Store
@@ -342,24 +342,6 @@ def _texts_to_send(
 # --- the job of one library ------------------------------------------------------------------------------------------
 
 
-class EmbedderJson(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of an embedder as plain JSON values, for another process."""
-
-    provider: str
-    values: dict[str, Any]
-
-    @classmethod
-    def of(cls, settings: EmbedderSettings) -> EmbedderJson:
-        """Convert settings."""
-        provider = next(name for name, kind in PROVIDERS.items() if isinstance(settings, kind))
-        return cls(provider=provider, values=msgspec.to_builtins(settings, enc_hook=str))
-
-    @property
-    def settings(self) -> EmbedderSettings:
-        """The settings as the class of their provider."""
-        return msgspec.convert(self.values, PROVIDERS[self.provider], dec_hook=lambda _, value: Path(value))
-
-
 class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
     """Collect the texts of one library, or fill it with known answers.
 
@@ -375,13 +357,13 @@ class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
     library: int
     line: LibraryJob
     work: str
-    embedder: EmbedderJson
+    embedder: EmbedderSettings
     fills: bool = False
     why: str = ""
 
     def embedder_source(self) -> EmbedderSource:
         """Return where the command gets its vectors from."""
-        settings, work = self.embedder.settings, Path(self.work)
+        settings, work = self.embedder, Path(self.work)
         if self.fills:
             opened = partial(answers.open_known_embedder, work, why=self.why)
             return EmbedderSource(

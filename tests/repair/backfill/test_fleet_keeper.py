@@ -25,7 +25,7 @@ from repair.embedding import answers
 from repair.embedding.answers import Keeper, SendingTerms, SpentTotals, StopReason, TextAnswer
 from repair.embedding.budget import LimitReached, Limits, MeteredEmbedder, Pacer, Permit, Rates
 from repair.embedding.fleet_sending import FleetSender
-from repair.embedding.fleet_texts import EmbedderJson, EmbeddingJob
+from repair.embedding.fleet_texts import EmbeddingJob
 
 SETTINGS = ServerSettings(name="mine", model="m", base_url="http://127.0.0.1:9/v1", price_per_million_tokens=1e6)
 ALL, AT_ONCE = Limits(), Rates()
@@ -219,7 +219,7 @@ def test_known_answers_are_given_and_nothing_else(tmp_path: Path) -> None:
 
 def test_who_only_looks_cannot_send(tmp_path: Path) -> None:
     line = jobs.LibraryJob(command="backfill", options=plain("backfill"), source="library", target=None)
-    look = EmbeddingJob(embedder=EmbedderJson.of(SETTINGS), library=0, line=line, work=str(tmp_path)).embedder_source()
+    look = EmbeddingJob(embedder=SETTINGS, library=0, line=line, work=str(tmp_path)).embedder_source()
     with pytest.raises(AssertionError, match="mine was opened to collect texts"):
         look.opened(look.choose(None))  # type: ignore[arg-type]
 
