@@ -14,8 +14,8 @@ DEXIE := tests/browser/node_modules/dexie/package.json
 
 help:
 	@echo "make demo     migrate sample_v1 and show the result"
-	@echo "make test     run the tests against the installed package (6 minutes on two cores)"
-	@echo "make test-extras  run the tests that need Ray, object storage, Chroma, Parquet, models or a browser"
+	@echo "make test     run the tests against the installed package (five minutes on two cores)"
+	@echo "make test-extras  run the thorough tests, and those that need Ray, object storage, Chroma, Parquet, models or a browser"
 	@echo "make test-all run all tests, the slow ones too, in random order (tens of minutes)"
 	@echo "make test-lowest, make test-newest  a part of the tests with the oldest or newest dependencies"
 	@echo "make browser  install what the tests with a real Chromium need besides it (npm)"
@@ -71,10 +71,10 @@ test test-extras test-all test-dose: export PYTHONPYCACHEPREFIX := $(CURDIR)/$(V
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q
 
 test: $(VENV)/.testing
-	$(PYTEST) -m "not slow and not needs"
+	$(PYTEST) -m "not slow and not needs and not thorough"
 
 test-extras: $(VENV)/.$(EXTRAS)
-	$(PYTEST) -m "needs and not slow"
+	$(PYTEST) -m "$(if $(filter test-extras,$(EXTRAS)),(needs or thorough),needs) and not slow"
 
 # All tests in any order, with new examples for the properties; SEED repeats an order.
 SEED ?= $(shell date +%s)

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ for name in filter(USER_VARIABLES.fullmatch, list(os.environ)):
     del os.environ[name]
 
 import real_server  # noqa: E402
-from extras import mark_groups  # noqa: E402
+from extras import mark_groups, mark_thorough  # noqa: E402
 from harness import GOLDEN, HERE, MEMORY, MEMORY_BYTES, SAMPLES  # noqa: E402
 from longest import put_longest_first  # noqa: E402
 
@@ -109,14 +109,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that need an extra, and leave out all but a dose of the slow tests, chosen by their names."""
+    """Mark tests by their group, and leave out all but a dose of the slow tests, chosen by their names."""
+    put_longest_first(items)
     mark_groups(items)
+    mark_thorough(items)
     without_data = [item for item in items if not all(is_here(mark) for mark in item.iter_markers("real_data"))]
     leave_out(config, items, without_data)
     dose = config.getoption("--dose")
     left_out = [item for item in items if item.get_closest_marker("slow") and zlib.crc32(item.nodeid.encode()) % dose]
     leave_out(config, items, left_out)
-    put_longest_first(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let every other worker read the files of tests backwards.
+
+    Each file is compiled with its assertions rewritten, which takes most of the time of collecting. Workers find the
+    files that others have compiled, and if they all began with the first file, each would compile every file.
+    """
+    report = yield
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    if isinstance(collector, pytest.Directory) and int(worker.removeprefix("gw")) % 2:
+        report.result.reverse()
+    return report
 
 
 def is_here(mark: pytest.Mark) -> bool:

@@ -186,12 +186,13 @@ def is_companion(first_bytes: bytes, suffix: str) -> bool:
 
 def read_start(path: Path, count: int = 8) -> bytes:
     """Return the first bytes of a file; none if it is missing, not a regular file or not readable."""
-    path = Path(file_paths.extended_path(path))
     try:
-        if not path.is_file():
+        if not stat.S_ISREG(file_paths.stat(path).st_mode):
             return b""  # opening a pipe would wait for a writer
-        with path.open("rb") as file:
+        with Path(file_paths.extended_path(path)).open("rb") as file:
             return file.read(count)
+    except ValueError:  # a NUL in the name
+        return b""
     except OSError as error:
         if error.errno == errno.EIO:
             # Ignoring a log would lose content.

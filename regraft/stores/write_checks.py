@@ -65,13 +65,14 @@ def refuse_links_on_way(root: Path, names: Iterable[str]) -> None:
     Raises:
         LinkInStore
     """
-    seen: set[PurePosixPath] = set()
+    seen: set[str] = set()
     for name in names:
-        path = PurePosixPath(name)
-        for part in (*reversed(path.parents), path):
-            if part.parts and part not in seen:
-                seen.add(part)
-                writable.refuse_link(root / part)
+        path = ""
+        for part in PurePosixPath(name).parts:
+            path = f"{path}/{part}" if path else part
+            if path not in seen:
+                seen.add(path)
+                writable.refuse_link(root / path)
 
 
 def _entries_without_links(folder: Path) -> Iterator[Path]:

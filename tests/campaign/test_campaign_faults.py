@@ -48,6 +48,7 @@ def dose(kind: type[Campaign], work: Path, count: int, names: tuple[str, ...], c
     return found
 
 
+@pytest.mark.thorough
 def test_a_power_cut_loses_nothing(work: Path) -> None:
     assert dose(PowerLoss, work, 12, ("gc",)).bad_cases == []
 
@@ -67,6 +68,7 @@ def test_it_is_noticed_where_a_failed_transaction_is_kept(work: Path) -> None:
     assert dose(IoFaults, work, 200, ("clear-failed",), "no-rollback").bad == 1
 
 
+@pytest.mark.thorough
 @posix
 def test_a_kill_leaves_nothing_half(work: Path) -> None:
     assert dose(Kills, work, 6, ("migrate again", "undo install")).bad_cases == []

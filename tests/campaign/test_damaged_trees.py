@@ -26,6 +26,7 @@ def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trees]:
     yield Trees(SEED, tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("salvage", [False, True])
 def test_rows_of_damaged_trees_are_migrated_or_named(trees: Trees, salvage: bool) -> None:
     assert [problem for number in range(1, 7) for problem in trees.bad(number, salvage=salvage)] == []

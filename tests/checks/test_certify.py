@@ -174,6 +174,7 @@ def clean_texts(kind: int, one: random.Random, count: int) -> list[str]:
     return [f"{one.choice(words)} {at} " + " ".join(one.choices(words, k=one.randint(1, 200))) for at in range(count)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", range(20))
 def test_sound_bases_have_no_finding(kind: int, tmp_path: Path) -> None:
     one = random.Random(kind)
@@ -313,6 +314,7 @@ FAULTS: dict[Callable[[Library], None], tuple[str, str, bool]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda one: one.__name__)
 def test_planted_faults_are_found(plant: Callable[[Library], None], library: Library) -> None:
     finding, proof, is_found_alone = FAULTS[plant]
@@ -471,6 +473,7 @@ def test_an_index_of_chroma_that_lost_its_links_is_found(tmp_path: Path) -> None
     assert names(certified(store.root)) == {"certify.index-differs"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("version", chroma_store.VERSIONS)
 def test_collections_of_chroma_are_read(version: str, tmp_path: Path) -> None:
     store = chroma_store.extract(version, tmp_path)

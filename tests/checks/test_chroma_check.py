@@ -296,6 +296,7 @@ def mutate(file: Path, numbers: random.Random) -> None:
     file.write_bytes(raw)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("version", "count", "seed"),
     [(version, 20, 20261126) for version in VERSIONS]

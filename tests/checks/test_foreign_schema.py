@@ -76,6 +76,7 @@ def test_what_is_quick_is_there() -> None:
     assert foreign.EVERY.keys() >= QUICK
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in foreign.EVERY]
 )
@@ -119,6 +120,7 @@ def without_triggers(healthy: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return put_in_order(copy)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", foreign.TRIGGERS)
 def test_a_trigger_never_runs(store: Path, without_triggers: dict[str, list[str]], name: str) -> None:
     dirty(store, *foreign.TRIGGERS[name])
@@ -126,6 +128,7 @@ def test_a_trigger_never_runs(store: Path, without_triggers: dict[str, list[str]
     assert "orphan" not in str(rows(index(store))["embedding"])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*(f"trigger {one}" for one in foreign.TRIGGERS), "view one more"])
 def test_repair_drops_it_and_undo_brings_the_file_back(store: Path, name: str) -> None:
     path = index(store)

@@ -49,6 +49,7 @@ def test_models_and_providers_are_written_in_full(case: str, golden, tmp_path: P
     assert [row["provider_id"] for row in expected["user_provider"]] == ["openai"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", ["folder", "zip", "zip version 1", "export of 2.0"])
 def test_every_field_is_as_expected(case: str, kind: str, golden, tmp_path: Path) -> None:

@@ -1100,6 +1100,7 @@ def test_text_and_source_of_notes(noted: Library, name: str) -> None:
         assert noted.item(name)["data"] == {"source": wanted[0], "content": wanted[1]}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("text", "kept"),
     [

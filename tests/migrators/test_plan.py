@@ -219,6 +219,7 @@ def test_planning_knows_no_clock() -> None:
         assert not re.search(r"^(import|from) (time|datetime|random|secrets|uuid|os)\b", source, re.MULTILINE)
 
 
+@pytest.mark.thorough
 def test_the_plan_does_not_hang_on_the_order_of_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process hashes texts differently: its plan is the same to the last example."""
     script = (

@@ -56,6 +56,7 @@ def _judged(path: Path, made: Made, raw: bytes) -> tuple[set[int], set[int], Sal
     return made.intact(raw) - rows.keys(), wrong, tally
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", page_damages.DAMAGES)
 def test_whole_rows_come_along_and_no_others(made: Made, tmp_path: Path, name: str) -> None:
     raw, rng = bytearray(made.raw), random.Random(name)

@@ -26,6 +26,7 @@ def test_there_is_a_language_besides_english() -> None:
     assert "zh" in language.available_languages(), "the catalogs are not compiled: install the package"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_every_message_has_its_translation_and_none_is_stale(name: str) -> None:
     wanted = {(message.context, message.id) for message in catalogs.messages() if message.id}

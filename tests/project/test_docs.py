@@ -102,6 +102,7 @@ def anchors(text: str) -> set[str]:
 # --- what is generated ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", [page for page in PAGES if "[[[cog" in page.read_text("utf-8")], ids=named)
 def test_generated_parts_are_up_to_date(page, monkeypatch, capsys):
     monkeypatch.chdir(REPO)

@@ -56,6 +56,7 @@ def test_a_strictly_typed_program_can_use_the_packages(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_errors_have_messages_without_docstrings(tmp_path: Path) -> None:
     """``python -OO`` removes docstrings and assertions."""
 

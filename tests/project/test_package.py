@@ -78,6 +78,7 @@ def one(root: Path, suffix: str) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_two_builds_are_the_same_bytes(built: Path, tmp_path: Path) -> None:
     other = checkout(tmp_path / "a checkout elsewhere")
     for path in other.rglob("*"):
@@ -141,6 +142,7 @@ def test_every_dependency_has_a_floor() -> None:
     assert free == []
 
 
+@pytest.mark.thorough
 def test_the_trial_of_other_systems_succeeds_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """The workflow runs it on shares, mapped drives and exFAT volumes."""
     monkeypatch.setattr(sys, "argv", ["platform_trial.py", str(tmp_path)])

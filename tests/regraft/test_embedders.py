@@ -751,6 +751,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", ENDLESS)
 @pytest.mark.parametrize("status", [200, 400, 500])
 def test_an_answer_without_an_end_is_not_read_to_it(way: str, status: int, server: FaultServer) -> None:

@@ -592,6 +592,7 @@ LEDGERS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", LEDGERS)
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
 def test_a_ledger_that_cannot_be_read(name: str, more: tuple[str, ...], source: Source, tmp_path: Path) -> None:
@@ -815,6 +816,7 @@ def asserted_codes() -> set[str]:
     return found
 
 
+@pytest.mark.thorough
 def test_every_error_is_asserted_somewhere() -> None:
     assert {kind.__name__ for kind in error_classes()} - asserted_codes() == set()
 

@@ -250,6 +250,7 @@ def test_killed_while_a_database_is_written(pipeline: Journey, place: Path) -> N
     assert number > 15
 
 
+@pytest.mark.thorough
 @posix
 def test_killed_again_while_it_recovers(journeys: dict[str, Journey], place: Path) -> None:
     """The old base is moved away, the new one not yet in place: the worst moment, and then it happens again."""
@@ -295,6 +296,7 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Journey:
     return Journey(source.folder, None, {}, base_files(place / "library"), library(place / "library"))
 
 
+@pytest.mark.one_in(3)
 @posix
 @pytest.mark.parametrize("moment", [name for name in MOMENTS if not name.startswith("what takes")])
 def test_killed_from_outside(moment: str, larger: Journey, tmp_path: Path) -> None:
@@ -402,6 +404,7 @@ def test_no_room_at_any_step(pipeline: Journey, place: Path) -> None:
     assert number > 30
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("later", [False, True], ids=["one move", "all moves from then on"])
 def test_a_move_that_stays_refused(
     later: bool, pipeline: Journey, place: Path, monkeypatch: pytest.MonkeyPatch

@@ -218,6 +218,7 @@ def test_every_command_is_tried() -> None:
     assert {*COMMANDS, "ui"} == set(cli.commands)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", ["text", "verbose", "json"])
 @pytest.mark.parametrize(
     "command", [pytest.param(one, marks=needs("parquet")) if one == "import" else one for one in COMMANDS]

@@ -49,6 +49,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("locale", "words"),
     [
@@ -159,6 +160,7 @@ def test_help_is_chinese() -> None:
     assert english == []
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "words", [("check",), ("inspect",), ("history",), ("repair", "--dry-run"), ("search", "tomato")]
 )
@@ -187,6 +189,7 @@ def test_what_is_kept_in_files_is_english(library: Path, tmp_path: Path) -> None
     assert "迁移报告" in pages[0]
 
 
+@pytest.mark.thorough
 def test_a_page_in_one_language_replaces_that_in_another(library: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     for locale, name in (("zh_CN.UTF-8", "zh"), ("C.UTF-8", "en")):
@@ -195,6 +198,7 @@ def test_a_page_in_one_language_replaces_that_in_another(library: Path, tmp_path
         assert page.read_text("utf-8").startswith(f'<!doctype html>\n<html lang="{name}">')
 
 
+@pytest.mark.thorough
 def test_actions_of_a_run_are_kept_in_english(library: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(library, copy)
@@ -209,6 +213,7 @@ def test_actions_of_a_run_are_kept_in_english(library: Path, tmp_path: Path) -> 
     assert "移到回收区" in spoken("history", copy, locale="zh_CN.UTF-8").stdout
 
 
+@pytest.mark.thorough
 def test_a_message_of_several_parts_is_kept_in_english(library: Path, tmp_path: Path) -> None:
     into = profile(tmp_path / "profile", "2.1")
     words = ("install", library, "--profile", into, "--base", "Boat workshop", "--yes")

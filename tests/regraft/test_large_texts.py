@@ -136,6 +136,7 @@ def test_large_texts_of_several_bases_are_not_carried_at_once(tmp_path: Path, mo
     assert counts == [1]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the most that a process has held")
 def test_memory_is_bounded_by_the_largest_text(tmp_path: Path) -> None:
     size = 20 << 20
@@ -166,6 +167,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("what", DAMAGE)
 @pytest.mark.parametrize("size", [1, 5])
 def test_an_audit_of_large_texts_finds_the_same(

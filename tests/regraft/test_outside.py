@@ -11,6 +11,7 @@ from pathlib import Path
 
 import angel_store
 import codex_mem_store
+import pytest
 from harness import REPO
 
 #: What lies in that folder, instead of a program's own modules.
@@ -53,6 +54,7 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (REPO / page).read_text("utf-8"), re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.thorough
 def test_a_correct_store_is_accepted_and_every_mutant_is_caught(tmp_path: Path) -> None:
     folder = outside(tmp_path / "program", "plain_store.py", "mutants.py", "check_stores.py")
     said = run_pytest(folder, "check_stores.py")
@@ -61,6 +63,7 @@ def test_a_correct_store_is_accepted_and_every_mutant_is_caught(tmp_path: Path) 
     assert f"{len(mutants) + 4} passed" in said
 
 
+@pytest.mark.thorough
 def test_the_examples_run_as_they_stand(tmp_path: Path) -> None:
     """Each block is a file of its own: what it imports is all that it has. The Chinese page has the same blocks."""
     folder = outside(tmp_path / "program", "plain_store.py", "my_store.py", "my_writer.py", "my_auditor.py")
@@ -77,6 +80,7 @@ def test_both_languages_have_the_same_examples() -> None:
     assert blocks("docs/testing.md") == blocks("docs/zh/testing.md")
 
 
+@pytest.mark.thorough
 def test_every_function_of_the_api(tmp_path: Path) -> None:
     folder = outside(tmp_path / "program", "check_api.py")
     said = run_pytest(

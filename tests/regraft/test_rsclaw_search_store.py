@@ -225,6 +225,7 @@ def large(root: Path, chunks: int) -> Path:
     return store.write()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     query = tmp_path / "query.json"

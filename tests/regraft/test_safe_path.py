@@ -112,6 +112,7 @@ def test_filling_a_library(here: Path) -> None:
     assert server.texts
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -250,6 +251,7 @@ TRAPS_BY_FLAGS = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("trap", "flags"), TRAPS_BY_FLAGS)
 def test_a_program_that_uses_the_api(here: Path, tmp_path: Path, trap: str, flags: tuple[str, ...]) -> None:
     program = tmp_path / "program.py"
@@ -377,6 +379,7 @@ finally:
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -420,6 +423,7 @@ def test_windows_looks_for_programs_and_libraries_elsewhere(monkeypatch: pytest.
     assert (asked, told) == (["kernel32", ""], "1")
 
 
+@pytest.mark.thorough
 def test_a_module_run_as_python_runs_it_imports_nothing_after_its_first_line(tmp_path: Path) -> None:
     """What Python imports before regraft begins is Python's own affair, and told in the documentation."""
     mark = tmp_path / "mark"

@@ -339,6 +339,7 @@ def killed(at: int, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 @posix
 def test_a_command_that_is_killed_at_any_moment_leaves_nothing_after_the_next_one(
     built: Path, root: Path, tmp_path: Path

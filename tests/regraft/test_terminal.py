@@ -69,6 +69,7 @@ def test_names_of_the_command_line_are_not_broken(monkeypatch: pytest.MonkeyPatc
     assert text.split("\n") == ["it has been found that in", "  /a folder/of mine nothing is"]
 
 
+@pytest.mark.one_in(2)
 @posix
 @pytest.mark.parametrize("width", [50, 80])
 def test_a_terminal_gets_what_fits_and_the_same_words(width: int, library: Path) -> None:
@@ -159,6 +160,7 @@ def test_a_bar_counts_by_its_unit(unit: str, size: int, counts: str, monkeypatch
         assert "Working  50%" in shown
 
 
+@pytest.mark.one_in(2)
 @posix
 @pytest.mark.parametrize("command", ["check", "compare"])
 def test_check_and_compare_show_how_far_they_are(command: str, library: Path) -> None:

@@ -672,6 +672,7 @@ def test_zip64_members_are_read(tmp_path: Path) -> None:
             assert file.read() == b"x" * 1000
 
 
+@pytest.mark.thorough
 def test_more_members_than_the_old_format_counts(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w") as target:

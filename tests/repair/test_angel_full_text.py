@@ -69,6 +69,7 @@ def demand_sound(path: Path, folder: Path) -> None:
                 assert (number,) in found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_index_is_found_and_rebuilt_and_taken_back(store: AngelStore, name: str, tmp_path: Path) -> None:
     path = store.chroma()

@@ -220,6 +220,7 @@ def test_an_error_at_any_step_leaves_every_file_old_or_new(
         case.ends_well(root, (at, steps[at - 1]))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("room", range(1, 15, 2))
 def test_a_full_disk_changes_nothing(cases: dict[str, Case], tmp_path: Path, room: int) -> None:
     case = wasteful(tmp_path)

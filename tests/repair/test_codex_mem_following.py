@@ -236,6 +236,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_what_keeps_a_note_and_its_vector_apart_is_settled_once(path: Path, name: str) -> None:
     case = CASES[name]

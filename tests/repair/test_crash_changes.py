@@ -141,6 +141,7 @@ def last_change(root: Path, command: str = "toy") -> tuple[str, str | None]:
     return runs[-1].status, next((one.state for one in runs[-1].changes), None)
 
 
+@pytest.mark.one_in(3)
 @posix
 @pytest.mark.parametrize(("name", "plan"), CASES)
 def test_a_change_that_is_killed_in_a_state_is_settled_by_it(name: str, plan: str, store: Path) -> None:

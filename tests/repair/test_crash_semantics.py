@@ -183,6 +183,7 @@ def recover(target: Path) -> None:
         TargetLibrary(target, "the-next-run").recover(ledger)
 
 
+@pytest.mark.one_in(3)
 @posix
 @pytest.mark.parametrize("name", MOMENTS)
 def test_a_migration_that_is_killed_in_a_state_is_settled_by_it(

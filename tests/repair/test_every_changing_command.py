@@ -55,6 +55,7 @@ def planned(outcome: Outcome) -> list[tuple[object, ...]]:
 # --- laws ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(4)
 @EVERY
 def test_what_a_person_declines_changes_nothing(name: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "confirm_plan", lambda *_, **__: False)
@@ -66,6 +67,7 @@ def test_what_a_person_declines_changes_nothing(name: str, work: Work, monkeypat
     assert (work.contents(), work.own()) == (before, own)
 
 
+@pytest.mark.one_in(4)
 @EVERY
 def test_nothing_is_changed_without_consent(name: str, work: Work) -> None:
     """Nobody is there to be asked, and neither a program's output nor silence is an answer."""
@@ -80,6 +82,7 @@ def test_nothing_is_changed_without_consent(name: str, work: Work) -> None:
     assert json.loads(refused.stdout)["error"]["code"] == "ConsentMissing"
 
 
+@pytest.mark.one_in(3)
 @EVERY
 def test_a_run_does_what_the_dry_run_says_once_and_is_taken_back_whole(name: str, work: Work) -> None:
     """One store is led through all of it: a dry run, the run, a second run, and undo."""
@@ -113,6 +116,7 @@ def test_a_run_does_what_the_dry_run_says_once_and_is_taken_back_whole(name: str
     assert work.contents() == before
 
 
+@pytest.mark.one_in(4)
 @posix
 @AT_ONCE
 @pytest.mark.parametrize(

@@ -311,6 +311,7 @@ def test_repair(store: Path, generation: str) -> None:
     assert done(run("repair", store, "--json"), store, before)["left"] == []
 
 
+@pytest.mark.one_in(3)
 @each_generation
 @pytest.mark.parametrize("model", [MODEL, NEW_MODEL, None])
 def test_adopting_a_folder(store: Path, generation: str, model: str | None) -> None:
@@ -440,6 +441,7 @@ def _backfill(store: Path, _: Path, config: Path) -> Outcome:
     return embedding(store, config, "backfill", "--base", OTHER, "--model", NEW_MODEL, "--dimensions", 8)
 
 
+@pytest.mark.one_in(3)
 @each_generation
 @pytest.mark.parametrize(
     ("asked", "table"),

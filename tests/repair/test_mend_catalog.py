@@ -112,6 +112,7 @@ def test_a_folder_with_a_child_of_a_newer_type_keeps_its_status(store: Path) -> 
     assert item(store, "directory")["status"] == "completed"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [name for name, case in PLANTED.items() if case.finding in MENDED])
 def test_what_is_planted_is_mended_or_said(name: str, store: Path) -> None:
     PLANTED[name].damage(store)
@@ -606,6 +607,7 @@ def test_any_items_are_mended_as_far_as_they_can_be(rows: list[dict[str, Any]], 
         assert state(store) == before
 
 
+@pytest.mark.thorough
 def test_killed_at_any_step_the_next_run_finishes(healthy: Path, tmp_path: Path) -> None:
     damaged = shutil.copytree(healthy, tmp_path / "damaged")
     several(PLANTED["nobody works"].damage, PLANTED["not JSON"].damage)(damaged)

@@ -143,6 +143,7 @@ def test_it_gives_what_two_commands_give(case, tmp_path, with_keys):
     assert [base["outcome"] for base in done.document["bases"]] == ["written"] * 3 + ["failed"]
 
 
+@pytest.mark.one_in(3)
 @golden
 @pytest.mark.parametrize("name", ["profile_21x_empty", "profile_upgraded", "profile_208_empty"])
 def test_it_gives_what_two_commands_give_in_a_real_profile(case, tmp_path, name):
@@ -455,6 +456,7 @@ def test_killed_at_every_step_the_next_run_finishes_and_one_undo_takes_all_back(
         shutil.rmtree(left)
 
 
+@pytest.mark.thorough
 @posix
 def test_an_undo_that_is_killed_is_finished_by_the_next(case, tmp_path, monkeypatch):
     small, start = one_base(tmp_path), profile(tmp_path / "start")

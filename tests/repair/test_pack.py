@@ -582,6 +582,7 @@ def hostile(target: Path, name: str, content: bytes = b"x", **attributes: Any) -
     return other
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "content", "attributes"),
     [

@@ -362,6 +362,7 @@ def test_of_a_profile_rescue_may_help(store: Path) -> None:
 # --- damage and refusals ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name",
     [

@@ -66,6 +66,7 @@ def state(target: Path) -> dict[str, object]:
 UNDERIVED = {"a type of bytes", "a long note"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MENDED)
 def test_planted_damage_is_mended_and_taken_back(name: str, store: Path) -> None:
     case = PLANTED[name]

@@ -256,6 +256,7 @@ def test_an_index_that_nobody_can_read(damage, store):
     assert {base for name, base in found(store) if name != "index.orphan"} == {KB}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "damage",
     ["another text", "a text of bytes", "a place one off", "another unit id", "no body", "another body", "no number",
@@ -269,6 +270,7 @@ def test_what_is_damaged_in_the_old_index_is_whole_in_the_new_one(damage, store)
     assert new == ({"unit.missing"} if damage == "no body" else set())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "damage",
     ["not JSON", "a type of bytes", "a folder at work", "a folder that is gone", "folders in a circle", "nobody works",

@@ -261,6 +261,7 @@ BASES = {
 }
 
 
+@pytest.mark.one_in(4)
 @golden
 @pytest.mark.parametrize("name", BASES)
 def test_every_base_of_a_real_stranded_profile(name: str, server: FaultServer, config: Path, tmp_path: Path) -> None:
@@ -284,6 +285,7 @@ def test_every_base_of_a_real_stranded_profile(name: str, server: FaultServer, c
     assert paid_for(server, texts) == sorted(texts)
 
 
+@pytest.mark.thorough
 def test_a_run_that_goes_on_speaks_its_own_language(
     made: Path, tmp_path: Path, config: Path, server: FaultServer
 ) -> None:

@@ -86,6 +86,7 @@ def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
     assert (root / "hnsw/notes.txt").read_bytes() == b"mine"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", OF_RSCLAW)
 def test_what_needs_the_database_is_left_with_what_helps(tmp_path: Path, name: str) -> None:
     root = planted(tmp_path / "kb", name).root

@@ -72,6 +72,7 @@ def states(root: Path) -> list[str]:
 # --- kills -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @posix
 @pytest.mark.parametrize("command", [EVERYTHING, COPIES])
 @pytest.mark.parametrize("every", [7, pytest.param(2, marks=pytest.mark.slow)])
@@ -100,6 +101,7 @@ def test_an_undo_that_is_killed_at_any_step_is_finished_by_the_next(
         assert keeps(root) == set(), (at, steps[at - 1])
 
 
+@pytest.mark.thorough
 @posix
 @pytest.mark.parametrize("first", [0.6, *(pytest.param(part, marks=pytest.mark.slow) for part in (0.3, 0.9))])
 def test_a_recovery_that_is_killed_again_and_again_comes_to_an_end(
@@ -462,6 +464,7 @@ def test_undo_can_be_declined(store: Path) -> None:
 # --- ledgers of a stranger -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["../../victim", "..", "/etc", "a/b", "C:x", "a\\b", ""])
 @pytest.mark.parametrize("command", ["repair", "gc", "reconcile", "upgrade", "undo", "history"])
 def test_no_run_leads_out_of_the_store(command: str, name: str, store: Path) -> None:

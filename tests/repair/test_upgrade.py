@@ -133,6 +133,7 @@ OLDER: dict[str, Plant] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", OLDER)
 def test_what_is_older_is_mended_and_taken_back(name: str, target: Path) -> None:
     before = contents(index(target))
@@ -666,6 +667,7 @@ def test_what_is_indexed_of_a_file_may_be_another_one(tmp_path: Path) -> None:
     assert items_of(folder / "cherrystudio.sqlite") == before
 
 
+@pytest.mark.thorough
 @sometimes
 def test_a_kill_between_the_files_of_a_preview_base(tmp_path: Path, every: int) -> None:
     folder = profile(tmp_path / "profile")

@@ -1,9 +1,10 @@
-"""Groups of tests that need large packages or a browser. ``make test-extras`` runs them."""
+"""Groups of tests that ``make test-extras`` runs: with large packages or a browser, and the thorough ones."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -52,3 +53,15 @@ def mark_groups(items: list[pytest.Item]) -> None:
         for mark in item.iter_markers("needs"):
             if (reason := reasons[mark.args[0]]) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def mark_thorough(items: list[pytest.Item]) -> None:
+    """Mark all but one in N cases of each test that has the mark ``one_in(N)`` as thorough; slow cases do not count."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is not None and item.get_closest_marker("slow") is None:
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % mark.args[0]:
+                item.add_marker("thorough")
+            cases[test] += 1

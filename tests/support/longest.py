@@ -40,6 +40,11 @@ LONGEST = (
 
 
 def put_longest_first(items: list[pytest.Item]) -> None:
-    """Sort tests by the place of their file in the list; the others keep their order."""
+    """Sort the files of tests by their place in the list, the others by name; the tests of a file keep their order."""
     places = {path: place for place, path in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONGEST)))
+
+    def place(item: pytest.Item) -> tuple[int, str]:
+        path = item.nodeid.partition("::")[0]
+        return places.get(path, len(LONGEST)), path
+
+    items.sort(key=place)

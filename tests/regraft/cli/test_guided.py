@@ -355,6 +355,7 @@ def test_on_a_real_terminal(home, terminal):
     assert len(bases_of(home / ".config" / "CherryStudio")) == 4
 
 
+@pytest.mark.one_in(4)
 @posix
 @pytest.mark.parametrize("key, expected", [(b"\x03", INTERRUPTED), (b"\x04", 1)], ids=["Ctrl-C", "Ctrl-D"])
 @pytest.mark.parametrize("answers", [0, 1])

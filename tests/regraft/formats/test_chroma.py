@@ -192,6 +192,7 @@ def test_without_labels_only_the_queue_proves_a_vector(store: ChromaStore) -> No
             assert list(state.ids_of(Origin.UNPROVEN)) == []
 
 
+@pytest.mark.thorough
 def test_a_large_queue_stays_out_of_memory(store: ChromaStore) -> None:
     topic = f"persistent://default/default/{store.collection_id('plain')}"
     with closing(apsw.Connection(str(store.database))) as db, db:

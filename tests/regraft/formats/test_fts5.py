@@ -192,6 +192,7 @@ def test_a_spliced_index_follows_what_is_changed_later(
             _demand_sound(db)
 
 
+@pytest.mark.thorough
 def test_several_processes_fill_an_index_of_many_texts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     if pool.usable_cores() == 1:
         pytest.skip("one core alone")
@@ -256,6 +257,7 @@ def _spliced(folder: Path, bodies: list[str], *, page_bytes: int, run_characters
     return apsw.Connection(str(path))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("page_bytes", [64, 200, 4050])
 @pytest.mark.parametrize("name", ["words", "one letter", "four letters"])
 def test_pages_hold_what_those_of_fts5_hold(tmp_path: Path, name: str, page_bytes: int) -> None:

@@ -99,6 +99,7 @@ def demanded(file: IndexFile, raw: bytes, new: Rows) -> Iterator[tuple[str, str]
     yield from (("embedding", key) for key in intact["embedding"] if key in texts)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_rows_that_prove_themselves_come_along(name, whole, folder):
     raw = damaged(whole, name)
@@ -110,6 +111,7 @@ def test_rows_that_prove_themselves_come_along(name, whole, folder):
     assert len(missing) <= len(wanted) // 100, missing
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [name for name in DAMAGES if "fts" in name or "index" in name or "_idx" in name])
 def test_damage_beside_the_rows_costs_none(name, whole, folder):
     new, tally = written(folder, damaged(whole, name), expected(whole))

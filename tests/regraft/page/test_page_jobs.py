@@ -105,6 +105,7 @@ def test_stop_is_ctrl_c(reader, tmp_path, monkeypatch, expected, moment):
     assert done.state == "done" and vectors(tmp_path / "profile" / "Data") == expected
 
 
+@pytest.mark.thorough
 def test_a_killed_repair_is_finished(reader, tmp_path, monkeypatch):
     library = planted_v2.library(tmp_path)
     planted_v2.plant("a vector of nobody", library)
@@ -198,6 +199,7 @@ def test_streams_are_limited(reader, tmp_path, hold):
     hold.unlink()
 
 
+@pytest.mark.thorough
 def test_reports_of_old_jobs_are_forgotten(reader, monkeypatch):
     monkeypatch.setattr(jobs, "_MOST_KEPT", 1)
     first = reader.start("check", path=SAMPLE, level="default")

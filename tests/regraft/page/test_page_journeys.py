@@ -155,6 +155,7 @@ def test_paths_may_be_pasted_in_quotes_and_as_addresses(home):
         assert views.clean_path(typed) == str(home / "a b.zip"), typed
 
 
+@pytest.mark.thorough
 def test_a_folder_of_200000_entries_is_listed_within_limits(reader, tmp_path):
     folder = tmp_path / "many"
     folder.mkdir()
@@ -279,6 +280,7 @@ def test_a_library_alone_is_equal_to_that_of_the_command(reader, tmp_path):
     assert "100.00%" in reader.page(answer)
 
 
+@pytest.mark.thorough
 def test_what_changed_since_the_plan_is_shown_before_anything_is_written(reader, tmp_path, home):
     library = planted_v2.library(tmp_path)
     planted_v2.plant("a vector of nobody", library)

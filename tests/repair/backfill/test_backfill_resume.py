@@ -380,6 +380,7 @@ def test_a_queue_that_cannot_be_read_is_made_anew(store: Path, server: FaultServ
     assert vectors(store) == all_vectors()
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_at_any_moment_loses_nothing(
     whole: Path, tmp_path: Path, server: FaultServer, config: Path
 ) -> None:
