@@ -512,7 +512,7 @@ def test_the_command_in_a_process_of_its_own(place: Path) -> None:
     source = whole(place / "v1")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(
-        [sys.executable, "-m", "regraft", "check", str(source)], env=environment, capture_output=True, check=False
+        [sys.executable, "-P", "-m", "regraft", "check", str(source)], env=environment, capture_output=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"Ready: regraft migrate" in done.stdout

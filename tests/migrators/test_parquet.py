@@ -922,7 +922,7 @@ def test_a_file_goes_to_standard_output_whole_and_what_is_said_to_stderr(tmp_pat
     path = tmp_path / "units.parquet"
     assert run("export", source, path).status == 0
     before = snapshot(tmp_path)
-    command = [sys.executable, "-m", "regraft", "export", str(source), "-"]
+    command = [sys.executable, "-P", "-m", "regraft", "export", str(source), "-"]
     done = subprocess.run(command, capture_output=True, check=False, cwd=REPO)
     assert (done.returncode, done.stdout) == (0, path.read_bytes()), done.stderr
     assert b"2 units, 2 vectors" in done.stderr

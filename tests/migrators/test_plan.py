@@ -228,7 +228,7 @@ def test_the_plan_does_not_hang_on_the_order_of_sets(monkeypatch: pytest.MonkeyP
     results = set()
     for seed in ("1", "2"):
         done = subprocess.run(
-            [sys.executable, "-c", script, os.pathsep.join([str(Path(__file__).parent), *sys.path])],
+            [sys.executable, "-P", "-c", script, os.pathsep.join([str(Path(__file__).parent), *sys.path])],
             capture_output=True,
             text=True,
             check=True,

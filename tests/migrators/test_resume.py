@@ -524,7 +524,11 @@ def test_another_process_gives_the_same_bytes(source: Source, target: Path, tmp_
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     arguments = ["migrate", "source", "--to", "other", "--now", NOW, "--quiet"]
     done = subprocess.run(
-        [sys.executable, "-m", "regraft", *arguments], cwd=tmp_path, env=environment, capture_output=True, check=False
+        [sys.executable, "-P", "-m", "regraft", *arguments],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (1, b"")
     assert library(other) == library(target)

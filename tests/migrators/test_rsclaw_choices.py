@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
 from pathlib import Path
@@ -219,6 +218,7 @@ def test_a_target_inside_the_kb_is_refused(store):
 
 
 def test_a_kb_in_use_is_refused(store):
+    fcntl = pytest.importorskip("fcntl")
     store.doc("All", ["a"])
     store.write()
     with (store.root / "kb.redb").open("rb") as held:

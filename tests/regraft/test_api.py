@@ -181,7 +181,7 @@ def test_the_examples_run(page: str, tmp_path: Path) -> None:
     assert examples
     shutil.copy(SAMPLE, tmp_path)
     done = subprocess.run(
-        [sys.executable, "-c", "\n".join(examples)], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", "\n".join(examples)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "76 of 76" in done.stdout
@@ -215,9 +215,9 @@ def test_the_package_lists_the_functions_and_loads_none_before() -> None:
     with pytest.raises(AttributeError, match="no attribute 'migrat'"):
         _ = regraft.migrat
     code = "import regraft, sys; print(any(name.startswith(('click', 'migrators', 'apsw')) for name in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert subprocess.check_output([sys.executable, "-P", "-c", code], text=True) == "False\n"
     code = "import regraft, sys; regraft.check; print('click' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert subprocess.check_output([sys.executable, "-P", "-c", code], text=True) == "False\n"
 
 
 def test_lines_of_a_note_are_read(tmp_path: Path) -> None:

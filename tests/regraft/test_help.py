@@ -61,7 +61,7 @@ def test_the_list_loads_no_command() -> None:
         "try: c.cli(['--help'], prog_name='regraft')\n"
         "finally: print([m for m in sys.modules if m.split('.')[0] in ('checks', 'migrators', 'repair')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=REPO)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False, cwd=REPO)
     # What options are made of needs the ids of models.
     assert "repair" not in done.stdout.splitlines()[-1] and "checks" not in done.stdout.splitlines()[-1]
 
@@ -110,7 +110,7 @@ def test_shells_get_names_as_one_word(shell: str, answer: str, library: Path) ->
     line = ["regraft", "check", shlex.quote(str(library)), "--base"]
     number = {"bash": "4", "fish": "Bo"}[shell]
     asked = {"_REGRAFT_COMPLETE": f"{shell}_complete", "COMP_WORDS": " ".join([*line, "Bo"]), "COMP_CWORD": number}
-    command = [sys.executable, "-m", "regraft"]
+    command = [sys.executable, "-P", "-m", "regraft"]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", env={**os.environ, **asked}, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(answer)
@@ -119,7 +119,7 @@ def test_shells_get_names_as_one_word(shell: str, answer: str, library: Path) ->
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_there_is_a_script_for_each_shell(shell: str) -> None:
     asked = {**os.environ, "_REGRAFT_COMPLETE": f"{shell}_source"}
-    done = subprocess.run([sys.executable, "-m", "regraft"], capture_output=True, env=asked, check=False)
+    done = subprocess.run([sys.executable, "-P", "-m", "regraft"], capture_output=True, env=asked, check=False)
     assert b"_REGRAFT_COMPLETE" in done.stdout
     assert f"_REGRAFT_COMPLETE={shell}_source" in (REPO / "docs" / "completion.md").read_text("utf-8")
 

@@ -37,7 +37,7 @@ for number in (HUP, TERM):
 def ended(program: str) -> tuple[int, str, str]:
     """Run a program of its own, and return its exit status and what it said."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    line = [sys.executable, "-c", _HEAD + program]
+    line = [sys.executable, "-P", "-c", _HEAD + program]
     done = subprocess.run(line, capture_output=True, text=True, env=environment, check=False)
     return done.returncode, done.stdout, done.stderr
 

@@ -29,7 +29,7 @@ def spoken(*words: object, locale: str = "", **more: str) -> subprocess.Complete
         name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "REGRAFT_"))
     }
     environment |= {"LANG": locale or "C.UTF-8", "PYTHONUTF8": "1", **more}
-    command = [sys.executable, "-m", "regraft", *map(str, words)]
+    command = [sys.executable, "-P", "-m", "regraft", *map(str, words)]
     return subprocess.run(
         command,
         env=environment,

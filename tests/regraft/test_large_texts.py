@@ -145,7 +145,8 @@ def test_memory_is_bounded_by_the_largest_text(tmp_path: Path) -> None:
     command = ["migrate", source, "--to", tmp_path / "out", "-y", "--jobs", "1"]
     code = "import sys; from regraft.__main__ import main\ntry:\n main()\nexcept SystemExit: pass\n"
     code += "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code, *map(str, command)], capture_output=True, text=True, check=True)
+    line = [sys.executable, "-P", "-c", code, *map(str, command)]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
     # 80 MB as a text of four bytes for each character, and that several times, is what it must not come to.
     assert int(done.stderr.splitlines()[-1]) << 10 < (150 << 20) + 3 * size
 

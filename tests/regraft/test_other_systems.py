@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import io
 import os
 import stat
@@ -232,6 +231,7 @@ def test_a_file_that_stays_open_elsewhere_is_an_error_after_bounded_waits(
 
 
 def test_macos_empties_the_cache_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
     asked: list[object] = []
     synced: list[int] = []
     monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
@@ -247,6 +247,8 @@ def test_macos_empties_the_cache_of_the_disk(tmp_path: Path, monkeypatch: pytest
 def test_a_share_that_knows_no_full_flush_is_flushed_as_far_as_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 

@@ -204,7 +204,7 @@ def test_a_pipe_that_does_not_wait_gets_everything() -> None:
 def shell(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
     """Run a line of a shell in which ``$R`` is the command."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LC_", "LANG"))}
-    settings = {**own, "PYTHONPATH": str(REPO), "R": f"{sys.executable} -m regraft", **environment}
+    settings = {**own, "R": f"{sys.executable} -P -m regraft", **environment}
     return subprocess.run(["/bin/sh", "-c", line], env=settings, capture_output=True, check=False)
 
 

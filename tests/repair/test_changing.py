@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -629,6 +628,8 @@ def test_memory_does_not_grow_with_what_is_changed(store: Path) -> None:
 
 
 def change_within(store: Path, command: Planner | None, more: int) -> None:
+    import resource
+
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     undo(store) if command is None else change(store, command)
     used = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024

@@ -297,7 +297,7 @@ def test_a_run_that_goes_on_speaks_its_own_language(
     words = ("restore", store, "--base", KB, "--model", MODEL, "--dimensions", 8, "--config", config, "--yes")
     environment = {**os.environ, "LC_ALL": "zh_CN.UTF-8", "PYTHONUTF8": "1"}
     environment.pop("REGRAFT_LANG", None)
-    command = [sys.executable, "-m", "regraft", *map(str, words)]
+    command = [sys.executable, "-P", "-m", "regraft", *map(str, words)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8", check=False)
     assert "report.pdf 不是纯文本：请在应用中索引它 [item.no-material]" in done.stdout, done.stdout + done.stderr
     assert "index it in the application" not in done.stdout

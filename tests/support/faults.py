@@ -317,7 +317,7 @@ def started_command(
     patched += f"stand_ins.{before}(); " if before else ""
     patched += f"stand_ins.hold_still(*{hold.arguments}); " if hold else ""
     return subprocess.Popen(
-        [sys.executable, "-c", f"{patched}import regraft.cli; regraft.cli.main()", *consenting(*arguments)],
+        [sys.executable, "-P", "-c", f"{patched}import regraft.cli; regraft.cli.main()", *consenting(*arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -80,7 +80,9 @@ def started(
     """Start the driver of a fleet in a process of its own."""
     call = f"fleet_nodes.drive({msgspec.json.encode(order).decode()!r}, {str(results)!r}, {address!r}, {max_wait})"
     with results.with_name("driver.log").open("wb") as log:
-        return subprocess.Popen([sys.executable, "-c", f"import fleet_nodes; {call}"], env=environment(), stderr=log)
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", f"import fleet_nodes; {call}"], env=environment(), stderr=log
+        )
 
 
 def drive(order: str, results: str, address: str, max_wait: float) -> None:

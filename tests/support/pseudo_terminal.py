@@ -23,7 +23,7 @@ def on_terminal(width: int, *arguments: object, stream: str = "stdout", typed: s
 
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    command = [sys.executable, "-m", "regraft", *map(str, arguments)]
+    command = [sys.executable, "-P", "-m", "regraft", *map(str, arguments)]
     left_out = ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment = {**environment, "TERM": "xterm", "PYTHONIOENCODING": "utf-8", **more}

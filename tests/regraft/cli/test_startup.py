@@ -30,7 +30,7 @@ LIBRARIES = {"tqdm", "numpy", "yaml", "sqlite_vec", "pyarrow", "jinja2", "urllib
 
 def loaded_by(*arguments: str) -> set[str]:
     """Run a command in a process of its own and return the modules that it has loaded at its end."""
-    command = [sys.executable, "-c", _RUN, json.dumps(arguments)]
+    command = [sys.executable, "-P", "-c", _RUN, json.dumps(arguments)]
     ran = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
     status, modules = json.loads(ran.stdout.splitlines()[-1])
     assert not status, ran.stderr
@@ -60,7 +60,9 @@ cli.main = lambda: print(gc.isenabled(), gc.get_freeze_count() > 1_000)
 main()
 print(gc.get_count()[0] < 10)
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", check=True)
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, encoding="utf-8", check=True
+    )
     assert ran.stdout.split() == ["True"] * 3
 
 

@@ -338,8 +338,8 @@ def test_a_killed_run_pays_for_nothing_twice_but_what_was_under_way(stores: Path
         config = configured(tmp_path / "regraft.yaml", server, batch={"texts": 1})
         out = tmp_path / "out.parquet"
         process = subprocess.Popen(
-            [sys.executable, "-m", "regraft", "fleet", "backfill", stores, "--results", out, "--config", config, "-yq",
-             "--workers", "1", "--max-requests", "100", "--no-probe"],
+            [sys.executable, "-P", "-m", "regraft", "fleet", "backfill", stores, "--results", out, "--config", config,
+             "-yq", "--workers", "1", "--max-requests", "100", "--no-probe"],
             cwd=REPO,
         )  # fmt: skip
 

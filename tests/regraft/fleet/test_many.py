@@ -282,7 +282,7 @@ def test_a_fleet_that_is_killed_itself_is_gone_on_with_and_does_nothing_twice(he
     count = len(herd.sources) // 3
     call = f"fleet_moments.work_until_killed({msgspec.json.encode(order).decode()!r}, {str(out)!r}, {count})"
     told = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(REPO)])}
-    killed = subprocess.run([sys.executable, "-c", f"import fleet_moments; {call}"], env=told, check=False)
+    killed = subprocess.run([sys.executable, "-P", "-c", f"import fleet_moments; {call}"], env=told, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert not out.exists()
 
@@ -389,7 +389,7 @@ def other_fleet(library: Library, folder: Path) -> tuple[str, ...]:
     manifest = path.with_suffix(".jsonl")
     manifest.write_text(json.dumps({"source": library.source, "target": library.target}))
     words = ("fleet", "migrate", str(manifest), "--results", str(path), "--json", "--", "--now", NOW)
-    return (sys.executable, "-m", "regraft", *words)
+    return (sys.executable, "-P", "-m", "regraft", *words)
 
 
 def results_of_other(library: Library, folder: Path) -> Path:

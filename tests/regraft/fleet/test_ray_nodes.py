@@ -186,7 +186,7 @@ def test_two_senders_on_two_nodes_of_one_core_do_not_wait_for_each_other(
             "--address", cluster.address, "--workers", 2, "--yes", "--json", "--no-probe",
         ]  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "-m", "regraft", *map(str, line)],
+            [sys.executable, "-P", "-m", "regraft", *map(str, line)],
             env=fleet_nodes.environment(),
             capture_output=True,
             check=False,

@@ -586,7 +586,7 @@ def test_a_killed_rebuild_leaves_the_old_state_or_the_new_one(path: Path, stage:
     if mode == "wal":
         as_wal(path)
     script = CRASH.format(paths=sys.path, path=str(path), stage=stage)
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, check=False, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-P", "-c", script], cwd=REPO, check=False, capture_output=True, text=True)
     assert done.returncode != 0
     assert done.stderr == ""
     expected = [f"new {number} " + "text " * 40 for number in range(300)] if stage == "committed" else old
@@ -688,7 +688,7 @@ def test_a_reader_in_another_process_sees_one_state_or_the_other(path: Path, mod
         as_wal(path)
     script = READ.format(states=states, path=str(path), base=BASE)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", script], cwd=REPO, text=True, **pipes) as reader:
+    with subprocess.Popen([sys.executable, "-P", "-c", script], cwd=REPO, text=True, **pipes) as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == "ready\n"
         with IndexStore(path, BASE) as writer:
@@ -709,7 +709,7 @@ def test_reading_beside_an_own_writer_keeps_its_lock(path: Path) -> None:
             writer._db.execute("BEGIN IMMEDIATE")
             assert [unit.text for unit in reader.list_units("a")] == ["text"]
             script = f"import sqlite3; sqlite3.connect({str(path)!r}, timeout=0).execute('BEGIN IMMEDIATE')"
-            done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+            done = subprocess.run([sys.executable, "-P", "-c", script], check=False, capture_output=True, text=True)
             assert "database is locked" in done.stderr
             writer._db.execute("ROLLBACK")
 

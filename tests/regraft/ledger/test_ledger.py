@@ -225,7 +225,7 @@ HOLD = """
 
 def test_a_writer_in_another_process_is_kept_out_until_the_first_is_gone(target: Path) -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(HOLD), str(target)],
+        [sys.executable, "-P", "-c", textwrap.dedent(HOLD), str(target)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

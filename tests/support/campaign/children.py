@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import resource
 import select
 import signal
 import sys
@@ -105,6 +104,8 @@ def _of_one_child(case: Callable[[int], Outcome], first: int, figures: dict[str,
 
 
 def _work(case: Callable[[int], Outcome], first: int, write: int, figures: dict[str, int]) -> None:
+    import resource  # not there on Windows, which has no fork either
+
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
     code = 1
