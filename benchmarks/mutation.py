@@ -71,6 +71,7 @@ TESTS = {
     ),
     "checks/cherry_v2/": ("tests/checks/test_check_v2.py", "tests/repair/test_mending.py"),
     "checks/cherry_v2/inspect": ("tests/checks/test_inspect.py",),
+    "checks/audit/page": ("tests/regraft/report/test_check_page.py",),
     "checks/audit/": ("tests/checks/test_check_v2.py", "tests/checks/test_check_v1.py"),
 }
 

@@ -258,6 +258,22 @@ def test_units_are_not_numbered_anew_while_bodies_prove_those_in_between(path: P
     assert files.fingerprint(path) == before
 
 
+def test_a_material_that_waits_for_lost_units_is_left_once(path: Path) -> None:
+    """Its units could not be numbered either, but the bodies come first."""
+    run_sql(
+        path,
+        "DELETE FROM search_unit WHERE material_id = 'a' AND unit_index = 0",
+        "UPDATE search_unit SET unit_index = 'x', char_start = 'y', char_end = 'z'"
+        " WHERE material_id = 'a' AND unit_index = 2",
+        "UPDATE search_text SET text = 'from nowhere' WHERE text = (SELECT text FROM search_text WHERE target_id = "
+        "(SELECT unit_id FROM search_unit WHERE unit_index = 'x'))",
+    )
+    left = [one for one in repair(path)["left"] if one["finding"] == "unit.gap"]
+    assert [(one["reason"].partition(":")[0], one["count"]) for one in left] == [
+        ("bodies prove units that are missing in between", 1)
+    ]
+
+
 def test_a_body_of_no_unit_is_said_though_nothing_is_repaired(path: Path) -> None:
     run_sql(path, f"UPDATE search_unit SET material_id = 'gone', unit_id = 'u' WHERE {LAST_OF_A}")
     before = files.fingerprint(path)

@@ -17,11 +17,11 @@ from toys import INDEX, change, contents, undo
 from whole_rsclaw import FULL_TEXT, full_text
 
 import regraft
-from regraft.disk import sqlite
+from regraft.disk import sqlite, writable
 from repair.changes import files
 from repair.changes.files import copy_database
-from repair.changes.plan import Change, FileChange, Plan
-from repair.changes.run import ChangeReport
+from repair.changes.plan import Action, Change, FileChange, Plan, Reclaim
+from repair.changes.run import ChangeReport, shrink_file
 from repair.changes.store import Store
 
 
@@ -178,3 +178,14 @@ def test_a_later_change_is_recognized_by_either_fingerprint(store: Path, fingerp
         path.write_text("another text")
     assert files.is_changed(path, mark)
     assert not files.is_changed(path, fingerprint(path))
+
+
+def test_an_index_that_another_program_holds_is_not_shrunk(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 1)
+    before = (store / INDEX).read_bytes()
+    with closing(apsw.Connection(str(store / INDEX))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        action = Action(action="vacuum", message="shrink it", subject=INDEX, bytes=1)
+        with fails("StoreBusy", match="index.sqlite"), writable.allow_writes(store):
+            shrink_file(store, Reclaim(INDEX, action, len(before)))
+    assert (store / INDEX).read_bytes() == before
