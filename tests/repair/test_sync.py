@@ -742,6 +742,7 @@ def test_a_folder_is_added_to_one_base_only(store: Path, files: Path) -> None:
 def test_the_folder_of_a_base_is_synced_alone(store: Path, files: Path) -> None:
     done = run("sync", store / "KnowledgeBase" / KB, "--source", files, "--no-embed", "--json")
     assert done.status == 1, done
+    assert done.document["left"]
     assert_whole(store, files)
 
 

@@ -270,6 +270,7 @@ def test_an_empty_file_and_one_of_an_earlier_run_are_written_over(backups: Path,
     for name in ("one", "two"):
         out = tmp_path / f"{name}.parquet"
         assert fleet("check", f"{backups}/ann*", "--results", out, "--metrics", file, "-q").status == 1
+        assert file.read_text("utf-8").startswith("# Written by regraft fleet.\n# ")
         held_against_results(file, out)
 
 

@@ -438,6 +438,8 @@ def test_no_position_of_an_invalid_byte_is_a_fault(tmp_path: Path) -> None:
             from_backup(tmp_path, raw[:at] + b"\xff" + raw[at + 1 :])
         except (BrokenJson, SourceNotMigratable) as error:
             assert error.exit_status == 2
+            assert str(error).startswith(f"{tmp_path}")
+            assert "\n" not in str(error)
 
 
 def test_a_damaged_item_is_passed_over_and_its_base_comes_along(tmp_path: Path) -> None:
