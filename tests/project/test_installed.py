@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,12 @@ def test_errors_have_messages_without_docstrings(tmp_path: Path) -> None:
 def test_the_files_of_tests_that_start_first_are_there() -> None:
     assert [path for path in LONGEST if not (REPO / path).is_file()] == []
     assert len(set(LONGEST)) == len(LONGEST)
+
+
+def test_no_test_starts_the_packages_of_the_clone() -> None:
+    """Without ``-P``, Python finds packages in the working directory first, which is the clone."""
+    starts = re.compile(r'sys\.executable,\s*"-m",\s*"regraft"')
+    found = {path.name for path in (REPO / "tests").rglob("*.py") if starts.search(path.read_text("utf-8"))}
+    # That one is about processes without it, in folders of their own.
+    assert found <= {"test_safe_path.py"}
+    assert starts.search('[sys.executable,\n "-m", "regraft"]')
