@@ -397,7 +397,7 @@ def test_a_body_of_another_text_waits_for_its_vector(path: Path) -> None:
 def test_of_two_lengths_neither_is_dropped(path: Path) -> None:
     run_sql(path, "UPDATE embedding SET vector_blob = substr(vector_blob, 1, 8) WHERE rowid <= 2")
     assert "embedding.length" not in mended(path)
-    assert "not known" in left(path)["embedding.length"]
+    assert "is unknown" in left(path)["embedding.length"]
     assert ask(path, "SELECT count(*) FROM embedding WHERE length(vector_blob) = 8") == 2
 
 

@@ -428,7 +428,7 @@ def test_a_folder_with_none_of_its_files_may_be_another_one(store: Path, files: 
     with untouched(store):
         done = sync(store, "--delete", "--no-embed")
     assert (done.status, actions(done)) == (1, {})
-    assert "none of its 6 files is there" in left(done)["source.unreachable"]
+    assert "none of its 6 files exists" in left(done)["source.unreachable"]
 
 
 def test_a_deleted_file_goes_to_the_trash_and_comes_back(store: Path, files: Path) -> None:
