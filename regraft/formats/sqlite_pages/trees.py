@@ -493,6 +493,7 @@ def find_row_starts(data: bytes, shapes: Sequence[RowShape]) -> list[tuple[int, 
 
 
 def _starts(data: bytes, shape: RowShape) -> Iterator[int]:
+    """Yield the offsets in a page at which a record of the shape may start."""
     # If nearly every byte looks like a header, the page holds no rows.
     for match in islice(shape.pattern.finditer(data), max(_LEAST_TRIES, len(data) // _BYTES_A_TRY)):
         at = match.start()
