@@ -123,6 +123,10 @@ class ApplicationRunning(RegraftError, BlockingIOError):
     )
 
 
+class ApplicationNotStarted(RegraftError, OSError):
+    message = "The application was not started: {reason}; start it as you usually do."
+
+
 class ProfileAmbiguous(RegraftError, ValueError):
     message = "{path}: the application's settings name several data folders ({folders}); give one of them."
 
@@ -790,6 +794,10 @@ class FullTextNotRebuilt(RegraftError, ValueError):
 
 class CollectionRefused(RegraftError, OSError):
     message = "{path}: chromadb cannot use it: {reason}; nothing was changed."
+
+
+class NotBrowsed(RegraftError, ValueError):
+    message = "{path}: this is {what}, whose texts the page cannot show; go back to see what can be done with it."
 
 
 class NotRecalled(RegraftError, ValueError):

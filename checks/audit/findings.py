@@ -159,8 +159,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 class BaseStatistics(Struct, frozen=True, kw_only=True):
     """Numbers of a base for the HTML page. They contain no text, vector or path.
 
-    For v1 data, only ``rows`` is set: where its rows would go. ``lengths`` counts vectors by dimensions and ``norms``
-    by steps of 0.1; None means not counted.
+    For v1 data, only ``rows`` is set: where its rows would go. ``lengths`` counts vectors by dimensions, ``norms`` by
+    steps of 0.1, and ``ages`` items by the month in which they were added. ``duplicates`` counts bodies that have the
+    text of another body and share its vector. None means not counted.
     """
 
     id: str
@@ -168,9 +169,11 @@ class BaseStatistics(Struct, frozen=True, kw_only=True):
     units: int | UnsetType | None = UNSET
     bodies: int | UnsetType | None = UNSET
     covered: int | UnsetType | None = UNSET
+    duplicates: int | UnsetType | None = UNSET
     embeddings: int | UnsetType | None = UNSET
     lengths: dict[str, int] | UnsetType = UNSET
     norms: dict[str, int] | UnsetType | None = UNSET
+    ages: dict[str, int] | UnsetType | None = UNSET
     rows: Any = None
 
 

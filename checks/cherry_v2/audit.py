@@ -6,13 +6,16 @@ Findings: ``docs/findings.md``, "v2 data".
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import apsw
 import msgspec
+from msgspec import structs
 
 from checks.audit import sqlite_checks
 from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, Level, OutOfTime, display_text
@@ -147,6 +150,8 @@ def _base_of_member(found: Located, name: str) -> str | None:
 # --- statistics for the HTML page ----------------------------------------------------------------------------------
 
 
+#: Unix milliseconds of the first day that has no date in Python.
+_YEAR_10000_MS = 253_402_300_800_000
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
@@ -168,18 +173,30 @@ class _LibraryReport(msgspec.Struct):
     bases: list[_ReportedBase] = msgspec.field(default_factory=list)
 
 
-def collect_statistics(indexes: dict[str, IndexFacts], names: dict[str, str], report: bytes) -> Statistics:
+def collect_statistics(
+    indexes: dict[str, IndexFacts], names: dict[str, str], ages: dict[str, dict[str, int]], report: bytes
+) -> Statistics:
     """Return the counts of every base, with the migrated rows of v1 if a library's report has them.
 
     Args:
         indexes: counts of the index files, by base id.
         names: names of the bases, by id.
+        ages: items by the month in which they were added, by base id.
         report: content of the library's report, which can be empty.
     """
     rows = _migrated_rows(report)
-    return Statistics(
-        bases=[_base_statistics(key, name, indexes.get(key) or IndexFacts(), rows) for key, name in names.items()]
-    )
+    bases = [_base_statistics(key, name, indexes.get(key) or IndexFacts(), rows) for key, name in names.items()]
+    return Statistics(bases=[structs.replace(base, ages=ages.get(base.id)) for base in bases])
+
+
+def _count_ages(items: list[Row]) -> dict[str, int]:
+    """Count the items that are not deleted by the month in which they were added, in UTC."""
+    months: Counter[str] = Counter()
+    for item in items:
+        added = item.get("created_at")
+        if item.get("deleted_at") is None and isinstance(added, int) and 0 < added < _YEAR_10000_MS:
+            months[f"{datetime.fromtimestamp(added / 1000, UTC):%Y-%m}"] += 1
+    return dict(sorted(months.items()))
 
 
 def _base_statistics(key: str, name: str, index: IndexFacts, rows: dict[str, _ReportedRows]) -> BaseStatistics:
@@ -189,6 +206,7 @@ def _base_statistics(key: str, name: str, index: IndexFacts, rows: dict[str, _Re
         units=index.counts.get("units"),
         bodies=index.counts.get("bodies"),
         covered=index.counts.get("covered"),
+        duplicates=index.counts.get("duplicates"),
         embeddings=index.counts.get("embeddings"),
         lengths={str(size // 4): count for size, count in sorted(index.lengths.items())},
         norms=index.norms,
@@ -216,6 +234,8 @@ class _StoreAudit(msgspec.Struct):
     bases: str = ""
     names: dict[str, str] = msgspec.field(default_factory=dict)
     indexes: dict[str, IndexFacts] = msgspec.field(default_factory=dict)
+    #: Items by the month in which they were added, by base id.
+    ages: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
     #: The command or upgrade that brought the bases to v2, for messages.
     carried_by: str = "upgrade"
     #: Number of files of each base for which the library's report records that v1 had no rows.
@@ -262,6 +282,8 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
             name = base.key if base.row is None else str(base.row.get("name"))
             options.progress.at(name)
             _check_base(root, base, state)
+            if base.items is not None:
+                state.ages[base.key] = _count_ages(base.items)
     if found.stores.is_whole and chosen is None:
         _check_folder(root / state.bases, None if catalog is None else rows, stores, state, found.kind)
     if found.kind in (Kind.PACK, Kind.LIBRARY) and not found.stores.is_copy:
@@ -608,7 +630,9 @@ def _make_audit(found: Located | None, state: _StoreAudit, root: Path) -> Audit:
         closing=findings.closing(
             tr("texts and vectors"), tr("the structure of the databases and the texts of raw files")
         ),
-        statistics=collect_statistics(state.indexes, state.names, b"" if found is None else _read_report(root)),
+        statistics=collect_statistics(
+            state.indexes, state.names, state.ages, b"" if found is None else _read_report(root)
+        ),
         not_checked=findings.missing(),
         level=findings.level.name.lower(),
     )

@@ -252,9 +252,11 @@ class _IndexAudit:
         counts = self._index.counts
         vectors = counts.get("embeddings", 0)
         has_model = vectors > 0 if self._expected.has_model is None else self._expected.has_model
-        self._add_rows(detect.ORPHAN_VECTOR.detect(self._db))
+        orphans = self._add_rows(detect.ORPHAN_VECTOR.detect(self._db))
         if has_model:
             missing = self._add_rows(detect.BODY_WITHOUT_VECTOR.detect(self._db))
+            # Bodies of one text have one hash, and so one vector.
+            counts["duplicates"] = max(0, counts.get("bodies", missing) - missing - (vectors - orphans))
             length = self._expected_length()
             if self._index.lengths[length] != vectors:
                 missing += schema.count_bodies_of_other_length(self._db, length)

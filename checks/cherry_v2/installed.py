@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import apsw
 import msgspec
@@ -42,13 +43,17 @@ class NextStep(msgspec.Struct, frozen=True):
 
 
 class Installation(msgspec.Struct, frozen=True, kw_only=True):
-    """A data folder, copy or backup of the application; ``kind`` is a Kind, or None if it cannot be read."""
+    """A data folder, copy or backup of the application; ``kind`` is a Kind, or None if it cannot be read.
+
+    ``remedy`` is the command that brings back what the application's own upgrade left behind, or None.
+    """
 
     path: str
     why: str
     kind: str | None
     facts: list[str]
     next: list[NextStep]
+    remedy: Literal["rescue", "migrate"] | None = None
 
 
 class InstallationsReport(Report, kw_only=True):
@@ -141,7 +146,7 @@ def find_in_user_folders() -> tuple[list[Path], list[Installation]]:
 
     Only direct entries are looked at, a limited number of them, the latest first. Nothing is written.
     """
-    folders = _user_folders()
+    folders = list_user_folders()
     found: dict[Path, Installation] = {}
     for folder in folders:
         for path in _candidates(folder):
@@ -151,7 +156,8 @@ def find_in_user_folders() -> tuple[list[Path], list[Installation]]:
     return folders, list(found.values())
 
 
-def _user_folders() -> list[Path]:
+def list_user_folders() -> list[Path]:
+    """Return the existing folders of this person for downloads, documents and the desktop, in any language."""
     try:
         home = Path.home()
     except RuntimeError:
@@ -204,7 +210,7 @@ def _user_file(path: Path, folder: Path) -> Installation | None:
                 return None
             words, does = _IN_USER_FOLDERS[found.kind]
             steps = [_step(words[0], path, *words[1:], does=does), _step("inspect", path, does=tr("See what is in it"))]
-            facts = [tr("This is {names}.", names=KIND_NAMES[found.kind])]
+            facts = [tr("This is {names}.", names=KIND_NAMES[found.kind]), *_describe_contents(found)]
             return Installation(path=str(path), why=why, kind=found.kind, facts=facts, next=steps)
     except (RegraftError, apsw.Error, OSError, ValueError):
         return None
@@ -263,19 +269,33 @@ def _backup(found: Located, why: str) -> Installation:
     steps = [inspect]
     if found.kind is not Kind.V2_BACKUP:
         steps.insert(0, _step("migrate", found.path, *_TARGET, does=tr("Make a v2 library of it")))
-    facts = [tr("This is {names}.", names=KIND_NAMES[found.kind])]
+    facts = [tr("This is {names}.", names=KIND_NAMES[found.kind]), *_describe_contents(found)]
     return Installation(path=str(found.path), why=why, kind=found.kind, facts=facts, next=steps)
+
+
+def _describe_contents(found: Located) -> Iterator[str]:
+    """Say how many bases a library, a pack or a v2 backup has, or how many vector files v1 data have."""
+    if found.stores.catalog is not None:
+        with suppress(CatalogProblem):
+            bases = read_catalog(found.tree.path / found.stores.catalog, data=False).bases
+            yield tr("v2 data, with {bases}.", bases=format_count(len(bases), "base"))
+    elif found.kind in V1_SOURCES:
+        for folder in (f"Data/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER):
+            names = found.tree.children(folder) if found.tree.kind(folder) == "folder" else []
+            files = sum(found.tree.kind(f"{folder}/{name}") == "file" for name in names if "." not in name)
+            if files:
+                yield tr("v1 data, with {vector_files}.", vector_files=format_count(files, "vector file"))
 
 
 def _describe_installation(found: Located, why: str) -> Installation:
     path = found.path
-    facts, steps = _v2(found) if found.kind is Kind.V2_PROFILE else _v1(found)
+    facts, steps, remedy = _v2(found) if found.kind is Kind.V2_PROFILE else (*_v1(found), None)
     if profile.find_configured_folders(path):
         facts.append(tr("The application's settings name another folder: what is here is older, or a copy."))
     running = profile.detect_running_app(path)
     if running is not None:
         facts.append(tr("The application is running ({running}): end it before anything is changed.", running=running))
-    return Installation(path=str(path), why=why, kind=found.kind, facts=facts, next=steps)
+    return Installation(path=str(path), why=why, kind=found.kind, facts=facts, next=steps, remedy=remedy)
 
 
 def _v1(found: Located) -> tuple[list[str], list[NextStep]]:
@@ -287,17 +307,17 @@ def _v1(found: Located) -> tuple[list[str], list[NextStep]]:
     return facts, [migrate, _step("check", path, *kind, does=tr("See in advance what cannot be migrated"))]
 
 
-def _v2(found: Located) -> tuple[list[str], list[NextStep]]:
+def _v2(found: Located) -> tuple[list[str], list[NextStep], Literal["rescue", "migrate"] | None]:
     path, kind = found.path, _kind_option(found)
     check = _step("check", path, *kind, does=tr("See what is wrong and how to fix it"))
     pending = find_pending_change(found.tree.path)
     if pending is not None:
         facts = [tr("v2 data, and {pending}: start the application once before anything is changed.", pending=pending)]
-        return facts, [_step("inspect", path, *kind, does=tr("See what is in it"))]
+        return facts, [_step("inspect", path, *kind, does=tr("See what is in it"))], None
     try:
         catalog = read_catalog(found.tree.path / str(found.stores.catalog), data=False)
     except CatalogProblem as error:
-        return [tr("v2 data, whose database {error}.", error=error)], [check]
+        return [tr("v2 data, whose database {error}.", error=error)], [check], None
     facts = [tr("v2 data, with {bases}.", bases=format_count(len(catalog.bases), "base"))]
     vector_files = _vector_files(found)
     failed = sum(base.get("status") == "failed" for base in catalog.bases)
@@ -309,14 +329,14 @@ def _v2(found: Located) -> tuple[list[str], list[NextStep]]:
         if folders:
             facts.append(tr("Not migrated: {folders}.", folders=format_count(folders, "folder")))
         if not vector_files:
-            return facts, [check]
+            return facts, [check], None
         rescue = _step("rescue", path, "--dry-run", *kind, does=tr("Preview what can be recovered"))
-        return [*facts, *_leftover_lines(vector_files)], [rescue, check]
+        return [*facts, *_left(vector_files)], [rescue, check], "rescue"
     if vector_files and not catalog.bases:
         facts.append(tr("The application's own upgrade migrated no base."))
         migrate = _step("migrate", path, *_TARGET, "--kind", "v1-profile", does=tr("Make a v2 library of what v1 left"))
-        return [*facts, *_leftover_lines(vector_files)], [migrate, check]
-    return [*facts, *_leftover_lines(vector_files)], [check]
+        return [*facts, *_left(vector_files)], [migrate, check], "migrate"
+    return [*facts, *_left(vector_files)], [check], None
 
 
 def _leftover_lines(vector_files: list[Path]) -> Iterator[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -15,15 +14,15 @@ from typing import NoReturn, TypeVar
 from msgspec import structs
 
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.installed import Installation, find_backups
+from checks.cherry_v2.installed import Installation, find_backups, list_user_folders
 from migrators import pipeline_of
-from regraft.api import inspection
+from regraft.api import application, inspection
 from regraft.api.arguments import parse_model_id
 from regraft.api.profile import ProfileMigrationReport, choose_library, run_profile_migration
 from regraft.cli.migrate import ProfilePrompt, run_into_profile
 from regraft.cli.options import Output
 from regraft.cli.output import echo, echo_error, read_line, report_errors
-from regraft.errors import RegraftError, SourceNotFound
+from regraft.errors import ApplicationNotStarted, InputEnded, RegraftError, SourceNotFound
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
 from regraft.formats.cherry_v2.models import SEPARATOR
 from regraft.kinds import V1_SOURCES, Kind
@@ -33,8 +32,6 @@ from regraft.stores.locate import PROFILE_DATABASE, open_store
 from regraft.text import one_line, printable
 
 Value = TypeVar("Value")
-#: Where people keep backups, below their home folder.
-_FOLDERS = ("Downloads", "Desktop", "Documents")
 
 
 def start() -> NoReturn:
@@ -78,6 +75,20 @@ class GuidedPrompt(ProfilePrompt):
                 return True
             if answer in ("n", "no", tr("no")):
                 return False
+
+    def finish(self, report: ProfileMigrationReport) -> None:
+        """Offer to start the application, if it is installed and uses the profile; the end of the input means no."""
+        if not report.install.actions or not application.can_start(report.profile.path):
+            return
+        try:
+            if self.asks("\n" + tr("Start the application now?")):
+                application.start_application(report.profile.path)
+                echo(tr("The application was started. Quit it before you undo.\n"))
+        except ApplicationNotStarted as error:
+            echo_error(f"regraft: {error}")
+        except (InputEnded, KeyboardInterrupt):
+            # The upgrade is done and printed: not to start anything is no failure.
+            echo("\n")
 
 
 # --- questions -------------------------------------------------------------------------------------------------------
@@ -133,11 +144,7 @@ def parse_path(answer: str) -> Path:
 
 def _sources(found: Sequence[Installation]) -> list[tuple[Path, str]]:
     """List what can be migrated: backups first, the newest at the top, then data folders of v1."""
-    folders = [Path()]
-    with suppress(RuntimeError):
-        # Without a home directory, only this one.
-        folders += [Path.home() / name for name in _FOLDERS]
-    backups = [(Path(one.path), one.facts[0].rstrip(".。")) for one in find_backups(folders)]
+    backups = [(Path(one.path), one.facts[0].rstrip(".。")) for one in find_backups([Path(), *list_user_folders()])]
     data = [(Path(one.path), one.facts[0].rstrip(".。")) for one in found if one.kind in V1_SOURCES]
     return list({path.absolute(): (path, why) for path, why in [*backups, *data]}.values())
 

@@ -258,9 +258,10 @@ def run_into_profile(
         echo_json(encoded(done.report))
     else:
         echo(_format_profile_run(done, page if lost is None else None, prompt))
-    interrupts.ignore_stops()
     if lost is not None:
         raise lost
+    prompt.finish(done.report)
+    interrupts.ignore_stops()
     sys.exit(exit_status(done.report, output.fail_on))
 
 
@@ -293,6 +294,9 @@ class ProfilePrompt(PlanPrompt):
     def asks(self, question: str) -> bool:
         """Ask whether to go on; the default is yes."""
         return ask(question)
+
+    def finish(self, report: ProfileMigrationReport) -> None:
+        """Offer what follows the printed result; nothing for a command."""
 
 
 def _format_profile_run(done: ProfileMigration, page: Path | None, prompt: ProfilePrompt) -> str:

@@ -26,7 +26,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from regraft import api
-from regraft.api import inspection
+from regraft.api import application, inspection
 from regraft.disk import scratch
 from regraft.errors import RegraftError, WrongUsage
 from regraft.kinds import Kind
@@ -59,6 +59,7 @@ from regraft.page.views import (
 from regraft.report.document import encoded
 from regraft.report.labels import label_of
 from regraft.report.migration import as_json
+from regraft.stores.locate import open_store
 from regraft.text import format_bytes, one_line, printable
 
 #: Seconds between two looks whether the server may end.
@@ -120,6 +121,7 @@ def _upgrade(form: Form) -> tuple[Task, tuple[str, ...]]:
     source = _source_of(form)
     library = _path_of(form, "library", tr("Say where the library is to be written."))
     chosen: dict[str, Any] = {
+        "kind": _v1_kind(source),
         "dry_run": True,
         "bases": form.texts("base"),
         "salvage": bool(form.text("salvage")),
@@ -133,6 +135,12 @@ def _upgrade(form: Form) -> tuple[Task, tuple[str, ...]]:
     options = ProfileMigrationOptions(**chosen, recreate_provider=_providers(form), as_new=bool(form.text("as_new")))
     task = Task(function="migrate_into_profile", paths=(source, profile, library), options=options)
     return task, (library, profile)
+
+
+def _v1_kind(source: str) -> Kind | None:
+    """Return the kind as which a v2 profile is read for an upgrade: by what v1 left in it. None for other sources."""
+    with open_store(Path(source)) as found:
+        return Kind.V1_PROFILE if found.has_v1_state else None
 
 
 def _providers(form: Form) -> tuple[str, ...]:
@@ -342,11 +350,13 @@ def _function(name: str) -> str:
 
 def _facts(journey: Journey, name: str, path: str, own: Path) -> dict[str, Any]:
     """Read what a form offers to choose from."""
-    report = api.inspect(path)
+    kind = _v1_kind(path) if name == "upgrade" else None
+    report = api.inspect(path, kind=kind)
     profiles = []
     if journey.has_profiles:
         found = inspection.inspect_computer(user_folders=True).found
-        profiles = [one for one in found if one.kind == Kind.V2_PROFILE and one.path != path]
+        # What v1 left in a profile is brought into that profile.
+        profiles = [one for one in found if one.kind == Kind.V2_PROFILE and (one.path != path or kind is not None)]
     suggested = ""
     if name == "upgrade":
         # Loads the migrators, which no other form needs.
@@ -520,6 +530,22 @@ async def _document(request: Request) -> Response:
     return Response(text.encode("utf-8", "backslashreplace"), media_type="application/json", headers=headers)
 
 
+# --- starting the application ----------------------------------------------------------------------------------------
+
+
+async def _start_application(request: Request) -> Response:
+    """Start the application that uses a profile: a program of the system's usual places, once."""
+    form = await read_form(request)
+    desk = desk_of(request)
+    # The application takes a moment to lock its profile: a second click must not start it again.
+    if desk.application is not None and desk.application.poll() is None:
+        text = tr("It was started already. It may take a moment until its window opens.")
+        return render(request, "message.html", 409, title=tr("The application is running"), text=text)
+    desk.application = await run_in_threadpool(application.start_application, form.exact("path"))
+    text = tr("Your bases are in it. Quit it before you undo or change anything here.")
+    return render(request, "message.html", title=tr("The application was started"), text=text)
+
+
 # --- history ---------------------------------------------------------------------------------------------------------
 
 
@@ -538,6 +564,7 @@ async def _history(request: Request) -> Response:
 
 ROUTES = [
     Route("/history", _history),
+    Route("/start", _start_application, methods=["POST"]),
     Route("/job/{job}", _show_job),
     Route("/job/{job}/events", _events),
     Route("/job/{job}/report.json", _document),

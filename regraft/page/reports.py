@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -10,18 +12,19 @@ from typing import Any
 import apsw
 import msgspec
 
-from checks.audit.findings import FINDINGS, CheckReport
+from checks.audit.findings import FINDINGS, BaseStatistics, CheckReport
 from checks.cherry_v2.findings import BASE_MODEL
 from checks.systems import load_findings
 from migrators.compare import CompareReport
 from regraft import api
+from regraft.api import application
 from regraft.api.profile import ProfileMigrationReport
 from regraft.errors import RegraftError
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
 from regraft.formats.cherry_v2.models import SEPARATOR
 from regraft.language import tr
 from regraft.page.jobs import Job, Task
-from regraft.page.views import SHOWN, in_context
+from regraft.page.views import SHOWN, Chart, charts_of, in_context
 from regraft.report import notices
 from regraft.report.document import encoded
 from regraft.report.html import BarPart
@@ -58,10 +61,12 @@ def _migration(job: Job, report: MigrationReport) -> dict[str, Any]:
         "groups": [],
         "most": SHOWN,
         "does_something": True,
+        "can_start": False,
     }
     if isinstance(report, ProfileMigrationReport):
         values |= {"install": report.install, "does_something": bool(report.install.actions)}
         values["groups"] = _grouped(report.install.bases, report.install.actions, report.install.left)
+        values["can_start"] = not job.task.is_plan and application.can_start(job.task.paths[1])
     values["known"], values["missing"] = _choices_of(job, report, names) if job.task.is_plan else ([], [])
     return values
 
@@ -134,6 +139,7 @@ def _change(job: Job, report: ChangeReport | BackfillReport) -> dict[str, Any]:
         "does_something": bool(report.actions) or any(scope.planned.texts for scope in scopes),
         "missing": [],
         "known": [],
+        "can_start": not job.task.is_plan and bool(report.actions) and application.can_start(target),
     }
     if job.task.function == "install" and job.task.is_plan:
         models = _library_models(job.task)
@@ -193,12 +199,33 @@ def find_missing_models(
     return known, sorted(missing, key=lambda one: str(one["id"]))
 
 
+#: Months that are shown one by one, and bases in a chart.
+_MOST_MONTHS, _MOST_BASES = 24, 100
 #: The command that repairs a finding, if one does.
 _REPAIR = attrgetter("repair")
 
 
-def _findings(_: Job, report: CheckReport) -> dict[str, Any]:
+def _age_chart(bases: Iterable[BaseStatistics]) -> list[Chart]:
+    """Return the chart of the items by the month in which they were added, or by year where the months are many."""
+    months: Counter[str] = Counter()
+    for base in bases:
+        months.update(base.ages or {})
+    years: Counter[str] = Counter()
+    for month, number in months.items():
+        years[month[:4]] += number
+    rows = months if len(months) <= _MOST_MONTHS else years
+    return [(tr("Items by age"), "items", sorted(rows.items()))] if rows else []
+
+
+def _duplicates_chart(bases: Iterable[BaseStatistics]) -> list[Chart]:
+    """Return the chart of the texts that are in a base more than once, the largest number first."""
+    rows = [(base.name, base.duplicates) for base in bases if isinstance(base.duplicates, int) and base.duplicates]
+    return [(tr("Duplicates"), "texts", sorted(rows, key=lambda row: -row[1])[:_MOST_BASES])] if rows else []
+
+
+def _findings(job: Job, report: CheckReport) -> dict[str, Any]:
     load_findings()
+    charts: list[Chart] = []
     bases = report.statistics.bases or []
     names: dict[Any, str] = {base.id: base.name for base in bases}
     groups: dict[tuple[str, str], dict[str, Any]] = {}
@@ -219,6 +246,8 @@ def _findings(_: Job, report: CheckReport) -> dict[str, Any]:
         if number
     ]
     numbers = dict(report.checked)
+    with suppress(RegraftError):
+        charts = charts_of(api.inspect(job.task.paths[0]).bases)
     return {
         "bytes": numbers.pop("bytes", None),
         "numbers": numbers,
@@ -226,6 +255,7 @@ def _findings(_: Job, report: CheckReport) -> dict[str, Any]:
         "most": SHOWN,
         "severities": severities,
         "coverage": [base for base in bases if isinstance(base.bodies, int) and base.bodies],
+        "charts": [*_duplicates_chart(bases), *_age_chart(bases), *charts],
         "is_repaired": report.level is not msgspec.UNSET and any(map(_REPAIR, report.findings)),
     }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import subprocess
 import webbrowser
 from collections.abc import Awaitable, Callable
 from html import escape
@@ -108,6 +109,8 @@ class Desk:
         self.jobs = JobBoard(folder)
         #: Open streams of progress.
         self.streams = 0
+        #: The application, if this server has started it.
+        self.application: subprocess.Popen[bytes] | None = None
         #: Set by the Quit button.
         self.is_ended = False
 

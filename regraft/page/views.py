@@ -33,8 +33,7 @@ from starlette.routing import Route
 from regraft import __version__, api
 from regraft.api import inspection
 from regraft.disk import durable, file_paths
-from regraft.errors import REFUSED, RegraftError, SourceNotFound, WrongUsage
-from regraft.formats.cherry_v2.index.search import compile_query
+from regraft.errors import REFUSED, NotBrowsed, RegraftError, SourceNotFound, WrongUsage
 from regraft.identity import iso_time
 from regraft.kinds import (
     BASE_SOURCES,
@@ -42,6 +41,7 @@ from regraft.kinds import (
     PREVIEW_SOURCES,
     SYSTEMS,
     V1_SOURCES,
+    V2_LAYOUTS,
     V2_STORES,
     Kind,
 )
@@ -49,9 +49,9 @@ from regraft.language import current_language, format_count, to_english, tr, tra
 from regraft.options import SearchOptions
 from regraft.page.jobs import Task
 from regraft.page.server import check_token, desk_of, query_text, read_form
-from regraft.ranking import cherry_v2
 from regraft.report.html import format_percent, make_environment
 from regraft.report.labels import label_of, mode_label, severity_label
+from regraft.stores.locate import open_store
 from regraft.text import format_bytes, one_line, path_argument, printable, replace_surrogates
 
 #: Entries of a folder that are read, and that are shown.
@@ -68,7 +68,7 @@ _COMMANDS = {
     "migrate_into_profile": ("migrate", "--profile", "--to"),
     "install": ("install", "--profile"),
 }
-#: Kinds whose only fact on Home is the kind itself.
+#: Kinds whose first fact names the kind, which is above it on Home.
 _PLAIN_KINDS = (*V1_SOURCES[:2], Kind.V1_EXPORT, Kind.V1_KNOWLEDGE, Kind.V2_BACKUP, Kind.LIBRARY, Kind.PACK)
 #: Names of the languages, each in itself.
 _LANGUAGES = {"en": "English", "zh": "中文"}
@@ -77,6 +77,23 @@ _BY_WORDS: dict[str, Any] = {"mode": "bm25", "count": 20}
 _MODES, _BESIDE = ("bm25", "vector", "hybrid"), 10
 #: Characters of a query; units of an item on a page, and neighbors of a unit.
 _QUERY, _UNITS, _NEIGHBORS = 1_000, 50, 10
+#: The pages that a store may have.
+_PAGES = {
+    "rescue": tr("Rescue"),
+    "upgrade": tr("Upgrade"),
+    "install": tr("Put into a profile"),
+    "browse": tr("Browse and search"),
+    "backfill": tr("Missing vectors"),
+    "pack": tr("Pack"),
+    "history": tr("History"),
+}
+#: What can be done with a store, by the first page that it has.
+_SENTENCES = {
+    "upgrade": tr("It can be brought into the new application, with all its vectors."),
+    "rescue": tr("Its upgrade failed. What was left behind can be brought back."),
+    "check": tr("It can be checked, and repaired if something is wrong."),
+    "install": tr("Its bases can be put into the application."),
+}
 #: Kinds that ``migrate`` reads.
 MIGRATED = (*V1_SOURCES, *PREVIEW_SOURCES, Kind.RSCLAW)
 
@@ -312,32 +329,44 @@ def find_stores() -> list[dict[str, Any]]:
     for one in inspection.inspect_computer(user_folders=True).found:
         size, changed = measure(Path(one.path))
         path = Path(one.path)
-        facts = [] if one.kind in _PLAIN_KINDS else one.facts
+        facts = one.facts[1:] if one.kind in _PLAIN_KINDS else one.facts
         known = {"path": one.path, "name": path.name, "folder": str(path.parent), "kind": one.kind, "why": one.why}
-        stores.append({**known, "facts": facts, "size": size, "changed": changed, "steps": journeys_of(one.kind)})
+        steps = journeys_of(one.kind, path, one.remedy)
+        may = _SENTENCES.get(steps[0][0], "") if steps else ""
+        stores.append({**known, "facts": facts, "size": size, "changed": changed, "steps": steps, "may": may})
     return stores
 
 
-def journeys_of(kind: str | None) -> list[tuple[str, str]]:
-    """List the pages that a kind of store has, each with its label; the first one is what most readers want."""
+def journeys_of(kind: str | None, path: Path, remedy: str | None = None) -> list[tuple[str, str]]:
+    """List the pages that a store has, each with its label; the first one is what most readers want.
+
+    Args:
+        kind: its kind; None if it cannot be read.
+        path: where it is.
+        remedy: the command that brings back what the application's own upgrade left behind, or None.
+    """
     if kind is None:
         return []
     found = Kind(kind)
-    steps = []
-    if found in MIGRATED:
-        steps += [("upgrade", tr("Upgrade")), ("check", tr("Check"))]
-    if found in (*V2_STORES, *SYSTEMS):
-        steps.append(("check", tr("Check and repair")))
-    if found is Kind.V2_PROFILE:
-        steps.append(("rescue", tr("Rescue")))
-    if found in BASE_SOURCES and found is not Kind.V2_PROFILE:
-        steps.append(("install", tr("Put into a profile")))
-    if found in (Kind.V2_PROFILE, Kind.LIBRARY):
-        steps += [("browse", tr("Browse and search")), ("backfill", tr("Missing vectors"))]
-        steps += [("pack", tr("Pack")), ("history", tr("History"))]
-    elif found in SYSTEMS:
-        steps.append(("history", tr("History")))
-    return steps
+    # What a zip file of another system holds can be read and not changed.
+    is_archive = path.suffix.lower() == ".zip" and found in SYSTEMS
+    is_changed = found in (*V2_STORES, *SYSTEMS) and not is_archive
+    has_bases = found in (Kind.V2_PROFILE, Kind.LIBRARY)
+    steps = {
+        "rescue": remedy == "rescue",
+        "upgrade": found in MIGRATED or remedy == "migrate",
+        "install": found in BASE_SOURCES and found is not Kind.V2_PROFILE,
+        "check": is_changed or is_archive or found in MIGRATED,
+        "browse": has_bases,
+        "backfill": has_bases,
+        "pack": has_bases,
+        "history": has_bases or (found in SYSTEMS and not is_archive),
+    }
+    pages = [page for page, is_there in steps.items() if is_there]
+    if found is Kind.V2_PROFILE and remedy is None:
+        pages.insert(1, "rescue")
+    labels = {**_PAGES, "check": tr("Check and repair") if is_changed else tr("Check")}
+    return [(page, shown(labels[page])) for page in pages]
 
 
 async def _home(request: Request) -> Response:
@@ -378,14 +407,28 @@ async def _store(request: Request) -> Response:
         report=report,
         size=size,
         changed=changed,
-        steps=journeys_of(report.kind),
-        charts=_charts(report.bases),
+        steps=journeys_of(report.kind, Path(path), await run_in_threadpool(_remedy, Path(path), report)),
+        charts=charts_of(report.bases),
         command=command_line(Task(function="inspect", paths=(path,))),
     )
 
 
-def _charts(bases: Iterable[Any]) -> list[tuple[str, str, list[tuple[str, int]]]]:
-    """Return the charts of several bases: title, unit and rows of each, the largest number first."""
+def _remedy(path: Path, report: Any) -> str | None:
+    """Return the command that brings back what the application's own upgrade left in a profile, or None."""
+    if report.kind != Kind.V2_PROFILE:
+        return None
+    if any(base.status == "failed" for base in report.bases):
+        return "rescue"
+    with open_store(path) as found:
+        return "migrate" if found.has_v1_state and not report.bases else None
+
+
+#: A chart: its title, the unit of its numbers, and its rows.
+Chart = tuple[str, str, list[tuple[str, int]]]
+
+
+def charts_of(bases: Iterable[Any]) -> list[Chart]:
+    """Return the charts of several bases of an ``inspect`` report, in each the largest number first."""
     sizes: list[tuple[str, int]] = []
     models: Counter[str] = Counter()
     for base in bases:
@@ -510,10 +553,23 @@ async def _receive_file(request: Request, path: Path, limit: int) -> bool:
 # --- bases, items, texts ---------------------------------------------------------------------------------------------
 
 
+def _check_browsed(path: Path) -> None:
+    """Raise an error for a store whose texts no page shows.
+
+    Raises:
+        NotBrowsed: it is of another system.
+        RegraftError: it cannot be read.
+    """
+    with open_store(path) as found:
+        if found.kind not in V2_LAYOUTS:
+            raise NotBrowsed(path=path, what=KIND_NAMES[found.kind])
+
+
 async def _browse(request: Request) -> Response:
     """Show the bases of a store, the items of one, the units of one of these, and a search by words."""
     path, base, item = asked_path(request), query_text(request, "base"), query_text(request, "item")
     query = query_text(request, "q").strip()[:_QUERY]
+    await run_in_threadpool(_check_browsed, Path(path))
     values: dict[str, Any] = {"answers": [], "problem": "", "embedder": "", "config": ""}
     if query:
         try:
@@ -533,6 +589,7 @@ async def _browse_by_meaning(request: Request) -> Response:
     form = await read_form(request)
     path, base, query = form.exact("path"), form.text("base"), form.text("q")[:_QUERY]
     embedder, given = form.text("embedder"), form.exact("config") or clean_path(form.text("config"))
+    await run_in_threadpool(_check_browsed, Path(path))
     answers, problem, field = [], "", "embedder"
     config = Path(given) if given else None
     try:
@@ -563,6 +620,9 @@ async def _browse_page(
         for mode, answer in values["answers"]
         if len(values["answers"]) > 1
     }
+    # Only these pages need what searches and reads indexes.
+    from regraft.formats.cherry_v2.index.search import compile_query  # noqa: PLC0415
+
     compiled = compile_query(query)
     inspect_words = ("regraft", "inspect", path_argument(path), *(["--items"] if base else []))
     return render(
@@ -598,6 +658,8 @@ def _search_command(path: str, query: str, base: str, options: dict[str, Any]) -
 
 def _read_item(path: Path, base: str, item: str, first: int, unit: str) -> dict[str, Any]:
     """Read a page of an item's units, and the neighbors of one of them."""
+    from regraft.ranking import cherry_v2  # noqa: PLC0415 - as above
+
     try:
         found = cherry_v2.read_units(path, base, item, first=first, count=_UNITS)
         neighbors = cherry_v2.find_neighbors(path, base, unit, _NEIGHBORS) if unit else None

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
 from patience import NEVER_SECONDS
 
 from regraft.page import jobs
@@ -15,6 +16,8 @@ from regraft.page.jobs import Outcome, Task
 
 #: Variables for the process of a job: the file that holds it while it is there, and the moment, "STAGE METHOD NUMBER".
 HOLD, MOMENT = "REGRAFT_TEST_HOLD", "REGRAFT_TEST_MOMENT"
+#: The time of :func:`at_one_time`, as ``--now`` has it and in milliseconds.
+NOW, NOW_MS = "2026-01-02T03:04:05Z", 1_767_323_045_000
 _run_task = jobs.run_task
 
 
@@ -22,6 +25,13 @@ def held(task: Task, stop_file: str) -> Outcome:
     """Run a task once the file that holds it is gone."""
     while Path(os.environ[HOLD]).exists():
         time.sleep(0.02)
+    return _run_task(task, stop_file)
+
+
+def at_one_time(task: Task, stop_file: str) -> Outcome:
+    """Run a task at the time that ``--now`` gives a command, so that both write the same times."""
+    if hasattr(task.options, "now_ms"):
+        task = structs.replace(task, options=structs.replace(task.options, now_ms=NOW_MS))
     return _run_task(task, stop_file)
 
 

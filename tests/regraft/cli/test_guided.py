@@ -21,6 +21,7 @@ from harness import REPO, run_as_given
 from patience import NEVER_SECONDS
 from profiles import profile
 
+from regraft.api import application
 from regraft.cli import guided
 from regraft.errors import InputEnded, RegraftError
 from regraft.processes import startup
@@ -111,6 +112,26 @@ def test_enter_at_every_question_upgrades(home, monkeypatch, capsys):
     assert run_as_given("undo", place, "--yes").status == 0
     assert bases_of(place) == []
     assert list((home / "here").iterdir()) == []
+
+
+@posix
+@pytest.mark.parametrize("answer", ["", "n", EOFError])
+def test_the_application_is_started_after_a_question(home, monkeypatch, capsys, answer):
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    program = home / "Applications" / "Cherry Studio.AppImage"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\ntouch "$HOME/started"\n')
+    program.chmod(0o755)
+    started = []
+    start = application.start_application
+    monkeypatch.setattr(application, "start_application", lambda path: started.append(start(path)))
+    status, given = answered(monkeypatch, "", "", "", "", "", answer)
+    assert (status, given.answers) == (1, [])
+    assert "Start the application now? [Y/n]" in given.asked[-1]
+    for process in started:
+        assert process.wait(NEVER_SECONDS) == 0
+    assert (home / "started").exists() == (answer == "")
+    assert ("The application was started." in capsys.readouterr().out) == (answer == "")
 
 
 def test_paths_can_be_typed_and_wrong_ones_are_asked_again(home, monkeypatch, capsys, tmp_path):

@@ -23,6 +23,7 @@ import planted_v2
 import profiles
 import pytest
 import stranded
+from faults import posix
 from harness import REPO, run, snapshot
 from page_client import Client, said
 
@@ -87,9 +88,28 @@ def test_home_lists_what_is_on_the_computer(reader, home):
     text = said(page)
     for part in ("备份.zip", "a v1 backup", "in 下载", library.name, "a v2 library", "a v2 profile folder", "Upgrade"):
         assert part in text, part
+    # What is in it, and what can be done with it.
+    for part in (
+        "v1 data, with 4 vector files.",
+        "v2 data, with 2 bases.",
+        "Its bases can be put into the application.",
+    ):
+        assert part in text, part
+    assert "It can be brought into the new application, with all its vectors." in text
     for part in ("other.zip", "holiday"):
         assert part not in text, part
     assert f"upgrade?at={views.exact(home / '下载' / '备份.zip')}" in page.text
+
+
+def test_a_failed_upgrade_is_offered_its_rescue_first(reader, home):
+    place = home / ".config" / "CherryStudio"
+    place.parent.mkdir(parents=True)
+    shutil.move(stranded.profile(home / "made", stranded.some_source(), ("kb",)), place)
+    for page in (reader.get(""), reader.get("store", at=place)):
+        offered = re.findall(rf'class="button( primary)?" href="{reader.root}(\w+)\?at=', page.text)
+        assert offered[0] == (" primary", "rescue")
+        assert [name for _, name in offered].count("rescue") == 1
+    assert "Its upgrade failed. What was left behind can be brought back." in said(reader.get(""))
 
 
 def test_folders_that_the_desktop_names_are_looked_at(reader, home):
@@ -295,6 +315,42 @@ def test_what_changed_since_the_plan_is_shown_before_anything_is_written(reader,
     assert done.state == "done" and contents(library) != before
 
 
+@posix
+def test_the_application_is_started_by_a_button_of_the_result(reader, home, tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    profile = profiles.profile(home / ".config" / "CherryStudio")
+    fields = {"path": planted_v2.library(tmp_path), "profile": profile}
+    button = f'action="{reader.root}start"'
+    done = reader.confirm(reader.start("install", **fields))
+    page = reader.get(f"job/{done.id}")
+    # Nothing is offered that is in no usual place.
+    assert button not in page.text and "Start the application: the bases are there." in said(page)
+    assert "it was not found in the usual places" in said(reader.post("start", path=profile))
+    program = home / "Applications" / "CherryStudio.AppImage"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho 1 >> "$HOME/started"\nwhile [ ! -e "$HOME/end" ]; do sleep 0.05; done\n')
+    program.chmod(0o755)
+    page = reader.get(f"job/{done.id}").text
+    assert button in page and "Start the application now" in page
+    assert button not in reader.get(f"job/{reader.start('install', **fields).id}").text
+    answer = reader.post("start", path=profile)
+    assert answer.status_code == 200 and "The application was started" in answer.text
+    process = reader.desk.application
+    assert process is not None
+    again = reader.post("start", path=profile)
+    assert (again.status_code, reader.desk.application) == (409, process)
+    assert "It was started already. It may take a moment until its window opens." in said(again)
+    (home / "end").touch()
+    assert process.wait(page_client.NEVER_SECONDS) == 0
+    assert (home / "started").read_text() == "1\n"
+    # Of another profile, or without the form's token, nothing is started.
+    other = profiles.profile(tmp_path / "other")
+    assert reader.post("start", path=other).status_code == 400
+    assert reader.post("start", path=profile, token="wrong").status_code == 403
+    assert reader.get("start").status_code == 404
+    assert (home / "started").read_text() == "1\n"
+
+
 @pytest.mark.parametrize(
     ("page", "fields", "field", "problem"),
     [
@@ -358,6 +414,86 @@ def test_a_check_lists_findings_and_leads_to_the_repair(reader, tmp_path):
     run("undo", copy)
     assert contents(library) == contents(copy)
     assert "undone" in said(reader.get("history", at=library))
+
+
+def test_a_check_draws_duplicates_ages_sizes_and_models(reader, tmp_path):
+    library = tmp_path / "library"
+    run("migrate", SAMPLE, "--to", library)
+    with closing(sqlite3.connect(library / "catalog.sqlite")) as db, db:
+        db.execute("UPDATE knowledge_item SET created_at = 1700000000000")
+        db.execute("UPDATE knowledge_item SET created_at = 1735689600000 WHERE rowid = 1")
+        items = db.execute("SELECT count(*) FROM knowledge_item").fetchone()[0]
+    answer = reader.get(f"job/{reader.start('check', path=library).id}")
+    text = said(answer)
+    assert f"Items by age Items by the time when they were added 2023-11 {items - 1} 2025-01 1" in text
+    assert "Duplicates" not in text
+    assert "Size of the bases" in text and "Vectors by model openai::text-embedding-3-small 57" in text
+    # Each bar has its number as text.
+    for title in ("Items by age", "Size of the bases", "Vectors by model"):
+        section = answer.text.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0]
+        bars = re.findall(r'role="img" aria-label="([^"]+)".*?<span class="number">([^<]+)</span>', section)
+        assert bars and all(label == number for label, number in bars), title
+
+
+def test_texts_that_are_there_twice_are_counted(reader, tmp_path):
+    store = lacking.library(tmp_path)
+    hashes = [
+        one for (one,) in rows_of(planted_v2.index(store, lacking.KB), "SELECT embedding_text_hash FROM search_text")
+    ]
+    repeated = len(hashes) - len(set(hashes))
+    job = reader.start("check", path=store)
+    assert f"they share its vector {lacking_name(store)} {repeated} " in reader.page(job) and repeated > 0
+    # Vectors without a text, and texts without a vector, are no duplicates.
+    lacking.taken_away(store, [lacking.KB_TEXTS["item-f2"][0]])
+    planted_v2.run_sql(planted_v2.index(store, lacking.KB), "INSERT INTO embedding VALUES ('nobody', zeroblob(32), 1)")
+    with closing(sqlite3.connect(planted_v2.index(store, lacking.KB))) as db:
+        query = "SELECT count(*), count(DISTINCT embedding_text_hash) FROM search_text JOIN embedding USING (embedding_text_hash)"
+        bodies, texts = db.execute(query).fetchone()
+    statistics = document(reader, reader.start("check", path=store))["statistics"]["bases"]
+    [found] = [one["duplicates"] for one in statistics if one["id"] == lacking.KB]
+    assert found == bodies - texts
+
+
+def lacking_name(store: Path) -> str:
+    with closing(sqlite3.connect(store / "catalog.sqlite")) as db:
+        return str(db.execute("SELECT name FROM knowledge_base WHERE id = ?", (lacking.KB,)).fetchone()[0])
+
+
+def test_many_months_are_shown_by_year(reader, tmp_path):
+    library = planted_v2.library(tmp_path)
+    with closing(sqlite3.connect(library / "catalog.sqlite")) as db, db:
+        row = db.execute("SELECT * FROM knowledge_item LIMIT 1").fetchone()
+        columns = [one[1] for one in db.execute("PRAGMA table_info(knowledge_item)")]
+        db.execute("DELETE FROM knowledge_item")
+        for number in range(30):
+            values = {**dict(zip(columns, row, strict=True)), "id": f"i{number}"}
+            values["created_at"] = 1_577_880_000_000 + number * 31 * 86_400_000
+            db.execute(f"INSERT INTO knowledge_item VALUES ({', '.join('?' * len(columns))})", list(values.values()))
+        db.execute("UPDATE knowledge_item SET created_at = 9e18 WHERE id = 'i29'")
+    text = reader.page(reader.start("check", path=library))
+    assert "Items by the time when they were added 2020 12 2021 12 2022 5" in text
+
+
+def test_what_cannot_be_browsed_says_so_and_an_archive_has_no_history(reader, tmp_path):
+    store = chroma_zip(tmp_path)
+    page = reader.get("store", at=store)
+    offered = re.findall(rf'class="button[^"]*" href="{reader.root}(\w+)\?at=', page.text)
+    assert offered == ["check"]
+    folder = tmp_path / "chroma"
+    assert "history?at=" in reader.get("store", at=folder).text
+    answers = [reader.get("browse", at=folder), reader.get("browse", at=folder, base="x", q="boat")]
+    answers.append(reader.post("browse", path=folder, q="boat", embedder="mine"))
+    for answer in answers:
+        assert answer.status_code == 400
+        assert f"{folder}: this is a folder of Chroma, whose texts the page cannot show" in said(answer)
+        assert "--" not in said(answer)
+
+
+def chroma_zip(folder: Path) -> Path:
+    """Write a small folder of Chroma, and a zip file of it; return the zip file."""
+    with zipfile.ZipFile(REPO / "tests" / "golden" / "chroma" / "chroma-0.6.zip") as golden:
+        golden.extractall(folder, [name for name in golden.namelist() if name.startswith("chroma/")])
+    return Path(shutil.make_archive(str(folder / "packed"), "zip", folder, "chroma"))
 
 
 def test_a_failed_upgrade_is_rescued(reader, tmp_path):

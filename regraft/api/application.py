@@ -1,0 +1,157 @@
+"""Find the installed application in the system's usual places, and start it after its profile was changed.
+
+A program is never taken from the data: not from a profile, a backup, or the application's own settings. It is offered
+only for a profile that the application opens by itself, and never while it is running.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from regraft.disk import links
+from regraft.errors import ApplicationNotStarted
+from regraft.formats.cherry_v1 import profile as profile_folders
+from regraft.language import tr
+
+#: The application's name without blanks, dashes and case, as it begins the names of its files.
+_NAME = "cherrystudio"
+#: Folders for AppImages, below the home folder and elsewhere.
+_IMAGE_FOLDERS = ("Applications", "AppImages", ".local/bin", "bin", "/opt", "/usr/local/bin")
+#: Largest desktop entry that is read, and most entries of a folder that are looked at.
+_ENTRY_BYTES, _MOST_LISTED = 100_000, 5_000
+_EXEC = re.compile(r"^Exec[ \t]*=[ \t]*(.+)$", re.MULTILINE)
+#: What stands in its command for files and addresses; the second one is of Flatpak.
+_FIELD = re.compile("%[a-zA-Z]|@@u?")
+#: Set by a program of PyInstaller for its own libraries; the value before has this ending.
+_LIBRARIES, _ORIGINAL = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LIBPATH"), "_ORIG"
+
+
+def find_program(platform: str = sys.platform) -> list[str] | None:
+    """Return the command that starts the installed application, or None if it is in none of the usual places."""
+    places = {"win32": _windows_programs, "darwin": _macos_programs}.get(platform, _linux_programs)
+    with suppress(RuntimeError):
+        # Without a home folder, nothing is offered.
+        return next(places(), None)
+    return None
+
+
+def _windows_programs() -> Iterator[list[str]]:
+    for variable, below in (("LOCALAPPDATA", "Programs"), ("ProgramFiles", ""), ("ProgramFiles(x86)", "")):
+        folder = os.environ.get(variable)
+        if folder and Path(folder).is_absolute():
+            for place in _named_like_it(Path(folder) / below):
+                yield from ([str(path)] for path in _named_like_it(place) if _is_program(path, ".exe"))
+
+
+def _macos_programs() -> Iterator[list[str]]:
+    for folder in (Path("/Applications"), Path.home() / "Applications"):
+        for path in _named_like_it(folder):
+            if path.suffix == ".app" and path.is_dir():
+                yield ["/usr/bin/open", "-a", str(path)]
+
+
+def _linux_programs() -> Iterator[list[str]]:
+    home = Path.home()
+    data = os.environ.get("XDG_DATA_HOME") or home / ".local" / "share"
+    for folder in (data, "/usr/local/share", "/usr/share", "/var/lib/flatpak/exports/share", "/var/lib/snapd/desktop"):
+        for path in _named_like_it(Path(folder) / "applications"):
+            if path.suffix == ".desktop":
+                yield from _desktop_command(path)
+    for name in _IMAGE_FOLDERS:
+        for path in _named_like_it(home / name):
+            yield from ([str(path)] for _ in range(_is_program(path, ".appimage")))
+    for folder in _named_like_it(Path("/opt")):
+        yield from ([str(path)] for path in _named_like_it(folder) if _is_program(path, ""))
+
+
+def _named_like_it(folder: Path) -> list[Path]:
+    """Return the entries of a folder that are called like the application, the last name first."""
+    try:
+        paths = list(islice(folder.iterdir(), _MOST_LISTED))
+    except OSError:
+        return []
+    # An AppImage manager may put a word of its own before the name.
+    return sorted((path for path in paths if _NAME in re.sub(r"[\s_-]", "", path.name).casefold()), reverse=True)
+
+
+def _is_program(path: Path, suffix: str) -> bool:
+    return path.suffix.casefold() == suffix and path.is_file() and os.access(path, os.X_OK)
+
+
+def _desktop_command(entry: Path) -> Iterator[list[str]]:
+    """Yield the command of a desktop entry, without its field codes such as ``%U``."""
+    with suppress(OSError, ValueError):
+        text = links.read_bytes(entry)[:_ENTRY_BYTES].decode()
+        if found := _EXEC.search(text):
+            words = [word.replace("%%", "%") for word in shlex.split(found[1]) if not _FIELD.fullmatch(word)]
+            if words and Path(words[0]).is_absolute() and os.access(words[0], os.X_OK) and Path(words[0]).is_file():
+                yield words
+
+
+# --- for a profile ---------------------------------------------------------------------------------------------------
+
+
+def can_start(profile: str | Path) -> bool:
+    """Whether the application is installed, opens this profile by itself, and is not running."""
+    folder = Path(profile)
+    try:
+        real = links.real_path(folder)
+        own = [links.real_path(path) for path in profile_folders.list_data_folders()]
+    except (OSError, RuntimeError, ValueError):
+        return False
+    is_own = real in own and not profile_folders.find_configured_folders(folder)
+    return is_own and profile_folders.detect_running_app(folder) is None and find_program() is not None
+
+
+def start_application(profile: str | Path) -> subprocess.Popen[bytes]:
+    """Start the installed application in a process of its own, which goes on when this one ends.
+
+    Raises:
+        ApplicationNotStarted: it is running already, not in the usual places, or opens another profile.
+    """
+    folder = Path(profile)
+    running = profile_folders.detect_running_app(folder)
+    if running is not None:
+        raise ApplicationNotStarted(reason=tr("it is running already ({sign})", sign=running))
+    command = find_program()
+    if command is None or not can_start(folder):
+        raise ApplicationNotStarted(reason=tr("it was not found in the usual places, or it opens another profile"))
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=Path.home(),
+            env=_environment(),
+            # Ctrl-C in the terminal of this process does not reach it.
+            start_new_session=True,
+            creationflags=getattr(subprocess, "DETACHED_PROCESS", 0)
+            | getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+    except OSError as error:
+        raise ApplicationNotStarted(reason=error.strerror or error) from error
+    # Its end is collected, so that no dead process stays behind.
+    threading.Thread(target=process.wait, daemon=True).start()
+    return process
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment for another program: without what PyInstaller and regraft set for this one."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("REGRAFT_")}
+    if getattr(sys, "frozen", False):
+        for name in _LIBRARIES:
+            kept.pop(name, None)
+            before = kept.pop(name + _ORIGINAL, None)
+            if before is not None:
+                kept[name] = before
+    return kept
