@@ -444,9 +444,10 @@ def test_every_key_is_in_the_reference(store: Path) -> None:
     for base in document["statistics"]["bases"]:
         base.pop("norms")
         base.pop("lengths")
+        assert sum(base.pop("ages").values()) > 0
     reference = section(text_of("docs/commands.md"), "JSON")
     words = set(re.findall(r"\w+", " ".join(spans(reference.partition("\n### ")[0] + section(reference, "check")))))
-    assert {*keys(document), "norms", "lengths"} - words == set()
+    assert {*keys(document), "norms", "lengths", "ages"} - words == set()
 
 
 def test_the_text(store: Path) -> None:

@@ -84,6 +84,74 @@ def walk(reader: Reader, server: Site, home: Path, look: Look) -> None:
     look("undone", reader)
 
 
+def rescue_and_back(reader: Reader, server: Site, profile: Path, look: Look) -> None:
+    """Bring back what a failed upgrade left behind, from the first page on, and undo it."""
+    reader.open(f"{server.root}home")
+    look("home-failed", reader)
+    submit(reader, '.card a.primary[href*="/rescue?"]')
+    look("rescue-form", reader)
+    submit(reader, "form.journey button.primary")
+    look("rescue-plan", reader)
+    submit(reader, "form[action$=confirm] button")
+    look("rescued", reader)
+    undo(reader, look, "rescue")
+    reader.open(f"{server.root}check?at={profile}")
+    submit(reader, "form.journey button.primary")
+    look("check-profile", reader)
+
+
+def undo(reader: Reader, look: Look, name: str) -> None:
+    """Undo what a result shows, by its button."""
+    submit(reader, "form[action$=undo] button")
+    look(f"{name}-undo", reader)
+    submit(reader, "form[action$=confirm] button")
+    look(f"{name}-undone", reader)
+
+
+def repair_and_back(reader: Reader, server: Site, library: Path, look: Look) -> None:
+    """Check a damaged library, repair it, look at its history, and undo the repair from there."""
+    reader.open(f"{server.root}check?at={library}")
+    submit(reader, "form.journey button.primary")
+    look("findings", reader)
+    submit(reader, "form[action$=fix] button")
+    look("repair-plan", reader)
+    submit(reader, "form[action$=confirm] button")
+    look("repaired", reader)
+    reader.open(f"{server.root}history?at={library}")
+    look("history-repaired", reader)
+    undo(reader, look, "repair")
+
+
+def move(reader: Reader, server: Site, library: Path, profile: Path, look: Look) -> None:
+    """Pack the bases of a library, put the pack into a profile, and undo that."""
+    pack = library.parent / "moved.zip"
+    reader.open(f"{server.root}pack?at={library}")
+    reader.type("target", str(pack))
+    submit(reader, "form.journey button.primary")
+    look("pack-plan", reader)
+    submit(reader, "form[action$=confirm] button")
+    look("packed", reader)
+    reader.open(f"{server.root}install?at={pack}")
+    reader.type("profile", str(profile))
+    submit(reader, "form.journey button.primary")
+    look("install-plan", reader)
+    submit(reader, "form[action$=confirm] button")
+    look("installed", reader)
+    undo(reader, look, "install")
+
+
+def embed(reader: Reader, server: Site, library: Path, config: Path, look: Look) -> None:
+    """Compute the vectors that a library lacks, and undo that."""
+    reader.open(f"{server.root}backfill?at={library}")
+    reader.type("config", str(config))
+    reader.type("embedder", "mine")
+    submit(reader, "form.journey button.primary")
+    look("backfill-plan", reader)
+    submit(reader, "form[action$=confirm] button")
+    look("embedded", reader)
+    undo(reader, look, "backfill")
+
+
 def take_pictures(browser: Browser, folder: Path, language: str) -> None:
     """Write the pictures of the documentation in one language."""
     from browser_tab import Box

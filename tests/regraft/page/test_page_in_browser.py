@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import base64
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import angel_store
 import chromium_driver
+import lacking
 import page_site
+import planted_v2
 import pytest
+import stranded
 from chromium_driver import Browser, browsing
 from extras import needs
-from harness import HERE
+from harness import GOLDEN, HERE, golden
 from page_site import Reader
-from page_walk import SAMPLE, furnish, walk
+from page_walk import SAMPLE, embed, furnish, move, repair_and_back, rescue_and_back, submit, undo, walk
 from patience import NEVER_SECONDS
-from profiles import tables
+from profiles import rows, tables
 
 pytestmark = needs("browser")
 
@@ -53,7 +58,9 @@ def look_closely(name: str, reader: Reader, language: str) -> None:
             tab.value(AXE.read_text("utf-8") + "; 0")
             assert tab.value(_VIOLATIONS) == [], (name, width, dark)
     assert tab.value("document.documentElement.lang") == language
-    assert tab.value("document.querySelectorAll('.command code').length") == (0 if name in ("folder", "missing") else 1)
+    assert tab.value("document.querySelectorAll('.command code').length") == (
+        0 if name in ("folder", "missing", "browse-refused") else 1
+    )
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -86,6 +93,119 @@ def test_a_reader_upgrades_and_undoes_without_a_terminal(browser, tmp_path, lang
         for name, text in seen.items():
             for english in (" the ", " of ", " and ", " was ", " with "):
                 assert english not in without_texts(name, text), (name, english)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_failed_upgrade_is_rescued_without_a_terminal(browser, tmp_path, language):
+    home = tmp_path / "home"
+    profile = home / ".config" / "CherryStudio"
+    profile.parent.mkdir(parents=True)
+    shutil.move(stranded.profile(tmp_path / "made", stranded.some_source(), ("kb",)), profile)
+    index = f"Data/KnowledgeBase/{stranded.base_of('kb')}/.cherry/index.sqlite"
+    seen: dict[str, str] = {}
+
+    def look(name: str, reader: Reader) -> None:
+        look_and_read(name, reader, language, seen)
+        assert (profile / index).exists() == (name in ("rescued", "rescue-undo")), name
+
+    with page_site.site(home) as server, page_site.reading(browser, server, language=language) as reader:
+        rescue_and_back(reader, server, profile, look)
+        assert reader.tab.complaints() == []
+    assert ("It can be undone." if language == "en" else "可以撤销") in seen["rescued"]
+    assert "base.failed" in seen["check-profile"]
+
+
+@golden
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_profiles_of_the_application_are_rescued_and_filled(browser, tmp_path, language):
+    """The application's own profiles: one with three failed bases, and one without bases."""
+    home = tmp_path / "home"
+    furnish(home)
+    profile = home / ".config" / "CherryStudio"
+    shutil.rmtree(profile)
+    writable_copy(GOLDEN / "profile_208_empty", profile)
+    seen: dict[str, str] = {}
+    names = "SELECT name, status FROM knowledge_base ORDER BY name"
+
+    def look(name: str, reader: Reader) -> None:
+        look_and_read(name, reader, language, seen)
+
+    with page_site.site(home) as server, page_site.reading(browser, server, language=language) as reader:
+        submit(reader, '.card a.primary[href*="/upgrade?"]')
+        submit(reader, "form.journey button.primary")
+        submit(reader, "form:has(select) button")
+        submit(reader, "form[action$=confirm] button")
+        look("done-empty", reader)
+        assert len(rows(profile / "Data" / "cherrystudio.sqlite", names)) == 4
+        undo(reader, look, "empty")
+        assert rows(profile / "Data" / "cherrystudio.sqlite", names) == []
+        shutil.rmtree(profile)
+        writable_copy(GOLDEN / "profile_208_stranded", profile)
+        before = rows(profile / "Data" / "cherrystudio.sqlite", names)
+        assert [status for _, status in before].count("failed") == 3
+
+        def look_at_bases(name: str, reader: Reader) -> None:
+            look(name, reader)
+            failed = [status for _, status in rows(profile / "Data" / "cherrystudio.sqlite", names)].count("failed")
+            assert failed == (0 if name in ("rescued", "rescue-undo") else 3), name
+
+        rescue_and_back(reader, server, profile, look_at_bases)
+
+
+def writable_copy(source: Path, target: Path) -> None:
+    shutil.copytree(source, target)
+    for path in (target, *target.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_damaged_library_a_pack_missing_vectors_and_other_systems(browser, server, tmp_path, language):
+    home = tmp_path / "home"
+    furnish(home)
+    (home / "Documents").mkdir()
+    profile = home / ".config" / "CherryStudio"
+    whole = planted_v2.library(home / "Documents")
+    library = Path(shutil.copytree(whole, home / "Documents" / "damaged"))
+    for damage in ("a gap", "a vector of nobody"):
+        planted_v2.plant(damage, library)
+    lacks = lacking.taken_away(lacking.library(home / "Desktop"))
+    angel = angel_store.damaged(tmp_path / "angel").root
+    # What no page may read wrong is there as well: an index that is no database.
+    broken = Path(shutil.copytree(whole, tmp_path / "broken"))
+    for index in broken.glob("KnowledgeBase/*/.cherry/index.sqlite"):
+        index.write_bytes(index.read_bytes()[:3000])
+    seen: dict[str, str] = {}
+
+    def look(name: str, reader: Reader) -> None:
+        look_and_read(name, reader, language, seen)
+
+    with page_site.site(home) as site, page_site.reading(browser, site, language=language) as reader:
+        repair_and_back(reader, site, library, look)
+        move(reader, site, whole, profile, look)
+        embed(reader, site, lacks, lacking.configured(tmp_path / "regraft.yaml", server), look)
+        for name, store in (("angel", angel), ("broken", broken)):
+            reader.open(f"{site.root}store?at={store}")
+            look(f"{name}-store", reader)
+            reader.open(f"{site.root}check?at={store}")
+            submit(reader, "form.journey button.primary")
+            look(f"{name}-check", reader)
+            reader.open(f"{site.root}history?at={store}")
+            look(f"{name}-history", reader)
+        reader.open(f"{site.root}browse?at={angel}")
+        look("browse-refused", reader)
+        complaints = [one for one in reader.tab.complaints() if "status of 40" not in str(one)]
+        assert complaints == []
+    assert server.texts, "the embedder was asked"
+    assert "unreadable" in seen["broken-check"] and "angel." in seen["angel-check"]
+
+
+def look_and_read(name: str, reader: Reader, language: str, seen: dict[str, str]) -> None:
+    """Look at a page, and assert that a Chinese one is Chinese but for names, paths, ids, codes and texts."""
+    look_closely(name, reader, language)
+    seen[name] = reader.text()
+    if language == "zh":
+        for english in (" the ", " of ", " and ", " was ", " with ", " is "):
+            assert english not in without_texts(name, seen[name]), (name, english)
 
 
 def without_texts(name: str, text: str) -> str:

@@ -431,7 +431,7 @@ def test_a_check_draws_duplicates_ages_sizes_and_models(reader, tmp_path):
     # Each bar has its number as text.
     for title in ("Items by age", "Size of the bases", "Vectors by model"):
         section = answer.text.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0]
-        bars = re.findall(r'role="img" aria-label="([^"]+)".*?<span class="number">([^<]+)</span>', section)
+        bars = re.findall(r'(?s)role="img" aria-label="([^"]+)".*?<span class="number">([^<]+)</span>', section)
         assert bars and all(label == number for label, number in bars), title
 
 
@@ -447,7 +447,7 @@ def test_texts_that_are_there_twice_are_counted(reader, tmp_path):
     lacking.taken_away(store, [lacking.KB_TEXTS["item-f2"][0]])
     planted_v2.run_sql(planted_v2.index(store, lacking.KB), "INSERT INTO embedding VALUES ('nobody', zeroblob(32), 1)")
     with closing(sqlite3.connect(planted_v2.index(store, lacking.KB))) as db:
-        query = "SELECT count(*), count(DISTINCT embedding_text_hash) FROM search_text JOIN embedding USING (embedding_text_hash)"
+        query = "SELECT count(*), count(DISTINCT e.rowid) FROM search_text JOIN embedding e USING (embedding_text_hash)"
         bodies, texts = db.execute(query).fetchone()
     statistics = document(reader, reader.start("check", path=store))["statistics"]["bases"]
     [found] = [one["duplicates"] for one in statistics if one["id"] == lacking.KB]
