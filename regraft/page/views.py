@@ -77,7 +77,7 @@ _BY_WORDS: dict[str, Any] = {"mode": "bm25", "count": 20}
 _MODES, _BESIDE = ("bm25", "vector", "hybrid"), 10
 #: Characters of a query; units of an item on a page, and neighbors of a unit.
 _QUERY, _UNITS, _NEIGHBORS = 1_000, 50, 10
-#: The pages that a store may have.
+#: The names of pages, and of commands in a history.
 _PAGES = {
     "rescue": tr("Rescue"),
     "upgrade": tr("Upgrade"),
@@ -86,6 +86,13 @@ _PAGES = {
     "backfill": tr("Missing vectors"),
     "pack": tr("Pack"),
     "history": tr("History"),
+    # Commands and journeys that have no page of their own.
+    "check": tr("Check"),
+    "fix": tr("Repair"),
+    "repair": tr("Repair"),
+    "migrate": tr("Upgrade"),
+    "compare": tr("Compare searches"),
+    "undo": tr("Undo"),
 }
 #: What can be done with a store, by the first page that it has.
 _SENTENCES = {
@@ -209,6 +216,7 @@ def _environment() -> Any:
         label=lambda name: shown(label_of(name)),
         severity=lambda name: in_context("severity", severity_label(name)),
         kind_name=lambda kind: shown(KIND_NAMES[Kind(kind)]),
+        page_name=lambda name: shown(_PAGES.get(name, name)),
         percent=format_percent,
         version=__version__,
         languages=_LANGUAGES,
@@ -365,7 +373,7 @@ def journeys_of(kind: str | None, path: Path, remedy: str | None = None) -> list
     pages = [page for page, is_there in steps.items() if is_there]
     if found is Kind.V2_PROFILE and remedy is None:
         pages.insert(1, "rescue")
-    labels = {**_PAGES, "check": tr("Check and repair") if is_changed else tr("Check")}
+    labels = {**_PAGES, "check": tr("Check and repair") if is_changed else _PAGES["check"]}
     return [(page, shown(labels[page])) for page in pages]
 
 
