@@ -314,7 +314,7 @@ async def _show_form(request: Request) -> Response:
     return await _form_page(request, name, journey, Form([]), path=path)
 
 
-async def _form_page(
+async def _form_page(  # noqa: PLR0913 - what a template needs
     request: Request,
     name: str,
     journey: Journey,
@@ -324,6 +324,7 @@ async def _form_page(
     field: str = "",
     problem: str = "",
     status: int = 200,
+    translations: dict[str, str] | None = None,
 ) -> Response:
     """Show a form; ``problem`` is said beside ``field``, and what was typed stays."""
     facts = await run_in_threadpool(_facts, journey, name, path, desk_of(request).folder)
@@ -331,6 +332,7 @@ async def _form_page(
         request,
         "form.html",
         status,
+        translations,
         name=name,
         journey=journey,
         path=path,
@@ -423,12 +425,33 @@ async def _show_job(request: Request) -> Response:
     }
     if outcome is not None and job.task.language == current_language():
         values["translations"] = outcome.translations
+    if outcome is not None and outcome.state == "failed" and job.task.is_plan and job.journey not in _WITHOUT_FORM:
+        # Nothing was begun: the form is shown again, with what was typed.
+        return await _form_page(
+            request,
+            job.journey,
+            journey,
+            job.form,
+            path=job.task.paths[0],
+            field=_field_of(job.form, outcome.message),
+            problem=outcome.message,
+            translations=values.get("translations"),
+        )
     if outcome is None or outcome.report is None:
         return render(request, "job.html", stage=_stage(job.stage), outcome=outcome, **values)
     report = outcome.report
     values["report"] = report
     template, more = await run_in_threadpool(_describe, job, report)
     return render(request, template, **{**values, **more})
+
+
+def _field_of(form: Form, message: str) -> str:
+    """Return the field of a path that a message is about: it begins with the path. ``path``: the form as a whole."""
+    for field in ("library", "target", "profile", "v1", "config"):
+        for value in (form.text(field), form.exact(field)):
+            if value and message.startswith(printable(value)):
+                return field
+    return "path"
 
 
 def _describe(job: Job, report: msgspec.Struct) -> tuple[str, dict[str, Any]]:

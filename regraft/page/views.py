@@ -570,7 +570,7 @@ def _check_browsed(path: Path) -> None:
     """
     with open_store(path) as found:
         if found.kind not in V2_LAYOUTS:
-            raise NotBrowsed(path=path, what=KIND_NAMES[found.kind])
+            raise NotBrowsed(path=path, what=shown(KIND_NAMES[found.kind]))
 
 
 async def _browse(request: Request) -> Response:

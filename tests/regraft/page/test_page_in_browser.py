@@ -34,7 +34,7 @@ _SMALL = """[...document.querySelectorAll('body *')].filter(one => one.checkVisi
   parseFloat(getComputedStyle(one).fontSize) < 14).map(one => one.outerHTML.slice(0, 100))"""
 _TOO_WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 #: What is not regraft's own on a Chinese page: names of bases and of a note, and what SQLite says.
-FOREIGN = ("child with unusable vectors", "Remember the lamp", "database disk image is malformed")
+FOREIGN = ("child with unusable vectors", "Remember the lamp", "text 0 of P", "database disk image is malformed")
 #: Where the run leaves its pictures, for a person to look at.
 PICTURES = os.environ.get("REGRAFT_PICTURES")
 

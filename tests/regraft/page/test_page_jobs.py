@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ import profiles
 import pytest
 from harness import REPO, run
 from page_client import Client, said
+from starlette.requests import Request
 
-from regraft.page import jobs
-from regraft.page.jobs import IdleTimer
+from regraft.page import jobs, journeys
+from regraft.page.jobs import IdleTimer, Stage
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
 CHOICES = {
@@ -190,6 +192,30 @@ def test_progress_is_streamed_to_the_end(reader, tmp_path, hold):
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.text.endswith("event: end\ndata: {}\n\n")
     assert reader.desk.streams == 0
+
+
+def test_a_slow_reader_gets_only_the_latest_state(reader, tmp_path, hold, monkeypatch):
+    """Progress that nobody has read yet is not kept: between two events of a reader, a job may report anything."""
+    monkeypatch.setattr(journeys, "_EVENT_SECONDS", 0)
+    job = reader.job_of(reader.post("check", path=planted_v2.library(tmp_path)))
+    scope = {"type": "http", "app": reader.http.app, "path_params": {"job": job.id}}
+
+    async def read_slowly() -> list[str]:
+        answer = await journeys._events(Request(scope))
+        events = answer.body_iterator
+        read = [await anext(events)]
+        for number in range(10_000):
+            job._note_stage(Stage(name="Checking", done=number, total=10_000))
+        read.append(await anext(events))
+        job.outcome = jobs.Outcome(state="done")
+        return [*read, *[event async for event in events]]
+
+    outcome, job.outcome = job.outcome, None
+    first, latest, end = asyncio.run(read_slowly())
+    job.outcome = outcome
+    assert "9,999 of 10,000" in latest and "9,999" not in first
+    assert end == "event: end\ndata: {}\n\n" and reader.desk.streams == 0
+    hold.unlink()
 
 
 def test_streams_are_limited(reader, tmp_path, hold):

@@ -13,6 +13,7 @@ import struct
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -374,14 +375,59 @@ def test_what_is_typed_wrong_is_said_beside_its_field(reader, tmp_path, page, fi
     assert not reader.desk.jobs._jobs
 
 
+@pytest.mark.parametrize(
+    ("page", "field", "value", "problem"),
+    [
+        ("upgrade", "profile", "nowhere", ": no such file or folder; check the spelling."),
+        ("upgrade", "profile", "library", ": "),
+        ("upgrade", "library", "taken", ": the folder is not empty and was not written by regraft"),
+        ("install", "profile", "nowhere", ": no such file or folder; check the spelling."),
+        ("pack", "target", "taken.zip", ""),
+        ("rescue", "v1", "nowhere", ": no such file or folder; check the spelling."),
+        ("backfill", "config", "nowhere", ": no such file or folder"),
+    ],
+)
+def test_what_a_plan_cannot_use_is_said_beside_its_field(reader, tmp_path, page, field, value, problem):
+    library = planted_v2.library(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "holiday.txt").touch()
+    (tmp_path / "taken.zip").write_text("mine")
+    source = {"upgrade": SAMPLE, "rescue": tmp_path / "profile"}.get(page, library)
+    profile = profiles.profile(tmp_path / "profile")
+    before = snapshot(tmp_path / "profile"), contents(library)
+    wrong = str(tmp_path / value)
+    fields = {
+        "library": str(tmp_path / "new"),
+        "profile": str(profile),
+        "embedder": "mine",
+        "max_cost": "0.25",
+        field: wrong,
+    }
+    job = reader.start(page, path=source, **fields)
+    answer = reader.get(f"job/{job.id}")
+    assert (job.state, answer.status_code) == ("failed", 200)
+    assert f'id="problem-{field}">{wrong}{problem}' in unescape(answer.text)
+    # What was typed is still there, and the form can be sent again.
+    assert f'name="{field}" value="{wrong}"' in answer.text
+    if page == "backfill":
+        assert 'value="0.25"' in answer.text and 'value="mine"' in answer.text
+    assert f'action="{reader.root}{page}"' in answer.text
+    assert (snapshot(tmp_path / "profile"), contents(library)) == before
+    assert sorted(path.name for path in (tmp_path / "taken").iterdir()) == ["holiday.txt"]
+    assert (tmp_path / "taken.zip").read_text() == "mine" and not (tmp_path / "new").exists()
+
+
 def test_an_error_of_the_command_is_one_sentence_and_can_be_tried_again(reader, tmp_path):
     library = planted_v2.library(tmp_path)
-    job = reader.start("install", path=library, profile=str(tmp_path / "nowhere"))
+    target = tmp_path / "moved.zip"
+    planned = reader.start("pack", path=library, target=str(target))
+    assert planned.state == "done"
+    target.write_text("another program was faster")
+    job = reader.confirm(planned)
     answer = reader.get(f"job/{job.id}")
     assert answer.status_code == 200 and job.state == "failed"
-    assert f"{tmp_path / 'nowhere'}: no such file or folder; check the spelling." in said(answer)
-    assert "SourceNotFound" in answer.text and "Try again" in answer.text
-    profiles.profile(tmp_path / "nowhere")
+    assert str(target) in said(answer) and job.outcome.code in answer.text and "Try again" in answer.text
+    target.unlink()
     assert reader.start(f"job/{job.id}/again").state == "done"
 
 
