@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from regraft.disk import links
@@ -64,13 +64,11 @@ def _linux_programs() -> Iterator[list[str]]:
     data = os.environ.get("XDG_DATA_HOME") or home / ".local" / "share"
     for folder in (data, "/usr/local/share", "/usr/share", "/var/lib/flatpak/exports/share", "/var/lib/snapd/desktop"):
         for path in _named_like_it(Path(folder) / "applications"):
-            if path.suffix == ".desktop":
-                yield from _desktop_command(path)
-    for name in _IMAGE_FOLDERS:
-        for path in _named_like_it(home / name):
-            yield from ([str(path)] for _ in range(_is_program(path, ".appimage")))
-    for folder in _named_like_it(Path("/opt")):
-        yield from ([str(path)] for path in _named_like_it(folder) if _is_program(path, ""))
+            yield from _desktop_command(path)
+    folders = [*(home / name for name in _IMAGE_FOLDERS), *_named_like_it(Path("/opt"))]
+    for path in chain.from_iterable(map(_named_like_it, folders)):
+        if _is_program(path, ".appimage", ""):
+            yield [str(path)]
 
 
 def _named_like_it(folder: Path) -> list[Path]:
@@ -83,15 +81,15 @@ def _named_like_it(folder: Path) -> list[Path]:
     return sorted((path for path in paths if _NAME in re.sub(r"[\s_-]", "", path.name).casefold()), reverse=True)
 
 
-def _is_program(path: Path, suffix: str) -> bool:
-    return path.suffix.casefold() == suffix and path.is_file() and os.access(path, os.X_OK)
+def _is_program(path: Path, *suffixes: str) -> bool:
+    return path.suffix.casefold() in suffixes and path.is_file() and os.access(path, os.X_OK)
 
 
 def _desktop_command(entry: Path) -> Iterator[list[str]]:
     """Yield the command of a desktop entry, without its field codes such as ``%U``."""
     with suppress(OSError, ValueError):
         text = links.read_bytes(entry)[:_ENTRY_BYTES].decode()
-        if found := _EXEC.search(text):
+        if entry.suffix == ".desktop" and (found := _EXEC.search(text)):
             words = [word.replace("%%", "%") for word in shlex.split(found[1]) if not _FIELD.fullmatch(word)]
             if words and Path(words[0]).is_absolute() and os.access(words[0], os.X_OK) and Path(words[0]).is_file():
                 yield words

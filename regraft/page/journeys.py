@@ -340,14 +340,9 @@ async def _form_page(  # noqa: PLR0913 - what a template needs
         is_new=not form.fields,
         field=field,
         problem=problem,
-        command=command_line(Task(function=_function(name), paths=(path,))),
+        command=command_line(Task(function="migrate" if name == "upgrade" else name, paths=(path,))),
         **facts,
     )
-
-
-def _function(name: str) -> str:
-    """Return the function of the API that a journey begins with."""
-    return "migrate" if name == "upgrade" else name
 
 
 def _facts(journey: Journey, name: str, path: str, own: Path) -> dict[str, Any]:
@@ -366,7 +361,8 @@ def _facts(journey: Journey, name: str, path: str, own: Path) -> dict[str, Any]:
 
         suggested = str(choose_library(Path(path), _near(path, own)))
     elif name == "pack":
-        suggested = _free_pack(_near(path, own))
+        names = ("bases.zip", *(f"bases-{number}.zip" for number in range(2, 1000)))
+        suggested = str(next(free for one in names if not (free := _near(path, own) / one).exists()))
     return {"report": report, "profiles": profiles, "suggested": suggested}
 
 
@@ -374,11 +370,6 @@ def _near(path: str, own: Path) -> Path:
     """Return the folder beside a source, or the home folder where the source is only a copy of a dropped file."""
     given = Path(path).absolute()
     return Path.home() if own in given.parents else given.parent
-
-
-def _free_pack(folder: Path) -> str:
-    names = ("bases.zip", *(f"bases-{number}.zip" for number in range(2, 1000)))
-    return str(next(folder / name for name in names if not (folder / name).exists()))
 
 
 async def _start(request: Request) -> Response:

@@ -205,22 +205,27 @@ _MOST_MONTHS, _MOST_BASES = 24, 100
 _REPAIR = attrgetter("repair")
 
 
-def _age_chart(bases: Iterable[BaseStatistics]) -> list[Chart]:
-    """Return the chart of the items by the month in which they were added, or by year where the months are many."""
+def _content_charts(bases: Iterable[BaseStatistics]) -> list[Chart]:
+    """Return the charts of texts that are in a base more than once, and of the items by age.
+
+    The age is the month in which an item was added, or the year where the months are many.
+    """
+    charts: list[Chart] = []
+    repeated: list[tuple[str, int]] = []
     months: Counter[str] = Counter()
     for base in bases:
+        if isinstance(base.duplicates, int) and base.duplicates:
+            repeated.append((base.name, base.duplicates))
         months.update(base.ages or {})
-    years: Counter[str] = Counter()
-    for month, number in months.items():
-        years[month[:4]] += number
-    rows = months if len(months) <= _MOST_MONTHS else years
-    return [(tr("Items by age"), "items", sorted(rows.items()))] if rows else []
-
-
-def _duplicates_chart(bases: Iterable[BaseStatistics]) -> list[Chart]:
-    """Return the chart of the texts that are in a base more than once, the largest number first."""
-    rows = [(base.name, base.duplicates) for base in bases if isinstance(base.duplicates, int) and base.duplicates]
-    return [(tr("Duplicates"), "texts", sorted(rows, key=lambda row: -row[1])[:_MOST_BASES])] if rows else []
+    if repeated:
+        charts.append((tr("Duplicates"), "texts", sorted(repeated, key=lambda row: -row[1])[:_MOST_BASES]))
+    if months:
+        years: Counter[str] = Counter()
+        for month, number in months.items():
+            years[month[:4]] += number
+        rows = months if len(months) <= _MOST_MONTHS else years
+        charts.append((tr("Items by age"), "items", sorted(rows.items())))
+    return charts
 
 
 def _findings(job: Job, report: CheckReport) -> dict[str, Any]:
@@ -255,7 +260,7 @@ def _findings(job: Job, report: CheckReport) -> dict[str, Any]:
         "most": SHOWN,
         "severities": severities,
         "coverage": [base for base in bases if isinstance(base.bodies, int) and base.bodies],
-        "charts": [*_duplicates_chart(bases), *_age_chart(bases), *charts],
+        "charts": [*_content_charts(bases), *charts],
         "is_repaired": report.level is not msgspec.UNSET and any(map(_REPAIR, report.findings)),
     }
 

@@ -296,7 +296,9 @@ def _page_to(where: str) -> str:
     """Return a page that leads to an address."""
     target = escape(where)
     head = f'<meta charset="utf-8"><meta http-equiv="refresh" content="0; url={target}"><title>regraft</title>'
-    return f'<!doctype html><html lang="en">{head}<p><a href="{target}">regraft</a></p></html>\n'
+    # Without an icon, a browser asks for one outside of the first segment.
+    icon = '<link rel="icon" href="data:,">'
+    return f'<!doctype html><html lang="en">{head}{icon}<p><a href="{target}">regraft</a></p></html>\n'
 
 
 async def enter(request: Request) -> Response:

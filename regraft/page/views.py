@@ -36,7 +36,6 @@ from regraft.disk import durable, file_paths
 from regraft.errors import REFUSED, NotBrowsed, RegraftError, SourceNotFound, WrongUsage
 from regraft.identity import iso_time
 from regraft.kinds import (
-    BASE_SOURCES,
     KIND_NAMES,
     PREVIEW_SOURCES,
     SYSTEMS,
@@ -103,6 +102,16 @@ _SENTENCES = {
 }
 #: Kinds that ``migrate`` reads.
 MIGRATED = (*V1_SOURCES, *PREVIEW_SOURCES, Kind.RSCLAW)
+#: The kinds that have a page, in the order of the pages.
+_PAGES_OF: dict[str, tuple[Kind, ...]] = {
+    "upgrade": MIGRATED,
+    "install": (Kind.LIBRARY, Kind.PACK, Kind.V2_BACKUP),
+    "check": (*V2_STORES, *SYSTEMS, *MIGRATED),
+    "browse": (Kind.V2_PROFILE, Kind.LIBRARY),
+    "backfill": (Kind.V2_PROFILE, Kind.LIBRARY),
+    "pack": (Kind.V2_PROFILE, Kind.LIBRARY),
+    "history": (Kind.V2_PROFILE, Kind.LIBRARY, *SYSTEMS),
+}
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
@@ -358,23 +367,13 @@ def journeys_of(kind: str | None, path: Path, remedy: str | None = None) -> list
     found = Kind(kind)
     # What a zip file of another system holds can be read and not changed.
     is_archive = path.suffix.lower() == ".zip" and found in SYSTEMS
-    is_changed = found in (*V2_STORES, *SYSTEMS) and not is_archive
-    has_bases = found in (Kind.V2_PROFILE, Kind.LIBRARY)
-    steps = {
-        "rescue": remedy == "rescue",
-        "upgrade": found in MIGRATED or remedy == "migrate",
-        "install": found in BASE_SOURCES and found is not Kind.V2_PROFILE,
-        "check": is_changed or is_archive or found in MIGRATED,
-        "browse": has_bases,
-        "backfill": has_bases,
-        "pack": has_bases,
-        "history": has_bases or (found in SYSTEMS and not is_archive),
-    }
-    pages = [page for page, is_there in steps.items() if is_there]
-    if found is Kind.V2_PROFILE and remedy is None:
-        pages.insert(1, "rescue")
-    labels = {**_PAGES, "check": tr("Check and repair") if is_changed else _PAGES["check"]}
-    return [(page, shown(labels[page])) for page in pages]
+    pages = [page for page, kinds in _PAGES_OF.items() if found in kinds and not (is_archive and page == "history")]
+    if found is Kind.V2_PROFILE:
+        pages.insert(0 if remedy == "rescue" else 1, "rescue")
+    if remedy == "migrate":
+        pages.insert(0, "upgrade")
+    check = tr("Check and repair") if found in (*V2_STORES, *SYSTEMS) and not is_archive else tr("Check")
+    return [(page, check if page == "check" else shown(_PAGES[page])) for page in pages]
 
 
 async def _home(request: Request) -> Response:
