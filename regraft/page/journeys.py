@@ -66,6 +66,8 @@ from regraft.text import format_bytes, one_line, printable
 _LOOK_SECONDS = 1.0
 #: Seconds between two looks at a job for its readers, and event streams at a time.
 _EVENT_SECONDS, _MOST_STREAMS = 0.3, 20
+#: Names that are offered for a pack: the first one that is free.
+_PACK_NAMES = ("bases.zip", *(f"bases-{number}.zip" for number in range(2, 1000)))
 #: The choice of a form that writes a library and changes no profile.
 NO_PROFILE = "-"
 
@@ -347,22 +349,20 @@ async def _form_page(  # noqa: PLR0913 - what a template needs
 
 def _facts(journey: Journey, name: str, path: str, own: Path) -> dict[str, Any]:
     """Read what a form offers to choose from."""
-    kind = _v1_kind(path) if name == "upgrade" else None
-    report = api.inspect(path, kind=kind)
-    profiles = []
-    if journey.has_profiles:
-        found = inspection.inspect_computer(user_folders=True).found
-        # What v1 left in a profile is brought into that profile.
-        profiles = [one for one in found if one.kind == Kind.V2_PROFILE and (one.path != path or kind is not None)]
-    suggested = ""
+    kind, profiles, suggested = None, [], ""
     if name == "upgrade":
         # Loads the migrators, which no other form needs.
         from regraft.api.profile import choose_library  # noqa: PLC0415
 
+        kind = _v1_kind(path)
         suggested = str(choose_library(Path(path), _near(path, own)))
     elif name == "pack":
-        names = ("bases.zip", *(f"bases-{number}.zip" for number in range(2, 1000)))
-        suggested = str(next(free for one in names if not (free := _near(path, own) / one).exists()))
+        suggested = str(next(free for one in _PACK_NAMES if not (free := _near(path, own) / one).exists()))
+    report = api.inspect(path, kind=kind)
+    if journey.has_profiles:
+        found = inspection.inspect_computer(user_folders=True).found
+        # What v1 left in a profile is brought into that profile.
+        profiles = [one for one in found if one.kind == Kind.V2_PROFILE and (one.path != path or kind is not None)]
     return {"report": report, "profiles": profiles, "suggested": suggested}
 
 

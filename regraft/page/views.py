@@ -102,11 +102,14 @@ _SENTENCES = {
 }
 #: Kinds that ``migrate`` reads.
 MIGRATED = (*V1_SOURCES, *PREVIEW_SOURCES, Kind.RSCLAW)
+#: The page that comes before the others, by the command that brings back what an upgrade left behind.
+_FIRST_PAGE: dict[str | None, tuple[str, ...]] = {None: (), "rescue": ("rescue",), "migrate": ("upgrade",)}
 #: The kinds that have a page, in the order of the pages.
 _PAGES_OF: dict[str, tuple[Kind, ...]] = {
     "upgrade": MIGRATED,
     "install": (Kind.LIBRARY, Kind.PACK, Kind.V2_BACKUP),
     "check": (*V2_STORES, *SYSTEMS, *MIGRATED),
+    "rescue": (Kind.V2_PROFILE,),
     "browse": (Kind.V2_PROFILE, Kind.LIBRARY),
     "backfill": (Kind.V2_PROFILE, Kind.LIBRARY),
     "pack": (Kind.V2_PROFILE, Kind.LIBRARY),
@@ -367,13 +370,14 @@ def journeys_of(kind: str | None, path: Path, remedy: str | None = None) -> list
     found = Kind(kind)
     # What a zip file of another system holds can be read and not changed.
     is_archive = path.suffix.lower() == ".zip" and found in SYSTEMS
-    pages = [page for page, kinds in _PAGES_OF.items() if found in kinds and not (is_archive and page == "history")]
-    if found is Kind.V2_PROFILE:
-        pages.insert(0 if remedy == "rescue" else 1, "rescue")
-    if remedy == "migrate":
-        pages.insert(0, "upgrade")
+    pages = dict.fromkeys(page for page, kinds in _PAGES_OF.items() if found in kinds)
+    if is_archive:
+        pages.pop("history")
     check = tr("Check and repair") if found in (*V2_STORES, *SYSTEMS) and not is_archive else tr("Check")
-    return [(page, check if page == "check" else shown(_PAGES[page])) for page in pages]
+    labels = {page: shown(_PAGES[page]) for page in (*_FIRST_PAGE[remedy], *pages)}
+    if "check" in labels:
+        labels["check"] = check
+    return list(labels.items())
 
 
 async def _home(request: Request) -> Response:
@@ -407,6 +411,12 @@ async def _store(request: Request) -> Response:
         typed = query_text(request, "path") or query_text(request, "at")
         return await show_home(request, path=typed, problem=shown(error), status=400)
     size, changed = await run_in_threadpool(measure, Path(path))
+    remedy = None
+    if report.kind == Kind.V2_PROFILE and any(base.status == "failed" for base in report.bases):
+        remedy = "rescue"
+    elif report.kind == Kind.V2_PROFILE and not report.bases:
+        with open_store(Path(path)) as found:
+            remedy = "migrate" if found.has_v1_state else None
     return render(
         request,
         "store.html",
@@ -414,20 +424,10 @@ async def _store(request: Request) -> Response:
         report=report,
         size=size,
         changed=changed,
-        steps=journeys_of(report.kind, Path(path), await run_in_threadpool(_remedy, Path(path), report)),
+        steps=journeys_of(report.kind, Path(path), remedy),
         charts=charts_of(report.bases),
         command=command_line(Task(function="inspect", paths=(path,))),
     )
-
-
-def _remedy(path: Path, report: Any) -> str | None:
-    """Return the command that brings back what the application's own upgrade left in a profile, or None."""
-    if report.kind != Kind.V2_PROFILE:
-        return None
-    if any(base.status == "failed" for base in report.bases):
-        return "rescue"
-    with open_store(path) as found:
-        return "migrate" if found.has_v1_state and not report.bases else None
 
 
 #: A chart: its title, the unit of its numbers, and its rows.
