@@ -331,12 +331,12 @@ def _v2(found: Located) -> tuple[list[str], list[NextStep], Literal["rescue", "m
         if not vector_files:
             return facts, [check], None
         rescue = _step("rescue", path, "--dry-run", *kind, does=tr("Preview what can be recovered"))
-        return [*facts, *_left(vector_files)], [rescue, check], "rescue"
+        return [*facts, *_leftover_lines(vector_files)], [rescue, check], "rescue"
     if vector_files and not catalog.bases:
         facts.append(tr("The application's own upgrade migrated no base."))
         migrate = _step("migrate", path, *_TARGET, "--kind", "v1-profile", does=tr("Make a v2 library of what v1 left"))
-        return [*facts, *_left(vector_files)], [migrate, check], "migrate"
-    return [*facts, *_left(vector_files)], [check], None
+        return [*facts, *_leftover_lines(vector_files)], [migrate, check], "migrate"
+    return [*facts, *_leftover_lines(vector_files)], [check], None
 
 
 def _leftover_lines(vector_files: list[Path]) -> Iterator[str]:
