@@ -4,8 +4,9 @@
 reads its files, its label map and its vectors. The exit status is 1 when the memory exceeds 250 MB.
 
 ``python -m benchmarks.chroma mutate --count 2000`` damages folders that real chromadb wrote, in one to three files
-each, and runs ``check``, ``inspect``, ``migrate --dry-run`` and ``export`` on each; every tenth time on a zip archive
-of it. The exit status is 1 when a command ends in a traceback or in more than one line, or writes to its source.
+each, and runs ``check``, ``inspect``, ``repair --dry-run``, ``migrate --dry-run`` and ``export`` on each; every tenth
+time on a zip archive of it. ``--first N`` starts with folder N, so that batches make up the whole. The exit status is 1
+when a command ends in a traceback or in more than one line, writes to its source, or when the memory exceeds 250 MB.
 """
 
 from __future__ import annotations
@@ -98,6 +99,10 @@ def speed(root: Path) -> int:
             print(f"labels compared with entries and elements: {time.perf_counter() - started:.2f} s")
             timed("vectors", lambda: sum(len(block.vectors) for block in state.segment_blocks()))
             timed("vectors and ids", lambda: sum(len(block.read_ids()) for block in state.segment_blocks()))
+    return _report_memory()
+
+
+def _report_memory() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 / _KILOBYTES
     print(f"peak memory: {peak:.0f} MB")
     return int(peak > MAX_PEAK_MB)
@@ -109,11 +114,12 @@ def _read(path: Path) -> None:
             pass
 
 
-def mutate(folder: Path, count: int, seed: int) -> int:
+def mutate(folder: Path, first: int, count: int, seed: int) -> int:
     """Damage folders and run commands on them; returns 1 if one of them misbehaves."""
-    numbers, bad = random.Random(seed), 0
+    bad = 0
     sound = [extract(version, folder / version).root for version in VERSIONS]
-    for at in range(count):
+    for at in range(first, first + count):
+        numbers = random.Random(f"{seed}:{at}")
         root = folder / "mutated"
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(sound[at % len(sound)], root)
@@ -125,6 +131,8 @@ def mutate(folder: Path, count: int, seed: int) -> int:
         commands = (
             ("check", source, "--json"),
             ("inspect", source, "--json"),
+            ("repair", source, "--dry-run", "--json"),
+            ("repair", source, "--dry-run", "--unproven", "--json"),
             ("migrate", source, "--to", folder / "library", "--dry-run", "--map-model", "plain=acme::embed"),
             ("export", source, folder / "units.parquet", "--base", "plain"),
         )
@@ -137,7 +145,7 @@ def mutate(folder: Path, count: int, seed: int) -> int:
             bad += 1
             print(f"{at}: a command wrote to its source", flush=True)
     print(f"{count} folders, {bad} problems")
-    return int(bad > 0)
+    return int(bad > 0) | _report_memory()
 
 
 def _damaged(raw: bytearray, numbers: random.Random) -> bytes:
@@ -167,12 +175,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("job", choices=("speed", "mutate"))
     parser.add_argument("--elements", type=int, default=1_000_000)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         if given.job == "mutate":
-            return mutate(Path(place), given.count, given.seed)
+            return mutate(Path(place), given.first, given.count, given.seed)
         # In a process of its own: what it takes to write the folder does not count.
         writer = multiprocessing.get_context("spawn").Process(target=make, args=(Path(place), given.elements))
         writer.start()

@@ -39,7 +39,7 @@ from repair.changes.files import copy_database
 from repair.changes.plan import Action, FileChange, Plan
 from repair.changes.run import run_command, undo_run
 from repair.changes.store import Store
-from repair.chroma import restore_bytes
+from repair.chroma.rebuild import restore_bytes
 
 #: Names of collections that chromadb accepts.
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,510}[a-zA-Z0-9]")
@@ -52,7 +52,7 @@ _FIELDS = ("source", "path", "item", "title", "unit_index", "char_start", "char_
 _MAX_INTEGER = 1 << 63
 _STAGED = "CREATE TABLE entry (place INTEGER PRIMARY KEY, id TEXT UNIQUE, document TEXT, metadata TEXT, vector BLOB)"
 _PAGE = "SELECT place, id, document, metadata, vector FROM entry WHERE place > ? ORDER BY place LIMIT ?"
-#: The vector of an id, as :func:`repair.chroma.restore_bytes` takes it: stored as it is, with length 1.
+#: The vector of an id, as :func:`repair.chroma.rebuild.restore_bytes` takes it: stored as it is, with length 1.
 _AS_GIVEN = "SELECT vector, vector, X'0000803F' FROM entry WHERE id = ?"
 
 

@@ -200,6 +200,10 @@ class _Backfill(msgspec.Struct, kw_only=True):
             hooks=RunHooks(prepare=self._take_steps, recorded=self._record_run, has_begun=self._has_begun),
         )
         embedding.run(embedder)
+        publication = self.survey.publication
+        if publication is not None:
+            self._run_planner(publication.planner)
+            publication.finished(self.store)
         return self.report()
 
     @contextmanager
@@ -356,7 +360,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
             left=left,
             # This run, or the last step that changed anything.
             undo=self.run.id
-            if self.written
+            if self._is_recorded
             else next((done.undo for done in reversed(self.steps_done or ()) if done.undo), None),
             suggestion=self._suggestion(),
         )

@@ -2,7 +2,7 @@
 
 A system gives a :class:`Filler`. It lists the :class:`Target` of each base (or project), which opens as a
 :class:`Scope`: texts by keys, and the place of their vectors. Implementations: :mod:`repair.cherry_v2.index_vectors`,
-:mod:`repair.codex_mem.note_vectors`, :mod:`repair.angel_memory.staging`.
+:mod:`repair.codex_mem.note_vectors`, :mod:`repair.angel_memory.staging`, :mod:`repair.chroma.backfill`.
 """
 
 from __future__ import annotations
@@ -233,6 +233,16 @@ class PreparationStep(msgspec.Struct, frozen=True):
     may_wait: bool = False
 
 
+class Publication(msgspec.Struct, frozen=True):
+    """The change that moves vectors from where a run collected them to the store, recorded as a run of its own.
+
+    ``finished`` is called after it, also if there was nothing to move.
+    """
+
+    planner: Planner
+    finished: Callable[[Store], None]
+
+
 class FillTargets(msgspec.Struct, frozen=True):
     """The targets that an embedder can fill, the bases that it cannot, and the steps before. The first step's plan is
     shown.
@@ -241,6 +251,8 @@ class FillTargets(msgspec.Struct, frozen=True):
     targets: tuple[Target, ...]
     left: tuple[Unresolved, ...]
     steps: tuple[PreparationStep, ...] = ()
+    #: The step after them; None: the scopes write to the store itself.
+    publication: Publication | None = None
 
 
 class Filler(Protocol):

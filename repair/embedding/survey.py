@@ -38,6 +38,7 @@ from repair.embedding.scope import (
     ChooseEmbedder,
     Filler,
     PreparationStep,
+    Publication,
     Scope,
     Target,
     TextCounts,
@@ -325,6 +326,8 @@ class BackfillSurvey(msgspec.Struct, kw_only=True):
     first: Plan
     #: Steps before anything is embedded; each makes its plan when it is run.
     steps: tuple[PreparationStep, ...]
+    #: The step after it, if the vectors are collected outside of the store.
+    publication: Publication | None = None
 
     @property
     def is_needed(self) -> bool:
@@ -362,7 +365,9 @@ def survey_store(
     with reading_store(store):
         found = filler.targets(store, settings, options)
         first = found.steps[0].planner(store) if found.steps else Plan()
-    survey = BackfillSurvey(targets=[], left=list(found.left), first=first, steps=found.steps)
+    survey = BackfillSurvey(
+        targets=[], left=list(found.left), first=first, steps=found.steps, publication=found.publication
+    )
     if reuse is not None:
         for target in found.targets:
             coming = _texts_of_plan(first, target.base_id)

@@ -358,6 +358,11 @@ class CollectionState:
         query = f"SELECT count(*) {database.PENDING}"
         return int(str(self._db.execute(query, (self.of.id, self.applied)).get))
 
+    def is_waiting(self, key: str) -> bool:
+        """Whether an operation waits in the queue that may give an id another vector."""
+        query = f"SELECT 1 {database.PENDING} AND id = ?3 AND vector IS NOT NULL LIMIT 1"
+        return self._db.execute(query, (self.of.id, self.applied, key)).get is not None
+
     def place_of(self, key: str) -> tuple[Origin, int] | None:
         """Return where the vector of an id is: a position in the segment, or a number in the queue."""
         row: Any = self._scratch.execute("SELECT origin, place FROM vector WHERE id = ?", (key,)).fetchone()

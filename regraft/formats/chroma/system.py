@@ -37,7 +37,7 @@ class Chroma(System):
 
     kind = Kind.CHROMA
     part = "collection"
-    commands = frozenset({"fix", "repair", "gc", "history", "undo", "export", "import"})
+    commands = frozenset({"fix", "repair", "gc", "history", "undo", "export", "import", "backfill"})
     open_file = database.FILE
 
     def store_at(self, path: Path) -> Path | None:
