@@ -8,7 +8,7 @@ text once. At the end, the segment of each collection is rebuilt as ``regraft re
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from regraft.disk import durable, sqlite, untrusted_sqlite
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import ModelDiffers, RegraftError, SourceUnreadable, TargetLocked
 from regraft.formats.chroma import core, database
-from regraft.formats.chroma.collection import PROVEN, CollectionState, Origin, open_collection
+from regraft.formats.chroma.collection import PROVEN, CollectionState, Origin, open_collection, open_places
 from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
 from regraft.formats.vector_checks import has_usable_norm, read_floats
 from regraft.language import format_count, tr
@@ -54,8 +54,8 @@ _STAGED = (
 )
 _STAGED_KEYS = "SELECT key FROM vector WHERE model = ? AND typeof(vector) = 'blob' AND length(vector) = ?"
 _TABLES = (
-    # Every entry with a document, by the hash of its text.
-    "CREATE TABLE entry (key TEXT, id TEXT, lacks INTEGER, PRIMARY KEY (key, id)) WITHOUT ROWID",
+    # Every entry with a document, by the hash of its text, and where its vector is (NULL: it lacks one).
+    "CREATE TABLE entry (key TEXT, id TEXT, origin INTEGER, place INTEGER, PRIMARY KEY (key, id)) WITHOUT ROWID",
     "CREATE TABLE text (key TEXT PRIMARY KEY, text TEXT) WITHOUT ROWID",
     # Vectors of texts of which another entry of the collection has no vector.
     "CREATE TABLE known (key TEXT PRIMARY KEY, vector BLOB) WITHOUT ROWID",
@@ -81,6 +81,8 @@ class CollectionTexts:
         # The targets of a run keep it for as long as they exist.
         weakref.finalize(self, opened.close)
         self.dimensions = state.dimension
+        self._of, self._root = state.of, state.root
+        self._mark = self._read_mark()
         #: Entries without a vector and without a text that could be embedded.
         self.without_text = 0
         for statement in _TABLES:
@@ -92,33 +94,53 @@ class CollectionTexts:
 
     def _read(self, db: apsw.Connection, state: CollectionState) -> None:
         for entry in database.iterate_entries(db, state.of):
-            lacks = lacks_vector(state, entry.id)
+            found = find_proven(state, entry.id)
             if entry.document is None or is_blank(entry.document):
-                self.without_text += lacks
+                self.without_text += found is None
                 continue
             key = identity.text_hash(entry.document)
-            self.scratch.execute("INSERT OR IGNORE INTO entry VALUES (?, ?, ?)", (key, entry.id, lacks))
-            if lacks:
+            row = (key, entry.id, *(found or (None, None)))
+            self.scratch.execute("INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?)", row)
+            if found is None:
                 self.scratch.execute("INSERT OR IGNORE INTO text VALUES (?, ?)", (key, entry.document))
-        query = "SELECT key, id FROM entry WHERE NOT lacks AND key IN (SELECT key FROM text)"
-        for key, entry_id in self.scratch.execute(query):
-            vector = self._usable_vector(state, str(entry_id))
-            if vector is not None:
-                self.scratch.execute("INSERT OR IGNORE INTO known VALUES (?, ?)", (key, vector))
+        query = "SELECT key, origin, place FROM entry WHERE place IS NOT NULL AND key IN (SELECT key FROM text)"
+        for key, vector in self._read_usable(state, self.scratch.execute(query)):
+            self.scratch.execute("INSERT OR IGNORE INTO known VALUES (?, ?)", (key, vector))
 
-    def _usable_vector(self, state: CollectionState, key: str) -> bytes | None:
-        found = state.vector_of(key)
-        if found is None or len(found[1]) != 4 * (self.dimensions or 0):
-            return None
-        return found[1] if has_usable_norm(read_floats(found[1])) else None
+    def _read_usable(self, state: CollectionState, rows: Iterable[Any]) -> Iterator[tuple[str, bytes]]:
+        """Yield the vectors at places, with what comes before each place, without those that no search can use."""
+        for key, origin, place in rows:
+            vector = state.vector_at(Origin(origin), place)
+            if is_fit(vector, self.dimensions):
+                yield str(key), vector
 
     def _sample(self, db: apsw.Connection, state: CollectionState) -> Iterator[tuple[str, bytes]]:
         # The order of hashes is as good as any, and always the same.
-        query = "SELECT id FROM entry WHERE NOT lacks GROUP BY key ORDER BY key LIMIT ?"
-        for (key,) in self.scratch.execute(query, (probing.SAMPLE_SIZE,)).fetchall():
-            vector, text = self._usable_vector(state, str(key)), database.read_document(db, state.of, str(key))
-            if vector is not None and text is not None and not is_blank(text):
+        query = "SELECT id, origin, place FROM entry WHERE place IS NOT NULL GROUP BY key ORDER BY key LIMIT ?"
+        rows = self.scratch.execute(query, (probing.SAMPLE_SIZE,)).fetchall()
+        for key, vector in self._read_usable(state, rows):
+            text = database.read_document(db, state.of, key)
+            if text is not None and not is_blank(text):
                 yield text, vector
+
+    def _read_mark(self) -> tuple[object, ...]:
+        """Return what changes if another run rebuilds the segment."""
+        paths = (self._root / database.FILE, self._root / str(self._of.vectors) / database.ELEMENTS_FILE)
+        return tuple(map(sqlite.read_file_state, paths))
+
+    def vectors(self, keys: str) -> dict[str, bytes]:
+        """Return the vectors of the collection for texts; ``keys`` is a list in JSON. Only known ones if it changed."""
+        known: list[Any] = self.scratch.execute(f"SELECT key, vector FROM known WHERE {_OF_KEYS}", (keys,)).fetchall()
+        found: dict[str, bytes] = dict(known)
+        query = f"SELECT key, origin, place FROM entry WHERE place IS NOT NULL AND {_OF_KEYS} GROUP BY key"
+        rows = self.scratch.execute(query, (keys,)).fetchall()
+        if rows and self._read_mark() == self._mark:
+            with (
+                database.open_chroma(self._root / database.FILE) as db,
+                open_places(db, self._of, self._root) as state,
+            ):
+                found = {**dict(self._read_usable(state, rows)), **found}
+        return found
 
     def count(self) -> tuple[int, int]:
         """Count the distinct texts, and those that have to be embedded."""
@@ -132,10 +154,16 @@ class CollectionTexts:
         return self.scratch.execute("SELECT 1 FROM known LIMIT 1").get is not None
 
 
-def lacks_vector(state: CollectionState, key: str) -> bool:
-    """Whether an entry has no vector that is proven to be its own."""
+def find_proven(state: CollectionState, key: str) -> tuple[Origin, int] | None:
+    """Return where the vector of an entry is; None if no vector is proven to be its own."""
     found = state.place_of(key)
-    return found is None or found[0] not in PROVEN
+    return found if found is not None and found[0] in PROVEN else None
+
+
+def is_fit(vector: Any, dimensions: int | None) -> bool:
+    """Whether a value is a vector of a length, and usable for a search."""
+    has_length = isinstance(vector, bytes) and len(vector) == 4 * (dimensions or 0)
+    return has_length and has_usable_norm(read_floats(vector))
 
 
 # --- the scope -------------------------------------------------------------------------------------------------------
@@ -148,7 +176,7 @@ class CollectionScope:
         self.name, self.label = target.base_id, target.label
         self.dimensions = texts.dimensions
         self._scratch, self._sample, self._model = texts.scratch, texts.sample, target.staged_model
-        self._count, self._path, self._opened = texts.count, path, opened
+        self._texts, self._path, self._opened = texts, path, opened
         self._staging: apsw.Connection | None = None
         with sqlite.transaction(self._scratch):
             self._scratch.execute("DELETE FROM staged")
@@ -159,7 +187,7 @@ class CollectionScope:
 
     def survey(self) -> TextCounts:
         """Count the distinct texts; those whose vector is staged are ready."""
-        every, lacking = self._count()
+        every, lacking = self._texts.count()
         return TextCounts(ready=every - lacking, pending=lacking, stale=0)
 
     def lacking(self) -> Iterator[str]:
@@ -190,14 +218,14 @@ class CollectionScope:
 
     def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the vectors that wait for the segment, and those that equal texts of the collection have."""
-        found = self._select(f"SELECT key, vector FROM known WHERE {_OF_KEYS}", keys)
-        if is_staged(self._path):
+        found = self._texts.vectors(_as_json(keys))
+        staged = {str(key) for (key,) in self._select(f"SELECT key FROM staged WHERE {_OF_KEYS}", keys)} - found.keys()
+        if staged:
             with sqlite.open_readonly(self._path, beside_writers=True) as staging:
-                query = f"SELECT key, vector FROM vector WHERE model = ?2 AND {_OF_KEYS.replace('?', '?1')}"
-                rows = staging.execute(query, (_as_json(keys), self._model)).fetchall()
-            staged = dict(self._select(f"SELECT key, 1 FROM staged WHERE {_OF_KEYS}", keys))
-            found += [row for row in rows if row[0] in staged]
-        return {str(key): bytes(vector) for key, vector in found}
+                query = f"SELECT key, vector FROM vector WHERE {_OF_KEYS} AND model = ?"
+                rows: list[Any] = staging.execute(query, (_as_json(sorted(staged)), self._model)).fetchall()
+                found |= rows
+        return found
 
     def failed(self, key: str, code: str, now_ms: int) -> None:
         """Do nothing: Chroma cannot record that."""
@@ -301,7 +329,7 @@ def _new_vectors(target: ChromaTarget, db: apsw.Connection, state: CollectionSta
     with ExitStack() as opened:
         staging = opened.enter_context(sqlite.open_readonly(path, beside_writers=True)) if is_staged(path) else None
         for entry in database.iterate_entries(db, state.of):
-            if entry.document is None or not lacks_vector(state, entry.id):
+            if entry.document is None or find_proven(state, entry.id) is not None:
                 continue
             key = identity.text_hash(entry.document)
             vector: Any = known.execute("SELECT vector FROM known WHERE key = ?", (key,)).get
@@ -309,8 +337,7 @@ def _new_vectors(target: ChromaTarget, db: apsw.Connection, state: CollectionSta
                 query = "SELECT vector FROM vector WHERE model = ? AND key = ?"
                 vector = staging.execute(query, (target.staged_model, key)).get
             # The file may have come with the folder, from anywhere.
-            is_fit = isinstance(vector, bytes) and len(vector) == 4 * (state.dimension or 0)
-            if is_fit and has_usable_norm(read_floats(vector)):
+            if is_fit(vector, state.dimension):
                 yield entry.id, vector
 
 
@@ -443,9 +470,8 @@ def _add_target(
         return
     texts = CollectionTexts(db, state)
     if texts.without_text:
-        reason = tr(
-            "{entries} without a vector have no text to embed", entries=format_count(texts.without_text, "entry")
-        )
+        entries = format_count(texts.without_text, "entry")
+        reason = tr("no text to embed: {entries} with neither vector nor document", entries=entries)
         left.append(Unresolved.registered(chroma.VECTOR_MISSING, reason, base=of.id, count=texts.without_text))
     target = ChromaTarget(
         base_id=of.id,

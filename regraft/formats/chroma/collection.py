@@ -525,6 +525,19 @@ def open_collection(db: apsw.Connection, of: ChromaCollection, root: Path) -> It
             state.close()
 
 
+@contextmanager
+def open_places(db: apsw.Connection, of: ChromaCollection, root: Path) -> Iterator[CollectionState]:
+    """Open a collection to read vectors at places that :meth:`CollectionState.place_of` has given; no ids are read."""
+    with sqlite.open_scratch() as scratch:
+        state = CollectionState(db=db, of=of, root=root, scratch=scratch)
+        try:
+            if state.folder is not None and state.folder.is_dir():
+                state.segment = open_segment(state.folder, of.dimension)
+            yield state
+        finally:
+            state.close()
+
+
 def read_vectors(path: Path, of: ChromaCollection, db: apsw.Connection) -> Iterator[tuple[str, bytes]]:
     """Yield id and vector of all entries whose vector is proven to be theirs."""
     with open_collection(db, of, path.parent) as state:

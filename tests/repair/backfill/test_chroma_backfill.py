@@ -1,0 +1,406 @@
+"""``backfill`` of folders of Chroma: what a repair names as lost gets vectors, and no other vector changes."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chroma_store import (
+    DIMENSION,
+    ChromaStore,
+    check,
+    cut_elements,
+    extract,
+    opened,
+    overwrite_links,
+    read_vectors,
+    remove_labels,
+)
+from extras import needs
+from fault_server import FaultServer, Request, answer, failing, vector_of
+from faults import posix
+from harness import Outcome, run, snapshot
+from toys import killed, quick_disk, steps_of
+
+from regraft.formats.chroma import core
+
+pytest.importorskip("openai", reason="the client of embedding servers is not installed")
+CHROMA = needs("chroma")
+
+
+def serve(server: FaultServer, store: ChromaStore, name: str = "plain") -> None:
+    """Answer with the vectors that a collection had."""
+    known = {one["document"]: bytes.fromhex(one["vector"]) for one in store.expected[name].values()}
+    server.dimensions = DIMENSION
+
+    def behave(request: Request) -> Any:
+        return answer(request, [known.get(text) or vector_of(text, DIMENSION) for text in request.texts])
+
+    server.behave = behave
+
+
+@pytest.fixture
+def settings(server: FaultServer, tmp_path: Path) -> Path:
+    path = tmp_path / "regraft.yaml"
+    lines = ("provider: openai", f"base_url: {server.url}", "model: embed-3", "price_per_million_tokens: 1")
+    path.write_text("embedders:\n  one:\n" + "".join(f"    {line}\n" for line in (*lines, "batch: {texts: 5}")))
+    return path
+
+
+def fill(store: ChromaStore, settings: Path, *options: object) -> Outcome:
+    return run("backfill", store.root, "--config", settings, "--json", *options)
+
+
+def lost_ids(store: ChromaStore, name: str = "plain") -> set[str]:
+    """Repair a folder, and return the ids that are named as lost."""
+    done = run("repair", store.root, "--yes", "--json")
+    assert done.status == 1, done
+    base = store.collection_id(name)
+    return {
+        one["subject"]
+        for one in done.document["left"]
+        if (one["finding"], one["base"]) == ("chroma.vector-missing", base)
+    }
+
+
+def documents(store: ChromaStore, ids: set[str], name: str = "plain") -> list[str]:
+    return sorted(store.expected[name][key]["document"] for key in ids)
+
+
+def sent(server: FaultServer, store: ChromaStore, ids: set[str], name: str = "plain") -> list[str]:
+    """Return the texts of lost ids that were sent, each as often as it was; the others are those of the comparison."""
+    wanted = set(documents(store, ids, name))
+    return sorted(text for text in server.texts if text in wanted)
+
+
+def read_back(store: ChromaStore, copy: Path, name: str = "plain") -> dict[str, str | None]:
+    with opened(store.root, copy) as client:
+        return read_vectors(client, name)
+
+
+def vectors_of(store: ChromaStore, name: str = "plain") -> dict[str, str]:
+    return {key: one["vector"] for key, one in store.expected[name].items()}
+
+
+# --- filling ---------------------------------------------------------------------------------------------------------
+
+
+@CHROMA
+def test_lost_entries_get_vectors_and_no_other_changes(server: FaultServer, settings: Path, tmp_path: Path) -> None:
+    store = extract("1.5", tmp_path)
+    cut_elements(store)
+    lost = lost_ids(store)
+    serve(server, store)
+    rows = store.rows("SELECT * FROM embedding_metadata ORDER BY id, key")
+    before = snapshot(tmp_path)
+    planned = fill(store, settings, "--dry-run")
+    (scope,) = [one for one in planned.document["scopes"] if one["scope"] == store.collection_id("plain")]
+    assert scope["planned"]["texts"] == len(lost)
+    assert (planned.status, server.texts, snapshot(tmp_path)) == (0, [], before)
+
+    done = fill(store, settings, "--yes")
+    assert (done.status, done.document["left"]) == (0, [])
+    assert sent(server, store, lost) == documents(store, lost)
+    assert check(store.root) == {}
+    assert store.rows("SELECT * FROM embedding_metadata ORDER BY id, key") == rows
+    assert not list(store.root.rglob("reconciling"))
+    assert read_back(store, tmp_path / "copy") == vectors_of(store)
+
+    again = len(server.texts)
+    assert fill(store, settings, "--yes").status == 0
+    assert len(server.texts) == again
+    assert run("undo", store.root, "--yes").status == 0
+    assert check(store.root)["vector-missing"][0]["count"] == len(lost)
+
+
+@CHROMA
+@pytest.mark.parametrize("version", ["0.6", "1.5"])
+def test_cosine_vectors_differ_by_the_rounding_of_chroma_only(
+    version: str, server: FaultServer, settings: Path, tmp_path: Path
+) -> None:
+    import numpy as np
+
+    store = extract(version, tmp_path)
+    cut_elements(store, "angles")
+    lost = lost_ids(store, "angles")
+    serve(server, store, "angles")
+    assert fill(store, settings, "--yes").status == 0
+    assert check(store.root) == {}
+    expected, found = vectors_of(store, "angles"), read_back(store, tmp_path / "copy", "angles")
+    assert found.keys() == expected.keys()
+    for key, vector in found.items():
+        assert vector is not None
+        if key in lost:
+            pair = [np.frombuffer(bytes.fromhex(one), "<f4") for one in (vector, expected[key])]
+            assert np.allclose(*pair, rtol=4e-7, atol=1e-8)
+        elif version == "1.5":
+            assert vector == expected[key]
+    if version == "0.6":
+        # Versions up to 0.6 load nothing but an instance of their own class.
+        assert b"PersistentData" in (store.folder("angles") / "index_metadata.pickle").read_bytes()
+
+
+@CHROMA
+def test_a_collection_without_any_proven_vector_is_embedded_whole(
+    server: FaultServer, settings: Path, tmp_path: Path
+) -> None:
+    store = extract("0.6", tmp_path)
+    remove_labels(store)
+    store.execute("DELETE FROM embeddings_queue")
+    old = snapshot(store.folder("plain"))
+    segment = store.folder("plain").name
+    rows = {
+        key
+        for (key,) in store.rows(
+            "SELECT embedding_id FROM embeddings WHERE segment_id = ?", store.segment("plain", "METADATA")
+        )
+    }
+    assert "nothing was changed" in run("repair", store.root, "--yes").stdout
+    serve(server, store)
+    assert fill(store, settings, "--yes", "--base", "plain").status == 0
+    found = read_back(store, tmp_path / "copy")
+    expected = vectors_of(store)
+    assert found.keys() == rows
+    assert {key: found[key] for key in rows & expected.keys()} == {key: expected[key] for key in rows & expected.keys()}
+    # The old files may be the last copy of vectors that a person can still tell apart.
+    kept = snapshot(store.root / f"{segment}.unproven")
+    assert {name: one[2] for name, one in kept.items()} == {name: one[2] for name, one in old.items()}
+
+
+@CHROMA
+def test_equal_texts_are_sent_once_and_a_known_text_is_not_sent(
+    server: FaultServer, settings: Path, tmp_path: Path
+) -> None:
+    store = extract("1.5", tmp_path)
+    cut_elements(store)
+    lost = sorted(lost_ids(store))
+    kept = min(store.expected["plain"].keys() - set(lost))
+
+    def set_document(key: str, text: str) -> None:
+        query = """UPDATE embedding_metadata SET string_value = ? WHERE key = 'chroma:document' AND id =
+                     (SELECT id FROM embeddings WHERE embedding_id = ? AND segment_id = ?)"""
+        store.execute(query, text, key, store.segment("plain", "METADATA"))
+
+    set_document(lost[0], "one text")
+    set_document(lost[1], "one text")
+    set_document(lost[2], store.expected["plain"][kept]["document"])
+    serve(server, store)
+    assert fill(store, settings, "--yes").status == 0
+    assert server.texts.count("one text") == 1
+    found = read_back(store, tmp_path / "copy")
+    assert found[lost[0]] == found[lost[1]] == vector_of("one text", DIMENSION).hex()
+    assert found[lost[2]] == found[kept] == store.expected["plain"][kept]["vector"]
+
+
+@CHROMA
+def test_a_backup_gives_its_vectors_and_nothing_is_sent(server: FaultServer, settings: Path, tmp_path: Path) -> None:
+    store = extract("1.5", tmp_path)
+    shutil.copytree(store.root, tmp_path / "backup")
+    cut_elements(store)
+    lost_ids(store)
+    server.behave = failing(500)
+    done = fill(store, settings, "--yes", "--reuse", tmp_path / "backup", "--base", "plain")
+    assert (done.status, server.texts) == (0, []), done
+    assert read_back(store, tmp_path / "copy") == vectors_of(store)
+
+
+@CHROMA
+def test_limits_keep_what_was_paid_and_the_next_run_goes_on(
+    server: FaultServer, settings: Path, tmp_path: Path
+) -> None:
+    store = extract("1.5", tmp_path)
+    cut_elements(store)
+    lost = lost_ids(store)
+    serve(server, store)
+    assert fill(store, settings, "--yes", "--limit", 10).status == 0
+    assert len(sent(server, store, lost)) == 10
+    assert check(store.root)["vector-missing"][0]["count"] == len(lost) - 10
+    assert fill(store, settings, "--yes").status == 0
+    assert sent(server, store, lost) == documents(store, lost)
+    assert read_back(store, tmp_path / "copy") == vectors_of(store)
+
+
+@CHROMA
+def test_vectors_that_arrived_before_a_failure_are_not_paid_for_again(
+    server: FaultServer, settings: Path, tmp_path: Path
+) -> None:
+    store = extract("1.5", tmp_path)
+    cut_elements(store)
+    lost = lost_ids(store)
+    serve(server, store)
+    before = snapshot(store.root)
+    rightly, asked = server.behave, []
+
+    def behave(request: Request) -> Any:
+        asked.append(request)
+        return rightly(request) if len(asked) < 6 else failing(401)(request)
+
+    server.behave = behave
+    stopped = fill(store, settings, "--yes")
+    assert stopped.status != 0
+    assert stopped.document["error"]["code"] in ("BackfillStopped", "EmbedderRefused")
+    after = snapshot(store.root)
+    assert {name: one for name, one in after.items() if not name.startswith(".regraft")} == {
+        name: one for name, one in before.items() if not name.startswith(".regraft")
+    }
+    paid = set(server.paid)
+    server.behave = rightly
+    begun = len(server.texts)
+    assert fill(store, settings, "--yes").status == 0
+    assert not paid & set(server.texts[begun:]) & set(documents(store, lost))
+    assert read_back(store, tmp_path / "copy") == vectors_of(store)
+
+
+@CHROMA
+@posix
+def test_a_kill_leaves_the_old_or_the_new_segment_and_nothing_is_paid_twice(
+    server: FaultServer, settings: Path, tmp_path: Path
+) -> None:
+    store = extract("1.5", tmp_path / "store")
+    cut_elements(store)
+    lost = lost_ids(store)
+    serve(server, store)
+    old = (store.folder("plain") / "data_level0.bin").read_bytes()
+    expected = vectors_of(store)
+
+    def fresh(name: str) -> ChromaStore:
+        shutil.copytree(store.root, tmp_path / name)
+        return ChromaStore(tmp_path / name, store.expected)
+
+    with quick_disk() as disk:
+        first = fresh("first")
+        steps = steps_of(disk, lambda: fill(first, settings, "--yes"))
+        for at in (len(steps) // 3, len(steps) - 20, len(steps) - 2):
+            one, begun = fresh(f"killed-{at}"), len(server.paid)
+            assert killed(disk, at, lambda one=one: fill(one, settings, "--yes")), (at, steps)
+            elements = one.folder("plain") / "data_level0.bin"
+            assert not elements.exists() or elements.read_bytes() == old or "vector-missing" not in check(one.root)
+            assert fill(one, settings, "--yes").status == 0
+            assert not list(one.root.rglob("reconciling"))
+            assert check(one.root) == {}
+            assert read_back(one, tmp_path / f"copy-{at}") == expected
+            paid = [text for text in server.paid[begun:] if text in set(documents(store, lost))]
+            # What was on its way when the kill came is asked for again.
+            assert len(paid) <= len(lost) + 5 * 4, at
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@CHROMA
+@pytest.mark.parametrize("kind", ["length", "model"])
+def test_another_model_is_refused_before_anything_is_written(
+    kind: str, server: FaultServer, settings: Path, tmp_path: Path
+) -> None:
+    store = extract("1.5", tmp_path)
+    cut_elements(store)
+    lost = lost_ids(store)
+    server.dimensions = 8 if kind == "length" else DIMENSION
+    before = snapshot(tmp_path)
+    found = fill(store, settings, "--yes")
+    ended = (1, "AnswerUnfit") if kind == "length" else (2, "EmbedderDiffers")
+    assert (found.status, found.document["error"]["code"]) == ended
+    assert snapshot(tmp_path) == before
+    assert sent(server, store, lost) == []
+
+
+def test_without_chromadb_nothing_is_sent(
+    server: FaultServer, settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "is_installed", lambda: False)
+    store = extract("1.5", tmp_path)
+    lose_vector(store)
+    before = snapshot(tmp_path)
+    assert fill(store, settings, "--dry-run").document["scopes"][0]["planned"]["texts"] == 1
+    found = fill(store, settings, "--yes")
+    assert found.status == 2
+    assert 'pip install "regraft[chroma]"' in found.document["error"]["message"]
+    assert (server.texts, snapshot(tmp_path)) == ([], before)
+
+
+def lose_vector(store: ChromaStore, name: str = "plain") -> str:
+    """Let the database have an entry that no other file knows."""
+    key = "nobody"
+    segment = store.segment(name, "METADATA")
+    with closing(sqlite3.connect(store.database)) as db, db:
+        (number,) = db.execute("SELECT max(id) + 1 FROM embeddings").fetchone()
+        db.execute(
+            "INSERT INTO embeddings (id, segment_id, embedding_id, seq_id) VALUES (?, ?, ?, 1)", (number, segment, key)
+        )
+        db.execute(
+            "INSERT INTO embedding_metadata (id, key, string_value) VALUES (?, 'chroma:document', 'Lost')", (number,)
+        )
+    return key
+
+
+def test_a_damaged_segment_is_repaired_first(server: FaultServer, settings: Path, tmp_path: Path) -> None:
+    store = extract("1.5", tmp_path)
+    lose_vector(store)
+    overwrite_links(store)
+    (store.folder("plain") / "index_metadata.pickle").write_bytes(b"no pickle")
+    before = snapshot(tmp_path)
+    found = fill(store, settings, "--dry-run")
+    (left,) = found.document["left"]
+    assert left["finding"] == "chroma.vector-missing"
+    assert "run regraft repair first" in left["reason"]
+    assert (server.texts, snapshot(tmp_path)) == ([], before)
+
+
+def test_a_recorded_model_must_be_that_of_the_embedder(server: FaultServer, settings: Path, tmp_path: Path) -> None:
+    store = extract("1.5", tmp_path)
+    lose_vector(store)
+    store.execute(
+        "INSERT INTO collection_metadata (collection_id, key, str_value) VALUES (?, 'embedding_model', 'acme::other')",
+        store.collection_id("plain"),
+    )
+    before = snapshot(tmp_path)
+    found = fill(store, settings, "--yes")
+    assert (found.status, found.document["error"]["code"]) == (2, "ModelDiffers")
+    assert "the vectors of plain were made by acme::other" in found.document["error"]["message"]
+    assert (server.texts, snapshot(tmp_path)) == ([], before)
+
+
+def test_entries_without_a_document_are_named(server: FaultServer, settings: Path, tmp_path: Path) -> None:
+    store = extract("1.5", tmp_path)
+    lose_vector(store)
+    store.execute("DELETE FROM embedding_metadata WHERE string_value = 'Lost'")
+    found = fill(store, settings, "--dry-run")
+    assert [one["reason"] for one in found.document["left"]] == [
+        "no text to embed: 1 entry with neither vector nor document"
+    ]
+    assert found.document["scopes"][0]["planned"]["texts"] == 0
+
+
+@posix
+def test_a_folder_in_use_is_refused(server: FaultServer, settings: Path, tmp_path: Path) -> None:
+    store = extract("1.5", tmp_path)
+    lose_vector(store)
+    serve(server, store)
+    hold = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute('SELECT 1 FROM collections'); "
+    with subprocess.Popen(
+        [sys.executable, "-c", hold + "print('open', flush=True); sys.stdin.read()", store.database],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        before = snapshot(tmp_path)
+        found = fill(store, settings, "--yes")
+        holder.communicate()
+    if core.is_installed():
+        assert (found.status, found.document["error"]["code"]) == (2, "ApplicationOpen")
+    assert (server.texts, snapshot(tmp_path)) == ([], before)
+
+
+def test_a_check_names_the_command(tmp_path: Path) -> None:
+    store = extract("1.5", tmp_path)
+    lose_vector(store)
+    (found,) = check(store.root)["vector-missing"]
+    assert found["repair"] == f"regraft backfill {store.root}"
+    assert found["samples"] == ["nobody"]
