@@ -1,7 +1,8 @@
 """Write a small folder of Chroma with real chromadb, and what its API returns, to a zip archive.
 
 Run it with the Python of an environment that has the wanted version of chromadb, and nothing else of ours:
-``python chroma_fixtures.py tests/golden/chroma/chroma-1.5.zip``. Works with chromadb 0.4 to 1.x.
+``python chroma_fixtures.py tests/golden/chroma/chroma-1.5.zip``. Works with chromadb 0.4 to 1.x. ``benchmarks/
+chroma_versions.py`` imports it for larger folders.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 COUNT, DIMENSION, BATCH, THRESHOLD = 90, 16, 7, 20
 
 
-def write_folder(folder: Path) -> dict[str, Any]:
+def write_folder(folder: Path, count: int = COUNT, batch: int = BATCH, threshold: int = THRESHOLD) -> dict[str, Any]:
     """Write collections of both kinds of distance, with changes, and return what Chroma's API returns for each."""
     import chromadb
     import numpy as np
@@ -26,18 +27,18 @@ def write_folder(folder: Path) -> dict[str, Any]:
     numbers = np.random.default_rng(20261126)
     expected: dict[str, Any] = {}
     for name, space in (("plain", "l2"), ("angles", "cosine"), ("products", "ip")):
-        settings = {"hnsw:space": space, "hnsw:sync_threshold": THRESHOLD, "hnsw:batch_size": 10}
+        settings = {"hnsw:space": space, "hnsw:sync_threshold": threshold, "hnsw:batch_size": 10}
         collection = client.create_collection(name, embedding_function=None, metadata=settings)
-        vectors = numbers.normal(size=(COUNT, DIMENSION)).astype("<f4")
-        for start in range(0, COUNT, BATCH):
-            rows = range(start, min(COUNT, start + BATCH))
+        vectors = numbers.normal(size=(count, DIMENSION)).astype("<f4")
+        for start in range(0, count, batch):
+            rows = range(start, min(count, start + batch))
             collection.add(
                 ids=[f"id{row}" for row in rows],
-                embeddings=vectors[start : start + BATCH].tolist(),
+                embeddings=vectors[start : start + batch].tolist(),
                 documents=[f"Text {row} of {name}: 知识 café" for row in rows],
                 metadatas=[{"row": row, "third": row / 3, "name": str(row)} for row in rows],
             )
-            if start == BATCH * 5:
+            if start == batch * 5:
                 # Inside of the segment: deleted labels stay in its file, and a second label gets the id.
                 collection.delete(ids=["id3", "id4"])
                 collection.update(ids=["id9"], embeddings=numbers.normal(size=(1, DIMENSION)).tolist())

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,23 @@ def demand_chromadb() -> str:
     if not is_installed():
         raise errors.not_installed_error("chromadb", *_EXTRA)
     try:
-        version: str | None = run_in_child(_child_version)
+        version = _load_version()
     except ChromaFailed as failed:
         problem = tr("chromadb cannot be loaded ({reason})", reason=failed)
         raise WrongUsage(problem=problem, hint=tr("reinstall it, or install another version")) from failed
     if version is None:
         raise errors.not_installed_error("chromadb", *_EXTRA)
+    return version
+
+
+@cache
+def _load_version() -> str | None:
+    """Return the version of chromadb, which takes seconds to load, once for all commands of a process.
+
+    Raises:
+        ChromaFailed: it cannot be loaded.
+    """
+    version: str | None = run_in_child(_child_version)
     return version
 
 

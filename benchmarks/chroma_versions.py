@@ -1,0 +1,246 @@
+"""Damages folders that several versions of chromadb wrote, repairs them, and reads them back with the same version.
+
+``python -m benchmarks.chroma_versions PYTHON... --rows 20000`` takes the Python of an environment for each version.
+Each writes a folder with collections of three distances, from whose queue everything is purged that the segments have.
+Then one file at a time is damaged, in a copy: the upper layers of a graph are overwritten, the label map is removed, the
+full-text index is cut, sequence numbers are mixed, the elements are cut in half. ``regraft repair`` runs in an
+interpreter in which no socket can connect. At the end, the version that wrote the folder reads it through its API.
+
+The exit status is 1 when a vector differs, when an entry without a vector is not named by the repair, or when a named
+one has its vector in what was left of the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import shutil
+import sqlite3
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+SUPPORT = ROOT / "tests" / "support"
+sys.path.insert(0, str(SUPPORT))
+
+from chroma_store import (  # noqa: E402
+    DIMENSION,
+    ELEMENT,
+    ChromaStore,
+    cut_elements,
+    cut_full_text,
+    mix_numbers,
+    overwrite_links,
+    remove_labels,
+)
+
+#: The collections that are damaged: all elements of both kinds of distance.
+NAMES = ("plain", "angles")
+_WRITE = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import chromadb, chroma_fixtures
+found = chroma_fixtures.write_folder(Path(sys.argv[2]), int(sys.argv[4]), 500, 1000)
+Path(sys.argv[3]).write_text(json.dumps(found), "utf-8")
+print(chromadb.__version__)
+"""
+#: Reads the vectors of ids in pages; in a page where the API fails, one by one.
+_READ = """
+import json, sys
+import chromadb, numpy as np
+from chromadb.config import Settings
+client = chromadb.PersistentClient(path=sys.argv[1], settings=Settings(anonymized_telemetry=False))
+wanted, found = json.load(open(sys.argv[2], encoding="utf-8")), {}
+
+def read(collection, ids):
+    got = collection.get(ids=ids, include=["embeddings", "documents"])
+    pairs = zip(got["ids"], got["embeddings"], got["documents"], strict=True)
+    return {key: (np.asarray(one, dtype="<f4").tobytes().hex(), text) for key, one, text in pairs if one is not None}
+
+for name, ids in wanted.items():
+    collection, found[name] = client.get_collection(name), {}
+    for start in range(0, len(ids), 500):
+        found[name].update(read(collection, ids[start : start + 500]))
+    if ids:
+        vector = bytes.fromhex(found[name][ids[0]][0])
+        assert collection.query(query_embeddings=[np.frombuffer(vector, "<f4").tolist()], n_results=1)["ids"][0]
+json.dump(found, open(sys.argv[3], "w", encoding="utf-8"))
+"""
+_BLOCKED = """
+import socket, sys
+def refuse(*args, **kwargs): raise AssertionError("a socket was made")
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+from regraft.__main__ import main
+if __name__ == "__main__": main()
+"""
+
+
+def purge_queue(store: ChromaStore) -> None:
+    """Remove the operations that every segment has, as versions from 0.5.6 on do."""
+    applied = {name: _applied(store, name) for name in store.expected if store.expected[name]}
+    for name, number in applied.items():
+        store.execute(
+            "DELETE FROM embeddings_queue WHERE seq_id <= ? AND substr(topic, -36) = ?",
+            number,
+            store.collection_id(name),
+        )
+
+
+def _applied(store: ChromaStore, name: str) -> int:
+    """Return the last operation that both segments of a collection have."""
+    found = []
+    for scope in ("VECTOR", "METADATA"):
+        rows = store.rows("SELECT seq_id FROM max_seq_id WHERE segment_id = ?", store.segment(name, scope))
+        if rows:
+            number = rows[0][0]
+            found.append(int.from_bytes(number, "big") if isinstance(number, bytes) else number)
+        else:
+            found.append(_labels(store, name).get("max_seq_id") or 0)
+    return min(found)
+
+
+class _Labels(pickle.Unpickler):
+    """Reads the label maps that this program had written by chromadb."""
+
+    def find_class(self, _: str, name: str) -> Any:
+        """Take the one class of older versions for a namespace."""
+        return type(name, (), {})
+
+
+def _labels(store: ChromaStore, name: str) -> dict[str, Any]:
+    path = store.folder(name) / "index_metadata.pickle"
+    if not path.exists():
+        return {}
+    with path.open("rb") as file:
+        found = _Labels(file).load()
+    return found if isinstance(found, dict) else dict(vars(found))
+
+
+def provable(store: ChromaStore, name: str, damage: str) -> set[str]:
+    """Return the ids whose vector is in what is left of the files, by another way than regraft's."""
+    labels = _labels(store, name).get("id_to_label", {})
+    positions = store.positions(name)
+    half = len(positions) // 2
+    found = set(labels)
+    if name in NAMES and damage == "labels removed":
+        found = set()
+    elif name in NAMES and damage == "elements cut":
+        found = {key for key, label in labels.items() if positions[label] < half}
+    query = (
+        "SELECT id, operation, vector IS NOT NULL FROM embeddings_queue WHERE substr(topic, -36) = ? ORDER BY seq_id"
+    )
+    for key, operation, has_vector in store.rows(query, store.collection_id(name)):
+        if operation == 3:
+            found.discard(key)
+        elif has_vector and (operation != 1 or key in found):
+            # An update of an id that is not there changes nothing.
+            found.add(key)
+    return found & store.expected[name].keys()
+
+
+def damage_each(damage: Callable[[ChromaStore, str], None]) -> Callable[[ChromaStore], None]:
+    """Damage each of the collections."""
+
+    def work(store: ChromaStore) -> None:
+        for name in NAMES:
+            damage(store, name)
+
+    return work
+
+
+DAMAGES: dict[str, Callable[[ChromaStore], None]] = {
+    "links overwritten": damage_each(overwrite_links),
+    "labels removed": damage_each(remove_labels),
+    "full text cut": cut_full_text,
+    "numbers mixed": mix_numbers,
+    "elements cut": damage_each(cut_elements),
+}
+
+
+def try_damage(store: ChromaStore, damage: str, python: str, folder: Path) -> list[str]:
+    """Damage a copy, repair it, and read it back; returns what is wrong."""
+    known = {name: provable(store, name, damage) for name in store.expected if store.expected[name]}
+    one = ChromaStore(shutil.copytree(store.root, folder / "damaged"), store.expected)
+    DAMAGES[damage](one)
+    blocked = folder / "blocked.py"
+    blocked.write_text(_BLOCKED, "utf-8")
+    started = time.perf_counter()
+    command = [sys.executable, str(blocked), "repair", str(one.root), "--yes", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - started
+    if done.returncode not in (0, 1):
+        return [f"repair ended with {done.returncode}: {done.stderr}"]
+    left = [row for row in json.loads(done.stdout)["left"] if row["finding"] == "chroma.vector-missing"]
+    problems, lost, exact, rounded = [], 0, 0, 0
+    wanted = {name: sorted(ids) for name, ids in known.items()}
+    (folder / "wanted.json").write_text(json.dumps(wanted), "utf-8")
+    read = [python, "-c", _READ, str(one.root), str(folder / "wanted.json"), str(folder / "found.json")]
+    reading = subprocess.run(read, capture_output=True, text=True, check=False)
+    if reading.returncode:
+        return [f"the API failed: {reading.stderr[-500:]}"]
+    found = json.loads((folder / "found.json").read_text("utf-8"))
+    for name, ids in known.items():
+        of_base = [row for row in left if row["base"] == store.collection_id(name)]
+        named = {row["subject"] for row in of_base if row["subject"] is not None}
+        count = len(named) + sum(row["count"] for row in of_base if row["subject"] is None)
+        missing = store.expected[name].keys() - ids
+        lost += len(missing)
+        if count != len(missing) or named - missing:
+            problems.append(f"{name}: {count} named as lost, {len(missing)} are; {len(named & ids)} of them have one")
+        for key in ids:
+            vector, text = found[name].get(key, (None, None))
+            expected = store.expected[name][key]
+            if vector == expected["vector"] and text == expected["document"]:
+                exact += 1
+            elif vector is not None and name == "angles" and _is_close(vector, expected["vector"]):
+                rounded += 1
+            else:
+                problems.append(f"{name}: {key} differs")
+    print(
+        f"  {damage}: {exact:,} bit-equal, {rounded:,} by Chroma's rounding, {lost:,} lost and named, {seconds:.1f} s"
+    )
+    return problems
+
+
+def _is_close(one: str, other: str) -> bool:
+    pairs = zip(*(struct.unpack(f"<{DIMENSION}f", bytes.fromhex(vector)) for vector in (one, other)), strict=True)
+    return all(abs(left - right) <= 4e-7 * abs(right) + 1e-8 for left, right in pairs)
+
+
+def main() -> int:
+    """Try all versions."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("python", nargs="+")
+    parser.add_argument("--rows", type=int, default=20_000)
+    given, bad = parser.parse_args(), 0
+    assert ELEMENT > DIMENSION
+    for python in given.python:
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            command = [python, "-c", _WRITE, str(SUPPORT), str(folder / "chroma"), str(folder / "expected.json")]
+            written = subprocess.run([*command, str(given.rows)], capture_output=True, text=True, check=True)
+            store = ChromaStore(folder / "chroma", json.loads((folder / "expected.json").read_text("utf-8")))
+            purge_queue(store)
+            with closing(sqlite3.connect(store.database)) as db:
+                (rows,) = db.execute("SELECT count(*) FROM embeddings").fetchone()
+            print(f"chromadb {written.stdout.split()[-1]}: {rows:,} entries", flush=True)
+            for damage in DAMAGES:
+                with tempfile.TemporaryDirectory() as work:
+                    problems = try_damage(store, damage, python, Path(work))
+                for problem in problems[:5]:
+                    print(f"  {damage}: {problem}", flush=True)
+                bad += len(problems)
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
