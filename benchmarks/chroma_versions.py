@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.chroma_versions PYTHON... --rows 20000`` takes the Python of an environment for each version.
 Each writes a folder with collections of three distances, from whose queue everything is purged that the segments have.
-Then one file at a time is damaged, in a copy: the upper layers of a graph are overwritten, the label map is removed, the
-full-text index is cut, sequence numbers are mixed, the elements are cut in half. ``regraft repair`` runs in an
+Then one file at a time is damaged, in a copy: the upper layers of a graph are overwritten, the label map is removed,
+the full-text index is cut, sequence numbers are mixed, the elements are cut in half. ``regraft repair`` runs in an
 interpreter in which no socket can connect. At the end, the version that wrote the folder reads it through its API.
 
 The exit status is 1 when a vector differs, when an entry without a vector is not named by the repair, or when a named

@@ -110,6 +110,7 @@ def _plan_segment(
         reason = tr("neither the segment nor the queue has a vector that is proven; nothing was changed")
         for name in names:
             made.left.append(Unresolved.registered(name, reason, base=of.id))
+        made.left += lost
         return
     message = tr(
         "rebuild the vector segment of {name} from its {vectors}",

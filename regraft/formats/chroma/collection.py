@@ -454,19 +454,17 @@ class CollectionState:
         segment = self.segment
         if segment is None:
             return
-        norms_file = self._file(NORMS_FILE) if self.is_cosine and segment.norms else None
-        for block in segment.blocks():
+        norms = segment.read_norms() if self.is_cosine else None
+        # With norms, the vectors are products in memory of their own.
+        for block in segment.blocks(reuses_memory=norms is not None):
             count = len(block.elements)
             origins = self._origins[block.start : block.start + count]
             at = np.flatnonzero(origins != _NO_VECTOR)
             is_whole = len(at) == count
             vectors = block.vectors if is_whole else block.vectors[at]
-            if self.is_cosine:
-                norms = np.ones(count, dtype="<f4")
-                if norms_file is not None:
-                    known = max(0, min(count, segment.norms - block.start))
-                    norms[:known] = segment.read_norms(norms_file, block.start, known)
-                vectors = multiply(vectors, norms if is_whole else norms[at])
+            if norms is not None:
+                of_block = norms[block.start : block.start + count]
+                vectors = multiply(vectors, of_block if is_whole else of_block[at])
             if len(at):
                 places = at + block.start
                 yield VectorBlock(
