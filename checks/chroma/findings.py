@@ -7,9 +7,7 @@ from regraft.language import tr
 
 _BACKUP = tr("Restore the file from a backup that was made while the application was not running.")
 _REBUILD = tr("`regraft repair`, which rebuilds the segment from its own vectors and the queue; nothing is embedded.")
-_EMBED = tr(
-    "Nothing in the folder has a usable vector. Let the application embed the text again."
-)
+_EMBED = tr("Nothing in the folder has a usable vector. Let the application embed the text again.")
 _PERSON = tr("Needs your decision. The message shows the options.")
 
 UNREADABLE = register(
@@ -114,8 +112,8 @@ VECTOR_MISSING = register(
     "chroma.vector-missing",
     tr("An entry has text or metadata, and no vector anywhere in the folder."),
     tr(
-        "`regraft backfill`, which embeds the documents of such entries, and nothing else. The ids are in the report of "
-        "`regraft repair`."
+        "`regraft backfill`, which embeds the documents of such entries, and nothing else. The ids are in the report "
+        "of `regraft repair`."
     ),
     "backfill",
 )

@@ -31,8 +31,7 @@ from repair.changes.options import GcOptions, RepairOptions
 from repair.changes.plan import Action, FileChange, Plan, Unresolved, group_by_name, move_to_trash, other_warnings
 from repair.changes.store import Store
 from repair.chroma import full_text
-from repair.chroma.backfill import ChromaFiller
-from repair.chroma.rebuild import Rebuild, plan_new_segment
+from repair.chroma.rebuild import ChromaFiller, Rebuild, plan_new_segment
 from repair.systems import Repairs
 
 #: Findings that a rebuilt segment resolves.

@@ -4,12 +4,18 @@ chromadb builds the graph in a child process, from the vectors as its API return
 bytes back that the old segment had for it: cosine distance would otherwise normalize a vector a second time, and
 change its last bits. At the end, chromadb reads every vector of a copy with the new segment, and each must be the same,
 bit for bit (``docs/chroma.md``, "Repair").
+
+:class:`ChromaFiller` is the backfill: it embeds the documents of entries that have no vector. Vectors wait in a staging
+file below ``.regraft`` until the segment has them, so that a run that stops pays for each text once. Then the segment
+is rebuilt with them, which is the only step that needs chromadb (``docs/chroma.md``, "Backfill").
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +24,13 @@ import apsw
 import msgspec
 import numpy as np
 
-from regraft.disk import durable, sqlite
-from regraft.errors import SourceUnreadable
+from checks.chroma import findings as chroma
+from regraft import identity
+from regraft.disk import durable, sqlite, untrusted_sqlite
+from regraft.embedders.settings import EmbedderSettings
+from regraft.errors import ModelDiffers, RegraftError, SourceUnreadable, TargetLocked
 from regraft.formats.chroma import core, database, label_map
-from regraft.formats.chroma.collection import CollectionState, Origin, open_collection
+from regraft.formats.chroma.collection import PROVEN, CollectionState, Origin, open_collection, open_places
 from regraft.formats.chroma.core import ChromaFailed
 from regraft.formats.chroma.database import (
     ELEMENTS_FILE,
@@ -33,10 +42,27 @@ from regraft.formats.chroma.database import (
 )
 from regraft.formats.chroma.label_map import LabelMap
 from regraft.formats.chroma.segment import SegmentFiles, open_segment
+from regraft.formats.vector_checks import has_usable_norm, read_floats
 from regraft.language import format_count, tr
+from regraft.ledger.ledger import FOLDER
+from regraft.text import is_blank
 from repair.changes import files
+from repair.changes.changesets import IncrementalChange
+from repair.changes.execution import RECONCILING
 from repair.changes.files import copy_database
-from repair.changes.plan import Action, FileChange
+from repair.changes.plan import Action, FileChange, Plan, Unresolved
+from repair.changes.session import open_ledger
+from repair.changes.store import Store
+from repair.embedding import probing
+from repair.embedding.scope import (
+    BackfillOptions,
+    FillTargets,
+    Publication,
+    Scope,
+    TextCounts,
+    TextWithoutVector,
+    WrittenCounts,
+)
 
 #: Name of the collection in which chromadb builds a segment.
 _NAME = "rebuilt"
@@ -337,3 +363,456 @@ def _keep_files(folder: Path, of: ChromaCollection, size: int) -> FileChange:
     )
     action = Action(action="keep-segment", message=message, base=of.id, subject=name)
     return FileChange(path=name, actions=(action,), make=partial(durable.copy_tree, folder), bytes=size)
+
+
+_BUSY_MS = 60_000
+#: One file for each collection. Vectors of several models can wait for it.
+_STAGED = (
+    "CREATE TABLE IF NOT EXISTS vector (model TEXT, key TEXT, vector BLOB, PRIMARY KEY (model, key)) WITHOUT ROWID"
+)
+_STAGED_KEYS = "SELECT key FROM vector WHERE model = ? AND typeof(vector) = 'blob' AND length(vector) = ?"
+_TABLES = (
+    # Every entry with a document, by the hash of its text, and where its vector is (NULL: it lacks one).
+    "CREATE TABLE entry (key TEXT, id TEXT, origin INTEGER, place INTEGER, PRIMARY KEY (key, id)) WITHOUT ROWID",
+    "CREATE TABLE text (key TEXT PRIMARY KEY, text TEXT) WITHOUT ROWID",
+    # Vectors of texts of which another entry of the collection has no vector.
+    "CREATE TABLE known (key TEXT PRIMARY KEY, vector BLOB) WITHOUT ROWID",
+    "CREATE TABLE staged (key TEXT PRIMARY KEY) WITHOUT ROWID",
+)
+#: Texts without a vector that is staged, or that another entry with the same text has.
+_LACKING = "key NOT IN (SELECT key FROM staged) AND key NOT IN (SELECT key FROM known)"
+_OF_KEYS = "key IN (SELECT value FROM json_each(?))"
+#: Reason code of collections that are not filled, as for other stores; not a finding of ``check``.
+_MODEL = "base.model"
+_DAMAGED = (apsw.NotADBError, apsw.CorruptError, apsw.SQLError)
+
+
+# --- what a collection lacks -----------------------------------------------------------------------------------------
+
+
+class CollectionTexts:
+    """The documents of a collection, and which of them have no vector. They are read once, into a temporary file."""
+
+    def __init__(self, db: apsw.Connection, state: CollectionState) -> None:
+        opened = ExitStack()
+        self.scratch = opened.enter_context(sqlite.open_scratch())
+        # The targets of a run keep it for as long as they exist.
+        weakref.finalize(self, opened.close)
+        self.dimensions = state.dimension
+        self._of, self._root = state.of, state.root
+        self._mark = self._read_mark()
+        #: Entries without a vector and without a text that could be embedded.
+        self.without_text = 0
+        for statement in _TABLES:
+            self.scratch.execute(statement)
+        with sqlite.transaction(self.scratch):
+            self._read(db, state)
+        #: Texts with their vectors, which the embedder is compared by.
+        self.sample = list(self._sample(db, state))
+
+    def _read(self, db: apsw.Connection, state: CollectionState) -> None:
+        for entry in database.iterate_entries(db, state.of):
+            found = find_proven(state, entry.id)
+            if entry.document is None or is_blank(entry.document):
+                self.without_text += found is None
+                continue
+            key = identity.text_hash(entry.document)
+            row = (key, entry.id, *(found or (None, None)))
+            self.scratch.execute("INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?)", row)
+            if found is None:
+                self.scratch.execute("INSERT OR IGNORE INTO text VALUES (?, ?)", (key, entry.document))
+        query = "SELECT key, origin, place FROM entry WHERE place IS NOT NULL AND key IN (SELECT key FROM text)"
+        for key, vector in self._read_usable(state, self.scratch.execute(query)):
+            self.scratch.execute("INSERT OR IGNORE INTO known VALUES (?, ?)", (key, vector))
+
+    def _read_usable(self, state: CollectionState, rows: Iterable[Any]) -> Iterator[tuple[str, bytes]]:
+        """Yield the vectors at places, with what comes before each place, without those that no search can use."""
+        for key, origin, place in rows:
+            vector = state.vector_at(Origin(origin), place)
+            if is_fit(vector, self.dimensions):
+                yield str(key), vector
+
+    def _sample(self, db: apsw.Connection, state: CollectionState) -> Iterator[tuple[str, bytes]]:
+        # The order of hashes is as good as any, and always the same.
+        query = "SELECT id, origin, place FROM entry WHERE place IS NOT NULL GROUP BY key ORDER BY key LIMIT ?"
+        rows = self.scratch.execute(query, (probing.SAMPLE_SIZE,)).fetchall()
+        for key, vector in self._read_usable(state, rows):
+            text = database.read_document(db, state.of, key)
+            if text is not None and not is_blank(text):
+                yield text, vector
+
+    def _read_mark(self) -> tuple[object, ...]:
+        """Return what changes if another run rebuilds the segment."""
+        paths = (self._root / database.FILE, self._root / str(self._of.vectors) / database.ELEMENTS_FILE)
+        return tuple(map(sqlite.read_file_state, paths))
+
+    def vectors(self, keys: str) -> dict[str, bytes]:
+        """Return the vectors of the collection for texts; ``keys`` is a list in JSON. Only known ones if it changed."""
+        known: list[Any] = self.scratch.execute(f"SELECT key, vector FROM known WHERE {_OF_KEYS}", (keys,)).fetchall()
+        found: dict[str, bytes] = dict(known)
+        query = f"SELECT key, origin, place FROM entry WHERE place IS NOT NULL AND {_OF_KEYS} GROUP BY key"
+        rows = self.scratch.execute(query, (keys,)).fetchall()
+        if rows and self._read_mark() == self._mark:
+            with (
+                database.open_chroma(self._root / database.FILE) as db,
+                open_places(db, self._of, self._root) as state,
+            ):
+                found = {**dict(self._read_usable(state, rows)), **found}
+        return found
+
+    def count(self) -> tuple[int, int]:
+        """Count the distinct texts, and those that have to be embedded."""
+        every: Any = self.scratch.execute("SELECT count(DISTINCT key) FROM entry").get
+        lacking: Any = self.scratch.execute(f"SELECT count(*) FROM text WHERE {_LACKING}").get
+        return int(every), int(lacking)
+
+    @property
+    def has_known(self) -> bool:
+        """Whether an entry gets the vector of another entry with the same text."""
+        return self.scratch.execute("SELECT 1 FROM known LIMIT 1").get is not None
+
+
+def find_proven(state: CollectionState, key: str) -> tuple[Origin, int] | None:
+    """Return where the vector of an entry is; None if no vector is proven to be its own."""
+    found = state.place_of(key)
+    return found if found is not None and found[0] in PROVEN else None
+
+
+def is_fit(vector: Any, dimensions: int | None) -> bool:
+    """Whether a value is a vector of a length, and usable for a search."""
+    has_length = isinstance(vector, bytes) and len(vector) == 4 * (dimensions or 0)
+    return has_length and has_usable_norm(read_floats(vector))
+
+
+# --- the scope -------------------------------------------------------------------------------------------------------
+
+
+class CollectionScope:
+    """The texts of one collection, and the staging file of its vectors. See :meth:`ChromaTarget.opened`."""
+
+    def __init__(self, texts: CollectionTexts, target: ChromaTarget, path: Path, opened: ExitStack) -> None:
+        self.name, self.label = target.base_id, target.label
+        self.dimensions = texts.dimensions
+        self._scratch, self._sample, self._model = texts.scratch, texts.sample, target.staged_model
+        self._texts, self._path, self._opened = texts, path, opened
+        self._staging: apsw.Connection | None = None
+        with sqlite.transaction(self._scratch):
+            self._scratch.execute("DELETE FROM staged")
+            if is_staged(path):
+                with sqlite.open_readonly(path, beside_writers=True) as staging:
+                    rows = staging.execute(_STAGED_KEYS, (self._model, 4 * (self.dimensions or 0)))
+                    self._scratch.executemany("INSERT INTO staged VALUES (?)", rows)
+
+    def survey(self) -> TextCounts:
+        """Count the distinct texts; those whose vector is staged are ready."""
+        every, lacking = self._texts.count()
+        return TextCounts(ready=every - lacking, pending=lacking, stale=0)
+
+    def lacking(self) -> Iterator[str]:
+        """Yield the key of every text without a vector, in ascending order."""
+        last = ""
+        query = f"SELECT key FROM text WHERE {_LACKING} AND key > ? ORDER BY key LIMIT 1000"
+        while keys := self._scratch.execute(query, (last,)).fetchall():
+            yield from (str(key) for (key,) in keys)
+            last = str(keys[-1][0])
+
+    def texts(self, keys: Sequence[str]) -> dict[str, TextWithoutVector]:
+        """Return the requested texts that still lack a vector."""
+        rows = self._select(f"SELECT key, text FROM text WHERE {_OF_KEYS} AND {_LACKING}", keys)
+        return {str(key): TextWithoutVector(str(text), is_stale=False) for key, text in rows}
+
+    def write(self, vectors: Mapping[str, bytes], now_ms: int) -> WrittenCounts:
+        """Stage vectors, in one transaction. The first one creates the file."""
+        del now_ms
+        if self._staging is None:
+            self._staging = self._opened.enter_context(_open_staging(self._path))
+        new = 0
+        with sqlite.transaction(self._staging), sqlite.transaction(self._scratch):
+            for key, vector in vectors.items():
+                self._scratch.execute("INSERT OR IGNORE INTO staged VALUES (?)", (key,))
+                new += self._scratch.changes()
+                self._staging.execute("INSERT OR REPLACE INTO vector VALUES (?, ?, ?)", (self._model, key, vector))
+        return WrittenCounts(new, 0)
+
+    def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the vectors that wait for the segment, and those that equal texts of the collection have."""
+        found = self._texts.vectors(_as_json(keys))
+        staged = {str(key) for (key,) in self._select(f"SELECT key FROM staged WHERE {_OF_KEYS}", keys)} - found.keys()
+        if staged:
+            with sqlite.open_readonly(self._path, beside_writers=True) as staging:
+                query = f"SELECT key, vector FROM vector WHERE {_OF_KEYS} AND model = ?"
+                rows: list[Any] = staging.execute(query, (_as_json(sorted(staged)), self._model)).fetchall()
+                found |= rows
+        return found
+
+    def failed(self, key: str, code: str, now_ms: int) -> None:
+        """Do nothing: Chroma cannot record that."""
+
+    def sample(self, count: int) -> list[tuple[str, bytes]]:
+        """Return texts of the collection with their vectors."""
+        return self._sample[:count]
+
+    def _select(self, query: str, keys: Sequence[str]) -> list[Any]:
+        return self._scratch.execute(query, (_as_json(keys),)).fetchall()
+
+
+def _as_json(keys: Sequence[str]) -> str:
+    return msgspec.json.encode(list(keys)).decode()
+
+
+class ChromaTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """A collection that can be filled."""
+
+    base_id: str
+    label: str
+    #: The name of its segment's folder.
+    segment: str
+    model_id: str | None
+    #: The model under which its vectors are staged.
+    staged_model: str
+    texts_found: CollectionTexts
+    resolves: frozenset[str]
+    #: Whether there are vectors that the segment does not have yet, and that nothing has to be sent for.
+    is_unfinished: bool
+    finding: str = chroma.VECTOR_MISSING
+    is_new: bool = False
+    shares_with_itself: bool = False
+    needs_dimensions: bool = True
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The folder of its segment."""
+        return (self.segment,)
+
+    def finding_of(self, error: RegraftError) -> str | None:
+        """Return None: every error is fatal."""
+        del error
+        return None
+
+    def demand_fit(self, scope: Scope) -> None:
+        """Do nothing: collections that cannot be filled are no targets."""
+
+    def finish(self, root: Path, growing: Sequence[IncrementalChange], now_ms: int, *, wrote: bool) -> None:
+        """Do nothing: the segment gets its vectors at the end of the run (:func:`_plan_segments`)."""
+
+    @contextmanager
+    def opened(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> Iterator[CollectionScope]:
+        """Open the texts as a scope; its staging file is created with the first vector."""
+        del growing
+        with ExitStack() as opened:
+            yield CollectionScope(self.texts_found, self, staging_path(root, self.base_id), opened)
+
+
+# --- the staging file ------------------------------------------------------------------------------------------------
+
+
+def staging_path(root: Path, base: str) -> Path:
+    """Return the path of the staging file of a collection, whose id may be any text."""
+    return root / FOLDER / RECONCILING / f"{identity.text_hash(base)[:32]}.sqlite"
+
+
+def is_staged(path: Path) -> bool:
+    """Whether a staging file has vectors that can be read."""
+    if path.is_file():
+        with suppress(*_DAMAGED), sqlite.open_readonly(path, beside_writers=True) as db:
+            return bool(db.execute("SELECT model, key, vector FROM vector LIMIT 1").fetchall())
+    return False
+
+
+@contextmanager
+def _open_staging(path: Path) -> Iterator[apsw.Connection]:
+    """Open a staging file for writing, and create it if it does not exist."""
+    if path.exists() and not is_staged(path):
+        _delete_staging(path)
+    durable.make_folders(path.parent)
+    with sqlite.open_writable(path, create=True) as db:
+        db.set_busy_timeout(_BUSY_MS)
+        db.execute(_STAGED)
+        sqlite.sync_every_commit(db)
+        yield db
+
+
+def _delete_staging(path: Path) -> None:
+    for file in (path, *untrusted_sqlite.find_companions(path)):
+        durable.remove_tree(file)
+    files.remove_empty_folders(path.parent, path.parent.parent)
+
+
+# --- writing the segments --------------------------------------------------------------------------------------------
+
+
+def _new_vectors(target: ChromaTarget, db: apsw.Connection, state: CollectionState) -> Iterator[tuple[str, bytes]]:
+    """Yield id and vector of entries that have none: one that is staged, or that of an entry with the same text."""
+    known, path = target.texts_found.scratch, staging_path(state.root, target.base_id)
+    with ExitStack() as opened:
+        staging = opened.enter_context(sqlite.open_readonly(path, beside_writers=True)) if is_staged(path) else None
+        for entry in database.iterate_entries(db, state.of):
+            if entry.document is None or find_proven(state, entry.id) is not None:
+                continue
+            key = identity.text_hash(entry.document)
+            vector: Any = known.execute("SELECT vector FROM known WHERE key = ?", (key,)).get
+            if vector is None and staging is not None:
+                query = "SELECT vector FROM vector WHERE model = ? AND key = ?"
+                vector = staging.execute(query, (target.staged_model, key)).get
+            # The file may have come with the folder, from anywhere.
+            if is_fit(vector, state.dimension):
+                yield entry.id, vector
+
+
+def _plan_segments(store: Store, targets: Sequence[ChromaTarget]) -> Plan:
+    """Plan new segments with the staged vectors."""
+    made, path = Plan(), store.root / database.FILE
+    try:
+        with database.open_chroma(path) as db:
+            collections = {one.id: one for one in database.list_collections(db)}
+            for target in targets:
+                of = collections.get(target.base_id)
+                if of is not None:
+                    with open_collection(db, of, store.root) as state:
+                        _plan_segment(made, db, state, target)
+    except (ChromaProblem, apsw.Error, OSError) as error:
+        raise SourceUnreadable(path=path, reason=error) from error
+    return made
+
+
+def _plan_segment(made: Plan, db: apsw.Connection, state: CollectionState, target: ChromaTarget) -> None:
+    of = state.of
+    new = partial(_new_vectors, target)
+    count = sum(1 for _ in new(db, state))
+    if not count or state.folder is None:
+        return
+    job = Rebuild(root=state.root, of=of, keeps_unproven=False, new=new)
+    kept = sum(1 for _ in job.rows(state))
+    message = tr(
+        "rebuild the vector segment of {name} with {vectors} more",
+        name=of.name,
+        vectors=format_count(count, "vector"),
+    )
+    finding = chroma.VECTOR_MISSING
+    actions = (
+        Action(action="add-vectors", message=message, base=of.id, subject=of.vectors, count=count, finding=finding),
+    )
+    made.changes += plan_new_segment(state, job, actions, kept + count)
+    lacking = sum(1 for _ in state.missing_ids()) + state.count_origin(Origin.UNPROVEN)
+    if count == lacking:
+        made.resolves.add((finding, of.id))
+
+
+def _remove_staging(store: Store, targets: Sequence[ChromaTarget]) -> None:
+    """Delete the staging files whose vectors are in their segments now; another run may have added more."""
+    # Another run that holds the store deletes them.
+    with suppress(TargetLocked), open_ledger(store):
+        waiting = {change.path for change in _plan_segments(store, targets).changes}
+        for target in targets:
+            path = staging_path(store.root, target.base_id)
+            if target.segment not in waiting and path.exists():
+                _delete_staging(path)
+
+
+# --- the filler ------------------------------------------------------------------------------------------------------
+
+
+class ChromaFiller:
+    """Backfill of collections."""
+
+    def models(self, store: Store, options: BackfillOptions) -> frozenset[str]:
+        """Return the models that the selected collections record; empty if any model will do."""
+        del options
+        with _open_database(store) as db:
+            found = (database.read_model(db, of) for of in _selected(store, db))
+            return frozenset(f"{model[0]}::{model[1]}" for model in found if model is not None)
+
+    def targets(self, store: Store, settings: EmbedderSettings, options: BackfillOptions) -> FillTargets:
+        """Return the selected collections with entries that lack a vector.
+
+        Raises:
+            ModelDiffers: all of them are of another model.
+            WrongUsage: chromadb is not installed.
+            SourceUnreadable: the database cannot be read.
+        """
+        targets: list[ChromaTarget] = []
+        left: list[Unresolved] = []
+        with _open_database(store) as db:
+            for of in _selected(store, db):
+                with open_collection(db, of, store.root) as state:
+                    _add_target(targets, left, store, db, state, settings)
+        different = [one.reason for one in left if one.finding == _MODEL]
+        if different and not targets:
+            raise ModelDiffers(embedder=settings.name, model=settings.model, reason=different[0])
+        if targets and not options.dry_run:
+            # Before anything is paid for.
+            core.demand_chromadb()
+        publication = Publication(
+            planner=partial(_plan_segments, targets=targets), finished=partial(_remove_staging, targets=targets)
+        )
+        return FillTargets(tuple(targets), tuple(left), publication=publication)
+
+
+@contextmanager
+def _open_database(store: Store) -> Iterator[apsw.Connection]:
+    path = store.root / database.FILE
+    try:
+        with database.open_chroma(path) as db:
+            yield db
+    except (ChromaProblem, apsw.Error, OSError) as error:
+        raise SourceUnreadable(path=path, reason=error) from error
+
+
+def _selected(store: Store, db: apsw.Connection) -> list[ChromaCollection]:
+    return [one for one in database.list_collections(db) if store.wants(one.id)]
+
+
+def _add_target(
+    targets: list[ChromaTarget],
+    left: list[Unresolved],
+    store: Store,
+    db: apsw.Connection,
+    state: CollectionState,
+    settings: EmbedderSettings,
+) -> None:
+    """Add a collection to the targets, or to those that are left, if any of its entries lacks a vector."""
+    of = state.of
+    is_unfinished = is_staged(staging_path(store.root, of.id))
+    lacking = sum(1 for _ in state.missing_ids()) + state.count_origin(Origin.UNPROVEN)
+    if not lacking and not is_unfinished:
+        return
+    model = database.read_model(db, of)
+    model_id = None if model is None else "::".join(model)
+    if model_id is not None and not settings.serves(model_id):
+        reason = tr("the vectors of {name} were made by {model_id}", name=of.name, model_id=model_id)
+        left.append(Unresolved(finding=_MODEL, reason=reason, base=of.id, subject=of.name))
+        return
+    obstacle = _find_obstacle(state)
+    if obstacle is not None:
+        left.append(Unresolved.registered(chroma.VECTOR_MISSING, obstacle, base=of.id, count=lacking))
+        return
+    texts = CollectionTexts(db, state)
+    if texts.without_text:
+        entries = format_count(texts.without_text, "entry")
+        reason = tr("no text to embed: {entries} with neither vector nor document", entries=entries)
+        left.append(Unresolved.registered(chroma.VECTOR_MISSING, reason, base=of.id, count=texts.without_text))
+    target = ChromaTarget(
+        base_id=of.id,
+        label=of.name,
+        segment=str(of.vectors),
+        model_id=model_id,
+        staged_model=model_id or settings.model,
+        texts_found=texts,
+        resolves=frozenset() if texts.without_text else frozenset({chroma.VECTOR_MISSING}),
+        is_unfinished=is_unfinished or texts.has_known,
+    )
+    targets.append(target)
+
+
+def _find_obstacle(state: CollectionState) -> str | None:
+    """Return why a collection cannot be filled, or None."""
+    if state.folder is None:
+        return tr("the collection has no segment for its vectors")
+    if state.dimension is None:
+        return tr("the collection never had a vector, so the number of its dimensions is unknown")
+    problem = state.segment_problem or state.label_problem
+    job = Rebuild(root=state.root, of=state.of, keeps_unproven=False)
+    if problem is not None and next(job.rows(state), None) is not None:
+        # It keeps vectors that nothing has to be paid for.
+        return tr("its segment is damaged ({problem}); run regraft repair first", problem=problem)
+    return None

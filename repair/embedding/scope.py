@@ -2,7 +2,7 @@
 
 A system gives a :class:`Filler`. It lists the :class:`Target` of each base (or project), which opens as a
 :class:`Scope`: texts by keys, and the place of their vectors. Implementations: :mod:`repair.cherry_v2.index_vectors`,
-:mod:`repair.codex_mem.note_vectors`, :mod:`repair.angel_memory.staging`, :mod:`repair.chroma.backfill`.
+:mod:`repair.codex_mem.note_vectors`, :mod:`repair.angel_memory.staging`, :mod:`repair.chroma.rebuild`.
 """
 
 from __future__ import annotations
