@@ -37,10 +37,14 @@ _LIBRARIES, _ORIGINAL = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LIBPATH"), "_O
 
 def find_program(platform: str = sys.platform) -> list[str] | None:
     """Return the command that starts the installed application, or None if it is in none of the usual places."""
-    places = {"win32": _windows_programs, "darwin": _macos_programs}.get(platform, _linux_programs)
     with suppress(RuntimeError):
         # Without a home folder, nothing is offered.
-        return next(places(), None)
+        if platform == "darwin":
+            folders = (Path("/Applications"), Path.home() / "Applications")
+            bundles = chain.from_iterable(map(_named_like_it, folders))
+            found = (path for path in bundles if path.suffix == ".app" and path.is_dir())
+            return next((["/usr/bin/open", "-a", str(path)] for path in found), None)
+        return next(_windows_programs() if platform == "win32" else _linux_programs(), None)
     return None
 
 
@@ -50,13 +54,6 @@ def _windows_programs() -> Iterator[list[str]]:
         if folder and Path(folder).is_absolute():
             for place in _named_like_it(Path(folder) / below):
                 yield from ([str(path)] for path in _named_like_it(place) if _is_program(path, ".exe"))
-
-
-def _macos_programs() -> Iterator[list[str]]:
-    for folder in (Path("/Applications"), Path.home() / "Applications"):
-        for path in _named_like_it(folder):
-            if path.suffix == ".app" and path.is_dir():
-                yield ["/usr/bin/open", "-a", str(path)]
 
 
 def _linux_programs() -> Iterator[list[str]]:

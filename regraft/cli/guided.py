@@ -14,7 +14,7 @@ from typing import NoReturn, TypeVar
 from msgspec import structs
 
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.installed import Installation, find_backups, list_user_folders
+from checks.cherry_v2.installed import find_backups, list_user_folders
 from migrators import pipeline_of
 from regraft.api import application, inspection
 from regraft.api.arguments import parse_model_id
@@ -52,9 +52,18 @@ def run() -> NoReturn:
     )
     echo(tr("All commands: regraft --help\n"))
     found = inspection.inspect_computer().found
-    source = choose(tr("Which v1 data?"), sources := _sources(found), _parse_source, _path_hint(sources))
+    # Backups first, the newest at the top, then data folders of v1.
+    there = [*find_backups([Path(), *list_user_folders()]), *(one for one in found if one.kind in V1_SOURCES)]
+    known = {Path(one.path).absolute(): (Path(one.path), one.facts[0].rstrip(".。")) for one in there}
+    sources = list(known.values())
+    source = choose(tr("Which v1 data?"), sources, partial(_parse_store, None), _path_hint(sources))
     profiles = [(Path(one.path), one.why) for one in found if one.kind == Kind.V2_PROFILE]
-    profile = choose(tr("Into which v2 profile of the application?"), profiles, _parse_profile, _path_hint(profiles))
+    profile = choose(
+        tr("Into which v2 profile of the application?"),
+        profiles,
+        partial(_parse_store, Kind.V2_PROFILE),
+        _path_hint(profiles),
+    )
     output = Output(as_json=False, quiet=False, verbose=0)
     with open_store(source) as store:
         # Of a v2 profile, the v1 data are read that are left in it.
@@ -142,35 +151,17 @@ def parse_path(answer: str) -> Path:
 # --- source and profile ----------------------------------------------------------------------------------------------
 
 
-def _sources(found: Sequence[Installation]) -> list[tuple[Path, str]]:
-    """List what can be migrated: backups first, the newest at the top, then data folders of v1."""
-    backups = [(Path(one.path), one.facts[0].rstrip(".。")) for one in find_backups([Path(), *list_user_folders()])]
-    data = [(Path(one.path), one.facts[0].rstrip(".。")) for one in found if one.kind in V1_SOURCES]
-    return list({path.absolute(): (path, why) for path, why in [*backups, *data]}.values())
-
-
-def _parse_source(answer: str) -> Path:
-    """Accept a path that can be migrated.
-
-    Raises:
-        RegraftError: it cannot.
-    """
-    path = parse_path(answer)
-    with open_store(path) as found:
-        if not found.has_v1_state:
-            pipeline_of(found)
-    return path
-
-
-def _parse_profile(answer: str) -> Path:
-    """Accept the path of a v2 profile.
+def _parse_store(kind: Kind | None, answer: str) -> Path:
+    """Accept the path of a store of this kind; None: of any that can be migrated.
 
     Raises:
         RegraftError: it is none.
     """
     path = parse_path(answer)
-    with open_store(path, Kind.V2_PROFILE):
-        return path
+    with open_store(path, kind) as found:
+        if kind is None and not found.has_v1_state:
+            pipeline_of(found)
+    return path
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
