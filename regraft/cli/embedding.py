@@ -226,11 +226,12 @@ def format_backfill(report: BackfillReport, *, verbose: bool) -> str:
     if report.head.run.dry_run:
         lines += ["", tr("Dry run: nothing was sent, and nothing was written.")]
         lines += suggestion_lines(report.suggestion)
-    elif _was_run(report) or report.undo is not None:
+        return printable_lines(lines)
+    if _was_run(report) or report.undo is not None:
         lines += closing_lines(report, is_done=True)
     else:
         lines += closing_lines(report, is_done=False, unchanged=tr("nothing was sent, and nothing was written"))
-    return printable_lines(lines)
+    return printable_lines([*lines, *suggestion_lines(report.suggestion)])
 
 
 def sent_lines(report: BackfillReport | EmbeddingReport, *, verbose: bool) -> list[str]:
@@ -252,7 +253,9 @@ def planned_lines(report: BackfillReport | EmbeddingReport) -> list[str]:
     lines = _other_lines(report, verbose=False)
     for scope in report.scopes:
         lines += scope_lines(scope)
-    return lines
+    # Without an embedder, something is left.
+    left = () if report.suggestion is None else report.left
+    return join_parts(lines, unresolved_lines(report.bases, left, verbose=False))
 
 
 def _was_run(report: BackfillReport | EmbeddingReport) -> bool:

@@ -265,6 +265,7 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
         progress: told of each text.
         limits: the most that may be sent; probes count against the cost only.
         hooks: what the command does around the embedding.
+        sends: whether texts are sent. Otherwise parts only get what their supply has.
     """
 
     path: Path
@@ -273,6 +274,7 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress
     limits: Limits = msgspec.field(default_factory=Limits)
     hooks: RunHooks = msgspec.field(default_factory=RunHooks)
+    sends: bool = True
 
     @property
     def written(self) -> int:
@@ -310,7 +312,7 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
                     with part.opened() as scope:
                         if part.supply is not None:
                             part.supply.copy_to(scope, part.outcome)
-                        self._fill(scope, part.outcome, embedder, workers, meter, shared)
+                        self._fill(scope, part, embedder, workers, meter, shared)
 
     def _probe(self, embedder: Embedder) -> int:
         """Compare the embedder with the vectors of every part and its supply; returns the tokens that were sent.
@@ -339,8 +341,9 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
                 outcome.probe = results[key]
         for part in self.parts:
             requests, tokens = meter.requests, meter.tokens
-            for canary in () if part.supply is None else part.supply.canaries:
-                canary.compare(embedder, meter)
+            if part.supply is not None:
+                part.supply.compare(embedder, meter)
+                part.outcome.reused_from = part.supply.outcomes()
             part.outcome.requests += meter.requests - requests
             part.outcome.tokens += meter.tokens - tokens
         return meter.tokens
@@ -361,17 +364,20 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
     def _fill(
         self,
         scope: Scope,
-        outcome: ScopeOutcome,
+        part: FillPart,
         embedder: Embedder,
         workers: WorkerPool,
         meter: BudgetedEmbedder,
         shared: SharedStore,
     ) -> None:
-        """Fill one scope and complete its outcome, also if :meth:`Filling.run` raises."""
+        """Send the texts of one scope and complete its outcome, also if :meth:`Filling.run` raises."""
+        outcome = part.outcome
         outcome.started_at = identity.now_ms()
         filled = outcome.filled
         requests, tokens = meter.requests, meter.tokens
-        shared.queue.fill(scope.name, scope.lacking())
+        if self.sends:
+            lacking = scope.lacking()
+            shared.queue.fill(scope.name, lacking if part.supply is None else part.supply.sendable(lacking))
         outcome.retried = outcome.survey.failed or shared.queue.failed_before(scope.name)
         filling = Filling(
             scope=scope,
@@ -383,9 +389,10 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
             filled=filled,
         )
         try:
-            with stage(self.progress, "Embedding", shared.queue.waiting(scope.name), "texts"):
-                self.progress.at(scope.label)
-                filling.run()
+            if self.sends:
+                with stage(self.progress, "Embedding", shared.queue.waiting(scope.name), "texts"):
+                    self.progress.at(scope.label)
+                    filling.run()
         finally:
             outcome.completed_at = identity.now_ms()
             others_wrote = filled.newly_ready + filled.failed < outcome.survey.lacking and filled.stopped is None

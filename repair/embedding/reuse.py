@@ -60,13 +60,17 @@ _TABLES = (
     # Which vector each text of a scope gets.
     """CREATE TABLE given (scope INTEGER, hash BLOB, source INTEGER, base INTEGER, PRIMARY KEY (scope, hash))
          WITHOUT ROWID""",
+    # Texts of a base that is skipped after the plan was shown: they are not sent, because the plan's price is without them.
+    "CREATE TABLE withheld (scope INTEGER, hash BLOB, PRIMARY KEY (scope, hash)) WITHOUT ROWID",
 )
 
 
 class Canary(msgspec.Struct, frozen=True, kw_only=True):
     """Texts that are embedded once, with the vectors that a source has of them.
 
-    ``base`` is the display name of the base in the source, ``store`` that of the base that is filled.
+    ``base`` is the display name of the base in the source, ``store`` that of the base that is filled. ``origin`` is the
+    position of the base in the database of the run, if the source does not name its model: a difference is then a
+    reason to skip the base, and no mistake.
     """
 
     source: Path
@@ -74,6 +78,7 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     dimensions: int
     sample: tuple[tuple[str, bytes], ...]
+    origin: tuple[int, int] | None = None
 
     def texts(self, embedder: Embedder) -> list[tuple[str, bytes]]:
         """Return the texts that are sent: those that fit into one request."""
@@ -169,7 +174,50 @@ class Supply:
         self._scope = scope
         self._outcomes = outcomes
         self.canaries = tuple(canaries)
-        self._unused = tuple(unused)
+        self._unused = list(unused)
+
+    def compare(self, embedder: Embedder, meter: BudgetedEmbedder) -> None:
+        """Embed the texts of all canaries. A base that differs is skipped if its source does not name its model.
+
+        Raises:
+            ReuseDiffers: a base that names its model has other vectors.
+            RegraftError: see :meth:`Canary.compare`.
+        """
+        for canary in self.canaries:
+            try:
+                canary.compare(embedder, meter)
+            except ReuseDiffers as differs:
+                if canary.origin is None:
+                    raise
+                self._skip(canary.origin, str(differs.facts["reason"]))
+
+    def _skip(self, origin: tuple[int, int], reason: str) -> None:
+        """Take nothing from a base. Other bases that are used give what they have; the other texts are withheld."""
+        skipped = self._outcomes.pop(origin)
+        self._unused.append(msgspec.structs.replace(skipped, planned=0, compared=0, reason=reason))
+        with sqlite.transaction(self._db):
+            given = "given WHERE scope = ? AND source = ? AND base = ?"
+            self._db.execute(f"INSERT INTO withheld SELECT scope, hash FROM {given}", (self._scope, *origin))
+            self._db.execute(f"DELETE FROM {given}", (self._scope, *origin))
+            for (source, base), outcome in self._outcomes.items():
+                outcome.planned += _give(self._db, "withheld", self._scope, source, base)
+            self._db.execute("DELETE FROM withheld WHERE (scope, hash) IN (SELECT scope, hash FROM given)")
+
+    @property
+    def withheld(self) -> int:
+        """The number of texts that are neither filled nor sent, because their base was skipped."""
+        count: Any = self._db.execute("SELECT count(*) FROM withheld WHERE scope = ?", (self._scope,)).get
+        return int(count)
+
+    def sendable(self, keys: Iterable[str]) -> Iterator[str]:
+        """Yield the text hashes that are not withheld."""
+        query = (
+            "SELECT lower(hex(hash)) FROM withheld WHERE scope = ? AND hash IN (SELECT unhex(value) FROM json_each(?))"
+        )
+        keys = iter(keys)
+        while chunk := list(islice(keys, _CHUNK)):
+            withheld = {key for (key,) in self._db.execute(query, (self._scope, _json(chunk)))}
+            yield from (key for key in chunk if key not in withheld)
 
     def known(self, keys: Sequence[str]) -> set[str]:
         """Return those of the text hashes that it has a vector for."""
@@ -310,33 +358,53 @@ class Reuse:
         """Find, read and judge what one scope can take; see :meth:`want`, :meth:`load` and :meth:`supply`."""
         self.want(scope, model_id, settings)
         self.load()
-        return self.supply(scope)
+        supply = self.supply(scope)
+        # Nothing is published before every text has a vector, so that a base which differs is not skipped.
+        supply.canaries = tuple(msgspec.structs.replace(canary, origin=None) for canary in supply.canaries)
+        return supply
 
     # --- judging -----------------------------------------------------------------------------------------------------
 
-    def supply(self, scope: Scope, bodies: Callable[[], Iterable[tuple[str, str]]] = lambda: ()) -> Supply:
-        """Decide what a scope takes from which base, in the order of the sources.
+    def supply(
+        self,
+        scope: Scope,
+        bodies: Callable[[], Iterable[tuple[str, str]]] = lambda: (),
+        *,
+        can_embed: bool = True,
+        refuses: bool = True,
+    ) -> Supply:
+        """Decide what a scope takes from which base, in the order of the sources; bases that need a canary come last.
 
         Args:
             scope: open; :meth:`want` was called with it.
             bodies: texts that the run adds to the scope first, with their hashes.
+            can_embed: whether an embedder can compare bases that have no text with a vector in common with the scope.
+                Otherwise these are not used.
+            refuses: whether a base that calls its model the same, and has other vectors, is an error. Otherwise it is
+                not used.
 
         Raises:
-            ReuseDiffers: a base calls its model the same, and its vectors differ.
+            ReuseDiffers: there is such a base.
         """
         number = self._scopes[scope.name]
         outcomes: dict[tuple[int, int], ReusedVectors] = {}
         canaries: list[Canary] = []
         unused: list[ReusedVectors] = []
-        for one in self._candidates[number]:
+        # What stored vectors prove comes first: it costs nothing.
+        for one in sorted(self._candidates[number], key=lambda one: not one.known):
             reason = self._find_problem(one, scope)
             if reason is not None:
-                if one.base.model_id is not None:
+                if one.base.model_id is not None and refuses:
                     raise ReuseDiffers(path=one.index.source, base=one.base.name, store=scope.label, reason=reason)
                 unused.append(_outcome(one, reason=reason))
                 continue
             least = 0
             canary = None
+            if not one.known and not can_embed:
+                if self._count_new(number, one):
+                    reason = tr("no text has a vector in both, and nothing can be compared without an embedder")
+                    unused.append(_outcome(one, reason=reason))
+                continue
             if not one.known:
                 canary = self._make_canary(number, one, scope, bodies)
                 least = COMPARED if canary is None else len(canary.sample)
@@ -346,7 +414,8 @@ class Reuse:
                     reason = tr("no more texts than have to be embedded to compare it")
                     unused.append(_outcome(one, reason=reason))
                 continue
-            self._give(number, one)
+            with sqlite.transaction(self._db):
+                _give(self._db, "wanted", number, one.source, one.base.number)
             if canary is not None:
                 canaries.append(canary)
             compared = len(one.known) if canary is None else len(canary.sample)
@@ -404,6 +473,7 @@ class Reuse:
             store=scope.label,
             dimensions=one.base.dimensions,
             sample=tuple(texts[:COMPARED]),
+            origin=None if one.base.model_id is not None else (one.source, one.base.number),
         )
 
     def _count_new(self, scope: int, one: _Candidate) -> int:
@@ -413,11 +483,13 @@ class Reuse:
         found: Any = self._db.execute(query, (scope, one.source, one.base.number)).get
         return int(found)
 
-    def _give(self, scope: int, one: _Candidate) -> None:
-        query = """INSERT OR IGNORE INTO given SELECT w.scope, w.hash, v.source, v.base FROM wanted w
-           JOIN vector v USING (hash) WHERE w.scope = ? AND v.source = ? AND v.base = ?"""
-        with sqlite.transaction(self._db):
-            self._db.execute(query, (scope, one.source, one.base.number))
+
+def _give(db: apsw.Connection, texts: str, scope: int, source: int, base: int) -> int:
+    """Give the texts of a scope in a table the vectors of a base; returns how many had none before."""
+    query = f"""INSERT OR IGNORE INTO given SELECT w.scope, w.hash, v.source, v.base FROM {texts} w
+       JOIN vector v USING (hash) WHERE w.scope = ? AND v.source = ? AND v.base = ?"""
+    db.execute(query, (scope, source, base))
+    return int(db.changes())
 
 
 def _read_hashes(one: _Candidate) -> Iterator[str]:

@@ -35,7 +35,7 @@ from repair.changes.store import Store, demand_not_running, open_for_change
 from repair.embedding.answers import KnownEmbedder
 from repair.embedding.filling import EmbeddingRun, FillPart, RunHooks
 from repair.embedding.queue import WAIT_SECONDS
-from repair.embedding.report import BackfillReport, EmbedderName, ScopeOutcome
+from repair.embedding.report import BackfillReport, EmbedderName, ScopeOutcome, empty_estimate
 from repair.embedding.reuse import open_reuse
 from repair.embedding.scope import BackfillOptions, ChooseEmbedder, Filler, Scope, Target
 from repair.embedding.survey import (
@@ -119,15 +119,16 @@ def backfill(
             sample = None if one.sample is None else sampled(one)
             one.sample = one.sample if sample is None else sample
         work = _Backfill(store=store, settings=settings, options=options, run=run, survey=survey, progress=progress)
-        planned = work.report()
-        if options.dry_run or not survey.is_needed:
-            return planned
-        if isinstance(settings, UnnamedEmbedder) and survey.sends:
-            # Raises: without an embedder, only what is taken from other stores can be filled in.
+        if work.is_offline and any(one.target.is_new for one in survey.targets):
+            # Raises: a base that gets its model has no vector that those of another store can be compared with.
             choose_settings(choose, store, filler, structs.replace(options, reuse=()))
+        planned = work.report()
+        if options.dry_run or not work.is_needed:
+            return planned
         demand_not_running(store)
         _demand_writable(store, survey)
-        with opened(settings) if survey.sends or not options.reuse else _open_nothing(settings) as embedder:
+        needs_embedder = not work.is_offline and (survey.sends or not options.reuse)
+        with opened(settings) if needs_embedder else _open_nothing(settings) as embedder:
             if not show_plan(planned):
                 raise Declined(path=options.path)
             return work.execute(embedder)
@@ -162,6 +163,8 @@ class _Backfill(msgspec.Struct, kw_only=True):
     run: Run
     survey: BackfillSurvey
     progress: Progress
+    #: Whether texts should be sent, with sources of vectors but no configured embedder.
+    lacks_embedder: bool = False
     #: Reports of the preparation steps, each a run of its own; None before them.
     steps_done: list[ChangeReport] | None = None
     #: What a step would have done that was skipped because another run holds the store.
@@ -169,6 +172,27 @@ class _Backfill(msgspec.Struct, kw_only=True):
     _is_recorded: bool = False
     #: The undo record of each file of the targets, by its name.
     _files: dict[str, IncrementalChange] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Plan to send nothing if no embedder is configured."""
+        self.lacks_embedder = self._is_unnamed and bool(self.options.reuse) and self.survey.sends
+        if self.is_offline:
+            for one in self.survey.targets:
+                planned, nothing = one.outcome.planned, empty_estimate(self.settings)
+                shared = planned.shared if one.target.shares_with_itself else 0
+                one.outcome.planned = structs.replace(nothing, shared=shared, reused=planned.reused)
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether only what other stores have is written: texts should be sent, and no embedder is configured."""
+        return self.lacks_embedder and not self.options.dry_run
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the run has anything to do."""
+        if self.is_offline and not any(one.outcome.planned.reused for one in self.survey.targets):
+            return bool(self.survey.first.changes)
+        return self.survey.is_needed
 
     @property
     def written(self) -> int:
@@ -185,7 +209,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
         parts = [
             FillPart(
                 outcome=one.outcome,
-                sample=one.sample,
+                sample=None if self.is_offline else one.sample,
                 opened=partial(self._open_target, one),
                 supply=one.expected.supply,
             )
@@ -198,6 +222,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
             progress=self.progress,
             limits=self.options.limits,
             hooks=RunHooks(prepare=self._take_steps, recorded=self._record_run, has_begun=self._has_begun),
+            sends=not self.is_offline,
         )
         embedding.run(embedder)
         publication = self.survey.publication
@@ -373,7 +398,11 @@ class _Backfill(msgspec.Struct, kw_only=True):
         """Return the configuration to write if no embedder is configured and one is needed."""
         if not self._is_unnamed or not self.survey.is_needed:
             return None
-        outcomes = [one.outcome for one in self.survey.targets if one.outcome.planned.texts or one.target.is_new]
+        outcomes = [
+            one.outcome
+            for one in self.survey.targets
+            if one.outcome.planned.texts or one.target.is_new or self.is_offline
+        ]
         if not outcomes:
             return None
         needs = [ModelNeed(model_id=one.model_id, dimensions=one.dimensions, label=one.name) for one in outcomes]
@@ -385,8 +414,29 @@ class _Backfill(msgspec.Struct, kw_only=True):
         for one in self.survey.targets:
             if one.outcome.is_complete:
                 resolved.update((name, one.target.base_id) for name in one.target.resolves)
-        every = (*self.survey.left, *self._postponed, *self.survey.first.left)
+        every = (*self.survey.left, *self._postponed, *self.survey.first.left, *self._unsent())
         return [left for left in every if (left.finding, left.base) not in resolved]
+
+    def _unsent(self) -> Iterator[Unresolved]:
+        """Yield the texts that no source has a proven vector of, and that are not sent."""
+        for one in self.survey.targets:
+            outcome, supply = one.outcome, one.expected.supply
+            if self.lacks_embedder:
+                ready = outcome.survey.ready + outcome.planned.reused
+                count = outcome.survey.eligible - (ready if outcome.ready is None else outcome.ready)
+                reason = tr(
+                    "{texts} left without a vector: no source has one that is proven, and no embedder is configured",
+                    texts=format_count(count, "text"),
+                )
+            else:
+                count = 0 if supply is None else supply.withheld
+                reason = tr(
+                    "{texts} left without a vector: their source is of another model, and it was not planned to send "
+                    "them; run the command again without this source",
+                    texts=format_count(count, "text"),
+                )
+            if count:
+                yield Unresolved(finding=one.target.finding, reason=reason, base=one.target.base_id, count=count)
 
 
 def _copy_vectors(source: Scope, scope: Scope, outcome: ScopeOutcome) -> None:

@@ -80,7 +80,8 @@ def choose_settings(choose: ChooseEmbedder, store: Store, filler: Filler, option
     try:
         return choose(models)
     except EmbedderUnnamed as error:
-        if options.command not in _COMMANDS or not is_unconfigured(error):
+        works_without = options.command in _COMMANDS or (options.command == "sync" and options.reuse)
+        if not works_without or not is_unconfigured(error):
             raise
         if options.dry_run or options.reuse:
             return unnamed_embedder(models or known_models(store, filler, options))
@@ -396,7 +397,8 @@ def _survey_target(
     if target.base_id in first.bodies:
         expected.coming = sized_new_units(scope, first.bodies[target.base_id](), tokens_of)
     if reuse is not None:
-        expected.supply = reuse.supply(scope, _texts_of_plan(first, target.base_id))
+        can_embed = not isinstance(settings, UnnamedEmbedder)
+        expected.supply = reuse.supply(scope, _texts_of_plan(first, target.base_id), can_embed=can_embed)
     canaries = () if expected.supply is None else expected.supply.canaries
     # False if all texts without a vector are blank, or get that of another store.
     is_embedded = next(expected.sized(scope, tokens_of), None) is not None

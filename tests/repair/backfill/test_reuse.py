@@ -409,11 +409,101 @@ def test_no_embedder_is_needed_where_nothing_is_sent(store: Path, whole: Path, t
     done = backfill(store, missing, "--reuse", whole)
     assert done.status == 0, done
     assert vectors(store) == all_vectors()
-    taken_away(store)
+
+
+@pytest.fixture
+def unconfigured(tmp_path: Path) -> Path:
+    """Return a configuration without an embedder."""
+    config = tmp_path / "none.yaml"
+    config.write_text("embedders: {}\n")
+    return config
+
+
+def test_without_an_embedder_the_rest_is_named_and_left(
+    store: Path, whole: Path, tmp_path: Path, unconfigured: Path, server: FaultServer
+) -> None:
     half = with_vectors(shutil.copytree(whole, tmp_path / "half"), vector_of, [*LACKING[:4], *READY])
+    before = vectors(store)
+    with untouched(store, half):
+        planned = backfill(store, unconfigured, "--reuse", half, "--dry-run")
+    with untouched(half):
+        done = backfill(store, unconfigured, "--reuse", half)
+    left = len(LACKING) - 4
+    for result in (planned, done):
+        assert result.status == 1, result
+        [reason] = [one for one in result.document["left"] if one["finding"] == "embedding.missing"]
+        assert (reason["base"], reason["count"]) == (KB, left)
+        assert reason["reason"] == (
+            f"{left} texts left without a vector: no source has one that is proven, and no embedder is configured"
+        )
+    assert planned.document["scopes"][0]["planned"]["reused"] == 4
+    scope = scope_of(done)
+    assert (scope["reused"], scope["newly_ready"], scope["requests"], scope["planned"]["texts"]) == (4, 4, 0, 0)
+    assert server.texts == []
+    assert vectors(store) == {text: vector_of(text) for text in [*READY, *LACKING[:4]]}
+    # A second run has nothing to take, and writes nothing.
     with untouched(store):
-        done = backfill(store, missing, "--reuse", half)
-    assert (done.status, done.document["error"]["code"]) == (REFUSED, "EmbedderUnnamed")
+        again = backfill(store, unconfigured, "--reuse", half)
+    assert (again.status, again.document["undo"]) == (1, None)
+    assert run("undo", store, "-q", "--yes").status == 0
+    assert vectors(store) == before
+
+
+def test_without_an_embedder_nothing_is_taken_that_cannot_be_compared(
+    whole: Path, unconfigured: Path, tmp_path: Path
+) -> None:
+    store, source, _ = without_common_texts(whole, tmp_path, vector_of)
+    with untouched(store, source):
+        done = backfill(store, unconfigured, "--reuse", source)
+    assert done.status == 1, done
+    [nothing] = scope_of(done)["reused_from"]
+    assert nothing["reason"] == "no text has a vector in both, and nothing can be compared without an embedder"
+    text = run("backfill", store, "--config", unconfigured, "--reuse", source, "--yes").stdout
+    assert "nothing from" in text and "nothing can be compared without an embedder" in text
+    assert "nothing was sent, and nothing was written" in text
+    assert "embedders:" in text, "the configuration to write is missing"
+
+
+def test_without_an_embedder_a_model_name_that_lies_is_refused(
+    store: Path, whole: Path, unconfigured: Path, tmp_path: Path
+) -> None:
+    liar = with_vectors(shutil.copytree(whole, tmp_path / "liar"), other_model)
+    with untouched(store, liar):
+        done = backfill(store, unconfigured, "--reuse", liar)
+    assert (done.status, done.document["error"]["code"]) == (REFUSED, "ReuseDiffers")
+
+
+def test_an_unnamed_source_that_the_canary_contradicts_is_skipped_and_the_rest_goes_on(
+    whole: Path, server: FaultServer, config: Path, tmp_path: Path
+) -> None:
+    store, source, texts = without_common_texts(whole, tmp_path, other_model)
+    # An index beside no catalog does not name its model.
+    alone = tmp_path / "alone" / "index.sqlite"
+    alone.parent.mkdir()
+    shutil.copy(index(source), alone)
+    some = texts[:12]
+    good = shutil.copytree(store, tmp_path / "good")
+    with closing(sqlite3.connect(index(good))) as db, db:
+        rows = [(identity.text_hash(text), vector_of(text), 1) for text in some]
+        db.executemany("INSERT INTO embedding VALUES (?, ?, ?)", rows)
+    before = vectors(store)
+    with untouched(alone.parent, good):
+        done = backfill(store, config, "--reuse", alone, "--reuse", good)
+    assert done.status == 1, done
+    scope = scope_of(done)
+    by_source = {one["source"]: one for one in scope["reused_from"]}
+    assert "embedder gives" in by_source[str(alone)]["reason"]
+    assert by_source[str(alone)]["reused"] == by_source[str(alone)]["planned"] == 0
+    now = vectors(store)
+    assert now.items() >= before.items()
+    assert all(now[text] == vector_of(text) for text in now)
+    taken_now = len(now) - len(before)
+    left = sum(one["count"] for one in done.document["left"])
+    assert taken_now + left == scope["planned"]["texts"] - scope["planned"]["compared"] + scope["planned"]["reused"]
+    # Only what the plan said was sent, and the comparison.
+    assert len(server.texts) <= scope["planned"]["texts"] + len(before)
+    [reason] = {one["reason"] for one in done.document["left"] if "another model" in one["reason"]}
+    assert "run the command again without this source" in reason
 
 
 # --- resuming, undoing ------------------------------------------------------------------------------------------------
