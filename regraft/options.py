@@ -428,6 +428,17 @@ class InstallOptions(ChangeOptions, frozen=True, kw_only=True):
     external_as_files: Annotated[
         bool, _option(tr("Install documents that a newer application syncs from a service as files."))
     ] = False
+    reuse: Annotated[
+        tuple[Path, ...],
+        _option(
+            tr("Take vectors that a base lacks from this store, backup or export; may be repeated. Nothing is sent."),
+            "PATH",
+        ),
+    ] = ()
+    reuse_configured: ReuseConfigured = True
+    config: Annotated[
+        Path | None, _option(tr("The configuration file with the sources of vectors.  [default: regraft.yaml]"), "FILE")
+    ] = None
     now_ms: RunTime = None
 
 

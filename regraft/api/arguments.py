@@ -11,11 +11,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from regraft import identity
+from regraft.embedders import config
 from regraft.errors import ModelOptionInvalid, WrongUsage
 from regraft.formats.cherry_v2.models import ModelOverrides, is_model_id, tidy_model_id
 from regraft.language import tr
+from regraft.options import BackfillOptions, FleetBackfillOptions, InstallOptions, RestoreOptions, SyncOptions
 from regraft.report.progress import Progress, SilentProgress
 from regraft.text import trim
+from repair.embedding.scope import ReusePath
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -106,3 +109,17 @@ def parse_model_id(option: str, text: str) -> str:
     if not is_model_id(text):
         raise ModelOptionInvalid(option=option, value=text, reason=tr("write it as provider::model"))
     return tidy_model_id(text)
+
+
+def list_sources(
+    options: BackfillOptions | SyncOptions | RestoreOptions | FleetBackfillOptions | InstallOptions,
+) -> tuple[ReusePath, ...]:
+    """List the sources of vectors: those that the options name, then those of the configuration.
+
+    Raises:
+        ConfigInvalid, SourceNotFound, SourceUnreadable: the configuration cannot be used.
+    """
+    named = tuple(ReusePath(path) for path in options.reuse)
+    if not options.reuse_configured:
+        return named
+    return (*named, *(ReusePath(path, is_required=False) for path in config.load_config(options.config).reuse))

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from checks.systems import select_finding_names
 from regraft.api.arguments import (
+    list_sources,
     merge_options,
     parse_base_name,
     parse_model_id,
@@ -53,6 +54,8 @@ from repair.cherry_v2 import upgrade as upgrading
 from repair.cherry_v2.install import made_library
 from repair.cherry_v2.source import open_base_source
 from repair.codex_mem import note_changes as clearing
+from repair.embedding.report import ScopeReport
+from repair.embedding.reuse import open_reuse
 from repair.fix import sequence as fixing
 from repair.fix.sequence import Steps, run_steps
 
@@ -261,10 +264,16 @@ def rescue(
         return _run_change("rescue", path, planner, options, progress, confirm, now_ms=options.now_ms)
 
 
+class InstallReport(ChangeReport, kw_only=True):
+    """The report of ``install``: that of a change, and what each base gets from other stores (``--reuse``)."""
+
+    scopes: list[ScopeReport] = msgspec.field(default_factory=list)
+
+
 class Installation(msgspec.Struct, frozen=True, kw_only=True):
     """The report of ``install``, and the names of the chosen bases by their ids in the source."""
 
-    report: ChangeReport
+    report: InstallReport
     chosen: dict[str, str]
 
 
@@ -299,7 +308,12 @@ def install_bases(
         dry_run=options.dry_run,
         is_outline=is_outline,
     )
-    with open_base_source(Path(path), options.kind, options.bases, "install") as source:
+    sources = () if is_outline else list_sources(options)
+    with (
+        open_base_source(Path(path), options.kind, options.bases, "install") as source,
+        open_reuse(sources, None, progress_or_silent(progress)) as reuse,
+    ):
+        wanted = structs.replace(wanted, reuse=reuse)
 
         def planner(store: Store) -> Plan:
             plan = installing.plan(store, source, wanted)
@@ -312,8 +326,10 @@ def install_bases(
         report = _run_change("install", profile, planner, run_options, progress, confirm, now_ms=options.now_ms)
         came_from = Endpoint(kind=source.store.found.kind.value, path=path_text(Path(path)))
         head = structs.replace(report.head, source=came_from, target=report.head.source)
+        scopes = [outcome.report() for outcome in wanted.filled]
         chosen = {base: source.name_of(base) for base in source.chosen}
-    return Installation(report=structs.replace(report, head=head), chosen=chosen)
+    done = InstallReport(**structs.asdict(report) | {"head": head}, scopes=scopes)
+    return Installation(report=done, chosen=chosen)
 
 
 def install(
@@ -324,8 +340,10 @@ def install(
     progress: Progress | None = None,
     confirm: Confirm | None = None,
     **fields: Any,
-) -> ChangeReport:
+) -> InstallReport:
     """Copy bases of a library, a pack, a v2 backup or another v2 profile into a v2 profile.
+
+    Vectors that a base lacks are taken from ``reuse``; nothing is ever sent to an embedder.
 
     Raises:
         Declined: ``confirm`` returned False.

@@ -9,7 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from regraft.api.arguments import merge_options, parse_base_name, parse_model_id, progress_or_silent, time_or_now
+from regraft.api.arguments import (
+    list_sources,
+    merge_options,
+    parse_base_name,
+    parse_model_id,
+    progress_or_silent,
+    time_or_now,
+)
 from regraft.api.changes import plan_reconcile
 from regraft.disk import file_paths
 from regraft.embedders import config
@@ -19,7 +26,6 @@ from regraft.kinds import V2_STORES, Kind
 from regraft.language import format_count, join_list, tr
 from regraft.options import (
     BackfillOptions,
-    FleetBackfillOptions,
     RebuildOptions,
     ReconcileOptions,
     RestoreOptions,
@@ -39,7 +45,7 @@ from repair.embedding.budget import Limits
 from repair.embedding.report import BackfillReport, EmbeddingReport, ScopeReport
 from repair.embedding.run import EmbedderSource
 from repair.embedding.run import backfill as run_backfill
-from repair.embedding.scope import Filler, NewModel, ReusePath
+from repair.embedding.scope import Filler, NewModel
 from repair.embedding.survey import add_suggestion, is_unconfigured, unnamed_embedder
 
 
@@ -86,20 +92,6 @@ def choose_embedder(path: Path | None, name: str | None, models: frozenset[str])
         problem = tr("{embedders} of {every} fit", embedders=format_count(len(fitting), "embedder"), every=len(every))
         known = tr("one of {sorted}", sorted=join_list(sorted(one.name for one in fitting or every)))
     raise EmbedderUnnamed(path=found.path, problem=problem, known=known, count=len(every))
-
-
-def list_sources(
-    options: BackfillOptions | SyncOptions | RestoreOptions | FleetBackfillOptions,
-) -> tuple[ReusePath, ...]:
-    """List the sources of vectors: those that the options name, then those of the configuration.
-
-    Raises:
-        ConfigInvalid, SourceNotFound, SourceUnreadable: the configuration cannot be used.
-    """
-    named = tuple(ReusePath(path) for path in options.reuse)
-    if not options.reuse_configured:
-        return named
-    return (*named, *(ReusePath(path, is_required=False) for path in config.load_config(options.config).reuse))
 
 
 def backfill(

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from regraft.api.embedding import backfill_from, choose_priced_embedder, list_sources
+from regraft.api.arguments import list_sources
+from regraft.api.embedding import backfill_from, choose_priced_embedder
 from regraft.api.fleet import check_engine, open_pool, run_command, run_safely, summarize_change
 from regraft.errors import WrongUsage
 from regraft.fleet import run as fleet_run

@@ -24,7 +24,7 @@ from migrators.pipeline.run import LibraryPlan, write_outline
 from migrators.pipeline.session import Session
 from migrators.pipeline.survey import BaseJob
 from regraft.api.arguments import merge_options, progress_or_silent, time_or_now
-from regraft.api.changes import Installation, install_bases
+from regraft.api.changes import Installation, InstallReport, install_bases
 from regraft.api.transfer import migration_options
 from regraft.disk import links, scratch
 from regraft.errors import (
@@ -45,7 +45,7 @@ from regraft.report.progress import Progress, SilentProgress
 from regraft.stores.locate import CATALOG_FILE, Located, open_store
 from regraft.text import format_bytes, path_text, printable
 from repair.changes.plan import Action, Unresolved
-from repair.changes.run import BaseName, ChangeReport, undo_run
+from repair.changes.run import BaseName, undo_run
 from repair.changes.session import recover_if_interrupted
 from repair.changes.store import demand_not_running, open_for_change
 from repair.cherry_v2.catalog_changes import demand_known_version, demand_profile
@@ -223,7 +223,7 @@ class _ProfileRun:
         bases = [base.id for base in migrated.report.bases]
         planned = self._planned
         if planned is None and not bases:
-            empty = ChangeReport(head=migrated.report.head, bases=[], actions=[], left=[], undo=None)
+            empty = InstallReport(head=migrated.report.head, bases=[], actions=[], left=[], undo=None)
             planned = Installation(report=empty, chosen={})
         elif planned is None:
             # The library is up to date: only the installation is left to confirm.

@@ -16,7 +16,7 @@ import migrators
 from regraft import api
 from regraft.api import profile as api_profile
 from regraft.api import transfer
-from regraft.api.changes import Installation
+from regraft.api.changes import Installation, InstallReport
 from regraft.api.outcome import exit_status
 from regraft.api.profile import ProfileMigration, ProfileMigrationReport
 from regraft.cli.changes import action_lines, confirm_plan, format_installation, join_parts, unresolved_lines
@@ -35,7 +35,6 @@ from regraft.report import notices
 from regraft.report.document import encoded
 from regraft.stores.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, Located
 from regraft.text import LONGEST_NAME, one_line, path_argument, printable, printable_lines
-from repair.changes.run import ChangeReport
 
 # What commands that write a library show: the plan, a question before it is carried out, and the result.
 
@@ -323,7 +322,7 @@ def _format_install_part(done: ProfileMigration, output: Output) -> str:
         none = tr("Nothing was written: the profile can take none of the bases, for the reasons above.")
         return printable_lines([*unresolved_lines(part.bases, part.left, verbose=output.verbose > 0), "", none])
     head = structs.replace(report.head, target=report.profile)
-    change = ChangeReport(head=head, bases=part.bases, actions=part.actions, left=part.left, undo=part.undo)
+    change = InstallReport(head=head, bases=part.bases, actions=part.actions, left=part.left, undo=part.undo)
     return format_installation(Installation(report=change, chosen=done.chosen), output)
 
 

@@ -60,7 +60,7 @@ _TABLES = (
     # Which vector each text of a scope gets.
     """CREATE TABLE given (scope INTEGER, hash BLOB, source INTEGER, base INTEGER, PRIMARY KEY (scope, hash))
          WITHOUT ROWID""",
-    # Texts of a base that is skipped after the plan was shown: they are not sent, because the plan's price is without them.
+    # Texts of a base that is skipped after the plan was shown: not sent, because the plan says less.
     "CREATE TABLE withheld (scope INTEGER, hash BLOB, PRIMARY KEY (scope, hash)) WITHOUT ROWID",
 )
 
@@ -387,6 +387,8 @@ class Reuse:
             ReuseDiffers: there is such a base.
         """
         number = self._scopes[scope.name]
+        # A plan may be made again.
+        self._db.execute("DELETE FROM given WHERE scope = ?", (number,))
         outcomes: dict[tuple[int, int], ReusedVectors] = {}
         canaries: list[Canary] = []
         unused: list[ReusedVectors] = []

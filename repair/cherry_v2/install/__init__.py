@@ -6,6 +6,7 @@ A copy is the folder of a base, and rows of the profile's database. Rules: ``doc
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
@@ -35,13 +36,21 @@ from regraft.identity import replace
 from regraft.language import format_count, join_parts, tr
 from regraft.ledger.values import WORK
 from regraft.stores.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
-from regraft.text import decode_halves, format_bytes, one_line
+from regraft.text import decode_halves, format_bytes, one_line, path_argument
 from repair.changes.files import find_damage
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.catalog_changes import demand_known_version, demand_profile
 from repair.cherry_v2.install import profile_rows
-from repair.cherry_v2.install.base_copy import CopyIds, FolderCopy, is_same_base_folder, list_files
+from repair.cherry_v2.install.base_copy import (
+    BaseVectors,
+    CopyIds,
+    FilledBase,
+    FolderCopy,
+    find_base_vectors,
+    is_same_base_folder,
+    list_files,
+)
 from repair.cherry_v2.install.profile_rows import (
     ModelMissing,
     NewBase,
@@ -51,6 +60,8 @@ from repair.cherry_v2.install.profile_rows import (
     read_models,
 )
 from repair.cherry_v2.source import BaseSource
+from repair.embedding.report import ScopeOutcome
+from repair.embedding.reuse import Reuse
 
 #: Folder of all bases in a profile.
 BASES = f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}"
@@ -81,6 +92,10 @@ class InstallOptions(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether the source is the outline of a library that is not written yet: its indexes have no rows, and its items
     #: lack the paths of snapshots. What the profile already has cannot be compared with it.
     is_outline: bool = False
+    #: Stores whose vectors fill what the copies lack; None: there are none.
+    reuse: Reuse | None = None
+    #: Gets the outcome of each base that is filled, in order.
+    filled: list[ScopeOutcome] = msgspec.field(default_factory=list)
 
 
 def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
@@ -175,8 +190,9 @@ class _Planner:
         chosen_bases = [one for one in map(self._choose_ids, self._installable(findings)) if one is not None]
         with closing(RowsRehearsal(self._db, self._source, self._tables)) as rehearsal:
             new = [made for one in chosen_bases if (made := self._with_models(one, rehearsal)) is not None]
+            vectors = self._find_vectors(new)
             for one in new:
-                self._add_folder(one)
+                self._add_folder(one, vectors.get(one.id))
                 self._set_allowed_errors(one, findings)
             self._add_rows(tuple(one for one in new if not self._has_row(one.id)), rehearsal)
         unused = self._models.unused() if chosen_bases else ()
@@ -378,7 +394,45 @@ class _Planner:
     def _leave(self, base: str, finding: str, why: str, subject: str | None = None) -> None:
         self._made.left.append(Unresolved(finding=finding, reason=why, base=base, subject=subject))
 
-    def _add_folder(self, base: NewBase) -> None:
+    def _find_vectors(self, new: Sequence[NewBase]) -> dict[str, BaseVectors]:
+        """Find the vectors that copies lack and other stores have, by base; texts that stay without are reported."""
+        self._options.filled.clear()
+        if self._options.reuse is None or self._options.is_outline:
+            return {}
+        bases = []
+        for one in new:
+            row, place = self._library.bases[one.origin], self._folder_path(one.id)
+            index = self._library.folder(one.origin) / INDEX_FILE
+            if index not in self._library.files(one.origin).files or file_paths.exists(place):
+                continue
+            own, stated = row.get("embedding_model_id"), row.get("dimensions")
+            base = FilledBase(
+                origin=one.origin,
+                id=one.id,
+                label=one.name or self._library.name_of(one.origin),
+                models=tuple(dict.fromkeys(model for model in (own, one.model) if isinstance(model, str))),
+                dimensions=stated if isinstance(stated, int) and stated > 0 else None,
+            )
+            bases.append(base)
+        problems: dict[str, str] = {}
+        found = find_base_vectors(self._options.reuse, self._library, bases, problems)
+        for key, problem in problems.items():
+            self._leave(key, v2.VECTOR_MISSING, tr("vectors of other stores are not taken: {problem}", problem=problem))
+        for key, vectors in found.items():
+            self._options.filled.append(vectors.outcome)
+            if vectors.missing:
+                words = ["regraft", "backfill", path_argument(self._store.path), "--base", key]
+                left = Unresolved(
+                    finding=v2.VECTOR_MISSING,
+                    reason=vectors.describe_missing(),
+                    base=key,
+                    count=vectors.missing,
+                    repair=shlex.join(words),
+                )
+                self._made.left.append(left)
+        return {key: vectors for key, vectors in found.items() if vectors.outcome.planned.reused}
+
+    def _add_folder(self, base: NewBase, vectors: BaseVectors | None) -> None:
         found = self._library.files(base.origin)
         if found.links:
             message = tr("{links} in its folder not copied", links=format_count(len(found.links), "link"))
@@ -402,8 +456,9 @@ class _Planner:
             count=len(own),
             bytes=0 if self._options.is_outline else size,
         )
-        copy = FolderCopy(self._library, base.origin, own, base.new_ids)
-        self._made.changes.append(FileChange(path=name, actions=(action,), make=copy.make, bytes=size, mark=copy.mark))
+        actions = (action, *(() if vectors is None else vectors.actions()))
+        copy = FolderCopy(self._library, base.origin, own, base.new_ids, vectors)
+        self._made.changes.append(FileChange(path=name, actions=actions, make=copy.make, bytes=size, mark=copy.mark))
 
     def _set_allowed_errors(self, base: NewBase, findings: list[Finding]) -> None:
         """Record that no error may be found in the new base except those that the source has."""

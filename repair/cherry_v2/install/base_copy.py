@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,15 +20,21 @@ import msgspec
 
 from regraft import identity
 from regraft.disk import durable, file_paths, links, sqlite, untrusted_sqlite
-from regraft.errors import CopyDiffers, PlanOutdated
+from regraft.errors import CopyDiffers, PlanOutdated, RegraftError
 from regraft.formats import json_text
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.index.opening import check_identity
-from regraft.language import tr
-from regraft.stores.locate import INDEX_FILE
+from regraft.language import format_count, tr
+from regraft.stores.locate import INDEX_FILE, RAW_FOLDER
+from regraft.text import one_line
 from repair.changes import files
 from repair.changes.files import CHUNK_BYTES, FileDigest, copy_database
+from repair.changes.plan import Action
+from repair.cherry_v2.index_vectors import IndexScope, open_index_scope
 from repair.cherry_v2.source import BaseSource
+from repair.embedding.report import FillCounts, ReusedVectors, ScopeOutcome, empty_estimate
+from repair.embedding.reuse import Reuse, Supply
+from repair.embedding.survey import estimate_outcome, unnamed_embedder
 
 #: Keys of item data that may hold the item's id: in files of folders that 2.0.0 to 2.0.3 migrated.
 _PATHS = ("relativePath", "indexedRelativePath")
@@ -153,15 +160,158 @@ class _CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
         return digest
 
 
+# --- vectors of other stores -----------------------------------------------------------------------------------------
+
+
+class FilledBase(msgspec.Struct, frozen=True, kw_only=True):
+    """A base whose missing vectors are looked for: its id in the source, the id of its copy, and its models there."""
+
+    origin: str
+    id: str
+    label: str
+    models: tuple[str, ...]
+    dimensions: int | None
+
+
+class BaseVectors(msgspec.Struct, kw_only=True):
+    """The vectors that the copy of a base gets from other stores. Nothing is embedded, so that all of them are proven
+    by texts that have a vector in both.
+    """
+
+    supply: Supply
+    outcome: ScopeOutcome
+
+    @property
+    def missing(self) -> int:
+        """The number of texts that no source has a proven vector of."""
+        return self.outcome.survey.lacking - self.outcome.planned.reused
+
+    def actions(self) -> Iterator[Action]:
+        """Yield one action for each base that vectors are taken from."""
+        for one in self.outcome.reused_from:
+            if one.planned:
+                vectors = format_count(one.planned, "vector")
+                message = tr("take {vectors} from {place}", vectors=vectors, place=_describe_origin(one))
+                size = 4 * one.planned * (self.outcome.dimensions or 0)
+                yield Action(
+                    action="reuse-vectors",
+                    message=message,
+                    base=self.outcome.scope,
+                    subject=one.source,
+                    count=one.planned,
+                    bytes=size,
+                )
+
+    def describe_missing(self) -> str:
+        """Say how many texts stay without a vector, and why bases of the sources are not used."""
+        texts = format_count(self.missing, "text")
+        reason = tr("{texts} left without a vector: no source has one that is proven", texts=texts)
+        for one in self.outcome.reused_from:
+            if one.reason is not None:
+                place = _describe_origin(one)
+                reason = tr("{first}; nothing from {place}: {reason}", first=reason, place=place, reason=one.reason)
+        return reason
+
+    def write(self, index: Path) -> None:
+        """Write the vectors to the index of the copy.
+
+        Raises:
+            SchemaForeign: its vectors cannot be written without changing other rows.
+            apsw.Error: it cannot be read or written.
+        """
+        outcome = self.outcome
+        outcome.started_at, outcome.reused, outcome.filled = identity.now_ms(), 0, FillCounts()
+        for one in outcome.reused_from:
+            one.reused = 0
+        with sqlite.open_writable(index) as db:
+            sqlite.load_vector_extension(db)
+            untrusted_sqlite.refuse_foreign_rules(db, index, ("embedding",))
+            scope = IndexScope(db, name=outcome.scope, label=outcome.name, dimensions=outcome.dimensions, growing=None)
+            self.supply.copy_to(scope, outcome)
+            outcome.ready = scope.survey().ready
+        outcome.completed_at = identity.now_ms()
+
+
+def _describe_origin(one: ReusedVectors) -> str:
+    return one_line(one.source if one.base is None else tr("{source} ({base})", source=one.source, base=one.base))
+
+
+def find_base_vectors(
+    reuse: Reuse, source: BaseSource, bases: Sequence[FilledBase], problems: dict[str, str]
+) -> dict[str, BaseVectors]:
+    """Find the vectors that copies of bases lack and other stores have, by the id of the copy.
+
+    Args:
+        reuse: the other stores.
+        source: the store of the bases.
+        bases: those that are copied.
+        problems: gets why a base cannot be filled, by the id of the copy.
+    """
+    lacking = []
+    for base in bases:
+        with _report_unfit(base, problems), _open_scope(source, base) as scope:
+            if scope.survey().lacking:
+                reuse.want(scope, next(iter(base.models), None), unnamed_embedder(base.models))
+                lacking.append(base)
+    if lacking:
+        reuse.load()
+    found = {}
+    for base in lacking:
+        settings = unnamed_embedder(base.models)
+        with _report_unfit(base, problems), _open_scope(source, base) as scope:
+            supply = reuse.supply(scope, can_embed=False, refuses=False)
+            outcome = estimate_outcome(
+                scope,
+                settings,
+                lambda _: 0,
+                name=base.label,
+                model_id=next(iter(base.models), None),
+                dimensions=scope.dimensions,
+                supply=supply,
+            )
+            outcome.scope = base.id
+            outcome.planned = msgspec.structs.replace(empty_estimate(settings), reused=outcome.planned.reused)
+            found[base.id] = BaseVectors(supply=supply, outcome=outcome)
+    return found
+
+
+@contextmanager
+def _open_scope(source: BaseSource, base: FilledBase) -> Iterator[IndexScope]:
+    index = source.folder(base.origin) / INDEX_FILE
+    with open_index_scope(index, base.origin, label=base.label, dimensions=base.dimensions) as scope:
+        if scope.is_at_odds:
+            raise ValueError(tr("most vectors do not have the dimensions of the catalog"))
+        yield scope
+
+
+@contextmanager
+def _report_unfit(base: FilledBase, problems: dict[str, str]) -> Iterator[None]:
+    try:
+        yield
+    except (RegraftError, apsw.Error, OSError, ValueError) as error:
+        problems[base.id] = str(error)
+
+
+# --- the copy --------------------------------------------------------------------------------------------------------
+
+
 class FolderCopy:
     """Copies the folder of a base and verifies the copy."""
 
-    def __init__(self, source: BaseSource, base: str, own: ListedFiles, new_ids: CopyIds | None = None) -> None:
-        """Set what to copy; ``new_ids`` if the base becomes a new one."""
+    def __init__(
+        self,
+        source: BaseSource,
+        base: str,
+        own: ListedFiles,
+        new_ids: CopyIds | None = None,
+        vectors: BaseVectors | None = None,
+    ) -> None:
+        """Set what to copy; ``new_ids`` if the base becomes a new one, ``vectors`` of other stores for its texts."""
         self._source = source
         self._base = base
         self._files = own
         self._new_ids = new_ids
+        self._vectors = vectors
         self._digests: dict[str, str] = {}
 
     def make(self, new: Path) -> None:
@@ -181,6 +331,9 @@ class FolderCopy:
             return
         if self._new_ids is not None:
             rekey_index(index, self._new_ids)
+        if self._vectors is not None:
+            self._vectors.write(index)
+        if self._new_ids is not None or self._vectors is not None:
             durable.sync_file(index)
             # Flush the removal of the journal, so that it does not reappear after a power cut.
             durable.sync_folder(index.parent)
@@ -232,11 +385,42 @@ def _copy_bytes(path: Path, target: Path) -> FileDigest:
 
 
 def is_same_base_folder(folder: Path, other: Path) -> bool:
-    """Whether two folders of a base have the same content: rows in any order, and files below ``raw/``."""
-    names = (INDEX_FILE, "raw")
+    """Whether two folders of a base have the same content: rows in any order, and files below ``raw/``.
+
+    The index of ``other`` may have further vectors, which it got since, or from other stores.
+    """
+    names = (INDEX_FILE, RAW_FOLDER)
     try:
         if all(files.bytes_fingerprint(folder / name) == files.bytes_fingerprint(other / name) for name in names):
             return True
-        return all(files.fingerprint(folder / name) == files.fingerprint(other / name) for name in names)
+        if files.fingerprint(folder / RAW_FOLDER) != files.fingerprint(other / RAW_FOLDER):
+            return False
+        index, there = folder / INDEX_FILE, other / INDEX_FILE
+        return files.fingerprint(index) == files.fingerprint(there) or _has_all_rows(index, there)
     except (OSError, apsw.Error):
         return False
+
+
+#: Tables of an index whose rows are not vectors.
+_ROWS = ("meta", "content", "material", "search_unit", "search_text")
+
+
+def _has_all_rows(index: Path, other: Path) -> bool:
+    """Whether another index has the same rows, and all vectors of this one.
+
+    Raises:
+        apsw.Error: one of them cannot be read, or has other columns.
+    """
+    for path in (index, other):
+        with sqlite.open_readonly(path) as db:
+            tables = untrusted_sqlite.table_statements(db)
+        if any(name not in tables or untrusted_sqlite.is_virtual(tables[name]) for name in (*_ROWS, "embedding")):
+            return False
+    with sqlite.open_readonly(index) as db, sqlite.attach_readonly(db, other, "other"):
+        both = (("main", "other"), ("other", "main"))
+        queries = [
+            f"SELECT * FROM {one}.{name} EXCEPT SELECT * FROM {two}.{name}" for name in _ROWS for one, two in both
+        ]
+        vectors = "embedding_text_hash, vector_blob FROM"
+        queries.append(f"SELECT {vectors} main.embedding EXCEPT SELECT {vectors} other.embedding")
+        return all(db.execute(f"{query} LIMIT 1").get is None for query in queries)
