@@ -347,7 +347,8 @@ ITEM_SOURCE_MISSING = register(
     ),
     tr(
         "`regraft repair --moved OLD=NEW` if the folder was moved or renamed; otherwise nothing, or add the file again "
-        "in the application."
+        "in the application. `regraft sync` compares the originals of a base with its texts: there the same item is "
+        "`source.gone` or `source.unreachable`, and `sync --delete` removes it."
     ),
 )
 CATALOG_VALUE = register(
@@ -532,7 +533,10 @@ BACKUP_SLIM = register(
 SOURCE_GONE = register(
     "warning",
     "source.gone",
-    tr("The original file of an item no longer exists. Reported by `sync`."),
+    tr(
+        "The original file of an item no longer exists, but its folder does. Reported by `sync`; `check` reports the "
+        "same as `item.source-missing`."
+    ),
     tr("`regraft sync --delete` removes such items; `regraft sync --moved OLD=NEW` says where their folder is now."),
 )
 SOURCE_UNREACHABLE = register(
@@ -540,9 +544,13 @@ SOURCE_UNREACHABLE = register(
     "source.unreachable",
     tr(
         "An original file or folder cannot be followed: its path is of another operating system, its disk is not "
-        "there, it is a link, or it cannot be read. Reported by `sync`."
+        "there, it is a link, or it cannot be read. Reported by `sync`; if its folder is gone, `check` reports it as "
+        "`item.source-missing`."
     ),
-    tr("The message shows the reason. `regraft sync --moved OLD=NEW` says where the files are now."),
+    tr(
+        "The message shows the reason. `regraft sync --moved OLD=NEW` says where the files are now; "
+        "`regraft repair --moved OLD=NEW` corrects the paths without reading the files."
+    ),
 )
 SOURCE_UNREAD = register(
     "warning",

@@ -37,6 +37,7 @@ from repair.angel_memory import reconcile as angel_memory
 from repair.changes.run import ChangeReport, run_command
 from repair.changes.store import open_for_change
 from repair.cherry_v2 import sync as syncing
+from repair.cherry_v2.item_paths import MovedRoot
 from repair.cherry_v2.restore import RestoreRequest, make_suggestion, restore_with_vectors, suggest_model
 from repair.cherry_v2.sync.base import SyncRequest
 from repair.cherry_v2.sync.sources import SourceReader, parse_extractors
@@ -215,7 +216,8 @@ def sync(
     sources = tuple(_existing_path(source, "--source") for source in options.sources)
     if not all((*options.moved, *options.moved.values())):
         raise WrongUsage(problem=tr("--moved needs two paths"), hint=tr("write OLD=NEW"))
-    moved = tuple((old, _existing_path(Path(new), "--moved")) for old, new in options.moved.items())
+    pairs = ((old, str(_existing_path(Path(new), "--moved"))) for old, new in options.moved.items())
+    moved = tuple(MovedRoot.of(old, new) for old, new in pairs)
     extractors = parse_extractors(options.extractor)
     with ExitStack() as keep:
         wanted = SyncRequest(

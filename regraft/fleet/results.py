@@ -216,6 +216,11 @@ def result_files(results: Path) -> tuple[Path, ...]:
     return results, journal, *(journal.with_name(f"{journal.name}.{name}") for name in ("new", "lock"))
 
 
+def is_unused(journal: Path) -> bool:
+    """Whether there is no journal, or an empty one: nothing was recorded in it, so that a new run may replace it."""
+    return not journal.exists() or (journal.is_file() and journal.stat().st_size == 0)
+
+
 def demand_folder(path: Path) -> None:
     """Check that the folder of a file to write exists.
 
@@ -383,10 +388,13 @@ def read_results(results: Path) -> tuple[FleetOrder, KnownRows]:
         OSError: it cannot be read.
     """
     journal = journal_path(results)
-    if not journal.is_file() and not results.exists():
-        raise SourceNotFound(path=results)
+    if is_unused(journal) and not results.exists():
+        if not journal.exists():
+            raise SourceNotFound(path=results)
+        problem = tr("{path} is empty: nothing was recorded", path=journal)
+        raise WrongUsage(problem=problem, hint=tr("give the command that began this run again"))
     try:
-        order, known = _read_journal(journal) if journal.is_file() else _read_finished(results)
+        order, known = _read_finished(results) if is_unused(journal) else _read_journal(journal)
         _validate_order(order)
     except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
         raise WrongUsage(

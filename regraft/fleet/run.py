@@ -380,7 +380,7 @@ def demand_new_results(path: Path) -> None:
         problem = tr("results are JSON Lines or Parquet, not {suffix}", suffix=path.suffix)
         hint = tr("name a file .jsonl or .parquet; regraft fleet status writes the others from it")
         raise WrongUsage(problem=problem, hint=hint)
-    if path.exists() or results.journal_path(path).exists():
+    if path.exists() or not results.is_unused(results.journal_path(path)):
         raise WrongUsage(
             problem=tr("{path} already has the results of another run", path=path),
             hint=tr("continue that run with regraft fleet resume, or use another file"),

@@ -1,7 +1,7 @@
 """Plan new paths of items: of files to which early releases gave the ids of their items, and of moved originals.
 
 Paths below ``raw/`` that are in use are never assigned again (``docs/rules.md``, "Folders"). Of an item whose original
-was moved (``regraft repair --moved OLD=NEW``, ``docs/reuse.md``), only the path of the original changes.
+was moved (``--moved OLD=NEW`` of ``regraft repair`` and ``regraft sync``, ``docs/reuse.md``), only its path changes.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ class MovedRoot(msgspec.Struct, frozen=True):
     def rewrite(self, source: str) -> str | None:
         """Return the new path of an original; None if it is neither at nor below the old path.
 
-        On Windows, upper and lower case are the same, and so are both separators.
+        On Windows, upper and lower case are the same, and so are both separators. Elsewhere a path is exact.
         """
         is_windows = is_windows_path(self.old)
         if is_windows_path(source) is not is_windows:
@@ -382,7 +382,7 @@ def plan_moved(store: Store, options: RepairOptions) -> Plan:
     is_whole = store.found.stores.is_whole
     bases = [key for key in map(base_id_text, catalog.bases) if store.wants(key) and (is_whole or key in store.stores)]
     items = {base: (catalog.items or {}).get(base, []) for base in bases}
-    _demand_known(roots, items)
+    demand_known(roots, items)
     made, statements = Plan(), CatalogStatements(store.root / store.catalog)
     actions = []
     for base, rows in items.items():
@@ -439,7 +439,7 @@ def _moved_left(base: str, moved: Sequence[object], fitting: Sequence[tuple[Row,
         yield Unresolved(finding=v2.ITEM_SOURCE_MISSING, reason=reason, base=base, count=count)
 
 
-def _demand_known(roots: Sequence[MovedRoot], items: Mapping[str, Sequence[Row]]) -> None:
+def demand_known(roots: Sequence[MovedRoot], items: Mapping[str, Sequence[Row]]) -> None:
     """Refuse an old path that no item has, unless an earlier run corrected it.
 
     Raises:

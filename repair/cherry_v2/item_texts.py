@@ -219,8 +219,15 @@ def _is_whole_unit(piece: Span, settings: Settings) -> bool:
 
 def _split(splitter: Any, text: str, piece: Span, size: int) -> Iterator[Span]:
     for start, end in _cut_windows(text, piece, max(_WINDOW, _UNITS_IN_WINDOW * size)):
-        for place, unit in splitter.chunk_indices(text[start:end]):
-            yield start + place, start + place + len(unit)
+        try:
+            found = splitter.chunk_indices(text[start:end])
+        except BaseException as error:
+            # A fault of the splitter, which some texts trigger: cut at line ends and blanks instead.
+            if type(error).__name__ != "PanicException":
+                raise
+            yield from _cut_windows(text, (start, end), size)
+            continue
+        yield from ((start + place, start + place + len(unit)) for place, unit in found)
 
 
 def _cut_windows(text: str, piece: Span, length: int) -> Iterator[Span]:

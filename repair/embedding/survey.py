@@ -133,6 +133,8 @@ def command_line(options: BackfillOptions) -> str:
         words += ["--dimensions", str(options.dimensions)]
     if options.all_projects:
         words.append("--all-projects")
+    for source in options.reuse:
+        words += ["--reuse", path_argument(source.path)] if source.is_required else []
     if options.config is not None:
         words += ["--config", path_argument(options.config)]
     return shlex.join(words)

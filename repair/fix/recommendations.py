@@ -24,7 +24,7 @@ from regraft.errors import RegraftError
 from regraft.identity import replace
 from regraft.kinds import V2_STORES, Kind
 from regraft.language import format_count, join_list, tr
-from regraft.ledger.ledger import suggested_source
+from regraft.ledger.ledger import read_runs, suggested_source
 from regraft.report import notices
 from regraft.stores.systems import Located
 from regraft.text import path_argument
@@ -179,15 +179,33 @@ def recommend_copies(audit: Audit, found: Located, path: Path) -> Audit:
     """
     if found.kind not in V2_STORES or found.stores.catalog is None or not any(map(_may_be_in_copy, audit.findings)):
         return audit
-    source = suggested_source(found.tree.path, _SOURCE_COMMANDS)
+    source, synced = suggested_source(found.tree.path, _SOURCE_COMMANDS), _synced_bases(found.tree.path)
     # Texts and vectors are copied into completed bases only.
     others = {one.base for one in audit.findings if one.name in (v2.BASE_FAILED, v2.INDEX_ORPHAN)}
-    meant = (one.base not in others and _may_be_in_copy(one) for one in audit.findings)
+    meant = (
+        one.base not in others and _may_be_in_copy(one) and not (one.name == v2.VECTOR_MISSING and one.base in synced)
+        for one in audit.findings
+    )
     findings = (
         _with_copy_command(one, path, source, is_whole=found.stores.is_whole) if is_meant else one
         for one, is_meant in zip(audit.findings, meant, strict=True)
     )
     return replace(audit, findings=tuple(findings))
+
+
+def _synced_bases(root: Path) -> set[str]:
+    """Return the bases whose texts ``sync`` changed after their migration, so that the source does not have these."""
+    try:
+        runs = read_runs(root)
+    except (RegraftError, OSError):
+        return set()
+    synced: set[str] = set()
+    for run in runs:
+        if run.command in _SOURCE_COMMANDS:
+            synced.clear()
+        elif run.command == "sync":
+            synced.update(action.base for action in run.actions if action.base is not None)
+    return synced
 
 
 def _may_be_in_copy(finding: Finding) -> bool:

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from faults import untouched
 from harness import run
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planted_v2 import KB, OTHER, library, run_sql
 
 from checks.cherry_v2 import catalog_rows
@@ -202,6 +204,54 @@ def test_the_longest_old_path_wins_and_none_is_applied_twice() -> None:
     assert rewrite_source("/docs/special/a", roots) == "/elsewhere/a"
     assert rewrite_source("/docs/a", roots) == "/data/a"
     assert rewrite_source("/other", roots) is None
+
+
+#: Names without separators, of which a few differ in case alone; "İ" has two characters in lower case.
+NAMES = st.text(st.characters(blacklist_characters="/\\:\0", blacklist_categories=("Cs", "Cc")), min_size=1, max_size=6)
+PARTS = st.lists(NAMES, min_size=1, max_size=4)
+
+
+@st.composite
+def spelled_differently(draw: st.DrawFn, path: str) -> str:
+    """Spell a path of Windows with other separators and other cases of ASCII letters."""
+    swapped = draw(st.lists(st.booleans(), min_size=len(path), max_size=len(path)))
+    other = {"\\": "/", "/": "\\"}
+    return "".join(
+        other.get(char, char.swapcase() if char.isascii() else char) if swap else char
+        for char, swap in zip(path, swapped, strict=True)
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(old=PARTS, new=PARTS, rest=PARTS)
+def test_what_is_below_a_posix_path_goes_along_and_comes_back(old: list[str], new: list[str], rest: list[str]) -> None:
+    first, second = f"/{'/'.join(old)}", f"/{'/'.join(new)}"
+    source = f"{first}/{'/'.join(rest)}"
+    moved = MovedRoot.of(first, second).rewrite(source)
+    assert moved == f"{second}/{'/'.join(rest)}"
+    assert MovedRoot.of(second, first).rewrite(moved) == source
+    assert MovedRoot.of(f"{first}/", f"{second}//").rewrite(first) == second
+    # A neighbor whose name only begins like it stays, and so does a path of another case.
+    assert MovedRoot.of(first, second).rewrite(f"{first}x/{rest[0]}") is None
+    if source.swapcase() != source and not source.swapcase().startswith(first):
+        assert MovedRoot.of(first, second).rewrite(source.swapcase()) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), old=PARTS, new=PARTS, rest=PARTS)
+def test_on_windows_neither_case_nor_separator_matters(
+    data: st.DataObject, old: list[str], new: list[str], rest: list[str]
+) -> None:
+    first, second = "C:\\" + "\\".join(old), "D:\\" + "\\".join(new)
+    source = data.draw(spelled_differently(first + "\\" + "\\".join(rest)))
+    moved = MovedRoot.of(data.draw(spelled_differently(first)), second).rewrite(source)
+    assert moved is not None
+    assert moved[: len(second)] == second
+    assert moved[len(second) + 1 :] == source[len(first) + 1 :]
+    # To another system: the separators are those of the new path.
+    there = MovedRoot.of(first, "/srv/data").rewrite(source)
+    assert there == f"/srv/data/{source[len(first) + 1 :].replace(chr(92), '/')}"
+    assert MovedRoot.of(first, second).rewrite(f"{first}x\\{rest[0]}") is None
 
 
 @pytest.mark.parametrize(("old", "new"), [("docs", "/data"), ("/docs", "data"), ("", "/data"), ("/docs", "C:data")])

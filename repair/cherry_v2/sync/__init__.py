@@ -15,6 +15,7 @@ from msgspec import structs
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import get_source
 from regraft.disk import file_paths, sqlite
 from regraft.disk.file_paths import fold_name, path_segments
 from regraft.embedders.settings import EmbedderSettings
@@ -30,10 +31,11 @@ from repair.changes.store import Store
 from repair.cherry_v2.catalog_changes import CatalogStatements, make_catalog_change, read_store_catalog
 from repair.cherry_v2.index_vectors import IndexFiller
 from repair.cherry_v2.indexing import BLOCKING
+from repair.cherry_v2.item_paths import MovedRoot, demand_known, rewrite_source
 from repair.cherry_v2.protection import Protection
 from repair.cherry_v2.sync.base import BaseComparison, IndexReader, SyncRequest
 from repair.cherry_v2.sync.changes import BaseChanges, read_bodies
-from repair.cherry_v2.sync.sources import Unreachable, locate, move_source
+from repair.cherry_v2.sync.sources import Unreachable, locate
 from repair.embedding.scope import BackfillOptions, FillTargets, PreparationStep
 
 
@@ -115,16 +117,7 @@ def _demand_sources(options: SyncRequest, chosen: list[Row], items: dict[str, li
             "--source adds a folder to one base, and {bases} are chosen", bases=format_count(len(chosen), "base")
         )
         raise WrongUsage(problem=problem, hint=tr("choose it with --base"))
-    for old, new in options.moved:
-        if not any(_is_moved(item, old, new) for every in items.values() for item in every):
-            problem = tr("--moved {old}: no file or folder of the chosen bases is there", old=old)
-            raise WrongUsage(problem=problem, hint=tr("regraft inspect --items lists the sources"))
-
-
-def _is_moved(item: Row, old: str, new: Path) -> bool:
-    """Whether the source of an item is at the old path, or at the new one because an earlier run corrected it."""
-    source = str(parse_item_data(item).get("source"))
-    return move_source(source, old, new) is not None or move_source(source, str(new), new) is not None
+    demand_known(options.moved, items)
 
 
 def _find_obstacle(store: Store, row: Row, findings: list[Finding]) -> Unresolved | None:
@@ -209,20 +202,19 @@ def _moved_sources(items: list[Row], options: SyncRequest) -> Iterator[tuple[str
     """Yield the id and the new source of each item whose source moved."""
     moved = [*options.moved, *_match_missing_folders(items, options.sources)]
     for item in items if moved else ():
-        source = parse_item_data(item).get("source")
-        if item.get("type") in ("file", "directory") and isinstance(source, str):
-            new = next(filter(None, (move_source(source, old, to) for old, to in moved)), None)
-            if new not in (None, source):
-                yield str(item.get("id")), str(new)
+        source = get_source(item)
+        new = None if source is None else rewrite_source(source, moved)
+        if new not in (None, source):
+            yield str(item.get("id")), str(new)
 
 
-def _match_missing_folders(items: list[Row], sources: Iterable[Path]) -> Iterator[tuple[str, Path]]:
+def _match_missing_folders(items: list[Row], sources: Iterable[Path]) -> Iterator[MovedRoot]:
     """Pair the missing folder of an item with the given source of the same name, if no other missing folder has it."""
     missing = list(_missing_folders(items)) if sources else []
     for path in sources:
         same = [source for source in missing if fold_name(path_segments(source)[-1]) == fold_name(path.name)]
         if len(same) == 1:
-            yield same[0], path
+            yield MovedRoot(same[0], str(path))
 
 
 def _missing_folders(items: list[Row]) -> Iterator[str]:

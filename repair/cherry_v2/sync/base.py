@@ -29,10 +29,11 @@ from regraft.report.notices import Severity
 from regraft.report.progress import Progress, SilentProgress, stage
 from regraft.text import is_blank, one_line, replace_surrogates
 from repair.changes.plan import Unresolved
-from repair.cherry_v2.item_paths import find_taken_paths, free_snapshot_names, is_safe_path
+from repair.cherry_v2.item_paths import MovedRoot, find_taken_paths, free_snapshot_names, is_safe_path
 from repair.cherry_v2.item_texts import BLANK, LARGEST_FILE, ItemText, NoText, Span, cut_text, find_raw_file
 from repair.cherry_v2.sync.sources import (
     DOCUMENTS,
+    MOST_FILES,
     FolderScan,
     SourceReader,
     SourceRoot,
@@ -49,6 +50,8 @@ _CONVERTED = frozenset({".html", ".htm", ".xhtml", ".json", ".jsonl", ".csv", ".
 _PREFIX = 40
 #: So many files that are all missing are a sign of another folder, and none is deleted.
 _FEWEST_GONE = 3
+#: In a larger text with more units, units that are cut at other places are not counted: characters times units.
+_MOST_COMPARED = 1 << 31
 #: Names in the message about what is left.
 _NAMED = 3
 _NO_LETTERS = re.compile(r"[\W_]+")
@@ -61,8 +64,8 @@ class SyncRequest(msgspec.Struct, frozen=True, kw_only=True):
     reader: SourceReader
     #: Folders that are followed in addition to those of the base.
     sources: tuple[Path, ...] = ()
-    #: Pairs of an old path and the path where it is now.
-    moved: tuple[tuple[str, Path], ...] = ()
+    #: Old paths, and where they are now.
+    moved: tuple[MovedRoot, ...] = ()
     #: Whether to remove items whose file no longer exists.
     delete: bool = False
     progress: Progress = msgspec.field(default_factory=SilentProgress)
@@ -82,6 +85,8 @@ class NewText(msgspec.Struct, frozen=True, kw_only=True):
     #: Units whose text has no vector in the index, by hash.
     lacking: tuple[str, ...]
     guessed: str | None
+    #: Former units whose text the file still has, but which no new unit has: it is cut at other places now.
+    recut: int = 0
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -331,7 +336,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
     # --- folders and items -------------------------------------------------------------------------------------------
 
     def _is_named(self, path: Path) -> bool:
-        named = (*self.options.sources, *(new for _, new in self.options.moved))
+        named = (*self.options.sources, *(Path(one.new) for one in self.options.moved))
         return any(path.is_relative_to(one) for one in named)
 
     def _open_folders(self) -> None:
@@ -517,7 +522,15 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             bytes=2 * len(found.text.encode()) + 800 * len(spans),
             lacking=tuple(sorted(self.index.lacking(hashes))),
             guessed=found.guessed,
+            recut=self._count_recut(key, found.text, frozenset(hashes)),
         )
+
+    def _count_recut(self, key: str, text: str, hashes: frozenset[str]) -> int:
+        """Count the former units of an item that a text still has, but that are not among its new units."""
+        former = self.index.bodies(key)
+        if len(former) * len(text) > _MOST_COMPARED:
+            return 0
+        return sum(identity.text_hash(body) not in hashes and body in text for body in former)
 
     # --- new and renamed files ---------------------------------------------------------------------------------------
 
@@ -548,6 +561,9 @@ class BaseComparison(msgspec.Struct, kw_only=True):
                 yield from ((one, path) for one, path in inside if one.prefix and not found.is_too_large)
 
     def _report_skipped(self, folder: Followed, found: FolderScan) -> None:
+        if found.is_too_large and folder.id in {one.id for one in self.folders}:
+            problem = tr("--source {path}: it has more than {count:,} files", path=folder.source, count=MOST_FILES)
+            raise WrongUsage(problem=problem, hint=tr("name the folder with the files"))
         if found.is_too_large:
             reason = tr("it has more than {count:,} files; new ones are not added", count=len(found.files))
             self.leave(v2.SOURCE_UNREACHABLE, reason, folder.source)

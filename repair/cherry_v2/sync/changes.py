@@ -126,6 +126,14 @@ class BaseChanges(msgspec.Struct, kw_only=True):
             count=len(text.spans),
             size=0 if one.file is None else one.file.size,
         )
+        if text.recut:
+            message = tr(
+                "{units} of {path} are still in the file, but were cut by another program: the text is cut at other "
+                "places now, and units that differ are embedded again",
+                units=format_count(text.recut, "former unit"),
+                path=one.source,
+            )
+            yield self._action("recut-text", message, subject=one.indexed_path, count=text.recut)
         if text.guessed is not None:
             message = tr("read {path} as {encoding}, guessed from its letters", path=one.source, encoding=text.guessed)
             yield self._make_action("guess-encoding", message, subject=one.indexed_path)

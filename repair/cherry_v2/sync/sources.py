@@ -21,7 +21,7 @@ from pathlib import Path, PureWindowsPath
 import msgspec
 
 from regraft.disk import durable, file_paths, links, scratch
-from regraft.disk.file_paths import NO_TEXT_EXTENSIONS, disk_name, fold_name, path_segments
+from regraft.disk.file_paths import NO_TEXT_EXTENSIONS, disk_name
 from regraft.errors import WrongUsage
 from regraft.language import tr
 from regraft.text import is_blank, replace_surrogates
@@ -82,18 +82,6 @@ def path_key(path: Path) -> str:
     return disk_name(str(path))
 
 
-def move_source(source: str, old: str, new: Path) -> str | None:
-    """Return where a source is now if ``old`` moved to ``new``; None if it is neither ``old`` nor below it."""
-    parts, above = path_segments(source), path_segments(old)
-    is_windows = PureWindowsPath(old).is_absolute()
-    fold = fold_name if is_windows else disk_name
-    if not above or list(map(fold, parts[: len(above)])) != list(map(fold, above)):
-        return None
-    if not is_windows and Path(old).is_absolute() != Path(source).is_absolute():
-        return None
-    return str(new.joinpath(*parts[len(above) :]))
-
-
 def is_hidden(name: str) -> bool:
     """Whether a file or folder is hidden, or the lock file of an office program."""
     return name.startswith((".", "~$"))
@@ -126,6 +114,8 @@ class SourceRoot(msgspec.Struct, frozen=True, kw_only=True):
                 raise Unreachable(tr("it is hidden; --source follows it"), is_note=True)
             if not is_for_one_file and (path == Path(path.anchor) or _is_above_home(path)):
                 raise Unreachable(tr("it is a whole disk or home folder; --source follows it"))
+        if not is_for_one_file and path == Path(path.anchor) and _is_above_home(path):
+            raise Unreachable(tr("it is the disk of the system, with all programs and homes"))
         if links.is_at_or_below(path, store):
             raise Unreachable(tr("it is inside the store"), is_note=True)
         _demand_files(path)
