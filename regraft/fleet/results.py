@@ -388,13 +388,14 @@ def read_results(results: Path) -> tuple[FleetOrder, KnownRows]:
         OSError: it cannot be read.
     """
     journal = journal_path(results)
-    if is_unused(journal) and not results.exists():
-        if not journal.exists():
+    has_journal = journal.is_file() and not is_unused(journal)
+    if not has_journal and not results.exists():
+        if not journal.is_file():
             raise SourceNotFound(path=results)
         problem = tr("{path} is empty: nothing was recorded", path=journal)
         raise WrongUsage(problem=problem, hint=tr("give the command that began this run again"))
     try:
-        order, known = _read_finished(results) if is_unused(journal) else _read_journal(journal)
+        order, known = _read_journal(journal) if has_journal else _read_finished(results)
         _validate_order(order)
     except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
         raise WrongUsage(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import semantic_text_splitter
 from catalog_rows import item_of, put_file, put_item, raw, rows
 from faults import fails, untouched
 from harness import NOW_MS, run
@@ -97,6 +98,26 @@ def test_units_are_slices_of_the_text_and_nothing_but_separators_is_lost(text, s
     written = {"\\n\\n": "\n\n", "\\n": "\n", "\\\\n": "\\n"}.get(separator, separator)
     # The splitter takes U+0085 for white space, wherever it is, which JavaScript does not.
     assert is_blank((rest.replace(written, "") if strategy == "delimiter" else rest).replace("\x85", ""))
+
+
+#: A text at which the splitter fails.
+FATAL = (
+    '    BInstance   {"shape":"InvalidDBSecurityGroupStateFault"},\n        {"shape":"DBInstanceAlreadyExis\n'
+    '        {"shape":"InsufficientDBInstanceCapacityFault"}      {"shape":"StorageQuotaExceededFault"},,\n'
+    '        {"shape":"DBUpgradeDependencyFailureFault"},       {"shape":"StorageTypeNotSupportedFault"},'
+    '        {"shape":"AuthorizationNotFoundFault"},\n        {"shape":"CertificateNotFoundFault"}\n      ],\n'
+    '    documentation":"<p>Modifies settings for an instance. You can change one or more database configuration '
+    "parameters by specifying these parameters and the new values in the request.</    },"
+)
+
+
+def test_a_fault_of_the_splitter_is_survived() -> None:
+    with pytest.raises(BaseException, match="byte sequence"):
+        semantic_text_splitter.MarkdownSplitter(200, 30).chunk_indices(FATAL)
+    spans = cut_text(FATAL, Settings(chunk_size=200, chunk_overlap=30))
+    assert all(0 < end - start <= 200 for start, end in spans)
+    covered = {place for start, end in spans for place in range(start, end)}
+    assert all(place in covered for place, char in enumerate(FATAL) if not char.isspace())
 
 
 def test_a_separator_ends_every_unit_and_what_is_too_long_is_cut_further():

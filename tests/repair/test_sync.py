@@ -16,7 +16,7 @@ from typing import Any
 import lacking
 import pytest
 import synced
-from fault_server import FaultServer
+from fault_server import FaultServer, vector_of
 from faults import fails, posix, state_of, untouched
 from harness import Outcome, run
 from lacking import KB
@@ -25,6 +25,7 @@ from synced import place, text_of
 from toys import killed, quick_disk, steps_of
 
 import regraft
+from regraft import identity
 from regraft.errors import Declined
 from regraft.formats.cherry_v2.index.store import IndexStore
 from regraft.report.progress import SilentProgress
@@ -629,6 +630,47 @@ def test_a_folder_of_too_many_files_adds_none(store: Path, files: Path, monkeypa
     assert actions(done) == {"update-text": 1, "copy-files": 1, "update-items": 1}
 
 
+def test_a_new_folder_of_too_many_files_is_refused(store: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    followed(store, files)
+    more = synced.write_files(files.with_name("more"), 6)
+    monkeypatch.setattr(sources, "MOST_FILES", 3)
+    with untouched(store, more):
+        refused = sync(store, "--source", more, "--no-embed")
+    assert (refused.status, refused.document["error"]["code"]) == (2, "WrongUsage")
+    assert f"--source {more}: it has more than 3 files" in refused.document["error"]["message"]
+
+
+def test_units_that_are_cut_at_other_places_are_explained(store: Path, files: Path) -> None:
+    followed(store, files)
+    path = place(files, 0)
+    [(key, _)] = [one for source, one in items(store).items() if source == str(path)]
+    content = path.read_text(encoding="utf-8")
+    # As another program might have cut it: at every twentieth character.
+    with IndexStore(index(store), KB) as opened:
+        spans = [(start, min(start + 20, len(content))) for start in range(0, len(content), 20)]
+        texts = {content[start:end] for start, end in spans}
+        given = {identity.text_hash(text): vector_of(text) for text in texts}
+        opened.rebuild_material(key, items(store)[str(path)][1], content, spans, given, 1)
+    path.write_text(content + "\nOne more line.\n", encoding="utf-8", newline="\n")
+    done = sync(store, "--no-embed", "--dry-run")
+    [found] = [one for one in done.document["actions"] if one["action"] == "recut-text"]
+    assert f"of {path} are still in the file, but were cut by another program" in found["message"]
+    assert found["count"] > 1
+    # What regraft has cut itself is not explained.
+    assert sync(store, "--no-embed").status == 1
+    path.write_text(content + "\nTwo more lines.\n", encoding="utf-8", newline="\n")
+    assert "recut-text" not in actions(sync(store, "--no-embed", "--dry-run"))
+
+
+def test_check_does_not_advise_the_migrated_backup_for_texts_that_were_added_since(store: Path, files: Path) -> None:
+    followed(store, files)
+    [finding] = [
+        one for one in run("check", store, "--json").document["findings"] if one["name"] == "embedding.missing"
+    ]
+    assert finding["repair"] == f"regraft backfill {store} --base {KB}"
+    assert "copy" not in finding["message"]
+
+
 # --- documents -------------------------------------------------------------------------------------------------------
 
 
@@ -715,6 +757,7 @@ def test_extractors_are_for_all_documents_or_for_one_type() -> None:
         (("--moved", "/a"), "WrongUsage", "has no new path"),
         (("--moved", "/nowhere=FILES"), "WrongUsage", "no file or folder of the chosen bases is there"),
         (("--moved", "/a=/no/such/folder"), "SourceNotFound", "no such file or folder"),
+        (("--source", Path("/").absolute().anchor), "WrongUsage", "it is the disk of the system"),
         (("--extractor", "x"), "WrongUsage", "not a command line"),
         (("--embedder", "unknown"), "EmbedderUnnamed", ""),
     ],

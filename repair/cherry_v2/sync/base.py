@@ -33,7 +33,6 @@ from repair.cherry_v2.item_paths import MovedRoot, find_taken_paths, free_snapsh
 from repair.cherry_v2.item_texts import BLANK, LARGEST_FILE, ItemText, NoText, Span, cut_text, find_raw_file
 from repair.cherry_v2.sync.sources import (
     DOCUMENTS,
-    MOST_FILES,
     FolderScan,
     SourceReader,
     SourceRoot,
@@ -562,7 +561,9 @@ class BaseComparison(msgspec.Struct, kw_only=True):
 
     def _report_skipped(self, folder: Followed, found: FolderScan) -> None:
         if found.is_too_large and folder.id in {one.id for one in self.folders}:
-            problem = tr("--source {path}: it has more than {count:,} files", path=folder.source, count=MOST_FILES)
+            problem = tr(
+                "--source {path}: it has more than {count:,} files", path=folder.source, count=len(found.files)
+            )
             raise WrongUsage(problem=problem, hint=tr("name the folder with the files"))
         if found.is_too_large:
             reason = tr("it has more than {count:,} files; new ones are not added", count=len(found.files))

@@ -398,6 +398,22 @@ def test_a_pipe_in_the_place_of_results_is_not_waited_for(name: str, tmp_path: P
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_an_empty_journal_has_nothing_to_resume_and_the_run_may_begin_again(backups: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    journal = tmp_path / "out.jsonl.journal"
+    journal.touch()
+    for command in ("resume", "status"):
+        done = fleet(command, out, "--json")
+        assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
+        assert (
+            f"{journal} is empty: nothing was recorded (give the command that began this run again)"
+            in (done.document["error"]["message"])
+        )
+        assert journal.exists()
+    assert fleet("check", f"{backups}/ann*", "--results", out, "-q").status == 1
+    assert (out.exists(), journal.exists()) == (True, False)
+
+
 def test_two_runs_do_not_work_on_one_fleet(backups: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     assert fleet("check", f"{backups}/ann*", "--results", out, "-q").status == 1
