@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -49,6 +49,26 @@ CREATE TABLE {0}vector (rowid INTEGER PRIMARY KEY, digest BLOB, length INTEGER, 
 """
 
 
+class WordIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """The full-text index (FTS5) of another system, and the texts that it should have.
+
+    Attributes:
+        open: opens the database.
+        table: name of the virtual table.
+        rows: query for the row id in the index, and the first characters, of every text of the base.
+        differing: query for the number of texts whose copy in the index is another text; None if it keeps no copies.
+        values: parameters of both.
+        is_trigram: whether it finds any part of a text from three characters on; otherwise words.
+    """
+
+    open: Callable[[], AbstractContextManager[apsw.Connection]]
+    table: str
+    rows: str
+    values: Mapping[str, apsw.SQLiteValue]
+    differing: str | None = None
+    is_trigram: bool = False
+
+
 class CertifiedBase(msgspec.Struct, frozen=True, kw_only=True):
     """One base of a source, and how its rows are read.
 
@@ -60,6 +80,7 @@ class CertifiedBase(msgspec.Struct, frozen=True, kw_only=True):
         items: maps ids of items to the ids of their bases in the catalog; None without a catalog.
         recall: share of the nearest vectors that its own index finds, or the reason why it cannot be searched; None if
             it has no such index, or if what searches it is not installed.
+        words: its full-text index, if that is not one of the current layout.
     """
 
     id: str
@@ -72,6 +93,7 @@ class CertifiedBase(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[tuple[int, int], ...] | None = None
     items: Callable[[Sequence[str]], dict[str, str] | None] | None = None
     recall: Callable[[], float | str | None] | None = None
+    words: WordIndex | None = None
 
     def has_row(self, rowid: int) -> bool:
         """Whether a row belongs to an item."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any
@@ -10,7 +11,7 @@ import apsw
 import numpy as np
 
 from checks.certify import findings as names
-from checks.certify.base import read_text, read_vector
+from checks.certify.base import WordIndex, read_text, read_vector
 from checks.certify.measures import Adder, Measured
 from checks.certify.neighbors import NEAREST, find_nearest
 from regraft.formats.cherry_v2.index.search import (
@@ -29,7 +30,12 @@ _OWN_SCORE = 0.999
 #: Texts that are searched for by their own words; ``--all``: every text.
 WORD_SEARCHES = 500
 #: Words of a text that are searched for, and characters in which they are.
-_WORDS, _WORD_CHARACTERS = 3, 600
+_WORDS, WORD_CHARACTERS = 3, 600
+#: Characters of a part of a text that is searched for in an index of trigrams, and the shortest that it finds.
+_PART, _SHORTEST_PART = 16, 3
+_WORD = re.compile(r"[^\W_]+")
+#: Characters of a text that is shown.
+_SAMPLE_CHARACTERS = 80
 #: Words whose texts are compared with a plain scan, and the most texts that such a word may have.
 _SCANNED, _MOST_TEXTS = 8, 2_000
 _BATCH = 500
@@ -145,6 +151,65 @@ def prove_words(of: Measured, add: Adder, bodies: Sequence[int]) -> int:
     return len(bodies)
 
 
+def prove_word_index(index: WordIndex, add: Adder, most: int | None) -> tuple[int, int]:
+    """Prove that the full-text index of another system has every text, and finds texts by their own words.
+
+    Args:
+        index: the index.
+        add: adds findings.
+        most: texts that are searched for; None: all.
+
+    Returns:
+        How many texts were searched for, and how many there are.
+    """
+    tried = total = 0
+    missed: list[str] = []
+    try:
+        with index.open() as db:
+            total, lacking = _number(db, f"SELECT count(*) FROM ({index.rows})", index), 0
+            there = f"SELECT 1 FROM {index.table}_docsize d WHERE d.id = r.id"
+            lacking = _number(db, f"SELECT count(*) FROM ({index.rows}) r WHERE NOT EXISTS ({there})", index)
+            if lacking:
+                message = tr("not in the full-text index: {texts}", texts=format_count(lacking, "text"))
+                add.one(names.WORDS_DIFFER, message, lacking)
+            differing = 0 if index.differing is None else _number(db, index.differing, index) - lacking
+            if differing > 0:
+                message = tr("the full-text index has another text of {texts}", texts=format_count(differing, "text"))
+                add.one(names.WORDS_DIFFER, message, differing)
+            step = 1 if most is None else max(1, -(-total // most))
+            rows: Any = db.execute(index.rows, index.values)
+            search = f"SELECT 1 FROM {index.table} WHERE {index.table} MATCH ? AND rowid = ?"
+            for rowid, text in islice(rows, 0, None, step):
+                query = _own_words(text if isinstance(text, str) else "", is_trigram=index.is_trigram)
+                tried += 1
+                if query and db.execute(search, (query, rowid)).get is None:
+                    missed.append(text)
+    except apsw.SQLError as error:
+        add.one(names.WORDS_DIFFER, tr("the full-text index cannot be searched: {error}", error=error))
+    if missed:
+        message = tr("{count} of {of} texts are not found by their own words", count=len(missed), of=tried)
+        add.one(names.WORDS_DIFFER, message, len(missed), missed[0][:_SAMPLE_CHARACTERS])
+    return tried, total
+
+
+def _number(db: apsw.Connection, query: str, index: WordIndex) -> int:
+    return int(str(db.execute(query, index.values).get))
+
+
+def _own_words(text: str, *, is_trigram: bool) -> str:
+    """Return a query for some words or parts of a text; empty if it has none."""
+    # FTS5 ends a text at NUL.
+    plain = text.partition("\0")[0]
+    if is_trigram:
+        found = [plain[at : at + _PART] for at in range(0, len(plain), max(_PART, len(plain) // _WORDS))]
+        found = [part for part in found if len(part) >= _SHORTEST_PART]
+    else:
+        # The last word may be cut.
+        found = _WORD.findall(plain)[: -1 if len(text) >= WORD_CHARACTERS else None]
+    chosen = dict.fromkeys(found[at * len(found) // _WORDS] for at in range(_WORDS)) if found else {}
+    return " AND ".join('"{}"'.format(part.replace('"', '""')) for part in chosen)
+
+
 def _prove_rows(of: Measured, add: Adder, column: str) -> None:
     """Compare the rows of the index with those of the texts."""
     lacking: Any = of.db.execute(
@@ -168,7 +233,7 @@ def _prove_rows(of: Measured, add: Adder, column: str) -> None:
 
 def _terms(of: Measured, body: int) -> tuple[str, ...]:
     # FTS5 ends a text at NUL.
-    text = read_text(of.db, of.base, body, _WORD_CHARACTERS).partition("\0")[0]
+    text = read_text(of.db, of.base, body, WORD_CHARACTERS).partition("\0")[0]
     return compile_query(text).terms
 
 

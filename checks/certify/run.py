@@ -272,6 +272,10 @@ class Certification:
             self._prove_index(part, rows, counts)
         elif of.base.recall is not None:
             self._prove_recall(part)
+        if of.base.words is not None:
+            most = None if self._request.sample is None else min(self._request.sample, index_search.WORD_SEARCHES)
+            tried, every = index_search.prove_word_index(of.base.words, part.adder, most)
+            part.proved("words", tried, every=tried >= every)
         if rows:
             self._look_for_groups(part, rows)
         self._check_model(part)

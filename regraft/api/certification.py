@@ -13,7 +13,8 @@ import msgspec
 
 import migrators
 from checks.angel_memory.detect import find_providers
-from checks.certify.base import CertifiedBase
+from checks.certify.base import CertifiedBase, WordIndex
+from checks.certify.index_search import WORD_CHARACTERS
 from checks.certify.known_texts import EmbeddingStopped, KnownTexts, choose_texts, limit_texts
 from checks.certify.run import Certification, CertifyReport, CertifyRequest, report_findings, summarize
 from checks.chroma.audit import measure_recall
@@ -155,7 +156,7 @@ def _old_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack, *, ha
         now_ms=time_or_now(None), bases=wanted, while_running=True, adopt_orphans=source.kind in V1_ORPHANS
     )
     old = stack.enter_context(plan_old_bases(source, options))
-    recall = _chroma_recall(source)
+    recall, words = _chroma_recall(source), _chroma_words(source)
     bases = {
         one.id: CertifiedBase(
             id=one.id,
@@ -167,6 +168,7 @@ def _old_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack, *, ha
             problem=one.problem,
             runs=tuple(sorted(one.runs)) if has_other and one.runs else None,
             recall=None if recall is None else partial(recall, one.legacy_id),
+            words=words.get(one.legacy_id),
         )
         for one in old
     }
@@ -237,6 +239,33 @@ def _chroma_recall(source: Located) -> Callable[[str], float | str | None] | Non
     return lambda key: measured().get(key)
 
 
+def _chroma_words(source: Located) -> dict[str, WordIndex]:
+    """Describe the full-text index of each collection, which is one table for all of them; empty for other sources."""
+    if source.kind is not Kind.CHROMA:
+        return {}
+    path = source.tree.path / database.FILE
+    entries = "SELECT id FROM embeddings WHERE segment_id = :segment"
+    chosen = f"m.key = '{database.DOCUMENT}' AND m.string_value IS NOT NULL AND m.id IN ({entries})"
+    head = f"substr(m.string_value, 1, {WORD_CHARACTERS})"
+    try:
+        with database.open_chroma(path) as db:
+            every = database.list_collections(db)
+    except (ChromaProblem, OSError):
+        return {}  # reading its rows reports it
+    return {
+        one.id: WordIndex(
+            open=partial(database.open_chroma, path),
+            table=database.FULL_TEXT_TABLE,
+            rows=f"SELECT m.id, {head} FROM embedding_metadata m WHERE {chosen}",
+            differing=f"SELECT count(*) {database.DIFFERING_DOCUMENTS} AND {chosen}",
+            values={"segment": one.metadata},
+            is_trigram=True,
+        )
+        for one in every
+        if one.metadata is not None
+    }
+
+
 # codex-mem and AngelMemory: their texts and vectors are written to a temporary table first.
 
 
@@ -268,8 +297,20 @@ def _note_bases(source: Located, stack: ExitStack) -> dict[str, CertifiedBase]:
             dimensions=None if meta is None else meta.dimensions,
             open=partial(open_table, path),
             table=chroma_rows.TABLE,
+            words=WordIndex(
+                open=partial(sqlite.open_readonly, source.path, beside_writers=True),
+                table=codex_mem.FULL_TEXT,
+                rows=_NOTE_WORDS,
+                values={"project": project.id},
+            ),
         )
     return bases
+
+
+#: The notes of a project that a search by words finds.
+_NOTE_WORDS = f"""SELECT n.rowid AS id, substr(ifnull(n.title, '') || ' ' || substr(ifnull(n.content, ''), 1,
+   {WORD_CHARACTERS}), 1, {WORD_CHARACTERS}) FROM {codex_mem.NOTES} n
+   WHERE n.searchable = 1 AND n.project_id = :project"""
 
 
 def _notes(

@@ -103,7 +103,7 @@ def _verdict_lines(document: dict[str, Any], *, quiet: bool) -> Iterator[str]:
         return
     yield ""
     for part in [] if quiet else certify_page.verdict(document["bases"]):
-        yield f"{part.heading}:"
+        yield tr("{heading}:", heading=part.heading)
         yield from (f"  {statement}" for statement in part.statements)
     for reason in document["not_checked"]:
         yield tr("Stopped: {reason}", reason=one_line(reason))

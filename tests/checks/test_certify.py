@@ -451,6 +451,50 @@ def test_notes_of_codex_mem_are_certified(tmp_path: Path) -> None:
     assert names(certified(path)) == {"certify.text-without-vector"}
 
 
+def words_of(done: Any) -> set[str]:
+    """Return the outcomes of the proof by words."""
+    return {proof["outcome"] for one in done.document["bases"] for proof in one["proofs"] if proof["name"] == "words"}
+
+
+def test_notes_of_codex_mem_that_words_do_not_find_are_found(tmp_path: Path) -> None:
+    path = codex_mem_store.write(tmp_path / "memory", notes=6)
+    codex_mem_store.embed(path)
+    healthy = certified(path)
+    assert (words_of(healthy), names(healthy)) == ({"proven"}, set())
+    with closing(sqlite3.connect(path)) as db, db:
+        rowid, title, content = db.execute(
+            "SELECT rowid, title, content FROM memory_items WHERE searchable = 1 LIMIT 1"
+        ).fetchone()
+        db.execute(
+            "INSERT INTO memory_items_fts (memory_items_fts, rowid, title, content) VALUES ('delete', ?, ?, ?)",
+            (rowid, title, content),
+        )
+    broken = certified(path)
+    assert (names(broken), "found" in words_of(broken)) == ({"certify.words-differ"}, True)
+    messages = sorted(one["message"] for one in broken.document["findings"])
+    assert len(messages) == 2
+    assert messages[0].endswith("texts are not found by their own words")
+    assert messages[0].startswith("1 of ")
+    assert messages[1] == "not in the full-text index: 1 text"
+
+
+@pytest.mark.parametrize("version", chroma_store.VERSIONS)
+def test_documents_of_chroma_that_words_do_not_find_are_found(version: str, tmp_path: Path) -> None:
+    store = chroma_store.extract(version, tmp_path)
+    healthy = certified(store.root)
+    assert words_of(healthy) <= {"proven", "sampled"}
+    assert words_of(healthy)
+    assert "certify.words-differ" not in names(healthy)
+    with closing(sqlite3.connect(store.root / "chroma.sqlite3")) as db, db:
+        first, second = (key for (key,) in db.execute("SELECT rowid FROM embedding_fulltext_search LIMIT 2"))
+        db.execute("DELETE FROM embedding_fulltext_search WHERE rowid = ?", (first,))
+        db.execute("UPDATE embedding_fulltext_search SET string_value = 'another text' WHERE rowid = ?", (second,))
+    broken = certified(store.root)
+    assert "certify.words-differ" in names(broken)
+    messages = {one["message"] for one in broken.document["findings"] if one["name"] == "certify.words-differ"}
+    assert {"not in the full-text index: 1 text", "the full-text index has another text of 1 text"} <= messages
+
+
 def test_records_of_angel_memory_are_certified(tmp_path: Path) -> None:
     store = angel_store.build(tmp_path / "data")
     done = certified(store.raw.parent)
