@@ -394,36 +394,33 @@ class Reuse:
         unused: list[ReusedVectors] = []
         # What stored vectors prove comes first: it costs nothing.
         for one in sorted(self._candidates[number], key=lambda one: not one.known):
-            reason = self._find_problem(one, scope)
+            canary, reason = None, self._find_problem(one, scope)
+            if reason is not None and one.base.model_id is not None and refuses:
+                raise ReuseDiffers(path=one.index.source, base=one.base.name, store=scope.label, reason=reason)
+            if reason is None and not self._count_new(number, one):
+                continue
+            if reason is None and not one.known:
+                canary = self._make_canary(number, one, scope, bodies) if can_embed else None
+                reason = self._find_obstacle(number, one, canary, can_embed=can_embed)
             if reason is not None:
-                if one.base.model_id is not None and refuses:
-                    raise ReuseDiffers(path=one.index.source, base=one.base.name, store=scope.label, reason=reason)
                 unused.append(_outcome(one, reason=reason))
                 continue
-            least = 0
-            canary = None
-            if not one.known and not can_embed:
-                if self._count_new(number, one):
-                    reason = tr("no text has a vector in both, and nothing can be compared without an embedder")
-                    unused.append(_outcome(one, reason=reason))
-                continue
-            if not one.known:
-                canary = self._make_canary(number, one, scope, bodies)
-                least = COMPARED if canary is None else len(canary.sample)
-            count = self._count_new(number, one)
-            if count <= least:
-                if count:
-                    reason = tr("no more texts than have to be embedded to compare it")
-                    unused.append(_outcome(one, reason=reason))
-                continue
             with sqlite.transaction(self._db):
-                _give(self._db, "wanted", number, one.source, one.base.number)
+                count = _give(self._db, "wanted", number, one.source, one.base.number)
             if canary is not None:
                 canaries.append(canary)
             compared = len(one.known) if canary is None else len(canary.sample)
             outcomes[one.source, one.base.number] = _outcome(one, planned=count, compared=compared)
         unused += self._find_damaged(scope)
         return Supply(self._db, number, outcomes, canaries, unused)
+
+    def _find_obstacle(self, scope: int, one: _Candidate, canary: Canary | None, *, can_embed: bool) -> str | None:
+        """Return why a base is not used that has no text with a vector in common with the scope, or None."""
+        if not can_embed:
+            return tr("no text has a vector in both, and nothing can be compared without an embedder")
+        if canary is None or self._count_new(scope, one) <= len(canary.sample):
+            return tr("no more texts than have to be embedded to compare it")
+        return None
 
     def _find_damaged(self, scope: Scope) -> Iterator[ReusedVectors]:
         """Yield the bases that cannot be read: those of the scope's name, and the only ones of their source."""

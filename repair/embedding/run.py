@@ -119,7 +119,7 @@ def backfill(
             sample = None if one.sample is None else sampled(one)
             one.sample = one.sample if sample is None else sample
         work = _Backfill(store=store, settings=settings, options=options, run=run, survey=survey, progress=progress)
-        if work.is_offline and any(one.target.is_new for one in survey.targets):
+        if work.is_offline and work.has_new_model:
             # Raises: a base that gets its model has no vector that those of another store can be compared with.
             choose_settings(choose, store, filler, structs.replace(options, reuse=()))
         planned = work.report()
@@ -127,8 +127,7 @@ def backfill(
             return planned
         demand_not_running(store)
         _demand_writable(store, survey)
-        needs_embedder = not work.is_offline and (survey.sends or not options.reuse)
-        with opened(settings) if needs_embedder else _open_nothing(settings) as embedder:
+        with opened(settings) if work.needs_embedder else _open_nothing(settings) as embedder:
             if not show_plan(planned):
                 raise Declined(path=options.path)
             return work.execute(embedder)
@@ -186,6 +185,16 @@ class _Backfill(msgspec.Struct, kw_only=True):
     def is_offline(self) -> bool:
         """Whether only what other stores have is written: texts should be sent, and no embedder is configured."""
         return self.lacks_embedder and not self.options.dry_run
+
+    @property
+    def has_new_model(self) -> bool:
+        """Whether a base gets its model in this run."""
+        return any(one.target.is_new for one in self.survey.targets)
+
+    @property
+    def needs_embedder(self) -> bool:
+        """Whether the embedder is opened: not if other stores have all that is written."""
+        return not self.is_offline and (self.survey.sends or not self.options.reuse)
 
     @property
     def is_needed(self) -> bool:

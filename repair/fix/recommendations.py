@@ -182,10 +182,9 @@ def recommend_copies(audit: Audit, found: Located, path: Path) -> Audit:
     source, synced = suggested_source(found.tree.path, _SOURCE_COMMANDS), _synced_bases(found.tree.path)
     # Texts and vectors are copied into completed bases only.
     others = {one.base for one in audit.findings if one.name in (v2.BASE_FAILED, v2.INDEX_ORPHAN)}
-    meant = (
-        one.base not in others and _may_be_in_copy(one) and not (one.name == v2.VECTOR_MISSING and one.base in synced)
-        for one in audit.findings
-    )
+    added = {(v2.VECTOR_MISSING, base) for base in synced}
+    possible = [one.base not in others and (one.name, one.base) not in added for one in audit.findings]
+    meant = (is_possible and _may_be_in_copy(one) for is_possible, one in zip(possible, audit.findings, strict=True))
     findings = (
         _with_copy_command(one, path, source, is_whole=found.stores.is_whole) if is_meant else one
         for one, is_meant in zip(audit.findings, meant, strict=True)

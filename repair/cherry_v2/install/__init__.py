@@ -399,23 +399,8 @@ class _Planner:
         self._options.filled.clear()
         if self._options.reuse is None or self._options.is_outline:
             return {}
-        bases = []
-        for one in new:
-            row, place = self._library.bases[one.origin], self._folder_path(one.id)
-            index = self._library.folder(one.origin) / INDEX_FILE
-            if index not in self._library.files(one.origin).files or file_paths.exists(place):
-                continue
-            own, stated = row.get("embedding_model_id"), row.get("dimensions")
-            base = FilledBase(
-                origin=one.origin,
-                id=one.id,
-                label=one.name or self._library.name_of(one.origin),
-                models=tuple(dict.fromkeys(model for model in (own, one.model) if isinstance(model, str))),
-                dimensions=stated if isinstance(stated, int) and stated > 0 else None,
-            )
-            bases.append(base)
         problems: dict[str, str] = {}
-        found = find_base_vectors(self._options.reuse, self._library, bases, problems)
+        found = find_base_vectors(self._options.reuse, self._library, list(self._lacking_bases(new)), problems)
         for key, problem in problems.items():
             self._leave(key, v2.VECTOR_MISSING, tr("vectors of other stores are not taken: {problem}", problem=problem))
         for key, vectors in found.items():
@@ -431,6 +416,20 @@ class _Planner:
                 )
                 self._made.left.append(left)
         return {key: vectors for key, vectors in found.items() if vectors.outcome.planned.reused}
+
+    def _lacking_bases(self, new: Sequence[NewBase]) -> Iterator[FilledBase]:
+        """Yield the bases whose index is copied."""
+        for one in new:
+            row, index = self._library.bases[one.origin], self._library.folder(one.origin) / INDEX_FILE
+            if index in self._library.files(one.origin).files and not file_paths.exists(self._folder_path(one.id)):
+                own, stated = row.get("embedding_model_id"), row.get("dimensions")
+                yield FilledBase(
+                    origin=one.origin,
+                    id=one.id,
+                    label=one.name or self._library.name_of(one.origin),
+                    models=tuple(dict.fromkeys(model for model in (own, one.model) if isinstance(model, str))),
+                    dimensions=stated if isinstance(stated, int) and stated > 0 else None,
+                )
 
     def _add_folder(self, base: NewBase, vectors: BaseVectors | None) -> None:
         found = self._library.files(base.origin)
