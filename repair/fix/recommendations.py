@@ -179,12 +179,10 @@ def recommend_copies(audit: Audit, found: Located, path: Path) -> Audit:
     """
     if found.kind not in V2_STORES or found.stores.catalog is None or not any(map(_may_be_in_copy, audit.findings)):
         return audit
-    source, synced = suggested_source(found.tree.path, _SOURCE_COMMANDS), _synced_bases(found.tree.path)
+    source, synced = suggested_source(found.tree.path, _SOURCE_COMMANDS), _synced_texts(found.tree.path)
     # Texts and vectors are copied into completed bases only.
     others = {one.base for one in audit.findings if one.name in (v2.BASE_FAILED, v2.INDEX_ORPHAN)}
-    added = {(v2.VECTOR_MISSING, base) for base in synced}
-    possible = [one.base not in others and (one.name, one.base) not in added for one in audit.findings]
-    meant = (is_possible and _may_be_in_copy(one) for is_possible, one in zip(possible, audit.findings, strict=True))
+    meant = (one.base not in others and _may_be_in_copy(one, synced) for one in audit.findings)
     findings = (
         _with_copy_command(one, path, source, is_whole=found.stores.is_whole) if is_meant else one
         for one, is_meant in zip(audit.findings, meant, strict=True)
@@ -192,23 +190,25 @@ def recommend_copies(audit: Audit, found: Located, path: Path) -> Audit:
     return replace(audit, findings=tuple(findings))
 
 
-def _synced_bases(root: Path) -> set[str]:
-    """Return the bases whose texts ``sync`` changed after their migration, so that the source does not have these."""
+def _synced_texts(root: Path) -> set[FindingKey]:
+    """Return the findings about texts that ``sync`` added after the migration: the source does not have them."""
     try:
         runs = read_runs(root)
     except (RegraftError, OSError):
         return set()
-    synced: set[str] = set()
+    synced: set[FindingKey] = set()
     for run in runs:
         if run.command in _SOURCE_COMMANDS:
             synced.clear()
         elif run.command == "sync":
-            synced.update(action.base for action in run.actions if action.base is not None)
+            synced.update((v2.VECTOR_MISSING, action.base) for action in run.actions)
     return synced
 
 
-def _may_be_in_copy(finding: Finding) -> bool:
+def _may_be_in_copy(finding: Finding, synced: Collection[FindingKey] = ()) -> bool:
     """Whether another copy may have what a finding lacks, and no other command has to run first."""
+    if (finding.name, finding.base) in synced:
+        return False
     is_grave = notices.is_at_least(finding.severity, "warning") and not finding.is_beyond_repair
     words = [] if finding.repair is None else shlex.split(finding.repair)
     is_first = not words or words[1] == "backfill" or "--salvage" in words

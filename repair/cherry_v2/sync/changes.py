@@ -133,7 +133,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
                 units=format_count(text.recut, "former unit"),
                 path=one.source,
             )
-            yield self._action("recut-text", message, subject=one.indexed_path, count=text.recut)
+            yield self._make_action("recut-text", message, subject=one.indexed_path, count=text.recut)
         if text.guessed is not None:
             message = tr("read {path} as {encoding}, guessed from its letters", path=one.source, encoding=text.guessed)
             yield self._make_action("guess-encoding", message, subject=one.indexed_path)
