@@ -167,7 +167,7 @@ def test_a_model_name_that_lies_gives_nothing_and_is_named(lacking, built, targe
     done = install(lacking, target, "--reuse", liar)
     assert done.status == 1, done
     [reason] = done.document["left"]
-    assert f"nothing from {liar} (Base kb): of 5 texts that were compared, one has cosine" in reason["reason"]
+    assert f"no vectors from {liar} (Base kb): of 5 texts that were compared, one has cosine" in reason["reason"]
     assert installed_vectors(target) == all_vectors(READY)
     assert not [one for one in done.document["actions"] if one["action"] == "reuse-vectors"]
 

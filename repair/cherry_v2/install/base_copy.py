@@ -209,7 +209,7 @@ class BaseVectors(msgspec.Struct, kw_only=True):
         for one in self.outcome.reused_from:
             if one.reason is not None:
                 place = _describe_origin(one)
-                reason = tr("{first}; nothing from {place}: {reason}", first=reason, place=place, reason=one.reason)
+                reason = tr("{first}; no vectors from {place}: {reason}", first=reason, place=place, reason=one.reason)
         return reason
 
     def write(self, index: Path) -> None:

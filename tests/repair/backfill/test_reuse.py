@@ -459,7 +459,7 @@ def test_without_an_embedder_nothing_is_taken_that_cannot_be_compared(
     [nothing] = scope_of(done)["reused_from"]
     assert nothing["reason"] == "no text has a vector in both, and nothing can be compared without an embedder"
     text = run("backfill", store, "--config", unconfigured, "--reuse", source, "--yes").stdout
-    assert "nothing from" in text and "nothing can be compared without an embedder" in text
+    assert "no vectors from" in text and "nothing can be compared without an embedder" in text
     assert "nothing was sent, and nothing was written" in text
     assert "embedders:" in text, "the configuration to write is missing"
 
