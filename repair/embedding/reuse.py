@@ -189,19 +189,16 @@ class Supply:
             except ReuseDiffers as differs:
                 if canary.origin is None:
                     raise
-                self._skip(canary.origin, str(differs.facts["reason"]))
-
-    def _skip(self, origin: tuple[int, int], reason: str) -> None:
-        """Take nothing from a base. Other bases that are used give what they have; the other texts are withheld."""
-        skipped = self._outcomes.pop(origin)
-        self._unused.append(msgspec.structs.replace(skipped, planned=0, compared=0, reason=reason))
-        with sqlite.transaction(self._db):
-            given = "given WHERE scope = ? AND source = ? AND base = ?"
-            self._db.execute(f"INSERT INTO withheld SELECT scope, hash FROM {given}", (self._scope, *origin))
-            self._db.execute(f"DELETE FROM {given}", (self._scope, *origin))
-            for (source, base), outcome in self._outcomes.items():
-                outcome.planned += _give(self._db, "withheld", self._scope, source, base)
-            self._db.execute("DELETE FROM withheld WHERE (scope, hash) IN (SELECT scope, hash FROM given)")
+                skipped, reason = self._outcomes.pop(canary.origin), str(differs.facts["reason"])
+                self._unused.append(msgspec.structs.replace(skipped, planned=0, compared=0, reason=reason))
+                # Other bases that are used give what they have; the other texts are withheld.
+                with sqlite.transaction(self._db):
+                    given, values = "given WHERE scope = ? AND source = ? AND base = ?", (self._scope, *canary.origin)
+                    self._db.execute(f"INSERT INTO withheld SELECT scope, hash FROM {given}", values)
+                    self._db.execute(f"DELETE FROM {given}", values)
+                    for (source, base), outcome in self._outcomes.items():
+                        outcome.planned += _give(self._db, "withheld", self._scope, source, base)
+                    self._db.execute("DELETE FROM withheld WHERE (scope, hash) IN (SELECT scope, hash FROM given)")
 
     @property
     def withheld(self) -> int:
