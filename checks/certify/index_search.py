@@ -176,26 +176,19 @@ def prove_word_index(index: WordIndex, add: Adder, most: int | None) -> tuple[in
             if differing > 0:
                 message = tr("the full-text index has another text of {texts}", texts=format_count(differing, "text"))
                 add.one(names.WORDS_DIFFER, message, differing)
-            for text, is_found in _search_own_words(db, index, 1 if most is None else max(1, -(-total // most))):
+            rows: Any = db.execute(index.rows, index.values)
+            search = f"SELECT 1 FROM {index.table} WHERE {index.table} MATCH ? AND rowid = ?"
+            for rowid, text in islice(rows, 0, None, 1 if most is None else max(1, -(-total // most))):
+                query = _own_words(text if isinstance(text, str) else "", is_trigram=index.is_trigram)
                 tried += 1
-                missed += not is_found
-                sample = sample or ("" if is_found else text)
+                if query and db.execute(search, (query, rowid)).get is None:
+                    missed, sample = missed + 1, sample or text
     except apsw.SQLError as error:
         add.one(names.WORDS_DIFFER, tr("the full-text index cannot be searched: {error}", error=error))
     if missed:
         message = tr("{count} of {of} texts are not found by their own words", count=missed, of=tried)
         add.one(names.WORDS_DIFFER, message, missed, sample[:_SAMPLE_CHARACTERS])
     return tried, total
-
-
-def _search_own_words(db: apsw.Connection, index: WordIndex, step: int) -> Iterator[tuple[str, bool]]:
-    """Yield every ``step``-th text of an index, and whether a search for some of its words finds it."""
-    rows: Any = db.execute(index.rows, index.values)
-    search = f"SELECT 1 FROM {index.table} WHERE {index.table} MATCH ? AND rowid = ?"
-    for rowid, raw in islice(rows, 0, None, step):
-        text = raw if isinstance(raw, str) else ""
-        query = _own_words(text, is_trigram=index.is_trigram)
-        yield text, not query or db.execute(search, (query, rowid)).get is not None
 
 
 def _number(db: apsw.Connection, query: str, index: WordIndex) -> int:

@@ -398,7 +398,10 @@ class Reuse:
                 continue
             if reason is None and not one.known:
                 canary = self._make_canary(number, one, scope, bodies) if can_embed else None
-                reason = self._find_obstacle(number, one, canary, can_embed=can_embed)
+                if not can_embed:
+                    reason = tr("no text has a vector in both, and nothing can be compared without an embedder")
+                elif canary is None or self._count_new(number, one) <= len(canary.sample):
+                    reason = tr("no more texts than have to be embedded to compare it")
             if reason is not None:
                 unused.append(_outcome(one, reason=reason))
                 continue
@@ -410,14 +413,6 @@ class Reuse:
             outcomes[one.source, one.base.number] = _outcome(one, planned=count, compared=compared)
         unused += self._find_damaged(scope)
         return Supply(self._db, number, outcomes, canaries, unused)
-
-    def _find_obstacle(self, scope: int, one: _Candidate, canary: Canary | None, *, can_embed: bool) -> str | None:
-        """Return why a base is not used that has no text with a vector in common with the scope, or None."""
-        if not can_embed:
-            return tr("no text has a vector in both, and nothing can be compared without an embedder")
-        if canary is None or self._count_new(scope, one) <= len(canary.sample):
-            return tr("no more texts than have to be embedded to compare it")
-        return None
 
     def _find_damaged(self, scope: Scope) -> Iterator[ReusedVectors]:
         """Yield the bases that cannot be read: those of the scope's name, and the only ones of their source."""
