@@ -328,6 +328,21 @@ class StoreNotWritable(RegraftError, PermissionError):
     message = "{path}: cannot be written ({reason}); nothing was changed. Make it writable first."
 
 
+class CheckStateNotWritable(RegraftError, PermissionError):
+    message = (
+        "{path}: the state of the rolling check cannot be written ({reason}); give a file in another place with "
+        "--state FILE."
+    )
+
+
+class CheckStateUnusable(RegraftError, RuntimeError):
+    message = "{path}: this run cannot use it as the state of its rolling check ({reason}); {advice}."
+
+
+class CheckStateLocked(RegraftError, BlockingIOError):
+    message = "{path}: another run is using this state of a rolling check; wait until it has finished."
+
+
 class StoreOnTwoDisks(RegraftError, OSError):
     message = (
         "{path}: it is on another disk than {root}, so files cannot be moved between them in one step; put both on one "

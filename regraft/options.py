@@ -144,6 +144,21 @@ class CheckOptions(Options, frozen=True, kw_only=True):
         Annotated[float, Meta(ge=0)] | None,
         _option(tr("v2: stop after SECONDS, with the findings so far."), "SECONDS"),
     ] = None
+    part: Annotated[
+        str | None,
+        _option(
+            tr(
+                "v2: read this part of all rows, such as 5% or 1/20; the next run goes on from there. Writes the state "
+                "that this needs."
+            ),
+            "PART",
+        ),
+    ] = None
+    state: Annotated[
+        Path | None,
+        _option(tr("With --part: the file with its state.  [default: .regraft/check.sqlite in the store]"), "FILE"),
+    ] = None
+    metrics: Annotated[Path | None, _option(tr("Write what was found to FILE, as Prometheus metrics."), "FILE")] = None
     now_ms: AgesAt = None
     adopt_orphans: AdoptOrphans = False
     bases: PlannedBases = ()

@@ -11,6 +11,7 @@ import apsw
 import msgspec
 
 from checks.audit.findings import CORRUPT, FINDINGS, SAMPLES, UNREADABLE, Audit, Finding, RowNumbers
+from checks.audit.rolling import RollingPart
 from regraft import identity
 from regraft.disk import sqlite
 from regraft.identity import replace
@@ -65,6 +66,8 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     #: The time to which ages are relative, in ms.
     now_ms: int = msgspec.field(default_factory=identity.now_ms)
     progress: Progress = msgspec.field(default_factory=SilentProgress)
+    #: The part of all rows to read, of a rolling check; None: as the level says.
+    part: RollingPart | None = None
 
 
 class _Tally(msgspec.Struct):
@@ -130,6 +133,11 @@ class FindingCollector(msgspec.Struct):
         if row is not None:
             tally.rows = tally.rows or RowNumbers()
             tally.rows.append(row)
+
+    def discard(self, name: str, base: str | None) -> None:
+        """Drop what was counted of a finding in a base."""
+        for key in [key for key in self._tallies if key[:2] == (name, base)]:
+            del self._tallies[key]
 
     def count(self, name: str, base: str | None) -> int:
         """Count the instances of a finding in a base."""

@@ -18,6 +18,7 @@ import apsw
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from checks.audit.rolling import PartReport
 from regraft.disk import sqlite
 from regraft.identity import replace
 from regraft.language import format_count, join_list, tr
@@ -214,6 +215,7 @@ class CheckReport(Report, kw_only=True):
     statistics: Statistics
     level: str | UnsetType = UNSET
     not_checked: tuple[str, ...] | UnsetType = UNSET
+    part: PartReport | UnsetType = UNSET
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,6 +236,8 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     #: The level's name; empty for a migration source, which is audited by planning its migration.
     level: str = ""
     opening: str = ""
+    #: Of a rolling check: what it read, and how far it is.
+    part: PartReport | None = None
 
     def only(self, names: Collection[str]) -> Audit:
         """Return the audit with only the findings that ``names`` lists; without names, unchanged."""
@@ -274,6 +278,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
             statistics=self.statistics,
             level=self.level or UNSET,
             not_checked=self.not_checked if self.level else UNSET,
+            part=self.part or UNSET,
         )
 
 
@@ -286,7 +291,7 @@ def format_audit(audit: Audit, title: str, *, verbose: bool = False) -> str:
             tr("{heading}:", heading=severity_heading(severity)),
             *_group(list(found), audit.names, verbose),
         ]
-    return printable_lines([*lines, "", _sum(audit)])
+    return printable_lines([*lines, "", _sum(audit), *([audit.part.describe()] if audit.part else [])])
 
 
 def _group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterator[str]:

@@ -20,12 +20,13 @@ from msgspec import structs
 from checks.audit import sqlite_checks
 from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, Level, OutOfTime, display_text
 from checks.audit.findings import Audit, BaseStatistics, Finding, Statistics
+from checks.audit.rolling import RollingPart
 from checks.cherry_v2 import advice, catalog_rows, raw_files
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import schema as v2_schema
 from checks.cherry_v2.advice import add_commands, find_only_candidate
 from checks.cherry_v2.findings import BACKUP_SLIM
-from checks.cherry_v2.index_file import ExpectedIndex, IndexFacts, audit_index
+from checks.cherry_v2.index_file import ExpectedIndex, IndexFacts, audit_index, audit_part
 from checks.cherry_v2.installed import may_be_vector_file
 from regraft.disk import file_paths, links, sqlite
 from regraft.disk.trees import FolderTree
@@ -226,6 +227,8 @@ class _StoreAudit(msgspec.Struct):
     """State of the audit of one store."""
 
     findings: FindingCollector
+    #: The part of all rows to read; None: as the level of the findings says.
+    part: RollingPart | None = None
     #: Whether the source is a slim backup, which has no indexes and no files.
     is_slim: bool = False
     #: Members of an archive that could not be extracted.
@@ -320,6 +323,7 @@ def _empty_audit(found: Located, options: CheckOptions) -> _StoreAudit:
         FindingCollector(
             options.level, options.max_duration, options.progress, now_ms=options.now_ms, names=options.names
         ),
+        part=options.part,
         is_slim=found.is_slim,
         damaged=found.damaged,
         bases=found.stores.bases,
@@ -458,7 +462,7 @@ def _check_base(root: Path, base: _Base, state: _StoreAudit) -> None:
     if store.look.layout is IndexLayout.PREVIEW:
         return
     path = root / store.name
-    index = _audit_index(path, _expected(key, store, base.row), store, state.findings)
+    index = _audit_index(path, _expected(key, store, base.row), store, state)
     state.indexes[key] = index
     with contextlib.suppress(OSError):
         state.bytes += file_paths.stat(path).st_size
@@ -508,8 +512,12 @@ def _check_files(raw: Path, base: _Base, index: IndexFacts, state: _StoreAudit, 
         state.raw_files += raw_files.check_raw_files(raw, base.key, base.items, materials, state.findings)
 
 
-def _audit_index(path: Path, expected: ExpectedIndex, store: StoreFile, findings: FindingCollector) -> IndexFacts:
-    index = audit_index(path, expected, findings)
+def _audit_index(path: Path, expected: ExpectedIndex, store: StoreFile, state: _StoreAudit) -> IndexFacts:
+    findings = state.findings
+    if state.part is not None:
+        index = audit_part(path, expected, findings, state.part)
+    else:
+        index = audit_index(path, expected, findings)
     if store.look.by_system and index.is_readable:
         # The other commands skip this file because it could not be recognized.
         message = tr(
@@ -544,8 +552,9 @@ def _is_completed(row: Row | None) -> bool:
 
 def _expected(key: str, store: StoreFile, row: Row | None) -> ExpectedIndex:
     folder = key if store.name.endswith(INDEX_FILE) and store.base_id is not None else None
+    model = None if row is None else str(row.get("embedding_model_id") or "")
     if row is None or not _is_completed(row):
-        return ExpectedIndex(base=key, folder=folder)
+        return ExpectedIndex(base=key, folder=folder, model=model)
     has_model = row.get("embedding_model_id") is not None
     return ExpectedIndex(
         base=key,
@@ -553,6 +562,7 @@ def _expected(key: str, store: StoreFile, row: Row | None) -> ExpectedIndex:
         has_model=has_model,
         separator=unescape_separator(read_base_settings(row)[0]),
         dimensions=catalog_dimensions(row),
+        model=model,
     )
 
 

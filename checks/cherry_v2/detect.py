@@ -12,7 +12,7 @@ import hashlib
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import groupby, zip_longest
 from operator import itemgetter
@@ -172,6 +172,17 @@ def detect_relations(db: apsw.Connection, shape: SchemaShape) -> Iterator[Detect
             yield from rule.detect(db)
 
 
+def read_rows(
+    db: apsw.Connection, query: str, rows: Iterable[int] | None, values: Mapping[str, Any] | None = None
+) -> Iterator[Any]:
+    """Yield the result of a query that ends with a condition: for all rows of its table, or for these row numbers."""
+    if rows is None:
+        yield from db.execute(query, values or {})
+        return
+    for row in rows:
+        yield from db.execute(f"{query} AND rowid = :row", {**(values or {}), "row": row})
+
+
 # --- texts, ids and offsets ------------------------------------------------------------------------------------------
 
 #: True for a text that is processed as a whole. A value that is not text counts as small.
@@ -187,7 +198,7 @@ _SUSPECT_BODIES = f"""SELECT rowid, key, is_wrong_id, is_wrong_hash, is_small, b
            END AS is_wrong_hash,
            {IS_SMALL} AS is_small, CAST(embedding_text_hash AS BLOB) AS body_hash
       FROM search_text)
- WHERE is_wrong_id OR is_wrong_hash OR NOT is_small"""
+ WHERE (is_wrong_id OR is_wrong_hash OR NOT is_small)"""
 _UNIT_FIELDS = " || ' ' || ".join(("material_id", "content_hash", "unit_type", "unit_index", "char_start", "char_end"))
 _WRONG_UNIT_IDS = f"""SELECT rowid, CAST(unit_id AS BLOB) FROM search_unit
      WHERE unit_id IS NOT sha256_hex(CAST({_UNIT_FIELDS} AS BLOB))"""
@@ -230,30 +241,67 @@ def detect_texts(
     Raises:
         apsw.Error: the file is damaged.
     """
+    if shape.has("search_text") and not {v2.BODY_ID, v2.BODY_HASH}.issubset(ruled_out):
+        yield from detect_bodies(db, check_time)
+    if shape.has("search_unit") and v2.UNIT_ID not in ruled_out:
+        yield from detect_unit_ids(db)
+    if shape.has("content") and not PLACES.issubset(ruled_out):
+        yield from detect_contents(db, shape, separator, check_time)
+
+
+def detect_unit_ids(db: apsw.Connection, rows: Iterable[int] | None = None) -> Iterator[DetectedRow]:
+    """Yield the units, of all or of these rows, whose id is not the hash of their fields.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
+    _create_hash_functions(db)
+    for rowid, key in read_rows(db, _WRONG_UNIT_IDS, rows):
+        yield DetectedRow(
+            v2.UNIT_ID, tr("{n} with a wrong id (not the hash of its fields)"), noun="unit", rowid=rowid, sample=key
+        )
+
+
+def detect_contents(
+    db: apsw.Connection,
+    shape: SchemaShape,
+    separator: str | None,
+    check_time: Callable[[], None],
+    rows: Iterable[int] | None = None,
+) -> Iterator[DetectedRow]:
+    """Hash contents, all or these rows, and compare each with its units, as :func:`detect_texts` does.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
+    has_units = shape.has("search_unit", "search_text")
+    large = f"SELECT rowid, CAST(content_hash AS BLOB) FROM content WHERE NOT {IS_SMALL}"
+    for rowid, key in read_rows(db, large, rows):
+        check_time()
+        yield from _detect_in_large_content(db, rowid, key, separator, has_units=has_units)
+    for rowid, key, kind, text in read_rows(db, f"{CONTENT_QUERY} WHERE {IS_SMALL}", rows):
+        check_time()
+        if not matches_hash(key, kind, text):
+            yield _wrong_content(rowid, key)
+        elif has_units:
+            yield from _detect_in_content(db, rowid, text, separator)
+
+
+def _create_hash_functions(db: apsw.Connection) -> None:
     db.create_scalar_function("sha256_hex", _sha256_or_null, 1, deterministic=True)
     db.create_scalar_function("lenient_hex", _lenient_sha256_or_null, 1, deterministic=True)
-    if shape.has("search_text") and not {v2.BODY_ID, v2.BODY_HASH}.issubset(ruled_out):
-        yield from _detect_wrong_bodies(db, check_time)
-    if shape.has("search_unit") and v2.UNIT_ID not in ruled_out:
-        for rowid, key in db.execute(_WRONG_UNIT_IDS):
-            yield DetectedRow(
-                v2.UNIT_ID, tr("{n} with a wrong id (not the hash of its fields)"), noun="unit", rowid=rowid, sample=key
-            )
-    if shape.has("content") and not PLACES.issubset(ruled_out):
-        has_units = shape.has("search_unit", "search_text")
-        for rowid, key in db.execute(f"SELECT rowid, CAST(content_hash AS BLOB) FROM content WHERE NOT {IS_SMALL}"):
-            check_time()
-            yield from _detect_in_large_content(db, rowid, key, separator, has_units=has_units)
-        for rowid, key, kind, text in db.execute(f"{CONTENT_QUERY} WHERE {IS_SMALL}"):
-            check_time()
-            if not matches_hash(key, kind, text):
-                yield _wrong_content(rowid, key)
-            elif has_units:
-                yield from _detect_in_content(db, rowid, text, separator)
 
 
-def _detect_wrong_bodies(db: apsw.Connection, check_time: Callable[[], None]) -> Iterator[DetectedRow]:
-    for rowid, key, is_wrong_id, is_wrong_hash, is_small, body_hash in db.execute(_SUSPECT_BODIES):
+def detect_bodies(
+    db: apsw.Connection, check_time: Callable[[], None], rows: Iterable[int] | None = None
+) -> Iterator[DetectedRow]:
+    """Yield the bodies, of all or of these rows, whose id or hash is wrong.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
+    _create_hash_functions(db)
+    for rowid, key, is_wrong_id, is_wrong_hash, is_small, body_hash in read_rows(db, _SUSPECT_BODIES, rows):
         has_wrong_hash = is_wrong_hash
         if not is_small:
             check_time()
@@ -530,7 +578,7 @@ _LAST_BAR = round(10.0 / _NORM_STEP)
 _VECTORS = f"""SELECT rowid, CAST(embedding_text_hash AS BLOB), {HAS_LENGTH_SQL},
        CASE WHEN {HAS_LENGTH_SQL} THEN vec_distance_l2(vector_blob, zeroblob(:length)) END,
        CASE WHEN typeof(vector_blob) = 'blob' THEN substr(vector_blob, 1, :prefix) END
-  FROM embedding"""
+  FROM embedding WHERE TRUE"""
 
 
 def classify_vector(has_length: int, norm: float | None) -> str | None:
@@ -611,10 +659,12 @@ class VectorDetector:
         db: an index file, with sqlite-vec.
         length: the expected length in bytes.
         is_stated: whether the catalog states that length; otherwise it is the length of most vectors.
+        rows: row numbers of the only vectors to check; None: all. Of some, no duplicates are reported.
     """
 
-    def __init__(self, db: apsw.Connection, length: int, *, is_stated: bool) -> None:
+    def __init__(self, db: apsw.Connection, length: int, *, is_stated: bool, rows: Iterable[int] | None = None) -> None:
         self._db = db
+        self._rows = rows
         self._length = length
         self._is_stated = is_stated
         self._norms: Counter[int] = Counter()
@@ -628,13 +678,14 @@ class VectorDetector:
         # Hashes of norm and prefix take a tenth of the memory of both.
         prefixes: Counter[int] = Counter()
         values = {"length": self._length, "prefix": _PREFIX_BYTES}
-        for rowid, key, has_length, norm, prefix in self._db.execute(_VECTORS, values):
+        for rowid, key, has_length, norm, prefix in read_rows(self._db, _VECTORS, self._rows, values):
             finding = classify_vector(has_length, norm)
             if finding is not None:
                 yield DetectedRow(finding, self._describe(finding, rowid), noun="vector", rowid=rowid, sample=key)
             else:
                 self._norms[min(math.floor(norm / _NORM_STEP), _LAST_BAR)] += 1
-                prefixes[hash((norm, prefix))] += 1
+                if self._rows is None:
+                    prefixes[hash((norm, prefix))] += 1
         if any(count >= MANY_SHARING for count in prefixes.values()):
             yield from self._detect_duplicates(prefixes)
 
@@ -669,6 +720,22 @@ class VectorDetector:
                 for rowid, key in rows:
                     message = tr("{n} with a vector shared by at least two others")
                     yield DetectedRow(v2.VECTOR_DUPLICATE, message, noun="text", rowid=rowid, sample=key)
+
+
+def digest_vectors(db: apsw.Connection, rows: Iterable[int]) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield row number, digest of the vector (16 bytes), and stored time of these rows of ``embedding``.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
+    query = "SELECT rowid, typeof(vector_blob), CAST(created_at AS BLOB) FROM embedding WHERE TRUE"
+    for rowid, kind, time in read_rows(db, query, rows):
+        digest = hashlib.blake2b(digest_size=16, person=kind.encode())
+        # Only these two types can be read in pieces.
+        if kind in ("blob", "text"):
+            for piece in read_pieces(db, "embedding", "vector_blob", rowid):
+                digest.update(piece)
+        yield rowid, digest.digest(), time or b""
 
 
 # --- the full-text index ---------------------------------------------------------------------------------------------

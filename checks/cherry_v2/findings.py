@@ -237,6 +237,20 @@ VECTOR_ZERO = register(
     ),
     "backfill",
 )
+VECTOR_CHANGED = register(
+    "error",
+    "vector.changed",
+    tr(
+        "A vector differs from what an earlier run of `check --part` recorded, and neither the hash of its text nor "
+        "the time of its row changed: the disk or a copy altered it, or another program wrote it without a new time. "
+        "Reported by `check --part`."
+    ),
+    tr(
+        "Restore the index from a backup made before. Or delete the named row of the table `embedding`, and run "
+        "`regraft repair --from SOURCE` with a copy that has the vector: it copies what is missing, and does not "
+        "replace a vector that can be used. See `regraft explain rolling-check`."
+    ),
+)
 VECTOR_DUPLICATE = register(
     "note",
     "embedding.duplicate",

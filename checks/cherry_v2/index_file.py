@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import msgspec
 
 from checks.audit import sqlite_checks
 from checks.audit.collector import FindingCollector, Level, display_text
+from checks.audit.rolling import BaseRows, RollingPart
 from checks.audit.sqlite_checks import find_open_problem
 from checks.cherry_v2 import detect
 from checks.cherry_v2 import findings as v2
@@ -57,6 +59,8 @@ class ExpectedIndex(msgspec.Struct, frozen=True, kw_only=True):
     separator: str | None = None
     #: The dimensions of the vectors (:func:`regraft.formats.cherry_v2.index.schema.catalog_dimensions`).
     dimensions: int | None = None
+    #: The id of the base's model, empty for none; None: unknown.
+    model: str | None = None
 
 
 class IndexFacts(msgspec.Struct):
@@ -72,8 +76,27 @@ class IndexFacts(msgspec.Struct):
     is_readable: bool = True
 
 
-def audit_index(path: Path, expected: ExpectedIndex, findings: FindingCollector) -> IndexFacts:
-    """Check one index file and add what is wrong to ``findings``. Data never makes this raise."""
+def audit_part(path: Path, expected: ExpectedIndex, findings: FindingCollector, part: RollingPart) -> IndexFacts:
+    """Check the structure of one index file, and its rows in a part. Data never makes this raise."""
+    with part.of_base(expected.base or "", expected.model) as (rows, drop):
+        index = audit_index(path, expected, findings, rows)
+        if not index.is_readable:
+            drop()
+            findings.discard(v2.VECTOR_CHANGED, expected.base)
+    return index
+
+
+def audit_index(
+    path: Path, expected: ExpectedIndex, findings: FindingCollector, rows: BaseRows | None = None
+) -> IndexFacts:
+    """Check one index file and add what is wrong to ``findings``. Data never makes this raise.
+
+    Args:
+        path: the file.
+        expected: what it must agree with.
+        findings: what is found.
+        rows: the only rows to read, of a rolling check; None: as the level of ``findings`` says.
+    """
     index = IndexFacts()
 
     def report_unreadable(problem: object) -> None:
@@ -97,7 +120,7 @@ def audit_index(path: Path, expected: ExpectedIndex, findings: FindingCollector)
         size = file_paths.stat(path).st_size
         with sqlite.open_readonly(path, vectors=True) as db, findings.watched(db, size):
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            audit = _IndexAudit(path, size, db, expected, findings, index)
+            audit = _IndexAudit(path, size, db, expected, findings, index, rows)
             # A file with a log or journal is read from a temporary copy; a second copy would cost more than it saves.
             audit.run(in_parallel=not companions)
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
@@ -121,8 +144,10 @@ class _IndexAudit:
         expected: ExpectedIndex,
         findings: FindingCollector,
         index: IndexFacts,
+        rows: BaseRows | None,
     ) -> None:
         self._path = path
+        self._rows = rows
         self._size = size
         self._db = db
         self._expected = expected
@@ -166,11 +191,15 @@ class _IndexAudit:
             (Level.QUICK, _FULL_TEXT, tr("full text"), self._check_full_text),
             (Level.DEEP, (v2.CORRUPT,), "integrity", self._check_integrity),
         )
-        return [
+        chosen = [
             (name, step)
             for level, findings, name, step in steps
             if self._findings.level >= level and (not findings or self._findings.may_report(*findings))
         ]
+        if self._rows is not None:
+            tables = ("content", "search_unit", "search_text", "embedding")
+            chosen += [(table, partial(self._check_part, self._rows, table)) for table in tables]
+        return chosen
 
     def _add(self, name: str, message: str, **more: Any) -> None:
         self._findings.add(name, message, base=self._expected.base, **more)
@@ -343,6 +372,43 @@ class _IndexAudit:
             vectors = VectorDetector(self._db, self._expected_length(), is_stated=is_stated)
             self._add_rows(vectors.detect())
             self._index.norms = vectors.norms()
+
+    def _check_part(self, rows: BaseRows, table: str) -> None:
+        """Check the rows of one table that a part of a rolling check reads."""
+        if not self._shape.has(table):
+            return
+        db, check_time = self._db, self._findings.check_time
+        if self._shape.has("meta"):
+            made = db.execute("SELECT CAST(created_at AS BLOB) FROM meta ORDER BY id LIMIT 1").get
+            rows.set_made(display_text(made) if made is not None else None)
+        key = {"content": "content_hash", "search_unit": "unit_id", "search_text": "search_text_id"}
+        keys = db.execute(f"SELECT rowid, CAST({key.get(table, 'embedding_text_hash')} AS BLOB) FROM {table}")
+        with rows.choose(table, keys) as chosen:
+            if table == "content":
+                separator = self._expected.separator
+                self._add_rows(detect.detect_contents(db, self._shape, separator, check_time, chosen))
+            elif table == "search_unit":
+                self._add_rows(detect.detect_unit_ids(db, chosen))
+            elif table == "search_text":
+                self._add_rows(detect.detect_bodies(db, check_time, chosen))
+            else:
+                self._check_part_of_vectors(rows, chosen)
+
+    def _check_part_of_vectors(self, rows: BaseRows, chosen: Iterable[int]) -> None:
+        """Check vectors of a part, and report those that changed since they were recorded."""
+        query = "SELECT octet_length(vector_blob) FROM embedding WHERE typeof(vector_blob) = 'blob'"
+        lengths = Counter(
+            length for (length,) in detect.read_rows(self._db, query, chosen) if length and length % 4 == 0
+        )
+        length = schema.choose_vector_length(lengths, self._expected.dimensions)
+        is_stated = self._expected.dimensions is not None
+        self._add_rows(VectorDetector(self._db, length, is_stated=is_stated, rows=chosen).detect())
+        for row in rows.find_changed(detect.digest_vectors(self._db, chosen)):
+            key = self._db.execute(
+                "SELECT CAST(embedding_text_hash AS BLOB) FROM embedding WHERE rowid = ?", (row,)
+            ).get
+            message = tr("{n} that changed under an unchanged text since an earlier part recorded it")
+            self._add(v2.VECTOR_CHANGED, message, noun="vector", sample=key, row=row)
 
     def _check_full_text(self) -> None:
         if not self._shape.has("search_text", FULL_TEXT):

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
 
 import migrators
 from checks import systems
-from checks.audit import collector, findings
+from checks.audit import collector, findings, rolling
 from checks.audit.collector import CommandLine, Level
 from checks.cherry_v1 import audit as cherry_v1_audit
 from checks.cherry_v2 import audit as store
 from regraft import identity
 from regraft.api.arguments import merge_options, parse_model_overrides, progress_or_silent, time_or_now
+from regraft.disk import links
 from regraft.errors import NotChecked, SourceNotMigratable, SourceUnreadable, SourceUnrecognised, WrongUsage
 from regraft.identity import replace
 from regraft.kinds import KIND_NAMES, V2_STORES, Kind
 from regraft.language import tr
+from regraft.ledger import ledger
 from regraft.options import CheckOptions
 from regraft.report.document import Head, Run
 from regraft.report.progress import Progress
 from regraft.stores.locate import INDEX_FILE, Located, open_store, unpack_archive
-from regraft.text import path_argument
+from regraft.text import path_argument, path_text
 from repair.fix import recommendations
+
+if TYPE_CHECKING:
+    from regraft.fleet.metrics import MetricsFile
 
 #: Commands with ``--now``.
 _OF_AGES = ("gc",)
@@ -49,16 +60,22 @@ def recognize(path: Path, kind: Kind | None) -> Iterator[Located | SourceUnreada
 def check(
     path: str | Path, options: CheckOptions | None = None, *, progress: Progress | None = None, **fields: Any
 ) -> findings.CheckReport:
-    """Audit v2 data, data of another system, or a source of :func:`migrate`; nothing is written.
+    """Audit v2 data, data of another system, or a source of :func:`migrate`.
+
+    Nothing is written but the state of a rolling check (``part``), and the file of ``metrics``.
 
     Raises:
         RegraftError: any error of ``docs/errors.md``.
     """
     options = merge_options(CheckOptions, options, fields)
     systems.require_finding_names(options.only)
+    metrics = open_metrics(Path(path), options)
     with recognize(Path(path), options.kind) as found:
         head, audit = audit_source(Path(path), found, options, progress_or_silent(progress))
-    return audit.report(head)
+    report = audit.report(head)
+    if metrics is not None:
+        write_metrics(metrics, report)
+    return report
 
 
 def audit_source(
@@ -76,6 +93,7 @@ def audit_source(
         "--recreate-model": options.recreate_model,
         "--adopt-orphans": options.adopt_orphans,
     }
+    size = _part_size(found, options)
     if isinstance(found, SourceUnreadable):
         head, audit = _head(path, Kind.INDEX), store.audit_unreadable_file(path, str(found.facts["reason"]))
     elif systems.is_audited(found.kind):
@@ -88,7 +106,10 @@ def audit_source(
             progress=progress,
         )
         line_for = partial(command_line, path, options.kind, now_ms=options.now_ms)
-        head, audit = _v2_audit(path, found, wanted, line_for)
+        if size is None:
+            head, audit = _v2_audit(path, found, wanted, line_for)
+        else:
+            head, audit = _audit_part(path, found, wanted, line_for, options.state, size)
     else:
         levels = {f"--{level}": options.level == level for level in ("quick", "deep")}
         _refuse({**levels, "--max-duration": options.max_duration is not None}, tr("of v2 data"))
@@ -123,6 +144,109 @@ def _v2_audit(
         audit = recommendations.recommend_copies(audit, found, path)
     run.end()
     return run.head(), audit
+
+
+def _part_size(found: Located | SourceUnreadable, options: CheckOptions) -> Fraction | None:
+    """Return the size of the part to read, or None for a check of everything.
+
+    Raises:
+        WrongUsage: the size is not valid, or options or the kind of the store exclude it.
+    """
+    if options.part is None:
+        if options.state is not None:
+            raise WrongUsage(
+                problem=tr("--state is the state of a check with --part"), hint=tr("add --part 5%, or leave it out")
+            )
+        return None
+    size = rolling.parse_part(options.part)
+    others = {
+        f"--{options.level}": options.level != "default",
+        "--max-duration": options.max_duration is not None,
+        "--base": options.bases,
+    }
+    for name, given in others.items():
+        if given:
+            raise WrongUsage(problem=tr("--part and {name} exclude each other", name=name), hint=tr("use one of them"))
+    if isinstance(found, Located) and (found.kind not in V2_STORES or found.is_archive):
+        raise WrongUsage(
+            problem=tr(
+                "--part is for v2 libraries, profiles, bases and indexes, and this is {kind}",
+                kind=KIND_NAMES[found.kind],
+            ),
+            hint=tr("leave it out"),
+        )
+    return size
+
+
+def _audit_part(
+    path: Path,
+    found: Located,
+    options: collector.CheckOptions,
+    line_for: CommandLine,
+    state: Path | None,
+    size: Fraction,
+) -> tuple[Head, findings.Audit]:
+    """Run one part of a rolling check, and record in the state that it was read."""
+    names: Collection[str] = store.read_base_names(found)
+    checked, name = links.real_path(found.tree.path), "check.sqlite"
+    own = checked / ledger.FOLDER
+    if found.kind in (Kind.BASE, Kind.INDEX):
+        # A base in a library has a state of its own beside that of the library.
+        names = [str(one.base_id or one.name) for one in (*found.stores.current, *found.stores.preview)]
+        checked = links.real_path(path)
+        name = f"check-{hashlib.sha256(''.join(names).encode('utf-8', 'replace')).hexdigest()[:16]}.sqlite"
+    with rolling.open_part(checked, own / name, state, size, options.now_ms) as part:
+        part.demand_bases(names)
+        # Of the levels, the structure of each file; the rows of the part come on top.
+        head, audit = _v2_audit(path, found, replace(options, level=Level.SHAPE, part=part), line_for)
+        report = part.finish(names)
+    counts = {name: audit.checked[name] for name in ("bases", "items", "raw_files", "bytes")}
+    closing = tr("Only a check without --part finds what concerns several rows.")
+    audit = replace(audit, level="part", part=report, checked={**counts, "rows": report.read}, closing=closing)
+    return head, audit
+
+
+def open_metrics(path: Path, options: CheckOptions) -> MetricsFile | None:
+    """Return the metrics file of a check, or None without one.
+
+    Raises:
+        WrongUsage: the file may not be written, or prometheus_client is not installed.
+    """
+    if options.metrics is None:
+        return None
+    # It imports much that no other check needs.
+    from regraft.fleet.metrics import MetricsFile  # noqa: PLC0415
+
+    metrics = MetricsFile(options.metrics, "check", {"store": path_text(links.real_path(path))})
+    metrics.demand_path()
+    return metrics
+
+
+def write_metrics(metrics: MetricsFile, report: findings.CheckReport) -> None:
+    """Write the metrics of a check (``docs/rolling-check.md``).
+
+    Raises:
+        OSError, RegraftError: the file cannot be written.
+    """
+    by_name: Counter[tuple[str, ...]] = Counter()
+    for finding in report.findings:
+        by_name[finding.name, finding.severity] += finding.count
+    metrics.add("timestamp_seconds", tr("When the check ended."), identity.now_ms() / 1000)
+    for what, count in report.checked.items():
+        metrics.add(f"checked_{what}", tr("What the check counted."), count)
+    metrics.add_labelled("findings", tr("Rows or files that have a finding."), ("finding", "severity"), by_name)
+    part = report.part
+    if part is not UNSET:
+        metrics.add("part", tr("Runs of the cycle so far."), part.number)
+        metrics.add("parts", tr("Runs that the cycle takes with parts of this size."), part.parts)
+        metrics.add("cycle", tr("The number of the cycle."), part.cycle)
+        metrics.add("rows", tr("Rows of the store."), part.rows)
+        metrics.add("rows_covered", tr("Rows that the cycle has read."), part.covered)
+        metrics.add("coverage_ratio", tr("Share of the rows that the cycle has read."), part.coverage)
+        if part.last_complete_at is not None:
+            when = datetime.fromisoformat(part.last_complete_at).timestamp()
+            metrics.add("cycle_complete_timestamp_seconds", tr("When the last whole cycle ended."), when)
+    metrics.write()
 
 
 def _head(path: Path, kind: Kind) -> Head:

@@ -38,10 +38,12 @@ from regraft.stores.locate import INDEX_FILE, Located
 @struct_options(CheckOptions, without=("level",))
 @output_options(fail_on=FAIL_ON)
 def check(path: Path, quick: bool, deep: bool, page: Path | None, options: CheckOptions, output: Output) -> None:
-    """Audit PATH: list findings, and how to fix each. Nothing is written but FILE.html.
+    """Audit PATH: list findings, and how to fix each. Nothing is written but the files that options name.
 
     PATH is v2 data (a library, a profile, a base's folder, an index file), a database of codex-mem, a data folder of
     AngelMemory, or whatever regraft migrate takes: then what is found is what migrate would say, without a target.
+
+    With --part, each run reads a part of the rows, and writes to a state file what it has read.
 
     \b
     Example:
@@ -49,11 +51,14 @@ def check(path: Path, quick: bool, deep: bool, page: Path | None, options: Check
     """
     systems.require_finding_names(options.only)
     options = with_level(options, quick=quick, deep=deep)
+    metrics = audit.open_metrics(path, options)
     with audit.recognize(path, options.kind) as found:
         if page is not None:
             _check_page(page, path, found)
         head, result = audit.audit_source(path, found, options, output.progress())
     report = result.report(head)
+    if metrics is not None:
+        audit.write_metrics(metrics, report)
     written = ""
     if page is not None:
         report_html.write_page(page, audit_page.render_check_page(encoded(report), options.only))

@@ -11,7 +11,7 @@ So a file is opened ``immutable``, or read from a temporary copy if a log or jou
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -302,6 +302,37 @@ def open_in_memory() -> Iterator[apsw.Connection]:
         yield connection
     finally:
         connection.close(force=True)
+
+
+def has_own_content(db: apsw.Connection, tables: Sequence[str], invalid: Mapping[str, str]) -> bool:
+    """Check that a SQLite file has exactly our schema and valid rows; returns False if it is empty.
+
+    A run that was killed right after it created the file leaves an empty one.
+
+    Args:
+        db: the file.
+        tables: the CREATE statements of our schema.
+        invalid: for each table, a condition that no row of ours meets.
+
+    Raises:
+        apsw.Error: the schema or a row is not ours, or a page is damaged.
+    """
+    found = db.execute("SELECT sql FROM sqlite_schema").fetchall()
+    if not found:
+        return False
+    # SQLite's own indexes of primary keys have no SQL.
+    statements = [normalize_statement(str(sql)) for (sql,) in found if sql is not None]
+    if sorted(statements) != sorted(map(normalize_statement, tables)):
+        raise apsw.FormatError(tr("its schema is not the one that regraft writes"))
+    for table, condition in invalid.items():
+        if db.execute(f"SELECT 1 FROM {table} WHERE {condition} LIMIT 1").get is not None:
+            raise apsw.FormatError(tr("it has values of unexpected types"))
+    return True
+
+
+def normalize_statement(sql: str) -> str:
+    """Return a CREATE statement as SQLite keeps it, with single blanks."""
+    return " ".join(sql.replace(" IF NOT EXISTS", "").split())
 
 
 # Detecting that a file was written to while it was read. A source is opened as if no program wrote to it, which leaves

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from heapq import nlargest
@@ -202,7 +202,7 @@ class Metrics:
             if real in taken or not taken.isdisjoint(real.parents):
                 problem = tr("the metrics file {path} would overwrite the results", path=path)
                 raise WrongUsage(problem=problem, hint=tr("use another file"))
-            if not _is_overwritable(path):
+            if not is_overwritable(path):
                 problem = tr("{path} exists and is not a metrics file of a fleet", path=path)
                 raise WrongUsage(problem=problem, hint=tr("use another file"))
 
@@ -320,11 +320,76 @@ class Metrics:
         return family
 
 
-def _is_overwritable(path: Path) -> bool:
-    """Whether a file does not exist, is empty, or is a metrics file of an earlier run."""
+class MetricsFile:
+    """A metrics file that a command writes once, at its end.
+
+    Args:
+        path: the file.
+        command: the command; its metrics are called ``regraft_COMMAND_…``.
+        labels: labels of every metric.
+
+    Raises:
+        WrongUsage: the library prometheus_client is not installed.
+    """
+
+    def __init__(self, path: Path, command: str, labels: dict[str, str]) -> None:
+        self._client = errors.import_optional("prometheus_client", tr("metrics"), "metrics")
+        errors.import_optional("prometheus_client.core", tr("metrics"), "metrics")
+        self._path = path
+        self._prefix = f"regraft_{command}_"
+        self._mark = f"# Written by regraft {command}.\n"
+        self._labels = labels
+        self._families: list[Any] = []
+
+    def demand_path(self) -> None:
+        """Check that the file's folder exists, and that the file is ours if it exists.
+
+        Raises:
+            WrongUsage: a check failed.
+            OSError: the file cannot be read.
+        """
+        demand_folder(self._path)
+        for path in metrics_files(self._path):
+            if not is_overwritable(path, self._mark.encode()):
+                problem = tr("{path} exists and is not a metrics file of this command", path=path)
+                raise WrongUsage(problem=problem, hint=tr("use another file"))
+
+    def add(self, name: str, about: str, value: float) -> None:
+        """Add a gauge."""
+        self.add_labelled(name, about, (), {(): value})
+
+    def add_labelled(
+        self, name: str, about: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]
+    ) -> None:
+        """Add a gauge with further labels; ``values`` are its values by those of the labels."""
+        family = self._client.core.GaugeMetricFamily(self._prefix + name, about, labels=[*self._labels, *labels])
+        for words, value in sorted(values.items()):
+            family.add_metric([*self._labels.values(), *words], value)
+        self._families.append(family)
+
+    def collect(self) -> Iterator[Any]:
+        """Yield all metrics; called by ``prometheus_client``."""
+        yield from self._families
+
+    def write(self) -> None:
+        """Write the file in one step.
+
+        Raises:
+            OSError, RegraftError: it cannot be written.
+        """
+        registry = self._client.CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        text = self._mark + self._client.generate_latest(registry).decode()
+        path, new = metrics_files(self._path)
+        with writable.allow_writes(path.parent, entries_only=True):
+            durable.write_text_atomically(path, text, new)
+
+
+def is_overwritable(path: Path, mark: bytes = _MARK) -> bool:
+    """Whether a file does not exist, is empty, or is a metrics file of an earlier run; ``mark`` is its first line."""
     if not os.path.lexists(path):
         return True
     if path.is_symlink() or not path.is_file():
         return False
     with links.open_for_reading(path) as file:
-        return file.read(len(_MARK)) in (b"", _MARK)
+        return file.read(len(mark)) in (b"", mark)

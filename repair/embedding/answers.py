@@ -26,7 +26,6 @@ from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import REFUSED, RegraftError, WrongUsage
 from regraft.language import tr
 from repair.embedding.budget import Limits, Pacer, Permit, Rates, Spending, SpendingAccount, TokenGauge
-from repair.embedding.queue import has_own_content
 
 ANSWERS_FILE = "answers.sqlite"
 #: Tables of answers: to texts that lack a vector, and to texts that bases are compared by.
@@ -143,7 +142,7 @@ def _read_identity(db: apsw.Connection) -> str | None:
     Raises:
         apsw.Error: the schema or a value is not ours, or a page is damaged.
     """
-    if not has_own_content(db, _TABLES, _INVALID):
+    if not sqlite.has_own_content(db, _TABLES, _INVALID):
         return None
     if db.execute("PRAGMA quick_check(1)").get != "ok":
         raise apsw.FormatError(tr("it is damaged"))

@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -277,7 +277,7 @@ def open_queue(path: Path) -> Iterator[TextQueue]:
         db.set_busy_timeout(_BUSY_MS)
         db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
         try:
-            if has_own_content(db, _TABLES, _INVALID) and db.execute("PRAGMA integrity_check(1)").get != "ok":
+            if sqlite.has_own_content(db, _TABLES, _INVALID) and db.execute("PRAGMA integrity_check(1)").get != "ok":
                 raise QueueUnreadable(tr("it is damaged"))
         except sqlite.CONTENT_ERRORS as error:
             raise QueueUnreadable(str(error)) from error
@@ -288,35 +288,6 @@ def open_queue(path: Path) -> Iterator[TextQueue]:
             for statement in _TABLES:
                 db.execute(statement)
         yield TextQueue(db)
-
-
-def has_own_content(db: apsw.Connection, tables: Sequence[str], invalid: Mapping[str, str]) -> bool:
-    """Check that a SQLite file has exactly our schema and valid rows; returns False if it is empty.
-
-    A run that was killed right after it created the file leaves an empty one.
-
-    Args:
-        db: the file.
-        tables: the CREATE statements of our schema.
-        invalid: for each table, a condition that no row of ours meets.
-
-    Raises:
-        apsw.Error: the schema or a row is not ours, or a page is damaged.
-    """
-    found = db.execute("SELECT sql FROM sqlite_schema").fetchall()
-    if not found:
-        return False
-    # SQLite's own indexes of primary keys have no SQL.
-    if sorted(_normalize(str(sql)) for (sql,) in found if sql is not None) != sorted(map(_normalize, tables)):
-        raise apsw.FormatError(tr("its schema is not the one that regraft writes"))
-    for table, condition in invalid.items():
-        if db.execute(f"SELECT 1 FROM {table} WHERE {condition} LIMIT 1").get is not None:
-            raise apsw.FormatError(tr("it has values of unexpected types"))
-    return True
-
-
-def _normalize(sql: str) -> str:
-    return " ".join(sql.replace(" IF NOT EXISTS", "").split())
 
 
 # --- sharing a store -------------------------------------------------------------------------------------------------

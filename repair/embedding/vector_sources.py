@@ -44,7 +44,6 @@ from regraft.stores import systems
 from regraft.stores.locate import open_store, unpack_archive
 from regraft.stores.systems import Located, StoredVectors, TextVector
 from regraft.text import decode_utf8
-from repair.embedding.queue import has_own_content
 
 logger = logging.getLogger(__name__)
 
@@ -359,7 +358,7 @@ def _read_index(path: Path, file: Path, mark: str) -> SourceIndex | None:
     if not file_paths.is_file(file):
         return None
     with sqlite.open_readonly(file) as db:
-        if not has_own_content(db, _TABLES, _INVALID):
+        if not sqlite.has_own_content(db, _TABLES, _INVALID):
             return None
         if db.execute("SELECT version, mark FROM source").fetchall() != [(_VERSION, mark)]:
             return None
