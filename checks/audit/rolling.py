@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from fractions import Fraction
@@ -24,7 +25,7 @@ import apsw
 import msgspec
 
 from regraft import identity
-from regraft.disk import durable, lock_files, sqlite, untrusted_sqlite, writable
+from regraft.disk import durable, links, lock_files, sqlite, untrusted_sqlite, writable
 from regraft.errors import (
     CheckStateLocked,
     CheckStateNotWritable,
@@ -78,6 +79,11 @@ _HEADER = "SELECT version, store, cycle, position, parts, started_at, completed_
 _CHOSEN = "CREATE TEMP TABLE chosen (row INTEGER PRIMARY KEY, id BLOB NOT NULL, data BLOB)"
 _PAGE = "SELECT row FROM temp.chosen WHERE row > ? ORDER BY row LIMIT 1000"
 _TWICE = "SELECT id FROM temp.chosen GROUP BY id HAVING count(*) > 1"
+
+
+#: The states that this process has open.
+_OPEN: set[Path] = set()
+_LOCK = threading.Lock()
 
 
 def parse_part(text: str) -> Fraction:
@@ -397,6 +403,12 @@ def open_part(store: Path, own: Path, state: Path | None, size: Fraction, now_ms
     # What this run creates, and removes if it records nothing.
     new = next((one for one in (path.parent, path) if not os.path.lexists(one)), None)
     is_open = False
+    real = links.real_path(path)
+    with _LOCK:
+        # On POSIX, reading a file that this process has locked would release the lock.
+        if real in _OPEN:
+            raise CheckStateLocked(path=path)
+        _OPEN.add(real)
     try:
         refuse_other_file(path)
         with ExitStack() as stack:
@@ -407,6 +419,8 @@ def open_part(store: Path, own: Path, state: Path | None, size: Fraction, now_ms
             stack.push(lambda kind, error, _: remove_new(kind and new, error))
             if state is None:
                 durable.make_folders(path.parent)
+            elif not path.parent.is_dir():
+                raise CheckStateNotWritable(path=path, reason=tr("its folder does not exist"))
             db = stack.enter_context(sqlite.open_writable(path, create=True))
             if db.readonly("main"):
                 raise CheckStateNotWritable(path=path, reason=tr("it is read-only"))
@@ -423,6 +437,8 @@ def open_part(store: Path, own: Path, state: Path | None, size: Fraction, now_ms
             raise
         reason = getattr(error, "strerror", None) or error
         raise CheckStateNotWritable(path=path, reason=reason) from error
+    finally:
+        _OPEN.discard(real)
 
 
 def remove_new(new: object, error: BaseException | None) -> None:

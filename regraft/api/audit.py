@@ -228,24 +228,26 @@ def write_metrics(metrics: MetricsFile, report: findings.CheckReport) -> None:
     Raises:
         OSError, RegraftError: the file cannot be written.
     """
-    by_name: Counter[tuple[str, ...]] = Counter()
+    counts: Counter[tuple[str, ...]] = Counter()
     for finding in report.findings:
-        by_name[finding.name, finding.severity] += finding.count
-    metrics.add("timestamp_seconds", tr("When the check ended."), identity.now_ms() / 1000)
-    for what, count in report.checked.items():
-        metrics.add(f"checked_{what}", tr("What the check counted."), count)
-    metrics.add_labelled("findings", tr("Rows or files that have a finding."), ("finding", "severity"), by_name)
+        counts[finding.name, finding.severity] += finding.count
+    metrics.add("timestamp_seconds", "When the check ended.", identity.now_ms() / 1000)
+    metrics.add_labelled(
+        "checked", "What the check counted.", ("what",), {(what,): count for what, count in report.checked.items()}
+    )
+    metrics.add_labelled("findings", "Rows or files that have a finding.", ("finding", "severity"), counts)
     part = report.part
     if part is not UNSET:
-        metrics.add("part", tr("Runs of the cycle so far."), part.number)
-        metrics.add("parts", tr("Runs that the cycle takes with parts of this size."), part.parts)
-        metrics.add("cycle", tr("The number of the cycle."), part.cycle)
-        metrics.add("rows", tr("Rows of the store."), part.rows)
-        metrics.add("rows_covered", tr("Rows that the cycle has read."), part.covered)
-        metrics.add("coverage_ratio", tr("Share of the rows that the cycle has read."), part.coverage)
+        metrics.add("cycle", "The number of the cycle.", part.cycle)
+        metrics.add("part", "Runs of the cycle so far.", part.number)
+        metrics.add("parts", "Runs that the cycle takes with parts of this size.", part.parts)
+        metrics.add("rows", "Rows of the store.", part.rows)
+        metrics.add("rows_read", "Rows that this run read.", part.read)
+        metrics.add("rows_covered", "Rows that the cycle has read.", part.covered)
+        metrics.add("coverage_ratio", "Share of the rows that the cycle has read.", part.coverage)
         if part.last_complete_at is not None:
-            when = datetime.fromisoformat(part.last_complete_at).timestamp()
-            metrics.add("cycle_complete_timestamp_seconds", tr("When the last whole cycle ended."), when)
+            ended = datetime.fromisoformat(part.last_complete_at).timestamp()
+            metrics.add("cycle_complete_timestamp_seconds", "When the last whole cycle ended.", ended)
     metrics.write()
 
 

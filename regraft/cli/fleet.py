@@ -144,6 +144,8 @@ def _refuse_option(command: str, option: click.Option) -> None:
         raise click.UsageError(tr("{name}: targets are named by the manifest, or by --to before --", name=name))
     if name in _OF_A_COLLECTION:
         raise click.UsageError(tr("{name} is for one collection of Chroma, which a fleet does not write", name=name))
+    if name == "--part":
+        raise click.UsageError(tr("{name} writes a state, which is not possible in a fleet", name=name))
     if command == "backfill" and name in _OF_THE_FLEET:
         problem = tr("{name} applies to the whole fleet, not to one library", name=name)
         raise WrongUsage(problem=problem, hint=tr("put it before --"))

@@ -161,7 +161,13 @@ def embedded(world: World, *more: object) -> list[object]:
 #: The arguments of every command, each list one run of it.
 COMMANDS: dict[str, Callable[[World], list[list[object]]]] = {
     "inspect": lambda world: [[world.source], [world.library], [codex(world)], [angel(world)], [world.place / EVIL]],
-    "check": lambda world: [[world.source], [world.library], [world.library, "--base", EVIL], [codex(world)]],
+    "check": lambda world: [
+        [world.source],
+        [world.library],
+        [world.library, "--base", EVIL],
+        [codex(world)],
+        [world.library, "--part", "50%", "--state", world.place / EVIL],
+    ],
     "migrate": lambda world: [
         [world.source, "--to", world.place / EVIL_FILE / "new", "--now", NOW],
         [world.source, "--to", world.library, "--now", NOW],
