@@ -148,8 +148,8 @@ class CheckOptions(Options, frozen=True, kw_only=True):
         str | None,
         _option(
             tr(
-                "v2: read this part of all rows, such as 5% or 1/20; the next run goes on from there. Writes the state "
-                "that this needs."
+                "v2: read only this part of all rows, and begin where the last run ended. Writes a state file. For example "
+                "1/20, or 5%."
             ),
             "PART",
         ),

@@ -96,7 +96,7 @@ def parse_part(text: str) -> Fraction:
     percent, number, of_all = match.groups() if match else (None, "0", "1")
     part = Fraction(percent) / 100 if percent else Fraction(int(number), int(of_all))
     if not _LEAST_PART <= part <= 1:
-        raise WrongUsage(problem=tr("--part {text} is not a part of all rows", text=text), hint=tr("write 5% or 1/20"))
+        raise WrongUsage(problem=tr("--part {text} is not a part of all rows", text=text), hint=tr("write 1/20 or 5%"))
     return part
 
 
@@ -128,23 +128,23 @@ class PartReport(msgspec.Struct, frozen=True, kw_only=True):
         read = format_count(self.read, "row")
         rows = format_count(self.rows, "row")
         # A cycle that is not complete never shows 100 %.
-        percent = 100 if self.is_complete else min(int(100 * self.coverage), 99)
+        share = f"{100 if self.is_complete else min(int(100 * self.coverage), 99)} %"
         if self.cycle == 1:
             text = tr(
-                "Part {number} of {parts}: {read} read, {percent} % of {rows}, first cycle.",
+                "Part {number} of {parts}: {read} read, {share} of {rows}, first cycle.",
                 number=self.number,
                 parts=self.parts,
                 read=read,
-                percent=percent,
+                share=share,
                 rows=rows,
             )
         else:
             text = tr(
-                "Part {number} of {parts}: {read} read, {percent} % of {rows}, cycle {cycle}.",
+                "Part {number} of {parts}: {read} read, {share} of {rows}, cycle {cycle}.",
                 number=self.number,
                 parts=self.parts,
                 read=read,
-                percent=percent,
+                share=share,
                 rows=rows,
                 cycle=self.cycle,
             )

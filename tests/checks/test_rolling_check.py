@@ -1,4 +1,4 @@
-"""``regraft check --part``: every row is read in every cycle, changed vectors are found, and the state is never trusted."""
+"""``regraft check --part``: each cycle reads every row, changed vectors are found, the state is never trusted."""
 
 from __future__ import annotations
 
