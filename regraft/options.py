@@ -148,8 +148,8 @@ class CheckOptions(Options, frozen=True, kw_only=True):
         str | None,
         _option(
             tr(
-                "v2: read only this part of all rows, and begin where the last run ended. Writes a state file. For example "
-                "1/20, or 5%."
+                "v2: read only this part of all rows, and begin where the last run ended. Writes a state file. For "
+                "example 1/20, or 5%."
             ),
             "PART",
         ),

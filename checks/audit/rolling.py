@@ -161,10 +161,10 @@ class ChosenRows:
         self._db = db
 
     def __iter__(self) -> Iterator[int]:
-        page: list[Any] = [(-(1 << 63),)]
-        while page:
-            page = self._db.execute(_PAGE, page[-1]).fetchall()
-            yield from (row for (row,) in page)
+        last: Any = -(1 << 63)
+        while page := self._db.execute(_PAGE, (last,)).fetchall():
+            for (last,) in page:
+                yield last
 
 
 class BaseRows:
@@ -509,24 +509,38 @@ def prepare(db: apsw.Connection, path: Path, store: Path, *, is_external: bool) 
             for statement in _TABLES:
                 db.execute(statement)
             return
-        [(complaint,)] = db.execute("PRAGMA integrity_check(1)").fetchall()
-        headers: list[Any] = db.execute(_HEADER).fetchall()
-        digests: list[Any] = db.execute("SELECT digest FROM rolling").fetchall()
+        recorded, own = read_store(db, path), path_text(store)
     except (*sqlite.CONTENT_ERRORS, UnicodeDecodeError) as error:
-        complaint, headers, digests = str(error), [], []
-    if complaint == "ok" and len(headers) == 1 and headers[0][0] > _VERSION:
-        raise CheckStateUnusable(
-            path=path, reason=tr("it was written by a newer version of regraft"), advice=tr("use another file")
-        )
-    if complaint == "ok" and (len(headers) != 1 or digests != [(header_digest(headers[0]),)]):
-        complaint = tr("its record of the cycle is not the one that regraft wrote")
-    if complaint != "ok":
-        reason = tr("it is damaged: {found}", found=complaint)
-        raise CheckStateUnusable(path=path, reason=reason, advice=tr("delete it to begin again"))
-    recorded, own = headers[0][1], path_text(store)
+        raise damaged_state(path, str(error)) from error
     if not is_external or recorded == own:
         return
     # The store may have been moved. A path of another computer is not looked for.
     if not ledger.is_suggestible(recorded) or os.path.lexists(recorded):
         reason = tr("it is of {store}, not of {own}", store=recorded, own=own)
         raise CheckStateUnusable(path=path, reason=reason, advice=tr("use another file"))
+
+
+def read_store(db: apsw.Connection, path: Path) -> str:
+    """Return the path of the store that a state is of.
+
+    Raises:
+        CheckStateUnusable: it is damaged, or of another version.
+        apsw.Error, UnicodeDecodeError: it is damaged.
+    """
+    [(complaint,)] = db.execute("PRAGMA integrity_check(1)").fetchall()
+    headers: list[Any] = db.execute(_HEADER).fetchall()
+    if complaint != "ok":
+        raise damaged_state(path, str(complaint))
+    if len(headers) == 1 and headers[0][0] > _VERSION:
+        raise CheckStateUnusable(
+            path=path, reason=tr("it was written by a newer version of regraft"), advice=tr("use another file")
+        )
+    if len(headers) != 1 or db.execute("SELECT digest FROM rolling").get != header_digest(headers[0]):
+        raise damaged_state(path, tr("its record of the cycle is not the one that regraft wrote"))
+    return str(headers[0][1])
+
+
+def damaged_state(path: Path, found: str) -> CheckStateUnusable:
+    """Return the error on a state that is damaged; ``found`` says how."""
+    reason = tr("it is damaged: {found}", found=found)
+    return CheckStateUnusable(path=path, reason=reason, advice=tr("delete it to begin again"))

@@ -246,9 +246,9 @@ VECTOR_CHANGED = register(
         "Reported by `check --part`."
     ),
     tr(
-        "Restore the index from a backup made before. Or delete the named row of the table `embedding`, and run "
-        "`regraft repair --from SOURCE` with a copy that has the vector: it copies what is missing, and does not "
-        "replace a vector that can be used. See `regraft explain rolling-check`."
+        "Find out which vector is right: `regraft certify PATH COPY` compares with another copy of the data. Then "
+        "restore the index from a backup made before. `regraft repair --from` does not replace a vector that can be "
+        "used. See `regraft explain rolling-check`."
     ),
 )
 VECTOR_DUPLICATE = register(

@@ -383,7 +383,13 @@ def _offer_contents(folder: Path) -> None:
         raise BackupInFolder(path=folder, name=backup.name, command=command)
     if _profile_above(folder) is not None:
         return
-    stores = []
+    stores = list(islice(_stores_in(folder), 4))
+    if stores:
+        raise StoresInFolder(path=folder, names=join_list(printable(store) for store in stores))
+
+
+def _stores_in(folder: Path) -> Iterator[Path]:
+    """Yield the folders directly in a folder that are stores."""
     with contextlib.suppress(OSError):
         folders = sorted(
             inner for inner in folder.iterdir() if inner.is_dir() and not links.leads_outside(folder, inner)
@@ -391,9 +397,7 @@ def _offer_contents(folder: Path) -> None:
         for inner in folders[:_MOST_FOLDERS]:
             with contextlib.suppress(RegraftError):
                 if _recognize_system(inner, None) or _recognize(inner, FolderTree(inner), ""):
-                    stores.append(inner)
-    if stores:
-        raise StoresInFolder(path=folder, names=join_list(printable(store) for store in stores[:4]))
+                    yield inner
 
 
 def _find_backup(folder: Path) -> Path | None:
