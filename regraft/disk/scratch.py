@@ -109,6 +109,11 @@ def temporary_root() -> Path:
     return Path(tempfile.gettempdir())
 
 
+def anonymous_file(memory_bytes: int) -> tempfile.SpooledTemporaryFile[bytes]:
+    """Create a file without a name, in memory up to a size. It is removed when it is closed or the process ends."""
+    return tempfile.SpooledTemporaryFile(memory_bytes)
+
+
 @contextmanager
 def temporary_folder(work: Path | None = None, *, root: Path | None = None) -> Iterator[Path]:
     """Create a writable temporary folder, and remove it with its contents at the end.

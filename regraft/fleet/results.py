@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import tempfile
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from regraft import identity
-from regraft.disk import durable, links, lock_files, writable
+from regraft.disk import durable, links, lock_files, scratch, writable
 from regraft.errors import INTERRUPTED, REFUSED, STOPPED, WORTH_READING, SourceNotFound, WrongUsage
 from regraft.fleet.engine import BaseResult, PendingTask, RowCounts, Task, TaskResult
 from regraft.fleet.jobs import COMMAND_FORMS, CommandForm
@@ -453,7 +452,7 @@ def _read_finished(path: Path) -> tuple[FleetOrder, KnownRows]:
     libraries: list[Library] = []
     ends: list[tuple[int, str]] = []
     with ExitStack() as stack, links.open_for_reading(path) as file:
-        copy = stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY))
+        copy = stack.enter_context(scratch.anonymous_file(_IN_MEMORY))
         is_parquet = file.read(4) == b"PAR1"
         file.seek(0)
         order, every = (_read_parquet if is_parquet else _read_lines)(file)
