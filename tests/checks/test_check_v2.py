@@ -134,6 +134,8 @@ def test_every_finding_is_planted() -> None:
     # original is gone depends on the computer.
     others = {findings.BASE_EXISTS, findings.BACKUP_SLIM, findings.ITEM_SOURCE_MISSING}
     others |= {name for name in v2 if name.startswith("source.")}
+    # It takes two runs to see it (test_rolling_check.py).
+    others |= {findings.VECTOR_CHANGED}
     assert {damage.finding for damage in DAMAGES.values()} == v2 - others
 
 
