@@ -264,12 +264,15 @@ WRITERS = {
     "regraft.disk.writable": {"os.open", "os.mkdir", "os.rename", "os.rmdir", "os.unlink", "os.link"},
     "regraft.disk.sqlite": {"apsw.Connection"},
     "regraft.disk.lock_files": {"apsw.Connection"},
-    # Temporary folders are made, and those that were just made removed.
-    "regraft.disk.scratch": {"tempfile.gettempdir", "tempfile.mkdtemp", "shutil.rmtree"},
+    # Temporary folders are made, and those that were just made removed; a file without a name is no one else's.
+    "regraft.disk.scratch": {
+        "tempfile.gettempdir",
+        "tempfile.mkdtemp",
+        "tempfile.SpooledTemporaryFile",
+        "shutil.rmtree",
+    },
     # For reading, and no link.
     "regraft.disk.links": {"os.open"},
-    # An object of a store, for reading.
-    "regraft.fleet.storage": {"self._files.open"},
     # The file that leads a browser to the page: nobody else may read it, so it is made with its mode.
     "regraft.page.server": {"os.open", "os.fdopen", "webbrowser.open"},
     # The one library that takes a path; it is demanded first.
