@@ -281,6 +281,8 @@ WRITERS = {
     "regraft.formats.chroma.label_map": {"mmap.mmap"},
     # The command line of the user that prints the text of a document, without a shell.
     "repair.cherry_v2.sync.sources": {"subprocess.Popen", "subprocess.DEVNULL", "subprocess.PIPE"},
+    # The installed application, when the user asks for it.
+    "regraft.api.application": {"subprocess.Popen", "subprocess.DEVNULL"},
 }
 #: What damages libraries that it made itself, for other people's tests.
 TEST_KIT = "regraft.testing"
