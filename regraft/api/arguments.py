@@ -6,19 +6,20 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from regraft import identity
-from regraft.embedders import config
 from regraft.errors import ModelOptionInvalid, WrongUsage
 from regraft.formats.cherry_v2.models import ModelOverrides, is_model_id, tidy_model_id
 from regraft.language import tr
 from regraft.options import BackfillOptions, FleetBackfillOptions, InstallOptions, RestoreOptions, SyncOptions
 from regraft.report.progress import Progress, SilentProgress
 from regraft.text import trim
-from repair.embedding.scope import ReusePath
+
+if TYPE_CHECKING:
+    from repair.embedding.scope import ReusePath
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -119,6 +120,10 @@ def list_sources(
     Raises:
         ConfigInvalid, SourceNotFound, SourceUnreadable: the configuration cannot be used.
     """
+    # They import much that commands without vectors do not need.
+    from regraft.embedders import config  # noqa: PLC0415
+    from repair.embedding.scope import ReusePath  # noqa: PLC0415
+
     named = tuple(ReusePath(path) for path in options.reuse)
     if not options.reuse_configured:
         return named

@@ -19,21 +19,22 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a library of whose first base nobody may look into the folder with the index."""
     made = library(tmp_path)
     folder = index(made).parent
-    real_stat, real_open = Path.stat, Path.open
+    real_stat, real_open = os.stat, Path.open
 
     def denied(path: Path) -> None:
         if folder in path.parents:
             raise PermissionError(errno.EACCES, DENIED, str(path))
 
-    def stat(path: Path, **options: Any) -> os.stat_result:
-        denied(path)
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        if isinstance(path, str | Path):
+            denied(Path(path))
         return real_stat(path, **options)
 
     def opened(path: Path, *arguments: Any, **options: Any) -> Any:
         denied(path)
         return real_open(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr(os, "stat", stat)
     monkeypatch.setattr(Path, "open", opened)
     return made
 

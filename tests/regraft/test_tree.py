@@ -378,9 +378,10 @@ def test_a_disk_that_fails_to_tell_a_size_is_a_source_that_cannot_be_read(tmp_pa
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(Path, "stat", fail)
+    tree = FolderTree(tmp_path)
+    monkeypatch.setattr(os, "stat", fail)
     with pytest.raises(SourceUnreadable, match=os.strerror(errno.EIO)):
-        FolderTree(tmp_path).size("base")
+        tree.size("base")
 
 
 # --- archives that are refused -------------------------------------------------------------------------------------
