@@ -400,35 +400,16 @@ def open_part(store: Path, own: Path, state: Path | None, size: Fraction, now_ms
         CheckStateUnusable: it is not a state, is damaged, or belongs to another store.
     """
     path = own if state is None else state
-    # What this run creates, and removes if it records nothing.
-    new = next((one for one in (path.parent, path) if not os.path.lexists(one)), None)
     is_open = False
-    real = links.real_path(path)
-    with _LOCK:
-        # On POSIX, reading a file that this process has locked would release the lock.
-        if real in _OPEN:
-            raise CheckStateLocked(path=path)
-        _OPEN.add(real)
     try:
-        refuse_other_file(path)
-        with ExitStack() as stack:
-            stack.enter_context(
-                writable.allow_writes(own.parent.parent if state is None else path.parent, entries_only=bool(state))
-            )
-            # Removed within the roots.
-            stack.push(lambda kind, error, _: remove_new(kind and new, error))
-            if state is None:
-                durable.make_folders(path.parent)
-            elif not path.parent.is_dir():
-                raise CheckStateNotWritable(path=path, reason=tr("its folder does not exist"))
-            db = stack.enter_context(sqlite.open_writable(path, create=True))
-            if db.readonly("main"):
-                raise CheckStateNotWritable(path=path, reason=tr("it is read-only"))
-            db.set_busy_timeout(0)
-            with lock_state(db, path):
-                prepare(db, path, store, is_external=state is not None)
-                is_open = True
-                yield RollingPart(db, path, store, size, now_ms)
+        with (
+            claim_path(path),
+            open_file(path, own.parent.parent if state is None else None) as db,
+            lock_state(db, path),
+        ):
+            prepare(db, path, store, is_external=state is not None)
+            is_open = True
+            yield RollingPart(db, path, store, size, now_ms)
     except RegraftError:
         raise
     except (apsw.ReadOnlyError, *sqlite.SYSTEM_ERRORS, OSError) as error:
@@ -437,15 +418,65 @@ def open_part(store: Path, own: Path, state: Path | None, size: Fraction, now_ms
             raise
         reason = getattr(error, "strerror", None) or error
         raise CheckStateNotWritable(path=path, reason=reason) from error
+
+
+@contextmanager
+def claim_path(path: Path) -> Iterator[None]:
+    """Exclude other runs of this process from a state. Reading a file that a process has locked would unlock it.
+
+    Raises:
+        CheckStateLocked: another run of this process uses it.
+    """
+    real = links.real_path(path)
+    with _LOCK:
+        if real in _OPEN:
+            raise CheckStateLocked(path=path)
+        _OPEN.add(real)
+    try:
+        yield
     finally:
-        _OPEN.discard(real)
+        with _LOCK:
+            _OPEN.discard(real)
 
 
-def remove_new(new: object, error: BaseException | None) -> None:
-    """Remove the file or folder that a failed run created, unless another run has taken it."""
-    if isinstance(new, Path) and not isinstance(error, CheckStateLocked):
-        with suppress(OSError, RegraftError):
-            durable.remove_tree(new)
+@contextmanager
+def open_file(path: Path, root: Path | None) -> Iterator[apsw.Connection]:
+    """Open the file of a state for writing. A run that fails removes what it has created, if nothing else is in it.
+
+    Args:
+        path: the file.
+        root: the store in which its folder is created; None: its folder must exist.
+
+    Raises:
+        RegraftError, OSError, apsw.Error: as :func:`open_part`.
+    """
+    refuse_other_file(path)
+    new = [one for one in (path, path.parent) if not os.path.lexists(one)]
+    with ExitStack() as stack:
+        stack.enter_context(writable.allow_writes(root or path.parent, entries_only=root is None))
+        # Called while the root is still writable, and after the file was closed.
+        stack.push(lambda _, error, __: remove_new(new, error))
+        if root is not None:
+            durable.make_folders(path.parent)
+        elif not path.parent.is_dir():
+            raise CheckStateNotWritable(path=path, reason=tr("its folder does not exist"))
+        db = stack.enter_context(sqlite.open_writable(path, create=True))
+        if db.readonly("main"):
+            raise CheckStateNotWritable(path=path, reason=tr("it is read-only"))
+        db.set_busy_timeout(0)
+        yield db
+
+
+def remove_new(new: Collection[Path], error: BaseException | None) -> None:
+    """Remove the file that a failed run created, unless another run has taken it, and its folder if that is empty."""
+    if error is None or isinstance(error, CheckStateLocked):
+        return
+    with suppress(OSError, RegraftError):
+        for path in new:
+            if not path.is_dir():
+                durable.remove(path, missing_ok=True)
+            else:
+                durable.remove_folder(path)
 
 
 @contextmanager
@@ -481,10 +512,7 @@ def refuse_other_file(path: Path) -> None:
         raise CheckStateUnusable(path=path, reason=tr("it is not a regular file"), advice=advice)
     if not path.exists() or not path.stat().st_size:
         return
-    start = untrusted_sqlite.read_start(path, _VERSIONS.stop)
-    # The pages of a killed run may lie in any order; its journal restores them.
-    is_ours = start.startswith(_MAGIC) and start[_VERSIONS] == _JOURNAL_VERSIONS
-    is_ours = is_ours or [one.name for one in untrusted_sqlite.find_companions(path)] == [f"{path.name}-journal"]
+    is_ours = has_header(path)
     if is_ours and lock_files.is_lock_held(path):
         raise CheckStateLocked(path=path)
     try:
@@ -496,6 +524,15 @@ def refuse_other_file(path: Path) -> None:
         is_ours = False
     if not is_ours:
         raise CheckStateUnusable(path=path, reason=tr("it is not the state of a rolling check"), advice=advice)
+
+
+def has_header(path: Path) -> bool:
+    """Whether a file begins as a state does."""
+    # The pages of a killed run may lie in any order; its journal restores them.
+    if [one.name for one in untrusted_sqlite.find_companions(path)] == [f"{path.name}-journal"]:
+        return True
+    start = untrusted_sqlite.read_start(path, _VERSIONS.stop)
+    return start.startswith(_MAGIC) and start[_VERSIONS] == _JOURNAL_VERSIONS
 
 
 def prepare(db: apsw.Connection, path: Path, store: Path, *, is_external: bool) -> None:

@@ -385,6 +385,28 @@ def test_an_interrupted_run_records_nothing(store: Path, monkeypatch: pytest.Mon
     assert {name: one[2] for name, one in snapshot(store).items()} == {name: one[2] for name, one in before.items()}
 
 
+def test_an_interrupted_run_keeps_what_another_one_wrote(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(store / ".regraft")
+    ledger = store / ".regraft" / "ledger.sqlite"
+
+    def interrupt(*_: object) -> None:
+        ledger.write_bytes(b"undo data")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RollingPart, "finish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            part(store, "1/4")
+    assert ledger.read_bytes() == b"undo data"
+    assert not own_state(store).exists()
+    ledger.unlink()
+    monkeypatch.setattr(RollingPart, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    (store / ".regraft").rmdir()
+    with pytest.raises(KeyboardInterrupt):
+        part(store, "1/4")
+    assert not (store / ".regraft").exists()
+
+
 def test_of_two_runs_one_is_refused(store: Path) -> None:
     part(store, "1/4")
     state = own_state(store)
