@@ -321,14 +321,22 @@ def install_bases(
                 plan.outside.append(made_library.profile_action(library, store.root, len(source.chosen)))
             return plan
 
+        came_from = Endpoint(kind=source.store.found.kind.value, path=path_text(Path(path)))
+
+        def as_install(report: ChangeReport) -> InstallReport:
+            head = structs.replace(report.head, source=came_from, target=report.head.source)
+            scopes = [outcome.report() for outcome in wanted.filled]
+            return InstallReport(**structs.asdict(report) | {"head": head}, scopes=scopes)
+
+        def confirm_install(planned: ChangeReport) -> bool:
+            return confirm is None or confirm(as_install(planned))
+
         # Kind and bases are about the source; what changes is the profile.
         run_options = ChangeOptions(dry_run=options.dry_run)
-        report = _run_change("install", profile, planner, run_options, progress, confirm, now_ms=options.now_ms)
-        came_from = Endpoint(kind=source.store.found.kind.value, path=path_text(Path(path)))
-        head = structs.replace(report.head, source=came_from, target=report.head.source)
-        scopes = [outcome.report() for outcome in wanted.filled]
+        done = as_install(
+            _run_change("install", profile, planner, run_options, progress, confirm_install, now_ms=options.now_ms)
+        )
         chosen = {base: source.name_of(base) for base in source.chosen}
-    done = InstallReport(**structs.asdict(report) | {"head": head}, scopes=scopes)
     return Installation(report=done, chosen=chosen)
 
 

@@ -131,8 +131,9 @@ def test_another_profile_is_not_opened_by_it(home, tmp_path):
     image(home)
     other = profile(tmp_path / "copy")
     assert not application.can_start(other)
-    with pytest.raises(ApplicationNotStarted, match="it opens another profile; start it as you usually do"):
+    with pytest.raises(ApplicationNotStarted, match="it opens another profile; start it as you usually do") as caught:
         application.start_application(other)
+    assert caught.value.code == "ApplicationNotStarted"
     assert not list(home.rglob("*.started"))
 
 

@@ -29,6 +29,7 @@ from harness import REPO, run, snapshot
 from page_client import Client, said
 
 from checks.cherry_v2 import installed
+from regraft.errors import NotBrowsed
 from regraft.page import views
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
@@ -455,7 +456,7 @@ def test_a_check_lists_findings_and_leads_to_the_repair(reader, tmp_path):
     assert contents(library) == contents(copy)
     assert "What was changed" in reader.page(done)
     history = said(reader.get("history", at=library))
-    assert "fix" in history and "Undo…" in history
+    assert "Repair" in history and "Undo…" in history
     reader.confirm(reader.start("undo", path=library, run=done.outcome.report.undo))
     run("undo", copy)
     assert contents(library) == contents(copy)
@@ -533,6 +534,9 @@ def test_what_cannot_be_browsed_says_so_and_an_archive_has_no_history(reader, tm
         assert answer.status_code == 400
         assert f"{folder}: this is a folder of Chroma, whose texts the page cannot show" in said(answer)
         assert "--" not in said(answer)
+    with pytest.raises(NotBrowsed) as refused:
+        views._check_browsed(folder)
+    assert (refused.value.code, refused.value.exit_status) == ("NotBrowsed", 2)
 
 
 def chroma_zip(folder: Path) -> Path:
