@@ -86,6 +86,8 @@ DATA_FOLDER = cherry_v2_layout.DATA_FOLDER
 _MOST_ZIPS = 20
 #: Folders in a folder that are looked at when it is no store itself.
 _MOST_FOLDERS = 100
+#: How many of them an error names.
+_NAMED_STORES = 4
 #: Members of a damaged archive named in a message.
 _NAMED_MEMBERS = 5
 _REDUX_FILES = (
@@ -363,9 +365,10 @@ def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Locat
         raise SourceUnreadable(path=path / cherry_v2_layout.INDEX_FILE, reason=os.strerror(errno.EACCES))
     _refuse_unfinished(path, tree)
     if kind is None and isinstance(tree, FolderTree):
-        _offer_contents(path)
-        if folder:
-            _offer_contents(path / folder)
+        # The inner folder may be a store itself, which the folder above it names.
+        inner = path / folder
+        for place in (*(outer for outer in reversed(inner.parents) if outer.is_relative_to(path)), inner):
+            _offer_contents(place)
     raise SourceUnrecognised(path=path, found=_describe_tree(path, tree, folder))
 
 
@@ -383,9 +386,10 @@ def _offer_contents(folder: Path) -> None:
         raise BackupInFolder(path=folder, name=backup.name, command=command)
     if _profile_above(folder) is not None:
         return
-    stores = list(islice(_stores_in(folder), 4))
+    stores = [printable(store) for store in islice(_stores_in(folder), _NAMED_STORES + 1)]
     if stores:
-        raise StoresInFolder(path=folder, names=join_list(printable(store) for store in stores))
+        names = [*stores[:_NAMED_STORES], "…"] if len(stores) > _NAMED_STORES else stores
+        raise StoresInFolder(path=folder, names=join_list(names))
 
 
 def _stores_in(folder: Path) -> Iterator[Path]:

@@ -422,6 +422,26 @@ def test_a_folder_with_stores_in_it_names_them(tmp_path: Path, wrapper: str) -> 
     assert (caught.value.code, caught.value.exit_status) == ("StoresInFolder", 2)
 
 
+def test_a_store_below_folders_of_a_single_folder_is_named(tmp_path: Path) -> None:
+    v2_profile(tmp_path / "copied" / "disk" / "profile")
+    with pytest.raises(StoresInFolder) as caught, open_store(tmp_path):
+        pass
+    disk = tmp_path / "copied" / "disk"
+    assert str(caught.value) == (
+        f"{disk}: this folder is not a knowledge base, but contains some; give the path of one: {disk / 'profile'}."
+    )
+
+
+@pytest.mark.parametrize(("count", "ending"), [(4, "4."), (5, "4, ….")])
+def test_more_stores_than_an_error_names_are_hinted_at(tmp_path: Path, count: int, ending: str) -> None:
+    for number in range(1, count + 1):
+        v2_profile(tmp_path / str(number))
+    with pytest.raises(StoresInFolder) as caught, open_store(tmp_path):
+        pass
+    named = ", ".join(str(tmp_path / str(number)) for number in range(1, 4))
+    assert str(caught.value).endswith(f": {named}, {tmp_path / ending}")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
 def test_stores_outside_are_not_named_for_a_link_to_them(tmp_path: Path) -> None:
     v2_profile(tmp_path / "elsewhere" / "profile")
