@@ -33,6 +33,7 @@ _LEVELS = {
     "quick": tr("structure, counts and coverage (--quick)"),
     "default": tr("structure, counts, coverage, texts, ids and vectors"),
     "deep": tr("everything, with SQLite's own check and all snapshots (--deep)"),
+    "part": tr("structure; of a part of the rows, texts, ids and vectors (--part)"),
 }
 _NOT_LOOKED_AT = tr("not looked at")
 

@@ -35,7 +35,7 @@ from regraft.errors import (
 )
 from regraft.language import format_count, tr
 from regraft.ledger import ledger
-from regraft.text import path_text
+from regraft.text import path_text, printable
 
 #: All rows have a position below this number.
 _END = 1 << 62
@@ -510,6 +510,11 @@ def refuse_other_file(path: Path) -> None:
     advice = tr("use another file")
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
         raise CheckStateUnusable(path=path, reason=tr("it is not a regular file"), advice=advice)
+    suffixes = untrusted_sqlite.COMPANION_SUFFIXES
+    database = next((path.name.removesuffix(end) for end in suffixes if path.name.endswith(end)), "")
+    if database and os.path.lexists(path.with_name(database)):
+        reason = tr("SQLite would read it as a part of {name}", name=printable(database))
+        raise CheckStateUnusable(path=path, reason=reason, advice=advice)
     if not path.exists() or not path.stat().st_size:
         return
     is_ours = has_header(path)

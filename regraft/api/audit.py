@@ -69,6 +69,7 @@ def check(
     """
     options = merge_options(CheckOptions, options, fields)
     systems.require_finding_names(options.only)
+    demand_separate_files({"--state": options.state, "--metrics": options.metrics})
     metrics = open_metrics(Path(path), options)
     with recognize(Path(path), options.kind) as found:
         head, audit = audit_source(Path(path), found, options, progress_or_silent(progress))
@@ -204,6 +205,21 @@ def _audit_part(
     closing = tr("Only a check without --part finds what concerns several rows.")
     audit = replace(audit, level="part", part=report, checked={**counts, "rows": report.read}, closing=closing)
     return head, audit
+
+
+def demand_separate_files(files: Mapping[str, Path | None]) -> None:
+    """Check that no two options name the same file, which the later one would overwrite.
+
+    Raises:
+        WrongUsage: two do.
+    """
+    options: dict[Path, str] = {}
+    for option, path in files.items():
+        if path is not None:
+            other = options.setdefault(links.real_path(path), option)
+            if other != option:
+                problem = tr("{first} and {second} name the same file", first=other, second=option)
+                raise WrongUsage(problem=problem, hint=tr("use another file"))
 
 
 def open_metrics(path: Path, options: CheckOptions) -> MetricsFile | None:

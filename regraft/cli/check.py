@@ -51,6 +51,7 @@ def check(path: Path, quick: bool, deep: bool, page: Path | None, options: Check
     """
     systems.require_finding_names(options.only)
     options = with_level(options, quick=quick, deep=deep)
+    audit.demand_separate_files({"--report": page, "--state": options.state, "--metrics": options.metrics})
     metrics = audit.open_metrics(path, options)
     with audit.recognize(path, options.kind) as found:
         if page is not None:

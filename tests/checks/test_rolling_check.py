@@ -495,6 +495,33 @@ def test_a_state_that_is_no_file_is_refused(store: Path, tmp_path: Path, what: s
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
+def test_a_state_that_sqlite_would_read_with_a_database_is_refused(store: Path, suffix: str) -> None:
+    state = store / f"catalog.sqlite{suffix}"
+    with untouched(store):
+        refused = said(run("check", store, "--part", "5%", "--state", state, "--json"), "CheckStateUnusable", REFUSED)
+    assert "SQLite would read it as a part of catalog.sqlite" in refused
+
+
+@pytest.mark.parametrize("first", ["--state", "--report"])
+@pytest.mark.parametrize("second", ["--metrics", "--state"])
+def test_options_that_name_the_same_file_are_refused(store: Path, tmp_path: Path, first: str, second: str) -> None:
+    given, other = tmp_path / "out.html", tmp_path / "." / "nested" / ".." / "out.html"
+    (tmp_path / "nested").mkdir()
+    arguments = [first, given] + ([second, other] if first != second else ["--report", other])
+    with untouched(store):
+        refused = said(run("check", store, "--part", "5%", *arguments, "--json"), "WrongUsage", REFUSED)
+    assert "name the same file (use another file)" in refused
+    assert not given.exists()
+
+
+def test_a_part_is_written_as_a_page(store: Path, tmp_path: Path) -> None:
+    page = tmp_path / "audit.html"
+    done = run("check", store, "--part", "50%", "--report", page, "--fail-on", "never")
+    assert (done.status, done.stderr) == (0, "")
+    assert "structure; of a part of the rows, texts, ids and vectors (--part)" in page.read_text("utf-8")
+
+
 def test_a_state_of_another_store_is_refused(store: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     part(store, "1/4", state=state)
