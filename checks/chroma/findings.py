@@ -159,7 +159,10 @@ SEQ_ID_MIXED = register(
         "Sequence numbers are stored partly as integers and partly as bytes, since versions before and after 1.0 wrote "
         "to the folder. Searches work; Chroma's maintenance can fail."
     ),
-    tr("`regraft repair`, which stores all of them as integers."),
+    tr(
+        "`regraft repair`, which stores all of them as integers; as bytes, if no version from 1.0 on has opened the "
+        "folder."
+    ),
     "repair",
 )
 SEGMENT_ORPHAN = register(

@@ -158,7 +158,13 @@ def _plan_database(store: Store, wanted: Collection[str]) -> Iterator[FileChange
             Action(action="rebuild-full-text", message=message, subject=database.FILE, finding=chroma.FULL_TEXT)
         )
     if chroma.SEQ_ID_MIXED in wanted:
-        message = tr("store all sequence numbers of {name} as integers", name=database.FILE)
+        with database.open_chroma(store.root / database.FILE) as db:
+            as_bytes = database.stores_numbers_as_bytes(db)
+        message = (
+            tr("store all sequence numbers of {name} as bytes, as versions before 1.0 do", name=database.FILE)
+            if as_bytes
+            else tr("store all sequence numbers of {name} as integers", name=database.FILE)
+        )
         actions.append(
             Action(action="convert-numbers", message=message, subject=database.FILE, finding=chroma.SEQ_ID_MIXED)
         )
@@ -179,16 +185,25 @@ def _rewrite(path: Path, new: Path, *, texts: bool, numbers: bool) -> None:
     else:
         copy_database(path, new)
     if numbers:
-
-        def integer(*values: Any) -> Any:
-            # 8 bytes, big-endian, in versions before 1.0.
-            (value,) = values
-            return int.from_bytes(value, "big") if isinstance(value, bytes) and len(value) == 8 else value
-
         with sqlite.open_writable(new) as db, sqlite.transaction(db):
-            db.create_scalar_function("regraft_integer", integer, 1, deterministic=True)
+            as_bytes = database.stores_numbers_as_bytes(db)
+            db.create_scalar_function("regraft_number", _to_bytes if as_bytes else _to_integer, 1, deterministic=True)
             for table in ("embeddings", "max_seq_id"):
-                db.execute(f"UPDATE {table} SET seq_id = regraft_integer(seq_id) WHERE typeof(seq_id) = 'blob'")
+                db.execute(
+                    f"UPDATE {table} SET seq_id = regraft_number(seq_id) WHERE typeof(seq_id) = ?",
+                    ("integer" if as_bytes else "blob",),
+                )
+
+
+def _to_integer(*values: Any) -> Any:
+    """Convert the 8 bytes of a version before 1.0, big-endian."""
+    (value,) = values
+    return int.from_bytes(value, "big") if isinstance(value, bytes) and len(value) == 8 else value
+
+
+def _to_bytes(*values: Any) -> Any:
+    (value,) = values
+    return value.to_bytes(8, "big") if isinstance(value, int) and value >= 0 else value
 
 
 # --- unused folders --------------------------------------------------------------------------------------------------

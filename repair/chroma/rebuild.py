@@ -184,7 +184,8 @@ class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
                 max_seq_id=None if state.labels is None else state.labels.max_seq_id,
                 is_object=True,
             )
-            durable.put_bytes(new / label_map.FILE, label_map.encode_label_map(older, labels))
+            numbers = [(key, state.sequence_number_of(key)) for key, _ in labels]
+            durable.put_bytes(new / label_map.FILE, label_map.encode_label_map(older, labels, numbers))
 
     def _verify(self, new: Path, place: Path, state: CollectionState) -> None:
         """Read every vector with chromadb from a copy that has the new segment, and compare.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -102,6 +103,74 @@ def test_a_folder_of_an_older_version_keeps_its_form(tmp_path: Path) -> None:
         # Versions up to 0.6 load nothing but an instance of their own class.
         assert b"PersistentData" in (store.folder(name) / "index_metadata.pickle").read_bytes()
     assert_reads_back(store, tmp_path / "copy", {}, rounded=True)
+
+
+class Labels(pickle.Unpickler):
+    """Reads the label map of a version before 1.0 without that version."""
+
+    def find_class(self, _: str, name: str) -> Any:
+        assert name == "PersistentData"
+        return type(name, (), {})
+
+
+def read_label_map(store: ChromaStore, name: str) -> dict[str, Any]:
+    with (store.folder(name) / "index_metadata.pickle").open("rb") as file:
+        return dict(vars(Labels(file).load()))
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.6"])
+def test_a_label_map_of_an_older_version_keeps_the_number_of_each_operation(version: str, tmp_path: Path) -> None:
+    """Versions up to 0.4 raise KeyError for each id that has none."""
+    store = extract(version, tmp_path)
+    before = {name: read_label_map(store, name) for name in ("plain", "angles")}
+    for name in before:
+        overwrite_links(store, name)
+    repair(store.root)
+    for name, old in before.items():
+        new = read_label_map(store, name)
+        assert new["id_to_seq_id"].keys() == new["id_to_label"].keys()
+        assert new["max_seq_id"] == old.get("max_seq_id")
+        # An entry whose metadata a later operation changed has a later number.
+        kept = new["id_to_seq_id"].keys() & old["id_to_seq_id"].keys() - {"id12"}
+        assert len(kept) > 60
+        assert {key: new["id_to_seq_id"][key] for key in kept} == {key: old["id_to_seq_id"][key] for key in kept}
+
+
+def test_a_purged_queue_of_an_older_version_without_labels_names_the_lost_ids(tmp_path: Path) -> None:
+    """Only the label map has the number of the last operation of its segment."""
+    store = extract("0.4", tmp_path)
+    last = read_label_map(store, "plain")["max_seq_id"]
+    topic = (last, store.collection_id("plain"))
+    store.execute("DELETE FROM embeddings_queue WHERE seq_id <= ? AND substr(topic, -36) = ?", *topic)
+    query = "SELECT id FROM embeddings_queue WHERE vector IS NOT NULL AND substr(topic, -36) = ?"
+    queued = {key for (key,) in store.rows(query, store.collection_id("plain"))}
+    remove_labels(store)
+    before = (store.folder("plain") / "data_level0.bin").read_bytes()
+    assert {"labels-missing", "vector-missing"} <= check(store.root).keys()
+    document = repair(store.root)
+    assert lost_ids(document, store.collection_id("plain")) == store.expected["plain"].keys() - queued
+    assert (store.folder("plain") / "data_level0.bin").read_bytes() == before
+
+
+@pytest.mark.parametrize(("version", "kind"), [("0.4", "blob"), ("0.6", "blob"), ("1.5", "integer")])
+def test_mixed_numbers_become_those_of_the_version_that_writes(version: str, kind: str, tmp_path: Path) -> None:
+    store = extract(version, tmp_path)
+    before = {
+        table: store.rows(f"SELECT segment_id, seq_id FROM {table} ORDER BY rowid")
+        for table in ("embeddings", "max_seq_id")
+    }
+    mix_numbers(store)
+    segment = store.segment("single", "METADATA")
+    ((number,),) = store.rows("SELECT seq_id FROM max_seq_id WHERE segment_id = ?", segment)
+    other = int.from_bytes(number, "big") if kind == "blob" else number.to_bytes(8, "big")
+    store.execute("UPDATE max_seq_id SET seq_id = ? WHERE segment_id = ?", other, segment)
+    assert "seq-id-mixed" in check(store.root)
+    document = repair(store.root)
+    assert [one["action"] for one in document["actions"]] == ["convert-numbers"]
+    assert "seq-id-mixed" not in check(store.root)
+    for table, rows in before.items():
+        assert {one for (one,) in store.rows(f"SELECT typeof(seq_id) FROM {table}")} == {kind}
+        assert store.rows(f"SELECT segment_id, seq_id FROM {table} ORDER BY rowid") == rows
 
 
 def test_half_of_the_elements_are_kept_and_the_others_named(store: ChromaStore, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ collection.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import IntEnum
@@ -95,6 +97,8 @@ class CollectionState:
         self.segment_problem: str | None = None
         self.labels: LabelMap | None = None
         self.label_problem: str | None = None
+        #: The segment, if no label map and no number says that it has an operation.
+        self._unwritten: SegmentFiles | None = None
         #: Whether the label map has instructions that call something.
         self.has_foreign_labels = False
         #: The last operation that the segment includes.
@@ -152,6 +156,9 @@ class CollectionState:
             if self.labels is None:
                 self._place_by_order()
             self._replay_queue()
+        if self._unwritten is not None and next(self.missing_ids(), None) is not None:
+            # The queue lacks operations, so the segment had them.
+            self.segment, self.label_problem = self._unwritten, os.strerror(errno.ENOENT)
         self._origins = self._read_origins()
 
     def _read_segment(self) -> None:
@@ -171,7 +178,7 @@ class CollectionState:
             return
         if database.read_applied(self._db, self.of.vectors) is None and not file_paths.exists(folder / label_map.FILE):
             # Nothing was ever written to the segment, or a version up to 0.4 keeps every operation in the queue.
-            self.segment = None
+            self.segment, self._unwritten = None, self.segment
             return
         try:
             with sqlite.transaction(self._scratch):
@@ -385,6 +392,13 @@ class CollectionState:
             return self.labels.is_object
         query = "SELECT 1 FROM embeddings WHERE segment_id = ? AND typeof(seq_id) = 'blob' LIMIT 1"
         return self._db.execute(query, (self.of.metadata,)).get is not None
+
+    def sequence_number_of(self, key: str) -> int:
+        """Return the number of the last operation of an id that the segment includes; at least 0."""
+        query = "SELECT seq_id FROM embeddings WHERE segment_id = ? AND embedding_id = ?"
+        found: Any = self._db.execute(query, (self.of.metadata, key)).get
+        number = int.from_bytes(found, "big") if isinstance(found, bytes) else found
+        return number if isinstance(number, int) and 0 < number < self.applied else max(0, self.applied)
 
     # --- vectors ----------------------------------------------------------------------------------------------------
 

@@ -369,6 +369,15 @@ def read_applied(db: apsw.Connection, segment: str | None) -> int | None:
     return after
 
 
+def stores_numbers_as_bytes(db: apsw.Connection) -> bool:
+    """Whether no version from 1.0 on has opened the database: those declare numbers of operations as integers.
+
+    Versions before 1.0 store 8 bytes, big-endian, and versions up to 0.4 read nothing else.
+    """
+    query = "SELECT upper(type) = 'BLOB' FROM pragma_table_info('max_seq_id') WHERE name = 'seq_id'"
+    return bool(db.execute(query).get)
+
+
 #: SQL: operations of a collection (``?1``) after a number (``?2``).
 PENDING = f"FROM embeddings_queue WHERE seq_id > ?2 AND {TOPIC_COLLECTION} = ?1"
 

@@ -26,8 +26,8 @@ FILE = "index_metadata.pickle"
 _MODULE, _CLASS = "chromadb.segment.impl.vector.local_persistent_hnsw", "PersistentData"
 #: Dictionaries that map ids to labels, and back; their pairs are streamed.
 ID_TO_LABEL, LABEL_TO_ID = "id_to_label", "label_to_id"
-_UNUSED = "id_to_seq_id"
-_STREAMED = (ID_TO_LABEL, LABEL_TO_ID, _UNUSED)
+ID_TO_SEQ_ID = "id_to_seq_id"
+_STREAMED = (ID_TO_LABEL, LABEL_TO_ID, ID_TO_SEQ_ID)
 #: References to earlier texts, and numbers: what the dictionary that is not used consists of.
 _REFERENCES = re.compile(rb"(?:(?:h.|j.{4})(?:K.|M..|J.{4}))*+", re.DOTALL)
 #: Most values outside of the streamed dictionaries, and most opened dictionaries at a time.
@@ -238,7 +238,7 @@ class _Interpreter:
         time.
         """
         content, memo, at = self._content, self._memo, self._at
-        if target.role == _UNUSED and (skipped := _REFERENCES.match(content, at)):
+        if target.role == ID_TO_SEQ_ID and (skipped := _REFERENCES.match(content, at)):
             at = skipped.end()
         pairs: list[tuple[str | int, str | int]] = []
         key: str | int | None = None
@@ -443,8 +443,17 @@ class _Interpreter:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def encode_label_map(found: LabelMap, labels: list[tuple[str, int]]) -> bytes:
-    """Encode a label map in the form that the versions of Chroma read that wrote ``found``."""
+def encode_label_map(
+    found: LabelMap, labels: list[tuple[str, int]], sequence_numbers: list[tuple[str, int]] | None = None
+) -> bytes:
+    """Encode a label map in the form that the versions of Chroma read that wrote ``found``.
+
+    Args:
+        found: the single values.
+        labels: each id and its label.
+        sequence_numbers: each id and the number of an operation. Versions before 1.0 have one for each id, and versions
+            up to 0.4 return no vector without it.
+    """
     pieces = [b"\x80\x04"]
     if found.is_object:
         pieces += [_encode_text(_MODULE), _encode_text(_CLASS), b"\x93)\x81"]
@@ -459,7 +468,11 @@ def encode_label_map(found: LabelMap, labels: list[tuple[str, int]]) -> bytes:
     pieces += [piece for key, label in labels for piece in (_encode_text(key), _encode_integer(label))]
     pieces += [b"u", _encode_text(LABEL_TO_ID), b"}("]
     pieces += [piece for key, label in labels for piece in (_encode_integer(label), _encode_text(key))]
-    pieces += [b"u", _encode_text("id_to_seq_id"), b"}u", b"b." if found.is_object else b"."]
+    pieces += [b"u", _encode_text(ID_TO_SEQ_ID), b"}("]
+    pieces += [
+        piece for key, number in sequence_numbers or () for piece in (_encode_text(key), _encode_integer(number))
+    ]
+    pieces += [b"uu", b"b." if found.is_object else b"."]
     return b"".join(pieces)
 
 
