@@ -54,7 +54,7 @@ from repair.cherry_v2 import upgrade as upgrading
 from repair.cherry_v2.install import made_library
 from repair.cherry_v2.source import open_base_source
 from repair.codex_mem import note_changes as clearing
-from repair.embedding.report import ScopeReport
+from repair.embedding.report import ScopeOutcome, ScopeReport
 from repair.embedding.reuse import open_reuse
 from repair.fix import sequence as fixing
 from repair.fix.sequence import Steps, run_steps
@@ -270,6 +270,13 @@ class InstallReport(ChangeReport, kw_only=True):
     scopes: list[ScopeReport] = msgspec.field(default_factory=list)
 
 
+def _report_install(source: Endpoint, filled: list[ScopeOutcome], report: ChangeReport) -> InstallReport:
+    """Turn the report of a change to a profile into that of ``install``."""
+    head = structs.replace(report.head, source=source, target=report.head.source)
+    scopes = [outcome.report() for outcome in filled]
+    return InstallReport(**structs.asdict(report) | {"head": head}, scopes=scopes)
+
+
 class Installation(msgspec.Struct, frozen=True, kw_only=True):
     """The report of ``install``, and the names of the chosen bases by their ids in the source."""
 
@@ -322,11 +329,7 @@ def install_bases(
             return plan
 
         came_from = Endpoint(kind=source.store.found.kind.value, path=path_text(Path(path)))
-
-        def as_install(report: ChangeReport) -> InstallReport:
-            head = structs.replace(report.head, source=came_from, target=report.head.source)
-            scopes = [outcome.report() for outcome in wanted.filled]
-            return InstallReport(**structs.asdict(report) | {"head": head}, scopes=scopes)
+        as_install = partial(_report_install, came_from, wanted.filled)
 
         def confirm_install(planned: ChangeReport) -> bool:
             return confirm is None or confirm(as_install(planned))
