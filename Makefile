@@ -14,7 +14,7 @@ DEXIE := tests/browser/node_modules/dexie/package.json
 
 help:
 	@echo "make demo     migrate sample_v1 and show the result"
-	@echo "make test     run the tests against the installed package (five minutes on two cores)"
+	@echo "make test     run the tests against the installed package (six minutes on two cores)"
 	@echo "make test-extras  run the thorough tests, and those that need Ray, object storage, Chroma, Parquet, models or a browser"
 	@echo "make test-all run all tests, the slow ones too, in random order (tens of minutes)"
 	@echo "make test-lowest, make test-newest  a part of the tests with the oldest or newest dependencies"
