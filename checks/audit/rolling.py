@@ -359,7 +359,7 @@ class RollingPart:
                     self.run("DELETE FROM entry WHERE base = ? AND cycle <> ?", (number, self.cycle))
         header = (_VERSION, path_text(self._store), self.cycle, self.end, self._parts, self._started, self._completed)
         self.run("DELETE FROM rolling")
-        self.run("INSERT INTO rolling VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*header, header_digest(header)))
+        self.run("INSERT INTO rolling VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*header, _header_digest(header)))
         return PartReport(
             state=path_text(self._path),
             cycle=self.cycle,
@@ -378,7 +378,7 @@ class RollingPart:
         )
 
 
-def header_digest(header: tuple[Any, ...]) -> bytes:
+def _header_digest(header: tuple[Any, ...]) -> bytes:
     """Return the digest of the state's row about the cycle."""
     return hashlib.blake2b(repr(header).encode(), digest_size=16).digest()
 
@@ -403,11 +403,11 @@ def open_part(store: Path, own: Path, state: Path | None, size: Fraction, now_ms
     is_open = False
     try:
         with (
-            claim_path(path),
-            open_file(path, own.parent.parent if state is None else None) as db,
-            lock_state(db, path),
+            _claim_path(path),
+            _open_file(path, own.parent.parent if state is None else None) as db,
+            _lock_state(db, path),
         ):
-            prepare(db, path, store, is_external=state is not None)
+            _prepare(db, path, store, is_external=state is not None)
             is_open = True
             yield RollingPart(db, path, store, size, now_ms)
     except RegraftError:
@@ -421,7 +421,7 @@ def open_part(store: Path, own: Path, state: Path | None, size: Fraction, now_ms
 
 
 @contextmanager
-def claim_path(path: Path) -> Iterator[None]:
+def _claim_path(path: Path) -> Iterator[None]:
     """Exclude other runs of this process from a state. Reading a file that a process has locked would unlock it.
 
     Raises:
@@ -440,7 +440,7 @@ def claim_path(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def open_file(path: Path, root: Path | None) -> Iterator[apsw.Connection]:
+def _open_file(path: Path, root: Path | None) -> Iterator[apsw.Connection]:
     """Open the file of a state for writing. A run that fails removes what it has created, if nothing else is in it.
 
     Args:
@@ -450,12 +450,12 @@ def open_file(path: Path, root: Path | None) -> Iterator[apsw.Connection]:
     Raises:
         RegraftError, OSError, apsw.Error: as :func:`open_part`.
     """
-    refuse_other_file(path)
+    _refuse_other_file(path)
     new = [one for one in (path, path.parent) if not os.path.lexists(one)]
     with ExitStack() as stack:
         stack.enter_context(writable.allow_writes(root or path.parent, entries_only=root is None))
         # Called while the root is still writable, and after the file was closed.
-        stack.push(lambda _, error, __: remove_new(new, error))
+        stack.push(lambda _, error, __: _remove_new(new, error))
         if root is not None:
             durable.make_folders(path.parent)
         elif not path.parent.is_dir():
@@ -467,7 +467,7 @@ def open_file(path: Path, root: Path | None) -> Iterator[apsw.Connection]:
         yield db
 
 
-def remove_new(new: Collection[Path], error: BaseException | None) -> None:
+def _remove_new(new: Collection[Path], error: BaseException | None) -> None:
     """Remove the file that a failed run created, unless another run has taken it, and its folder if that is empty."""
     if error is None or isinstance(error, CheckStateLocked):
         return
@@ -480,7 +480,7 @@ def remove_new(new: Collection[Path], error: BaseException | None) -> None:
 
 
 @contextmanager
-def lock_state(db: apsw.Connection, path: Path) -> Iterator[None]:
+def _lock_state(db: apsw.Connection, path: Path) -> Iterator[None]:
     """Hold the state in one exclusive transaction.
 
     Raises:
@@ -499,7 +499,7 @@ def lock_state(db: apsw.Connection, path: Path) -> Iterator[None]:
         raise
 
 
-def refuse_other_file(path: Path) -> None:
+def _refuse_other_file(path: Path) -> None:
     """Check, without a trace, that a file can be a state.
 
     Raises:
@@ -540,7 +540,7 @@ def has_header(path: Path) -> bool:
     return start.startswith(_MAGIC) and start[_VERSIONS] == _JOURNAL_VERSIONS
 
 
-def prepare(db: apsw.Connection, path: Path, store: Path, *, is_external: bool) -> None:
+def _prepare(db: apsw.Connection, path: Path, store: Path, *, is_external: bool) -> None:
     """Check all of the state, and create the tables of a new one.
 
     Raises:
@@ -551,9 +551,9 @@ def prepare(db: apsw.Connection, path: Path, store: Path, *, is_external: bool) 
             for statement in _TABLES:
                 db.execute(statement)
             return
-        recorded, own = read_store(db, path), path_text(store)
+        recorded, own = _read_store(db, path), path_text(store)
     except (*sqlite.CONTENT_ERRORS, UnicodeDecodeError) as error:
-        raise damaged_state(path, str(error)) from error
+        raise _damaged_state(path, str(error)) from error
     if not is_external or recorded == own:
         return
     # The store may have been moved. A path of another computer is not looked for.
@@ -562,7 +562,7 @@ def prepare(db: apsw.Connection, path: Path, store: Path, *, is_external: bool) 
         raise CheckStateUnusable(path=path, reason=reason, advice=tr("use another file"))
 
 
-def read_store(db: apsw.Connection, path: Path) -> str:
+def _read_store(db: apsw.Connection, path: Path) -> str:
     """Return the path of the store that a state is of.
 
     Raises:
@@ -572,17 +572,17 @@ def read_store(db: apsw.Connection, path: Path) -> str:
     [(complaint,)] = db.execute("PRAGMA integrity_check(1)").fetchall()
     headers: list[Any] = db.execute(_HEADER).fetchall()
     if complaint != "ok":
-        raise damaged_state(path, str(complaint))
+        raise _damaged_state(path, str(complaint))
     if len(headers) == 1 and headers[0][0] > _VERSION:
         raise CheckStateUnusable(
             path=path, reason=tr("it was written by a newer version of regraft"), advice=tr("use another file")
         )
-    if len(headers) != 1 or db.execute("SELECT digest FROM rolling").get != header_digest(headers[0]):
-        raise damaged_state(path, tr("its record of the cycle is not the one that regraft wrote"))
+    if len(headers) != 1 or db.execute("SELECT digest FROM rolling").get != _header_digest(headers[0]):
+        raise _damaged_state(path, tr("its record of the cycle is not the one that regraft wrote"))
     return str(headers[0][1])
 
 
-def damaged_state(path: Path, found: str) -> CheckStateUnusable:
+def _damaged_state(path: Path, found: str) -> CheckStateUnusable:
     """Return the error on a state that is damaged; ``found`` says how."""
     reason = tr("it is damaged: {found}", found=found)
     return CheckStateUnusable(path=path, reason=reason, advice=tr("delete it to begin again"))

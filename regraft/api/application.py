@@ -98,13 +98,21 @@ def _desktop_command(entry: Path) -> Iterator[list[str]]:
 def can_start(profile: str | Path) -> bool:
     """Whether the application is installed, opens this profile by itself, and is not running."""
     folder = Path(profile)
+    return (
+        _is_opened_by_itself(folder)
+        and profile_folders.detect_running_app(folder) is None
+        and find_program() is not None
+    )
+
+
+def _is_opened_by_itself(folder: Path) -> bool:
+    """Whether a profile is the one that the application opens if it is started without options."""
     try:
         real = links.real_path(folder)
         own = [links.real_path(path) for path in profile_folders.list_data_folders()]
     except (OSError, RuntimeError, ValueError):
         return False
-    is_own = real in own and not profile_folders.find_configured_folders(folder)
-    return is_own and profile_folders.detect_running_app(folder) is None and find_program() is not None
+    return real in own and not profile_folders.find_configured_folders(folder)
 
 
 def start_application(profile: str | Path) -> subprocess.Popen[bytes]:
@@ -117,8 +125,8 @@ def start_application(profile: str | Path) -> subprocess.Popen[bytes]:
     running = profile_folders.detect_running_app(folder)
     if running is not None:
         raise ApplicationNotStarted(reason=tr("it is running already ({sign})", sign=running))
-    command = find_program()
-    if command is None or not can_start(folder):
+    command = find_program() if _is_opened_by_itself(folder) else None
+    if command is None:
         raise ApplicationNotStarted(reason=tr("it was not found in the usual places, or it opens another profile"))
     try:
         process = subprocess.Popen(
