@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from fractions import Fraction
@@ -68,15 +68,36 @@ def check(
         RegraftError: any error of ``docs/errors.md``.
     """
     options = merge_options(CheckOptions, options, fields)
+    return run_check(Path(path), options, progress_or_silent(progress))[0]
+
+
+def run_check(
+    path: Path,
+    options: CheckOptions,
+    progress: Progress,
+    *,
+    page: Path | None = None,
+    demand: Callable[[Located | SourceUnreadable], None] = lambda _: None,
+) -> tuple[findings.CheckReport, findings.Audit]:
+    """Do what :func:`check` does, and also return the audit that the report was made from.
+
+    Args:
+        path: what is checked.
+        options: the user's options.
+        progress: receives the progress.
+        page: the page that the caller is going to write; None: none.
+        demand: called with what is at the path before it is audited; raises to refuse.
+    """
     systems.require_finding_names(options.only)
-    demand_separate_files({"--state": options.state, "--metrics": options.metrics})
-    metrics = open_metrics(Path(path), options)
-    with recognize(Path(path), options.kind) as found:
-        head, audit = audit_source(Path(path), found, options, progress_or_silent(progress))
+    _demand_separate_files({"--report": page, "--state": options.state, "--metrics": options.metrics})
+    metrics = _open_metrics(path, options)
+    with recognize(path, options.kind) as found:
+        demand(found)
+        head, audit = audit_source(path, found, options, progress)
     report = audit.report(head)
     if metrics is not None:
-        write_metrics(metrics, report)
-    return report
+        _write_metrics(metrics, report)
+    return report, audit
 
 
 def audit_source(
@@ -207,7 +228,7 @@ def _audit_part(
     return head, audit
 
 
-def demand_separate_files(files: Mapping[str, Path | None]) -> None:
+def _demand_separate_files(files: Mapping[str, Path | None]) -> None:
     """Check that no two options name the same file, which the later one would overwrite.
 
     Raises:
@@ -222,7 +243,7 @@ def demand_separate_files(files: Mapping[str, Path | None]) -> None:
                 raise WrongUsage(problem=problem, hint=tr("use another file"))
 
 
-def open_metrics(path: Path, options: CheckOptions) -> MetricsFile | None:
+def _open_metrics(path: Path, options: CheckOptions) -> MetricsFile | None:
     """Return the metrics file of a check, or None without one.
 
     Raises:
@@ -238,7 +259,7 @@ def open_metrics(path: Path, options: CheckOptions) -> MetricsFile | None:
     return metrics
 
 
-def write_metrics(metrics: MetricsFile, report: findings.CheckReport) -> None:
+def _write_metrics(metrics: MetricsFile, report: findings.CheckReport) -> None:
     """Write the metrics of a check (``docs/rolling-check.md``).
 
     Raises:

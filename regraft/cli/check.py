@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
 
-from checks import systems
 from checks.audit import findings
 from checks.audit import page as audit_page
 from regraft.api import audit
@@ -49,17 +49,9 @@ def check(path: Path, quick: bool, deep: bool, page: Path | None, options: Check
     Example:
       regraft check library --deep
     """
-    systems.require_finding_names(options.only)
     options = with_level(options, quick=quick, deep=deep)
-    audit.demand_separate_files({"--report": page, "--state": options.state, "--metrics": options.metrics})
-    metrics = audit.open_metrics(path, options)
-    with audit.recognize(path, options.kind) as found:
-        if page is not None:
-            _check_page(page, path, found)
-        head, result = audit.audit_source(path, found, options, output.progress())
-    report = result.report(head)
-    if metrics is not None:
-        audit.write_metrics(metrics, report)
+    demand = partial(_check_page, page, path)
+    report, result = audit.run_check(path, options, output.progress(), page=page, demand=demand)
     written = ""
     if page is not None:
         report_html.write_page(page, audit_page.render_check_page(encoded(report), options.only))
@@ -69,13 +61,15 @@ def check(path: Path, quick: bool, deep: bool, page: Path | None, options: Check
         for line in written.splitlines():
             echo_error(line)
     else:
-        text = findings.format_audit(result, head.title, verbose=output.verbose > 0)
+        text = findings.format_audit(result, report.head.title, verbose=output.verbose > 0)
         echo("\n".join(filter(None, (text, written))))
     sys.exit(exit_status(report, output.fail_on))
 
 
-def _check_page(page: Path, path: Path, found: Located | SourceUnreadable) -> None:
+def _check_page(page: Path | None, path: Path, found: Located | SourceUnreadable) -> None:
     """Refuse a page in what is read: PATH, the base that an index belongs to, a data folder that settings name."""
+    if page is None:
+        return
     read = [path, *([path.absolute().parents[1]] if path.match(INDEX_FILE) else [])]
     # The tree of a base begins above it, where a page may lie.
     if isinstance(found, Located) and not links.real_path(path).is_relative_to(links.real_path(found.tree.path)):

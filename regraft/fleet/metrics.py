@@ -261,10 +261,7 @@ class Metrics:
 
     def _write(self) -> None:
         self._written_at = self._now()
-        text: bytes = self._client.generate_latest(self._registry)
-        path, new = metrics_files(self.path)
-        with writable.allow_writes(path.parent, entries_only=True):
-            durable.write_text_atomically(path, (_MARK + text).decode(), new)
+        _write_file(self.path, _MARK + self._client.generate_latest(self._registry))
 
     # --- the metrics -------------------------------------------------------------------------------------------------
 
@@ -337,7 +334,7 @@ class MetricsFile:
         errors.import_optional("prometheus_client.core", tr("metrics"), "metrics")
         self._path = path
         self._prefix = f"regraft_{command}_"
-        self._mark = f"# Written by regraft {command}.\n"
+        self._mark = f"# Written by regraft {command}.\n".encode()
         self._labels = labels
         self._families: list[Any] = []
 
@@ -350,7 +347,7 @@ class MetricsFile:
         """
         demand_folder(self._path)
         for path in metrics_files(self._path):
-            if not is_overwritable(path, self._mark.encode()):
+            if not is_overwritable(path, self._mark):
                 problem = tr("{path} exists and is not a metrics file of this command", path=path)
                 raise WrongUsage(problem=problem, hint=tr("use another file"))
 
@@ -379,10 +376,18 @@ class MetricsFile:
         """
         registry = self._client.CollectorRegistry(auto_describe=False)
         registry.register(self)
-        text = self._mark + self._client.generate_latest(registry).decode()
-        path, new = metrics_files(self._path)
-        with writable.allow_writes(path.parent, entries_only=True):
-            durable.write_text_atomically(path, text, new)
+        _write_file(self._path, self._mark + self._client.generate_latest(registry))
+
+
+def _write_file(metrics: Path, text: bytes) -> None:
+    """Write a metrics file in one step.
+
+    Raises:
+        OSError, RegraftError: it cannot be written.
+    """
+    path, new = metrics_files(metrics)
+    with writable.allow_writes(path.parent, entries_only=True):
+        durable.write_text_atomically(path, text.decode(), new)
 
 
 def is_overwritable(path: Path, mark: bytes = _MARK) -> bool:
