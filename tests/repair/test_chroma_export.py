@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
 import struct
 from contextlib import closing
@@ -17,7 +16,7 @@ from extras import needs
 from faults import posix
 from harness import NOW_MS, Outcome, run, snapshot
 from parquet_bases import BASE
-from toys import killed, quick_disk, steps_of
+from toys import killed_at_or_before, quick_disk, steps_of
 
 import regraft
 from regraft.errors import RegraftError
@@ -341,16 +340,14 @@ def test_a_kill_leaves_no_part_of_a_collection(tmp_path: Path) -> None:
     vectors = unit_vectors(12)
     source = write_base(tmp_path / "library", vectors)
 
-    def fresh(name: str) -> ChromaStore:
-        shutil.copytree(store.root, tmp_path / name)
-        return ChromaStore(tmp_path / name, store.expected)
+    def work(one: ChromaStore) -> Outcome:
+        return export(source, one.root)
 
     with quick_disk() as disk:
-        first = fresh("first")
-        steps = steps_of(disk, lambda: export(source, first.root))
+        first = store.copy_into(tmp_path)
+        steps = steps_of(disk, lambda: work(first))
         for at in (len(steps) // 3, 2 * len(steps) // 3, len(steps) - 4, len(steps) - 1):
-            one = fresh(f"killed-{at}")
-            assert killed(disk, at, lambda one=one: export(source, one.root)), (at, steps)
+            one = killed_at_or_before(disk, at, lambda: store.copy_into(tmp_path), work)
             names = {name for (name,) in one.rows("SELECT name FROM collections")}
             assert {name for (name,) in store.rows("SELECT name FROM collections")} == names - {"handbook"}
             assert set(check(one.root)) <= {"segment-orphan"}

@@ -30,8 +30,8 @@ from chroma_store import (
 )
 from extras import needs
 from faults import posix
-from harness import run, snapshot
-from toys import killed, quick_disk, steps_of
+from harness import Outcome, run, snapshot
+from toys import killed_at_or_before, quick_disk, steps_of
 
 pytestmark = needs("chroma")
 
@@ -334,15 +334,13 @@ def test_a_kill_leaves_the_old_or_the_new_segment(store: ChromaStore, tmp_path: 
     old = (store.folder("plain") / "link_lists.bin").read_bytes()
     with quick_disk() as disk:
 
-        def fresh(name: str) -> ChromaStore:
-            shutil.copytree(store.root, tmp_path / name)
-            return ChromaStore(tmp_path / name, store.expected)
+        def work(one: ChromaStore) -> Outcome:
+            return run("repair", one.root, "--yes")
 
-        first = fresh("first")
-        steps = steps_of(disk, lambda: run("repair", first.root, "--yes"))
+        first = store.copy_into(tmp_path)
+        steps = steps_of(disk, lambda: work(first))
         for at in (len(steps) // 4, len(steps) // 2, 3 * len(steps) // 4, len(steps) - 2):
-            one = fresh(f"killed-{at}")
-            assert killed(disk, at, lambda one=one: run("repair", one.root, "--yes")), (at, steps)
+            one = killed_at_or_before(disk, at, lambda: store.copy_into(tmp_path), work)
             links = one.folder("plain") / "link_lists.bin"
             assert not links.exists() or links.read_bytes() == old or check(one.root) == {}
             assert run("repair", one.root, "--yes").status == 0

@@ -12,7 +12,7 @@ from changing_commands import CASES, Work, copied
 from fault_server import FaultServer
 from faults import posix, untouched
 from harness import Outcome, run_as_given
-from toys import QuickDisk, killed, quick_disk, steps_of
+from toys import QuickDisk, killed_at_or_before, quick_disk, steps_of
 
 from regraft.cli import changes
 
@@ -135,8 +135,7 @@ def test_a_kill_in_the_midst_leaves_all_of_it_to_the_next_run(
     steps = steps_of(disk, lambda: work.run("--yes"))
     after = work.contents()
     at = min(int(share * len(steps)), len(steps) - 2)
-    work = fresh()
-    assert killed(disk, at, lambda: work.run("--yes")), (at, steps)
+    work = killed_at_or_before(disk, at, fresh, lambda work: work.run("--yes"))
     found = work.contents()
     # What several steps change may be between two of them.
     if work.arguments[0] != "fix":

@@ -22,7 +22,7 @@ from harness import Outcome, run
 from lacking import KB
 from planted_v2 import index, run_sql
 from synced import place, text_of
-from toys import killed, quick_disk, steps_of
+from toys import killed_at_or_before, quick_disk, steps_of
 
 import regraft
 from regraft import identity
@@ -278,20 +278,21 @@ def test_after_a_kill_nothing_is_paid_for_again(plain: Path, tmp_path: Path, ser
     synced.edit(files)
     store = tmp_path / "library"
 
-    def work() -> Outcome:
+    paid = 0
+
+    def work(store: Path = store) -> Outcome:
         return sync(store, "--delete", *more, "--now", "2026-11-21T12:00:00.000Z")
 
-    def fresh() -> None:
+    def fresh() -> Path:
+        nonlocal paid
         shutil.rmtree(store, ignore_errors=True)
-        shutil.copytree(ready, store)
+        paid = len(server.paid)
+        return Path(shutil.copytree(ready, store))
 
     with quick_disk() as disk:
         fresh()
         steps = steps_of(disk, work)
-        fresh()
-        at = min(int(share * len(steps)), len(steps) - 2)
-        paid = len(server.paid)
-        assert killed(disk, at, work)
+        killed_at_or_before(disk, min(int(share * len(steps)), len(steps) - 2), fresh, work)
         again = work()
     assert again.status == 0, again
     sent = server.paid[paid:]

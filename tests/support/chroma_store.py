@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 import struct
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -29,6 +30,10 @@ class ChromaStore:
 
     root: Path
     expected: dict[str, dict[str, Any]]
+
+    def copy_into(self, folder: Path) -> ChromaStore:
+        """Copy the folder into a new one in another."""
+        return ChromaStore(Path(shutil.copytree(self.root, Path(tempfile.mkdtemp(dir=folder), "store"))), self.expected)
 
     @property
     def database(self) -> Path:

@@ -8,8 +8,9 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 import pytest
@@ -338,6 +339,9 @@ def watched(patch: pytest.MonkeyPatch, at: int, spring: Callable[[], object] = d
     return wire.watch(ChangeLog, "record_actions", "intend", "settle")
 
 
+Subject = TypeVar("Subject")
+
+
 def killed(disk: QuickDisk, at: int, work: Callable[[], object]) -> bool:
     """Do some work in another process that is killed at one step, and tell whether it came so far."""
 
@@ -349,6 +353,21 @@ def killed(disk: QuickDisk, at: int, work: Callable[[], object]) -> bool:
     status = forked(watched_work)
     assert status in (0, KILLED), f"step {at}"
     return status == KILLED
+
+
+def killed_at_or_before(
+    disk: QuickDisk, at: int, fresh: Callable[[], Subject], work: Callable[[Subject], object]
+) -> Subject:
+    """Do some work in another process that is killed at one step, and return what it worked on.
+
+    Some runs have fewer steps than others: answers of a server are written as they arrive, and leftovers of other
+    processes are removed by whoever comes first. Such a run is done anew, and killed at an earlier step.
+    """
+    for step in range(at, 0, -3):
+        subject = fresh()
+        if killed(disk, step, partial(work, subject)):
+            return subject
+    raise AssertionError("no run was killed")
 
 
 def steps_of(disk: QuickDisk, work: Callable[[], object]) -> list[str]:

@@ -26,7 +26,7 @@ from extras import needs
 from fault_server import FaultServer, Request, answer, failing, vector_of
 from faults import posix
 from harness import Outcome, run, snapshot
-from toys import killed, quick_disk, steps_of
+from toys import killed_at_or_before, quick_disk, steps_of
 
 from regraft import identity
 from regraft.formats.chroma import core
@@ -270,16 +270,14 @@ def test_a_kill_leaves_the_old_or_the_new_segment_and_nothing_is_paid_twice(
     old = (store.folder("plain") / "data_level0.bin").read_bytes()
     expected = vectors_of(store)
 
-    def fresh(name: str) -> ChromaStore:
-        shutil.copytree(store.root, tmp_path / name)
-        return ChromaStore(tmp_path / name, store.expected)
+    def work(one: ChromaStore) -> Outcome:
+        return fill(one, settings, "--yes")
 
     with quick_disk() as disk:
-        first = fresh("first")
-        steps = steps_of(disk, lambda: fill(first, settings, "--yes"))
+        first = store.copy_into(tmp_path)
+        steps = steps_of(disk, lambda: work(first))
         for at in (len(steps) // 3, len(steps) - 20, len(steps) - 2):
-            one = fresh(f"killed-{at}")
-            assert killed(disk, at, lambda one=one: fill(one, settings, "--yes")), (at, steps)
+            one = killed_at_or_before(disk, at, lambda: store.copy_into(tmp_path), work)
             elements = one.folder("plain") / "data_level0.bin"
             assert not elements.exists() or elements.read_bytes() == old or "vector-missing" not in check(one.root)
             staged = staged_keys(one.root)
