@@ -71,13 +71,19 @@ test test-extras test-all test-dose: export PYTHONDONTWRITEBYTECODE :=
 test test-extras test-all test-dose: export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.pycache
 
 # A process takes whole files: what their tests share is made once. The longest come first (tests/support/longest.py).
+# Assertions are compiled as they stand, because pytest takes twice the time of all other compiling to rewrite them. What
+# fails is run once more with rewritten ones, which show their values.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q
+SHOW_FAILURES := { status=$$?; [ $$status -ne 1 ] || $(BIN)/pytest -q --last-failed --maxfail 20; exit $$status; }
+test test-extras: export PYTHONOPTIMIZE :=
 
+# Properties are tried with few examples in make test, and with all in make test-extras.
 test: $(VENV)/.testing
-	$(PYTEST) -m "not slow and not needs and not thorough"
+	$(PYTEST) --assert plain --hypothesis-profile quick -m "not slow and not needs and not thorough" || $(SHOW_FAILURES)
 
 test-extras: $(VENV)/.$(EXTRAS)
-	$(PYTEST) -m "$(if $(filter test-extras,$(EXTRAS)),(needs or thorough),needs) and not slow"
+	$(PYTEST) --assert plain -m "$(if $(filter test-extras,$(EXTRAS)),(needs or thorough or hypothesis),needs) and not slow" \
+		|| $(SHOW_FAILURES)
 
 # All tests in any order, with new examples for the properties; SEED repeats an order.
 SEED ?= $(shell date +%s)

@@ -51,21 +51,22 @@ for name in filter(USER_VARIABLES.fullmatch, list(os.environ)):
 
 import real_server  # noqa: E402
 from extras import mark_groups, mark_thorough  # noqa: E402
-from harness import GOLDEN, HERE, MEMORY, MEMORY_BYTES, SAMPLES  # noqa: E402
+from harness import GOLDEN, HERE, MEMORY, MEMORY_BYTES, SAMPLES, make_what_is_copied  # noqa: E402
 from longest import put_longest_first  # noqa: E402
 
 from regraft.disk import writable  # noqa: E402
 
 # The same examples every time: a test that never failed here does not fail by chance elsewhere. New ones are sought by
-# ``make test-all``, with ``--hypothesis-profile search``.
+# ``make test-all``, with ``--hypothesis-profile search``. ``make test`` has few (quick), ``make test-extras`` all.
 settings.register_profile(
     "regraft", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=30, derandomize=True
 )
+settings.register_profile("quick", settings.get_profile("regraft"), max_examples=10)
 settings.register_profile(
     "search", settings.get_profile("regraft"), max_examples=60, derandomize=False, print_blob=True
 )
 # Tests import this module by a name of its own, which runs it once more: what was asked for meanwhile stays.
-if settings.get_current_profile_name() not in ("regraft", "search"):
+if settings.get_current_profile_name() not in ("regraft", "quick", "search"):
     settings.load_profile("regraft")
 
 
@@ -75,6 +76,8 @@ sys.path.append(str(REPO))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure() -> None:
+    # Nothing of what is collected is garbage.
+    gc.disable()
     put_files_into_memory()
     hear_ctrl_c()
 
@@ -101,6 +104,7 @@ def pytest_collection_finish() -> None:
     """Leave what was collected out of all searches for garbage: it stays to the end."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -126,7 +130,7 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Let every other worker read the files of tests backwards.
 
-    Each file is compiled with its assertions rewritten, which takes most of the time of collecting. Workers find the
+    Each file is compiled, which takes most of the time of collecting. Workers find the
     files that others have compiled, and if they all began with the first file, each would compile every file.
     """
     report = yield
@@ -171,6 +175,12 @@ def may_write(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let tests call what writes: below their own folders, as a command lets what it calls."""
     with writable.allow_writes(tmp_path_factory.getbasetemp()), writable.allow_writes(Path(tempfile.gettempdir())):
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def made(caches: None, may_write: None, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Make the libraries that tests get copies of."""
+    make_what_is_copied(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture

@@ -33,8 +33,12 @@ class Machine(IndexStoreMachine):
     """The machine as it is, over our own store."""
 
 
-TestStore = Machine.TestCase
+TestStore = pytest.mark.thorough(Machine.TestCase)
 TestStore.settings = machine_settings
+
+
+def test_a_few_runs_of_the_machine() -> None:
+    run_state_machine_as_test(Machine, settings=settings(machine_settings, max_examples=2))
 
 
 class Forgetful(IndexStoreMachine):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,8 @@ from regraft.disk import writable
 
 
 def examples(searched: int) -> int:
-    """Return how many examples a property is tried with: so many in a search, a quarter of them otherwise."""
-    return (searched + 3) // 4 if settings.default is not None and settings.default.derandomize else searched
+    """Return how many examples a property is tried with: so many in a search, a part of them otherwise."""
+    return -(-searched // {"quick": 12, "regraft": 4}.get(settings.get_current_profile_name(), 1))
 
 
 HERE = Path(__file__).resolve().parent.parent
@@ -92,6 +94,35 @@ def run_as_given(*arguments: object) -> Outcome:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Outcome(result.exit_code, result.stdout, result.stderr)
+
+
+#: What makes folders that tests get copies of, and where each made its own in this process.
+_makers: list[Callable[[Path], Path]] = []
+_made: dict[Callable[[Path], Path], Path] = {}
+
+
+def copied(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
+    """Let a function that fills a folder copy what it made before the first test.
+
+    Before any test, because the first one that calls it may have replaced something that takes part in making it.
+    """
+
+    @wraps(make)
+    def copy(place: Path) -> Path:
+        if make not in _made:
+            return make(place)
+        shutil.copytree(_made[make], place, dirs_exist_ok=True)
+        return place / "library"
+
+    _makers.append(make)
+    return copy
+
+
+def make_what_is_copied(folder: Path) -> None:
+    """Make what the functions that were imported make, but for what fails: that is up to the tests."""
+    for number, make in enumerate(_makers):
+        with suppress(Exception):
+            _made[make] = make(folder / str(number)).parent
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:

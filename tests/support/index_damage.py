@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ Row = tuple[Any, ...]
 Rows = dict[str, dict[str, Row]]
 
 
+@cache
 def vector_of(text: str) -> bytes:
     rng = random.Random(text)
     numbers = [rng.gauss(0, 1) for _ in range(DIMENSIONS)]

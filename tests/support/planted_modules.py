@@ -6,12 +6,14 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 #: What Python starts by itself where it finds it on the import path.
 BY_PYTHON = ("sitecustomize", "usercustomize")
 
 
+@cache
 def names() -> list[str]:
     """Return the names of all modules of the standard library, and of all that is installed here."""
     installed = importlib.metadata.packages_distributions()

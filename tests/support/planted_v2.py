@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
-from harness import NOW, run
+from harness import NOW, copied, run
 from planted_v1 import whole
 
 from regraft import identity
@@ -25,6 +25,7 @@ OTHER = identity.base_id("other")
 NEW_BASE = STRAY_BASE
 
 
+@copied
 def library(place: Path) -> Path:
     """Migrate a source that has something of everything; the library has nothing to complain about."""
     target = place / "library"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import apsw
 import pytest
 from faults import Source, Tripwire, forked, item, write_vectors
-from harness import NOW, run
+from harness import NOW, copied, run
 from stand_ins import KILLED, die
 
 from regraft import identity
@@ -38,6 +38,7 @@ CATALOG = "catalog.sqlite"
 NEW_FILE, NEW_FOLDER, OLD_FOLDER = f"{RAW}/new/deep/file.txt", f"KnowledgeBase/{NEW_BASE}", f"KnowledgeBase/{OTHER}"
 
 
+@copied
 def library(place: Path) -> Path:
     """Migrate two small bases; the library has no ledger of that."""
     source = Source(place / "v1")

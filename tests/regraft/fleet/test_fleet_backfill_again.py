@@ -16,7 +16,7 @@ import pytest
 from extras import needs
 from fault_server import FaultServer, Reply, Request, answer, right, vector_of
 from harness import run_as_given, snapshot
-from lacking import COMPARED, LACKING, TEXTS, all_vectors, configured, library, many, taken_away, vectors
+from lacking import COMPARED, LACKING, TEXTS, all_vectors, configured, many, migrated, taken_away, vectors
 from planted_v2 import index
 from three_libraries import NAMES, WANTED, backfill, is_filled, names_beside, resume, rows_in
 
@@ -31,7 +31,7 @@ pytestmark = needs("parquet")
 def of_another_length(stores: Path, tmp_path: Path, name: str) -> None:
     """Put a library in the place of one whose vectors are twice as long."""
     shutil.rmtree(stores / name)
-    made = taken_away(library(tmp_path / "made", lambda text: vector_of(text, 16)))
+    made = taken_away(migrated(tmp_path / "made", lambda text: vector_of(text, 16)))
     shutil.copytree(made, stores / name)
     shutil.rmtree(tmp_path / "made")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from faults import said, untouched
 from harness import run
-from lacking import KB, LACKING, OTHER_TEXTS, TEXTS, backfill, configured, library, scope_of, vectors
+from lacking import KB, LACKING, OTHER_TEXTS, TEXTS, backfill, configured, migrated, scope_of, vectors
 
 from regraft import embedders
 from regraft.embedders import ServerSettings
@@ -21,7 +21,7 @@ def test_what_a_v1_base_had_lost_comes_back(real_url: str, tmp_path: Path) -> No
     with embedders.open_embedder(ServerSettings(name="real", model="e5", base_url=real_url)) as embedder:
         made = dict(zip(texts, embedder.embed(texts).vectors, strict=True))
     kept = {text: vector for text, vector in made.items() if text not in LACKING}
-    store = library(tmp_path, kept.get, "--carry-text")
+    store = migrated(tmp_path, kept.get, "--carry-text")
     assert set(vectors(store)) == set(TEXTS) - set(LACKING)
     # Far enough from no prefix on every processor: small models are computed with few bits.
     instruction = "Instruct: Given a question, retrieve passages that answer it. Query: "
