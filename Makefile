@@ -14,8 +14,8 @@ DEXIE := tests/browser/node_modules/dexie/package.json
 
 help:
 	@echo "make demo     migrate sample_v1 and show the result"
-	@echo "make test     run the tests against the installed package (six minutes on two cores)"
-	@echo "make test-extras  run the thorough tests, and those that need Ray, object storage, Chroma, Parquet, models or a browser"
+	@echo "make test     run the tests against the installed package (less than five minutes on two cores)"
+	@echo "make test-extras  run the thorough tests, all properties, and those that need Ray, object storage, Chroma, Parquet, models or a browser"
 	@echo "make test-all run all tests, the slow ones too, in random order (tens of minutes)"
 	@echo "make test-lowest, make test-newest  a part of the tests with the oldest or newest dependencies"
 	@echo "make browser  install what the tests with a real Chromium need besides it (npm)"
@@ -31,6 +31,11 @@ help:
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # uv takes a fifth of pip's time. Where it is not to be had, or does not know the index that pip is told of, pip does it.
 QUICKLY := $(BIN)/uv pip install --quiet --python $(BIN)/python --reinstall-package regraft --refresh-package regraft
+# What pip is told of indexes and constraints, by its files or by variables (which come last), said to uv.
+TELL_UV = eval "$$($(BIN)/python -m pip config list | sort -r | sed -n -e 's/\\n/ /g' \
+	-e 's/^[^.]*\.index-url=/export UV_DEFAULT_INDEX=/p' -e 's/^[^.]*\.extra-index-url=/export UV_INDEX=/p' \
+	-e 's/^[^.]*\.find-links=/export UV_FIND_LINKS=/p' -e 's/^[^.]*\.constraint=/export UV_CONSTRAINT=/p')"; \
+	export UV_INDEX_STRATEGY=unsafe-best-match
 PACKAGE := pyproject.toml hatch_build.py README.md LICENSE $(SOURCES)
 
 $(VENV)/.made:
@@ -44,7 +49,7 @@ $(VENV)/.installed: $(VENV)/.made $(PACKAGE)
 	@touch $@
 
 $(VENV)/.testing: $(VENV)/.made $(PACKAGE)
-	$(QUICKLY) '.[test]' 2> /dev/null || $(INSTALL) '.[test]'
+	($(TELL_UV); $(QUICKLY) '.[test]' 2> /dev/null) || $(INSTALL) '.[test]'
 	@touch $(VENV)/.installed $@
 
 # EXTRAS=test-chroma installs one group alone; the tests of the others are skipped.
@@ -71,19 +76,21 @@ test test-extras test-all test-dose: export PYTHONDONTWRITEBYTECODE :=
 test test-extras test-all test-dose: export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.pycache
 
 # A process takes whole files: what their tests share is made once. The longest come first (tests/support/longest.py).
-# Assertions are compiled as they stand, because pytest takes twice the time of all other compiling to rewrite them. What
-# fails is run once more with rewritten ones, which show their values.
-PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q
-SHOW_FAILURES := { status=$$?; [ $$status -ne 1 ] || $(BIN)/pytest -q --last-failed --maxfail 20; exit $$status; }
+# Assertions are compiled as they stand: pytest takes twice the time of all other compiling to rewrite them. Tests that
+# fail are run once more with rewritten ones, which show their values.
+PYTEST = $(BIN)/pytest -q --hypothesis-profile $(PROFILE)
+RUN_TESTS = $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --assert plain
+SHOW_FAILURES = { status=$$?; [ $$status -ne 1 ] || $(PYTEST) --last-failed --maxfail 20; exit $$status; }
 test test-extras: export PYTHONOPTIMIZE :=
 
-# Properties are tried with few examples in make test, and with all in make test-extras.
+# Properties are tried with few examples in make test, and with all of them in make test-extras.
+test: PROFILE := quick
 test: $(VENV)/.testing
-	$(PYTEST) --assert plain --hypothesis-profile quick -m "not slow and not needs and not thorough" || $(SHOW_FAILURES)
+	$(RUN_TESTS) -m "not slow and not needs and not thorough" || $(SHOW_FAILURES)
 
+test-extras: PROFILE := regraft
 test-extras: $(VENV)/.$(EXTRAS)
-	$(PYTEST) --assert plain -m "$(if $(filter test-extras,$(EXTRAS)),(needs or thorough or hypothesis),needs) and not slow" \
-		|| $(SHOW_FAILURES)
+	$(RUN_TESTS) -m "$(if $(filter test-extras,$(EXTRAS)),(needs or thorough or hypothesis),needs) and not slow" || $(SHOW_FAILURES)
 
 # All tests in any order, with new examples for the properties; SEED repeats an order.
 SEED ?= $(shell date +%s)

@@ -57,6 +57,7 @@ def test_a_power_cut_is_noticed_where_nothing_is_flushed(work: Path) -> None:
     assert dose(PowerLoss, work, 300, ("gc",), "no-sync").bad == 1
 
 
+@pytest.mark.thorough
 @posix
 def test_an_operation_that_fails_leaves_nothing_half(work: Path) -> None:
     assert dose(IoFaults, work, 10, ("undo repair", "clear-failed")).bad_cases == []

@@ -32,6 +32,7 @@ def test_rows_of_damaged_trees_are_migrated_or_named(trees: Trees, salvage: bool
     assert [problem for number in range(1, 7) for problem in trees.bad(number, salvage=salvage)] == []
 
 
+@pytest.mark.thorough
 def test_lost_rows_are_noticed_where_nothing_is_compared(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where pages and readings are not compared, rows go missing, and the campaign has to see that."""
     monkeypatch.setattr(table_integrity, "find_contradiction", lambda *_: None)

@@ -478,6 +478,7 @@ def test_notes_of_codex_mem_that_words_do_not_find_are_found(tmp_path: Path) -> 
     assert messages[1] == "not in the full-text index: 1 text"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("version", chroma_store.VERSIONS)
 def test_documents_of_chroma_that_words_do_not_find_are_found(version: str, tmp_path: Path) -> None:
     store = chroma_store.extract(version, tmp_path)

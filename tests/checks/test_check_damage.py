@@ -30,6 +30,7 @@ def test_damage_ends_in_findings(part: int, healthy: Path, tmp_path: Path) -> No
     assert [said for said in complaints if said is not None] == []
 
 
+@pytest.mark.thorough
 def test_the_damage_is_real(healthy: Path, tmp_path: Path) -> None:
     """Most of it is found; the rest hit what no reader looks at, such as free space in a page."""
     found = 0
@@ -51,6 +52,7 @@ def test_a_view_without_end_in_place_of_a_table(healthy: Path, tmp_path: Path) -
     assert "schema.missing" in {finding["name"] for finding in answer if finding["base"] == KB}
 
 
+@pytest.mark.thorough
 def test_a_trigger_without_end(healthy: Path, tmp_path: Path) -> None:
     """The effects of triggers are tried out; one that never ends is one that does something else."""
     copy = shutil.copytree(healthy, tmp_path / "library")

@@ -120,6 +120,7 @@ def test_a_whole_source_has_nothing_to_complain_about(place: Path) -> None:
         assert run("check", path).status == 0
 
 
+@pytest.mark.one_in(3)
 @planted
 def test_damage_is_found_and_nothing_written(name: str, damaged: Callable[[str], Path], place: Path) -> None:
     case = PLANTED[name]

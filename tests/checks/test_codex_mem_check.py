@@ -115,6 +115,7 @@ def test_real_databases(tmp_path: Path) -> None:
 # --- planted damage ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", PLANTINGS)
 def test_planted_damage_is_found_and_nothing_else(name: str, whole: Path) -> None:
     planting = PLANTINGS[name]

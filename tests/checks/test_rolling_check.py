@@ -94,6 +94,7 @@ def vector_keys(path: Path) -> list[str]:
 # --- what is read --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("size", "runs"), [("5%", 20), ("1/20", 20), ("7 %", 15), ("33.3%", 4), ("100%", 1), ("2/3", 2)]
 )
@@ -194,6 +195,7 @@ def test_a_row_added_below_the_position_is_read_by_the_next_run(store: Path) -> 
     assert not done.is_complete
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("finding", "statement"),
     [
@@ -467,6 +469,7 @@ FORGED: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
 def test_a_state_that_is_not_ours_is_refused(store: Path, forge: Callable[[Path], object]) -> None:
     cycle(store, "1/2")

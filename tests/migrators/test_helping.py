@@ -102,6 +102,7 @@ def test_helpers_come_to_what_one_process_comes_to(
     assert [base["outcome"] for base in again["bases"]] == ["unchanged"]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("helped")
 def test_what_helpers_fail_at_is_done_by_this_process(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

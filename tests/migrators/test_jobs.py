@@ -109,6 +109,7 @@ def test_two_processes_come_to_the_same(kind: str, source: Source, alone: Path, 
         assert "Nothing to do: the source has not changed" in migrate(path, tmp_path / "two", "--jobs", 2).stdout
 
 
+@pytest.mark.thorough
 def test_a_changed_base_in_two_processes(tmp_path: Path) -> None:
     source, target = small_source(tmp_path / "source"), tmp_path / "library"
     migrate(source.folder, target, "--jobs", 2)
@@ -316,6 +317,7 @@ def test_a_stop_ends_the_run_and_its_processes(
     ends_well(source, target, alone)
 
 
+@pytest.mark.thorough
 @posix
 @pytest.mark.parametrize("before", [pytest.param("hang_up_twice", marks=pytest.mark.slow), "terminate_twice"])
 def test_a_stop_of_one_process(before: str, source: Source, alone: Path, tmp_path: Path) -> None:
@@ -356,6 +358,7 @@ def test_nohup(source: Source, alone: Path, tmp_path: Path) -> None:
 # --- two runs at once ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @posix
 def test_a_second_run_on_one_target_is_refused(source: Source, alone: Path, tmp_path: Path) -> None:
     target = tmp_path / "library"

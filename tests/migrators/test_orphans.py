@@ -98,6 +98,7 @@ def assert_as_much(lost: Library, whole: Library, keys: set[str]) -> None:
         assert lost.rows(file)["read"] == whole.rows(key)["read"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES)
 def test_golden_cases_without_their_bases(case: str, golden, tmp_path: Path) -> None:
     whole_source = shutil.copytree(golden(case) / "v1", tmp_path / "whole")

@@ -224,6 +224,7 @@ PLACES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 def test_a_store_is_found_wherever_it_lies(tmp_path, place):
     source = place(tmp_path / "in")
@@ -348,6 +349,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_of_the_table_is_carried_whole(tmp_path, shape):
     library = migrate(flat(tmp_path / "in", **SHAPES[shape]), tmp_path / "out", *WORD)
@@ -697,6 +699,7 @@ def test_items_without_rows_keep_their_row_and_rows_without_items_are_told(tmp_p
     assert library.bodies_of(BASE, A) == [row.body for row in ROWS if row.item == A]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("status", "error", "becomes"),
     [
@@ -843,6 +846,7 @@ MENDED = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", MENDED)
 def test_data_of_another_shape_is_mended_where_it_can_be(tmp_path, case):
     kind, data, wanted = MENDED[case]

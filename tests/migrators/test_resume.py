@@ -167,6 +167,7 @@ def a_new_item(source: Source) -> None:
 CHANGES = [vector_row, text_row, an_item, a_status, a_name, an_upload, a_new_item]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_changed_base_is_carried_anew_and_only_that_one(
     change: Callable[[Source], None], source: Source, target: Path, tmp_path: Path
@@ -504,6 +505,7 @@ def test_a_dry_run_in_an_old_target(changed: bool, source: Source, target: Path)
 # --- the same bytes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", ["basic", "directory", "unicode"])
 def test_the_same_source_gives_the_same_bytes(case: str, golden: Callable[[str], Path], tmp_path: Path) -> None:
     v1 = golden(case) / "v1"

@@ -108,6 +108,7 @@ def test_without_the_word_a_base_fails_where_no_page_leads_to_some_of_its_rows(m
     assert (base["salvage"]["carried"], base["salvage"]["rows"], base["salvage"]["about"]) == (False, count, count)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NOTHING)
 def test_what_is_left_without_a_schema_is_offered(made: Made, tmp_path: Path, name: str) -> None:
     source = _source(made, _damaged(made, name), tmp_path)

@@ -168,6 +168,7 @@ def messages(done: Outcome, base: str, code: str) -> list[str]:
     return [one["message"] for one in done.document["warnings"] if (one["base"], one["code"]) == (base, code)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", DAMAGED)
 def test_the_base_fails_by_name_and_the_others_are_migrated(made: Made, tmp_path: Path, name: str) -> None:
     source, library = source_of(made, damaged(made, name), tmp_path), tmp_path / "library"
@@ -186,6 +187,7 @@ def test_the_base_fails_by_name_and_the_others_are_migrated(made: Made, tmp_path
     assert (snapshot(source), left_over(library)) == (before, [])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", DAMAGED)
 def test_with_salvage_every_row_that_proves_itself_is_migrated_once(made: Made, tmp_path: Path, name: str) -> None:
     raw = damaged(made, name)

@@ -187,6 +187,7 @@ def test_only_one_line_of_an_existing_file_changes(packages: Path) -> None:
     assert changed == ["regraft/kinds.py"]
 
 
+@pytest.mark.thorough
 def test_it_is_recognized_and_inspected(packages: Path, folder: Path) -> None:
     found = document(packages, folder, "inspect")
     assert found["source"]["kind"] == "jotter"
@@ -194,6 +195,7 @@ def test_it_is_recognized_and_inspected(packages: Path, folder: Path) -> None:
     assert document(packages, folder, "inspect", "--kind", "jotter")["source"]["kind"] == "jotter"
 
 
+@pytest.mark.thorough
 def test_it_is_checked_and_its_finding_is_explained(packages: Path, folder: Path) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     found = document(packages, folder, "check")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import re
 import subprocess
@@ -69,6 +70,14 @@ def each_module(rule: Callable[[str], None]) -> Callable[[], None]:
 
     test.__name__, test.__doc__ = rule.__name__, rule.__doc__
     return test
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_search_for_garbage() -> Iterator[None]:
+    """Trees of all modules are kept: searching them for garbage takes twice the time of reading them."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @cache

@@ -93,6 +93,7 @@ def test_a_catalog_has_no_time_of_its_build(built: Path) -> None:
     assert gettext.GNUTranslations(io.BytesIO(compiled)).info()["pot-creation-date"] == "1970-01-01 00:00+0000"
 
 
+@pytest.mark.thorough
 def test_the_source_distribution_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
     with tarfile.open(one(built, ".tar.gz")) as archive:
         archive.extractall(tmp_path, filter="data")

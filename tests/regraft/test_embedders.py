@@ -599,6 +599,7 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("escaped", [False, True], ids=["text", "JSON"])
 @pytest.mark.parametrize("status", [200, 401, 500])

@@ -286,6 +286,7 @@ NOT_MIGRATABLE = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", UNREADABLE)
 @pytest.mark.parametrize("command", ["inspect", "migrate", "migrate --dry-run"])
 def test_what_cannot_be_read_is_refused(command: str, name: str, tmp_path: Path) -> None:

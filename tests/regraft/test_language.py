@@ -259,6 +259,7 @@ def test_kept_text_is_translated_by_the_messages_that_it_was_made_of() -> None:
     assert again("nothing was written", "en") == "nothing was written"
 
 
+@pytest.mark.thorough
 def test_a_second_run_speaks_its_own_language(tmp_path: Path) -> None:
     target = tmp_path / "library"
     first = spoken("migrate", SAMPLE, "--to", target, "--now", NOW, "--yes")

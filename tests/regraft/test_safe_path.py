@@ -97,6 +97,7 @@ def test_migrating_several_bases_at_once(here: Path) -> None:
     assert bases_done(done).count("written") > 1
 
 
+@pytest.mark.thorough
 def test_migrating_a_source_with_a_large_file(here: Path) -> None:
     with (here / "backup" / "Data" / "KnowledgeBase" / "large").open("wb") as file:
         file.truncate(startup.LARGE_FILE_BYTES)
@@ -112,7 +113,7 @@ def test_filling_a_library(here: Path) -> None:
     assert server.texts
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -212,6 +213,7 @@ def test_a_command_that_begins_again_in_another_coding(here: Path) -> None:
     assert run_in(here, sys.executable, "-P", "-c", code, **told).stdout.strip() != "utf-8"
 
 
+@pytest.mark.thorough
 def test_a_module_run_with_a_safe_path(here: Path) -> None:
     arguments = ("-P", "-m", "regraft", "migrate", "backup", "--to", "out", "--jobs", 2, "--yes", "--json")
     assert bases_done(run_in(here, sys.executable, *arguments)).count("written") > 1
@@ -379,7 +381,7 @@ finally:
 """
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -226,7 +226,7 @@ def test_streams_of_a_process(line: str, status: int, said: str) -> None:
     assert (done.returncode, done.stderr.decode()) == (status, said)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "environment",
     [

@@ -81,6 +81,7 @@ def test_a_terminal_gets_what_fits_and_the_same_words(width: int, library: Path)
             assert fits or "regraft " in line or str(library) in line or len(line.split()) == 1, line
 
 
+@pytest.mark.thorough
 @posix
 def test_what_a_plan_said_is_not_said_again(tmp_path: Path) -> None:
     """A person who has read the plan, and agreed, is told what came of it."""
@@ -160,7 +161,7 @@ def test_a_bar_counts_by_its_unit(unit: str, size: int, counts: str, monkeypatch
         assert "Working  50%" in shown
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.thorough
 @posix
 @pytest.mark.parametrize("command", ["check", "compare"])
 def test_check_and_compare_show_how_far_they_are(command: str, library: Path) -> None:

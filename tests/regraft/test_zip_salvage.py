@@ -90,7 +90,7 @@ WHOLE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("streamed", [False, True], ids=["sized", "streamed"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("damage", WHOLE)

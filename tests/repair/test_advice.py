@@ -235,7 +235,7 @@ def damaged(name: str, healthy: Path, tmp_path: Path) -> Path:
     return store
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", EVERY_STORE)
 def test_nothing_is_lost_by_following_advice(damaged: Path) -> None:
     before, rows_before = held(damaged), state(damaged)
@@ -252,7 +252,7 @@ def telling(done: Outcome) -> list[dict[str, Any]]:
     return [one for one in done.document["actions"] if one["action"].startswith(prefixes)]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", EVERY_STORE)
 def test_fix_does_what_it_shows_and_loses_nothing(damaged: Path) -> None:
     before, rows_before = held(damaged), state(damaged)

@@ -613,6 +613,7 @@ def test_what_was_written_to_since_it_was_planned_is_not_changed(store: Path, by
         other.close()
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_what_is_changed(store: Path) -> None:
     toys.write(
         store / toys.CATALOG,

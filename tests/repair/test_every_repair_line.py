@@ -79,7 +79,7 @@ def run_all_lines(store: Path, *more: str) -> list[dict[str, Any]]:
 FIRST = {case.finding: name for name, case in reversed(DAMAGES.items())}.values()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in DAMAGES]
 )
@@ -109,7 +109,7 @@ def test_a_folder_that_cannot_be_listed_is_left_without_a_command(tmp_path):
     assert [(one["repair"], one["message"].endswith(reason)) for one in orphans] == [(None, True)]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", PLANTINGS)
 def test_of_codex_mem(name, templates, tmp_path, server, monkeypatch):
     path = copied(templates, "whole", tmp_path)
@@ -129,7 +129,7 @@ def test_of_angel_memory(tmp_path, monkeypatch):
         assert run_all_lines(store.root) == []
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", PLANTINGS_OF_RSCLAW)
 def test_of_rsclaw(name, tmp_path):
     """The files of the test are old by the clock of today, too."""

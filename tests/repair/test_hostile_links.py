@@ -112,6 +112,7 @@ def test_no_command_changes_anything_through_a_link(name: str, place: Path) -> N
             assert link.name in message, (command, message)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*FOLDERS, *FILES])
 def test_looking_goes_on(name: str, place: Path) -> None:
     linked(place, name, is_folder=name in FOLDERS)
@@ -293,6 +294,7 @@ RUN = "20260101T000000Z-abcdef"
 # --- journals that name another file ---------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [f"{BASE}/.cherry/index.sqlite", "catalog.sqlite", ".regraft/ledger.sqlite"])
 def test_a_journal_that_names_a_file_of_the_users(name: str, place: Path) -> None:
     """SQLite removes the file that such a journal names, for whoever opens the database to write, or a copy of it."""
@@ -324,6 +326,7 @@ def unfinished(path: Path, table: str, named: Path) -> None:
     Path(f"{path}-journal").write_bytes(journal + tail + journal[:8])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.skipif(os.mkdir not in os.supports_dir_fd, reason="no such folders can be made")
 @pytest.mark.parametrize(
     ("name", "command"),

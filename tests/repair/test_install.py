@@ -609,6 +609,7 @@ def test_a_damaged_base_of_the_library_stays_out(case, damage: Callable[[Path], 
     assert errors(case.profile) == set()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "statement",
     [

@@ -149,6 +149,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name", [name if at % 4 == 0 else pytest.param(name, marks=pytest.mark.slow) for at, name in enumerate(OTHERS)]
 )
@@ -163,6 +164,7 @@ def test_other_damage_is_left_alone(name: str, store: Path) -> None:
 # --- statuses --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("damage", "kind", "expected"),
     [
@@ -270,6 +272,7 @@ def test_folders_follow_from_the_inside_out(store: Path) -> None:
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["file", "url", "note"])
 @pytest.mark.parametrize("damage", ["{", "[]", "null", '{"source":7}', '{"source":" ","relativePath":[]}'])
 def test_lost_data_come_back_from_the_index_and_the_snapshot(kind: str, damage: str, store: Path) -> None:

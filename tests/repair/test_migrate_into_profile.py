@@ -143,7 +143,7 @@ def test_it_gives_what_two_commands_give(case, tmp_path, with_keys):
     assert [base["outcome"] for base in done.document["bases"]] == ["written"] * 3 + ["failed"]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.thorough
 @golden
 @pytest.mark.parametrize("name", ["profile_21x_empty", "profile_upgraded", "profile_208_empty"])
 def test_it_gives_what_two_commands_give_in_a_real_profile(case, tmp_path, name):
@@ -220,6 +220,7 @@ def test_more_bases_of_the_same_source_come_into_the_same_library(case):
     assert len(bases) == 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("there", ["file", "folder", "library of another source", "broken link"])
 def test_the_library_has_the_first_free_name(case, tmp_path, there):
     if there == "file":

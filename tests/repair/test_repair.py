@@ -104,6 +104,7 @@ def test_a_layout_that_is_not_whole_comes_first(store: Path) -> None:
     assert hints["body.rowid"] == f"regraft upgrade {store}"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", ["an absolute path", "a path in .cherry"])
 @pytest.mark.parametrize("layout", ["version 1", "no trigger", "a lenient check"])
 def test_an_unsafe_path_outlives_the_upgrade_that_it_needs(path: str, layout: str, store: Path) -> None:
@@ -116,6 +117,7 @@ def test_an_unsafe_path_outlives_the_upgrade_that_it_needs(path: str, layout: st
     assert state(store) == before
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("catalog", ["other dimensions", "dimensions in words", "a model without dimensions"])
 @pytest.mark.parametrize("vector", ["a long vector", "an odd vector", "a vector in words"])
 def test_dimensions_are_those_of_the_vectors_that_stay(catalog: str, vector: str, store: Path) -> None:

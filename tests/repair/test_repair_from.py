@@ -134,6 +134,7 @@ SOURCES = [of_v1, of_library, of_pack, pytest.param(of_parquet, marks=needs("par
 EVERY_SOURCE = pytest.mark.parametrize("source_of", SOURCES)
 
 
+@pytest.mark.one_in(3)
 @EVERY_SOURCE
 def test_missing_vectors_come_back(place: Path, store: Path, source_of: Callable[[Path], Path]) -> None:
     shutil.copytree(store, place / "other")
@@ -163,6 +164,7 @@ def rows_of_bytes(stored: dict[str, bytes]) -> list[tuple[Any, ...]]:
         return db.execute("SELECT embedding_text_hash, vector_blob FROM embedding").fetchall()
 
 
+@pytest.mark.one_in(3)
 @EVERY_SOURCE
 def test_a_missing_index_is_built_in_place(place: Path, store: Path, source_of: Callable[[Path], Path]) -> None:
     shutil.copytree(store, place / "other")
@@ -253,6 +255,7 @@ def without_units(path: Path) -> None:
     run_sql(path, "DROP TABLE search_unit")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("damage", [zeroed, noise, cut, with_a_log, empty, without_units])
 def test_a_damaged_index_is_built_again_and_undo_brings_it_back(
     damage: Callable[[Path], None], place: Path, store: Path
@@ -322,6 +325,7 @@ _BODIES_OF_ONE = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("statements", "action"),
     [
@@ -597,6 +601,7 @@ NEVER_SUGGESTED = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("source", NEVER_SUGGESTED)
 def test_paths_of_other_computers_and_devices_are_never_suggested(migrated: Path, source: str) -> None:
     named_source(migrated, source)

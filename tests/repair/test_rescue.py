@@ -324,6 +324,7 @@ def test_only_the_base_that_is_named_comes_back(tmp_path):
     assert {base for _, base in found(made)} == {base_of("kb")}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("damage", ["gone", "no bytes", "no tables", "no rows"])
 def test_a_completed_base_without_an_index_gets_one(whole, damage):
     before, path = shape(whole), settled(index_of(whole))
@@ -827,6 +828,7 @@ ODD = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("odd", ODD)
 def test_damage_in_the_profile_ends_in_words(stranded, odd):
     with closing(apsw.Connection(str(stranded / DATABASE))) as db:

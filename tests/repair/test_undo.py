@@ -266,6 +266,7 @@ CHANGED_SINCE = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("what", CHANGED_SINCE)
 def test_what_was_changed_since_is_not_taken_back(store: Path, what: str) -> None:
     change(store)

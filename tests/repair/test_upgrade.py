@@ -490,6 +490,7 @@ def material_paths(path: Path) -> dict[str, str]:
 TRAPS = {"plain": "", "the trap": VECTOR_INDEX, "a schema nobody reads": UNPARSABLE}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("trap", TRAPS)
 @pytest.mark.parametrize("seven_tables", [False, True], ids=["alone", "beside seven tables"])
 def test_a_preview_base_of_a_profile(trap: str, seven_tables: bool, tmp_path: Path) -> None:
@@ -593,6 +594,7 @@ def test_a_folder_that_holds_the_index_itself(tmp_path: Path) -> None:
     assert path.read_bytes() == old
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("suffix", ["", ".sqlite", ".db"])
 @pytest.mark.parametrize("named", ["the file", "the folder"])
 def test_a_flat_file_becomes_the_bases_folder(suffix: str, named: str, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import wraps
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 

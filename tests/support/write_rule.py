@@ -138,11 +138,12 @@ READING = [
 
 def writes(tree: ast.Module) -> list[tuple[int, str]]:
     """Return the line and the text of every expression of a module that writes to a file system."""
-    names = dict(_imported(tree))
-    types = {id(inner) for kind in _types(tree) for inner in ast.walk(kind)}
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    nodes = list(ast.walk(tree))
+    names = dict(_imported(nodes))
+    types = {id(inner) for kind in _types(nodes) for inner in ast.walk(kind)}
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call) and _opens(node, names):
             found.add((node.lineno, ast.unparse(node.func)))
         elif isinstance(node, ast.Attribute | ast.Name) and id(node) not in types:
@@ -152,18 +153,18 @@ def writes(tree: ast.Module) -> list[tuple[int, str]]:
     return sorted(found)
 
 
-def _types(tree: ast.Module) -> Iterator[ast.AST]:
+def _types(nodes: list[ast.AST]) -> Iterator[ast.AST]:
     """Yield what only names a type: a handle that somebody is given was opened elsewhere."""
-    for node in ast.walk(tree):
+    for node in nodes:
         for name in ("annotation", "returns", "slice"):
             kind = getattr(node, name, None)
             if isinstance(kind, ast.AST):
                 yield kind
 
 
-def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _imported(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
     """Yield the names that a module gives to what it imports, with what that is called at home."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.split(".")[0],) * 2

@@ -176,6 +176,7 @@ def test_no_means_that_nothing_is_written(home, monkeypatch, capsys):
     assert "you answered no; nothing was written" in shown.err
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("question", range(5))
 @pytest.mark.parametrize("end, expected", [(EOFError, 1), (KeyboardInterrupt, INTERRUPTED)])
 def test_the_end_at_any_question_writes_nothing(home, monkeypatch, capsys, question, end, expected):
@@ -363,6 +364,7 @@ def terminal(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         os.close(one.master)
 
 
+@pytest.mark.thorough
 @posix
 def test_on_a_real_terminal(home, terminal):
     it = terminal()

@@ -164,6 +164,7 @@ def test_a_person_sees_what_is_left_before_the_question(tmp_path: Path) -> None:
 # --- bars and servers -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @posix
 def test_what_follows_a_progress_bar_begins_at_the_first_column(tmp_path: Path) -> None:
     """Both streams are one terminal: at each line end, what the cursor wrote since is worked out."""

@@ -68,6 +68,7 @@ def findings(path: Path, *options: object) -> list[tuple[str, str | None, str]]:
     return [(one["name"], one["base"], one["severity"]) for one in found]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("make", [full, early])
 def test_a_backup_is_read_as_its_profile_is(installed, tmp_path, make: Callable[..., Path], form):

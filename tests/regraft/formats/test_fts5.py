@@ -146,6 +146,7 @@ def _queries(bodies: list[str]) -> list[str]:
 # --- the same index --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", _CORPORA)
 @pytest.mark.parametrize("run_characters", [1, 300, 1 << 20])
 def test_a_spliced_index_answers_as_one_that_fts5_filled(tmp_path: Path, name: str, run_characters: int) -> None:

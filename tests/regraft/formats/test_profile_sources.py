@@ -115,6 +115,7 @@ def codes(outcome: Outcome) -> list[str]:
     return [warning["code"] for warning in outcome.document["warnings"]]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SOURCES)
 def test_one_library_from_every_kind_of_source(name: str, expected: dict[str, bytes], tmp_path: Path) -> None:
     make, kind, more = SOURCES[name]

@@ -160,6 +160,7 @@ def test_a_library_alone(twin: Twin) -> None:
     twin.press("upgrade", path=SAMPLE, profile_at="-", library=str(twin.page / "library"))
 
 
+@pytest.mark.thorough
 def test_a_repair_and_its_undo(twin: Twin) -> None:
     library = planted_v2.library(twin.page)
     for name in ("a gap", "a vector of nobody"):
@@ -171,6 +172,7 @@ def test_a_repair_and_its_undo(twin: Twin) -> None:
     assert set(written(twin.page)) == set(before)
 
 
+@pytest.mark.thorough
 def test_a_rescue_and_its_undo(twin: Twin) -> None:
     profile = stranded.profile(twin.page, stranded.some_source(), ("kb",))
     twin.split()
@@ -178,6 +180,7 @@ def test_a_rescue_and_its_undo(twin: Twin) -> None:
     undo_of(twin, profile, done.outcome.report.undo)
 
 
+@pytest.mark.thorough
 def test_bases_that_move_by_a_pack(twin: Twin) -> None:
     library = planted_v2.library(twin.page)
     profile = profiles.profile(twin.page / "profile")
@@ -187,6 +190,7 @@ def test_bases_that_move_by_a_pack(twin: Twin) -> None:
     undo_of(twin, profile, done.outcome.report.undo)
 
 
+@pytest.mark.thorough
 def test_vectors_that_are_computed(twin: Twin, server: Any, config: Path) -> None:
     store = lacking.taken_away(lacking.library(twin.page))
     twin.split()

@@ -63,6 +63,7 @@ def bases_of(profile: Path) -> set[tuple[str, str]]:
 # --- killed and stopped -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("moment", [pytest.param("Carrying step 2", marks=pytest.mark.slow), "Changing step 3"])
 def test_a_killed_upgrade_is_reported_and_the_next_click_finishes_it(reader, tmp_path, monkeypatch, expected, moment):
     planned = planned_upgrade(reader, tmp_path)

@@ -226,6 +226,7 @@ def test_names_of_bases_are_only_text(reader, tmp_path):
 # --- Upgrade ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_an_upgrade_is_planned_confirmed_and_undone(reader, home, tmp_path):
     profile = profiles.profile(home / ".config" / "CherryStudio")
     before = snapshot(profile)
@@ -289,6 +290,7 @@ def vectors(library: Path) -> dict[str, list[Any]]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_library_alone_is_equal_to_that_of_the_command(reader, tmp_path):
     planned = reader.start("upgrade", path=SAMPLE, profile_at="-", library=str(tmp_path / "library"))
     assert not (tmp_path / "library").exists()
@@ -376,6 +378,7 @@ def test_what_is_typed_wrong_is_said_beside_its_field(reader, tmp_path, page, fi
     assert not reader.desk.jobs._jobs
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("page", "field", "value", "problem"),
     [
@@ -482,6 +485,7 @@ def test_a_check_draws_duplicates_ages_sizes_and_models(reader, tmp_path):
         assert bars and all(label == number for label, number in bars), title
 
 
+@pytest.mark.thorough
 def test_texts_that_are_there_twice_are_counted(reader, tmp_path):
     store = lacking.library(tmp_path)
     hashes = [
@@ -546,6 +550,7 @@ def chroma_zip(folder: Path) -> Path:
     return Path(shutil.make_archive(str(folder / "packed"), "zip", folder, "chroma"))
 
 
+@pytest.mark.thorough
 def test_a_failed_upgrade_is_rescued(reader, tmp_path):
     profile = stranded.profile(tmp_path, stranded.some_source(), ("kb",))
     copy = shutil.copytree(profile, tmp_path / "copy")
@@ -557,6 +562,7 @@ def test_a_failed_upgrade_is_rescued(reader, tmp_path):
     assert vectors(profile / "Data") == vectors(copy / "Data")
 
 
+@pytest.mark.thorough
 def test_bases_are_packed_and_put_into_a_profile(reader, tmp_path):
     library = planted_v2.library(tmp_path)
     target = tmp_path / "moved.zip"

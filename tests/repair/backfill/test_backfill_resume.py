@@ -248,6 +248,7 @@ def test_a_batch_that_another_run_wrote_after_a_kill_can_be_undone(
     assert contents(store) == before
 
 
+@pytest.mark.thorough
 @posix
 def test_ctrl_c_ends_a_run_soon_with_one_line(store: Path, tmp_path: Path, server: FaultServer) -> None:
     config = configured(tmp_path / "slow.yaml", server, parallel=2)
