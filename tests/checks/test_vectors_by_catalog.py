@@ -28,7 +28,8 @@ FLT_MAX = 3.4028234663852886e38
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("made"))
+    # Migrated here, because the findings name the source.
+    return library.__wrapped__(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture
