@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 from harness import REPO
-from patience import NEVER_SECONDS
+from patience import EVENT_SECONDS, no_longer_than
 
 from regraft.cli.fleet import parse_library_options as parse
 from regraft.fleet.engine import TaskResult
@@ -38,7 +38,8 @@ def cluster() -> Iterator[Any]:
     before = dict(os.environ)
     # Nodes that join later get it, too.
     os.environ.update(environment())
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    with no_longer_than(EVENT_SECONDS, "the start of a cluster"):
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         yield made
     finally:
@@ -47,11 +48,17 @@ def cluster() -> Iterator[Any]:
         os.environ.update(before)
 
 
-def wait_for(condition: Callable[[], Any]) -> Any:
-    """Wait until a condition holds; return what it says."""
-    end = time.monotonic() + NEVER_SECONDS
+def wait_for(condition: Callable[[], Any], what: str, is_over: Callable[[], str | None] = lambda: None) -> Any:
+    """Wait until a condition holds; return what it says.
+
+    ``is_over`` says why it will never hold, once that is certain.
+    """
+    end = time.monotonic() + EVENT_SECONDS
     while not (found := condition()):
-        assert time.monotonic() < end, "waited in vain"
+        over = is_over()
+        # It may have come between the two looks.
+        assert over is None or condition(), f"{what} will not come: {over}"
+        assert time.monotonic() < end, f"{what} has not come after {EVENT_SECONDS} seconds"
         time.sleep(0.05)
     return found
 
@@ -64,7 +71,7 @@ def work(job: LibraryJob) -> TaskResult:
     node = ray.get_runtime_context().get_node_id()
     with (source.parent / f"{source.name}.nodes").open("a") as file:
         file.write(f"{node}\n")
-    wait_for((source.parent / "go").exists)
+    wait_for((source.parent / "go").exists, f"the file go for {source.name}")
     return TaskResult(status=0, seconds=0.1)
 
 
@@ -74,15 +81,43 @@ def nodes_of(source: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def started(
-    order: FleetOrder, results: Path, address: str, max_wait: float = float(NEVER_SECONDS)
-) -> subprocess.Popen[bytes]:
-    """Start the driver of a fleet in a process of its own."""
-    call = f"fleet_nodes.drive({msgspec.json.encode(order).decode()!r}, {str(results)!r}, {address!r}, {max_wait})"
-    with results.with_name("driver.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-c", f"import fleet_nodes; {call}"], env=environment(), stderr=log
-        )
+class Driver:
+    """The driver of a fleet, in a process of its own, which ends with the context."""
+
+    def __init__(self, order: FleetOrder, results: Path, address: str, max_wait: float = float(EVENT_SECONDS)) -> None:
+        call = f"fleet_nodes.drive({msgspec.json.encode(order).decode()!r}, {str(results)!r}, {address!r}, {max_wait})"
+        self.log = results.with_name("driver.log")
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", f"import fleet_nodes; {call}"], env=environment(), stderr=log
+            )
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill it, unless it has ended."""
+        self._process.kill()
+        self._process.wait()
+
+    def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
+        """Wait until a condition holds; fail as soon as the driver has ended."""
+
+        def is_over() -> str | None:
+            status = self._process.poll()
+            return None if status is None else f"the driver ended with {status}: {self.log.read_text()}"
+
+        return wait_for(condition, what, is_over)
+
+    def ended(self) -> bool:
+        """Wait for its end; return whether it ended well."""
+        try:
+            return self._process.wait(EVENT_SECONDS) == 0
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the driver has not ended: {self.log.read_text()}") from None
 
 
 def drive(order: str, results: str, address: str, max_wait: float) -> None:

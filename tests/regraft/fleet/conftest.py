@@ -15,6 +15,7 @@ import pytest
 from harness import REPO
 from lacking import OTHER, OTHER_TEXTS, library, many, taken_away
 from object_store import ENVIRONMENT, object_store
+from patience import EVENT_SECONDS, NEVER_SECONDS, TEST_SECONDS, no_longer_than
 from three_libraries import MORE, NAMES
 
 
@@ -48,7 +49,8 @@ def address(files: Any) -> Iterator[str]:
 
     paths = {"env_vars": {"PYTHONPATH": os.pathsep.join([*sys.path, str(REPO)])}}
     # "local": another process of the tests may have a cluster of its own, which Ray would join.
-    context = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=paths)
+    with no_longer_than(EVENT_SECONDS, "the start of a cluster"):
+        context = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=paths)
     try:
         yield context.address_info["gcs_address"]
     finally:
@@ -56,13 +58,15 @@ def address(files: Any) -> Iterator[str]:
 
 
 @pytest.fixture
-def joined(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let the fleet take the cluster that is there, and leave it."""
+def joined(address: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Let the fleet take the cluster that is there, and leave it; a test that hangs fails."""
     import ray
 
     monkeypatch.setattr(ray, "init", lambda **_: None)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    return address
+    is_slow = any(request.node.iter_markers("slow"))
+    with no_longer_than(NEVER_SECONDS if is_slow else TEST_SECONDS, request.node.name):
+        yield address
 
 
 @pytest.fixture(scope="package")

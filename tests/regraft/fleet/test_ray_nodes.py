@@ -12,7 +12,7 @@ import pytest
 from extras import needs, optional
 from fault_server import FaultServer
 from lacking import configured
-from patience import NEVER_SECONDS
+from patience import EVENT_SECONDS
 
 from regraft import __version__
 from regraft.fleet import results
@@ -23,7 +23,7 @@ if sys.platform != "linux":
     pytest.skip("clusters of several nodes on one machine need Linux", allow_module_level=True)
 
 import fleet_nodes
-from fleet_nodes import nodes_of, started, wait_for
+from fleet_nodes import Driver, nodes_of
 
 pq = optional("pyarrow.parquet")
 pytestmark = needs("ray")
@@ -51,7 +51,8 @@ def order_of(folder: Path, *sizes: int) -> FleetOrder:
 
 def test_what_no_node_has_room_for_fails_by_name(cluster: Any, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
-    assert started(order_of(tmp_path, 1, 1), out, cluster.address, max_wait=0.1).wait(NEVER_SECONDS) == 0
+    with Driver(order_of(tmp_path, 1, 1), out, cluster.address, max_wait=0.1) as driver:
+        assert driver.ended()
     rows = rows_of(out)
     assert [(row.outcome, row.code, row.attempts) for row in rows] == [("stopped", "NoNodeFits", 1)] * 2
     assert "needs 1 CPU and 167.8 MB, and no node of the cluster has a CPU" in str(rows[0].message)
@@ -61,18 +62,14 @@ def test_what_no_node_has_room_for_fails_by_name(cluster: Any, tmp_path: Path) -
 def test_a_library_whose_node_is_lost_is_done_by_a_smaller_one(cluster: Any, tmp_path: Path) -> None:
     small, large = cluster.add_node(num_cpus=1), cluster.add_node(num_cpus=2)
     out, source = tmp_path / "out.parquet", tmp_path / "library 0"
-    driver = started(order_of(tmp_path, 4 << 30), out, cluster.address)
-    try:
+    with Driver(order_of(tmp_path, 4 << 30), out, cluster.address) as driver:
         # It asks for more cores than the smaller node has.
-        assert wait_for(lambda: nodes_of(source)) == [large.node_id]
+        assert driver.wait_for(lambda: nodes_of(source), "the first start") == [large.node_id]
         cluster.remove_node(large, allow_graceful=False)
-        wait_for(lambda: len(nodes_of(source)) == 2)
+        driver.wait_for(lambda: len(nodes_of(source)) == 2, "the second start")
         (tmp_path / "go").touch()
-        assert driver.wait(NEVER_SECONDS) == 0
-    finally:
-        driver.kill()
-        driver.wait()
-        cluster.remove_node(small)
+        assert driver.ended()
+    cluster.remove_node(small)
     [row] = rows_of(out)
     assert (row.outcome, row.attempts) == ("done", 2)
     assert nodes_of(source) == [large.node_id, small.node_id]
@@ -82,18 +79,14 @@ def test_a_node_that_joins_takes_libraries_that_wait(cluster: Any, tmp_path: Pat
     first = cluster.add_node(num_cpus=1)
     out = tmp_path / "out.parquet"
     sources = [tmp_path / f"library {number}" for number in range(3)]
-    driver = started(order_of(tmp_path, 1, 1, 1), out, cluster.address)
-    try:
-        wait_for(lambda: any(map(nodes_of, sources)))
+    with Driver(order_of(tmp_path, 1, 1, 1), out, cluster.address) as driver:
+        driver.wait_for(lambda: any(map(nodes_of, sources)), "the first start")
         new = cluster.add_node(num_cpus=1)
-        wait_for(lambda: any(new.node_id in nodes_of(source) for source in sources))
+        driver.wait_for(lambda: any(new.node_id in nodes_of(one) for one in sources), "a start on the new node")
         (tmp_path / "go").touch()
-        assert driver.wait(NEVER_SECONDS) == 0
-        cluster.remove_node(new)
-    finally:
-        driver.kill()
-        driver.wait()
-        cluster.remove_node(first)
+        assert driver.ended()
+    for node in (first, new):
+        cluster.remove_node(node)
     assert [(row.outcome, row.attempts) for row in rows_of(out)] == [("done", 1)] * 3
 
 
@@ -112,15 +105,15 @@ def test_a_node_that_cannot_run_libraries_is_left_out_and_named(
     (tmp_path / "modules" / "regraft").mkdir(parents=True)
     (tmp_path / "modules" / "regraft" / "__init__.py").write_text(module)
     bad = cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(tmp_path / "modules")})
-    out, log = tmp_path / "out.parquet", tmp_path / "driver.log"
-    driver = started(order_of(tmp_path, *range(8)), out, cluster.address)
-    # The good node is busy with its first library until the other one was tried.
-    wait_for(lambda: "is left out" in log.read_text())
-    (tmp_path / "go").touch()
-    assert driver.wait(NEVER_SECONDS) == 0
+    out = tmp_path / "out.parquet"
+    with Driver(order_of(tmp_path, *range(8)), out, cluster.address) as driver:
+        # The good node is busy with its first library until the other one was tried.
+        driver.wait_for(lambda: "is left out" in driver.log.read_text(), "the line that names the node")
+        (tmp_path / "go").touch()
+        assert driver.ended()
     assert [row.outcome for row in rows_of(out)] == ["done"] * 8
     assert {node for number in range(8) for node in nodes_of(tmp_path / f"library {number}")} == {good.node_id}
-    said = log.read_text()
+    said = driver.log.read_text()
     assert f"({bad.node_id[:8]}) is left out: the last 3 libraries failed there ({reason})" in said
     for node in (good, bad):
         cluster.remove_node(node)
@@ -131,7 +124,8 @@ def test_a_node_without_memory_ends_libraries_by_name(cluster: Any, tmp_path: Pa
     full = {"RAY_memory_usage_threshold": "0.0001", "RAY_memory_monitor_refresh_ms": "50"}
     node = cluster.add_node(num_cpus=1, env_vars=full)
     out = tmp_path / "out.jsonl"
-    assert started(order_of(tmp_path, 1), out, cluster.address).wait(NEVER_SECONDS) == 0
+    with Driver(order_of(tmp_path, 1), out, cluster.address) as driver:
+        assert driver.ended()
     [row] = rows_of(out)
     assert (row.outcome, row.exit_status, row.code, row.attempts) == ("killed", None, "OutOfMemoryError", 3)
     assert row.message
@@ -142,14 +136,12 @@ def test_a_driver_that_is_killed_is_gone_on_with(cluster: Any, tmp_path: Path) -
     node = cluster.add_node(num_cpus=1)
     out, sources = tmp_path / "out.jsonl", [tmp_path / f"library {number}" for number in range(3)]
     order = order_of(tmp_path, 1, 1, 1)
-    driver = started(order, out, cluster.address)
-    try:
-        wait_for(lambda: any(map(nodes_of, sources)))
-    finally:
+    with Driver(order, out, cluster.address) as driver:
+        driver.wait_for(lambda: any(map(nodes_of, sources)), "the first start")
         driver.kill()
-        driver.wait()
     (tmp_path / "go").touch()
-    assert started(order, out, cluster.address).wait(NEVER_SECONDS) == 0
+    with Driver(order, out, cluster.address) as driver:
+        assert driver.ended()
     assert [row.outcome for row in rows_of(out)] == ["done"] * 3
     # The one that was in progress was tried once more, the others once.
     assert sum(len(nodes_of(source)) for source in sources) == 4
@@ -160,13 +152,16 @@ def test_a_driver_that_is_killed_is_gone_on_with(cluster: Any, tmp_path: Path) -
 def test_two_fleets_on_one_cluster_both_end(cluster: Any, tmp_path: Path) -> None:
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
     folders = [tmp_path / name for name in ("one", "two")]
-    drivers = []
     for folder in folders:
         folder.mkdir()
-        drivers.append(started(order_of(folder, *range(4)), folder / "out.jsonl", cluster.address))
-    for folder in folders:
-        (folder / "go").touch()
-    assert [driver.wait(NEVER_SECONDS) for driver in drivers] == [0, 0]
+    with (
+        Driver(order_of(folders[0], *range(4)), folders[0] / "out.jsonl", cluster.address) as one,
+        Driver(order_of(folders[1], *range(4)), folders[1] / "out.jsonl", cluster.address) as other,
+    ):
+        for folder in folders:
+            (folder / "go").touch()
+        assert one.ended()
+        assert other.ended()
     for folder in folders:
         assert [(row.outcome, row.attempts) for row in rows_of(folder / "out.jsonl")] == [("done", 1)] * 4
         assert [len(nodes_of(folder / f"library {number}")) for number in range(4)] == [1] * 4
@@ -190,7 +185,7 @@ def test_two_senders_on_two_nodes_of_one_core_do_not_wait_for_each_other(
             env=fleet_nodes.environment(),
             capture_output=True,
             check=False,
-            timeout=NEVER_SECONDS,
+            timeout=EVENT_SECONDS,
         )
         assert done.returncode == 0, done
         assert len(server.texts) == len(set(server.texts)) > 8
