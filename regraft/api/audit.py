@@ -37,7 +37,7 @@ from regraft.text import path_argument, path_text
 from repair.fix import recommendations
 
 if TYPE_CHECKING:
-    from regraft.fleet.metrics import MetricsFile
+    from regraft.report.metrics_file import MetricsFile
 
 #: Commands with ``--now``.
 _OF_AGES = ("gc",)
@@ -252,7 +252,7 @@ def _open_metrics(path: Path, options: CheckOptions) -> MetricsFile | None:
     if options.metrics is None:
         return None
     # It imports much that no other check needs.
-    from regraft.fleet.metrics import MetricsFile  # noqa: PLC0415
+    from regraft.report.metrics_file import MetricsFile  # noqa: PLC0415
 
     metrics = MetricsFile(options.metrics, "check", {"store": path_text(links.real_path(path))})
     metrics.demand_path()

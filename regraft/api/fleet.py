@@ -19,21 +19,15 @@ import msgspec
 from regraft import api, language
 from regraft.api.outcome import as_regraft_error, exit_status
 from regraft.disk import links
-from regraft.errors import Declined, WrongUsage
+from regraft.disk.trees import demand_folder
+from regraft.errors import WrongUsage
 from regraft.fleet import jobs, manifest
 from regraft.fleet.engine import BaseResult, LibrarySummary, LocalPool, Pool, RowCounts, TaskResult, Work
 from regraft.fleet.jobs import LibraryJob, ParseOptions, RunCommand
-from regraft.fleet.metrics import Metrics, metrics_files
+from regraft.fleet.metrics import Metrics
 from regraft.fleet.ray_pool import RayPool
-from regraft.fleet.results import (
-    FleetOrder,
-    KnownRows,
-    demand_folder,
-    export_results,
-    is_json_lines,
-    result_files,
-)
-from regraft.fleet.run import Fleet, FleetReport, Watch
+from regraft.fleet.results import FleetOrder, KnownRows, export_results, is_json_lines, result_files
+from regraft.fleet.run import Fleet, FleetPlan, FleetReport, Watch
 from regraft.fleet.status import FleetStatus, read_status, status_page
 from regraft.formats.parquet.unit_file import import_arrow
 from regraft.language import tr
@@ -41,6 +35,7 @@ from regraft.options import FleetOptions
 from regraft.processes import pool as processes_pool
 from regraft.report.document import Report, Run
 from regraft.report.html import check_page_path, write_page
+from regraft.report.progress import Progress, SilentProgress
 
 # Workers load the module of a report only with the command that makes it.
 if TYPE_CHECKING:
@@ -52,36 +47,34 @@ if TYPE_CHECKING:
 # --- one library, in a worker ----------------------------------------------------------------------------------------
 
 
-def run_job(job: LibraryJob) -> TaskResult:
-    """Run the command of one library."""
-    return run_safely(job, partial(run_command, call=_call))
-
-
-def run_safely(job: LibraryJob, run: RunCommand) -> TaskResult:
-    """Run a job with its number of cores; an exception becomes its result, so that the fleet continues."""
-    begun = time.monotonic()
-    processes_pool.set_core_limit(job.cores)
-    try:
-        ended = jobs.run_library_job(job, run)
-    except Exception as error:
-        ended = jobs.failed_result(as_regraft_error(error), time.monotonic() - begun)
-    return msgspec.structs.replace(ended, host=socket.gethostname(), pid=os.getpid())
-
-
 #: Calls the function of a command, and returns its report with the summary of it.
 CallCommand = Callable[[LibraryJob], tuple[Report, LibrarySummary]]
 
 
+def run_job(job: LibraryJob) -> TaskResult:
+    """Run the command of one library."""
+    return run_command(job, _call)
+
+
 def run_command(job: LibraryJob, call: CallCommand) -> TaskResult:
-    """Run a command on this machine, and return how it ended."""
+    """Run a command with its number of cores; an exception becomes its result, so that the fleet continues."""
+    processes_pool.set_core_limit(job.cores)
+
+    def run(local: LibraryJob) -> TaskResult:
+        with links.follow_links(local.options.follows_links):
+            report, summary = call(local)
+        return TaskResult(status=exit_status(report, local.options.fail_on), summary=summary, seconds=0.0)
+
+    def run_caught(call: RunCommand, job: LibraryJob) -> TaskResult:
+        try:
+            return call(job)
+        except (Exception, KeyboardInterrupt) as error:
+            return jobs.failed_result(as_regraft_error(error))
+
     begun = time.monotonic()
-    try:
-        with links.follow_links(job.options.follows_links):
-            report, summary = call(job)
-    except (Exception, KeyboardInterrupt) as error:
-        return jobs.failed_result(as_regraft_error(error), time.monotonic() - begun)
-    status = exit_status(report, job.options.fail_on)
-    return TaskResult(status=status, summary=summary, seconds=time.monotonic() - begun)
+    ended = run_caught(lambda job: jobs.run_library_job(job, partial(run_caught, run)), job)
+    seconds = time.monotonic() - begun
+    return msgspec.structs.replace(ended, seconds=seconds, host=socket.gethostname(), pid=os.getpid())
 
 
 def _call(job: LibraryJob) -> tuple[Report, LibrarySummary]:
@@ -102,22 +95,19 @@ def _call(job: LibraryJob) -> tuple[Report, LibrarySummary]:
 
 
 def _summarize_migration(report: MigrationReport) -> LibrarySummary:
-    return LibrarySummary(
-        run=report.head.run.id,
-        rows=_count_rows(report.totals.rows),
-        totals=_encode(report.totals),
-        bases=tuple(
-            BaseResult(
-                id=base.id,
-                name=base.name,
-                status=base.status,
-                code=base.error or base.outcome,
-                bytes=None if base.index is None else base.index.bytes,
-                rows=_count_rows(base.rows),
-            )
-            for base in report.bases
-        ),
+    bases = (
+        BaseResult(
+            id=base.id,
+            name=base.name,
+            status=base.status,
+            code=base.error or base.outcome,
+            bytes=None if base.index is None else base.index.bytes,
+            rows=_count_rows(base.rows),
+        )
+        for base in report.bases
     )
+    rows, totals = _count_rows(report.totals.rows), _encode(report.totals)
+    return LibrarySummary(run=report.head.run.id, rows=rows, totals=totals, bases=tuple(bases))
 
 
 def _summarize_check(report: CheckReport) -> LibrarySummary:
@@ -125,20 +115,11 @@ def _summarize_check(report: CheckReport) -> LibrarySummary:
     for one in report.findings:
         found.setdefault(one.base, Counter())[one.name] += one.count
     bases = (
-        BaseResult(
-            id=base.id,
-            name=base.name,
-            rows=_count_rows(base.rows),
-            findings=dict(found.get(base.id, {})),
-        )
+        BaseResult(id=base.id, name=base.name, rows=_count_rows(base.rows), findings=dict(found.get(base.id, {})))
         for base in report.statistics.bases or ()
     )
-    return LibrarySummary(
-        run=report.head.run.id,
-        findings=report.summary.by_name,
-        totals=_encode(report.checked),
-        bases=tuple(bases),
-    )
+    totals = _encode(report.checked)
+    return LibrarySummary(run=report.head.run.id, findings=report.summary.by_name, totals=totals, bases=tuple(bases))
 
 
 def summarize_change(report: ChangeReport | BackfillReport) -> LibrarySummary:
@@ -171,8 +152,11 @@ def run_fleet(
     known: KnownRows,
     metrics: Metrics | None = None,
     dry_run: bool = False,
-    confirm: Callable[[int], bool] = lambda _: True,
+    progress: Progress | None = None,
+    confirm: Callable[[FleetPlan], bool] = lambda _: True,
     watch: Watch = lambda _: None,
+    make: Callable[..., Fleet] = Fleet,
+    work: Work = run_job,
 ) -> FleetReport:
     """Run a command on the libraries of an order that are left, and write the results.
 
@@ -184,8 +168,11 @@ def run_fleet(
         known: the rows of libraries that ended in an earlier run.
         metrics: updated during the run.
         dry_run: write no results; the options of the order make each command write nothing.
-        confirm: called with the number of libraries before they are changed; False stops the run.
+        progress: told of each library.
+        confirm: called with the plan before anything is changed or sent; False stops the run.
         watch: called with the row of each library that ends.
+        make: makes the fleet.
+        work: runs the job of a library.
 
     Raises:
         Declined: ``confirm`` returned False.
@@ -193,11 +180,13 @@ def run_fleet(
     """
     check_engine(order, options, path)
     kind = "jsonl" if is_json_lines(path) else "parquet"
-    run = Run(command=f"fleet {order.command}", target_kind=kind, target=None if dry_run else path, dry_run=dry_run)
-    fleet = Fleet(
+    # A dry run of a backfill has a work folder beside its results.
+    target = None if dry_run and order.command != "backfill" else path
+    run = Run(command=f"fleet {order.command}", target_kind=kind, target=target, dry_run=dry_run)
+    fleet = make(
         order=order,
         path=path,
-        pool=partial(open_pool, options, run_job),
+        pool=partial(open_pool, options, work),
         parse=parse,
         attempts=options.attempts,
         known=known,
@@ -206,21 +195,16 @@ def run_fleet(
         keep_going=options.keep_going or dry_run,
         only=getattr(options, "only", ()),
         dry_run=dry_run,
+        progress=progress or SilentProgress(),
+        confirm=confirm,
     )
-    is_change = order.form.changes and not parse(order.command, order.options).is_dry
-    if is_change and not confirm(len(fleet.left)):
-        raise Declined(path=path)
     # Results are for programs.
     with language.language_of_children(language.ENGLISH):
         return fleet.run(run, watch)
 
 
 def check_engine(order: FleetOrder, options: FleetOptions, path: Path) -> None:
-    """Check that what the run needs is installed.
-
-    Raises:
-        WrongUsage: it is not, or an option has no meaning for the engine.
-    """
+    """Check that what the run needs is installed. WrongUsage: it is not, or an option has no meaning for the engine."""
     if not is_json_lines(path):
         try:
             # Without it nothing could be written in the end.
@@ -234,11 +218,7 @@ def check_engine(order: FleetOrder, options: FleetOptions, path: Path) -> None:
 
 
 def open_pool(options: FleetOptions, work: Work) -> Pool:
-    """Open the processes that run the libraries.
-
-    Raises:
-        WrongUsage: Ray is not installed, or there is no such cluster.
-    """
+    """Open the processes that run the libraries. WrongUsage: Ray is not installed, or there is no such cluster."""
     if options.engine == "ray":
         return RayPool(work, options.address, options.workers, options.max_wait)
     return LocalPool(work, options.workers or processes_pool.usable_cores())
@@ -255,8 +235,14 @@ def open_metrics(order: FleetOrder, options: FleetOptions, path: Path, own: Iter
     metrics = Metrics(
         options.metrics, path, command=order.command, engine=options.engine, libraries=len(order.libraries)
     )
-    metrics.demand_path(own)
-    manifest.demand_apart(order.libraries, metrics_files(options.metrics))
+    taken = set(map(links.real_path, own))
+    for file in metrics.files:
+        real = links.real_path(file)
+        if real in taken or not taken.isdisjoint(real.parents):
+            problem = tr("the metrics file {path} would overwrite the results", path=file)
+            raise WrongUsage(problem=problem, hint=tr("use another file"))
+    metrics.demand_path()
+    manifest.demand_apart(order.libraries, metrics.files)
     return metrics
 
 

@@ -35,15 +35,14 @@ from regraft.fleet import manifest, results
 from regraft.fleet.jobs import COMMAND_FORMS, CommandOptions
 from regraft.fleet.metrics import BaseReport, LibraryReport, Metrics
 from regraft.fleet.results import FleetOrder, KnownRows, ResultRow
-from regraft.fleet.run import FleetReport, demand_new_results, fleet_exit_status, left_libraries
+from regraft.fleet.run import Fleet, FleetPlan, FleetReport, demand_new_results, fleet_exit_status, left_libraries
 from regraft.fleet.status import FleetStatus
 from regraft.language import format_count, join_list, tr
 from regraft.options import OPTIONS, CheckOptions, FleetBackfillOptions, FleetOptions, FleetResumeOptions
-from regraft.report import progress
 from regraft.report.document import encoded
 from regraft.report.labels import label_of
 from regraft.text import LONGEST_NAME, one_line, path_argument, printable_lines
-from repair.embedding.fleet import FleetBackfillReport, FleetPlan
+from repair.embedding.fleet import BackfillPlan, FleetBackfillReport
 from repair.embedding.report import format_cost
 
 # --- the options of the libraries ------------------------------------------------------------------------------------
@@ -304,7 +303,7 @@ def backfill(
     libraries = manifest.read_manifest(manifest_path, None, "", needs_target=False)
     manifest.demand_apart(libraries, api_backfill.backfill_files(path))
     order = api_backfill.make_backfill_order(options, words, libraries)
-    _run_backfill(order, path, KnownRows(), options, output, dry_run=options.dry_run)
+    _run(order, path, KnownRows(), options, output, dry_run=options.dry_run)
 
 
 @fleet.command(
@@ -328,9 +327,7 @@ def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, outp
     parse_library_options(order.command, (*order.options, *words))
     order = add_options(order, words, left_libraries(order, known, options.only))
     manifest.demand_apart(order.libraries, results.result_files(path))
-    if order.command == "backfill":
-        _run_backfill(order, path.absolute(), known, options, output)
-    _run(order, path, known, options, output)
+    _run(order, path.absolute() if order.command == "backfill" else path, known, options, output)
 
 
 @fleet.command(
@@ -370,22 +367,15 @@ def _run(
 ) -> NoReturn:
     """Run a command on the libraries that are left, print the report, and exit."""
     check_library_options(order)
-    metrics = api_fleet.open_metrics(order, options, path, results.result_files(path))
-    bar, is_logged = output.progress(), _is_logged(output)
+    is_backfill = order.command == "backfill"
+    own = api_backfill.backfill_files(path) if is_backfill else results.result_files(path)
+    metrics = api_fleet.open_metrics(order, options, path, own)
+    # Without a progress bar, a person gets a line for each library.
+    is_logged = not (output.quiet or output.as_json or sys.stderr.isatty())
+    make, work = api_backfill.prepare_backfill(order, path, options) if is_backfill else (Fleet, api_fleet.run_job)
 
-    def confirm(count: int) -> bool:
-        libraries = format_count(count, "library")
-        line = tr("run regraft {command} over {libraries}", command=order.command, libraries=libraries)
-        return confirm_plan([line], yes=output.yes, as_json=output.as_json)
-
-    def watch(row: ResultRow) -> None:
-        bar.at(row.source)
-        bar.step(1, row.bytes or 0)
-        if is_logged:
-            echo_error(_line(row))
-
-    count = len(left_libraries(order, known, getattr(options, "only", ())))
-    with progress.stage(bar, "Libraries", count, "libraries"), echo_retries(enabled=_is_told(output)):
+    # With -vv everything that is logged is printed already.
+    with echo_retries(enabled=not (output.as_json or output.quiet or output.verbose > 1)):
         report = api_fleet.run_fleet(
             order,
             path,
@@ -394,56 +384,27 @@ def _run(
             known=known,
             metrics=metrics,
             dry_run=dry_run,
-            confirm=confirm,
-            watch=watch,
-        )
-    text = _as_text(report, verbose=output.verbose > 0)
-    _print_and_exit(report, metrics, output, text + _written(report, path, dry_run=dry_run))
-
-
-def _run_backfill(
-    order: FleetOrder, path: Path, known: KnownRows, options: FleetOptions, output: Output, *, dry_run: bool = False
-) -> NoReturn:
-    """Embed what has no vector in the libraries that are left, print the report, and exit."""
-    check_library_options(order)
-    metrics = api_fleet.open_metrics(order, options, path, api_backfill.backfill_files(path))
-    is_logged = _is_logged(output)
-    with echo_retries(enabled=_is_told(output)):
-        report = api_backfill.run_fleet_backfill(
-            order,
-            path,
-            options,
-            parse_library_options,
-            known=known,
-            dry_run=dry_run,
             progress=output.progress(),
-            metrics=metrics,
-            show_plan=lambda plan: confirm_plan(fleet_plan_lines(plan), yes=output.yes, as_json=output.as_json),
+            confirm=lambda plan: confirm_plan(_plan_lines(order, plan), yes=output.yes, as_json=output.as_json),
             watch=lambda row: echo_error(_line(row)) if is_logged else None,
+            make=make,
+            work=work,
         )
-    text = _as_text(report, verbose=output.verbose > 0) + printable_lines(fleet_sent_lines(report))
-    _print_and_exit(report, metrics, output, text if dry_run else text + _written(report, path, dry_run=False))
+    text = _as_text(report, verbose=output.verbose > 0) + _written(report, path, dry_run=dry_run)
+    _print_and_exit(report, metrics, output, text)
 
 
 def _written(report: FleetReport, path: Path, *, dry_run: bool) -> str:
-    """Say where the results are, or that there are none, or none yet."""
+    """Say what was sent, and where the results are or how to get them."""
+    lines = fleet_sent_lines(report) if isinstance(report, FleetBackfillReport) else []
     if dry_run:
-        return printable_lines([tr("Dry run: nothing was written.")])
-    if report.left:
-        command = shlex.join(["regraft", "fleet", "resume", path_argument(path)])
-        left = format_count(report.left, "library")
-        return printable_lines([tr("{left} without a result; continue with: {command}", left=left, command=command)])
-    return format_written([path])
-
-
-def _is_told(output: Output) -> bool:
-    """Whether a line is printed for what a run waits for; with ``-vv`` everything that is logged is printed already."""
-    return not (output.as_json or output.quiet or output.verbose > 1)
-
-
-def _is_logged(output: Output) -> bool:
-    """Whether a line is printed for each library: there is no progress bar, and the output is for a person."""
-    return not (output.quiet or output.as_json or sys.stderr.isatty())
+        return printable_lines(lines or [tr("Dry run: nothing was written.")])
+    if not report.left:
+        return printable_lines(lines) + format_written([path])
+    command = shlex.join(["regraft", "fleet", "resume", path_argument(path)])
+    left = format_count(report.left, "library")
+    lines.append(tr("{left} without a result; continue with: {command}", left=left, command=command))
+    return printable_lines(lines)
 
 
 def _print_and_exit(report: FleetReport, metrics: Metrics | None, output: Output, text: str) -> NoReturn:
@@ -459,8 +420,15 @@ def _print_and_exit(report: FleetReport, metrics: Metrics | None, output: Output
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-def fleet_plan_lines(plan: FleetPlan) -> list[str]:
-    """Format the plan of a fleet backfill."""
+def _plan_lines(order: FleetOrder, plan: FleetPlan) -> list[str]:
+    """Format what a fleet will do, or what a backfill will send."""
+    libraries = format_count(plan.libraries, "library")
+    if not isinstance(plan, BackfillPlan):
+        return [tr("run regraft {command} over {libraries}", command=order.command, libraries=libraries)]
+    return _sending_lines(plan)
+
+
+def _sending_lines(plan: BackfillPlan) -> list[str]:
     lines = [
         tr(
             "{libraries}: {wanted:,} vectors are missing, for {texts}",
@@ -478,7 +446,7 @@ def fleet_sent_lines(report: FleetBackfillReport) -> list[str]:
     """Format the numbers of texts and requests that were sent, or would be."""
     sent = report.sent
     if report.head.run.dry_run:
-        return [*fleet_plan_lines(sent), tr("Dry run: nothing was sent, and nothing was written.")]
+        return [*_sending_lines(sent), tr("Dry run: nothing was sent, and nothing was written.")]
     spent = f"{format_count(sent.requests, 'request')}, {format_count(sent.tokens, 'token')}"
     if sent.cost is not None:
         spent += f", {format_cost(sent.cost, sent.currency)}"

@@ -166,11 +166,6 @@ class PendingTask(msgspec.Struct, frozen=True, order=True):
     is_after_kill: bool = False
 
 
-def fault_result(reason: str, seconds: float) -> TaskResult:
-    """Return the result of a task that raised an exception that no command raises."""
-    return TaskResult(status=STOPPED, error=TaskError(code=FaultOfRegraft.__name__, message=reason), seconds=seconds)
-
-
 def kill_reason(exit_status: int | None) -> str:
     """Describe how a process ended that was killed, in English as all results; negative statuses are signals."""
     if exit_status == -9:
@@ -200,11 +195,7 @@ class Pool(Protocol):
         """The started tasks with the time of their start, by a handle of the pool."""
 
     def start_task(self, task: Task, one: PendingTask) -> None:
-        """Start a task.
-
-        Raises:
-            OSError: no process can be started.
-        """
+        """Start a task. OSError: no process can be started."""
 
     def answers(self, seconds: float) -> Iterable[tuple[PendingTask, TaskResult]]:
         """Yield the results of tasks that have ended; wait up to ``seconds`` for the first one."""
@@ -243,53 +234,43 @@ def run_tasks(
     Raises:
         OSError: no process can be started.
     """
-    ordered = sorted(tasks, key=lambda task: (-task.bytes, task.number))
-    # A sorted list is a heap.
-    waiting = [PendingTask(0.0, place, 1) for place in range(len(ordered))]
-    capacity = _Capacity(pool, observers)
-    while waiting or pool.running:
-        now = capacity.start_tasks(waiting, ordered)
-        seconds = _wait_seconds(waiting, now)
+    queue = _Queue(tasks, pool, observers)
+    while queue.waiting or pool.running:
+        seconds = queue.start_tasks()
         if not pool.running:
             time.sleep(seconds)
             continue
         for one, ended in pool.answers(seconds):
-            capacity.release(ordered[one.place])
-            for observer in observers:
-                observer.on_end(ordered[one.place])
+            task = queue.end_task(one)
             result = msgspec.structs.replace(ended, attempts=one.attempt, is_after_kill=one.is_after_kill)
             if one.attempt < attempts and (ended.status is None or is_retried(result)):
-                heappush(waiting, _schedule_retry(one, ended, pause_seconds))
+                pause = max(pause_seconds * 2 ** (one.attempt - 1), ended.wait_seconds)
+                queue.retry(one, pause, is_after_kill=one.is_after_kill or ended.status is None)
             else:
                 # Start the next task before the caller stores this result.
-                capacity.start_tasks(waiting, ordered)
-                yield ordered[one.place], result
+                queue.start_tasks()
+                yield task, result
         for observer in observers:
             observer.on_poll()
 
 
-def _schedule_retry(one: PendingTask, ended: TaskResult, pause_seconds: float) -> PendingTask:
-    pause = max(pause_seconds * 2 ** (one.attempt - 1), ended.wait_seconds)
-    is_after_kill = one.is_after_kill or ended.status is None
-    return msgspec.structs.replace(
-        one, ready_at=time.monotonic() + pause, attempt=one.attempt + 1, is_after_kill=is_after_kill
-    )
+class _Queue:
+    """The tasks that wait, and the cores and the memory of a pool that running ones use."""
 
-
-class _Capacity:
-    """The cores and the memory of a pool that running tasks use."""
-
-    def __init__(self, pool: Pool, observers: Sequence[PoolObserver]) -> None:
+    def __init__(self, tasks: Iterable[Task], pool: Pool, observers: Sequence[PoolObserver]) -> None:
         self._pool, self._observers = pool, observers
         self._cores, self._memory = 0.0, 0
+        self._ordered = sorted(tasks, key=lambda task: (-task.bytes, task.number))
+        # A sorted list is a heap.
+        self.waiting = [PendingTask(0.0, place, 1) for place in range(len(self._ordered))]
 
-    def start_tasks(self, waiting: list[PendingTask], ordered: list[Task]) -> float:
-        """Start as many waiting tasks as fit and are due; returns the time."""
-        now = time.monotonic()
+    def start_tasks(self) -> float:
+        """Start as many waiting tasks as fit and are due; returns the seconds to wait for a result."""
+        now, waiting = time.monotonic(), self.waiting
         passed: list[PendingTask] = []
         while waiting and waiting[0].ready_at <= now and len(passed) < _MAX_PASSED and self._cores < self._pool.slots:
             one = heappop(waiting)
-            task = ordered[one.place]
+            task = self._ordered[one.place]
             if not self._fits(task):
                 # A smaller task may fit.
                 passed.append(one)
@@ -301,7 +282,8 @@ class _Capacity:
                 observer.on_start(task, one)
         for one in passed:
             heappush(waiting, one)
-        return now
+        until_due = waiting[0].ready_at - now if waiting else 0.0
+        return min(until_due, _POLL_SECONDS) if until_due > 0 else _POLL_SECONDS
 
     def _fits(self, task: Task) -> bool:
         """Whether one more task fits; a task always fits if no other one is running."""
@@ -309,17 +291,21 @@ class _Capacity:
             return True
         return self._cores + task.cores <= self._pool.slots and self._memory + task.memory <= self._pool.memory
 
-    def release(self, task: Task) -> None:
-        """Free what an ended task used."""
+    def end_task(self, one: PendingTask) -> Task:
+        """Free what a task used that has ended."""
+        task = self._ordered[one.place]
         self._cores -= task.cores
         self._memory -= task.memory
+        for observer in self._observers:
+            observer.on_end(task)
+        return task
 
-
-def _wait_seconds(waiting: list[PendingTask], now: float) -> float:
-    """Return how long to wait for a result, in seconds: not beyond the time when the next task is due."""
-    if not waiting or waiting[0].ready_at <= now:
-        return _POLL_SECONDS
-    return min(waiting[0].ready_at - now, _POLL_SECONDS)
+    def retry(self, one: PendingTask, pause: float, *, is_after_kill: bool) -> None:
+        """Have a task wait for another attempt, at least ``pause`` seconds."""
+        again = msgspec.structs.replace(
+            one, ready_at=time.monotonic() + pause, attempt=one.attempt + 1, is_after_kill=is_after_kill
+        )
+        heappush(self.waiting, again)
 
 
 class LocalPool:
@@ -346,12 +332,15 @@ class LocalPool:
             one, begun = self.running.pop(job)
             if error is None:
                 yield one, result
-            elif isinstance(error, ProcessKilled):
+                continue
+            seconds, host = time.monotonic() - begun, socket.gethostname()
+            if isinstance(error, ProcessKilled):
                 killed = TaskError(code=ProcessKilled.__name__, message=kill_reason(error.exit_status))
-                ended = TaskResult(status=None, seconds=time.monotonic() - begun, error=killed)
-                yield one, msgspec.structs.replace(ended, host=socket.gethostname(), pid=error.pid)
+                yield one, TaskResult(status=None, seconds=seconds, error=killed, host=host, pid=error.pid)
             else:
-                yield one, fault_result(str(error) or type(error).__name__, time.monotonic() - begun)
+                # No command raises an exception.
+                fault = TaskError(code=FaultOfRegraft.__name__, message=str(error) or type(error).__name__)
+                yield one, TaskResult(status=STOPPED, seconds=seconds, error=fault, host=host)
 
     def close(self) -> None:
         """Kill all running tasks; the next run repeats them."""

@@ -96,6 +96,12 @@ class LibraryJob(msgspec.Struct, frozen=True, kw_only=True):
         """What the command does with the library."""
         return COMMAND_FORMS[self.command]
 
+    @property
+    def written(self) -> StoragePath | None:
+        """What the command changes in object storage, if anything."""
+        changed = self.source if self.form.changes else self.target
+        return storage_path(changed) if changed and is_url(changed) and not self.options.is_dry else None
+
 
 #: Seconds between two attempts to copy a library while copies of others fill the disk, and the most for all of them.
 _FULL_PAUSE, _FULL_SECONDS = (1.0, 3.0), 3600.0
@@ -109,21 +115,22 @@ def run_library_job(job: LibraryJob, run: RunCommand) -> TaskResult:
     if not is_url(job.source) and not is_url(job.target):
         return run(job)
     begun = time.monotonic()
-    ended = None
-    while ended is None:
+    while True:
         # Of killed attempts: this process may have been there before them.
         scratch.remove_leftovers()
+        urls: dict[str, str] = {}
         try:
-            with scratch.temporary_folder() as folder:
-                ended = _StagedJob(job, folder).run(run)
-        except OSError as error:
+            with scratch.temporary_folder() as folder, ExitStack() as stack:
+                urls[str(folder)] = job.source
+                ended = _StagedJob(job, folder, urls).run(run, stack)
+        except (RegraftError, OSError) as error:
             ended = failed_result(error if isinstance(error, RegraftError) else StoppedBySystem(reason=error))
+        seconds = time.monotonic() - begun
         is_full = ended.error is not None and ended.error.code == WorkFolderTooSmall.__name__
-        if is_full and time.monotonic() - begun < _FULL_SECONDS and scratch.is_used_by_others():
-            # Copies of other libraries take the space; this one has been removed, and they end sooner or later.
-            time.sleep(random.uniform(*_FULL_PAUSE))
-            ended = None
-    return msgspec.structs.replace(ended, seconds=time.monotonic() - begun)
+        if not (is_full and seconds < _FULL_SECONDS and scratch.is_used_by_others()):
+            return msgspec.structs.replace(ended, seconds=seconds, error=_name_urls(ended.error, urls))
+        # Copies of other libraries take the space; this one has been removed, and they end sooner or later.
+        time.sleep(random.uniform(*_FULL_PAUSE))
 
 
 def failed_result(error: RegraftError, seconds: float = 0.0) -> TaskResult:
@@ -133,49 +140,28 @@ def failed_result(error: RegraftError, seconds: float = 0.0) -> TaskResult:
     return TaskResult(status=error.exit_status, error=said, seconds=seconds, wait_seconds=wait)
 
 
-class _StagedJob:
-    """One job with a source or target in object storage, and copies on this machine's disk."""
+class _StagedJob(msgspec.Struct, frozen=True):
+    """One job with a source or target in object storage; ``urls`` gets the URL of each copy in ``folder``."""
 
-    def __init__(self, job: LibraryJob, folder: Path) -> None:
-        self._job, self._folder = job, folder
-        #: The URL of each copy, to name it in messages.
-        self._urls: dict[str, str] = {}
+    job: LibraryJob
+    folder: Path
+    urls: dict[str, str]
 
-    def run(self, run: RunCommand) -> TaskResult:
+    def run(self, run: RunCommand, stack: ExitStack) -> TaskResult:
         """Fetch the source and the target, run the command, and publish what it wrote."""
-        try:
-            with ExitStack() as stack:
-                ended = self._run(run, stack)
-        except RegraftError as error:
-            ended = failed_result(error)
-        except OSError as error:
-            ended = failed_result(StoppedBySystem(reason=error))
-        return self._name_urls(ended)
-
-    def _run(self, run: RunCommand, stack: ExitStack) -> TaskResult:
-        job = self._job
-        written = self._written_url()
-        is_file = bool(job.form.ending)
+        job, is_file, written = self.job, bool(self.job.form.ending), self.job.written
         if written is not None and not is_file:
             stack.enter_context(versions.hold_lease(written, job.fleet))
         source, before = self._fetch(job.source, "source")
-        target, found = self._fetch_target(is_file=is_file)
-        local = msgspec.structs.replace(job, source=str(source), target=None if target is None else str(target))
-        ended = run(local)
+        target, found = (None, before) if job.target is None else self._fetch_target(job.target, is_file=is_file)
+        ended = run(msgspec.structs.replace(job, source=str(source), target=None if target is None else str(target)))
         if written is not None and ended.error is None and ended.status in (0, WORTH_READING):
+            library = target or source
             if is_file:
-                assert target is not None
-                written.upload([(target, "")])
+                written.upload([(library, "")])
             else:
-                library, version = (source, before) if target is None else (target, found)
-                versions.publish_version(written, library, version)
+                versions.publish_version(written, library, found)
         return ended
-
-    def _written_url(self) -> StoragePath | None:
-        """Return what the command changes in object storage: the source or the target; None if it changes nothing."""
-        job = self._job
-        changed = job.source if job.form.changes else job.target
-        return None if changed is None or not is_url(changed) or job.options.is_dry else storage_path(changed)
 
     def _fetch(self, name: str, kind: str) -> tuple[Path, Version]:
         """Return the path of a library or archive on this machine, and its version."""
@@ -185,19 +171,16 @@ class _StagedJob:
         size = remote.size()
         if size is None:
             return copy, versions.fetch_library(remote, copy)
-        require_free_space(self._folder, size)
+        require_free_space(self.folder, size)
         try:
             remote.download([("", copy)])
         except ObjectGone as error:
             raise SourceNotFound(path=name) from error
         return copy, versions.NO_VERSION
 
-    def _fetch_target(self, *, is_file: bool) -> tuple[Path | None, Version]:
+    def _fetch_target(self, name: str, *, is_file: bool) -> tuple[Path, Version]:
         """Return the path of the target on this machine, with its present content, and its version."""
-        name = self._job.target
-        if name is None or not is_url(name):
-            return None if name is None else Path(name), versions.NO_VERSION
-        if is_file and storage_path(name).size() is None:
+        if is_url(name) and is_file and storage_path(name).size() is None:
             return self._copy_path(name, "target"), versions.NO_VERSION
         try:
             return self._fetch(name, "target")
@@ -208,18 +191,18 @@ class _StagedJob:
     def _copy_path(self, name: str, kind: str) -> Path:
         """Return the path for the copy of a URL, in an existing folder of its own."""
         # Without characters that are special in file names on any system.
-        copy = self._folder / kind / re.sub(r"[\\/:\0]", "_", storage_path(name).name)
-        self._urls[str(copy)] = name
+        copy = self.folder / kind / re.sub(r"[\\/:\0]", "_", storage_path(name).name)
+        self.urls[str(copy)] = name
         durable.make_folders(copy.parent, flush=False)
         return copy
 
-    def _name_urls(self, ended: TaskResult) -> TaskResult:
-        """Replace paths of copies by their URLs in the error message of a result."""
-        error = ended.error
-        if error is None:
-            return ended
-        message = error.message
-        # The folder of the copies last: theirs begin with it.
-        for copy, url in {**self._urls, str(self._folder): self._job.source}.items():
-            message = message.replace(copy, url)
-        return msgspec.structs.replace(ended, error=msgspec.structs.replace(error, message=message))
+
+def _name_urls(error: TaskError | None, urls: dict[str, str]) -> TaskError | None:
+    """Replace paths of copies by their URLs in an error message."""
+    if error is None:
+        return None
+    message = error.message
+    # The folder of the copies last: theirs begin with it.
+    for copy in sorted(urls, key=len, reverse=True):
+        message = message.replace(copy, urls[copy])
+    return msgspec.structs.replace(error, message=message)

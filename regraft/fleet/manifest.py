@@ -77,10 +77,9 @@ def read_manifest(manifest: str, targets: str | None, ending: str, *, needs_targ
         needs_target: whether the command writes to a target.
 
     Raises:
-        WrongUsage: the manifest is not valid, is empty, or has an invalid name. Paths used twice: see
-            :func:`demand_apart`.
-        StorageFailed, StorageRefused: object storage cannot be read.
-        OSError: a file cannot be read.
+        WrongUsage: the manifest is not valid, is empty, or has an invalid name. :func:`demand_apart` finds paths that
+            are used twice.
+        StorageFailed, StorageRefused, OSError: it cannot be read.
     """
     found = [_make_absolute(_with_target(library, targets, ending, needs_target)) for library in _read(manifest)]
     if not found:
@@ -142,17 +141,18 @@ def _local_path(name: str, *, windows: bool = os.name == "nt") -> str:
 
 
 def _read_table(name: str, folder: str, file: Any) -> Iterator[Library]:
-    is_parquet = name.lower().endswith(".parquet")
     lines = _Lines()
+    kind = name.lower().rpartition(".")[2]
     try:
-        if is_parquet:
+        if kind == "parquet":
             rows = _parquet_rows(file, lines)
         else:
-            rows = (_csv_rows if name.lower().endswith(".csv") else _json_rows)(lines.count(file))
+            rows = (_csv_rows if kind == "csv" else _json_rows)(lines.count(file))
         for row in rows:
             yield _library(row, folder)
     except (ValueError, msgspec.MsgspecError, csv.Error) as error:
-        place = tr("row {number:,}", number=lines.number) if is_parquet else tr("line {number:,}", number=lines.number)
+        at = max(1, lines.number)
+        place = tr("row {number:,}", number=at) if kind == "parquet" else tr("line {number:,}", number=at)
         problem = tr("{path}, {place}: {error}", path=name, place=place, error=error)
         raise WrongUsage(problem=problem, hint=_HINT) from error
 
@@ -162,16 +162,15 @@ class _Lines:
 
     number = 0
 
-    def count(self, file: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the lines of a file."""
-        for line in file:
+    def count(self, found: Iterable[Any]) -> Iterator[Any]:
+        """Yield the lines of a file, or the rows of a table."""
+        for one in found:
             self.number += 1
-            yield line
+            yield one
 
 
 def _csv_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    lines = (line.decode("utf-8-sig") for line in file)
-    reader = csv.DictReader(lines, strict=True)
+    reader = csv.DictReader((line.decode("utf-8-sig") for line in file), strict=True)
     names = list(reader.fieldnames or ())
     for name in names:
         if name and names.count(name) > 1:
@@ -183,52 +182,35 @@ def _csv_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _json_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    for line in file:
-        if line.strip():
-            yield msgspec.json.decode(line, type=dict[str, Any])
+    return (msgspec.json.decode(line, type=dict[str, Any]) for line in file if line.strip())
 
 
 def _parquet_rows(file: Any, lines: _Lines) -> Iterator[dict[str, Any]]:
     _, parquet = import_arrow()
-    lines.number = 1
-    for batch in parquet.ParquetFile(file).iter_batches():
-        for row in batch.to_pylist():
-            yield {name: value for name, value in row.items() if value is not None}
-            lines.number += 1
+    batches = parquet.ParquetFile(file).iter_batches()
+    for row in lines.count(row for batch in batches for row in batch.to_pylist()):
+        yield {name: value for name, value in row.items() if value is not None}
 
 
 def _library(row: dict[str, Any], folder: str) -> Library:
-    """Convert a row of a table; relative names are relative to the folder of the table.
-
-    Raises:
-        ValueError: the row is invalid.
-    """
+    """Convert a row of a table, whose relative names are relative to its folder; ValueError if it is invalid."""
     extra = {name: row[name] for name in sorted(row.keys() - set(COLUMNS))}
     for name in extra:
         if meant := difflib.get_close_matches(name.lower(), COLUMNS, 1, 0.8):
             raise ValueError(
                 tr("{name} is not a column; {meant} is", name=printable(name, LONGEST_NAME), meant=meant[0])
             )
-    options = row.get("options", [])
-    words = shlex.split(options) if isinstance(options, str) else options
-    # Not strict: numbers in CSV are text.
-    known = {name: value for name, value in row.items() if name not in extra}
-    library = msgspec.convert({**known, "options": words, "extra": _as_json(extra)}, Library, strict=False)
-    target = None if library.target is None else _resolve(folder, library.target)
-    return msgspec.structs.replace(library, source=_resolve(folder, library.source), target=target)
-
-
-def _as_json(extra: dict[str, Any]) -> dict[str, Any]:
-    """Convert the values of extra columns to those that JSON has, such as times to text.
-
-    Raises:
-        ValueError: they are longer than is kept.
-    """
+    # Values that JSON has not, such as times, become text.
     encoded = msgspec.json.encode(extra, enc_hook=str)
     if len(encoded) > _MOST_EXTRA:
         raise ValueError(tr("its other columns have more than {bytes:,} bytes", bytes=_MOST_EXTRA))
-    decoded: dict[str, Any] = msgspec.json.decode(encoded)
-    return decoded
+    options = row.get("options", [])
+    words = shlex.split(options) if isinstance(options, str) else options
+    known = {name: value for name, value in row.items() if name not in extra}
+    # Not strict: numbers in CSV are text.
+    library = msgspec.convert({**known, "options": words, "extra": msgspec.json.decode(encoded)}, Library, strict=False)
+    target = None if library.target is None else _resolve(folder, library.target)
+    return msgspec.structs.replace(library, source=_resolve(folder, library.source), target=target)
 
 
 def _resolve(folder: str, name: str) -> str:
@@ -267,20 +249,15 @@ def _with_target(library: Library, targets: str | None, ending: str, needs_targe
 
 def _library_name(library: Library) -> str:
     """Return the name of a library: that of its folder, or of its archive without the suffix."""
-    source = PurePosixPath(library.source.rstrip("/")) if is_url(library.source) else Path(library.source)
-    if isinstance(source, Path):
-        is_folder = source.is_dir()
-    else:
-        is_folder = library.bytes is None and source.suffix.lower() not in _ARCHIVES
-    return source.name if is_folder else source.stem
+    if is_url(library.source):
+        remote = PurePosixPath(library.source.rstrip("/"))
+        return remote.stem if library.bytes is not None or remote.suffix.lower() in _ARCHIVES else remote.name
+    source = Path(library.source)
+    return source.name if source.is_dir() else source.stem
 
 
 def _make_absolute(library: Library) -> Library:
-    """Make the names of a library absolute, so that any process in any folder can use them.
-
-    Raises:
-        WrongUsage: its name is not valid UTF-8.
-    """
+    """Make the names of a library absolute, so that any process in any folder can use them."""
     target = None if library.target is None else _absolute_name(library.target)
     absolute = msgspec.structs.replace(library, source=_absolute_name(library.source), target=target)
     if not is_name(f"{absolute.source}{absolute.target}"):
@@ -295,11 +272,6 @@ def is_name(name: str) -> bool:
 
 
 def _absolute_name(name: str) -> str:
-    """Make a path or URL absolute.
-
-    Raises:
-        WrongUsage: it is a URL of an unknown kind.
-    """
     if is_url(name) and not name.startswith("memory:"):
         return storage_path(name).url
     if _ANY_URL.match(name):
@@ -336,11 +308,13 @@ def demand_apart(found: Iterable[Library], own: Iterable[Path]) -> None:
     Raises:
         WrongUsage
     """
-    every, resolver = list(found), _PathResolver()
-    targets = _resolve_distinct((one.target for one in every), resolver, tr("{name} is the target of two libraries"))
-    paths = targets | _resolve_distinct((one.source for one in every), resolver, tr("{name} is used twice"))
+    every = list(found)
+    #: The real path of each folder, since many libraries are in the same one.
+    folders: dict[str, str] = {}
+    targets = _resolve_distinct((one.target for one in every), folders, tr("{name} is the target of two libraries"))
+    paths = targets | _resolve_distinct((one.source for one in every), folders, tr("{name} is used twice"))
     for path in own:
-        name = disk_name(resolver.resolve(str(path.absolute())))
+        name = disk_name(_real_name(str(path.absolute()), folders))
         if name in paths or not paths.isdisjoint(_parents(name)):
             problem = tr("the file {path} would be inside a library", path=path)
             raise WrongUsage(problem=problem, hint=tr("use another file"))
@@ -351,32 +325,22 @@ def demand_apart(found: Iterable[Library], own: Iterable[Path]) -> None:
 
 
 def demand_clients(found: Iterable[Library]) -> None:
-    """Check that the client of every kind of object storage in use is installed.
-
-    Raises:
-        WrongUsage: one is not.
-    """
+    """Raise WrongUsage if the client of a kind of object storage in use is not installed."""
     names = (name for one in found for name in (one.source, one.target))
     for kind in sorted({name.partition("://")[0] for name in names if name is not None and is_url(name)}):
         demand_client(kind)
 
 
-class _PathResolver:
-    """Resolves paths; caches the real path of each folder, since many libraries are in the same one."""
-
-    def __init__(self) -> None:
-        self._real: dict[str, str] = {}
-
-    def resolve(self, name: str) -> str:
-        """Return the real path of a name with ``/`` as separator; URLs give names that no path can have."""
-        if is_url(name):
-            return f"//{'/'.join(storage_path(name).parts)}"
-        folder, last = os.path.split(name)
-        if last in ("", ".", "..") or Path(name).is_symlink():
-            return str(links.real_path(Path(name))).replace(os.sep, "/")
-        if folder not in self._real:
-            self._real[folder] = str(links.real_path(Path(folder))).replace(os.sep, "/").rstrip("/")
-        return f"{self._real[folder]}/{last}"
+def _real_name(name: str, folders: dict[str, str]) -> str:
+    """Return the real path of a name with ``/`` as separator; URLs give names that no path can have."""
+    if is_url(name):
+        return f"//{'/'.join(storage_path(name).parts)}"
+    folder, last = os.path.split(name)
+    if last in ("", ".", "..") or Path(name).is_symlink():
+        return str(links.real_path(Path(name))).replace(os.sep, "/")
+    if folder not in folders:
+        folders[folder] = str(links.real_path(Path(folder))).replace(os.sep, "/").rstrip("/")
+    return f"{folders[folder]}/{last}"
 
 
 def _parents(name: str) -> Iterator[str]:
@@ -387,13 +351,13 @@ def _parents(name: str) -> Iterator[str]:
         end = name.rfind("/", 0, end)
 
 
-def _resolve_distinct(names: Iterable[str | None], resolver: _PathResolver, problem: str) -> set[str]:
+def _resolve_distinct(names: Iterable[str | None], folders: dict[str, str], problem: str) -> set[str]:
     """Resolve names; None is skipped, and two names with one real path are refused."""
     seen: set[str] = set()
     for name in names:
         if name is None:
             continue
-        path = disk_name(resolver.resolve(name))
+        path = disk_name(_real_name(name, folders))
         if path in seen:
             raise WrongUsage(problem=problem.format(name=printable(name, LONGEST_NAME)), hint=tr("list each one once"))
         seen.add(path)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, chdir, suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -60,12 +60,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a node has as much when it is idle."""
         return self.cores <= node.cores and self.memory <= node.memory
 
-    def within(self, nodes: list[Node]) -> Request:
-        """Reduce the request to what the largest node has; without nodes, it stays as it is."""
-        possible = [(min(self.cores, node.cores), min(self.memory, node.memory)) for node in nodes]
-        cores, memory = max(possible, default=(self.cores, self.memory))
-        return Request(cores=cores, memory=memory)
-
 
 class Started(NamedTuple):
     """Where a task runs: the node, its host name, the process, and the file there with the output of the process."""
@@ -86,6 +80,10 @@ class _Submission(msgspec.Struct, kw_only=True):
     submitted_at: float
     node: str | None
     started: Started | None = None
+
+    def may_start(self, nodes: list[Node]) -> bool:
+        """Whether there is a node on which it may start, or no node at all."""
+        return not nodes or any(self.request.fits(node) and self.node in (None, node.id) for node in nodes)
 
 
 def _make_start_board() -> type[Any]:
@@ -144,24 +142,6 @@ def _make_remote_function() -> Callable[..., Any]:
     return run
 
 
-@contextmanager
-def _outside_working_directory() -> Iterator[None]:
-    """Change to Python's own folder, which has no modules.
-
-    Ray puts the directory in which a process joins a cluster on the import path of all workers.
-    """
-    try:
-        before = Path.cwd()
-    except OSError:
-        # It was deleted, so nothing can be imported from it.
-        before = Path(sys.prefix)
-    os.chdir(sys.prefix)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
 class RayCluster:
     """The cluster that this process has joined.
 
@@ -180,7 +160,14 @@ class RayCluster:
         environment = {"env_vars": {language.VARIABLE: language.ENGLISH, **interpreters.interpreter_environment()}}
         settings: dict[str, Any] = {} if address else {"num_cpus": cores, "include_dashboard": False}
         try:
-            with _outside_working_directory():
+            with ExitStack() as stack:
+                # Ray puts the directory in which a process joins a cluster on the import path of all workers. Python's
+                # own folder has no modules.
+                try:
+                    stack.enter_context(chdir(sys.prefix))
+                except OSError:
+                    # The directory was deleted, so there is none to return to.
+                    os.chdir(sys.prefix)
                 self.ray.init(
                     # Without an address Ray would join a cluster that runs on this machine, whose size is not ours.
                     address=address or "local",
@@ -195,25 +182,24 @@ class RayCluster:
                 problem=tr("no Ray cluster at {address} ({error})", address=address or "local", error=reason),
                 hint=tr("start one with ray start, or omit --address"),
             ) from error
-        self._looked_at = 0.0
+        self._looked_at = -math.inf
         self._nodes: list[Node] = []
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive and have cores, as of the last seconds."""
         now = time.monotonic()
-        if not self._looked_at or now - self._looked_at >= _LOOK_SECONDS:
-            alive = [(one, one["Resources"]) for one in self.ray.nodes() if one["Alive"]]
+        if now - self._looked_at >= _LOOK_SECONDS:
+            self._looked_at = now
             self._nodes = [
                 Node(
                     id=one["NodeID"],
                     address=one["NodeManagerAddress"],
-                    cores=float(has["CPU"]),
-                    memory=int(has.get("memory", 1 << 40)),
+                    cores=float(one["Resources"]["CPU"]),
+                    memory=int(one["Resources"].get("memory", 1 << 40)),
                 )
-                for one, has in alive
-                if has.get("CPU")
+                for one in self.ray.nodes()
+                if one["Alive"] and one["Resources"].get("CPU")
             ]
-            self._looked_at = now
         return self._nodes
 
     def start_beside_driver(self, kind: type[Any], *arguments: Any, **settings: Any) -> Any:
@@ -290,27 +276,24 @@ class RayPool:
 
     def start_task(self, task: Task, one: PendingTask) -> None:
         """Submit a task, with at most the resources of the largest node."""
+        now, nodes = time.monotonic(), self._usable_nodes()
         if not self._submissions:
-            self._active_at = time.monotonic()
-        self._submit(task, one)
-
-    def _submit(self, task: Task, one: PendingTask) -> None:
-        nodes = self._usable_nodes()
-        request = Request(cores=task.cores, memory=task.memory).within(nodes)
-        node = self._choose_node(request, nodes) if self._left_out else None
-        settings = {} if node is None else self.cluster.on_node(node)
-        remote = self._remote.options(num_cpus=request.cores, memory=request.memory, name=task.name or None, **settings)
+            self._active_at = now
+        possible = [(min(task.cores, node.cores), min(task.memory, node.memory)) for node in nodes]
+        cores, memory = max(possible, default=(task.cores, task.memory))
+        request, chosen = Request(cores=cores, memory=memory), None
+        fitting = [node for node in nodes if request.fits(node)]
+        if self._left_out and fitting:
+            # The node with the fewest of our tasks for its cores: Ray itself would also use those left out.
+            taken = Counter(submission.node for submission in self._submissions.values())
+            chosen = min(fitting, key=lambda node: taken[node.id] / node.cores).id
+        settings = {} if chosen is None else self.cluster.on_node(chosen)
+        remote = self._remote.options(num_cpus=cores, memory=memory, name=task.name or None, **settings)
         key = next(self._keys)
         handle = remote.remote(__version__, self._ray.cloudpickle.dumps((self._work, task.job)), self._board, key)
         self._submissions[handle] = _Submission(
-            key=key, one=one, task=task, request=request, submitted_at=time.monotonic(), node=node
+            key=key, one=one, task=task, request=request, submitted_at=now, node=chosen
         )
-
-    def _choose_node(self, request: Request, nodes: list[Node]) -> str | None:
-        """Choose the node with the fewest of our tasks for its cores: Ray itself would also use those left out."""
-        taken = Counter(one.node for one in self._submissions.values())
-        fitting = [node for node in nodes if request.fits(node)]
-        return min(fitting, key=lambda node: taken[node.id] / node.cores).id if fitting else None
 
     def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
         """Yield the results of tasks that have ended; wait up to ``seconds`` for the first one."""
@@ -325,7 +308,10 @@ class RayPool:
             if submission is not None:
                 self._note_activity()
                 yield submission.one, self._read(handle, submission)
-        yield from self._check_waiting()
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_SECONDS and not all(one.started for one in self._submissions.values()):
+            self._looked_at = now
+            yield from self._check_waiting(now)
 
     def _read(self, handle: Any, submission: _Submission) -> TaskResult:
         """Return the result of a task that has ended, and note whether its node works."""
@@ -378,27 +364,19 @@ class RayPool:
 
     # --- tasks that wait ---------------------------------------------------------------------------------------------
 
-    def _check_waiting(self) -> Iterator[tuple[PendingTask, TaskResult]]:
-        """Submit tasks again that no node has room for any more, and end all that wait if nothing runs for too long."""
-        if all(one.started for one in self._submissions.values()):
-            return
-        now = time.monotonic()
-        if now - self._looked_at < _LOOK_SECONDS:
-            return
-        self._looked_at = now
+    def _check_waiting(self, now: float) -> Iterator[tuple[PendingTask, TaskResult]]:
+        """Submit tasks again that no node has room for any more; if no task runs, say what the tasks wait for, and end
+        all of them after the longest wait.
+        """
         self._take_starts()
         waiting = {handle: one for handle, one in self._submissions.items() if one.started is None}
         nodes = self._usable_nodes()
-        if nodes:
-            self._submit_again([handle for handle, one in waiting.items() if not _is_possible(one, nodes)])
-        if waiting and len(waiting) == len(self._submissions):
-            yield from self._wait(next(iter(waiting.values())).request, nodes, now - self._active_at)
-
-    def _wait(self, request: Request, nodes: list[Node], seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
-        """Say what the tasks wait for if none has run for some time, and end all of them after the longest wait."""
-        if seconds < min(_NOTICE_SECONDS, self._max_wait):
+        self._submit_again([handle for handle, one in waiting.items() if not one.may_start(nodes)])
+        seconds = now - self._active_at
+        is_idle = waiting and len(waiting) == len(self._submissions)
+        if not is_idle or seconds < min(_NOTICE_SECONDS, self._max_wait):
             return
-        reason = self._wait_reason(request, nodes)
+        reason = self._wait_reason(next(iter(waiting.values())).request, nodes)
         if not self._is_noticed:
             self._is_noticed = True
             logger.warning("%s", tr("no library is running; {reason}", reason=reason))
@@ -417,11 +395,13 @@ class RayPool:
                     one.started = Started(*started[one.key])
                     self._note_activity()
 
-    def _submit_again(self, handles: list[Any]) -> None:
+    def _submit_again(self, handles: Iterable[Any]) -> None:
         """Submit tasks that wait once more, for the nodes that are there now; one may have just started."""
+        active_at = self._active_at
         for handle in handles:
             task = self._submissions[handle].task
-            self._submit(task, msgspec.structs.replace(self._cancel(handle), is_after_kill=True))
+            self.start_task(task, msgspec.structs.replace(self._cancel(handle), is_after_kill=True))
+        self._active_at = active_at
 
     def _cancel(self, handle: Any) -> PendingTask:
         with suppress(self._ray.exceptions.RayError):
@@ -457,11 +437,6 @@ def _with_place(ended: TaskResult, started: Started | None) -> TaskResult:
     if started is None:
         return ended
     return msgspec.structs.replace(ended, host=started.host, pid=started.pid, log=started.log)
-
-
-def _is_possible(submission: _Submission, nodes: list[Node]) -> bool:
-    """Whether a node is there on which a task that waits may start."""
-    return any(submission.request.fits(node) and submission.node in (None, node.id) for node in nodes)
 
 
 def ray_error(error: Exception) -> TaskError:

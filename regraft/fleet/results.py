@@ -10,7 +10,6 @@ import csv
 import io
 import re
 import weakref
-from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import chain, groupby, islice
@@ -22,7 +21,7 @@ import msgspec
 from regraft import identity
 from regraft.disk import durable, links, lock_files, scratch, writable
 from regraft.errors import INTERRUPTED, REFUSED, STOPPED, WORTH_READING, SourceNotFound, WrongUsage
-from regraft.fleet.engine import BaseResult, PendingTask, RowCounts, Task, TaskResult
+from regraft.fleet.engine import BaseResult, LibrarySummary, PendingTask, Task, TaskResult
 from regraft.fleet.jobs import COMMAND_FORMS, CommandForm
 from regraft.fleet.manifest import MAX_NUMBER, Count, Library, is_name
 from regraft.formats.parquet.unit_file import import_arrow
@@ -52,6 +51,8 @@ GOOD = ("done", "worth-reading")
 LIMITED = "limit-reached"
 #: What ``resume --only`` chooses from; see :meth:`KnownRows.kind`.
 Kind = Literal["failed", "refused", "unfinished"]
+#: The kinds of outcomes; libraries with other ones have failed.
+_KINDS: dict[str, Kind] = {OUTCOMES[REFUSED]: "refused", LIMITED: "unfinished", OUTCOMES[INTERRUPTED]: "unfinished"}
 
 
 class FleetOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,14 +90,14 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     base: str | None
     name: str | None
     outcome: str
-    exit_status: int | None
+    exit_status: Count | None
     code: str | None
     message: str | None
-    attempts: int | None
+    attempts: Count | None
     seconds: float | None
-    bytes: int | None
-    rows_read: int | None
-    rows_carried: int | None
+    bytes: Count | None
+    rows_read: Count | None
+    rows_carried: Count | None
     skipped: str | None
     findings: str | None
     totals: str | None
@@ -108,24 +109,13 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     extra: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that counts are not negative.
-
-        Raises:
-            ValueError
-        """
-        for text in (self.skipped, self.findings):
-            counts_of(text)
-        for number in (self.exit_status, self.attempts, self.bytes, self.rows_read, self.rows_carried):
-            if number is not None and not 0 <= number <= MAX_NUMBER:
-                raise ValueError(tr("{number} is not a valid count", number=printable(str(number))))
+        """Raise ValueError if the JSON objects of counts are none."""
+        counts_of(self.skipped)
+        counts_of(self.findings)
 
 
 def counts_of(text: str | None) -> dict[str, int]:
-    """Decode a JSON object of counts; None is empty.
-
-    Raises:
-        ValueError: it is not one.
-    """
+    """Decode a JSON object of counts; None is empty. ValueError: it is not one."""
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Count])
     except msgspec.MsgspecError as error:
@@ -134,8 +124,8 @@ def counts_of(text: str | None) -> dict[str, int]:
 
 def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -> list[ResultRow]:
     """Return the rows of a library that has ended: its own first, then one for each base."""
-    error, summary = ended.error, ended.summary
-    rows = RowCounts() if summary is None else summary.rows
+    error, summary = ended.error, ended.summary or LibrarySummary(run="")
+    rows = summary.rows
     own = ResultRow(
         library=task.number,
         source=library.source,
@@ -154,42 +144,41 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
         rows_read=rows.read,
         rows_carried=rows.carried,
         skipped=_json(rows.skipped),
-        findings=_json({} if summary is None else summary.findings),
-        totals=None if summary is None else summary.totals,
-        run=None if summary is None else summary.run,
+        findings=_json(summary.findings),
+        totals=summary.totals,
+        run=summary.run or None,
         options=_json(library.options or None),
         host=ended.host,
         pid=ended.pid,
         log=ended.log,
         extra=_json(library.extra or None),
     )
-    bases = () if summary is None else summary.bases
-    has_findings = any(base.findings for base in bases)
-    return [own, *(_base_row(own, base, has_findings=has_findings) for base in bases)]
+    has_findings = any(base.findings for base in summary.bases)
+
+    def base_row(base: BaseResult) -> ResultRow:
+        # Where findings are counted by base, a base without any is done, whatever its library is.
+        outcome = "done" if has_findings and not base.findings and own.outcome in GOOD else own.outcome
+        return msgspec.structs.replace(
+            own,
+            **_OF_LIBRARY,
+            base=base.id,
+            name=base.name,
+            outcome=base.status or outcome,
+            code=base.code,
+            bytes=base.bytes,
+            rows_read=base.rows.read,
+            rows_carried=base.rows.carried,
+            skipped=_json(base.rows.skipped),
+            findings=_json(base.findings),
+        )
+
+    return [own, *map(base_row, summary.bases)]
 
 
 #: Columns that only the row of a library has.
 _OF_LIBRARY = dict.fromkeys(
     ("exit_status", "message", "attempts", "seconds", "totals", "options", "host", "pid", "log", "extra")
 )
-
-
-def _base_row(own: ResultRow, base: BaseResult, *, has_findings: bool) -> ResultRow:
-    # Where findings are counted by base, a base without any is done, whatever its library is.
-    outcome = "done" if has_findings and not base.findings and own.outcome in GOOD else own.outcome
-    return msgspec.structs.replace(
-        own,
-        **_OF_LIBRARY,
-        base=base.id,
-        name=base.name,
-        outcome=base.status or outcome,
-        code=base.code,
-        bytes=base.bytes,
-        rows_read=base.rows.read,
-        rows_carried=base.rows.carried,
-        skipped=_json(base.rows.skipped),
-        findings=_json(base.findings),
-    )
 
 
 def _json(value: Any) -> str | None:
@@ -220,24 +209,9 @@ def is_unused(journal: Path) -> bool:
     return not journal.exists() or (journal.is_file() and journal.stat().st_size == 0)
 
 
-def demand_folder(path: Path) -> None:
-    """Check that the folder of a file to write exists.
-
-    Raises:
-        WrongUsage
-    """
-    if not path.absolute().parent.is_dir():
-        problem = tr("the folder of {path} does not exist", path=path)
-        raise WrongUsage(problem=problem, hint=tr("create the folder, or use another file"))
-
-
 @contextmanager
 def lock_results(results: Path) -> Iterator[None]:
-    """Lock the results against other processes.
-
-    Raises:
-        WrongUsage: another process holds the lock.
-    """
+    """Lock the results against other processes; raises WrongUsage if another one holds the lock."""
     with ExitStack() as stack:
         try:
             stack.enter_context(lock_files.hold_lock(result_files(results)[3]))
@@ -292,7 +266,7 @@ class Journal:
 
     def _encode_line(self, rows: list[ResultRow]) -> bytes:
         """Encode the line of a library, and note that it will begin at the end of the file."""
-        self.rows.note(rows[0].library, self._end, rows[0].outcome)
+        self.rows.note(rows, self._end)
         return msgspec.json.encode(rows) + b"\n"
 
     def close(self) -> None:
@@ -319,48 +293,33 @@ class KnownRows(Mapping[int, list[ResultRow]]):
     """
 
     def __init__(self, count: int = 0, path: Path = Path(), copy: Any = None) -> None:
-        self._path, self._copy = path, copy
+        self._count, self._path, self._copy = count, path, copy
         if copy is not None:
             weakref.finalize(self, copy.close)
-        #: The byte at which the line of each library begins.
-        self._positions = array("q", [-1]) * count
-        #: The numbers of the libraries that succeeded, and the outcomes of the others.
-        self.good: set[int] = set()
-        self._bad: dict[int, str] = {}
+        #: The byte at which the line of each library begins, and why the library is left; None: it succeeded.
+        self._positions: dict[int, int] = {}
+        self._kinds: dict[int, Kind | None] = {}
         #: The attempts that have started and not ended, by library.
         self.started: dict[int, StartedLine] = {}
 
     def kind(self, number: int) -> Kind | None:
         """Return why a library is left, or None if it succeeded."""
-        if number in self.good:
-            return None
-        outcome = self._bad.get(number, LIMITED)
-        if outcome == OUTCOMES[REFUSED]:
-            return "refused"
-        return "unfinished" if outcome in (LIMITED, OUTCOMES[INTERRUPTED]) else "failed"
+        return self._kinds.get(number, "unfinished")
 
-    def note(self, number: int, position: int, outcome: str) -> None:
-        """Note where the rows of a library are in the file, and how it ended.
-
-        Raises:
-            ValueError: there is no such library.
-        """
-        if not 0 <= number < len(self._positions):
+    def note(self, rows: list[ResultRow], position: int) -> None:
+        """Note where the rows of a library begin in the file; raises ValueError if they are not those of one."""
+        number = rows[0].library if rows else -1
+        if not 0 <= number < self._count or any(row.library != number for row in rows):
             raise ValueError(tr("there is no library {number:,}", number=number))
+        outcome = rows[0].outcome
         self._positions[number] = position
+        self._kinds[number] = None if outcome in GOOD else _KINDS.get(outcome, "failed")
         self.started.pop(number, None)
-        self.good.discard(number)
-        self._bad.pop(number, None)
-        if outcome in GOOD:
-            self.good.add(number)
-        else:
-            self._bad[number] = outcome
 
     def __getitem__(self, number: int) -> list[ResultRow]:
-        if number not in self:
-            raise KeyError(number)
+        position = self._positions[number]
         with nullcontext(self._copy) if self._copy else links.open_for_reading(self._path) as file:
-            file.seek(self._positions[number])
+            file.seek(position)
             with suppress(ValueError, msgspec.MsgspecError):
                 rows = _LINE.decode(file.readline())
                 if rows and all(row.library == number for row in rows):
@@ -368,14 +327,14 @@ class KnownRows(Mapping[int, list[ResultRow]]):
         problem = tr("{path} was changed by another process", path=self._path)
         raise WrongUsage(problem=problem, hint=tr("wait for it, and try again"))
 
-    def __contains__(self, number: object) -> bool:
-        return isinstance(number, int) and 0 <= number < len(self._positions) and self._positions[number] >= 0
-
     def __iter__(self) -> Iterator[int]:
-        return (number for number, position in enumerate(self._positions) if position >= 0)
+        return iter(sorted(self._positions))
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._positions
 
     def __len__(self) -> int:
-        return sum(position >= 0 for position in self._positions)
+        return len(self._positions)
 
 
 def read_results(results: Path) -> tuple[FleetOrder, KnownRows]:
@@ -404,11 +363,7 @@ def read_results(results: Path) -> tuple[FleetOrder, KnownRows]:
 
 
 def _validate_order(order: FleetOrder) -> None:
-    """Check an order that was read from a file.
-
-    Raises:
-        ValueError
-    """
+    """Raise ValueError if an order that was read from a file is not valid."""
     form = COMMAND_FORMS.get(order.command)
     # The id becomes part of a folder name, and that folder is removed: it must not lead elsewhere.
     if form is None or order.schema != _SCHEMA or not _ID.fullmatch(order.id):
@@ -436,23 +391,19 @@ def _read_journal(path: Path) -> tuple[FleetOrder, KnownRows]:
                     start = msgspec.json.decode(line, type=StartedLine)
                     known.started[start.started] = start
                 else:
-                    rows = _LINE.decode(line)
-                    if rows and all(row.library == rows[0].library for row in rows):
-                        known.note(rows[0].library, position, rows[0].outcome)
+                    known.note(_LINE.decode(line), position)
             position += len(line)
     return order, known
 
 
 def _read_finished(path: Path) -> tuple[FleetOrder, KnownRows]:
     """Read results that are complete, whatever their name is: as the lines that a journal would have."""
-    if path.is_dir():
-        raise ValueError(tr("it is a folder"))
     if not path.is_file():
-        raise ValueError(tr("it is a pipe, a socket or a device"))
+        raise ValueError(tr("it is a folder") if path.is_dir() else tr("it is a pipe, a socket or a device"))
     libraries: list[Library] = []
-    ends: list[tuple[int, str]] = []
     with ExitStack() as stack, links.open_for_reading(path) as file:
         copy = stack.enter_context(scratch.anonymous_file(_IN_MEMORY))
+        known = KnownRows(MAX_NUMBER, path, copy)
         is_parquet = file.read(4) == b"PAR1"
         file.seek(0)
         order, every = (_read_parquet if is_parquet else _read_lines)(file)
@@ -464,13 +415,10 @@ def _read_finished(path: Path) -> tuple[FleetOrder, KnownRows]:
             options = msgspec.json.decode(own.options or "[]", type=tuple[str, ...])
             extra = msgspec.json.decode(own.extra or "{}", type=dict[str, Any])
             libraries.append(Library(source=own.source, target=own.target, options=options, extra=extra))
-            ends.append((copy.tell(), own.outcome))
+            known.note(rows, copy.tell())
             copy.write(msgspec.json.encode(rows) + b"\n")
         # Open as long as the rows are used.
         stack.pop_all()
-    known = KnownRows(len(libraries), path, copy)
-    for number, (position, outcome) in enumerate(ends):
-        known.note(number, position, outcome)
     return msgspec.structs.replace(order, libraries=tuple(libraries)), known
 
 
@@ -489,53 +437,36 @@ def _read_parquet(file: Any) -> tuple[FleetOrder, Iterator[ResultRow]]:
 
 
 class _FirstLine(msgspec.Struct, frozen=True):
-    """The order of a fleet in the first line of JSON Lines, beside the columns of the first library."""
-
     fleet: FleetOrder
 
 
 def _read_lines(file: Any) -> tuple[FleetOrder, Iterator[ResultRow]]:
-    """Return the order in the first line of JSON Lines, and the rows."""
+    """Return the order in the first line of JSON Lines, beside the columns of the first library, and the rows."""
     first = file.readline()
-    lines = chain([first], file)
     order = msgspec.json.decode(first, type=_FirstLine).fleet
-    return order, (msgspec.json.decode(line, type=ResultRow) for line in lines)
+    return order, (msgspec.json.decode(line, type=ResultRow) for line in chain([first], file))
 
 
 # --- writing results -------------------------------------------------------------------------------------------------
 
 
 def write_results(results: Path, order: FleetOrder, rows: Mapping[int, list[ResultRow]]) -> None:
-    """Write the results, replacing existing ones, and remove the journal.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """Write the results, replacing existing ones, and remove the journal."""
     # Without the libraries, which the rows have: metadata of 100 MB could not be read any more.
     stored = msgspec.structs.replace(order, libraries=())
     every = (row for number in range(len(order.libraries)) for row in rows[number])
     _, journal, part, _ = result_files(results)
     with _replace_file(results, part) as file:
-        if is_json_lines(results):
-            _write_lines(file, every, stored)
-        else:
-            _write_parquet(file, every, stored)
+        (_write_lines if is_json_lines(results) else _write_parquet)(file, every, stored)
     with writable.allow_writes(results.parent, entries_only=True):
         durable.remove(journal, missing_ok=True)
 
 
 def export_results(path: Path, rows: Mapping[int, list[ResultRow]]) -> None:
-    """Write the rows that are known to a new file, as CSV or, if its name ends in ``.jsonl``, as JSON Lines.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    every = (row for number in sorted(rows) for row in rows[number])
+    """Write the rows that are known to a new file, as CSV or, if its name ends in ``.jsonl``, as JSON Lines."""
+    every = (row for number in rows for row in rows[number])
     with _replace_file(path, path.with_name(f"{path.name}.new")) as file:
-        if is_json_lines(path):
-            _write_lines(file, every)
-        else:
-            _write_csv(file, every)
+        (_write_lines if is_json_lines(path) else _write_csv)(file, every)
 
 
 @contextmanager
@@ -562,7 +493,7 @@ def _write_lines(file: Any, rows: Iterable[ResultRow], order: FleetOrder | None 
 
 def _write_parquet(file: Any, rows: Iterable[ResultRow], order: FleetOrder) -> None:
     pa, parquet = import_arrow()
-    kinds = {"int": pa.int64(), "float": pa.float64(), "str": pa.string()}
+    kinds = {"int": pa.int64(), "Count": pa.int64(), "float": pa.float64(), "str": pa.string()}
     fields = [pa.field(name, kinds[kind.split(" ")[0]]) for name, kind in ResultRow.__annotations__.items()]
     schema = pa.schema(fields, metadata={_ORDER_KEY: msgspec.json.encode(order)})
     with parquet.ParquetWriter(file, schema, compression="zstd") as out:

@@ -15,10 +15,12 @@ from typing import Any
 import msgspec
 
 from regraft.disk import scratch
+from regraft.disk.trees import demand_folder
 from regraft.errors import (
     REFUSED,
     STOPPED,
     WORTH_READING,
+    Declined,
     FleetInterrupted,
     FleetRefused,
     Interrupted,
@@ -28,11 +30,11 @@ from regraft.errors import (
 from regraft.fleet import engine, manifest, results
 from regraft.fleet.engine import PendingTask, Pool, PoolObserver, Task, TaskResult
 from regraft.fleet.jobs import LibraryJob, ParseOptions
-from regraft.fleet.manifest import Library
 from regraft.fleet.metrics import BaseReport, LibraryReport, Metrics, Tally
 from regraft.fleet.results import LIMITED, FleetOrder, Journal, Kind, KnownRows, ResultRow
 from regraft.language import join_list, tr
 from regraft.report.document import Report, Run
+from regraft.report.progress import Progress, SilentProgress, stage
 from regraft.text import LONGEST_NAME, one_line, path_argument
 
 logger = logging.getLogger(__name__)
@@ -78,6 +80,12 @@ class FleetReport(Report, kw_only=True):
     failed_bases: list[BaseReport]
 
 
+class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fleet will do: the number of libraries that it changes."""
+
+    libraries: int
+
+
 #: Called with the row of each library that has ended.
 Watch = Callable[[ResultRow], None]
 
@@ -97,6 +105,8 @@ class Fleet(msgspec.Struct, kw_only=True):
         only: the kinds of libraries that are processed, of those that are left; empty: all.
         dry_run: write no results; the options make the command of each library write nothing.
         pause_seconds: the wait before a second attempt.
+        progress: told of each library.
+        confirm: called with the plan before anything is changed; returns False to stop.
     """
 
     order: FleetOrder
@@ -110,6 +120,8 @@ class Fleet(msgspec.Struct, kw_only=True):
     only: tuple[Kind, ...] = ()
     dry_run: bool = False
     pause_seconds: float = 1.0
+    progress: Progress = msgspec.field(default_factory=SilentProgress)
+    confirm: Callable[[FleetPlan], bool] = lambda _: True
     #: The codes of the first libraries that ended in this run.
     _first: list[str | None] = msgspec.field(default_factory=list)
     _watch: Watch = lambda _: None
@@ -149,8 +161,15 @@ class Fleet(msgspec.Struct, kw_only=True):
         return make_report(run, self._tally, len(self.order.libraries))
 
     def work(self) -> None:
-        """Run the libraries that are left, and add the rows of each to the journal; then write the results."""
-        left = self.left
+        """Run the libraries that are left, and add the rows of each to the journal; then write the results.
+
+        Raises:
+            Declined: the plan was declined.
+        """
+        left, order = self.left, self.order
+        is_change = order.form.changes and not self.parse(order.command, order.options).is_dry
+        if is_change and not self.confirm(FleetPlan(libraries=len(left))):
+            raise Declined(path=self.path)
         with ExitStack() as stack:
             # Runs last, when all processes have ended.
             stack.callback(scratch.remove_leftovers)
@@ -159,8 +178,11 @@ class Fleet(msgspec.Struct, kw_only=True):
             if not self.dry_run:
                 self.open_journal(left, stack)
             if pool is not None:
-                for task, ended in self.run_jobs(pool, self.measure(left), self.make_job):
-                    self.end_library(self.rows_of(task, ended))
+                with stage(self.progress, "Libraries", len(left), "libraries"):
+                    for task, ended in self.run_jobs(pool, self.measure(left), self.make_job):
+                        self.progress.at(order.libraries[task.number].source)
+                        self.progress.step(1, task.bytes)
+                        self.end_library(self.rows_of(task, ended))
         self.write_results()
 
     def write_results(self) -> None:
@@ -173,7 +195,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         again = set(left)
 
         def known_rows() -> Iterator[list[ResultRow]]:
-            for number in sorted(self.known):
+            for number in self.known:
                 rows = self.known[number]
                 if number not in again:
                     self._tally.add(rows)
@@ -181,14 +203,22 @@ class Fleet(msgspec.Struct, kw_only=True):
 
         self._journal = stack.enter_context(closing(Journal(self.path, self.order, known_rows())))
 
-    def make_job(self, number: int, cores: int) -> LibraryJob:
+    def make_job(self, number: int, cores: int = 1) -> LibraryJob:
         """Make the job of a library."""
-        return make_job(self.order, self.order.libraries[number], self.parse, cores)
+        order, library = self.order, self.order.libraries[number]
+        return LibraryJob(
+            command=order.command,
+            options=self.parse(order.command, (*order.options, *library.options)),
+            source=library.source,
+            target=library.target,
+            fleet=order.id,
+            cores=cores,
+        )
 
-    def measure(self, numbers: Iterable[int]) -> dict[int, int]:
+    def measure(self, numbers: list[int]) -> dict[int, int]:
         """Map libraries to their sizes in bytes."""
-        chosen = list(numbers)
-        return dict(zip(chosen, manifest.source_sizes(self.order.libraries[one] for one in chosen), strict=True))
+        sizes = manifest.source_sizes(self.order.libraries[number] for number in numbers)
+        return dict(zip(numbers, sizes, strict=True))
 
     def run_jobs(
         self,
@@ -206,13 +236,19 @@ class Fleet(msgspec.Struct, kw_only=True):
             job: makes the job of a library by its number and the cores that it gets.
             notes_starts: whether the jobs end their libraries, so that the journal says which are in progress.
         """
-        libraries, journal = self.order.libraries, self._journal
-        tasks = make_tasks(sizes, pool.count, job, lambda number: Path(libraries[number].source).name)
-        # Libraries that end together are flushed together.
-        observers = [] if journal is None else [PoolObserver(on_poll=journal.flush)]
-        if journal is not None and notes_starts:
-            observers.append(PoolObserver(on_start=journal.note_start))
-        observers.append(_Liveness(len(tasks)).observer)
+        cores, libraries = pool.count, self.order.libraries
+        tasks, fair_share = [], sum(sizes.values()) / cores
+        for number, size in sizes.items():
+            # A library that is a large share of all gets several cores.
+            has = min(cores, _MOST_CORES, math.ceil(size / fair_share)) if size >= _LARGE_BYTES else 1
+            memory, name = engine.planned_memory(size, has), Path(libraries[number].source).name
+            tasks.append(Task(number=number, job=job(number, has), name=name, bytes=size, cores=has, memory=memory))
+        observers = [_Liveness(len(tasks)).observer]
+        if self._journal is not None:
+            # Libraries that end together are flushed together.
+            observers.append(PoolObserver(on_poll=self._journal.flush))
+            if notes_starts:
+                observers.append(PoolObserver(on_start=self._journal.note_start))
         if self.metrics is not None:
             observers.append(self.metrics.begin(tasks, pool))
         return engine.run_tasks(
@@ -229,25 +265,23 @@ class Fleet(msgspec.Struct, kw_only=True):
         return results.result_rows(self.order.libraries[task.number], task, self.order.command, ended)
 
     def end_library(self, rows: list[ResultRow]) -> None:
-        """Record the rows of a library that has ended."""
-        logger.info("%s: %s after %.1f s", rows[0].source, rows[0].outcome, rows[0].seconds)
+        """Record the rows of a library that has ended.
+
+        Raises:
+            FleetRefused: all of the first libraries were refused for the same reason.
+        """
+        own = rows[0]
+        logger.info("%s: %s after %.1f s", own.source, own.outcome, own.seconds)
         if self._journal is not None:
             self._journal.add(rows)
         self._tally.add(rows)
-        self._watch(rows[0])
+        self._watch(own)
         if not self.keep_going and len(self._first) < _FIRST:
-            self._check_first(rows[0])
-
-    def _check_first(self, row: ResultRow) -> None:
-        """Stop the run if the first libraries were refused for one reason, such as a wrong name of a bucket.
-
-        Raises:
-            FleetRefused
-        """
-        self._first.append(row.code if row.outcome == "refused" else None)
-        is_decided = len(self._first) == _FIRST < len(self.left)
-        if is_decided and row.code is not None and set(self._first) == {row.code}:
-            raise FleetRefused(count=_FIRST, code=row.code, reason=row.message, command=self.resume_command)
+            # The first libraries may all be refused for one reason, such as a wrong name of a bucket.
+            self._first.append(own.code if own.outcome == "refused" else None)
+            is_decided = len(self._first) == _FIRST < len(self.left)
+            if is_decided and own.code is not None and set(self._first) == {own.code}:
+                raise FleetRefused(count=_FIRST, code=own.code, reason=own.message, command=self.resume_command)
 
     @property
     def resume_command(self) -> str:
@@ -302,37 +336,6 @@ class _Liveness:
         )
 
 
-def make_tasks(
-    sizes: Mapping[int, int], cores: int, job: Callable[[int, int], Any], name: Callable[[int], str]
-) -> list[Task]:
-    """Make the task of each library; a library that is a large share of all gets several cores.
-
-    Args:
-        sizes: the size of each library in bytes, by its number.
-        cores: the cores of the pool.
-        job: returns the job of a library by its number and the cores that it gets.
-        name: returns the name of a library by its number.
-    """
-    tasks, fair_share = [], sum(sizes.values()) / cores
-    for number, size in sizes.items():
-        has = min(cores, _MOST_CORES, math.ceil(size / fair_share)) if size >= _LARGE_BYTES else 1
-        needed = engine.planned_memory(size, has)
-        tasks.append(Task(number=number, job=job(number, has), name=name(number), bytes=size, cores=has, memory=needed))
-    return tasks
-
-
-def make_job(order: FleetOrder, library: Library, parse: ParseOptions, cores: int = 1) -> LibraryJob:
-    """Make the job of a library."""
-    return LibraryJob(
-        command=order.command,
-        options=parse(order.command, (*order.options, *library.options)),
-        source=library.source,
-        target=library.target,
-        fleet=order.id,
-        cores=cores,
-    )
-
-
 def is_retried(ended: TaskResult) -> bool:
     """Whether a library may succeed in another attempt: the system stopped it, or the killed process still holds its
     lock.
@@ -344,23 +347,24 @@ def is_retried(ended: TaskResult) -> bool:
 
 
 def make_report(run: Run, tally: Tally, libraries: int) -> FleetReport:
-    """Make the report of a fleet of a number of libraries."""
+    """Make the report of a fleet of a number of libraries; those that it names are in the order of the manifest."""
+
+    def counts(by_outcome: Counter[str]) -> dict[str, int]:
+        return {"all": by_outcome.total(), **dict(sorted(by_outcome.items()))}
+
+    failed, bases = (sorted(rows, key=lambda row: row.library) for rows in (tally.failed, tally.failed_bases))
     return FleetReport(
         head=run.head(),
-        libraries=_counts(tally.libraries),
+        libraries=counts(tally.libraries),
         left=libraries - tally.libraries.total(),
-        bases=_counts(tally.bases),
+        bases=counts(tally.bases),
         findings=dict(sorted(tally.findings.items())),
         rows_carried=tally.rows_carried,
         seconds=round(tally.seconds, 3),
-        slowest=tally.slowest,
-        failed=tally.failed,
-        failed_bases=tally.failed_bases,
+        slowest=msgspec.convert(tally.slowest, list[LibraryReport], from_attributes=True),
+        failed=msgspec.convert(failed, list[LibraryReport], from_attributes=True),
+        failed_bases=msgspec.convert(bases, list[BaseReport], from_attributes=True),
     )
-
-
-def _counts(by_outcome: Counter[str]) -> dict[str, int]:
-    return {"all": by_outcome.total(), **dict(sorted(by_outcome.items()))}
 
 
 def fleet_exit_status(report: FleetReport) -> int:
@@ -370,12 +374,8 @@ def fleet_exit_status(report: FleetReport) -> int:
 
 
 def demand_new_results(path: Path) -> None:
-    """Check that the results do not exist yet, and that their folder does.
-
-    Raises:
-        WrongUsage
-    """
-    results.demand_folder(path)
+    """Check that the results do not exist yet, and that their folder does; raises WrongUsage."""
+    demand_folder(path)
     if path.suffix.lower() in (".csv", ".html"):
         problem = tr("results are JSON Lines or Parquet, not {suffix}", suffix=path.suffix)
         hint = tr("name a file .jsonl or .parquet; regraft fleet status writes the others from it")

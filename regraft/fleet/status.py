@@ -48,18 +48,13 @@ class FleetStatus(FleetReport, kw_only=True):
 
 
 def read_status(path: Path) -> tuple[FleetStatus, KnownRows]:
-    """Return the state of a fleet, and the rows of the libraries that have ended.
-
-    Raises:
-        SourceNotFound, WrongUsage: the path has no results of a fleet.
-        OSError: they cannot be read.
-    """
+    """Return the state of a fleet, and the rows of the libraries that have ended; raises as ``read_results`` does."""
     # Asked first: a run that ends meanwhile is reported as running, and never one that runs as interrupted.
     is_running = lock_files.is_lock_held(results.result_files(path)[3])
     order, known = results.read_results(path)
     is_finished = not is_running and not results.journal_path(path).is_file()
     tally = Tally()
-    for number in sorted(known):
+    for number in known:
         tally.add(known[number])
     run = Run(command="fleet status", source_kind=None, source=path)
     run.end()
@@ -85,7 +80,7 @@ def status_page(status: FleetStatus, rows: KnownRows) -> str:
         return row.source, label_of(row.outcome), seconds, row.message or row.code or ""
 
     def ended(*, well: bool) -> Iterator[ResultRow]:
-        return (own for number in sorted(rows) if ((own := rows[number][0]).outcome in GOOD) is well)
+        return (own for number in rows if ((own := rows[number][0]).outcome in GOOD) is well)
 
     counts = {label_of(name): f"{count:,}" for name, count in status.libraries.items() if name != "all"}
     if status.left:
@@ -100,10 +95,7 @@ def status_page(status: FleetStatus, rows: KnownRows) -> str:
             ],
         ),
         (tr("In progress"), [(one.source, label_of("running"), "", one.since) for one in status.in_progress]),
-        (
-            tr("Libraries that ended well"),
-            [cells(row) for row in islice(ended(well=True), _MOST_ROWS)],
-        ),
+        (tr("Libraries that ended well"), [cells(row) for row in islice(ended(well=True), _MOST_ROWS)]),
     ]
     return render_page(
         "fleet.html",

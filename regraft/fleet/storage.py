@@ -55,8 +55,8 @@ class StoragePath(msgspec.Struct, frozen=True):
     url: str
 
     def __truediv__(self, name: str) -> StoragePath:
-        """Return the path of a name below it."""
-        return StoragePath(f"{self.url}/{name}")
+        """Return the path of a name below it; ``""`` is the object itself."""
+        return StoragePath(f"{self.url}/{name}") if name else self
 
     @property
     def name(self) -> str:
@@ -71,11 +71,8 @@ class StoragePath(msgspec.Struct, frozen=True):
 
     @property
     def _path(self) -> str:
+        """The client's path."""
         return self.url.partition("://")[2]
-
-    def _path_of(self, name: str) -> str:
-        """Return the client's path of an object below it; ``""`` is the object itself."""
-        return (self / name if name else self)._path
 
     @property
     def _files(self) -> Any:
@@ -90,35 +87,32 @@ class StoragePath(msgspec.Struct, frozen=True):
 
     def objects(self) -> dict[str, int]:
         """Return the sizes of all objects below it, by relative path; of a single object, under ``""``."""
-        return {name: int(one["size"] or 0) for name, one in self._list().items()}
-
-    def size(self) -> int | None:
-        """Return the size of an object, or None if there is no such object."""
-        with _translated_errors(self):
-            try:
-                found = self._files.info(self._path)
-            except FileNotFoundError:
-                return None
-        return int(found["size"] or 0) if found["type"] == "file" else None
+        return {name: size for name, (size, _) in self.states().items()}
 
     def states(self) -> dict[str, tuple[int, str]]:
         """Return size and version tag of all objects below it, by relative path; an object that is written again gets
         another tag.
         """
-        found = self._list()
-        tags = ("ETag", "etag", "generation", "created")
-        return {
-            name: (int(one["size"] or 0), str(next((one[tag] for tag in tags if one.get(tag)), "")))
-            for name, one in found.items()
-        }
-
-    def _list(self) -> dict[str, dict[str, Any]]:
         with _translated_errors(self):
             found = self._files.find(self._path, detail=True)
-        start = len(self._path) + 1
-        # Paths of the memory store begin with a slash; paths with a trailing slash mark folders.
-        paths = {str(path).lstrip("/"): one for path, one in found.items() if one["type"] == "file"}
-        return {path[start:]: one for path, one in paths.items() if not path.endswith("/")}
+        tags = ("ETag", "etag", "generation", "created")
+        return {
+            # Paths of the memory store begin with a slash; paths with a trailing slash mark folders.
+            str(path).lstrip("/")[len(self._path) + 1 :]: (
+                int(one["size"] or 0),
+                str(next((one[tag] for tag in tags if one.get(tag)), "")),
+            )
+            for path, one in found.items()
+            if one["type"] == "file" and not path.endswith("/")
+        }
+
+    def size(self) -> int | None:
+        """Return the size of an object, or None if there is no such object."""
+        with _translated_errors(self):
+            try:
+                return _size(self._files.info(self._path))
+            except FileNotFoundError:
+                return None
 
     def entries(self) -> dict[str, int | None]:
         """Return the direct entries by name, with the sizes of objects; None for folders."""
@@ -127,21 +121,14 @@ class StoragePath(msgspec.Struct, frozen=True):
                 found = self._files.ls(self._path, detail=True)
             except FileNotFoundError:
                 return {}
-        entries = {}
-        for one in found:
-            path = str(one["name"]).strip("/")
-            if path != self._path:
-                entries[path.rpartition("/")[2]] = int(one["size"] or 0) if one["type"] == "file" else None
-        return entries
+        sizes = {str(one["name"]).strip("/"): _size(one) for one in found}
+        return {path.rpartition("/")[2]: size for path, size in sizes.items() if path != self._path}
 
     def matches(self) -> dict[str, int | None]:
         """Return the URLs that it matches as a pattern, with the sizes of objects; None for folders."""
         with _translated_errors(self):
             found = self._files.glob(self._path, detail=True)
-        return {
-            f"{self.parts[0]}://{str(path).strip('/')}": int(one["size"] or 0) if one["type"] == "file" else None
-            for path, one in found.items()
-        }
+        return {f"{self.parts[0]}://{str(path).strip('/')}": _size(one) for path, one in found.items()}
 
     def content(self) -> bytes | None:
         """Return the content of an object, or None if there is none."""
@@ -152,18 +139,18 @@ class StoragePath(msgspec.Struct, frozen=True):
                 return None
 
     def download(self, files: Iterable[tuple[str, Path]]) -> None:
-        """Copy objects below it to new files in existing folders.
+        """Copy objects below it to new files in existing folders; ObjectGone if one was deleted."""
+        self._transfer("get", [((self / name)._path, str(path)) for name, path in files])
 
-        Raises:
-            ObjectGone: one was deleted.
-        """
-        pairs = list(files)
+    def _transfer(self, action: str, pairs: list[tuple[str, str]]) -> None:
         if pairs:
-            sources = [self._path_of(name) for name, _ in pairs]
             with _translated_errors(self):
                 try:
-                    self._files.get(sources, [str(path) for _, path in pairs], batch_size=_AT_ONCE)
+                    getattr(self._files, action)(*map(list, zip(*pairs, strict=True)), batch_size=_AT_ONCE)
                 except FileNotFoundError as error:
+                    # Nothing is read from the store by a put: there is no such bucket.
+                    if action == "put":
+                        raise
                     raise ObjectGone(self.url) from error
 
     # --- writing -----------------------------------------------------------------------------------------------------
@@ -194,33 +181,19 @@ class StoragePath(msgspec.Struct, frozen=True):
 
     def upload(self, files: Iterable[tuple[Path, str]]) -> None:
         """Copy files to objects below it; the name ``""`` is the object itself."""
-        small: list[tuple[Path, str]] = []
+        small: list[tuple[str, str]] = []
         with _translated_errors(self):
             for path, name in files:
-                if path.stat().st_size > _LARGE_BYTES:
-                    there = self._path_of(name)
-                    self._files.put_file(str(path), there, **_multipart_options(self.parts[0], path.stat().st_size))
+                size, target = path.stat().st_size, (self / name)._path
+                if size > _LARGE_BYTES:
+                    self._files.put_file(str(path), target, **_multipart_options(self.parts[0], size))
                 else:
-                    small.append((path, name))
-            targets = [self._path_of(name) for _, name in small]
-            if small:
-                self._files.put([str(path) for path, _ in small], targets, batch_size=_AT_ONCE)
+                    small.append((str(path), target))
+        self._transfer("put", small)
 
     def copy(self, names: Iterable[tuple[str, str]]) -> None:
-        """Copy objects below it to others, inside the store.
-
-        Raises:
-            ObjectGone: one was deleted.
-        """
-        pairs = list(names)
-        if pairs:
-            sources = [(self / source)._path for source, _ in pairs]
-            targets = [(self / target)._path for _, target in pairs]
-            with _translated_errors(self):
-                try:
-                    self._files.copy(sources, targets, batch_size=_AT_ONCE)
-                except FileNotFoundError as error:
-                    raise ObjectGone(self.url) from error
+        """Copy objects below it to others, inside the store; ObjectGone if one was deleted."""
+        self._transfer("copy", [((self / source)._path, (self / target)._path) for source, target in names])
 
     def remove(self, names: Iterable[str]) -> None:
         """Delete objects below it; missing ones are ignored."""
@@ -233,6 +206,11 @@ class StoragePath(msgspec.Struct, frozen=True):
             self._files.rm_file((self / name)._path)
 
 
+def _size(found: dict[str, Any]) -> int | None:
+    """Return the size of an object in a listing, or None for a folder."""
+    return int(found["size"] or 0) if found["type"] == "file" else None
+
+
 def _multipart_options(kind: str, size: int) -> dict[str, Any]:
     """Return the client's options to upload a large file in parts."""
     part = max(_LARGE_BYTES, -(-size // _MOST_PARTS))
@@ -241,11 +219,7 @@ def _multipart_options(kind: str, size: int) -> dict[str, Any]:
 
 
 def storage_path(url: str) -> StoragePath:
-    """Parse a URL of object storage.
-
-    Raises:
-        WrongUsage: it is invalid, or of an unknown kind.
-    """
+    """Parse a URL of object storage. WrongUsage: it is invalid, or of an unknown kind."""
     kind, _, path = url.partition("://")
     parts = path.rstrip("/").split("/")
     if kind not in _STORES or not all(parts) or {".", ".."}.intersection(parts):
@@ -255,11 +229,7 @@ def storage_path(url: str) -> StoragePath:
 
 
 def demand_client(kind: str) -> None:
-    """Check that the client of a kind of store is installed.
-
-    Raises:
-        WrongUsage: it is not.
-    """
+    """Raise WrongUsage if the client of a kind of store is not installed."""
     module, extra = _STORES[kind]
     errors.import_optional(module, _PURPOSE, extra)
 
@@ -271,13 +241,8 @@ def _translated_errors(place: StoragePath) -> Iterator[None]:
         yield
     except (ObjectGone, RegraftError):
         raise
-    except (FileNotFoundError, PermissionError) as error:
-        raise StorageRefused(url=place.url, reason=_reason(error)) from error
     except Exception as error:  # clients raise errors of their own
-        is_refused = any(word in type(error).__name__ for word in _CREDENTIALS)
+        is_refused = isinstance(error, FileNotFoundError | PermissionError)
+        is_refused = is_refused or any(word in type(error).__name__ for word in _CREDENTIALS)
         kind = StorageRefused if is_refused else StorageFailed
-        raise kind(url=place.url, reason=_reason(error)) from error
-
-
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
+        raise kind(url=place.url, reason=str(error) or type(error).__name__) from error

@@ -76,26 +76,23 @@ def latest_version(place: StoragePath) -> Version:
 
     Raises:
         LibraryUnsafe: the object that names it is damaged, or has a path outside the library.
-        StorageFailed, StorageRefused
     """
     own = place / VERSIONS_FOLDER
     numbers = [int(found[1]) for name in own.entries() if (found := _VERSION.fullmatch(name))]
     if not numbers:
         return NO_VERSION
     name = f"{max(numbers):06}.json"
-    content = (own / name).content()
     try:
-        version = msgspec.json.decode(content or b"", type=Version)
+        version = msgspec.json.decode((own / name).content() or b"", type=Version)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise _unsafe(
-            place, tr("{name} cannot be read: {error}", name=f"{VERSIONS_FOLDER}/{name}", error=error)
-        ) from error
+        reason = tr("{name} cannot be read: {error}", name=f"{VERSIONS_FOLDER}/{name}", error=error)
+        raise LibraryUnsafe(url=place.url, reason=reason) from error
     folder = _VERSION_FOLDER.fullmatch(version.folder)
     is_known = version.schema == _SCHEMA and version.number == max(numbers) < _LAST
     if not is_known or folder is None or int(folder[1]) != version.number:
-        raise _unsafe(place, tr("{name} is of an unknown version of regraft", name=f"{VERSIONS_FOLDER}/{name}"))
-    for path in (*version.files, *version.folders):
-        _demand_inside(place, path)
+        reason = tr("{name} is of an unknown version of regraft", name=f"{VERSIONS_FOLDER}/{name}")
+        raise LibraryUnsafe(url=place.url, reason=reason)
+    _demand_inside(place, (*version.files, *version.folders))
     return version
 
 
@@ -106,8 +103,7 @@ def fetch_library(place: StoragePath, folder: Path) -> Version:
         SourceNotFound: there is nothing.
         LibraryUnsafe: a path leads out of the folder, or a file is not the one that was published.
         WorkFolderTooSmall: the disk has not enough space.
-        StorageFailed, StorageRefused
-        OSError: the folder cannot be written.
+        StorageFailed: it keeps changing.
     """
     for _ in range(_TRIES):
         durable.make_folders(folder, flush=False)
@@ -125,68 +121,56 @@ def fetch_library(place: StoragePath, folder: Path) -> Version:
             durable.make_folders(folder / name, flush=False)
         for name, file in version.files.items():
             if file_hash(folder / name) != file.sha256:
-                raise _unsafe(place, tr("{name} differs from the published file", name=name))
+                raise LibraryUnsafe(url=place.url, reason=tr("{name} differs from the published file", name=name))
         return version
     raise StorageFailed(url=place.url, reason=tr("it keeps changing"))
 
 
 def _fetch_unpublished(place: StoragePath, folder: Path) -> Version:
-    """Copy a library that was never published: all objects below it.
+    """Copy a library that was never published: all objects below it. ObjectGone: one was changed during the copy."""
 
-    Raises:
-        ObjectGone: an object was changed during the copy.
-    """
-    found = _unpublished_objects(place)
-    _fetch(place, {name: size for name, (size, _) in found.items()}, folder)
-    if _unpublished_objects(place) != found:
-        raise ObjectGone(place.url)
-    return Version(number=0, folder="", files=_hash_files(folder))
+    def states() -> dict[str, tuple[int, str]]:
+        return {name: one for name, one in place.states().items() if name.partition("/")[0] != VERSIONS_FOLDER}
 
-
-def _unpublished_objects(place: StoragePath) -> dict[str, tuple[int, str]]:
-    found = {name: state for name, state in place.states().items() if name.partition("/")[0] != VERSIONS_FOLDER}
+    found = states()
     if not found or "" in found:
         raise SourceNotFound(path=place.url)
-    return found
+    _fetch(place, {name: size for name, (size, _) in found.items()}, folder)
+    if states() != found:
+        raise ObjectGone(place.url)
+    return Version(number=0, folder="", files=_read_folder(folder)[0])
 
 
 def _fetch(place: StoragePath, files: dict[str, int], folder: Path) -> None:
-    for name in files:
-        _demand_inside(place, name)
+    _demand_inside(place, files)
     above = {str(parent) for name in files for parent in PurePosixPath(name).parents}
     if len(set(map(disk_name, files))) < len(files):
-        raise _unsafe(place, tr("two of its names are the same on this system"))
+        raise LibraryUnsafe(url=place.url, reason=tr("two of its names are the same on this system"))
     for name in above.intersection(files):
-        raise _unsafe(place, tr("{parts} is both a file and a folder", parts=name))
+        raise LibraryUnsafe(url=place.url, reason=tr("{parts} is both a file and a folder", parts=name))
     require_free_space(folder, sum(files.values()))
     for parent in sorted(above):
         durable.make_folders(folder / parent, flush=False)
     place.download((name, folder / name) for name in files)
 
 
-def _demand_inside(place: StoragePath, name: str) -> None:
-    """Check that a path stays inside a folder on any system.
-
-    Raises:
-        LibraryUnsafe: it does not.
-    """
-    parts = name.split("/")
-    has_plain_parts = all(parts) and not {".", ".."}.intersection(parts) and len(parts) <= MOST_PARTS
-    # The client of S3 parses the last one as a query.
-    has_special_parts = any(part in name for part in ("\\", "\0", "?versionId=")) or re.match("[A-Za-z]:", name)
-    if not has_plain_parts or has_special_parts or len(name.encode(errors="replace")) > LONGEST_NAME:
-        raise _unsafe(place, tr("{name} is not a valid file name inside it", name=one_line(name, 80)))
-
-
-def _unsafe(place: StoragePath, reason: str) -> LibraryUnsafe:
-    return LibraryUnsafe(url=place.url, reason=reason)
+def _demand_inside(place: StoragePath, names: Iterable[str]) -> None:
+    """Raise LibraryUnsafe if a path would not stay inside a folder on any system."""
+    for name in names:
+        parts = name.split("/")
+        has_plain_parts = all(parts) and not {".", ".."}.intersection(parts) and len(parts) <= MOST_PARTS
+        # The client of S3 parses the last one as a query.
+        has_special_parts = any(part in name for part in ("\\", "\0", "?versionId=")) or re.match("[A-Za-z]:", name)
+        if not has_plain_parts or has_special_parts or len(name.encode(errors="replace")) > LONGEST_NAME:
+            reason = tr("{name} is not a valid file name inside it", name=one_line(name, 80))
+            raise LibraryUnsafe(url=place.url, reason=reason)
 
 
 # --- publishing ------------------------------------------------------------------------------------------------------
 
 
 def publish_version(place: StoragePath, folder: Path, before: Version) -> bool:
-    """Publish the content of a folder as the next version, completely or not at all, if it differs from the one before.
+    """Publish the content of a folder as the next version, completely or not at all, if it differs from ``before``.
 
     Args:
         place: the library.
@@ -199,17 +183,9 @@ def publish_version(place: StoragePath, folder: Path, before: Version) -> bool:
     Raises:
         LibraryChanged: another process has published a version first; nothing of this one remains.
         LibraryUnsafe: a name in it could not be fetched again.
-        StorageFailed, StorageRefused
-        OSError: the folder cannot be read.
     """
-    files = _hash_files(folder)
-    folders = tuple(
-        path.relative_to(folder).as_posix()
-        for path in sorted(folder.rglob("*"))
-        if path.is_dir() and not path.is_symlink() and not any(path.iterdir())
-    )
-    for name in (*files, *folders):
-        _demand_inside(place, name)
+    files, folders = _read_folder(folder)
+    _demand_inside(place, (*files, *folders))
     if (files, folders) == (before.files, before.folders):
         return False
     version = Version(
@@ -222,36 +198,36 @@ def publish_version(place: StoragePath, folder: Path, before: Version) -> bool:
     own = place / VERSIONS_FOLDER
     try:
         _write_files(own, folder, version, before)
-    except ObjectGone as error:
-        # Another process has published the next version and removed the files that this one copies.
+    except BaseException as error:
         _remove_files(own, [version.folder])
-        raise LibraryChanged(url=place.url) from error
-    except BaseException:
-        _remove_files(own, [version.folder])
+        if isinstance(error, ObjectGone):
+            # Another process has published the next version and removed the files that this one copies.
+            raise LibraryChanged(url=place.url) from error
         raise
     # From here on it is the current version. If the result of this write is unknown, its files stay; the next version
     # removes them if they are not current.
     if not (own / f"{version.number:06}.json").create(msgspec.json.encode(version)):
         _remove_files(own, [version.folder])
         raise LibraryChanged(url=place.url)
-    _remove_files(own, _older_folders(own, version))
+    # Other folders with this number are left to the next version.
+    found = (match for name in own.entries() if (match := _VERSION_FOLDER.fullmatch(name)))
+    _remove_files(own, [match[0] for match in found if int(match[1]) < version.number])
     return True
 
 
-def _hash_files(folder: Path) -> dict[str, VersionFile]:
-    return {
-        path.relative_to(folder).as_posix(): VersionFile(bytes=path.stat().st_size, sha256=file_hash(path))
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink()
+def _read_folder(folder: Path) -> tuple[dict[str, VersionFile], tuple[str, ...]]:
+    """Return the files below a folder, and the folders without entries, by relative path."""
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if not path.is_symlink()}
+    files = {
+        name: VersionFile(bytes=path.stat().st_size, sha256=file_hash(path))
+        for name, path in paths.items()
+        if path.is_file()
     }
+    return files, tuple(name for name, path in paths.items() if path.is_dir() and not any(path.iterdir()))
 
 
 def _write_files(own: StoragePath, folder: Path, version: Version, before: Version) -> None:
-    """Upload the files of a version; those that the version before has are copied inside the store.
-
-    Raises:
-        StorageFailed: some are missing afterwards.
-    """
+    """Upload the files of a version; those that the version before has are copied inside the store."""
     known = {file.sha256: name for name, file in before.files.items()} if before.number else {}
     same = {name: known[file.sha256] for name, file in version.files.items() if file.sha256 in known}
     own.copy((f"{before.folder}/{old}", f"{version.folder}/{name}") for name, old in same.items())
@@ -261,19 +237,11 @@ def _write_files(own: StoragePath, folder: Path, version: Version, before: Versi
         raise StorageFailed(url=own.url, reason=tr("some of the files written are missing"))
 
 
-def _older_folders(own: StoragePath, version: Version) -> list[str]:
-    """Return the folders of older versions. Other folders with this number are left to the next version."""
-    found = (match for name in own.entries() if (match := _VERSION_FOLDER.fullmatch(name)))
-    return [match[0] for match in found if int(match[1]) < version.number]
-
-
 def _remove_files(own: StoragePath, folders: Iterable[str]) -> None:
     """Delete folders of files; what cannot be deleted is harmless, and left to the next version."""
-    for folder in folders:
-        try:
+    with suppress(StorageFailed, PermissionError):
+        for folder in folders:
             own.remove(f"{folder}/{name}" for name in (own / folder).objects())
-        except (StorageFailed, PermissionError):
-            return
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
@@ -301,11 +269,11 @@ def hold_lease(place: StoragePath, fleet: str) -> Iterator[None]:
     Raises:
         LibraryHeld: another fleet holds it.
         StorageRefused: the store denies writing, or cannot create an object only if it does not exist.
-        StorageFailed
     """
-    name = _take_lease(place / VERSIONS_FOLDER, place, fleet)
+    own = place / VERSIONS_FOLDER
+    name = _take_lease(own, place, fleet)
     stop = threading.Event()
-    renewing = threading.Thread(target=_renew, args=(place / VERSIONS_FOLDER / name, fleet, stop), daemon=True)
+    renewing = threading.Thread(target=_renew, args=(own / name, fleet, stop), daemon=True)
     renewing.start()
     try:
         yield
@@ -314,41 +282,35 @@ def hold_lease(place: StoragePath, fleet: str) -> Iterator[None]:
         renewing.join()
         # If it cannot be deleted, it expires.
         with suppress(RegraftError):
-            (place / VERSIONS_FOLDER).remove([name])
+            own.remove([name])
 
 
 def _take_lease(own: StoragePath, place: StoragePath, fleet: str) -> str:
     """Create a lease; returns the name of its object."""
-    numbers = sorted(int(found[1]) for name in own.entries() if (found := _LEASE.fullmatch(name)))
-    now = identity.now_ms()
-    if numbers:
-        _demand_free(own / _lease_name(numbers[-1]), place, fleet, now)
-    name = _lease_name(numbers[-1] + 1 if numbers else 1)
-    if not (own / name).create(_encode_lease(fleet, now)):
+    found = {int(match[1]): name for name in own.entries() if (match := _LEASE.fullmatch(name))}
+    if found:
+        _demand_free((own / found[max(found)]).content(), place, fleet)
+    name = f"lease-{max(found, default=0) + 1:06}.json"
+    if not (own / name).create(_encode_lease(fleet)):
         raise LibraryHeld(url=place.url, seconds=1)
-    if (own / name).create(_encode_lease(fleet, now)):
+    if (own / name).create(_encode_lease(fleet)):
         with suppress(RegraftError):
             own.remove([name])
         reason = tr("it overwrites existing objects although it was asked not to")
         raise StorageRefused(url=place.url, reason=reason)
-    own.remove(map(_lease_name, numbers))
+    own.remove(found.values())
     return name
 
 
-def _demand_free(lease: StoragePath, place: StoragePath, fleet: str, now: int) -> None:
-    """Check that a lease is ours, or has expired; one that cannot be read has expired.
-
-    Raises:
-        LibraryHeld: another fleet holds it.
-    """
-    content = lease.content()
+def _demand_free(content: bytes | None, place: StoragePath, fleet: str) -> None:
+    """Raise LibraryHeld if a lease is another fleet's and has not expired; one that cannot be read has expired."""
     try:
-        found = msgspec.json.decode(content or b"", type=Lease)
+        lease = msgspec.json.decode(content or b"", type=Lease)
     except msgspec.MsgspecError:
         return
-    left = found.until_ms - now
+    left = lease.until_ms - identity.now_ms()
     # A much later time was written by a wrong clock, and is ignored.
-    if 0 < left < 2 * LEASE_MS and found.fleet != fleet:
+    if 0 < left < 2 * LEASE_MS and lease.fleet != fleet:
         raise LibraryHeld(url=place.url, seconds=min(left, LEASE_MS) // 1000 + 1)
 
 
@@ -356,12 +318,9 @@ def _renew(lease: StoragePath, fleet: str, stop: threading.Event) -> None:
     while not stop.wait(LEASE_MS / 3000):
         # A lost lease is noticed when the version is published.
         with suppress(RegraftError):
-            lease.put(_encode_lease(fleet, identity.now_ms()))
+            lease.put(_encode_lease(fleet))
 
 
-def _encode_lease(fleet: str, now: int) -> bytes:
-    return msgspec.json.encode(Lease(fleet=fleet, until_ms=now + LEASE_MS, token=secrets.token_hex(8)))
-
-
-def _lease_name(number: int) -> str:
-    return f"lease-{number:06}.json"
+def _encode_lease(fleet: str) -> bytes:
+    lease = Lease(fleet=fleet, until_ms=identity.now_ms() + LEASE_MS, token=secrets.token_hex(8))
+    return msgspec.json.encode(lease)

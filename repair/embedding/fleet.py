@@ -13,7 +13,9 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import get_args
 
+import apsw
 import msgspec
 
 from regraft import identity
@@ -30,33 +32,25 @@ from regraft.errors import (
     RegraftError,
 )
 from regraft.fleet import results
-from regraft.fleet.engine import Pool, Task, TaskError, TaskResult
+from regraft.fleet.engine import Pool, Task, TaskResult
 from regraft.fleet.results import LIMITED, ResultRow
-from regraft.fleet.run import Fleet, FleetReport
+from regraft.fleet.run import Fleet, FleetPlan, FleetReport
 from regraft.language import tr
 from regraft.options import BackfillOptions
 from regraft.report.document import Run
-from regraft.report.progress import Progress, SilentProgress, stage
+from regraft.report.progress import stage
 from repair.embedding import answers, fleet_texts, probing
-from repair.embedding.answers import (
-    NOTHING_SPENT,
-    KnownEmbedder,
-    SendingTerms,
-    SpentTotals,
-    StopReason,
-    TextAnswer,
-)
+from repair.embedding.answers import NOTHING_SPENT, KnownEmbedder, SendingTerms, StopReason, TextKind
 from repair.embedding.budget import Limits, Rates
-from repair.embedding.fleet_sending import LocalSending, RaySending
-from repair.embedding.fleet_texts import BackfillSummary, DistinctTexts, EmbeddingJob, WantedText
+from repair.embedding.fleet_sending import AnyKeeper, FleetSender, RaySending
+from repair.embedding.fleet_texts import BackfillSummary, EmbeddingJob, TextFile, create_texts
 from repair.embedding.report import EmbedderName, Estimate, ScopeReport, cost_of, empty_estimate
-from repair.embedding.sender import VectorLengths
 from repair.embedding.survey import estimate_sending
 
 logger = logging.getLogger(__name__)
 
 #: The processes that send.
-Sending = LocalSending | RaySending
+Sending = FleetSender | RaySending
 #: Texts for which the keeper is asked at a time.
 _CHUNK = 256
 #: Why a text has no answer although no limit or error kept it from being sent.
@@ -81,7 +75,7 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     remembered: bool
 
 
-class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
+class BackfillPlan(FleetPlan, frozen=True, kw_only=True):
     """What a fleet will send.
 
     ``wanted`` texts of ``libraries`` lack a vector; ``distinct`` of them are to be sent, without those that an earlier
@@ -89,14 +83,13 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     store and are not sent.
     """
 
-    libraries: int
     wanted: int
     distinct: int
     planned: Estimate
     reused: int = 0
 
 
-class SentReport(FleetPlan, frozen=True, kw_only=True):
+class SentReport(BackfillPlan, frozen=True, kw_only=True):
     """What a fleet was to send and has sent (``docs/commands.md``, "fleet").
 
     ``answered`` texts got a vector, ``failed`` were rejected. ``stopped`` is why not all were sent.
@@ -119,14 +112,27 @@ class FleetBackfillReport(FleetReport, kw_only=True):
     sent: SentReport
 
 
+class BackfillSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a backfill that its results keep, for a run that resumes it; ``config`` is an absolute path."""
+
+    embedder: str
+    config: str | None = None
+    limits: Limits = Limits()
+    rates: Rates = Rates()
+    no_probe: bool = False
+    #: Absolute paths of stores whose vectors are taken.
+    reuse: tuple[str, ...] = ()
+
+
 class SurveyedLibrary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the run keeps of a library that lacks vectors.
+    """What the run keeps of a library that lacks vectors, for ``texts`` texts.
 
     ``dimensions`` are the vector lengths of its bases that lack vectors; None: unknown for one of them.
     ``reused`` texts get a vector of another store. ``ended`` is the result of the job that collected its texts.
     """
 
     ended: TaskResult
+    texts: int
     dimensions: frozenset[int | None]
     reused: int
 
@@ -137,18 +143,13 @@ class SurveyedLibrary(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Compares the embedder with the vectors that bases have, or with itself.
 
-    Args:
-        work: the fleet's work folder.
-        settings: the embedder's.
-        sending: the processes that send.
-        compared: the texts of all samples.
-        step: called with the number of texts that got an answer.
+    ``compared`` has the texts of all samples; ``step`` is called with the number of texts that got an answer.
     """
 
     work: Path
     settings: EmbedderSettings
     sending: Sending
-    compared: DistinctTexts
+    compared: TextFile
     step: Callable[[int], None]
 
     @property
@@ -162,11 +163,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         """
         keeper = self.sending.keeper
         sentences = ((identity.text_hash(text), text) for text in probing.SENTENCES)
-        texts = chain(self.compared.keyed(), sentences)
-        before: dict[str, TextAnswer] = {}
+        texts = chain(self.compared, sentences)
+        before: dict[str, bytes] = {}
         # Many at a time: the keeper may be another process.
         while not before and (chunk := dict(islice(texts, _CHUNK))):
-            before = {key: one for key, one in keeper.find(list(chunk), "probes").items() if one.vector is not None}
+            found = keeper.find(list(chunk), "probes")
+            before = {key: one.vector for key, one in found.items() if one.vector is not None}
         if not before:
             keeper.forget_compared()
             return False
@@ -178,7 +180,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             return True
         except TextsRejected:
             vector = b""
-        is_same = probing.is_same_vector(known.vector or b"", vector)
+        is_same = probing.is_same_vector(known, vector)
         if not is_same:
             keeper.forget_compared()
         return is_same
@@ -186,13 +188,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def _ask(self, texts: Sequence[str]) -> Sequence[bytes]:
         """Send texts as probes, whether or not they have an answer, in this order; returns their vectors.
 
-        Raises:
-            TextsRejected: one of them was rejected.
-            Unanswered: one of them was not sent.
+        Raises TextsRejected or Unanswered if one of them was rejected, or was not sent.
         """
         self.sending.keeper.forget_compared([identity.text_hash(text) for text in texts])
-        with fleet_texts.open_distinct_texts(self.work, "asked") as asked:
-            asked.add([WantedText.of(text, 0) for text in texts], None)
+        with create_texts(self.work, self.work / "asked.sqlite") as asked:
+            asked.add((text, 0) for text in texts)
             self.sending.send(asked, "probes", None, lambda _: None)
         return self._known.embed(texts).vectors
 
@@ -232,20 +232,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def _check(self, library: int, unsteady: StopReason | None, stop: StopReason | None) -> StopReason | None:
         """Compare the answers with the bases of a library; returns the error if one differs, or None.
 
-        Args:
-            library: the library's number.
-            unsteady: the error for bases without vectors, if any.
-            stop: why some samples have no answer, if so.
+        ``unsteady`` is the error for bases without vectors, ``stop`` why some samples have no answer, if so.
         """
         for sample in fleet_texts.read_samples(self.work, library):
             if not sample.raw and unsteady is not None:
                 return unsteady
-            canary = sample.canary()
             try:
-                if canary is not None:
-                    canary.compare(self._known)
-                else:
-                    probing.compare_with_base(self._known, sample.base, sample.known, sample.dimensions)
+                sample.compare(self._known)
             except Unanswered as unanswered:
                 return stop or StopReason(code=BackfillStopped.__name__, reason=str(unanswered), exit_status=STOPPED)
             except RegraftError as error:
@@ -256,36 +249,18 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 # --- the run ---------------------------------------------------------------------------------------------------------
 
 
-class _Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of sending: the libraries that are not filled, and why not all texts have an answer."""
-
-    refused: dict[int, StopReason]
-    stop: StopReason | None
-
-
 class FleetBackfill(Fleet, kw_only=True):
     """One run over a fleet. Single use.
 
     Args:
-        settings: the embedder's.
+        embedder: its settings.
+        settings: the options.
         open_sending: returns the processes that send; called with the pool and the terms.
-        limits: the most that may be sent; of these, only the cost limit includes probes.
-        rates: the most that may be sent per minute.
-        probes: whether each library is compared with the embedder once more while it is filled.
-        reuse: stores whose vectors are taken instead of sending their texts; absolute paths.
-        dry_run: only collect, and report what would be sent.
-        show_plan: called with the plan before anything is sent; returns False to stop.
-        progress: told of libraries and texts.
     """
 
-    settings: EmbedderSettings
+    embedder: EmbedderSettings
+    settings: BackfillSettings
     open_sending: Callable[[Pool, SendingTerms], Sending]
-    limits: Limits = Limits()
-    rates: Rates = Rates()
-    probes: bool = True
-    reuse: tuple[Path, ...] = ()
-    show_plan: Callable[[FleetPlan], bool] = lambda _: True
-    progress: Progress = msgspec.field(default_factory=SilentProgress)
     #: The size in bytes of each library, by its number.
     _sizes: dict[int, int] = msgspec.field(default_factory=dict)
     _sent: SentReport | None = None
@@ -303,29 +278,36 @@ class FleetBackfill(Fleet, kw_only=True):
         """Report on all libraries, and on what was sent."""
         assert self._sent is not None
         fields = msgspec.structs.asdict(super().report(run))
-        return FleetBackfillReport(**fields, embedder=EmbedderName.of(self.settings), sent=self._sent)
+        return FleetBackfillReport(**fields, embedder=EmbedderName.of(self.embedder), sent=self._sent)
 
     def work(self) -> None:
         """Run all phases, and write the results.
 
         Raises:
             Declined: the plan was declined, and nothing was sent.
-            WrongUsage: another process works on these results, or the stored answers are another embedder's.
+            WrongUsage: the stored answers are another embedder's.
             RegraftError, OSError, apsw.Error: the run cannot go on; the next one resumes it.
         """
-        before = [path for path in (self.folder, results.journal_path(self.path)) if path.exists()]
+        every = (self.folder, results.journal_path(self.path))
+        before = [path for path in every if path.exists()]
         try:
             self._run_phases()
         except BaseException as error:
             # Files of a run that has sent nothing are removed, unless it can be resumed after an interrupt.
             is_interrupted = self._journal is not None and isinstance(error, KeyboardInterrupt | FleetRefused)
             is_kept = not self.dry_run and (self._sent is not None or is_interrupted)
-            self._remove_texts() if is_kept else self._remove_new_files(before)
+            self._remove_files(every if is_kept else before)
             raise
         if self.dry_run:
-            self._remove_new_files(before)
-        else:
-            self._finish()
+            self._remove_files(before)
+            return
+        # First, so that a failure below leaves no texts behind, and the limits of the next run start at zero.
+        self._remove_files(every)
+        answers.end_run(self.folder)
+        self.write_results()
+        if self._tally.good == len(self.order.libraries):
+            # The answers stay until every library is filled.
+            self._remove_files(every[1:])
 
     def _run_phases(self) -> None:
         with ExitStack() as stack:
@@ -333,7 +315,7 @@ class FleetBackfill(Fleet, kw_only=True):
             stack.callback(scratch.remove_leftovers)
             # Before anything is written: the pool may be refused.
             pool = stack.enter_context(closing(self.pool()))
-            answers.demand_same_embedder(self.folder, self.settings)
+            answers.demand_same_embedder(self.folder, self.embedder)
             # The journal first: a work folder without one cannot be resumed.
             if not self.dry_run:
                 self.open_journal(self.left, stack)
@@ -341,14 +323,14 @@ class FleetBackfill(Fleet, kw_only=True):
                 durable.make_folder(self.folder, exist_ok=True)
                 durable.sync_folder(self.folder.parent)
             libraries = self._collect_texts(pool)
-            texts = stack.enter_context(fleet_texts.open_distinct_texts(self.folder, "texts"))
+            texts = stack.enter_context(create_texts(self.folder, self.folder / "texts.sqlite"))
             plan = self._make_plan(texts, libraries)
             if libraries and not self.dry_run:
-                if not self.show_plan(plan):
+                if not self.confirm(plan):
                     raise Declined(path=self.path)
-                self._fill(pool, libraries, self._send(pool, texts, libraries, plan))
+                self._fill(pool, libraries, *self._send(pool, texts, libraries, plan))
             else:
-                self._sent = _make_sent_report(self.settings, plan)
+                self._note_sent(plan)
 
     def _collect_texts(self, pool: Pool) -> dict[int, SurveyedLibrary]:
         """Run the collecting job of each library; returns those that lack vectors, by number. The others have ended."""
@@ -362,6 +344,7 @@ class FleetBackfill(Fleet, kw_only=True):
                 if isinstance(summary, BackfillSummary) and summary.collected is not None:
                     surveyed[task.number] = SurveyedLibrary(
                         ended=msgspec.structs.replace(ended, summary=None),
+                        texts=summary.collected,
                         dimensions=frozenset(scope.dimensions for scope in summary.scopes if scope.planned.texts),
                         reused=sum(scope.planned.reused for scope in summary.scopes),
                     )
@@ -369,73 +352,100 @@ class FleetBackfill(Fleet, kw_only=True):
                     self._end_library(task, ended, None)
         return dict(sorted(surveyed.items()))
 
-    def _make_plan(self, texts: DistinctTexts, libraries: dict[int, SurveyedLibrary]) -> FleetPlan:
+    def _make_plan(self, texts: TextFile, libraries: dict[int, SurveyedLibrary]) -> BackfillPlan:
         """Merge the texts of all libraries, without those that have an answer, and estimate what sending them takes."""
         with answers.read_answers(self.folder) as db:
-            for library in libraries:
-                texts.add(fleet_texts.read_wanted(self.folder, library), db)
-        planned = estimate_sending(texts.sized(), self.settings, self.limits, empty_estimate(self.settings))
-        return FleetPlan(
+            self._merge(texts, libraries, db)
+        return BackfillPlan(
             libraries=len(libraries),
-            wanted=texts.added,
+            wanted=sum(one.texts for one in libraries.values()),
             distinct=texts.count,
-            planned=planned,
+            planned=estimate_sending(texts.sized(), self.embedder, self.settings.limits, empty_estimate(self.embedder)),
             reused=sum(one.reused for one in libraries.values()),
         )
 
-    def _send(self, pool: Pool, texts: DistinctTexts, libraries: dict[int, SurveyedLibrary], plan: FleetPlan) -> _Sent:
-        """Compare the embedder with the bases, then send all texts."""
-        terms = SendingTerms(folder=self.folder, settings=self.settings, limits=self.limits, rates=self.rates)
+    def _merge(self, texts: TextFile, libraries: Iterable[int], known: apsw.Connection | None = None) -> None:
+        for library in libraries:
+            with fleet_texts.read_texts(fleet_texts.library_file(self.folder, library)) as own:
+                texts.add(own.texts(), known)
+
+    def _send(
+        self, pool: Pool, texts: TextFile, libraries: dict[int, SurveyedLibrary], plan: BackfillPlan
+    ) -> tuple[dict[int, StopReason], StopReason | None]:
+        """Compare the embedder with the bases, then send all texts.
+
+        Returns:
+            The libraries that are refused and not filled, and why not all texts have an answer.
+        """
+        terms = SendingTerms(
+            folder=self.folder, settings=self.embedder, limits=self.settings.limits, rates=self.settings.rates
+        )
         with (
             closing(self.open_sending(pool, terms)) as sending,
-            fleet_texts.open_distinct_texts(self.folder, "compared") as compared,
+            create_texts(self.folder, self.folder / "compared.sqlite") as compared,
         ):
             # From here on, files of the run stay: something may have been paid for.
-            self._sent = _make_sent_report(self.settings, plan)
+            self._note_sent(plan)
             for library in libraries:
                 for sample in fleet_texts.read_samples(self.folder, library):
-                    compared.add((WantedText.of(text, 0) for text, _ in sample.known), None)
+                    compared.add((text, 0) for text, _ in sample.known)
             comparison = Comparison(
-                work=self.folder, settings=self.settings, sending=sending, compared=compared, step=self._step
+                work=self.folder, settings=self.embedder, sending=sending, compared=compared, step=self._step
             )
             remembered = bool(texts.count) and comparison.recall()
             with stage(self.progress, "Comparing", compared.count, "texts"):
                 refused = comparison.run(libraries)
+            filled = sorted(libraries.keys() - refused)
             if refused:
                 texts.clear()
-                for library in libraries.keys() - refused:
-                    texts.add(fleet_texts.read_wanted(self.folder, library), None)
-            lengths = _vector_lengths(one for number, one in libraries.items() if number not in refused)
+                self._merge(texts, filled)
+            # An answer of another length would fit no base, in any run.
+            lengths = {size for number in filled for size in libraries[number].dimensions}
+            known_lengths = None if None in lengths else frozenset(filter(None, lengths))
             with stage(self.progress, "Embedding", texts.count, "texts"):
-                sending.send(texts, "texts", lengths, self._step)
-            keeper = sending.keeper
-            stop = keeper.stopped()
-            self._sent = _make_sent_report(
-                self.settings,
-                plan,
-                keeper.spent("texts"),
-                keeper.spent("probes"),
-                compared=compared.count,
-                stopped=None if stop is None else stop.reason,
-                remembered=remembered,
-            )
-        return _Sent(refused=refused, stop=stop)
+                sending.send(texts, "texts", known_lengths, self._step)
+            self._note_sent(plan, sending.keeper, compared=compared.count, remembered=remembered)
+            return refused, sending.keeper.stopped()
 
-    def _fill(self, pool: Pool, libraries: dict[int, SurveyedLibrary], sent: _Sent) -> None:
+    def _note_sent(
+        self, plan: BackfillPlan, keeper: AnyKeeper | None = None, *, compared: int = 0, remembered: bool = False
+    ) -> None:
+        """Note what was planned, and what the keeper says was sent."""
+        texts, probes = (NOTHING_SPENT if keeper is None else keeper.spent(kind) for kind in get_args(TextKind))
+        stop = None if keeper is None else keeper.stopped()
+        self._sent = SentReport(
+            **msgspec.structs.asdict(plan),
+            **msgspec.structs.asdict(texts),
+            cost=cost_of(texts.tokens, self.embedder),
+            currency=self.embedder.currency,
+            stopped=None if stop is None else stop.reason,
+            probe=ProbeReport(
+                texts=compared,
+                requests=probes.requests,
+                tokens=probes.tokens,
+                cost=cost_of(probes.tokens, self.embedder),
+                remembered=remembered,
+            ),
+        )
+
+    def _fill(
+        self,
+        pool: Pool,
+        libraries: dict[int, SurveyedLibrary],
+        refused: dict[int, StopReason],
+        stop: StopReason | None,
+    ) -> None:
         """End the libraries that were refused, and fill the others with the answers."""
-        for number, refusal in sent.refused.items():
-            error = None if refusal.code is None else TaskError(code=refusal.code, message=refusal.reason)
-            ended = msgspec.structs.replace(libraries[number].ended, status=refusal.exit_status, error=error)
-            rows = self.rows_of(Task(number=number, job=None, bytes=self._sizes[number]), ended)
-            if refusal.code is None:
-                rows = [msgspec.structs.replace(rows[0], outcome=LIMITED, message=refusal.reason)]
-            self.end_library(rows)
-        fillable = [number for number in libraries if number not in sent.refused]
-        why = _CHANGED if sent.stop is None else sent.stop.reason
+        for number, refusal in refused.items():
+            ended = msgspec.structs.replace(libraries[number].ended, status=refusal.exit_status)
+            [own] = self.rows_of(Task(number=number, job=None, bytes=self._sizes[number]), ended)
+            self.end_library([_stopped_row(own, refusal, refusal.reason)])
+        fillable = [number for number in libraries if number not in refused]
+        why = _CHANGED if stop is None else stop.reason
         with stage(self.progress, "Filling", len(fillable), "libraries"):
             for task, ended in self._run_jobs(pool, fillable, fills=True, why=why):
                 self.progress.step(1, task.bytes)
-                self._end_library(task, ended, sent.stop)
+                self._end_library(task, ended, stop)
 
     def _step(self, count: int) -> None:
         self.progress.step(count, 0)
@@ -456,13 +466,13 @@ class FleetBackfill(Fleet, kw_only=True):
             values = msgspec.structs.replace(
                 line.options.values,
                 dry_run=not fills,
-                probe=self.probes,
-                reuse=(*line.options.values.reuse, *self.reuse),
+                probe=not self.settings.no_probe,
+                reuse=(*line.options.values.reuse, *map(Path, self.settings.reuse)),
                 reuse_configured=False,
             )
             line = msgspec.structs.replace(line, options=msgspec.structs.replace(line.options, values=values))
             work = str(self.folder)
-            return EmbeddingJob(embedder=self.settings, library=number, line=line, work=work, fills=fills, why=why)
+            return EmbeddingJob(embedder=self.embedder, library=number, line=line, work=work, fills=fills, why=why)
 
         return self.run_jobs(pool, sizes, job, notes_starts=fills)
 
@@ -470,36 +480,15 @@ class FleetBackfill(Fleet, kw_only=True):
         """Record how a library ended."""
         rows = self.rows_of(task, ended)
         if isinstance(ended.summary, BackfillSummary):
-            rows = filled_library_rows(rows, ended.summary.scopes, stop)
+            rows = _filled_rows(rows, ended.summary.scopes, stop)
         self.end_library(rows)
 
-    # --- files -------------------------------------------------------------------------------------------------------
-
-    def _finish(self) -> None:
-        """Write the results; the answers stay until every library is filled."""
-        # First, so that a failure below leaves no texts behind, and the limits of the next run start at zero.
-        self._remove_texts()
-        answers.end_run(self.folder)
-        self.write_results()
-        if self._tally.good == len(self.order.libraries):
-            self._remove(self.folder)
-
-    def _remove_texts(self) -> None:
-        """Remove everything but the answers from the work folder."""
-        kept = {
-            answers.ANSWERS_FILE,
-            *(f"{answers.ANSWERS_FILE}{ending}" for ending in untrusted_sqlite.COMPANION_SUFFIXES),
-        }
-        if self.folder.is_dir():
-            self._remove(*(path for path in self.folder.iterdir() if path.name not in kept))
-
-    def _remove_new_files(self, before: list[Path]) -> None:
-        """Remove the work folder and the journal unless they existed before the run."""
-        self._remove_texts()
-        every = (self.folder, results.journal_path(self.path))
-        self._remove(*(path for path in every if path not in before))
-
-    def _remove(self, *paths: Path) -> None:
+    def _remove_files(self, kept: Collection[Path]) -> None:
+        """Remove all texts from the work folder, and the folder itself and the journal if they are not to be kept."""
+        ours = {f"{answers.ANSWERS_FILE}{ending}" for ending in ("", *untrusted_sqlite.COMPANION_SUFFIXES)}
+        found = list(self.folder.iterdir()) if self.folder.is_dir() else []
+        paths = [path for path in found if path.name not in ours]
+        paths += [path for path in (self.folder, results.journal_path(self.path)) if path not in kept]
         with writable.allow_writes(self.folder.parent, entries_only=True), writable.allow_writes(self.folder):
             for path in paths:
                 durable.remove_tree(path)
@@ -510,83 +499,45 @@ def work_folder(path: Path) -> Path:
     return path.with_name(f"{path.name}.backfill")
 
 
-def _vector_lengths(libraries: Iterable[SurveyedLibrary]) -> VectorLengths:
-    """Return the lengths that an answer may have: one of another length would fit no base, in any run."""
-    dimensions = frozenset(size for one in libraries for size in one.dimensions)
-    return None if None in dimensions else frozenset(size for size in dimensions if size is not None)
-
-
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
-def filled_library_rows(
-    rows: list[ResultRow], found: Sequence[ScopeReport], stop: StopReason | None
-) -> list[ResultRow]:
+def _filled_rows(rows: list[ResultRow], found: Sequence[ScopeReport], stop: StopReason | None) -> list[ResultRow]:
     """Add the counts and stop reasons of a backfill's scopes to the rows of its library.
 
     Args:
-        rows: made by :func:`regraft.fleet.results.result_rows`.
-        found: the scopes of the library.
+        rows: of the library and its bases.
+        found: the scopes of the library; none if its command failed.
         stop: why the fleet did not send all texts, if so.
     """
-    if not found:
-        return rows
     own, *bases = rows
     scopes = {scope.scope: scope for scope in found}
-    base_rows = []
-    for base in bases:
+
+    def with_scope(base: ResultRow) -> ResultRow:
         scope = scopes.get(str(base.base))
         if scope is None:
-            base_rows.append(base)
-        else:
-            outcome = base.outcome if scope.stopped is None else "stopped"
-            totals = _sum_counts([scope])
-            base_rows.append(msgspec.structs.replace(base, outcome=outcome, message=scope.stopped, totals=totals))
+            return base
+        outcome = base.outcome if scope.stopped is None else "stopped"
+        return msgspec.structs.replace(base, outcome=outcome, message=scope.stopped, totals=_sum_counts([scope]))
+
+    own = msgspec.structs.replace(own, totals=_sum_counts(found) if found else own.totals)
     reason = next((scope.stopped for scope in found if scope.stopped), None)
-    own = msgspec.structs.replace(own, totals=_sum_counts(found))
-    if reason is None:
-        return [own, *base_rows]
-    if stop is None:
-        # The fleet sent everything: these texts were added to the library after its survey.
-        stop = StopReason(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
+    if reason is not None:
+        # If the fleet sent everything, these texts were added to the library after its survey.
+        changed = StopReason(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
+        own = _stopped_row(own, stop or changed, reason)
+    return [own, *map(with_scope, bases)]
+
+
+def _stopped_row(own: ResultRow, stop: StopReason, message: str) -> ResultRow:
+    """Record in the row of a library why it is not filled completely."""
     if stop.code is None:
-        own = msgspec.structs.replace(own, outcome=LIMITED, message=reason)
-    else:
-        outcome = "stopped" if stop.exit_status == STOPPED else "refused"
-        own = msgspec.structs.replace(
-            own, outcome=outcome, message=reason, code=stop.code, exit_status=stop.exit_status
-        )
-    return [own, *base_rows]
+        return msgspec.structs.replace(own, outcome=LIMITED, message=message)
+    outcome = "stopped" if stop.exit_status == STOPPED else "refused"
+    return msgspec.structs.replace(own, outcome=outcome, message=message, code=stop.code, exit_status=stop.exit_status)
 
 
 def _sum_counts(scopes: Sequence[ScopeReport]) -> str:
     """Sum the counts of scopes; returns a JSON object."""
     counts = {name: sum(getattr(scope, name) for scope in scopes) for name in _COUNTS}
     return msgspec.json.encode(counts, order="sorted").decode()
-
-
-def _make_sent_report(
-    settings: EmbedderSettings,
-    plan: FleetPlan,
-    texts: SpentTotals = NOTHING_SPENT,
-    probes: SpentTotals = NOTHING_SPENT,
-    *,
-    compared: int = 0,
-    stopped: str | None = None,
-    remembered: bool = False,
-) -> SentReport:
-    probe = ProbeReport(
-        texts=compared,
-        requests=probes.requests,
-        tokens=probes.tokens,
-        cost=cost_of(probes.tokens, settings),
-        remembered=remembered,
-    )
-    return SentReport(
-        **msgspec.structs.asdict(plan),
-        **msgspec.structs.asdict(texts),
-        cost=cost_of(texts.tokens, settings),
-        currency=settings.currency,
-        stopped=stopped,
-        probe=probe,
-    )

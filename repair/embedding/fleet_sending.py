@@ -22,21 +22,16 @@ from typing import Any
 import msgspec
 
 from regraft import embedders, errors
-from regraft.embedders import Embedder, ServerFailing, Unanswered
+from regraft.embedders import ServerFailing, Unanswered
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
-from regraft.errors import (
-    STOPPED,
-    BackfillStopped,
-    RegraftError,
-    StoppedBySystem,
-)
+from regraft.errors import STOPPED, BackfillStopped, RegraftError, StoppedBySystem
 from regraft.fleet.engine import PoolObserver, Task, TaskResult, run_tasks
 from regraft.fleet.ray_pool import RayCluster, RayPool
 from regraft.language import to_english, tr
 from repair.embedding.answers import Keeper, KindAccount, SendingTerms, StopReason, TextAnswer, TextKind
 from repair.embedding.budget import LimitReached, MeteredEmbedder, SpendingAccount
-from repair.embedding.fleet_texts import DistinctTexts, read_part
-from repair.embedding.sender import BatchResult, Sender, TextBatch, VectorLengths, WorkerPool, pack_batches
+from repair.embedding.fleet_texts import TextFile, read_texts
+from repair.embedding.sender import BatchResult, Outbox, Sender, TextBatch, VectorLengths, WorkerPool, pack_batches
 
 #: A key and its text.
 KeyedText = tuple[str, str]
@@ -85,36 +80,22 @@ AnyKeeper = Keeper | RemoteKeeper
 # --- one sender ------------------------------------------------------------------------------------------------------
 
 
-class FleetOutbox:
-    """Texts of a fleet that have no answer yet (:class:`~repair.embedding.sender.Outbox`).
-
-    Args:
-        texts: the texts with their keys.
-        embedder: counts tokens.
-        keeper: asked before a text is sent; stores the answers.
-        kind: texts that lack a vector, or probes.
-        lengths: the lengths that a vector may have.
-        step: called with the number of texts that got an answer.
-    """
+class FleetOutbox(Outbox):
+    """Texts of a fleet that have no answer yet; see :class:`FleetSender`."""
 
     splits_unfit = True
 
     def __init__(
-        self,
-        texts: Iterable[KeyedText],
-        embedder: Embedder,
-        keeper: AnyKeeper,
-        *,
-        kind: TextKind,
-        lengths: VectorLengths,
-        step: OnAnswered,
+        self, texts: Iterable[KeyedText], sender: FleetSender, kind: TextKind, lengths: VectorLengths, step: OnAnswered
     ) -> None:
-        self._embedder = embedder
-        self._keeper = keeper
-        self._kind: TextKind = kind
-        self._step = step
+        self._embedder, self._keeper, self._kind = sender.embedder, sender.keeper, kind
+        self._lengths, self._step = lengths, step
         self._batches = self._pack(iter(texts))
-        self.lengths = lengths
+
+    @property
+    def lengths(self) -> VectorLengths:
+        """The lengths that a vector may have."""
+        return self._lengths
 
     def _pack(self, texts: Iterator[KeyedText]) -> Iterator[TextBatch]:
         while chunk := dict(islice(texts, _CHUNK)):
@@ -130,10 +111,6 @@ class FleetOutbox:
     def claim(self, count: int) -> Sequence[TextBatch] | None:
         """Claim up to ``count`` batches of texts without an answer; None if no text is left."""
         return list(islice(self._batches, count)) or None
-
-    def is_waiting(self) -> bool:
-        """Whether texts are left that another process has claimed: never, its texts are given to another sender."""
-        return False
 
     def write(self, results: Sequence[BatchResult]) -> None:
         """Have the keeper store the vectors."""
@@ -162,51 +139,59 @@ class FleetOutbox:
 
 
 class FleetSender:
-    """Sends texts of a fleet, as many requests at a time as the configuration says.
+    """Sends texts of a fleet from this process, as many requests at a time as the configuration says.
 
     Args:
-        embedder: computes the vectors.
+        settings: those of the embedder, which is opened once.
         keeper: permits the requests and stores the answers.
-        kind: texts that lack a vector, or probes.
-        lengths: the lengths that a vector may have.
+        owns_keeper: whether ``close`` closes the keeper, too.
+
+    Raises:
+        WrongUsage, EmbedderKeyMissing, ModelUnreadable: the embedder cannot be opened.
     """
 
-    def __init__(self, embedder: Embedder, keeper: AnyKeeper, kind: TextKind, lengths: VectorLengths = None) -> None:
-        self._embedder = embedder
-        self._keeper = keeper
-        self._kind: TextKind = kind
-        self._lengths = lengths
-        self._ending = ExitStack()
-        halted = Event()
-        meter = MeteredEmbedder(embedder, keeper.account(kind), halted.wait)
-        pool = WorkerPool(embedder.settings.name, meter, embedder.settings.parallel)
-        self._sender = Sender(embedder, self._ending.enter_context(pool), halted.set, ahead=1)
+    def __init__(self, settings: EmbedderSettings, keeper: AnyKeeper, *, owns_keeper: bool = False) -> None:
+        self.keeper = keeper
+        self._senders: dict[TextKind, Sender] = {}
+        with ExitStack() as ending:
+            if owns_keeper:
+                ending.callback(keeper.close)
+            self.embedder = ending.enter_context(embedders.open_embedder(settings))
+            self._ending = ending.pop_all()
 
-    def send(self, texts: Iterable[KeyedText], step: OnAnswered = lambda _: None) -> None:
+    def send(
+        self,
+        texts: Iterable[KeyedText],
+        kind: TextKind,
+        lengths: VectorLengths = None,
+        step: OnAnswered = lambda _: None,
+    ) -> None:
         """Send the texts that have no answer, until all have one or the keeper permits no more requests.
 
         Args:
             texts: the texts with their keys.
+            kind: texts that lack a vector, or probes.
+            lengths: the lengths that a vector may have.
             step: called with the number of texts that got an answer.
 
         Raises:
             KeyboardInterrupt: requests in flight were waited for five seconds, and their answers stored.
             apsw.Error, OSError: an answer cannot be stored.
         """
-        outbox = FleetOutbox(texts, self._embedder, self._keeper, kind=self._kind, lengths=self._lengths, step=step)
-        self._sender.send(outbox)
+        if kind not in self._senders:
+            halted, settings = Event(), self.embedder.settings
+            meter = MeteredEmbedder(self.embedder, self.keeper.account(kind), halted.wait)
+            pool = self._ending.enter_context(WorkerPool(settings.name, meter, settings.parallel))
+            self._senders[kind] = Sender(self.embedder, pool, halted.set, ahead=1)
+        self._senders[kind].send(FleetOutbox(texts, self, kind, lengths, step))
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and close the embedder."""
         self._ending.close()
 
 
 def stop_reason(problem: BaseException, settings: EmbedderSettings) -> StopReason:
-    """Return why nothing more is sent after an error.
-
-    Raises:
-        BaseException: the error is not one of the embedder.
-    """
+    """Return why nothing more is sent after an error. BaseException: the error is not one of the embedder."""
     if isinstance(problem, LimitReached):
         return StopReason(reason=str(problem))
     if isinstance(problem, ServerFailing):
@@ -217,98 +202,40 @@ def stop_reason(problem: BaseException, settings: EmbedderSettings) -> StopReaso
     raise problem
 
 
-# --- backends --------------------------------------------------------------------------------------------------------
-
-
-class LocalSending:
-    """Sends from this process, with as many threads as the configuration says; ``keeper`` permits it.
-
-    Args:
-        terms: the embedder, the limits, and the work folder.
-
-    Raises:
-        WrongUsage, EmbedderKeyMissing, ModelUnreadable: the embedder cannot be opened.
-        apsw.Error, OSError: the answers cannot be written.
-    """
-
-    def __init__(self, terms: SendingTerms) -> None:
-        with ExitStack() as ending:
-            self._embedder = ending.enter_context(embedders.open_embedder(terms.settings))
-            self.keeper: AnyKeeper = Keeper(terms)
-            ending.callback(self.keeper.close)
-            self._ending = ending.pop_all()
-
-    def send(self, texts: DistinctTexts, kind: TextKind, lengths: VectorLengths, step: OnAnswered) -> None:
-        """Send all texts that have no answer, until all have one or the keeper permits no more requests.
-
-        Args:
-            texts: the texts.
-            kind: texts that lack a vector, or probes.
-            lengths: the lengths that a vector may have.
-            step: called with the number of texts that got an answer.
-
-        Raises:
-            KeyboardInterrupt: requests in flight were waited for five seconds, and their answers stored.
-        """
-        with closing(FleetSender(self._embedder, self.keeper, kind, lengths)) as sender:
-            sender.send(texts.keyed(), step)
-
-    def close(self) -> None:
-        """Close the embedder and the keeper."""
-        self._ending.close()
-
-
 # --- a cluster -------------------------------------------------------------------------------------------------------
 
 
-class RaySender:
-    """Sends parts of the texts in a process of a cluster. If the embedder cannot be opened there, all senders stop."""
-
-    def __init__(self, terms: SendingTerms, keeper: AnyKeeper, kind: TextKind, lengths: VectorLengths) -> None:
-        self._sender: FleetSender | None = None
-        self._ending = ExitStack()
-        try:
-            embedder = self._ending.enter_context(embedders.open_embedder(terms.settings))
-        except RegraftError as error:
-            keeper.stop(stop_reason(error, terms.settings))
-        else:
-            self._sender = FleetSender(embedder, keeper, kind, lengths)
-            self._ending.callback(self._sender.close)
-
-    def send(self, texts: Iterable[KeyedText]) -> None:
-        """Send the texts that have no answer."""
-        if self._sender is not None:
-            self._sender.send(texts)
-
-    def close(self) -> None:
-        """End the threads and close the embedder."""
-        self._ending.close()
-
-
 class SendingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the texts, for a process of a cluster.
-
-    ``round`` identifies the call that sends all parts; ``sender`` makes the sender of a process.
-    """
+    """A part of the texts, for a process of a cluster, which has one sender for each ``run``."""
 
     part: Path
-    round: str
-    sender: Callable[[], RaySender]
+    run: str
+    sender: type[FleetSender]
+    settings: EmbedderSettings
+    keeper: AnyKeeper
+    kind: TextKind
+    lengths: VectorLengths
 
 
-#: The sender of this process, with the round that it is for: a local model is loaded once.
-_open_sender: tuple[str, RaySender] | None = None
+#: The sender of this process, by the run that it is for: a local model is loaded once. None: it cannot be opened.
+_open_senders: dict[str, FleetSender | None] = {}
 
 
 def send_part(job: SendingJob) -> TaskResult:
-    """Send a part of the texts, in a process of a cluster."""
-    global _open_sender  # noqa: PLW0603 - a property of the process
+    """Send a part of the texts, in a process of a cluster; if the embedder cannot be opened there, all senders stop."""
     begun = time.monotonic()
-    if _open_sender is None or _open_sender[0] != job.round:
-        if _open_sender is not None:
-            _open_sender[1].close()
-        _open_sender = job.round, job.sender()
-    _open_sender[1].send(read_part(job.part))
+    if job.run not in _open_senders:
+        while _open_senders:
+            if (sender := _open_senders.popitem()[1]) is not None:
+                sender.close()
+        try:
+            _open_senders[job.run] = job.sender(job.settings, job.keeper)
+        except RegraftError as error:
+            _open_senders[job.run] = None
+            job.keeper.stop(stop_reason(error, job.settings))
+    if (sender := _open_senders[job.run]) is not None:
+        with read_texts(job.part) as part:
+            sender.send(part, job.kind, job.lengths)
     return TaskResult(status=0, seconds=time.monotonic() - begun)
 
 
@@ -330,37 +257,40 @@ class RaySending:
         cluster: RayCluster,
         count: int | None,
         max_wait: float,
-        sender: type[RaySender] = RaySender,
+        sender: type[FleetSender] = FleetSender,
     ) -> None:
         self._terms, self._cluster, self._count, self._max_wait = terms, cluster, count, max_wait
-        self._sender = sender
-        # A process of its own on this machine, whose disk has the answers.
-        self._actor = cluster.start_beside_driver(Keeper, terms)
-        self.keeper: AnyKeeper = RemoteKeeper(self._actor)
-        self._ending = ExitStack()
-        self._ending.callback(cluster.ray.kill, self._actor)
-        # Ray prints messages about killed processes to standard output.
-        self._ending.enter_context(redirect_stdout(io.StringIO()))
-        try:
+        self._sender, self._run = sender, secrets.token_hex(8)
+        # A process that waits for a server needs half a core.
+        self._cores = 0.5 if isinstance(terms.settings, ServerSettings) else 1.0
+        with ExitStack() as ending:
+            # A process of its own on this machine, whose disk has the answers.
+            actor = cluster.start_beside_driver(Keeper, terms)
+            ending.callback(cluster.ray.kill, actor)
+            self.keeper: AnyKeeper = RemoteKeeper(actor)
+            # Ray prints messages about killed processes to standard output.
+            ending.enter_context(redirect_stdout(io.StringIO()))
             self.keeper.stopped()
-        except BaseException:
-            self._ending.close()
-            raise
+            self._ending = ending.pop_all()
 
-    def send(self, texts: DistinctTexts, kind: TextKind, lengths: VectorLengths, step: OnAnswered) -> None:
-        """Send all texts that have no answer; see :meth:`LocalSending.send`.
+    def send(self, texts: TextFile, kind: TextKind, lengths: VectorLengths, step: OnAnswered) -> None:
+        """Send all texts that have no answer; see :meth:`FleetSender.send`.
 
         Raises:
             StoppedBySystem: a part could not be sent, or its process was killed in every attempt.
         """
         settings = self._terms.settings
-        # A process that waits for a server needs half a core.
-        cores = 0.5 if isinstance(settings, ServerSettings) else 1.0
-        make_sender = partial(self._sender, self._terms, self.keeper, kind, lengths)
-        this_round = secrets.token_hex(8)
-        parts = texts.parts(self._terms.folder, _AHEAD * settings.batch.texts * settings.parallel)
-        jobs = (SendingJob(part=part, round=this_round, sender=make_sender) for part in parts)
-        tasks = [Task(number=number, job=job, name=kind, cores=cores) for number, job in enumerate(jobs)]
+        job = partial(
+            SendingJob,
+            run=self._run,
+            sender=self._sender,
+            settings=settings,
+            keeper=self.keeper,
+            kind=kind,
+            lengths=lengths,
+        )
+        parts = texts.split(self._terms.folder, _AHEAD * settings.batch.texts * settings.parallel)
+        tasks = [Task(number=at, job=job(part=part), name=kind, cores=self._cores) for at, part in enumerate(parts)]
         if not tasks:
             return
         count = None if self._count is None else min(self._count, len(parts))
@@ -375,8 +305,14 @@ class RaySending:
             _translated_errors(),
             closing(RayPool(send_part, None, count, self._max_wait, cluster=self._cluster)) as pool,
         ):
+            observers = [PoolObserver(on_poll=report_answers)]
             try:
-                self._run(tasks, pool, report_answers)
+                # Again if their process was killed: the keeper knows what was answered.
+                for _, ended in run_tasks(
+                    tasks, pool, attempts=_ATTEMPTS, is_retried=lambda _: False, observers=observers
+                ):
+                    if ended.error is not None and ended.status in (None, STOPPED):
+                        raise StoppedBySystem(reason=f"{ended.error.code}: {ended.error.message}")
             except KeyboardInterrupt:
                 self.keeper.stop(StopReason(reason=tr("interrupted")))
                 # Later answers are lost: the senders end with the cluster, or with our job in it.
@@ -385,13 +321,6 @@ class RaySending:
                     deque(pool.answers(_PAUSE), maxlen=0)
                 raise
             report_answers()
-
-    def _run(self, tasks: list[Task], pool: RayPool, on_poll: Callable[[], None]) -> None:
-        """Run tasks, again if their process was killed: the keeper knows what was answered."""
-        observers = [PoolObserver(on_poll=on_poll)]
-        for _, ended in run_tasks(tasks, pool, attempts=_ATTEMPTS, is_retried=lambda _: False, observers=observers):
-            if ended.error is not None and ended.status in (None, STOPPED):
-                raise StoppedBySystem(reason=f"{ended.error.code}: {ended.error.message}")
 
     def _count_answers(self, kind: TextKind) -> int:
         spent = self.keeper.spent(kind)

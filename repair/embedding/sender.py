@@ -202,6 +202,7 @@ class Outbox(Protocol):
 
     def is_waiting(self) -> bool:
         """Whether texts are left that another process has claimed. Asked when nothing is in flight."""
+        return False
 
     def write(self, results: Sequence[BatchResult]) -> None:
         """Write the vectors of results durably: they are paid for."""

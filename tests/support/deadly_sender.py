@@ -6,10 +6,9 @@ import os
 import signal
 from pathlib import Path
 
-from repair.embedding.answers import SendingTerms, TextKind
+from regraft.embedders.settings import EmbedderSettings
 from repair.embedding.budget import Permit, SpendingAccount
-from repair.embedding.fleet_sending import AnyKeeper, RaySender
-from repair.embedding.sender import VectorLengths
+from repair.embedding.fleet_sending import AnyKeeper, FleetSender
 
 
 class Deadly:
@@ -41,16 +40,16 @@ class Deadly:
         self._account.cancel(tokens)
 
 
-class DeadlySender(RaySender):
+class DeadlySender(FleetSender):
     """Sends until it is killed: the first of them once."""
 
     mark = Path()
 
-    def __init__(self, terms: SendingTerms, keeper: AnyKeeper, kind: TextKind, lengths: VectorLengths) -> None:
+    def __init__(self, settings: EmbedderSettings, keeper: AnyKeeper) -> None:
         given = keeper.account
         mark = self.mark
         keeper.account = lambda kind: Deadly(given(kind), mark)  # type: ignore[method-assign]
-        super().__init__(terms, keeper, kind, lengths)
+        super().__init__(settings, keeper)
 
     @classmethod
     def dying_at(cls, mark: Path) -> type[DeadlySender]:

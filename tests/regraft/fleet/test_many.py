@@ -29,7 +29,7 @@ from regraft.fleet.engine import LocalPool, Pool, TaskResult
 from regraft.fleet.manifest import Library
 from regraft.fleet.ray_pool import RayPool
 from regraft.fleet.results import FleetOrder, ResultRow
-from regraft.fleet.run import Fleet, make_job
+from regraft.fleet.run import Fleet
 from regraft.fleet.storage import storage_path
 from regraft.processes import pool as processes_pool
 from regraft.report.document import Run
@@ -73,13 +73,14 @@ def one_after_the_other(folder: Path, count: int) -> Herd:
     sources = make(folder / "sources", count, SEED)
     order = order_of([source.path for source in sources], folder / "alone")
     ends, operations = [], []
+    fleet = Fleet(order=order, path=folder / "out.jsonl", pool=partial(LocalPool, WORK, 1), parse=parse)
     with pytest.MonkeyPatch.context() as patch:
         # As in the processes of a fleet.
         patch.setattr(processes_pool, "_given_cores", 1)
-        for library in order.libraries:
+        for number in range(count):
             watching = Watching()
             with nothing_opened():
-                ends.append(watched(make_job(order, library, parse), watching))
+                ends.append(watched(fleet.make_job(number), watching))
             operations.append(watching.count)
     return Herd(folder, sources, ends, operations)
 

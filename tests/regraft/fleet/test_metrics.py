@@ -261,7 +261,7 @@ def refused(tmp_path: Path, backups: Path, file: Path, message: str, *, options:
 @pytest.mark.parametrize("name", ["fleet.prom", "fleet.prom.new"])
 def test_a_file_of_somebody_else_is_not_written_over(text: str, name: str, backups: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
-    refused(tmp_path, backups, tmp_path / "fleet.prom", f"{name} exists and is not a metrics file of a fleet")
+    refused(tmp_path, backups, tmp_path / "fleet.prom", f"{name} exists and is not a metrics file of regraft fleet")
 
 
 def test_an_empty_file_and_one_of_an_earlier_run_are_written_over(backups: Path, tmp_path: Path) -> None:
@@ -278,9 +278,9 @@ def test_an_empty_file_and_one_of_an_earlier_run_are_written_over(backups: Path,
 def test_a_link_is_not_written_through(backups: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.prom").touch()
     (tmp_path / "fleet.prom").symlink_to(tmp_path / "empty.prom")
-    refused(tmp_path, backups, tmp_path / "fleet.prom", "exists and is not a metrics file of a fleet")
+    refused(tmp_path, backups, tmp_path / "fleet.prom", "exists and is not a metrics file of regraft fleet")
     (tmp_path / "folder").mkdir()
-    refused(tmp_path, backups, tmp_path / "folder", "exists and is not a metrics file of a fleet")
+    refused(tmp_path, backups, tmp_path / "folder", "exists and is not a metrics file of regraft fleet")
 
 
 def test_metrics_lie_in_no_library_and_are_none_of_the_results(backups: Path, tmp_path: Path) -> None:

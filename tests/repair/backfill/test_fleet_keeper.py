@@ -6,7 +6,7 @@ import errno
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from fault_server import FaultServer, poisoned, vector_of
 from fleet_work import plain
 
-from regraft import embedders, identity
+from regraft import identity
 from regraft.embedders import Embedded, Halted, Sending, Unanswered
 from regraft.embedders.protocol import allow_all
 from regraft.embedders.settings import Batch, EmbedderSettings, ServerSettings
@@ -160,20 +160,17 @@ def test_no_limit_is_exceeded_by_several_who_send(limits: Limits, tmp_path: Path
         settings = ServerSettings(
             name="mine", model="m", base_url=server.url, batch=Batch(texts=2), parallel=3, price_per_million_tokens=1e6
         )
-        senders = [
-            FleetSender(ending.enter_context(embedders.open_embedder(settings)), keeper, "texts") for _ in range(3)
-        ]
+        senders = [ending.enter_context(closing(FleetSender(settings, keeper))) for _ in range(3)]
         # What the server counts is learnt before many leave at a time.
-        senders[0].send(TEXTS[:2])
+        senders[0].send(TEXTS[:2], "texts")
         threads = [
-            threading.Thread(target=sender.send, args=(TEXTS[place::3],)) for place, sender in enumerate(senders)
+            threading.Thread(target=sender.send, args=(TEXTS[place::3], "texts"))
+            for place, sender in enumerate(senders)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        for sender in senders:
-            sender.close()
         spent, stop = keeper.spent("texts"), keeper.stopped()
         assert stop is not None
         assert stop.code is None
@@ -191,10 +188,8 @@ def test_no_limit_is_exceeded_by_several_who_send(limits: Limits, tmp_path: Path
 def test_vectors_have_a_length_that_some_base_has(lengths: set[int], is_kept: bool, tmp_path: Path) -> None:
     with FaultServer() as server, opened(tmp_path) as keeper:
         settings = ServerSettings(name="mine", model="m", base_url=server.url)
-        with embedders.open_embedder(settings) as embedder:
-            sender = FleetSender(embedder, keeper, "texts", frozenset(lengths))
-            sender.send(TEXTS[:2])
-            sender.close()
+        with closing(FleetSender(settings, keeper)) as sender:
+            sender.send(TEXTS[:2], "texts", frozenset(lengths))
         stop = keeper.stopped()
         assert len(keeper.find([key for key, _ in TEXTS])) == (2 if is_kept else 0)
         assert (None if stop is None else stop.code) == (None if is_kept else "AnswerUnfit")
@@ -204,10 +199,8 @@ def test_known_answers_are_given_and_nothing_else(tmp_path: Path) -> None:
     with FaultServer() as server, opened(tmp_path) as keeper:
         server.behave = poisoned("text 01", 413)
         settings = ServerSettings(name="mine", model="m", base_url=server.url, batch=Batch(texts=2))
-        with embedders.open_embedder(settings) as embedder:
-            sender = FleetSender(embedder, keeper, "texts")
-            sender.send(TEXTS[:4])
-            sender.close()
+        with closing(FleetSender(settings, keeper)) as sender:
+            sender.send(TEXTS[:4], "texts")
     with answers.open_known_embedder(tmp_path, SETTINGS, "why") as embedder:
         assert embedder.embed(["text 00", "text 03"]) == Embedded([vector_of("text 00"), vector_of("text 03")], 0, 0)
         with pytest.raises(Unanswered, match="why"):
@@ -274,10 +267,8 @@ def test_a_keeper_that_cannot_be_made_holds_no_file(tmp_path: Path, monkeypatch:
 def test_a_limit_is_used_up_where_requests_wait_for_their_time(tmp_path: Path) -> None:
     with FaultServer() as server, opened(tmp_path, Limits(requests=6), Rates(requests=1200)) as keeper:
         settings = ServerSettings(name="mine", model="m", base_url=server.url, batch=Batch(texts=1), parallel=4)
-        with embedders.open_embedder(settings) as embedder:
-            sender = FleetSender(embedder, keeper, "texts")
-            sender.send(TEXTS)
-            sender.close()
+        with closing(FleetSender(settings, keeper)) as sender:
+            sender.send(TEXTS, "texts")
         assert keeper.stopped() == StopReason(reason="--max-requests 6 is reached")
         assert len(server.requests) == keeper.spent("texts").answered == 6
 
