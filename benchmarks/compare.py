@@ -68,9 +68,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Run:
-    """One finished process."""
+    """One finished process. ``cpu`` counts the processes that it started, too."""
 
     seconds: float
+    cpu: float
     peak_mb: float
     output: str
 
@@ -90,6 +91,11 @@ class Measured:
         """Return the median over the pairs of regraft's time by the floor's."""
         pairs = list(zip(self.floor, self.regraft, strict=False))
         return statistics.median(mine.seconds / least.seconds for least, mine in pairs) if pairs else None
+
+    @property
+    def cpu_ratio(self) -> float | None:
+        """Return the least CPU time of regraft by the floor's. Other programs change it less than the time."""
+        return min(run.cpu for run in self.regraft) / min(run.cpu for run in self.floor) if self.regraft else None
 
     def broken(self) -> Iterator[str]:
         """Say which limits this case breaks."""
@@ -127,7 +133,7 @@ def run(command: list[str], folder: Path, watch: Callable[[int], float] | None =
         stderr.seek(0)
         if process.returncode:
             raise RunFailed(f"{' '.join(command)}: exit status {process.returncode}\n{stderr.read()[-2000:]}")
-        return Run(seconds, peak or usage.ru_maxrss / _KILOBYTES / 1024, stdout.read())
+        return Run(seconds, usage.ru_utime + usage.ru_stime, peak or usage.ru_maxrss / _KILOBYTES / 1024, stdout.read())
 
 
 def memory_of(process: int) -> float:
@@ -203,12 +209,13 @@ def _data(case: Case, folder: Path, note: Callable[[str], None]) -> Iterator[Pat
 
 def table(results: Iterable[Measured]) -> str:
     """Return the results as a Markdown table, which reads well in a terminal too."""
-    heads = ("rows × dimensions", "floor", "regraft", "ratio", "peak memory")
+    heads = ("rows × dimensions", "floor", "regraft", "ratio", "floor, CPU", "regraft, CPU", "ratio", "peak memory")
     lines = [heads, ("---", *["---:"] * (len(heads) - 1))]
     for result in results:
         seconds = [_median(runs) for runs in (result.floor, result.regraft)]
-        ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
-        lines.append((str(result.case), *seconds, ratio, f"{result.peak_mb:.0f} MB"))
+        cpu = [f"{min(run.cpu for run in runs):.1f} s" if runs else "" for runs in (result.floor, result.regraft)]
+        ratio, cpu_ratio = ("" if one is None else f"{one:.2f}" for one in (result.ratio, result.cpu_ratio))
+        lines.append((str(result.case), *seconds, ratio, *cpu, cpu_ratio, f"{result.peak_mb:.0f} MB"))
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     return "\n".join(_table_line(line, widths) for line in lines)
 

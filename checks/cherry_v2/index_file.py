@@ -158,6 +158,8 @@ class _IndexAudit:
         self._in_parallel = False
         #: Whether FTS5 found the full-text index intact and equal to the bodies.
         self._words_agree = False
+        #: Rows of the table of bodies itself, whose indexes can lack some; None: not counted.
+        self._bodies: int | None = None
         #: All vectors, if none of them has a finding.
         self._vectors: UniformVectors | None = None
         #: What SQLite's own check says of all but the full-text index; None: it has not run.
@@ -272,7 +274,9 @@ class _IndexAudit:
     # --- rows that contradict other rows -----------------------------------------------------------------------------
 
     def _check_relations(self) -> None:
-        self._add_rows(detect.detect_relations(self._db, self._shape))
+        if self._shape.has("search_text"):
+            self._bodies = self._db.execute("SELECT count(*) FROM search_text NOT INDEXED").get
+        self._add_rows(detect.detect_relations(self._db, self._shape, self._bodies))
 
     def _check_coverage(self) -> None:
         """Compare the bodies with the vectors, and the vectors with the base's model."""
@@ -283,7 +287,7 @@ class _IndexAudit:
         has_model = vectors > 0 if self._expected.has_model is None else self._expected.has_model
         orphans = self._add_rows(detect.ORPHAN_VECTOR.detect(self._db))
         if has_model:
-            missing = self._add_rows(detect.BODY_WITHOUT_VECTOR.detect(self._db))
+            missing = self._add_rows(detect.BODY_WITHOUT_VECTOR.detect(self._db, self._bodies))
             # Bodies of one text have one hash, and so one vector.
             counts["duplicates"] = max(0, counts.get("bodies", missing) - missing - (vectors - orphans))
             length = self._expected_length()
@@ -413,7 +417,7 @@ class _IndexAudit:
     def _check_full_text(self) -> None:
         if not self._shape.has("search_text", FULL_TEXT):
             return
-        self._add_rows(detect.detect_full_text_numbers(self._db, self._shape))
+        self._add_rows(detect.detect_full_text_numbers(self._db, self._shape, self._bodies))
         if self._words is None or self._findings.count(v2.FTS_DESYNC, self._expected.base):
             return
         if self._in_parallel and self._findings.level >= Level.DEEP and self._findings.may_report(v2.CORRUPT):

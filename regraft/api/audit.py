@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-import migrators
 from checks import systems
 from checks.audit import collector, findings, rolling
 from checks.audit.collector import CommandLine, Level
-from checks.cherry_v1 import audit as cherry_v1_audit
 from checks.cherry_v2 import audit as store
 from regraft import identity
 from regraft.api.arguments import merge_options, parse_model_overrides, progress_or_silent, time_or_now
@@ -34,7 +32,6 @@ from regraft.report.document import Head, Run
 from regraft.report.progress import Progress
 from regraft.stores.locate import INDEX_FILE, Located, open_store, unpack_archive
 from regraft.text import path_argument, path_text
-from repair.fix import recommendations
 
 if TYPE_CHECKING:
     from regraft.report.metrics_file import MetricsFile
@@ -160,7 +157,10 @@ def _v2_audit(
     with unpack_archive(found, chosen) as unpacked:
         options = replace(options, bases=systems.resolve_base_ids(unpacked, options.bases))
         audit = systems.audit(unpacked, options, None if is_fixed else line_for)
-    if found.kind in V2_STORES and not is_fixed:
+    if found.kind in V2_STORES and not is_fixed and audit.findings:
+        # It imports all planners of repairs, which a store without findings does not need.
+        from repair.fix import recommendations  # noqa: PLC0415
+
         audit = recommendations.remove_idle_commands(audit, found, options.bases, options.now_ms)
         audit = recommendations.add_rescue_hints(audit, found, options.level, options.bases, line_for)
         audit = recommendations.recommend_copies(audit, found, path)
@@ -295,6 +295,10 @@ def _head(path: Path, kind: Kind) -> Head:
 
 
 def _v1_audit(path: Path, found: Located, options: CheckOptions, progress: Progress) -> tuple[Head, findings.Audit]:
+    # They import all readers of v1 data, which a check of v2 data does not need.
+    import migrators  # noqa: PLC0415
+    from checks.cherry_v1 import audit as cherry_v1_audit  # noqa: PLC0415
+
     try:
         # A look at vector files alone says what can be made of them.
         migrators.pipeline_of(found, adopt_orphans=options.adopt_orphans or found.kind is Kind.V1_VECTOR_FOLDER)

@@ -20,7 +20,6 @@ from regraft.api.changes import Installation, InstallReport
 from regraft.api.outcome import exit_status
 from regraft.api.profile import ProfileMigration, ProfileMigrationReport
 from regraft.cli.changes import action_lines, confirm_plan, format_installation, join_parts, unresolved_lines
-from regraft.cli.export import print_collection
 from regraft.cli.options import FAIL_ON, PATH, Output, output_options, struct_options
 from regraft.cli.output import ask, echo, echo_error, echo_json, format_written, report_errors
 from regraft.errors import OutputLost, WrongUsage
@@ -367,6 +366,9 @@ def import_(paths: tuple[Path, ...], target: Path, options: ImportOptions, outpu
       regraft import units.parquet --format chroma --to chroma --collection handbook
     """
     if options.format == "chroma":
+        # It imports readers of other systems, and NumPy, which a migration does not need.
+        from regraft.cli.export import print_collection  # noqa: PLC0415
+
         print_collection(api.import_collection(paths, target, options, progress=output.progress()), target, output)
     prompt = PlanPrompt(output=output)
     migration = transfer.run_import(paths, target, options, progress=output.progress(), confirm=prompt)

@@ -23,7 +23,6 @@ from typing import Any
 
 import apsw
 import msgspec
-import numpy as np
 
 from migrators.pipeline.source import BaseDraft, Options, Pipeline
 from migrators.pipeline.source_files import vector_file_in_tree
@@ -285,6 +284,9 @@ def usable_rows(base: SourceBase) -> Iterator[tuple[bytes, bytes, float]]:
 
 def vector_norm(vector: bytes) -> float:
     """Return the norm of a float32 vector; NaN or infinity if one of its numbers is not finite."""
+    # It takes a tenth of a second and 20 MB to load, and most commands that import this module compute no norm.
+    import numpy as np  # noqa: PLC0415
+
     numbers = np.frombuffer(vector, "<f4").astype(np.float64)
     return float(np.sqrt(numbers @ numbers))
 

@@ -157,6 +157,50 @@ def test_skipped_queries_would_have_found_nothing(name: str, store: Path) -> Non
     assert texts(store, ruled_out(store)) == every
 
 
+# --- rules that an index of the table decides ------------------------------------------------------------------------
+
+
+def rows_of(rule: detect.RowRule, store: Path) -> list[int | None]:
+    """Return the rows that a rule finds with the number of bodies known and, after comparing the two, without it."""
+    with opened(store) as (db, _):
+        count = int(str(db.execute("SELECT count(*) FROM search_text NOT INDEXED").get))
+        found = [row.rowid for row in rule.detect(db, count)]
+        assert found == [row.rowid for row in rule.detect(db)]
+        return found
+
+
+BODY = "INSERT INTO search_text VALUES ('new', 'search_unit', 'nowhere', 'body', 'text', 'of no vector', 9999, 1)"
+
+
+@pytest.mark.parametrize(
+    ("rule", "lacking"),
+    [
+        (detect.ORPHAN_BODY, "search_text_target_kind_idx"),
+        (detect.BODY_WITHOUT_VECTOR, "search_text_embedding_hash_idx"),
+    ],
+)
+def test_a_body_is_found_even_if_the_index_that_is_searched_lacks_it(rule, lacking, store: Path) -> None:
+    assert rows_of(rule, store) == []
+    with without_index(store, lacking):
+        run_sql(index(store), BODY)
+    with closing(sqlite3.connect(index(store))) as db:
+        [(new,)] = db.execute("SELECT rowid FROM search_text NOT INDEXED WHERE search_text_id = 'new'").fetchall()
+        assert db.execute("SELECT count(*) FROM search_text NOT INDEXED").fetchone() == (new,)
+        by_index = f"SELECT count(target_id || embedding_text_hash) FROM search_text INDEXED BY {lacking}"
+        assert db.execute(by_index).fetchone() == (new - 1,)
+    assert rows_of(rule, store) == [new]
+
+
+def test_a_body_whose_number_its_index_lacks_is_found_without_an_entry(store: Path) -> None:
+    with without_index(store, "search_text_fts_rowid_uniq"):
+        run_sql(index(store), "DROP TRIGGER search_text_ai", BODY)
+    with opened(store) as (db, shape):
+        count = int(str(db.execute("SELECT count(*) FROM search_text NOT INDEXED").get))
+        found = [(row.finding, row.sample) for row in detect.detect_full_text_numbers(db, shape, count)]
+        assert found == [("fts.desync", b"new")]
+        assert found == [(row.finding, row.sample) for row in detect.detect_full_text_numbers(db, shape, None)]
+
+
 # --- vectors ---------------------------------------------------------------------------------------------------------
 
 

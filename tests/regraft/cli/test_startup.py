@@ -74,6 +74,18 @@ def test_a_look_at_v1_data_loads_its_adapter_alone():
         assert not parts_of(package, modules), package
 
 
+def test_a_check_loads_planners_only_for_findings_and_no_numpy(tmp_path):
+    library = tmp_path / "library"
+    loaded_by("migrate", str(SAMPLE), "--to", str(library), "--base", "Harbour museum")
+    with_findings = loaded_by("check", str(library))
+    assert "repair.fix.recommendations" in with_findings
+    # The catalog has the items that have no text.
+    (library / "catalog.sqlite").unlink()
+    without = loaded_by("check", str(next(library.glob("KnowledgeBase/*/.cherry/index.sqlite"))))
+    assert not parts_of("repair", without)
+    assert not parts_of("numpy", with_findings | without)
+
+
 def test_names_of_findings_are_known_without_what_finds_them():
     modules = loaded_by("explain", "item.tombstone", "kb.row", "angel.record-missing", "codex.vector", "v1.model")
     assert "checks.rsclaw.findings" in modules
