@@ -157,7 +157,7 @@ class TargetLocked(RegraftError, BlockingIOError):
 
 
 class TargetNotWritable(RegraftError, PermissionError):
-    message = "{path}: cannot be written ({reason}); choose a folder that you have permission to write to."
+    message = "{path}: cannot be written ({reason}); choose another place."
 
 
 class ReportNotWritable(RegraftError, PermissionError):

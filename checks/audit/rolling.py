@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
@@ -384,7 +384,9 @@ def _header_digest(header: tuple[Any, ...]) -> bytes:
 
 
 @contextmanager
-def open_part(store: Path, own: Path, state: Path | None, size: Fraction, now_ms: int) -> Iterator[RollingPart]:
+def open_part(
+    store: Path, own: Path, state: Path | None, size: Fraction, now_ms: int, places: Sequence[Path] = ()
+) -> Iterator[RollingPart]:
     """Open the state of a store exclusively, for one run. It is changed at the end of the context, all or nothing.
 
     Args:
@@ -393,6 +395,7 @@ def open_part(store: Path, own: Path, state: Path | None, size: Fraction, now_ms
         state: the file that the user named instead; None: none.
         size: the part of all rows to read.
         now_ms: the time of the run.
+        places: files and folders that ``state`` must be outside of.
 
     Raises:
         CheckStateLocked: another run uses it.
@@ -404,7 +407,7 @@ def open_part(store: Path, own: Path, state: Path | None, size: Fraction, now_ms
     try:
         with (
             _claim_path(path),
-            _open_file(path, own.parent.parent if state is None else None) as db,
+            _open_file(path, own.parent.parent if state is None else None, places) as db,
             _lock_state(db, path),
         ):
             _prepare(db, path, store, is_external=state is not None)
@@ -440,17 +443,21 @@ def _claim_path(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _open_file(path: Path, root: Path | None) -> Iterator[apsw.Connection]:
+def _open_file(path: Path, root: Path | None, places: Iterable[Path]) -> Iterator[apsw.Connection]:
     """Open the file of a state for writing. A run that fails removes what it has created, if nothing else is in it.
 
     Args:
         path: the file.
-        root: the store in which its folder is created; None: its folder must exist.
+        root: the store in which its folder is created; None: its folder must exist, outside of ``places``.
 
     Raises:
         RegraftError, OSError, apsw.Error: as :func:`open_part`.
     """
     _refuse_other_file(path)
+    will_be_made = root is not None and not path.parent.exists()
+    problem = "" if will_be_made else writable.find_output_problem(path, places)
+    if problem:
+        raise CheckStateNotWritable(path=path, reason=problem)
     new = [one for one in (path, path.parent) if not os.path.lexists(one)]
     with ExitStack() as stack:
         stack.enter_context(writable.allow_writes(root or path.parent, entries_only=root is None))
@@ -458,8 +465,6 @@ def _open_file(path: Path, root: Path | None) -> Iterator[apsw.Connection]:
         stack.push(lambda _, error, __: _remove_new(new, error))
         if root is not None:
             durable.make_folders(path.parent)
-        elif not path.parent.is_dir():
-            raise CheckStateNotWritable(path=path, reason=tr("its folder does not exist"))
         db = stack.enter_context(sqlite.open_writable(path, create=True))
         if db.readonly("main"):
             raise CheckStateNotWritable(path=path, reason=tr("it is read-only"))

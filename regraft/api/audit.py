@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from fractions import Fraction
@@ -28,9 +28,11 @@ from regraft.kinds import KIND_NAMES, V2_STORES, Kind
 from regraft.language import tr
 from regraft.ledger import ledger
 from regraft.options import CheckOptions
+from regraft.report import html
 from regraft.report.document import Head, Run
 from regraft.report.progress import Progress
 from regraft.stores.locate import INDEX_FILE, Located, open_store, unpack_archive
+from regraft.stores.write_checks import places_read
 from regraft.text import path_argument, path_text
 
 if TYPE_CHECKING:
@@ -74,7 +76,6 @@ def run_check(
     progress: Progress,
     *,
     page: Path | None = None,
-    demand: Callable[[Located | SourceUnreadable], None] = lambda _: None,
 ) -> tuple[findings.CheckReport, findings.Audit]:
     """Do what :func:`check` does, and also return the audit that the report was made from.
 
@@ -83,13 +84,13 @@ def run_check(
         options: the user's options.
         progress: receives the progress.
         page: the page that the caller is going to write; None: none.
-        demand: called with what is at the path before it is audited; raises to refuse.
     """
     systems.require_finding_names(options.only)
     _demand_separate_files({"--report": page, "--state": options.state, "--metrics": options.metrics})
-    metrics = _open_metrics(path, options)
     with recognize(path, options.kind) as found:
-        demand(found)
+        places = places_read(path, found if isinstance(found, Located) else None)
+        html.check_page_path("check", page, *places)
+        metrics = _open_metrics(path, options, places)
         head, audit = audit_source(path, found, options, progress)
     report = audit.report(head)
     if metrics is not None:
@@ -217,7 +218,10 @@ def _audit_part(
         names = [str(one.base_id or one.name) for one in (*found.stores.current, *found.stores.preview)]
         checked = links.real_path(path)
         name = f"check-{hashlib.sha256(''.join(names).encode('utf-8', 'replace')).hexdigest()[:16]}.sqlite"
-    with rolling.open_part(checked, own / name, state, size, options.now_ms) as part:
+    # The store's own folder is the place of its state, under any name.
+    is_outside = state is not None and links.real_path(state).parent != links.real_path(own)
+    places = places_read(path, found) if is_outside else ()
+    with rolling.open_part(checked, own / name, state, size, options.now_ms, places) as part:
         part.demand_bases(names)
         # Of the levels, the structure of each file; the rows of the part come on top.
         head, audit = _v2_audit(path, found, replace(options, level=Level.SHAPE, part=part), line_for)
@@ -243,11 +247,11 @@ def _demand_separate_files(files: Mapping[str, Path | None]) -> None:
                 raise WrongUsage(problem=problem, hint=tr("use another file"))
 
 
-def _open_metrics(path: Path, options: CheckOptions) -> MetricsFile | None:
-    """Return the metrics file of a check, or None without one.
+def _open_metrics(path: Path, options: CheckOptions, places: Iterable[Path]) -> MetricsFile | None:
+    """Return the metrics file of a check, which is not inside the places that it reads; None without one.
 
     Raises:
-        WrongUsage: the file may not be written, or prometheus_client is not installed.
+        TargetNotWritable, WrongUsage: the file may not be written, or prometheus_client is not installed.
     """
     if options.metrics is None:
         return None
@@ -255,7 +259,7 @@ def _open_metrics(path: Path, options: CheckOptions) -> MetricsFile | None:
     from regraft.report.metrics_file import MetricsFile  # noqa: PLC0415
 
     metrics = MetricsFile(options.metrics, "check", {"store": path_text(links.real_path(path))})
-    metrics.demand_path()
+    metrics.demand_path(places)
     return metrics
 
 

@@ -18,8 +18,7 @@ import msgspec
 
 from regraft import api, language
 from regraft.api.outcome import as_regraft_error, exit_status
-from regraft.disk import links
-from regraft.disk.trees import demand_folder
+from regraft.disk import links, writable
 from regraft.errors import WrongUsage
 from regraft.fleet import jobs, manifest
 from regraft.fleet.engine import BaseResult, LibrarySummary, LocalPool, Pool, RowCounts, TaskResult, Work
@@ -285,7 +284,7 @@ def _check_table(path: Path, own: Iterable[Path], *, is_lines: bool) -> None:
     """
     if path.exists() or path.is_symlink() or links.real_path(path) in map(links.real_path, own):
         raise WrongUsage(problem=tr("{path} is there already", path=path), hint=tr("use another file"))
-    demand_folder(path)
+    writable.demand_output(path)
     if is_lines and not is_json_lines(path):
         raise WrongUsage(problem=tr("{path} does not end in .jsonl", path=path), hint=tr("use another file"))
     if is_json_lines(path) and not is_lines:

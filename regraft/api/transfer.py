@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import migrators
 from regraft.api.arguments import merge_options, parse_model_overrides, progress_or_silent, time_or_now
-from regraft.disk import sqlite
-from regraft.errors import WrongUsage
+from regraft.disk import sqlite, writable
+from regraft.errors import TargetNotWritable, WrongUsage
 from regraft.kinds import Kind
 from regraft.language import join_list, tr
 from regraft.options import ExportOptions, ImportOptions, MigrateOptions, PackOptions
 from regraft.report.document import Run
 from regraft.report.progress import Progress
 from regraft.stores.locate import Located, open_store
+from regraft.stores.write_checks import places_read
 
 # What reads and writes Parquet files and packs is loaded where it is used: migrate starts without it.
 if TYPE_CHECKING:
@@ -255,13 +256,15 @@ def export_units(
 
 
 def _export_collection(path: Path, to: Path, options: ExportOptions, progress: Progress | None) -> ExportReport:
-    from regraft.formats.parquet.export import check_kind, demand_outside, open_units  # noqa: PLC0415 - see above
+    from regraft.formats.parquet.export import check_kind, open_units  # noqa: PLC0415 - see above
 
     run = Run(command="export", target_kind=Kind.CHROMA.value, target=to)
     with open_store(path, options.kind) as found:
         run.source_kind, run.source = found.kind.value, found.path if found.notices else path
         check_kind(found, from_v1=options.from_v1, visible_to=options.visible_to)
-        demand_outside(to, found)
+        overlap = writable.find_overlap(to, places_read(path, found))
+        if overlap:
+            raise TargetNotWritable(path=to, reason=overlap)
         with open_units(found, options.bases, from_v1=options.from_v1, visible_to=options.visible_to) as parts:
             _demand_one([part.about.name for part in parts.bases])
             return _write_collection(run, parts.bases[0], to, options, progress)

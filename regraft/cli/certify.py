@@ -24,6 +24,7 @@ from regraft.options import CertifyOptions
 from regraft.report import html as report_html
 from regraft.report.document import encoded
 from regraft.report.labels import label_of, severity_heading
+from regraft.stores.write_checks import places_read
 from regraft.text import LONGEST_NAME, one_line, printable_lines
 
 #: Findings of one name that are shown without ``-v``, and characters of a message.
@@ -54,7 +55,9 @@ def certify(a: Path, b: Path | None, page: Path | None, options: CertifyOptions,
     Example:
       regraft certify cherry-studio.202503141200.zip library
     """
-    report_html.check_page_path("certify", page, *([a] if b is None else [a, b]))
+    report_html.check_page_path(
+        "certify", page, *(place for one in (a, b) if one is not None for place in places_read(one))
+    )
 
     def confirm(planned: CertifyPlan) -> bool:
         message = tr(

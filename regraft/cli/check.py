@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 
 import click
@@ -14,13 +13,10 @@ from regraft.api import audit
 from regraft.api.outcome import exit_status
 from regraft.cli.options import FAIL_ON, PATH, Output, output_options, struct_options, with_level
 from regraft.cli.output import echo, echo_error, echo_json, format_written, report_errors
-from regraft.disk import links
-from regraft.errors import SourceUnreadable
 from regraft.language import tr
 from regraft.options import CheckOptions
 from regraft.report import html as report_html
 from regraft.report.document import encoded
-from regraft.stores.locate import INDEX_FILE, Located
 
 
 @click.command()
@@ -50,8 +46,7 @@ def check(path: Path, quick: bool, deep: bool, page: Path | None, options: Check
       regraft check library --deep
     """
     options = with_level(options, quick=quick, deep=deep)
-    demand = partial(_check_page, page, path)
-    report, result = audit.run_check(path, options, output.progress(), page=page, demand=demand)
+    report, result = audit.run_check(path, options, output.progress(), page=page)
     written = ""
     if page is not None:
         report_html.write_page(page, audit_page.render_check_page(encoded(report), options.only))
@@ -64,14 +59,3 @@ def check(path: Path, quick: bool, deep: bool, page: Path | None, options: Check
         text = findings.format_audit(result, report.head.title, verbose=output.verbose > 0)
         echo("\n".join(filter(None, (text, written))))
     sys.exit(exit_status(report, output.fail_on))
-
-
-def _check_page(page: Path | None, path: Path, found: Located | SourceUnreadable) -> None:
-    """Refuse a page in what is read: PATH, the base that an index belongs to, a data folder that settings name."""
-    if page is None:
-        return
-    read = [path, *([path.absolute().parents[1]] if path.match(INDEX_FILE) else [])]
-    # The tree of a base begins above it, where a page may lie.
-    if isinstance(found, Located) and not links.real_path(path).is_relative_to(links.real_path(found.tree.path)):
-        read.append(found.tree.path)
-    report_html.check_page_path("check", page, *read)

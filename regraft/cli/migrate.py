@@ -33,6 +33,7 @@ from regraft.report import migration as report_migration
 from regraft.report import notices
 from regraft.report.document import encoded
 from regraft.stores.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, Located
+from regraft.stores.write_checks import places_read
 from regraft.text import LONGEST_NAME, one_line, path_argument, printable, printable_lines
 
 # What commands that write a library show: the plan, a question before it is carried out, and the result.
@@ -193,7 +194,7 @@ def migrate(
       regraft migrate cherry-studio.202503141200.zip --to library
     """
     if profile is not None:
-        report_html.check_page_path("migrate", page, source, profile, *([target] if target else []))
+        report_html.check_page_path("migrate", page, *places_read(source), profile, *([target] if target else []))
         run_into_profile(source, profile, target, page, options, ProfilePrompt(output=output))
     if target is None:
         raise WrongUsage(
@@ -203,7 +204,7 @@ def migrate(
         raise WrongUsage(
             problem=tr("--recreate-provider and --as-new need --profile"), hint=tr("name it with --profile")
         )
-    report_html.check_page_path("migrate", page, source, target)
+    report_html.check_page_path("migrate", page, *places_read(source), target)
     prompt = PlanPrompt(output=output)
     migration = transfer.run_migration(
         source,

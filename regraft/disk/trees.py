@@ -27,22 +27,11 @@ import msgspec
 from regraft.disk import checksums, durable, file_paths, links, scratch, untrusted_sqlite
 from regraft.disk.checksums import update_in_background
 from regraft.disk.zip_directory import ZipDirectory, ZipMember
-from regraft.errors import RegraftError, SourceUnreadable, WorkFolderTooSmall, WrongUsage
+from regraft.errors import RegraftError, SourceUnreadable, WorkFolderTooSmall
 from regraft.language import tr
 from regraft.text import format_bytes
 
 # Checking free space before anything is copied.
-
-
-def demand_folder(path: Path) -> None:
-    """Check that the folder of a file to write exists.
-
-    Raises:
-        WrongUsage
-    """
-    if not path.absolute().parent.is_dir():
-        problem = tr("the folder of {path} does not exist", path=path)
-        raise WrongUsage(problem=problem, hint=tr("create the folder, or use another file"))
 
 
 def require_free_space(folder: Path, needed: int) -> None:

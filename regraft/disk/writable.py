@@ -8,6 +8,8 @@ writing.
 :func:`require_writable` resolves the path's folder and compares it with the root. :func:`open_parent` opens the folders
 one beneath the other (``openat``), so that nothing can be exchanged between the check and the write. Rules:
 ``docs/formats/library.md``, "Where regraft writes".
+
+:func:`find_output_problem` is the rule for files that an option names: a report page, metrics, an export.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from regraft.disk import file_paths
-from regraft.errors import LinkInStore, OutsideStore
+from regraft.disk import file_paths, links
+from regraft.errors import LinkInStore, OutsideStore, TargetNotWritable
+from regraft.language import tr
+from regraft.text import printable
 
 #: Whether the system accepts paths relative to an open folder. Windows does not; there the check comes right before the
 #: write.
@@ -240,3 +244,45 @@ def _open_beneath(root: WritableRoot, names: tuple[str, ...]) -> int:
             os.close(handle)
         handle = names_below
     return handle
+
+
+# --- files that the user names for output ----------------------------------------------------------------------------
+
+
+def find_output_problem(path: Path, places: Iterable[Path]) -> str:
+    """Return why a command must not write a file to ``path``, or an empty text.
+
+    Called before the command starts: its folder must exist and be writable, and the file must be outside of
+    ``places`` (:func:`find_overlap`).
+    """
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        return tr("its folder does not exist")
+    overlap = find_overlap(path, places)
+    if overlap:
+        return overlap
+    return "" if os.access(folder, os.W_OK) else tr("no permission to write to its folder")
+
+
+def find_overlap(path: Path, places: Iterable[Path]) -> str:
+    """Return which place of ``places`` a path is, or is inside of, as a reason; empty if it is outside of all of them.
+
+    Places are what the command reads, and stores that it writes.
+    """
+    # A link is replaced where it is, so what it points to is not enough.
+    both = (path.absolute().parent, path)
+    for place in places:
+        if any(links.is_at_or_below(one, place) for one in both):
+            return tr("it is inside {within}, which this run reads or writes", within=printable(place))
+    return ""
+
+
+def demand_output(path: Path, places: Iterable[Path] = ()) -> None:
+    """Check that a command may write a file to ``path`` (:func:`find_output_problem`).
+
+    Raises:
+        TargetNotWritable
+    """
+    reason = find_output_problem(path, places)
+    if reason:
+        raise TargetNotWritable(path=path, reason=reason)

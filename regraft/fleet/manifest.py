@@ -27,6 +27,7 @@ from regraft.disk.file_paths import disk_name
 from regraft.disk.trees import total_size
 from regraft.errors import RegraftError, WrongUsage
 from regraft.fleet.storage import demand_client, is_url, storage_path
+from regraft.formats.cherry_v2.layout import INDEX_FILE
 from regraft.formats.parquet.unit_file import import_arrow
 from regraft.language import tr
 from regraft.text import LONGEST_NAME, printable, replace_surrogates
@@ -313,9 +314,11 @@ def demand_apart(found: Iterable[Library], own: Iterable[Path]) -> None:
     folders: dict[str, str] = {}
     targets = _resolve_distinct((one.target for one in every), folders, tr("{name} is the target of two libraries"))
     paths = targets | _resolve_distinct((one.source for one in every), folders, tr("{name} is used twice"))
+    # An index file is read with the folder of its base.
+    read = paths | {name.removesuffix(f"/{disk_name(INDEX_FILE)}") for name in paths}
     for path in own:
         name = disk_name(_real_name(str(path.absolute()), folders))
-        if name in paths or not paths.isdisjoint(_parents(name)):
+        if name in read or not read.isdisjoint(_parents(name)):
             problem = tr("the file {path} would be inside a library", path=path)
             raise WrongUsage(problem=problem, hint=tr("use another file"))
     for name in targets:

@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from regraft.disk import scratch
-from regraft.disk.trees import demand_folder
+from regraft.disk import scratch, writable
 from regraft.errors import (
     REFUSED,
     STOPPED,
@@ -374,8 +373,8 @@ def fleet_exit_status(report: FleetReport) -> int:
 
 
 def demand_new_results(path: Path) -> None:
-    """Check that the results do not exist yet, and that their folder does; raises WrongUsage."""
-    demand_folder(path)
+    """Check that the results do not exist yet, and that they can be written; raises TargetNotWritable or WrongUsage."""
+    writable.demand_output(path)
     if path.suffix.lower() in (".csv", ".html"):
         problem = tr("results are JSON Lines or Parquet, not {suffix}", suffix=path.suffix)
         hint = tr("name a file .jsonl or .parquet; regraft fleet status writes the others from it")

@@ -7,16 +7,15 @@ alternative, and its numbers are on the page as well.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from regraft import __version__, identity
-from regraft.disk import durable, links, writable
+from regraft.disk import durable, writable
 from regraft.errors import ReportNotWritable
 from regraft.language import available_languages, current_language, tr
 from regraft.report.labels import label_of, severity_label
@@ -130,26 +129,11 @@ def check_page_path(command: str, path: Path | None, *read: Path) -> None:
     if path is None:
         return
     try:
-        reason = _problem(command, path, read)
+        reason = writable.find_output_problem(path, read) or _other_thing(command, path)
     except OSError as error:
         reason = error.strerror or str(error)
     if reason:
         raise ReportNotWritable(path=path, reason=reason)
-
-
-def _problem(command: str, path: Path, read: Iterable[Path]) -> str:
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        return tr("its folder does not exist")
-    within = next(
-        (place for place in read if _is_within(links.real_path(folder) / path.name, links.real_path(place))), None
-    )
-    if within is not None:
-        return tr("it is inside {within}, which this run reads or writes", within=printable(within))
-    found = _other_thing(command, path)
-    if found:
-        return found
-    return "" if os.access(folder, os.W_OK) else tr("no permission to write to its folder")
 
 
 def _other_thing(command: str, path: Path) -> str:
@@ -165,12 +149,6 @@ def _other_thing(command: str, path: Path) -> str:
     if is_report_page(command, start):
         return ""
     return tr("it exists and is not a report page of regraft {command}", command=command)
-
-
-def _is_within(path: Path, place: Path) -> bool:
-    """Whether ``path`` is ``place`` or below it, on file systems that ignore letter case as well."""
-    above = (path, *path.parents)
-    return place in above or (place.exists() and any(one.exists() and one.samefile(place) for one in above))
 
 
 def write_page(path: Path, page: str) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from regraft import errors
-from regraft.disk import durable, links, trees, writable
+from regraft.disk import durable, links, writable
 from regraft.errors import WrongUsage
 from regraft.language import tr
 
@@ -43,14 +43,14 @@ class MetricsFile:
         """The file, and the temporary file that replaces it."""
         return self.path, self.path.with_name(f"{self.path.name}.new")
 
-    def demand_path(self) -> None:
-        """Check that the file's folder exists, and that the file is ours if it exists.
+    def demand_path(self, places: Iterable[Path] = ()) -> None:
+        """Check that the file can be written, outside of ``places``, and that it is ours if it exists.
 
         Raises:
-            WrongUsage: a check failed.
+            TargetNotWritable, WrongUsage: a check failed.
             OSError: the file cannot be read.
         """
-        trees.demand_folder(self.path)
+        writable.demand_output(self.path, places)
         for path in self.files:
             if not self._is_overwritable(path):
                 problem = tr(

@@ -1,4 +1,5 @@
-"""Check a store before it is changed: links in its own layout, and a pending restore or reset of its profile.
+"""Check a store before it is changed: links in its own layout, and a pending restore or reset of its profile. Also
+list the places that a command reads (:func:`places_read`), where it must not write its output.
 
 A store with a link in place of one of its own files or folders is refused at once, before anything is planned or paid
 for; every write checks again (:mod:`regraft.disk.writable`). Links of the user, below ``raw/`` for example, are not
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from regraft.disk import untrusted_sqlite, writable
+from regraft.disk import links, untrusted_sqlite, writable
 from regraft.formats import json_text
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.layout import REPORT_FILE, REPORT_PAGE
@@ -21,6 +22,28 @@ from regraft.language import tr
 from regraft.ledger import ledger
 from regraft.stores import systems
 from regraft.stores.locate import Located
+
+
+def places_read(path: Path, found: Located | None = None) -> list[Path]:
+    """Return the files and folders that a command reads when the user names ``path``.
+
+    They are the path itself, the base of an index file, the folder of a catalog, and the data folder that the
+    settings of an application name. A folder that contains a base is not among them.
+
+    Args:
+        path: as the user named it.
+        found: what it was recognized as; None: unknown, then by its name alone.
+    """
+    places = [path]
+    if layout.is_index_path(path):
+        places.append(path.absolute().parents[1])
+    elif path.name == layout.CATALOG_FILE:
+        places.append(path.absolute().parent)
+    if found is not None:
+        places.append(found.path)
+        if not links.real_path(path).is_relative_to(links.real_path(found.tree.path)):
+            places.append(found.tree.path)
+    return places
 
 
 def refuse_store_links(found: Located) -> None:

@@ -66,6 +66,7 @@ from regraft.language import format_count, join_list, tr
 from regraft.report.document import Report, Run
 from regraft.report.progress import Progress, stage
 from regraft.stores.locate import CATALOG_FILE, KNOWLEDGE_FOLDER
+from regraft.stores.write_checks import places_read
 from regraft.text import format_bytes, one_line
 from repair.changes.files import copy_database
 from repair.changes.plan import Unresolved
@@ -475,16 +476,13 @@ def pack(options: PackOptions, progress: Progress) -> PackReport:
         )
     if options.target.is_dir():
         raise PackThere(path=options.target, what="a folder")
-    if not options.target.parent.is_dir():
-        raise TargetNotWritable(path=options.target, reason=tr("its folder does not exist"))
+    writable.demand_output(options.target)
     with (
         open_base_source(options.source, options.kind, options.bases, "pack") as source,
         scratch.temporary_folder() as work,
     ):
         run.source_kind, run.source = source.store.found.kind.value, options.source
-        root = options.source if options.source.is_dir() else source.store.root
-        if links.is_at_or_below(options.target, root):
-            raise TargetNotWritable(path=options.target, reason=tr("it is inside the source"))
+        writable.demand_output(options.target, places_read(options.source, source.store.found))
         _demand_early_room(source, options)
         contents = _collect_contents(source, work)
         if not contents.bases:

@@ -388,9 +388,7 @@ TARGETS = {
         lambda _, source: source / "Files" / ".." / "library", "TargetOverlapsSource", OUTSIDE
     ),
     "a file": BadTarget(lambda path, _: at_file(path), "TargetNotOurs", "it is a file); give an empty or a new folder"),
-    "below a file": BadTarget(
-        lambda path, _: at_file(path, "new"), "TargetNotWritable", "choose a folder that you have"
-    ),
+    "below a file": BadTarget(lambda path, _: at_file(path, "new"), "TargetNotWritable", "choose another place"),
     "deep below a file": BadTarget(lambda path, _: at_file(path, "a", "b"), "TargetNotWritable", "file is a file)"),
     "someone's folder": BadTarget(
         lambda path, _: made(path / "photos", cat="meow"),
@@ -409,9 +407,11 @@ TARGETS = {
         lambda path, _: path / "new" / ("x" * 300), "TargetNotWritable", os.strerror(errno.ENAMETOOLONG)
     ),
     "a circle of links": BadTarget(
-        lambda path, _: link(path / "a", path / "a"), "TargetNotWritable", "choose a folder"
+        lambda path, _: link(path / "a", path / "a"), "TargetNotWritable", "choose another place"
     ),
-    "a dangling link": BadTarget(lambda path, _: link(path / "a", path / "b"), "TargetNotWritable", "choose a folder"),
+    "a dangling link": BadTarget(
+        lambda path, _: link(path / "a", path / "b"), "TargetNotWritable", "choose another place"
+    ),
 }
 
 
@@ -450,7 +450,7 @@ def library_of(source: Path, tmp_path: Path) -> dict[str, bytes]:
 def test_a_folder_without_permission(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = made(tmp_path / "locked")
     monkeypatch.setattr(os, "access", lambda path, *_: Path(path) != parent)
-    advice = f"no permission to write to {parent}); choose a folder that you have permission to write to"
+    advice = f"no permission to write to {parent}); choose another place"
     with untouched(parent):
         for more in ((), ("--dry-run",)):
             refused(
@@ -475,7 +475,7 @@ def test_a_target_that_cannot_be_made(
         real(path, *arguments, **named)
 
     monkeypatch.setattr(os, "mkdir", mkdir)
-    advice = f"({os.strerror(number)}); choose a folder that you have permission to write to"
+    advice = f"({os.strerror(number)}); choose another place"
     refused("TargetNotWritable", "migrate", source.folder, "--to", target, names=target, advice=advice)
     assert list(parent.iterdir()) == []
 

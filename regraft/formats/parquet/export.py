@@ -15,11 +15,11 @@ import msgspec
 from msgspec import Struct
 
 from regraft import identity
-from regraft.disk import links, sqlite
+from regraft.disk import sqlite
 from regraft.disk.file_paths import vector_file_name
 from regraft.disk.trees import join_path
 from regraft.disk.untrusted_sqlite import find_rowid_column
-from regraft.errors import SourceNotMigratable, SourceUnreadable, TargetNotWritable, WrongUsage
+from regraft.errors import SourceNotMigratable, SourceUnreadable, WrongUsage
 from regraft.formats import json_text, table_integrity
 from regraft.formats.cherry_v1 import layout as cherry_v1_layout
 from regraft.formats.cherry_v1.layout import find_vector_file
@@ -52,6 +52,7 @@ from regraft.language import format_count, join_list, tr
 from regraft.report.document import Report
 from regraft.report.progress import Progress, stage
 from regraft.stores.systems import Located
+from regraft.stores.write_checks import places_read
 from regraft.text import decode_utf8, printable, replace_surrogates, utf16_len
 
 # --- rows of a v2 index, a v1 vector file, or rsclaw's chunks (``docs/formats/parquet.md``) --------------------------
@@ -547,8 +548,7 @@ def export(
     """
     unit_file.import_arrow()
     check_kind(source, from_v1=from_v1, visible_to=visible_to)
-    unit_file.check_target(target)
-    demand_outside(target, source)
+    unit_file.check_target(target, places_read(source.path, source))
     with open_units(source, bases, from_v1=from_v1, visible_to=visible_to) as parts:
         about = parts.about()
         total = sum(part.summary.bodies for part in parts.bases if part.summary)
@@ -582,17 +582,6 @@ def open_units(
             yield _chroma_export(source, bases, stack)
         else:
             yield _v1_export(source, bases, stack) if from_v1 else _v2_export(source, bases, stack)
-
-
-def demand_outside(target: Path, source: Located) -> None:
-    """Refuse a target inside of the source.
-
-    Raises:
-        TargetNotWritable
-    """
-    root = source.tree.path if source.kind in _WITHOUT_INDEX else source.path
-    if root.is_dir() and links.is_at_or_below(target, root):
-        raise TargetNotWritable(path=target, reason=tr("it is inside the source"))
 
 
 def check_kind(source: Located, *, from_v1: bool, visible_to: tuple[str, ...]) -> None:

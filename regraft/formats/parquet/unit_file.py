@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -276,8 +276,8 @@ class UnitsWriter:
         return pa.Array.from_buffers(pa.list_(pa.float32(), size), len(rows), [there], children=[values])
 
 
-def check_target(path: Path) -> None:
-    """Check that ``path`` does not exist or is a file of units that regraft wrote.
+def check_target(path: Path, places: Iterable[Path]) -> None:
+    """Check that ``path`` can be written, outside of ``places``, and is not there or is a file that regraft wrote.
 
     Raises:
         WrongUsage: the name does not end in ``.parquet``.
@@ -288,9 +288,10 @@ def check_target(path: Path) -> None:
         raise WrongUsage(
             problem=problem, hint=tr("use a name that ends in {suffix}, or - for standard output", suffix=SUFFIX)
         )
+    writable.demand_output(path, places)
     reason = ""
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        reason = tr("it is a folder") if path.is_dir() else tr("its folder does not exist")
+    if path.is_dir():
+        reason = tr("it is a folder")
     elif path.exists():
         try:
             read_metadata(path)

@@ -247,12 +247,20 @@ def test_a_file_that_cannot_be_written_at_first_stops_the_run(tmp_path: Path) ->
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def refused(tmp_path: Path, backups: Path, file: Path, message: str, *, options: tuple[object, ...] = ()) -> None:
+def refused(
+    tmp_path: Path,
+    backups: Path,
+    file: Path,
+    message: str,
+    *,
+    options: tuple[object, ...] = (),
+    code: str = "WrongUsage",
+) -> None:
     """Run a fleet whose metrics are refused, and see that nothing was done."""
     before = snapshot(tmp_path), snapshot(backups)
     arguments = ("check", backups, "--results", tmp_path / "out.parquet", "--metrics", file, "--json", *options)
     done = fleet(*arguments)
-    assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
+    assert (done.status, done.document["error"]["code"]) == (2, code)
     assert message in done.document["error"]["message"]
     assert (snapshot(tmp_path), snapshot(backups)) == before
 
@@ -285,7 +293,7 @@ def test_a_link_is_not_written_through(backups: Path, tmp_path: Path) -> None:
 
 def test_metrics_lie_in_no_library_and_are_none_of_the_results(backups: Path, tmp_path: Path) -> None:
     refused(tmp_path, backups, backups / "anna" / "fleet.prom", "would be inside a library")
-    refused(tmp_path, backups, tmp_path / "nowhere" / "fleet.prom", "does not exist")
+    refused(tmp_path, backups, tmp_path / "nowhere" / "fleet.prom", "does not exist", code="TargetNotWritable")
     for name in ("out.parquet", "out.parquet.journal", "out.parquet.journal.lock"):
         refused(tmp_path, backups, tmp_path / name, "would overwrite the results")
 
