@@ -32,6 +32,53 @@ DOMAIN = "regraft"
 FOLDER = Path(__file__).parent / "locale"
 ENGLISH = "en"
 OPTION = "--lang"
+#: What the system (Linux, macOS) and SQLite answer in English, as reasons in messages.
+SYSTEM_REASONS = frozenset({
+    "Address already in use",
+    "Broken pipe",
+    "Cannot allocate memory",
+    "Connection refused",
+    "Connection reset by peer",
+    "Connection timed out",
+    "Cross-device link",
+    "Device or resource busy",
+    "Directory not empty",
+    "Disc quota exceeded",
+    "Disk quota exceeded",
+    "File exists",
+    "File name too long",
+    "File too large",
+    "Input/output error",
+    "Invalid argument",
+    "Invalid cross-device link",
+    "Is a directory",
+    "Network is unreachable",
+    "No route to host",
+    "No space left on device",
+    "No such device or address",
+    "No such file or directory",
+    "Not a directory",
+    "Operation not permitted",
+    "Operation not supported",
+    "Operation timed out",
+    "Permission denied",
+    "Read-only file system",
+    "Resource busy",
+    "Resource temporarily unavailable",
+    "Stale file handle",
+    "Text file busy",
+    "Too many levels of symbolic links",
+    "Too many open files",
+    "Too many open files in system",
+    "attempt to write a readonly database",
+    "database disk image is malformed",
+    "database is locked",
+    "database or disk is full",
+    "disk I/O error",
+    "file is not a database",
+    "out of memory",
+    "unable to open database file",
+})  # fmt: skip
 _LOCALE_VARIABLES = ("LC_ALL", "LC_MESSAGES", "LANG")
 
 #: A Chinese character next to a Latin one, between which a blank is inserted.
@@ -135,7 +182,7 @@ def translate_as(plain: str, message: str, facts: Mapping[str, object], context:
     Args:
         plain: the English text.
         message: its English template in the catalog.
-        facts: values in the template.
+        facts: values in the template; a reason of the system is translated as well.
         context: the message's context in the catalog, if any.
     """
     catalog = _catalog()
@@ -144,7 +191,8 @@ def translate_as(plain: str, message: str, facts: Mapping[str, object], context:
     found = catalog.pgettext(context, message) if context else catalog.gettext(message)
     if found == message:
         return plain
-    return remember_english(fill_template(found, facts) if facts else found, plain)
+    shown = {name: catalog.gettext(str(fact)) if str(fact) in SYSTEM_REASONS else fact for name, fact in facts.items()}
+    return remember_english(fill_template(found, shown) if facts else found, plain)
 
 
 def fill_template(template: str, facts: Mapping[str, object]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from regraft.errors import REFUSED, STOPPED, FaultOfRegraft, Interrupted, RegraftError, StoppedBySystem
+from regraft.language import tr
 from regraft.options import FailOn
 from regraft.processes import interrupts
 from regraft.report.document import Report
@@ -52,9 +53,10 @@ def as_regraft_error(error: BaseException) -> RegraftError:
         return error
     from regraft.disk import sqlite  # noqa: PLC0415 - needed for an error only
 
-    if isinstance(error, OSError) and error.strerror:
-        path = f"{printable(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
-        return StoppedBySystem(reason=path + error.strerror)
     if isinstance(error, (OSError, *sqlite.SYSTEM_ERRORS)):
-        return StoppedBySystem(reason=error)
+        reason = getattr(error, "strerror", None) or error
+        name = getattr(error, "filename", None) if reason is not error else None
+        if isinstance(name, str | bytes):
+            reason = tr("{path}: {reason}", path=printable(os.fsdecode(name)), reason=reason)
+        return StoppedBySystem(reason=reason)
     return FaultOfRegraft(kind=type(error).__name__, reason=error)

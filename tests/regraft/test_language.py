@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,11 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import apsw
 import pytest
 from generations import profile
 from harness import REPO
 
-from regraft import language
+from regraft import errors, language
+from regraft.api import outcome
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
 NOW = "2026-01-31T12:00:00Z"
@@ -74,6 +77,38 @@ def test_the_locale_or_an_option_chooses_chinese(locale: str, words: tuple[str, 
 def test_other_locales_and_json_are_english(locale: str, words: tuple[str, ...]) -> None:
     done = spoken("inspect", "nowhere", *words, locale=locale)
     assert "no such file or folder" in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows answers in its own words, in the language of its user")
+@pytest.mark.parametrize(
+    "name",
+    (
+        *("EACCES", "EBUSY", "EDQUOT", "EEXIST", "EFBIG", "EINVAL", "EIO", "EISDIR", "ELOOP", "EMFILE", "ENAMETOOLONG"),
+        *("ENOENT", "ENOSPC", "ENOTDIR", "ENOTEMPTY", "EPERM", "EPIPE", "EROFS", "ETIMEDOUT", "EXDEV", "ECONNREFUSED"),
+    ),
+)
+def test_reasons_of_the_system_are_in_chinese(name: str) -> None:
+    reason = os.strerror(getattr(errno, name))
+    with language.use_language("zh"):
+        by_text = errors.StoreNotWritable(path="store", reason=reason)
+        nested = language.tr("it cannot be read ({strerror})", strerror=reason)
+        found = outcome.as_regraft_error(OSError(getattr(errno, name), reason, "file"))
+    for text in (str(by_text), nested, str(found)):
+        assert reason not in text
+        assert re.search("[\u4e00-\u9fff]", text)
+    assert str(errors.StoreNotWritable(path="store", reason=reason)).startswith(f"store: cannot be written ({reason})")
+    assert f"file: {reason}" in str(outcome.as_regraft_error(OSError(getattr(errno, name), reason, "file")))
+
+
+def test_reasons_of_sqlite_are_in_chinese_and_json_is_english(tmp_path: Path) -> None:
+    with pytest.raises(apsw.CantOpenError) as caught:
+        apsw.Connection(str(tmp_path / "nowhere" / "x.sqlite"))
+    with language.use_language("zh"):
+        message = str(errors.SourceUnreadable(path="x", reason=caught.value))
+    assert "不能打开数据库文件" in message
+    long = "x" * 300
+    assert "文件名过长" in spoken("inspect", long, locale="zh_CN.UTF-8").stderr
+    assert os.strerror(errno.ENAMETOOLONG) in spoken("inspect", long, "--json", locale="zh_CN.UTF-8").stdout
 
 
 def test_a_language_that_is_not_there_is_refused_with_those_that_are() -> None:

@@ -20,7 +20,7 @@ from jinja2.ext import babel_extract
 
 from regraft.cli import cli, help_paragraphs
 from regraft.errors import error_classes
-from regraft.language import DOMAIN
+from regraft.language import DOMAIN, SYSTEM_REASONS
 from regraft.report.notices import Severity
 
 #: Of the head of a catalog: what changes with every run, and what is about other projects.
@@ -81,6 +81,8 @@ def messages() -> Catalog:
         catalog.add(message, context=context)
     for words in _OF_CLICK:
         catalog.add(words, locations=[("click", 0)])
+    for reason in SYSTEM_REASONS:
+        catalog.add(reason, locations=[("system", 0)])
     return catalog
 
 
