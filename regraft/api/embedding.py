@@ -214,10 +214,8 @@ def sync(
     """
     options = merge_options(SyncOptions, options, fields)
     sources = tuple(_existing_path(source, "--source") for source in options.sources)
-    if not all((*options.moved, *options.moved.values())):
-        raise WrongUsage(problem=tr("--moved needs two paths"), hint=tr("write OLD=NEW"))
-    pairs = ((old, str(_existing_path(Path(new), "--moved"))) for old, new in options.moved.items())
-    moved = tuple(MovedRoot.of(old, new) for old, new in pairs)
+    roots = [MovedRoot.of(old, new) for old, new in options.moved.items()]
+    moved = tuple(MovedRoot.of(one.old, str(_existing_path(Path(one.new), "--moved"))) for one in roots)
     extractors = parse_extractors(options.extractor)
     with ExitStack() as keep:
         wanted = SyncRequest(

@@ -6,6 +6,7 @@ was moved (``--moved OLD=NEW`` of ``regraft repair`` and ``regraft sync``, ``doc
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -295,6 +296,10 @@ def is_windows_path(path: str) -> bool:
     return _WINDOWS.match(path) is not None and not path.startswith("//")
 
 
+def _is_absolute(path: str) -> bool:
+    return is_windows_path(path) or path.startswith("/")
+
+
 class MovedRoot(msgspec.Struct, frozen=True):
     """A folder or file that was moved: its old and its new absolute path, without a separator at the end."""
 
@@ -303,13 +308,16 @@ class MovedRoot(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, old: str, new: str) -> MovedRoot:
-        """Check and trim two paths.
+        """Check and trim two paths. The new one may be relative, or begin with "~", if it exists on this computer.
 
         Raises:
             WrongUsage: one of them is not absolute.
         """
+        here = os.path.abspath(os.path.expanduser(new))  # noqa: PTH100, PTH111 - links are not resolved
+        if new and not _is_absolute(new) and os.path.exists(here):  # noqa: PTH110 - False for what is no path at all
+            new = here
         for path in (old, new):
-            if not (is_windows_path(path) or path.startswith("/")) or "\0" in path:
+            if not _is_absolute(path) or "\0" in path:
                 problem = tr("--moved {old}={new}: {path} is not an absolute path", old=old, new=new, path=path or "''")
                 raise WrongUsage(problem=problem, hint=tr("write both paths in full"))
         return cls(_trim(old), _trim(new))

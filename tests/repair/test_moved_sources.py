@@ -260,6 +260,49 @@ def test_paths_that_are_not_absolute_are_refused(old: str, new: str) -> None:
         MovedRoot.of(old, new)
 
 
+@pytest.mark.parametrize("command", ["repair", "sync"])
+@pytest.mark.parametrize(
+    ("pairs", "problem"),
+    [
+        (("x=y",), "--moved x=y: x is not an absolute path (write both paths in full)."),
+        (("/docs=y",), "--moved /docs=y: y is not an absolute path (write both paths in full)."),
+        (
+            ("/docs=~/nowhere",),
+            "--moved /docs=~/nowhere: ~/nowhere is not an absolute path (write both paths in full).",
+        ),
+        (("/docs=",), "--moved /docs=: '' is not an absolute path (write both paths in full)."),
+        (("=/docs",), "--moved =/docs: '' is not an absolute path (write both paths in full)."),
+        (("/docs",), "--moved /docs has no new path (write OLD=NEW)."),
+        (("/docs=/a", "/docs=/b"), "--moved /docs has two new paths (give one of them)."),
+        (("/nowhere=.",), "--moved /nowhere: no file or folder of the chosen bases is there"),
+    ],
+)
+def test_both_commands_refuse_a_pair_in_the_same_words(
+    command: str, pairs: tuple[str, ...], problem: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with untouched(store):
+        done = run(command, store, *(word for pair in pairs for word in ("--moved", pair)), "--json")
+    error = done.document["error"]
+    assert (done.status, error["code"]) == (REFUSED, "WrongUsage")
+    assert problem in error["message"]
+
+
+def test_a_new_path_that_exists_may_be_relative_or_below_home(
+    store: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "archive").mkdir()
+    monkeypatch.chdir(home)
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(home))
+    put(store, "one", "file", "/srv/a/one.txt")
+    put(store, "two", "file", "/srv/b/two.txt")
+    done = moved(store, "/srv/a=archive", f"/srv/b=~{os.sep}archive")
+    assert [action["count"] for action in done.document["actions"]] == [1, 1]
+    expected = tuple(str(home / "archive" / name) for name in ("one.txt", "two.txt"))
+    assert (source_of(store, "one"), source_of(store, "two")) == expected
+
+
 # --- repair ----------------------------------------------------------------------------------------------------------
 
 
