@@ -47,7 +47,7 @@ class VectorFileSummary(Struct, frozen=True, kw_only=True):
 
     def lines(self, *, verbose: bool) -> Iterator[str]:  # noqa: ARG002 - one line is all
         """Yield its lines of text output."""
-        rows = tr("{rows:,} rows", rows=self.rows)
+        rows = format_count(self.rows, "row")
         yield f"  {_format_store(rows, self.dimensions, self.bytes)}"
 
 
@@ -75,12 +75,8 @@ class IndexSummary(Struct, frozen=True, kw_only=True):
 
     def lines(self, *, verbose: bool) -> Iterator[str]:
         """Yield its lines of text output: those about vectors, orphans and stale materials if anything is missing."""
-        parts = tr(
-            "{materials:,} materials, {units:,} units, {embeddings:,} embeddings",
-            materials=self.materials,
-            units=self.units,
-            embeddings=self.embeddings,
-        )
+        materials, units = format_count(self.materials, "material"), format_count(self.units, "unit")
+        parts = join_list((materials, units, format_count(self.embeddings, "embedding")))
         yield f"  {_format_store(parts, self.dimensions, self.bytes)}"
         if self.coverage == 1 and not verbose:
             return

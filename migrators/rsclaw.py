@@ -110,7 +110,7 @@ class _Drafter:
         restricted = self._count(f"SELECT count(*) FROM {_MIGRATED_DOCUMENTS} AND d.visibility <> 'global'")
         if restricted:
             message = tr(
-                "{documents} that were visible to {scope} only can be read by anyone who opens the base",
+                "{documents} visible to {scope} only: now, anyone who opens the base can read such a text",
                 documents=format_count(restricted, "document"),
                 scope=str(self._scope),
             )

@@ -21,7 +21,7 @@ from checks.certify.known_texts import EmbeddingStopped, EmbedTexts, KnownTexts,
 from checks.certify.measures import Adder, Measured
 from regraft.disk import sqlite
 from regraft.errors import SourceUnreadable
-from regraft.language import tr
+from regraft.language import format_count, tr
 from regraft.report.document import Report
 from regraft.report.notices import Severity
 from regraft.report.progress import Progress, SilentProgress, stage
@@ -397,11 +397,11 @@ class Certification:
         one.proved("neighbors", found.queries, every=found.queries == total)
         if found.overlap < 1 or found.reordered:
             message = tr(
-                "{overlap:.2%} of the {count} nearest texts are the same in A and B, over {queries:,} queries; "
-                "{reordered:,} have another order",
+                "{overlap:.2%} of the {count} nearest texts are the same in A and B, over {queries}; "
+                "{reordered:,} in another order",
                 overlap=found.overlap,
                 count=neighbors.NEAREST,
-                queries=found.queries,
+                queries=format_count(found.queries, "query"),
                 reordered=found.reordered,
             )
             models = {first.base.model, second.base.model} - {None}

@@ -542,7 +542,7 @@ def _check_full_text(state: KbAudit) -> None:
     chunks = int(str(state.db.execute("SELECT count(*) FROM chunk").get))
     if texts != chunks:
         message = tr(
-            "the full-text index has {texts}, and there are {chunks}",
+            "the full-text index has {texts}, the database {chunks}",
             texts=format_count(texts, "text"),
             chunks=format_count(chunks, "chunk"),
         )

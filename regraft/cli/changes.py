@@ -216,16 +216,19 @@ def closing_lines(
 def _nothing_done(command: str, left: Sequence[Unresolved], unchanged: str) -> list[str]:
     if not left:
         return [tr("Nothing to do: {unchanged}.", unchanged=unchanged)]
-    findings = format_count(sum(one.count for one in left), "finding")
-    lines = [
-        "",
-        tr(
+    count = sum(one.count for one in left)
+    line = tr(
+        "Nothing to do: {command} cannot fix the finding above; {unchanged}.", command=command, unchanged=unchanged
+    )
+    if count > 1:
+        findings = format_count(count, "finding")
+        line = tr(
             "Nothing to do: {command} cannot fix any of the {findings} above; {unchanged}.",
             command=command,
             findings=findings,
             unchanged=unchanged,
-        ),
-    ]
+        )
+    lines = ["", line]
     names = " ".join(dict.fromkeys(one.finding for one in left))
     return [*lines, *(_next(left) or [tr("Next: regraft explain {names}", names=names)])]
 

@@ -219,7 +219,7 @@ def format_backfill(report: BackfillReport, *, verbose: bool) -> str:
         lines += [
             "",
             tr(
-                "{projects} more have texts without a vector: --all-projects embeds all of them, --base chosen ones.",
+                "{projects} more with texts that lack a vector: --all-projects embeds all of them, --base chosen ones.",
                 projects=format_count(others, "project"),
             ),
         ]

@@ -431,9 +431,9 @@ def _plan_lines(order: FleetOrder, plan: FleetPlan) -> list[str]:
 def _sending_lines(plan: BackfillPlan) -> list[str]:
     lines = [
         tr(
-            "{libraries}: {wanted:,} vectors are missing, for {texts}",
+            "{libraries}: {vectors} missing, for {texts}",
             libraries=format_count(plan.libraries, "library"),
-            wanted=plan.wanted,
+            vectors=format_count(plan.wanted, "vector"),
             texts=format_count(plan.distinct, "different text"),
         )
     ]

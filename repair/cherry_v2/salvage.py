@@ -263,7 +263,7 @@ def _find_losses(index: DamagedIndex, tally: Tally, parts: SalvagedItems) -> Ite
     has_model = index.row is not None and index.row.get("embedding_model_id") is not None
     if tally.lacking and (has_model or tally.rows["embeddings"].about):
         reason = tr(
-            "{texts} lost their vectors and have to be embedded again", texts=format_count(tally.lacking, "text")
+            "the vectors of {texts} are lost; they have to be embedded again", texts=format_count(tally.lacking, "text")
         )
         words = FINDINGS[v2.VECTOR_MISSING].command
         base = ("--base", index.base) if index.store.found.stores.is_whole else ()

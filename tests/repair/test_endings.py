@@ -68,8 +68,16 @@ def test_a_command_that_can_do_nothing_says_so(command: str, tmp_path: Path) -> 
     text = done.stdout
     assert "Nothing to do: nothing" not in text or "Not changed" not in text
     if done.status == 1 and "Done" not in text:
-        assert f"Nothing to do: {command} cannot fix any of the" in text
+        assert f"Nothing to do: {command} cannot fix " in text
         assert ending(text)[-1].startswith("Next: regraft ")
+
+
+def test_one_finding_is_not_one_of_many(store: Path) -> None:
+    index(store, OTHER).write_bytes(b"no database at all")
+    nothing = "Nothing to do: repair cannot fix {}; nothing was written."
+    assert nothing.format("the finding above") in run("repair", store).stdout.splitlines()
+    index(store, KB).write_bytes(b"no database at all")
+    assert nothing.format("any of the 2 findings above") in run("repair", store).stdout.splitlines()
 
 
 def test_fix_does_what_check_offers_in_order(store: Path) -> None:

@@ -881,7 +881,7 @@ def test_rows_without_a_usable_vector_are_counted(store: Path) -> None:
     assert document["actions"] == []
     assert "4 rows without a usable vector have texts that are not in v2" in left_by(document)["v1.leftover"]
     (action,) = gc(store, "--v1-leftovers", "--only", "v1.leftover")["actions"]
-    assert "15 vectors are in v2" in action["message"]
+    assert "v2 has its 15 vectors" in action["message"]
     assert "4 rows without a usable vector" in action["message"]
 
 

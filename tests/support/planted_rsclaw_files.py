@@ -247,7 +247,7 @@ def a_snapshot_without_what_describes_it(store: RsclawStore) -> None:
     (store.root / SNAPSHOT).unlink()
 
 
-@planting("kb.full-text", "warning", "the full-text index has 11 texts, and there are 10 chunks", command="reconcile")
+@planting("kb.full-text", "warning", "the full-text index has 11 texts, the database 10 chunks", command="reconcile")
 def a_full_text_index_of_more_texts(store: RsclawStore) -> None:
     full_text(store, more=1)
 

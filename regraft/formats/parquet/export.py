@@ -754,8 +754,8 @@ def _rsclaw_export(
     part.mark = sqlite.read_file_state(written.path)
     if written.damaged_pages:
         part.problem = tr(
-            "{pages} of its database are damaged; {chunks} could not be recovered",
-            pages=format_count(written.damaged_pages, "page"),
+            "its database has {pages}; {chunks} could not be recovered",
+            pages=format_count(written.damaged_pages, "damaged page"),
             chunks=format_count(written.lost, "chunk"),
         )
     return SourceExport("rsclaw", _select_bases([part], bases))

@@ -520,7 +520,7 @@ def _leave_unproven(file: _VectorFile) -> Unresolved | None:
         return _leave_file(
             path,
             tr(
-                "{proven:,} of its {vectors} are in v2{first}",
+                "v2 has {proven:,} of its {vectors}{first}",
                 proven=proven,
                 vectors=format_count(usable, "vector"),
                 first=first,
@@ -575,7 +575,7 @@ def _decide_file(
     usable, path = file.usable, file.path
     more = file.survey.rows - usable
     where = (
-        tr("its {vectors} are in v2, byte for byte", vectors=format_count(usable, "vector"))
+        tr("v2 has its {vectors}, byte for byte", vectors=format_count(usable, "vector"))
         if file.survey.rows
         else tr("it has no rows")
     )
@@ -588,7 +588,7 @@ def _decide_file(
             "{where}, but it may belong to a base that failed in the upgrade; run regraft rescue first", where=where
         )
         return _leave_file(path, reason, owner, usable)
-    rest = tr("; {rows} without a usable vector were never migrated", rows=format_count(more, "row")) if more else ""
+    rest = tr("; never migrated: {rows} without a usable vector", rows=format_count(more, "row")) if more else ""
     message = tr(
         "move the vector file {name} of v1 to the trash: {where}{rest}",
         name=printable(path.name),

@@ -384,7 +384,7 @@ class _Planner:
             self._leave(base, v2.RAW_MISSING, message)
         elif staged:
             message = tr(
-                "{items} left out because they were unfinished or being deleted ({names})",
+                "{items} left out: unfinished or being deleted ({names})",
                 items=format_count(len(staged), "item"),
                 names=profile_rows.name_some_items(staged),
             )
