@@ -8,15 +8,10 @@ from pathlib import Path
 import pytest
 from audits import audit
 from harness import run
-from planted_v2 import KB, index, library, run_sql
+from planted_v2 import KB, index, run_sql
 
 SEEDS = 300
 PARTS = 10
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])

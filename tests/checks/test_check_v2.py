@@ -19,7 +19,7 @@ import v1
 from doc_text import keys, section, spans, text_of
 from faults import said, untouched
 from harness import GOLDEN, NOW_MS, REPO, golden, run
-from planted_v2 import KB, OLD, OTHER, index, library, plant, run_sql
+from planted_v2 import KB, OLD, OTHER, index, plant, run_sql
 
 from checks.audit.findings import FINDINGS
 from checks.cherry_v2 import findings
@@ -33,11 +33,6 @@ LEVELS = ("quick", "default", "deep")
 #: Graver where v1's files can bring it back.
 WITHOUT_V1 = {"item.tombstone": "warning", "base.failed": "warning"}
 FINDING = {"name", "severity", "base", "subject", "message", "count", "samples", "repair"}
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
 
 
 @pytest.fixture

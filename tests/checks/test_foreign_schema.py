@@ -24,16 +24,6 @@ REFUSED = 2
 NAMED = {"schema.foreign-trigger", "schema.foreign-view", "schema.foreign-column", "schema.foreign-index"}
 
 
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("foreign"))
-
-
-@pytest.fixture
-def store(healthy: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(healthy, tmp_path / "library")
-
-
 def findings(path: Path, *options: str) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in run("check", path, "--json", *options).document["findings"]}
 

@@ -37,16 +37,6 @@ TABLES = ("content", "search_unit", "search_text", "embedding")
 ENTRY = "data IS NOT NULL"
 
 
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
-
-
-@pytest.fixture
-def store(healthy: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(healthy, tmp_path / "library")
-
-
 def own_state(store: Path) -> Path:
     return store / ".regraft" / "check.sqlite"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sqlite3
 import struct
 from collections import Counter
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from planted_v2 import index, library, plant, run_sql
+from planted_v2 import index, plant, run_sql
 
 from checks.audit.collector import FindingCollector
 from checks.cherry_v2 import detect
@@ -26,16 +25,6 @@ SEPARATOR = "\n\n"
 PLACES = {"content.hash", "unit.offsets", "unit.missing"}
 EVERY = {"body.id", "body.hash", "unit.id", *PLACES}
 LAST = "(SELECT max(rowid) FROM search_unit)"
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
-
-
-@pytest.fixture
-def store(healthy: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(healthy, tmp_path / "library")
 
 
 @contextmanager

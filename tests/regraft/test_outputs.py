@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,21 +10,10 @@ import pytest
 from extras import needs
 from faults import REFUSED, said, state_of
 from harness import run
-from planted_v2 import index, library
+from planted_v2 import index
 
 from checks import systems
 from repair.cherry_v2 import pack as packing
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
-
-
-@pytest.fixture
-def store(healthy: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(healthy, tmp_path / "library")
-
 
 #: The words of each command that writes one file, by the option: the path that is read, the file, the error.
 OUTPUTS: dict[str, tuple[Callable[[Path, Path], tuple[object, ...]], str, str]] = {

@@ -12,7 +12,7 @@ import pytest
 from failed_bases import FAILED, NO_MODEL, held, state, tombstoned, without_items
 from faults import untouched
 from harness import run
-from planted_v2 import KB, KB_ROW, OTHER, PLANTED, catalog, index, library, run_sql, sql
+from planted_v2 import KB, KB_ROW, OTHER, PLANTED, catalog, index, run_sql, sql
 from v1 import dicts, opened
 
 from regraft import api
@@ -21,16 +21,6 @@ from repair.cherry_v2.orphan_folders import ListedFolder
 MODEL = "acme::embed-3"
 ADOPT = ("--only", "material.orphan", "--adopt")
 COMPLETE = ("--only", "base.failed")
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
-
-
-@pytest.fixture
-def store(healthy: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(healthy, tmp_path / "library")
 
 
 def repair(store: Path, *options: object, status: int = 0) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from faults import STOPPED, said
 from harness import run
-from planted_v2 import KB, OTHER, index, library, plant
+from planted_v2 import KB, OTHER, index, plant
 from stranded import profile, some_source
 from toys import rows_of
 
@@ -17,16 +17,6 @@ from regraft.identity import replace
 from repair.changes.plan import Plan
 from repair.changes.store import Store
 from repair.fix import sequence
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
-
-
-@pytest.fixture
-def store(healthy: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(healthy, tmp_path / "library")
 
 
 def ending(text: str) -> list[str]:

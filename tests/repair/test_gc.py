@@ -31,7 +31,6 @@ from planted_v2 import (
     an_old_stray_file,
     catalog,
     index,
-    library,
     run_sql,
     several,
     sql,
@@ -50,16 +49,6 @@ from repair.cherry_v2.gc import files as gc_files
 DAY_MS = 86_400_000
 
 # --- helpers -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
-
-
-@pytest.fixture
-def store(healthy: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(healthy, tmp_path / "library")
 
 
 def gc(target: Path, *options: object, status: int = 0) -> dict[str, Any]:

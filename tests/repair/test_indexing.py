@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from faults import fails, untouched
 from harness import NOW_MS, run
 from hypothesis import example, given
 from hypothesis import strategies as st
-from planted_v2 import KB, OTHER, index, library, plant, run_sql
+from planted_v2 import KB, OTHER, index, plant, run_sql
 from reconciled import state
 
 from regraft import identity
@@ -34,16 +33,6 @@ from repair.cherry_v2.item_texts import LARGEST_FILE, NoText, cut_text, read_ite
 
 RUSSIAN = "Сегодня хорошая погода, а завтра дождь"
 DELIMITER = Settings(chunk_size=20, chunk_overlap=3, chunk_strategy="delimiter", chunk_separator="---")
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
-
-
-@pytest.fixture
-def store(healthy: Path, tmp_path: Path) -> Iterator[Path]:
-    return shutil.copytree(healthy, tmp_path / "library")
 
 
 def filled(store: Path, *, dry_run: bool = False) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from faults import Tripwire, forked, untouched
 from harness import GOLDEN, NOW_MS, golden, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted_v2 import ITEM, KB, KB_ROW, OTHER, PLANTED, Plant, catalog, data, index, library, run_sql, several, sql
+from planted_v2 import ITEM, KB, KB_ROW, OTHER, PLANTED, Plant, catalog, data, index, run_sql, several, sql
 from reconciled import findings, state
 from stand_ins import KILLED, die
 
@@ -38,16 +38,6 @@ NO_JSON = catalog(ITEM.format("data = '{'", "file"))
 NO_PATH = catalog(ITEM.format(data(source="a"), "file"))
 MENDED = set(rules_catalog.NAMES)
 NOTE_TEXT = "The tide turned twice."
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
-
-
-@pytest.fixture
-def store(healthy: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(healthy, tmp_path / "library")
 
 
 def plan(store: Store, only: Iterable[str] = ()) -> Plan:

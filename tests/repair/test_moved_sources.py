@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -16,23 +15,13 @@ from faults import untouched
 from harness import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted_v2 import KB, OTHER, library, run_sql
+from planted_v2 import KB, OTHER, run_sql
 
 from checks.cherry_v2 import catalog_rows
 from regraft.errors import WrongUsage
 from repair.cherry_v2.item_paths import MovedRoot, rewrite_source
 
 REFUSED = 2
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
-
-
-@pytest.fixture
-def store(healthy: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(healthy, tmp_path / "library")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import apsw
 import pytest
 from faults import REFUSED, Tripwire, forked, said, untouched
 from harness import NOW_MS, run
-from planted_v2 import ITEM, KB, KB_ROW, OTHER, PLANTED, catalog, data, index, library, run_sql, sql
+from planted_v2 import ITEM, KB, KB_ROW, OTHER, PLANTED, catalog, data, index, run_sql, sql
 from reconciled import findings, state
 from stand_ins import KILLED, die
 
@@ -28,16 +28,6 @@ from regraft.testing.damage import STRAY_BASE
 MENDED = {"material.orphan", "material.path"}
 #: What lets reconcile delete materials.
 NAMED = ("--only", "material.orphan")
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
-
-
-@pytest.fixture
-def store(healthy: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(healthy, tmp_path / "library")
 
 
 def reconcile(store: Path, *options: object, status: int = 0) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from audits import audit
 from faults import Tripwire, files_of, forked, said, untouched
 from harness import run
-from planted_v2 import KB, MATERIAL, OTHER, PLANTED, index, library, run_sql, several
+from planted_v2 import KB, MATERIAL, OTHER, PLANTED, index, run_sql, several
 from stand_ins import KILLED, die
 
 from regraft.disk import durable
@@ -25,16 +24,6 @@ from repair.cherry_v2.rules import planner
 
 VECTORS = {"embedding.length", "embedding.non-finite", "embedding.zero"}
 MENDED = [name for name, case in PLANTED.items() if case.finding in planner.NAMES and name != "one number twice"]
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
-
-
-@pytest.fixture
-def store(healthy: Path, tmp_path: Path) -> Iterator[Path]:
-    return shutil.copytree(healthy, tmp_path / "library")
 
 
 def repair(path: Path, *options: object) -> dict[str, Any]:

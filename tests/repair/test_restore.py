@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from catalog_rows import item_of, put_file, put_item, raw, rows
 from fault_server import FaultServer, right, server_error
 from faults import STOPPED, Tripwire, fails, files_of, forked, untouched
 from harness import NOW, NOW_MS, run
-from planted_v2 import KB, OTHER, index, library, plant, run_sql
+from planted_v2 import KB, OTHER, index, plant, run_sql
 from restored import MODEL, NEW, Embedder, restored_by
 from stand_ins import KILLED, die
 from stranded import base_of, profile, some_source
@@ -28,16 +27,6 @@ from repair.changes.store import open_for_change
 from repair.cherry_v2.base_models import model_change
 from repair.cherry_v2.old_base import RestoredBase
 from repair.cherry_v2.restore import RestoreOptions, restore
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
-
-
-@pytest.fixture
-def store(healthy: Path, tmp_path: Path) -> Iterator[Path]:
-    return shutil.copytree(healthy, tmp_path / "library")
 
 
 def made(store: Path, **more: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from harness import GOLDEN, examples, golden, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from older import add_column, contents, make_version_1, renumber, words
-from planted_v2 import KB, PLANTED, UNIT, Plant, index, library, plant, rewritten, run_sql, sql
+from planted_v2 import KB, PLANTED, UNIT, Plant, index, plant, rewritten, run_sql, sql
 from preview import (
     BASE,
     MODEL,
@@ -46,11 +46,6 @@ from regraft.disk import durable
 from regraft.formats.cherry_v2.index import older as older_index
 from regraft.ledger.ledger import ChangeLog, Ledger
 from repair.changes import execution, files
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
 
 
 @pytest.fixture

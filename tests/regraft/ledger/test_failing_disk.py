@@ -15,7 +15,7 @@ import pytest
 from codex_mem_vectors import fill, held, right, state
 from faults import INTERRUPTED, STOPPED, said
 from harness import NOW, run
-from planted_v2 import KB, index, library, plant
+from planted_v2 import KB, index, plant
 from stand_ins import Disk, on_disk
 from toys import contents
 
@@ -29,11 +29,6 @@ from regraft.ledger.values import WORK
 from repair.changes import files
 from repair.codex_mem.note_vectors import NotesScope
 from repair.embedding.filling import Filling
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from faults import line, said, state_of, untouched
 from harness import run
 from planted_v1 import PLANTED as PLANTED_V1
 from planted_v1 import whole
-from planted_v2 import KB, OTHER, index, library, plant, run_sql
+from planted_v2 import KB, OTHER, index, plant, run_sql
 from v1 import LLM, MODEL, Row, Source, base, file, folder, note, page
 
 from checks.audit import page as audit_page
@@ -139,11 +139,6 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     source = secret_source(place)
     target = secret_library(source, place)
     return {"v1": source, "library": target, "index": next(target.glob("KnowledgeBase/*/.cherry/index.sqlite"))}
-
-
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library(tmp_path_factory.mktemp("healthy"))
 
 
 @pytest.fixture
