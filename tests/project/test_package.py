@@ -7,6 +7,7 @@ import gettext
 import importlib.util
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -124,6 +125,27 @@ def test_the_metadata_name_the_project(built: Path) -> None:
     urls = dict(str(line).split(", ", 1) for line in metadata.get_all("Project-URL", []))
     assert urls == PROJECT["urls"]
     assert metadata.get_payload().startswith("# regraft")
+    assert metadata["Description-Content-Type"] == "text/markdown"
+
+
+def test_links_of_the_description_lead_to_files_of_the_release(built: Path) -> None:
+    """An index of packages shows it, and has no files beside it."""
+    with zipfile.ZipFile(one(built, ".whl")) as wheel:
+        [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(wheel.read(name))
+    readme = (REPO / "README.md").read_text("utf-8")
+    targets = re.findall(r"\]\(([^)]*)\)", metadata.get_payload(decode=True).decode())
+    assert len(targets) == len(re.findall(r"\]\(", readme)) > 40
+    own = f"{PROJECT['urls']['Homepage']}/"
+    for target in targets:
+        assert urlsplit(target).scheme == "https", target
+        if target.startswith(own):
+            view, release, path = target.removeprefix(own).partition("#")[0].split("/", 2)
+            assert (view, release) == ("raw" if path.endswith(".png") else "blob", f"v{metadata['Version']}")
+            assert (REPO / path).is_file(), target
+    with tarfile.open(one(built, ".tar.gz")) as archive:
+        [inside] = [name for name in archive.getnames() if name.endswith("/README.md") and name.count("/") == 1]
+        assert archive.extractfile(inside).read().decode() == readme
 
 
 def test_all_addresses_of_the_project_are_of_one_repository() -> None:
