@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from string import Formatter
 
@@ -51,3 +52,9 @@ def test_a_translation_has_the_facts_of_its_message(name: str) -> None:
 
 def _strings(value: object) -> list[str]:
     return [value] if isinstance(value, str) else [str(one) for one in value]  # type: ignore[attr-defined]
+
+
+def test_a_text_in_parentheses_of_its_own_is_a_message() -> None:
+    lines = ('tr(("one " "text"), path=path)', 'language.tr("two", **facts)', 'tr(name, x="no message")', 'other("no")')
+    tree = ast.parse("\n".join(lines))
+    assert list(catalogs._calls(tree, "tr")) == [("one text",), ("two",)]

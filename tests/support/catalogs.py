@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import get_args
 
 from babel.messages.catalog import Catalog
-from babel.messages.extract import extract_python
 from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
 from jinja2.ext import babel_extract
@@ -89,13 +88,10 @@ def messages() -> Catalog:
 def _of_python() -> Iterator[tuple[str, str]]:
     for folder in _SOURCES:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            name = path.relative_to(ROOT).as_posix()
-            with path.open("rb") as file:
-                for _, _, message, _ in extract_python(file, {"tr": None}, [], {}):
-                    # A name in the place of a text is not to be translated here.
-                    if _first(message):
-                        yield name, _first(message)
-            for noun in _nouns(ast.parse(path.read_text("utf-8"))):
+            name, tree = path.relative_to(ROOT).as_posix(), ast.parse(path.read_text("utf-8"))
+            for message, *_ in _calls(tree, "tr"):
+                yield name, message
+            for noun in _nouns(tree):
                 yield name, f"{{count:,}} {noun}"
 
 
@@ -105,11 +101,18 @@ def _of_contexts() -> Iterator[tuple[str, str]]:
         yield "severity", f"{{count:,}} {severity}"
     for folder in _SOURCES:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            if b"tr_in(" not in path.read_bytes():
-                continue
-            with path.open("rb") as file:
-                for _, _, found, _ in extract_python(file, {"tr_in": None}, [], {}):
-                    yield str(found[0]), str(found[1])
+            if b"tr_in(" in path.read_bytes():
+                yield from _calls(ast.parse(path.read_text("utf-8")), "tr_in")
+
+
+def _calls(tree: ast.AST, function: str) -> Iterator[tuple[str, ...]]:
+    """Yield the texts that calls of a function begin with. Babel leaves out texts in parentheses of their own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == function:
+            texts = tuple(_texts(node.args))
+            # A name in the place of a text is not to be translated there.
+            if texts:
+                yield texts
 
 
 def _nouns(tree: ast.AST) -> Iterator[str]:
