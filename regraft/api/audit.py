@@ -22,7 +22,7 @@ from checks.cherry_v2 import audit as store
 from regraft import identity
 from regraft.api.arguments import merge_options, parse_model_overrides, progress_or_silent, time_or_now
 from regraft.disk import links
-from regraft.errors import NotChecked, SourceNotMigratable, SourceUnreadable, SourceUnrecognised, WrongUsage
+from regraft.errors import NotChecked, OutputLost, SourceNotMigratable, SourceUnreadable, SourceUnrecognised, WrongUsage
 from regraft.identity import replace
 from regraft.kinds import KIND_NAMES, V2_STORES, Kind
 from regraft.language import tr
@@ -67,7 +67,10 @@ def check(
         RegraftError: any error of ``docs/errors.md``.
     """
     options = merge_options(CheckOptions, options, fields)
-    return run_check(Path(path), options, progress_or_silent(progress))[0]
+    report, _, lost = run_check(Path(path), options, progress_or_silent(progress))
+    if lost is not None:
+        raise lost
+    return report
 
 
 def run_check(
@@ -76,14 +79,17 @@ def run_check(
     progress: Progress,
     *,
     page: Path | None = None,
-) -> tuple[findings.CheckReport, findings.Audit]:
-    """Do what :func:`check` does, and also return the audit that the report was made from.
+) -> tuple[findings.CheckReport, findings.Audit, OutputLost | None]:
+    """Do what :func:`check` does, but return the report if its metrics cannot be written.
 
     Args:
         path: what is checked.
         options: the user's options.
         progress: receives the progress.
         page: the page that the caller is going to write; None: none.
+
+    Returns:
+        The report, the audit that it was made from, and the error of writing the metrics.
     """
     systems.require_finding_names(options.only)
     _demand_separate_files({"--report": page, "--state": options.state, "--metrics": options.metrics})
@@ -93,9 +99,8 @@ def run_check(
         metrics = _open_metrics(path, options, places)
         head, audit = audit_source(path, found, options, progress)
     report = audit.report(head)
-    if metrics is not None:
-        _write_metrics(metrics, report)
-    return report, audit
+    lost = None if metrics is None else _write_metrics(metrics, report)
+    return report, audit, lost
 
 
 def audit_source(
@@ -263,12 +268,8 @@ def _open_metrics(path: Path, options: CheckOptions, places: Iterable[Path]) -> 
     return metrics
 
 
-def _write_metrics(metrics: MetricsFile, report: findings.CheckReport) -> None:
-    """Write the metrics of a check (``docs/rolling-check.md``).
-
-    Raises:
-        OSError, RegraftError: the file cannot be written.
-    """
+def _write_metrics(metrics: MetricsFile, report: findings.CheckReport) -> OutputLost | None:
+    """Write the metrics of a check (``docs/rolling-check.md``); return the error, because the check is done."""
     counts: Counter[tuple[str, ...]] = Counter()
     for finding in report.findings:
         counts[finding.name, finding.severity] += finding.count
@@ -289,7 +290,11 @@ def _write_metrics(metrics: MetricsFile, report: findings.CheckReport) -> None:
         if part.last_complete_at is not None:
             ended = datetime.fromisoformat(part.last_complete_at).timestamp()
             metrics.add("cycle_complete_timestamp_seconds", "When the last whole cycle ended.", ended)
-    metrics.write()
+    try:
+        metrics.write()
+    except OSError as error:
+        return OutputLost(output=metrics.path, reason=error.strerror or error)
+    return None
 
 
 def _head(path: Path, kind: Kind) -> Head:

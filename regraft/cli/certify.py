@@ -70,10 +70,8 @@ def certify(a: Path, b: Path | None, page: Path | None, options: CertifyOptions,
 
     report = api.certify(a, b, options, progress=output.progress(), confirm=confirm)
     document = encoded(report)
-    written = ""
-    if page is not None:
-        report_html.write_page(page, certify_page.render_certify_page(document))
-        written = "" if output.quiet else format_written([page])
+    lost = report_html.write_last_page(page, lambda: certify_page.render_certify_page(document))
+    written = "" if page is None or lost is not None or output.quiet else format_written([page])
     if output.as_json:
         echo_json(document)
         for line in written.splitlines():
@@ -83,6 +81,8 @@ def certify(a: Path, b: Path | None, page: Path | None, options: CertifyOptions,
         # With --quiet, the first part may be a later one, which a blank line begins.
         text = printable_lines(dropwhile(lambda line: not line, lines))
         echo("\n".join(filter(None, (text, written))))
+    if lost is not None:
+        raise lost
     sys.exit(exit_status(report, output.fail_on))
 
 

@@ -46,11 +46,9 @@ def check(path: Path, quick: bool, deep: bool, page: Path | None, options: Check
       regraft check library --deep
     """
     options = with_level(options, quick=quick, deep=deep)
-    report, result = audit.run_check(path, options, output.progress(), page=page)
-    written = ""
-    if page is not None:
-        report_html.write_page(page, audit_page.render_check_page(encoded(report), options.only))
-        written = "" if output.quiet else format_written([page])
+    report, result, lost = audit.run_check(path, options, output.progress(), page=page)
+    page_lost = report_html.write_last_page(page, lambda: audit_page.render_check_page(encoded(report), options.only))
+    written = "" if page is None or page_lost is not None or output.quiet else format_written([page])
     if output.as_json:
         echo_json(encoded(report))
         for line in written.splitlines():
@@ -58,4 +56,7 @@ def check(path: Path, quick: bool, deep: bool, page: Path | None, options: Check
     else:
         text = findings.format_audit(result, report.head.title, verbose=output.verbose > 0)
         echo("\n".join(filter(None, (text, written))))
+    for error in (lost, page_lost):
+        if error is not None:
+            raise error
     sys.exit(exit_status(report, output.fail_on))

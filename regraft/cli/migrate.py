@@ -22,7 +22,7 @@ from regraft.api.profile import ProfileMigration, ProfileMigrationReport
 from regraft.cli.changes import action_lines, confirm_plan, format_installation, join_parts, unresolved_lines
 from regraft.cli.options import FAIL_ON, PATH, Output, output_options, struct_options
 from regraft.cli.output import ask, echo, echo_error, echo_json, format_written, report_errors
-from regraft.errors import OutputLost, WrongUsage
+from regraft.errors import WrongUsage
 from regraft.formats.cherry_v2.layout import REPORT_FILE, REPORT_PAGE
 from regraft.language import format_count, join_list, tr
 from regraft.ledger import ledger
@@ -215,22 +215,11 @@ def migrate(
         # Another folder may be read than the one that was given.
         on_open=None if prompt.is_silent else _echo_notices,
     )
-    lost = _write_page(page, migration.report)
+    lost = report_html.write_last_page(page, lambda: report_migration.migration_page(encoded(migration.report)))
     print_run(migration, target, page if lost is None else None, prompt)
     if lost is not None:
         raise lost
     sys.exit(exit_status(migration.report, output.fail_on))
-
-
-def _write_page(page: Path | None, report: migrators.MigrationReport) -> OutputLost | None:
-    """Write a second copy of the report page; return the error, because the run is done and is reported anyway."""
-    if page is None:
-        return None
-    try:
-        report_html.write_page(page, report_migration.migration_page(encoded(report)))
-    except OSError as error:
-        return OutputLost(output=page, reason=error.strerror or error)
-    return None
 
 
 def run_into_profile(
@@ -252,7 +241,7 @@ def run_into_profile(
         confirm=prompt,
         on_open=None if prompt.is_silent else _echo_notices,
     )
-    lost = _write_page(page, done.report)
+    lost = report_html.write_last_page(page, lambda: report_migration.migration_page(encoded(done.report)))
     if output.as_json:
         echo_json(encoded(done.report))
     else:

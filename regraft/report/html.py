@@ -8,7 +8,7 @@ alternative, and its numbers are on the page as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from regraft import __version__, identity
 from regraft.disk import durable, writable
-from regraft.errors import ReportNotWritable
+from regraft.errors import OutputLost, ReportNotWritable
 from regraft.language import available_languages, current_language, tr
 from regraft.report.labels import label_of, severity_label
 from regraft.text import printable
@@ -163,3 +163,19 @@ def write_page(path: Path, page: str) -> None:
             durable.write_text_atomically(path, page, temporary)
         finally:
             durable.remove_tree(temporary)
+
+
+def write_last_page(page: Path | None, render: Callable[[], str]) -> OutputLost | None:
+    """Write the page of a command that is done; return the error, because its result is printed anyway.
+
+    Args:
+        page: the file; None: no page.
+        render: makes the text of the page.
+    """
+    if page is None:
+        return None
+    try:
+        write_page(page, render())
+    except OSError as error:
+        return OutputLost(output=page, reason=error.strerror or error)
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,4 +106,9 @@ class MetricsFile:
         path, new = self.files
         text = self._mark + self._generate(self._registry)
         with writable.allow_writes(path.parent, entries_only=True):
-            durable.write_text_atomically(path, text.decode(), new)
+            try:
+                durable.write_text_atomically(path, text.decode(), new)
+            except OSError:
+                with suppress(OSError):
+                    durable.remove(new, missing_ok=True)
+                raise

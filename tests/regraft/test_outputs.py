@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from extras import needs
-from faults import REFUSED, said, state_of
+from faults import REFUSED, STOPPED, said, state_of
 from harness import run
 from planted_v2 import index
 
 from checks import systems
+from regraft.disk import durable
+from regraft.errors import OutputLost
 from repair.cherry_v2 import pack as packing
 
 #: The words of each command that writes one file, by the option: the path that is read, the file, the error.
@@ -110,3 +113,32 @@ def test_the_state_may_be_in_the_folder_of_regraft(store: Path, monkeypatch: pyt
     done = run("check", store, "--part", "1/2", "--state", state, "--json", "--fail-on", "never")
     assert (done.status, done.document["part"]["number"]) == (0, 1)
     assert state.is_file()
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.parametrize("option", ["check --report", "check --metrics", "certify --report"])
+def test_a_result_is_printed_whose_file_cannot_be_written(
+    option: str, form: tuple[str, ...], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    words, _, name = ALL[option]
+    out = tmp_path / name
+    whole = run(*words(store, out), *form)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    full = os.strerror(errno.ENOSPC)
+
+    def refuse(_: Path) -> None:
+        raise OSError(errno.ENOSPC, full)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "sync_file", refuse)
+        done = run(*words(store, out), *form)
+    assert (whole.status, done.status) == (0, STOPPED)
+    assert done.stderr == f"regraft: {OutputLost(output=out, reason=full)}\n"
+    if form:
+        assert done.document["summary"] == whole.document["summary"]
+    else:
+        assert done.stdout.splitlines()[0] == whole.stdout.splitlines()[0]
+        assert str(out) not in done.stdout
+    # The earlier file stays, and nothing beside it.
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before

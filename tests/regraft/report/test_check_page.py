@@ -28,6 +28,7 @@ from checks.audit import page as audit_page
 from checks.audit.findings import FINDINGS
 from checks.cherry_v2 import audit
 from regraft.disk import durable
+from regraft.errors import OutputLost
 from regraft.report import html as report_html
 
 SECRET = "unmistakable"
@@ -340,7 +341,9 @@ def test_a_full_disk_leaves_the_earlier_page(damaged: Path, tmp_path: Path, monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(durable, "sync_file", full)
-    said(run("check", damaged, "--report", place, "--json"), "StoppedBySystem", 3)
+    done = run("check", damaged, "--report", place, "--json")
+    assert (done.status, done.stderr) == (3, f"regraft: {OutputLost(output=place, reason=os.strerror(errno.ENOSPC))}\n")
+    assert done.document["findings"]
     assert place.read_text("utf-8") == text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["library", "page.html"]
 
