@@ -24,7 +24,7 @@ from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import AngelProblem, ProviderFolder
 from regraft.formats.chroma import database as chroma
 from regraft.formats.chroma.database import ChromaProblem
-from regraft.language import format_count, tr
+from regraft.language import format_count, join_list, tr
 from regraft.report.labels import label_of
 from regraft.stores.systems import Located
 from regraft.text import format_bytes, one_line, pad_left
@@ -179,8 +179,8 @@ class AngelHealthSummary(HealthSummary, frozen=True, kw_only=True):
         if self.record_list is not UNSET and self.vector_list is not UNSET:
             yield from format_lists(self.record_list, self.vector_list)
         if self.records is not UNSET and self.tags is not UNSET:
-            records, tags = format_count(self.records, "record"), format_count(self.tags, "tag")
-            yield f"{records}, {tags}, {format_bytes(self.bytes)}."
+            parts = join_list((format_count(self.records, "record"), format_count(self.tags, "tag")))
+            yield tr("{parts}, {size}.", parts=parts, size=format_bytes(self.bytes))
         for one in self.providers:
             yield one.line()
 

@@ -204,7 +204,10 @@ class CommandGroup(click.Group):
             words = " ".join(_command_words(context))
             hint = tr("see regraft {name} --help", name=words) if words else tr("see regraft --help")
             fail(
-                WrongUsage(problem=message.rstrip("."), hint=hint), name or "", as_json="--json" in arguments, verbose=0
+                WrongUsage(problem=message.rstrip(".。"), hint=hint),
+                name or "",
+                as_json="--json" in arguments,
+                verbose=0,
             )
         sys.exit(status if isinstance(status, int) else 0)
 

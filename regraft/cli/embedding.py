@@ -359,9 +359,10 @@ def _done_lines(scope: ScopeReport, verbose: bool) -> list[str]:
         lines.append(tr("  {shared:,} of them copied from identical texts", shared=scope.shared))
     lines += _reuse_lines(scope, is_done=True)
     if scope.requests:
-        sent = f"{format_count(scope.requests, 'request')}, {format_count(scope.tokens, 'token')}"
+        parts = [format_count(scope.requests, "request"), format_count(scope.tokens, "token")]
         if scope.cost is not None:
-            sent += f", {format_cost(scope.cost, scope.planned.currency)}"
+            parts.append(format_cost(scope.cost, scope.planned.currency))
+        sent = join_list(parts)
         lines.append(f"  {sent}")
     for failure in scope.failures:
         lines.append(

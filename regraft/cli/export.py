@@ -17,7 +17,7 @@ from regraft.cli.output import echo, echo_error, echo_file, echo_json, format_wr
 from regraft.disk import scratch
 from regraft.errors import WrongUsage
 from regraft.formats.parquet.export import ExportedBase, ExportReport, WrittenCollection
-from regraft.language import format_count, tr
+from regraft.language import format_count, join_list, tr
 from regraft.options import ExportOptions, PackOptions
 from regraft.report.document import encoded
 from regraft.text import LONGEST_NAME, format_bytes, one_line, path_argument, printable, printable_lines
@@ -121,7 +121,7 @@ def print_collection(report: ExportReport, target: Path, output: Output) -> NoRe
 
 
 def _format_base(base: ExportedBase, *, verbose: bool) -> str:
-    message = f"{format_count(base.rows.carried, 'unit')}, {format_count(base.vectors, 'vector')}"
+    message = join_list((format_count(base.rows.carried, "unit"), format_count(base.vectors, "vector")))
     if base.dimensions:
         message += tr(" of {dimensions} dimensions", dimensions=base.dimensions)
     for reason, count in base.rows.skipped.items():
@@ -131,7 +131,7 @@ def _format_base(base: ExportedBase, *, verbose: bool) -> str:
             message += tr(", not in a file of units: {count:,} {reason}", count=count, reason=reason)
     if base.problem:
         message += f" ({base.problem})"
-    return f"{one_line(base.name, LONGEST_NAME)}: {message}"
+    return tr("{name}: {problem}", name=one_line(base.name, LONGEST_NAME), problem=message)
 
 
 # ``regraft pack``: chosen bases as one file, for another machine.
@@ -166,7 +166,7 @@ def pack(source: Path, target: Path, options: PackOptions, output: Output) -> No
 
 
 def _base_line(base: packing.PackedBaseReport) -> str:
-    held = f"{format_count(base.items, 'item')}, {format_count(base.files, 'file')}, {format_bytes(base.bytes)}"
+    held = join_list((format_count(base.items, "item"), format_count(base.files, "file"), format_bytes(base.bytes)))
     return f"{one_line(base.name)}  ({base.id}): {held}"
 
 

@@ -447,10 +447,10 @@ def fleet_sent_lines(report: FleetBackfillReport) -> list[str]:
     sent = report.sent
     if report.head.run.dry_run:
         return [*_sending_lines(sent), tr("Dry run: nothing was sent, and nothing was written.")]
-    spent = f"{format_count(sent.requests, 'request')}, {format_count(sent.tokens, 'token')}"
+    parts = [format_count(sent.requests, "request"), format_count(sent.tokens, "token")]
     if sent.cost is not None:
-        spent += f", {format_cost(sent.cost, sent.currency)}"
-    lines = [tr("{texts} embedded: {spent}.", texts=format_count(sent.answered, "text"), spent=spent)]
+        parts.append(format_cost(sent.cost, sent.currency))
+    lines = [tr("{texts} embedded: {spent}.", texts=format_count(sent.answered, "text"), spent=join_list(parts))]
     if sent.probe.requests:
         more = tr(
             "{requests}, {tokens} more",

@@ -28,7 +28,7 @@ from regraft.formats.angel_memory.database import (
     AngelProblem,
     ProviderFolder,
 )
-from regraft.language import format_count, join_list, tr
+from regraft.language import format_count, insert_at_mark, join_list, tr
 from regraft.text import path_argument
 from repair.changes import undo
 from repair.changes.options import GcOptions
@@ -55,7 +55,7 @@ class _Deletion(msgspec.Struct, frozen=True, kw_only=True):
     def format_message(self, count: int) -> str:
         """Message of the action."""
         noun = "tag" if self.table == TAGS else "relation"
-        return tr("delete {format}", format=self.message.format(format_count(count, noun)))
+        return tr("delete {format}", format=insert_at_mark(self.message, "{}", format_count(count, noun)))
 
 
 def _find_deletions(wanted: Collection[str]) -> Iterator[_Deletion]:
