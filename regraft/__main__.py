@@ -17,13 +17,17 @@ if __name__ == "__main__":
     secure_import_path()
 
 import gc
-from contextlib import ExitStack
-
-from regraft import language
+import signal
 
 
 def main() -> None:
     """Import the command line and run it."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Until there are handlers, a stop ends the process at once instead of with a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from contextlib import ExitStack  # noqa: PLC0415 - nothing is loaded before main
+
+    from regraft import language  # noqa: PLC0415 - nothing is loaded before main
     from regraft.processes import interpreters, interrupts  # noqa: PLC0415 - nothing is loaded before main
 
     interpreters.secure_import_path()
@@ -36,7 +40,6 @@ def main() -> None:
     _restart_in_utf8_mode()
     settled = language.set_language(sys.argv[1:])
     sys.argv[1:] = settled
-    interrupts.install_handlers()
     # Imported modules stay until the end: exclude them from garbage collection.
     gc.disable()
     with ExitStack() as stack:
@@ -45,6 +48,7 @@ def main() -> None:
         try:
             # The import takes a while; a stop in that time is handled afterwards, as usual.
             with interrupts.defer_stops():
+                interrupts.install_handlers()
                 from regraft.processes import startup  # noqa: PLC0415 - loading is held back
 
                 # The following imports may open files, which must not get the descriptor of a closed stream.

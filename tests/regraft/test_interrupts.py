@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,6 +56,21 @@ except KeyboardInterrupt:
     print("cleaned up")
 """
     assert ended(program) == (0, "cleaned up\n", "")
+
+
+def test_a_stop_while_the_command_loads_ends_it_without_a_traceback() -> None:
+    program = """
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == "regraft.language":
+            signal.raise_signal(INT)
+
+sys.modules.pop("regraft.language", None)
+sys.meta_path.insert(0, Stop())
+from regraft.__main__ import main
+main()
+"""
+    assert ended(program) == (-signal.SIGINT, "", "")
 
 
 def test_what_is_ignored_stays_ignored() -> None:
