@@ -172,11 +172,21 @@ class LazyCommands(MutableMapping[str, click.Command]):
         return len({**_MODULES, **self._loaded})
 
 
-def _command_words(context: click.Context | None) -> list[str]:
-    """Return the names of the groups and the command of a context, such as ``["fleet", "resume"]``."""
-    if context is None or context.parent is None:
-        return []
-    return [*_command_words(context.parent), context.info_name or ""]
+def _command_words(error: click.ClickException, command: click.Command, arguments: Sequence[str]) -> list[str]:
+    """Return the names of the groups and the command that an error is about, such as ``["fleet", "resume"]``."""
+    words: list[str] = []
+    context = getattr(error, "ctx", None)
+    if context is None:
+        # An option that lacks its argument: click does not say of which command.
+        for word in arguments:
+            if not isinstance(command, click.Group) or word not in command.commands:
+                break
+            words.append(word)
+            command = command.commands[word]
+    while context is not None and context.parent is not None:
+        words.insert(0, context.info_name or "")
+        context = context.parent
+    return words
 
 
 class CommandGroup(click.Group):
@@ -199,16 +209,10 @@ class CommandGroup(click.Group):
             if not arguments:
                 self._start_without_arguments()
             message = " ".join(error.format_message().split())
-            context = getattr(error, "ctx", None)
-            name = context.info_name if context is not None and context.parent is not None else ""
-            words = " ".join(_command_words(context))
-            hint = tr("see regraft {name} --help", name=words) if words else tr("see regraft --help")
-            fail(
-                WrongUsage(problem=message.rstrip(".。"), hint=hint),
-                name or "",
-                as_json="--json" in arguments,
-                verbose=0,
-            )
+            words = _command_words(error, self, arguments)
+            hint = tr("see regraft {name} --help", name=" ".join(words)) if words else tr("see regraft --help")
+            problem, name = message.rstrip(".。"), words[-1] if words else ""
+            fail(WrongUsage(problem=problem, hint=hint), name, as_json="--json" in arguments, verbose=0)
         sys.exit(status if isinstance(status, int) else 0)
 
     def _start_without_arguments(self) -> NoReturn:

@@ -830,3 +830,19 @@ def test_ctrl_c_while_a_command_loads_is_one_line(monkeypatch: pytest.MonkeyPatc
     done = run("history", ".", "--json")
     assert (done.status, done.document["error"]["code"]) == (errors.INTERRUPTED, "Interrupted")
     assert done.stderr.split() == f"regraft: {done.document['error']['message']}".split()
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (("check", "--part"), "regraft check --help"),
+        (("fleet", "check", "--results"), "regraft fleet check --help"),
+        (("check", "--nothing"), "regraft check --help"),
+        (("fleet", "check"), "regraft fleet check --help"),
+        (("--nothing",), "regraft --help"),
+    ],
+)
+def test_a_mistake_in_the_options_names_the_help_of_its_command(words: tuple[str, ...], place: str) -> None:
+    done = run(*words)
+    assert (done.status, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.endswith(f"(see {place}).\n")
