@@ -177,7 +177,7 @@ def _command_words(error: click.ClickException, command: click.Command, argument
     words: list[str] = []
     context = getattr(error, "ctx", None)
     if context is None:
-        # An option that lacks its argument: click does not say of which command.
+        # An option that lacks its argument: the error of click does not name the command.
         for word in arguments:
             if not isinstance(command, click.Group) or word not in command.commands:
                 break

@@ -269,7 +269,7 @@ def find_overlap(path: Path, places: Iterable[Path]) -> str:
 
     Places are what the command reads, and stores that it writes.
     """
-    # A link is replaced where it is, so what it points to is not enough.
+    # A link itself is replaced, so checking its target is not enough.
     both = (path.absolute().parent, path)
     for place in places:
         if any(links.is_at_or_below(one, place) for one in both):

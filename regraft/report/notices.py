@@ -125,7 +125,7 @@ NO_DOCUMENT = register(
     ),
 )
 
-# rsclaw: rows that are not migrated, and documents of which none is.
+# rsclaw: rows that are not migrated, and documents without any migrated row.
 NOT_VISIBLE = register(
     "row",
     "note",
