@@ -340,6 +340,7 @@ class ExportOptions(Options, frozen=True, kw_only=True):
     ] = "parquet"
     collection: Collection = None
     distance: Distance = None
+    dry_run: Annotated[bool, _option(tr("With --format chroma: show what would be written; write nothing."))] = False
 
 
 class PackOptions(Options, frozen=True, kw_only=True):

@@ -145,9 +145,6 @@ def import_collection(
     from regraft.formats.parquet.export import BaseExport, BaseSummary  # noqa: PLC0415
 
     options = merge_options(ImportOptions, options, fields)
-    if options.dry_run:
-        problem = tr("--dry-run is not supported with --format chroma")
-        raise WrongUsage(problem=problem, hint=tr("leave it out; regraft undo takes the run back"))
     paths = tuple(Path(file) for file in files)
     chosen = select_bases(open_files(paths), options.bases)
     _demand_one([about.name for _, _, about in chosen])
@@ -173,8 +170,11 @@ def _write_collection(
     if options.collection is None:
         problem = tr("--format chroma needs the name of a collection")
         raise WrongUsage(problem=problem, hint=tr("give it with --collection NAME"))
-    command = run.command
-    written = write_collection(to, part, options.collection, options.distance, command, progress_or_silent(progress))
+    run.dry_run = options.dry_run
+    reported = progress_or_silent(progress)
+    written = write_collection(
+        to, part, options.collection, options.distance, run.command, reported, dry_run=options.dry_run
+    )
     run.end()
     return ExportReport(head=run.head(), bases=[part.report()], collection=written)
 
@@ -200,6 +200,9 @@ def _refuse_collection_options(options: ExportOptions | ImportOptions) -> None:
     Raises:
         WrongUsage
     """
+    if isinstance(options, ExportOptions) and options.dry_run:
+        problem = tr("--dry-run of export applies only to a collection of Chroma")
+        raise WrongUsage(problem=problem, hint=tr("add --format chroma"))
     for name in ("collection", "distance"):
         if getattr(options, name) is not None:
             problem = tr("--{name} applies only to a collection of Chroma", name=name)

@@ -100,21 +100,28 @@ def _choose_target(file: Path | None, folder: Path | None, options: ExportOption
 def print_collection(report: ExportReport, target: Path, output: Output) -> NoReturn:
     """Print the report of a collection that was written, and exit."""
     assert isinstance(report.collection, WrittenCollection)
-    written = report.collection
+    written, is_planned = report.collection, report.head.run.dry_run
     if output.as_json:
         echo_json(encoded(report))
     else:
         lines = [_format_base(base, verbose=output.verbose > 0) for base in report.bases]
-        lines.append(
-            tr(
-                "Wrote the collection {name} with {entries} to {path} (distance {distance}).",
-                name=written.name,
-                entries=format_count(written.entries, "entry"),
-                path=printable(target),
+        facts = {"name": written.name, "entries": format_count(written.entries, "entry"), "path": printable(target)}
+        if is_planned:
+            message = tr(
+                "Would write the collection {name} with {entries} to {path} (distance {distance}).",
                 distance=written.distance,
+                **facts,
             )
-        )
-        if not output.quiet:
+        else:
+            message = tr(
+                "Wrote the collection {name} with {entries} to {path} (distance {distance}).",
+                distance=written.distance,
+                **facts,
+            )
+        lines.append(message)
+        if is_planned:
+            lines.append(tr("Dry run: nothing was written."))
+        elif not output.quiet:
             lines.append(tr("To take it back: regraft undo {path}", path=path_argument(target)))
         echo(printable_lines(lines))
     sys.exit(exit_status(report))

@@ -141,7 +141,7 @@ def _refuse_option(command: str, option: click.Option) -> None:
         raise click.UsageError(tr("{name} only displays information", name=name))
     if name == "--to":
         raise click.UsageError(tr("{name}: targets are named by the manifest, or by --to before --", name=name))
-    if name in _OF_A_COLLECTION:
+    if name in _OF_A_COLLECTION or (command == "export" and name == "--dry-run"):
         raise click.UsageError(tr("{name} is for one collection of Chroma, which a fleet does not write", name=name))
     if name == "--part":
         raise click.UsageError(tr("{name} writes a state, which is not possible in a fleet", name=name))
@@ -238,7 +238,8 @@ def _no_option(command: F) -> F:
 def _add_command(name: str) -> None:
     """Add a command of the fleet."""
     form = COMMAND_FORMS[name]
-    has_dry_run = "dry_run" in OPTIONS[name].__struct_fields__
+    # A dry run of export is for a collection of Chroma.
+    has_dry_run = name != "export" and "dry_run" in OPTIONS[name].__struct_fields__
 
     @fleet.command(
         name,

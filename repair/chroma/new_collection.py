@@ -20,7 +20,15 @@ import apsw
 import numpy as np
 
 from regraft.disk import durable, file_paths, sqlite, writable
-from regraft.errors import ChangesStopped, Interrupted, RegraftError, SourceUnreadable, TargetNotWritable, WrongUsage
+from regraft.errors import (
+    ChangesStopped,
+    CollectionOfOtherVersion,
+    Interrupted,
+    RegraftError,
+    SourceUnreadable,
+    TargetNotWritable,
+    WrongUsage,
+)
 from regraft.formats import json_text
 from regraft.formats.chroma import core, database, label_map
 from regraft.formats.chroma.database import ChromaProblem
@@ -57,7 +65,14 @@ _AS_GIVEN = "SELECT vector, vector, X'0000803F' FROM entry WHERE id = ?"
 
 
 def write_collection(
-    target: Path, part: BaseExport, name: str, distance: str | None, command: str, progress: Progress
+    target: Path,
+    part: BaseExport,
+    name: str,
+    distance: str | None,
+    command: str,
+    progress: Progress,
+    *,
+    dry_run: bool = False,
 ) -> WrittenCollection:
     """Write the rows of a base that have a vector to a new collection; the counts of ``part`` are updated.
 
@@ -67,7 +82,8 @@ def write_collection(
         name: name of the collection, which must not exist.
         distance: "l2", "cosine" or "ip". None: cosine if all vectors have length 1, else l2.
         command: the command that the ledger of the folder records.
-        progress: receives the rows that are read.
+        progress: receives the rows that are read, and those that are written and compared.
+        dry_run: read and check everything, and write nothing.
 
     Raises:
         WrongUsage: the target, the name or the distance cannot be used, or chromadb is not installed.
@@ -81,6 +97,10 @@ def write_collection(
         problem = tr("{name} has no vectors", name=part.about.name)
         raise WrongUsage(problem=problem, hint=tr("embed its texts first, with regraft backfill"))
     job = _Job(part, name, distance, core.demand_chromadb(), progress)
+    if dry_run:
+        job.check_target(target)
+        job.count_rows()
+        return WrittenCollection(name=name, distance=job.distance, entries=part.rows, undo=None)
     with _open_target(target, job.version):
         try:
             report = run_command(command, target, job.plan, kind=Kind.CHROMA, progress=SilentProgress())
@@ -101,13 +121,10 @@ def _open_target(target: Path, version: str) -> Iterator[None]:
         WrongUsage: the path is something else.
         CollectionRefused: chromadb cannot write there.
     """
-    if systems.system_of(Kind.CHROMA).store_at(target) is not None:
+    if _is_chroma_folder(target):
         yield
         return
     is_there = file_paths.exists(target)
-    if is_there and (not file_paths.is_folder(target) or set(file_paths.names_in(target)) - {FOLDER}):
-        problem = tr("{path} is neither empty nor a folder of Chroma", path=target)
-        raise WrongUsage(problem=problem, hint=tr("give a new folder, or one that contains {file}", file=database.FILE))
     first = target.absolute()
     while not is_there and not file_paths.exists(first.parent):
         first = first.parent
@@ -130,6 +147,20 @@ def _open_target(target: Path, version: str) -> Iterator[None]:
             raise
 
 
+def _is_chroma_folder(target: Path) -> bool:
+    """Whether the target is a folder of Chroma already.
+
+    Raises:
+        WrongUsage: it is neither that, nor new or empty.
+    """
+    if systems.system_of(Kind.CHROMA).store_at(target) is not None:
+        return True
+    if file_paths.exists(target) and (not file_paths.is_folder(target) or set(file_paths.names_in(target)) - {FOLDER}):
+        problem = tr("{path} is neither empty nor a folder of Chroma", path=target)
+        raise WrongUsage(problem=problem, hint=tr("give a new folder, or one that contains {file}", file=database.FILE))
+    return False
+
+
 def _make_work_folder(target: Path, work: Path) -> None:
     try:
         durable.make_folders(work)
@@ -145,6 +176,8 @@ class _Job:
         #: The distance that the user chose; "" as long as none is chosen.
         self.distance = distance or ""
         self._progress = progress
+        #: Number of vectors whose length is not 1.
+        self._odd = 0
         #: Id of the vector segment, which is chosen here, because a plan names the paths that change.
         self._segment = str(uuid.uuid4())
         self._root = Path()
@@ -159,14 +192,7 @@ class _Job:
         """
         self._root = store.root
         path = store.root / database.FILE
-        try:
-            with database.open_chroma(path) as db:
-                names = database.list_collection_names(db)
-        except ChromaProblem as error:
-            raise SourceUnreadable(path=path, reason=error) from error
-        if self.name in names:
-            problem = tr("{path} has a collection {name} already", path=store.root, name=self.name)
-            raise WrongUsage(problem=problem, hint=tr("give another name with --collection"))
+        self._check_names(store.root)
         summary = self.part.summary
         rows = 0 if summary is None else summary.bodies
         message = tr("write {entries} to the collection {name}", entries=format_count(rows, "entry"), name=self.name)
@@ -178,6 +204,36 @@ class _Job:
             FileChange(path=database.FILE, actions=(), make=self._take_database),
         ]
         return plan
+
+    def _check_names(self, root: Path) -> bool:
+        """Refuse the name of a collection that exists. Returns whether a version from 1.0 on has opened the folder."""
+        path = root / database.FILE
+        try:
+            with database.open_chroma(path) as db:
+                names, is_older = database.list_collection_names(db), database.stores_numbers_as_bytes(db)
+        except ChromaProblem as error:
+            raise SourceUnreadable(path=path, reason=error) from error
+        if self.name in names:
+            problem = tr("{path} has a collection {name} already", path=root, name=self.name)
+            raise WrongUsage(problem=problem, hint=tr("give another name with --collection"))
+        return not is_older
+
+    def check_target(self, target: Path) -> None:
+        """Refuse a target that a run would refuse, as far as that can be known without writing.
+
+        Raises:
+            WrongUsage, SourceUnreadable: as for :func:`write_collection`.
+            CollectionOfOtherVersion: only versions before 1.0 have opened the folder.
+        """
+        if _is_chroma_folder(target) and not self._check_names(target):
+            reason = tr("only versions before 1.0 have opened it")
+            raise CollectionOfOtherVersion(path=target, version=self.version, reason=reason)
+
+    def count_rows(self) -> None:
+        """Read all rows, count those that Chroma accepts, and choose the distance."""
+        for _ in self._usable_rows():
+            pass
+        self._choose_distance()
 
     def _take_database(self, new: Path) -> None:
         durable.replace(self._place / "built" / database.FILE, new)
@@ -191,9 +247,13 @@ class _Job:
         count = self._stage(staged)
         copy_database(self._root / database.FILE, built / database.FILE)
         with core.reporting_refusals(self._root, self.version):
-            core.run_in_child(_add, built, staged, self.name, self.distance, self.part.about.model, count)
-            self._settle(built, staged)
-            core.run_in_child(_compare, built, staged, self.name, count)
+            with stage(self._progress, "Writing", count, "texts"):
+                core.run_in_child(_add, built, staged, self.name, self.distance, self.part.about.model, count)
+                self._settle(built, staged)
+                self._progress.step(count, 0)
+            with stage(self._progress, "Comparing", count, "texts"):
+                core.run_in_child(_compare, built, staged, self.name, count)
+                self._progress.step(count, 0)
         durable.replace(built / self._segment, new)
 
     def _stage(self, staged: Path) -> int:
@@ -202,34 +262,40 @@ class _Job:
         Raises:
             WrongUsage: there are none, or not all vectors have length 1 and the distance is cosine.
         """
-        part, odd = self.part, 0
-        total = 0 if part.summary is None else part.summary.bodies
-        with sqlite.open_writable(staged, create=True) as db, stage(self._progress, "Reading", total, "texts"):
-            self._progress.at(part.about.name)
+        with sqlite.open_writable(staged, create=True) as db:
             db.execute("PRAGMA journal_mode = OFF").fetchall()
             db.execute(_STAGED)
             with sqlite.transaction(db):
-                for row in stream_rows(part):
-                    self._progress.step(1, len(row.vector or b""))
-                    reason, norm = _measure(row.vector)
-                    if reason is not None:
-                        assert part.summary is not None
-                        part.summary.skipped[reason] = part.summary.skipped.get(reason, 0) + 1
-                        continue
-                    odd += abs(norm - 1) > _UNIT_TOLERANCE
-                    part.rows += 1
-                    part.vectors += 1
-                    _insert(db, part.rows, *make_entry(row, part.rows), row.vector)
-        self._choose_distance(odd)
-        return part.rows
+                for row in self._usable_rows():
+                    _insert(db, self.part.rows, *make_entry(row, self.part.rows), row.vector)
+        self._choose_distance()
+        return self.part.rows
 
-    def _choose_distance(self, odd: int) -> None:
-        """Choose the distance, if the user did not; ``odd`` is the number of vectors whose length is not 1.
+    def _usable_rows(self) -> Iterator[UnitRow]:
+        """Yield the rows whose vector Chroma accepts, and count all of them."""
+        part = self.part
+        total = 0 if part.summary is None else part.summary.bodies
+        with stage(self._progress, "Reading", total, "texts"):
+            self._progress.at(part.about.name)
+            for row in stream_rows(part):
+                self._progress.step(1, len(row.vector or b""))
+                reason, norm = _measure(row.vector)
+                if reason is not None:
+                    assert part.summary is not None
+                    part.summary.skipped[reason] = part.summary.skipped.get(reason, 0) + 1
+                    continue
+                self._odd += abs(norm - 1) > _UNIT_TOLERANCE
+                part.rows += 1
+                part.vectors += 1
+                yield row
+
+    def _choose_distance(self) -> None:
+        """Choose the distance, if the user did not.
 
         Raises:
             WrongUsage: there are no vectors, or Chroma would change one.
         """
-        part = self.part
+        part, odd = self.part, self._odd
         if not part.rows:
             problem = tr("{name} has no vector that Chroma accepts", name=part.about.name)
             raise WrongUsage(problem=problem, hint=tr("embed its texts first, with regraft backfill"))

@@ -334,14 +334,52 @@ def test_a_difference_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not (tmp_path / "new").exists()
 
 
+def test_a_dry_run_reports_and_writes_nothing(tmp_path: Path) -> None:
+    source = write_base(tmp_path / "library", unit_vectors(40))
+    execute(source / ".cherry" / "index.sqlite", "DELETE FROM embedding WHERE rowid <= 3")
+    store = extract("1.5", tmp_path / "target")
+    before = snapshot(tmp_path)
+    for target in (store.root, tmp_path / "new"):
+        found = export(source, target, "--dry-run")
+        assert found.status == 1, found.stderr
+        assert found.document["run"]["dry_run"] is True
+        expected = {"name": "handbook", "distance": "cosine", "entries": 37, "undo": None}
+        assert found.document["collection"] == expected
+        assert found.document["bases"][0]["rows"]["skipped"] == {"missing_vector_payload": 3}
+        words = ("export", source, "--format", "chroma", "--to", target, "--collection", "handbook", "--dry-run")
+        assert run(*words).stdout.endswith(
+            f"Would write the collection handbook with 37 entries to {target} (distance cosine).\n"
+            "Dry run: nothing was written.\n"
+        )
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_dry_run_refuses_what_a_run_refuses(case: str, tmp_path: Path) -> None:
+    source, target, options, message = refusals(tmp_path)[case]
+    if case == "below a file":
+        pytest.skip("only a run tries to make the folder")
+    before = snapshot(tmp_path)
+    found = export(source, target, *options, "--dry-run")
+    assert found.status == 2
+    assert message in found.stderr or message in json.loads(found.stdout)["error"]["message"]
+    assert snapshot(tmp_path) == before
+
+
 @posix
-def test_a_kill_leaves_no_part_of_a_collection(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["export", pytest.param("import", marks=needs("parquet"))])
+def test_a_kill_leaves_no_part_of_a_collection(command: str, tmp_path: Path) -> None:
     store = extract("1.5", tmp_path / "target")
     vectors = unit_vectors(12)
     source = write_base(tmp_path / "library", vectors)
+    if command == "import":
+        assert run("export", source, tmp_path / "units.parquet").status == 0
 
     def work(one: ChromaStore) -> Outcome:
-        return export(source, one.root)
+        if command == "export":
+            return export(source, one.root)
+        words = ("--format", "chroma", "--to", one.root, "--collection", "handbook", "--json")
+        return run("import", tmp_path / "units.parquet", *words)
 
     with quick_disk() as disk:
         first = store.copy_into(tmp_path)
@@ -352,7 +390,7 @@ def test_a_kill_leaves_no_part_of_a_collection(tmp_path: Path) -> None:
             assert {name for (name,) in store.rows("SELECT name FROM collections")} == names - {"handbook"}
             assert set(check(one.root)) <= {"segment-orphan"}
             if "handbook" not in names:
-                assert export(source, one.root).status == 0
+                assert work(one).status == 0
             kept = read_folder(one.root, tmp_path / f"copy-{at}")
             assert {document: vector for vector, document, _ in kept.values()} == vectors
 
