@@ -46,6 +46,8 @@ def require_free_space(folder: Path, needed: int) -> None:
 
 
 CHUNK_BYTES = 1 << 20
+#: Bytes of an empty file after compression by deflate.
+_EMPTY_DEFLATED = 2
 #: Exceptions that Python's archive readers raise for damaged archives.
 _DAMAGE = (
     zipfile.BadZipFile,
@@ -354,8 +356,12 @@ class ZipTree:
 
     def open(self, name: str) -> BinaryIO:
         """Open a file for reading. Never blocks."""
+        member = self._member(name)
+        if not member.size and not member.crc and member.packed <= _EMPTY_DEFLATED:
+            # An archive can list very many of them.
+            return io.BytesIO()
         try:
-            return _MemberReader(self._directory.open(self._member(name)), self.path, name)
+            return _MemberReader(self._directory.open(member), self.path, name)
         except SourceUnreadable:
             raise
         except _DAMAGE as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import apsw
@@ -50,7 +50,10 @@ class Chroma(System):
         return None
 
     def archive_members(self, tree: ZipTree) -> tuple[str, list[str]] | None:
-        """Find the database, its journal, the files of its segments, and the database of Open WebUI beside it."""
+        """Find the database, its journal, the files of its segments, and the database of Open WebUI beside it.
+
+        Folders of segments whose files are all empty are left out: an archive can list very many of them.
+        """
         inner = find_inner_folder(tree)
         roots = (inner, join_path(inner, layouts.OPEN_WEBUI_FOLDER))
         root = next((one for one in roots if tree.kind(join_path(one, database.FILE)) == "file"), None)
@@ -60,10 +63,18 @@ class Chroma(System):
         databases = [join_path(root, database.FILE)]
         if root:
             databases.append(join_path(outside, layouts.OPEN_WEBUI_DATABASE))
-        names = [name + suffix for name in databases for suffix in ("", "-wal", "-journal")]
-        folders = (join_path(root, name) for name in tree.children(root) if database.is_segment_folder(name))
-        names += [join_path(folder, name) for folder in folders for name in SEGMENT_FILES]
-        return root, [name for name in names if tree.kind(name) == "file" and not tree.is_link(name)]
+
+        def files(names: Iterable[str]) -> list[str]:
+            return [name for name in names if tree.kind(name) == "file" and not tree.is_link(name)]
+
+        found = files(name + suffix for name in databases for suffix in ("", "-wal", "-journal"))
+        for folder in tree.children(root):
+            if database.is_segment_folder(folder):
+                path = join_path(root, folder)
+                inside = files(join_path(path, name) for name in tree.children(path) if name in SEGMENT_FILES)
+                if any(map(tree.size, inside)):
+                    found += inside
+        return root, found
 
     def has_name(self, path: Path) -> bool:
         """Whether an unreadable file is a store, judged by its name."""

@@ -14,6 +14,8 @@ from chroma_store import ChromaStore, check, extract, overwrite_links
 from extras import needs
 from harness import run, snapshot
 
+from regraft.disk.trees import ZipTree
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> ChromaStore:
@@ -118,3 +120,24 @@ def test_a_damaged_member_is_one_line(store: ChromaStore, tmp_path: Path) -> Non
     assert found.status == 2
     assert "chroma.sqlite3" in found.stderr
     assert found.stderr.count("\n") == 1
+
+
+def test_folders_of_empty_files_are_not_extracted(store: ChromaStore, tmp_path: Path) -> None:
+    """An archive can list very many of them; a folder with one byte is there as before."""
+    archive = pack(store.root, tmp_path / "backup.zip")
+    empty, orphan = (f"0f0f0f0f-0000-4000-8000-00000000000{number}" for number in (1, 2))
+    with zipfile.ZipFile(archive, "a") as written:
+        for name in ("header.bin", "data_level0.bin"):
+            written.writestr(f"{empty}/{name}", b"")
+            written.writestr(f"{orphan}/{name}", b"x" if name == "header.bin" else b"")
+    (found,) = check(archive)["segment-orphan"]
+    assert (found["count"], found["samples"]) == (1, [orphan])
+
+
+def test_an_empty_file_in_an_archive_is_read_as_such(tmp_path: Path) -> None:
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as written:
+            written.writestr("empty", b"")
+            written.writestr("one", b"1")
+        with closing(ZipTree(tmp_path / "a.zip")) as tree, tree.open("empty") as empty, tree.open("one") as one:
+            assert (empty.read(), one.read()) == (b"", b"1")
