@@ -18,6 +18,7 @@ import random
 import resource
 import shutil
 import sqlite3
+import statistics
 import struct
 import sys
 import tempfile
@@ -37,6 +38,7 @@ from harness import run  # noqa: E402
 
 from regraft.formats.chroma import database, label_map  # noqa: E402
 from regraft.formats.chroma.collection import open_collection  # noqa: E402
+from regraft.formats.chroma.database import ELEMENTS_FILE, NORMS_FILE  # noqa: E402
 
 DIMENSION, AT_ONCE, MAX_PEAK_MB = 384, 20_000, 250
 _KILOBYTES = 1 << 10 if sys.platform == "darwin" else 1
@@ -66,7 +68,7 @@ def _write_segment(folder: Path, elements: int) -> None:
     (folder / database.HEADER_FILE).write_bytes(struct.pack("<iQQQQQQiIQQQdQ", *fields))
     layout = np.dtype([("count", "<u4"), ("links", "<u4", (32,)), ("vector", "<f4", (DIMENSION,)), ("label", "<u8")])
     numbers = np.random.default_rng(1)
-    with (folder / database.ELEMENTS_FILE).open("wb") as file, (folder / database.NORMS_FILE).open("wb") as norms:
+    with (folder / ELEMENTS_FILE).open("wb") as file, (folder / NORMS_FILE).open("wb") as norms:
         for start in range(0, elements, AT_ONCE):
             block = np.zeros(min(AT_ONCE, elements - start), layout)
             vectors = numbers.normal(size=(len(block), DIMENSION)).astype("<f4")
@@ -84,20 +86,27 @@ def _write_segment(folder: Path, elements: int) -> None:
 def speed(root: Path) -> int:
     """Read the files, the label map and the vectors of a folder that :func:`make` wrote, and print the times."""
 
-    def timed(name: str, work: Callable[[], object]) -> None:
+    def timed(name: str, work: Callable[[], object]) -> float:
         started, used = time.perf_counter(), time.process_time()
         work()
-        print(f"{name}: {time.perf_counter() - started:.2f} s, {time.process_time() - used:.2f} s of CPU time")
+        used = time.process_time() - used
+        print(f"{name}: {time.perf_counter() - started:.2f} s, {used:.2f} s of CPU time")
+        return used
 
     with database.open_chroma(root / database.FILE) as db:
         (of,) = database.list_collections(db)
         folder = root / str(of.vectors)
-        timed("files once", lambda: [_read(folder / name) for name in (database.ELEMENTS_FILE, database.NORMS_FILE)])
         timed("label map", lambda: label_map.read_label_map(folder / label_map.FILE, lambda _, __: None))
         started = time.perf_counter()
         with open_collection(db, of, root) as state:
             print(f"labels compared with entries and elements: {time.perf_counter() - started:.2f} s")
-            timed("vectors", lambda: sum(len(block.vectors) for block in state.segment_blocks()))
+            ratios = []
+            # In turn, because what else runs on the machine changes the times of both.
+            for _ in range(5):
+                once = timed("files once", lambda: [_read(folder / name) for name in (ELEMENTS_FILE, NORMS_FILE)])
+                used = timed("vectors", lambda: sum(len(block.vectors) for block in state.segment_blocks()))
+                ratios.append(used / once)
+            print(f"vectors take {statistics.median(ratios):.2f} times the CPU time of their files")
             timed("vectors and ids", lambda: sum(len(block.read_ids()) for block in state.segment_blocks()))
     return _report_memory()
 

@@ -29,7 +29,7 @@ _DELETED, _COUNT = 1 << 16, 0xFFFF
 _MAX_M, _MAX_DIMENSION = 4096, 1 << 20
 _DEFAULT_M = 16
 #: Bytes that are read at once: few enough to stay in the processor's cache while they are used.
-_BLOCK_BYTES = 1 << 17
+_BLOCK_BYTES = 1 << 18
 _WORD = struct.Struct("<I")
 
 
@@ -112,23 +112,17 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
             ]
         )
 
-    def blocks(self, *, reuses_memory: bool = False) -> Iterator[ElementBlock]:
-        """Read all elements in the order of their positions.
-
-        Args:
-            reuses_memory: whether a block is only valid until the next one is read, which saves a third of the time.
+    def blocks(self) -> Iterator[ElementBlock]:
+        """Read all elements in the order of their positions. A block is valid until the next one is read.
 
         Raises:
             OSError: the file cannot be read.
         """
         layout, size = self._layout, self.header.element_bytes
-        step = max(1, _BLOCK_BYTES // size)
-        buffer = bytearray(min(step, self.count) * size)
+        buffer = bytearray(min(self.most_in_block, self.count) * size)
         with links.open_for_reading(self.folder / ELEMENTS_FILE, buffering=0) as file:
             start = 0
             while start < self.count:
-                if not reuses_memory:
-                    buffer = bytearray(min(step, self.count - start) * size)
                 read = file.readinto(memoryview(buffer)[: (self.count - start) * size])
                 found = read // size
                 if not found:
@@ -138,6 +132,11 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
                 start += found
                 if found * size < read:
                     file.seek(start * size)
+
+    @property
+    def most_in_block(self) -> int:
+        """The largest number of elements in a block."""
+        return max(1, _BLOCK_BYTES // self.header.element_bytes)
 
     def read_norms(self) -> Any:
         """Read the norms of the elements, 4 bytes each; 1 where the file ends before, or there is none."""
