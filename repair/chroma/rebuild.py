@@ -180,8 +180,8 @@ class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
             older = LabelMap(
                 dimension=segment.header.dimension,
                 total_added=found.total_added,
-                # Versions up to 0.4 have this number nowhere else.
-                max_seq_id=None if state.labels is None else state.labels.max_seq_id,
+                # Versions up to 0.4 have this number nowhere else. 0 would mean that later operations are ignored.
+                max_seq_id=max(1, state.applied) if state.labels is None else state.labels.max_seq_id,
                 is_object=True,
             )
             numbers = [(key, state.sequence_number_of(key)) for key, _ in labels]

@@ -148,8 +148,36 @@ def test_a_purged_queue_of_an_older_version_without_labels_names_the_lost_ids(tm
     before = (store.folder("plain") / "data_level0.bin").read_bytes()
     assert {"labels-missing", "vector-missing"} <= check(store.root).keys()
     document = repair(store.root)
-    assert lost_ids(document, store.collection_id("plain")) == store.expected["plain"].keys() - queued
-    assert (store.folder("plain") / "data_level0.bin").read_bytes() == before
+    lost = store.expected["plain"].keys() - queued
+    assert lost_ids(document, store.collection_id("plain")) == lost
+    assert (store.root / f"{store.segment('plain')}.unproven" / "data_level0.bin").read_bytes() == before
+    assert check(store.root).keys() == {"vector-missing"}
+    assert_has_whole_queue(store)
+    assert_reads_back(store, tmp_path / "copy", {"plain": lost}, rounded=True)
+
+
+def assert_has_whole_queue(store: ChromaStore) -> None:
+    """Versions up to 0.4 skip operations up to the next one if the label map has no number, or 0."""
+    query = "SELECT max(seq_id) FROM embeddings_queue WHERE substr(topic, -36) = ?"
+    ((last,),) = store.rows(query, store.collection_id("plain"))
+    assert read_label_map(store, "plain")["max_seq_id"] == last
+
+
+def garbled_labels(store: ChromaStore) -> None:
+    file = store.folder("plain") / "index_metadata.pickle"
+    file.write_bytes(file.read_bytes()[:300])
+
+
+@pytest.mark.parametrize("damage", [hostile_labels, garbled_labels])
+def test_a_whole_queue_of_an_older_version_replaces_labels_that_cannot_be_read(damage: Damage, tmp_path: Path) -> None:
+    """Chroma 0.4 cannot open such a segment, although its queue has every vector."""
+    store = extract("0.4", tmp_path)
+    damage(store)
+    document = repair(store.root)
+    assert document["left"] == []
+    assert check(store.root) == {}
+    assert_has_whole_queue(store)
+    assert_reads_back(store, tmp_path / "copy", {}, rounded=True)
 
 
 @pytest.mark.parametrize(("version", "kind"), [("0.4", "blob"), ("0.6", "blob"), ("1.5", "integer")])

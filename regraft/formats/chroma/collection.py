@@ -150,16 +150,29 @@ class CollectionState:
         self._read_segment()
         stated = database.read_applied(self._db, self.of.vectors)
         self.applied = stated if stated is not None else (self.labels and self.labels.max_seq_id) or 0
+        if stated is None and self.label_problem is not None:
+            self.applied = self._last_operation()
         with sqlite.transaction(self._scratch):
             self._place_labelled()
-            self._recover_queued()
-            if self.labels is None:
-                self._place_by_order()
-            self._replay_queue()
+            self._place_others()
         if self._unwritten is not None and next(self.missing_ids(), None) is not None:
             # The queue lacks operations, so the segment had them.
             self.segment, self.label_problem = self._unwritten, os.strerror(errno.ENOENT)
+            self.applied = self._last_operation()
+            with sqlite.transaction(self._scratch):
+                self._scratch.execute("DELETE FROM vector")
+                self._place_others()
         self._origins = self._read_origins()
+
+    def _last_operation(self) -> int:
+        """Return the last operation of the queue.
+
+        Versions up to 0.4 have the last operation that a segment includes in its label map alone. If that cannot be
+        read, the segment is taken to include all of them: a new one then gets every vector of the queue.
+        """
+        query = f"SELECT max(seq_id) FROM embeddings_queue WHERE {database.TOPIC_COLLECTION} = ?"
+        found: Any = self._db.execute(query, (self.of.id,)).get
+        return max(found, 0) if isinstance(found, int) else 0
 
     def _read_segment(self) -> None:
         folder = self.folder
@@ -216,6 +229,12 @@ class CollectionState:
 
     # --- where each vector is ---------------------------------------------------------------------------------------
 
+    def _place_others(self) -> None:
+        self._recover_queued()
+        if self.labels is None:
+            self._place_by_order()
+        self._replay_queue()
+
     def _place_labelled(self) -> None:
         self._scratch.execute("CREATE TABLE contradiction (id TEXT PRIMARY KEY) WITHOUT ROWID")
         self._scratch.execute(f"INSERT OR IGNORE INTO contradiction {_CONTRADICTIONS}")
@@ -249,13 +268,28 @@ class CollectionState:
             if code == database.DELETE:
                 if origin == Origin.RECOVERED:
                     self._scratch.execute("DELETE FROM vector WHERE id = ?", (key,))
-            elif has_vector and origin in (None, Origin.RECOVERED, Origin.UNPROVEN):
+            elif (
+                has_vector
+                and origin in (None, Origin.RECOVERED, Origin.UNPROVEN)
+                and self._took_effect(number, code, key, is_known=origin == Origin.RECOVERED)
+            ):
                 self._set(key, Origin.RECOVERED, number)
+
+    def _took_effect(self, number: int, code: int, key: str, *, is_known: bool) -> bool:
+        """Whether an operation did not find its id in the wrong state; ``is_known``: an earlier one added the id."""
+        if code == database.UPSERT or is_known:
+            return code != database.ADD
+        query = "SELECT seq_id FROM embeddings WHERE segment_id = ? AND embedding_id = ?"
+        last: Any = self._db.execute(query, (self.of.metadata, key)).get
+        if code == database.UPDATE or last is None:
+            return (code == database.UPDATE) == (last is not None)
+        # Every operation on an entry that had an effect gives it its number.
+        return number <= (int.from_bytes(last, "big") if isinstance(last, bytes) else last)
 
     def _replay_queue(self) -> None:
         """Apply the operations that the segment does not have yet, by Chroma's rules."""
         known = "SELECT EXISTS (SELECT 1 FROM vector WHERE id = ?1) OR EXISTS (SELECT 1 FROM label WHERE id = ?1)"
-        self._scratch.execute("CREATE INDEX label_id ON label (id)")
+        self._scratch.execute("CREATE INDEX IF NOT EXISTS label_id ON label (id)")
         for number, code, key, has_vector in self._operations(">"):
             is_known = bool(self._scratch.execute(known, (key,)).get)
             if code == database.DELETE:
@@ -464,26 +498,25 @@ class CollectionState:
             yield str(key), Origin(int(str(origin))), self._queued(int(str(place)))
 
     def segment_blocks(self) -> Iterator[VectorBlock]:
-        """Read the vectors in the segment, in the order of its elements."""
+        """Read the vectors in the segment, in the order of its elements. A block is valid until the next one."""
         segment = self.segment
         if segment is None:
             return
         norms = segment.read_norms() if self.is_cosine else None
-        # With norms, the vectors are products in memory of their own.
-        for block in segment.blocks(reuses_memory=norms is not None):
-            count = len(block.elements)
-            origins = self._origins[block.start : block.start + count]
-            at = np.flatnonzero(origins != _NO_VECTOR)
-            is_whole = len(at) == count
-            vectors = block.vectors if is_whole else block.vectors[at]
+        is_complete = bool((self._origins != _NO_VECTOR).all())
+        products = np.empty((segment.most_in_block, segment.header.dimension), dtype="<f4")
+        for block in segment.blocks():
+            part = slice(block.start, block.start + len(block.elements))
+            places, origins, vectors = np.arange(part.start, part.stop), self._origins[part], block.vectors
             if norms is not None:
-                of_block = norms[block.start : block.start + count]
-                vectors = multiply(vectors, of_block if is_whole else of_block[at])
-            if len(at):
-                places = at + block.start
-                yield VectorBlock(
-                    places=places, origins=origins[at], vectors=vectors, read_ids=partial(self._ids_at, places)
-                )
+                vectors = multiply(vectors, norms[part], products[: len(vectors)])
+            if not is_complete:
+                has_vector = origins != _NO_VECTOR
+                if not has_vector.all():
+                    places, origins, vectors = places[has_vector], origins[has_vector], vectors[has_vector]
+            if len(places):
+                read_ids = partial(self._ids_at, places)
+                yield VectorBlock(places=places, origins=origins, vectors=vectors, read_ids=read_ids)
 
     def _read_origins(self) -> Any:
         """Return the origin of the vector at each position of the segment, one byte for each."""
@@ -502,10 +535,10 @@ class CollectionState:
         return [str(key) for (key,) in rows]
 
 
-def multiply(vectors: Any, norms: Any) -> Any:
-    """Multiply unit vectors with their norms in single precision, as Chroma does."""
+def multiply(vectors: Any, norms: Any, out: Any = None) -> Any:
+    """Multiply unit vectors with their norms in single precision, as Chroma does; ``out`` receives the product."""
     with np.errstate(all="ignore"):
-        product = vectors * (norms[:, None] if vectors.ndim > 1 else norms)
+        product = np.multiply(vectors, norms[:, None] if vectors.ndim > 1 else norms, out=out)
     return product.astype("<f4", copy=False)
 
 

@@ -192,6 +192,37 @@ def test_without_labels_only_the_queue_proves_a_vector(store: ChromaStore) -> No
             assert list(state.ids_of(Origin.UNPROVEN)) == []
 
 
+def test_operations_that_chroma_ignored_prove_no_vector(store: ChromaStore) -> None:
+    """An add of an id that existed, an update of one that did not, and an add after another add."""
+    remove_labels(store)
+    ((key, number),) = store.rows(
+        "SELECT embedding_id, seq_id FROM embeddings WHERE segment_id = ? ORDER BY seq_id LIMIT 1",
+        store.segment("plain", "METADATA"),
+    )
+    topic = f"persistent://default/default/{store.collection_id('plain')}"
+    store.execute("DELETE FROM embeddings_queue WHERE substr(topic, -36) = ?", store.collection_id("plain"))
+    operations = (
+        (number + 1, 0, key, 1.0),
+        (number + 2, 1, "never there", 2.0),
+        (number + 3, 2, "again", 3.0),
+        (number + 4, 0, "again", 4.0),
+    )
+    for place, operation, name, value in operations:
+        store.execute(
+            "INSERT INTO embeddings_queue (seq_id, operation, topic, id, vector, encoding) "
+            "VALUES (?, ?, ?, ?, ?, 'FLOAT32')",
+            *(place, operation, topic, name, struct.pack("<f", value) * DIMENSION),
+        )
+    with database.open_chroma(store.database) as db:
+        of = database.find_collection(db, "plain")
+        assert of is not None
+        with open_collection(db, of, store.root) as state:
+            assert state.applied > number + 4
+            assert {name: raw for name, _, raw in state.queued_vectors()} == {
+                "again": struct.pack("<f", 3.0) * DIMENSION
+            }
+
+
 @pytest.mark.thorough
 def test_a_large_queue_stays_out_of_memory(store: ChromaStore) -> None:
     topic = f"persistent://default/default/{store.collection_id('plain')}"
