@@ -68,10 +68,13 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     foreign = {database.FILE: partial(sqlite_checks.find_foreign_on_tables, tables=audit.TABLES)}
     made.changes += _plan_database(store, wanted)
     made.resolves |= {(name, None) for name in wanted.intersection(_OF_DATABASE)}
+    if chroma.NORMS in found and not options.only:
+        # Without --unproven, the entries are named only.
+        wanted |= {chroma.NORMS}
     _plan_segments(made, store, options, {name: found[name] for name in wanted if name not in _OF_DATABASE})
     made = schema_objects.add_drops(made, store, found, options.only, foreign)
     if not options.only:
-        rest = (*usual, *schema_objects.NAMES, chroma.VECTOR_MISSING)
+        rest = (*usual, *schema_objects.NAMES, chroma.VECTOR_MISSING, chroma.NORMS)
         made.left += [Unresolved.with_remedy(one) for one in other_warnings(found, rest)]
     return made
 
@@ -97,6 +100,10 @@ def _plan_segment(
     made: Plan, db: apsw.Connection, state: CollectionState, names: list[str], options: RepairOptions
 ) -> None:
     of = state.of
+    if names == [chroma.NORMS] and not options.unproven:
+        reason = tr("the length of its vector is lost; --unproven keeps it with length 1")
+        made.left += _name_entries(db, state, state.ids_of(Origin.UNPROVEN), chroma.NORMS, reason)
+        return
     job = Rebuild(
         root=state.root,
         of=of,
@@ -126,24 +133,29 @@ def _plan_segment(
 
 def _lost(db: apsw.Connection, state: CollectionState, options: RepairOptions) -> Iterator[Unresolved]:
     """Name every entry whose vector the new segment does not have, with the beginning of its text."""
-    base = state.of.id
-    reasons = [(state.missing_ids(), tr("no file in the folder has its vector"))]
+    missing = tr("no file in the folder has its vector")
+    yield from _name_entries(db, state, state.missing_ids(), chroma.VECTOR_MISSING, missing)
     if not options.unproven:
         unproven = tr("nothing proves that its vector is of this text; --unproven keeps it")
-        reasons.append((state.ids_of(Origin.UNPROVEN), unproven))
-    for ids, reason in reasons:
-        more = 0
-        for at, key in enumerate(ids):
-            if at >= _MAX_NAMED:
-                more += 1
-                continue
-            document = database.read_document(db, state.of, key)
-            text = tr("no text") if document is None else one_line(document, _LONGEST_TEXT)
-            said = tr("{id} ({text}): {reason}", id=key, text=text, reason=reason)
-            yield Unresolved.registered(chroma.VECTOR_MISSING, said, base=base, subject=key)
-        if more:
-            said = tr("{ids} more: {reason}", ids=format_count(more, "id"), reason=reason)
-            yield Unresolved.registered(chroma.VECTOR_MISSING, said, base=base, count=more)
+        yield from _name_entries(db, state, state.ids_of(Origin.UNPROVEN), chroma.VECTOR_MISSING, unproven)
+
+
+def _name_entries(
+    db: apsw.Connection, state: CollectionState, ids: Iterator[str], finding: str, reason: str
+) -> Iterator[Unresolved]:
+    """Name entries with the beginning of their text; beyond the first ones, only their number."""
+    base, more = state.of.id, 0
+    for at, key in enumerate(ids):
+        if at >= _MAX_NAMED:
+            more += 1
+            continue
+        document = database.read_document(db, state.of, key)
+        text = tr("no text") if document is None else one_line(document, _LONGEST_TEXT)
+        said = tr("{id} ({text}): {reason}", id=key, text=text, reason=reason)
+        yield Unresolved.registered(finding, said, base=base, subject=key)
+    if more:
+        said = tr("{ids} more: {reason}", ids=format_count(more, "id"), reason=reason)
+        yield Unresolved.registered(finding, said, base=base, count=more)
 
 
 # --- the database ----------------------------------------------------------------------------------------------------

@@ -264,6 +264,31 @@ def test_unproven_vectors_are_kept_only_if_asked_for(tmp_path: Path) -> None:
     assert_reads_back(other, tmp_path / "copy2", {})
 
 
+def test_vectors_without_their_length_are_named(store: ChromaStore) -> None:
+    """Searches by cosine still find them, so the segment is kept."""
+    norms = store.folder("angles") / "length.bin"
+    kept = norms.stat().st_size // 4 - 10
+    norms.write_bytes(norms.read_bytes()[: 4 * kept])
+    # No vector of the queue takes the place of one.
+    of = (store.collection_id("angles"), store.segment("angles"))
+    applied = "(SELECT seq_id FROM max_seq_id WHERE segment_id = ?2)"
+    store.execute(f"DELETE FROM embeddings_queue WHERE substr(topic, -36) = ?1 AND seq_id <= {applied}", *of)
+    before = snapshot(store.root)
+    with (store.folder("angles") / "index_metadata.pickle").open("rb") as file:
+        labels = pickle.load(file)["id_to_label"]
+    positions = store.positions("angles")
+    replaced = {key for (key,) in store.rows("SELECT id FROM embeddings_queue WHERE substr(topic, -36) = ?", of[0])}
+    lost = {key for key, label in labels.items() if positions[label] >= kept} - replaced
+    document = repair(store.root)
+    named = [one for one in document["left"] if one["finding"] == "chroma.norms"]
+    assert {one["subject"] for one in named} == lost
+    for one in named:
+        assert one["reason"].startswith(f"{one['subject']} (")
+        assert one["reason"].endswith("): the length of its vector is lost; --unproven keeps it with length 1")
+    assert document["actions"] == []
+    assert snapshot(store.root) == before
+
+
 def test_vectors_without_their_length_are_kept_with_length_1(store: ChromaStore, tmp_path: Path) -> None:
     import numpy as np
 
