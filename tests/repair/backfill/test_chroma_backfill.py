@@ -282,12 +282,13 @@ def test_a_kill_leaves_the_old_or_the_new_segment_and_nothing_is_paid_twice(
             assert not elements.exists() or elements.read_bytes() == old or "vector-missing" not in check(one.root)
             staged = staged_keys(one.root)
             begun = len(server.texts)
-            assert fill(one, settings, "--yes").status == 0
+            again = fill(one, settings, "--yes")
+            assert again.status == 0, (at, again.document["left"])
             assert not list(one.root.rglob("reconciling"))
             assert check(one.root) == {}
             assert read_back(one, tmp_path / f"copy-{at}") == expected
-            again = {identity.text_hash(text) for text in server.texts[begun:]}
-            assert not staged & again, at
+            sent_again = {identity.text_hash(text) for text in server.texts[begun:]}
+            assert not staged & sent_again, at
 
 
 def staged_keys(root: Path) -> set[str]:
