@@ -354,11 +354,10 @@ def test_a_dry_run_reports_and_writes_nothing(tmp_path: Path) -> None:
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize("case", CASES)
+# Only a run tries to make the folder.
+@pytest.mark.parametrize("case", [case for case in CASES if case != "below a file"])
 def test_a_dry_run_refuses_what_a_run_refuses(case: str, tmp_path: Path) -> None:
     source, target, options, message = refusals(tmp_path)[case]
-    if case == "below a file":
-        pytest.skip("only a run tries to make the folder")
     before = snapshot(tmp_path)
     found = export(source, target, *options, "--dry-run")
     assert found.status == 2
