@@ -80,6 +80,8 @@ def opened(folder: Path, copy: Path) -> Iterator[Any]:
     from chromadb.config import Settings
 
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".regraft"))
+    # The first client migrates the copy. chromadb can panic if the same one then reads a folder of 0.4.
+    chromadb.PersistentClient(path=str(copy), settings=Settings(anonymized_telemetry=False)).close()
     client = chromadb.PersistentClient(path=str(copy), settings=Settings(anonymized_telemetry=False))
     try:
         yield client

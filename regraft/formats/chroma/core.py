@@ -148,5 +148,12 @@ def open_client(folder: Path, *, migrates: bool = False) -> Any:
         # Never migrate an existing database: the application may have an older chromadb.
         "migrations": "validate" if is_there and not migrates else "apply",
     }
+    path = str(writable.require_writable(folder))
+    if is_there and migrates:
+        # Connections that are open during a migration may not know the new columns, and chromadb panics then.
+        first: Any = chromadb.PersistentClient(path=path, settings=Settings(**settings))
+        # The first versions of 1.x have no such method.
+        if hasattr(first, "close"):
+            first.close()
     # Closed when the process ends.
-    return chromadb.PersistentClient(path=str(writable.require_writable(folder)), settings=Settings(**settings))
+    return chromadb.PersistentClient(path=path, settings=Settings(**settings))
