@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import get_args
 
 import apsw
 import msgspec
@@ -40,7 +39,7 @@ from regraft.options import BackfillOptions
 from regraft.report.document import Run
 from regraft.report.progress import stage
 from repair.embedding import answers, fleet_texts, probing
-from repair.embedding.answers import NOTHING_SPENT, KnownEmbedder, SendingTerms, StopReason, TextKind
+from repair.embedding.answers import NOTHING_SPENT, KnownEmbedder, SendingTerms, StopReason
 from repair.embedding.budget import Limits, Rates
 from repair.embedding.fleet_sending import AnyKeeper, FleetSender, RaySending
 from repair.embedding.fleet_texts import BackfillSummary, EmbeddingJob, TextFile, create_texts
@@ -367,7 +366,7 @@ class FleetBackfill(Fleet, kw_only=True):
     def _merge(self, texts: TextFile, libraries: Iterable[int], known: apsw.Connection | None = None) -> None:
         for library in libraries:
             with fleet_texts.read_texts(fleet_texts.library_file(self.folder, library)) as own:
-                texts.add(own.texts(), known)
+                texts.merge(own, known)
 
     def _send(
         self, pool: Pool, texts: TextFile, libraries: dict[int, SurveyedLibrary], plan: BackfillPlan
@@ -411,8 +410,10 @@ class FleetBackfill(Fleet, kw_only=True):
         self, plan: BackfillPlan, keeper: AnyKeeper | None = None, *, compared: int = 0, remembered: bool = False
     ) -> None:
         """Note what was planned, and what the keeper says was sent."""
-        texts, probes = (NOTHING_SPENT if keeper is None else keeper.spent(kind) for kind in get_args(TextKind))
-        stop = None if keeper is None else keeper.stopped()
+        texts = probes = NOTHING_SPENT
+        stop = None
+        if keeper is not None:
+            texts, probes, stop = keeper.spent("texts"), keeper.spent("probes"), keeper.stopped()
         self._sent = SentReport(
             **msgspec.structs.asdict(plan),
             **msgspec.structs.asdict(texts),

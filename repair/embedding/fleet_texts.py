@@ -32,7 +32,9 @@ from repair.embedding.survey import BackfillSurvey, ExpectedTexts, SurveyedTarge
 
 #: The folder in the work folder for the parts that a cluster reads.
 _PARTS_FOLDER = "parts"
-#: Texts written or read at a time, and the characters after which fewer are.
+#: A text as it is stored: its key, the text as UTF-8, and its tokens.
+_TextRow = tuple[str, bytes, int]
+#: Texts written or read at a time, and the bytes after which fewer are.
 _ROWS, _BYTES = 1000, 8 << 20
 #: Texts held in memory at a time.
 _CHUNK = 256
@@ -92,21 +94,26 @@ class TextFile:
 
     def add(self, texts: Iterable[tuple[str, int]], known: apsw.Connection | None = None) -> int:
         """Add texts, with their tokens, that are new and have no known answer; returns how many were given."""
+        return self._insert(((identity.text_hash(text), encode_text(text), tokens) for text, tokens in texts), known)
+
+    def merge(self, other: TextFile, known: apsw.Connection | None = None) -> None:
+        """Add the texts of another file that are new and have no known answer."""
+        self._insert(other._rows(), known)
+
+    def _insert(self, rows: Iterable[_TextRow], known: apsw.Connection | None = None) -> int:
         count = 0
-        for chunk in _chunks(texts, _ROWS):
+        for chunk in _chunks(rows, _ROWS):
             count += len(chunk)
-            keys = [identity.text_hash(text) for text, _ in chunk]
-            answered = answers.answered_keys(known, keys)
+            answered = answers.answered_keys(known, [key for key, _, _ in chunk])
             with sqlite.transaction(self._db):
                 self._db.executemany(
-                    "INSERT OR IGNORE INTO text VALUES (?, ?, ?)",
-                    (
-                        (key, encode_text(text), tokens)
-                        for key, (text, tokens) in zip(keys, chunk, strict=True)
-                        if key not in answered
-                    ),
+                    "INSERT OR IGNORE INTO text VALUES (?, ?, ?)", (row for row in chunk if row[0] not in answered)
                 )
         return count
+
+    def _rows(self) -> Iterator[_TextRow]:
+        rows: Any = self._db.execute("SELECT key, text, tokens FROM text ORDER BY rowid")
+        yield from rows
 
     def clear(self) -> None:
         """Remove all texts."""
@@ -123,14 +130,9 @@ class TextFile:
         rows: Any = self._db.execute("SELECT key, tokens FROM text ORDER BY rowid")
         yield from rows
 
-    def texts(self) -> Iterator[tuple[str, int]]:
-        """Yield every text with its tokens."""
-        for text, tokens in self._db.execute("SELECT text, tokens FROM text ORDER BY rowid"):
-            yield decode_text(text), tokens
-
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """Yield every key with its text."""
-        for key, text in self._db.execute("SELECT key, text FROM text ORDER BY rowid"):
+        for key, text, _ in self._rows():
             yield key, decode_text(text)
 
     def add_samples(self, samples: list[BaseSample]) -> None:
@@ -151,20 +153,20 @@ class TextFile:
         with writable.allow_writes(work):
             durable.remove_tree(work / _PARTS_FOLDER)
         paths: list[Path] = []
-        for chunk in _chunks(self.texts(), min(limit, _ROWS)):
+        for chunk in _chunks(self._rows(), min(limit, _ROWS)):
             paths.append(work / _PARTS_FOLDER / f"{len(paths):06}.sqlite")
             with create_texts(work, paths[-1]) as part:
-                part.add(chunk)
+                part._insert(chunk)
         return paths
 
 
-def _chunks(texts: Iterable[tuple[str, int]], most: int) -> Iterator[list[tuple[str, int]]]:
-    """Group texts into lists of a limited length and size."""
-    chunk: list[tuple[str, int]] = []
+def _chunks(rows: Iterable[_TextRow], most: int) -> Iterator[list[_TextRow]]:
+    """Group rows into lists of a limited length and size."""
+    chunk: list[_TextRow] = []
     size = 0
-    for text, tokens in texts:
-        chunk.append((text, tokens))
-        size += len(text)
+    for row in rows:
+        chunk.append(row)
+        size += len(row[1])
         if len(chunk) == most or size >= _BYTES:
             yield chunk
             chunk, size = [], 0
