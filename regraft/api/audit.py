@@ -21,7 +21,7 @@ from checks.audit.collector import CommandLine, Level
 from checks.cherry_v2 import audit as store
 from regraft import identity
 from regraft.api.arguments import merge_options, parse_model_overrides, progress_or_silent, time_or_now
-from regraft.disk import links
+from regraft.disk import links, writable
 from regraft.errors import NotChecked, OutputLost, SourceNotMigratable, SourceUnreadable, SourceUnrecognised, WrongUsage
 from regraft.identity import replace
 from regraft.kinds import KIND_NAMES, V2_STORES, Kind
@@ -290,11 +290,7 @@ def _write_metrics(metrics: MetricsFile, report: findings.CheckReport) -> Output
         if part.last_complete_at is not None:
             ended = datetime.fromisoformat(part.last_complete_at).timestamp()
             metrics.add("cycle_complete_timestamp_seconds", "When the last whole cycle ended.", ended)
-    try:
-        metrics.write()
-    except OSError as error:
-        return OutputLost(output=metrics.path, reason=error.strerror or error)
-    return None
+    return writable.write_last_output(metrics.path, metrics.write)
 
 
 def _head(path: Path, kind: Kind) -> Head:

@@ -71,6 +71,7 @@ def run_command(job: LibraryJob, call: CallCommand) -> TaskResult:
             return jobs.failed_result(as_regraft_error(error))
 
     begun = time.monotonic()
+    # Inside, so that nothing is published of a command that failed; outside, for what copies and publishes.
     ended = run_caught(lambda job: jobs.run_library_job(job, partial(run_caught, run)), job)
     seconds = time.monotonic() - begun
     return msgspec.structs.replace(ended, seconds=seconds, host=socket.gethostname(), pid=os.getpid())

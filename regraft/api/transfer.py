@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import migrators
 from regraft.api.arguments import merge_options, parse_model_overrides, progress_or_silent, time_or_now
 from regraft.disk import sqlite, writable
-from regraft.errors import TargetNotWritable, WrongUsage
+from regraft.errors import WrongUsage
 from regraft.kinds import Kind
 from regraft.language import join_list, tr
 from regraft.options import ExportOptions, ImportOptions, MigrateOptions, PackOptions
@@ -265,9 +265,7 @@ def _export_collection(path: Path, to: Path, options: ExportOptions, progress: P
     with open_store(path, options.kind) as found:
         run.source_kind, run.source = found.kind.value, found.path if found.notices else path
         check_kind(found, from_v1=options.from_v1, visible_to=options.visible_to)
-        overlap = writable.find_overlap(to, places_read(path, found))
-        if overlap:
-            raise TargetNotWritable(path=to, reason=overlap)
+        writable.demand_outside(to, places_read(path, found))
         with open_units(found, options.bases, from_v1=options.from_v1, visible_to=options.visible_to) as parts:
             _demand_one([part.about.name for part in parts.bases])
             return _write_collection(run, parts.bases[0], to, options, progress)

@@ -18,7 +18,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from regraft.disk import file_paths, links
-from regraft.errors import LinkInStore, OutsideStore, TargetNotWritable
+from regraft.errors import LinkInStore, OutputLost, OutsideStore, TargetNotWritable
 from regraft.language import tr
 from regraft.text import printable
 
@@ -286,3 +286,23 @@ def demand_output(path: Path, places: Iterable[Path] = ()) -> None:
     reason = find_output_problem(path, places)
     if reason:
         raise TargetNotWritable(path=path, reason=reason)
+
+
+def demand_outside(path: Path, places: Iterable[Path]) -> None:
+    """Check that a file or folder to write is outside of ``places`` (:func:`find_overlap`).
+
+    Raises:
+        TargetNotWritable
+    """
+    reason = find_overlap(path, places)
+    if reason:
+        raise TargetNotWritable(path=path, reason=reason)
+
+
+def write_last_output(path: Path, write: Callable[[], None]) -> OutputLost | None:
+    """Write a file of a command that is done; return the error, because its result is printed anyway."""
+    try:
+        write()
+    except OSError as error:
+        return OutputLost(output=path, reason=error.strerror or error)
+    return None

@@ -174,8 +174,4 @@ def write_last_page(page: Path | None, render: Callable[[], str]) -> OutputLost 
     """
     if page is None:
         return None
-    try:
-        write_page(page, render())
-    except OSError as error:
-        return OutputLost(output=page, reason=error.strerror or error)
-    return None
+    return writable.write_last_output(page, lambda: write_page(page, render()))

@@ -482,7 +482,7 @@ def pack(options: PackOptions, progress: Progress) -> PackReport:
         scratch.temporary_folder() as work,
     ):
         run.source_kind, run.source = source.store.found.kind.value, options.source
-        writable.demand_output(options.target, places_read(options.source, source.store.found))
+        writable.demand_outside(options.target, places_read(options.source, source.store.found))
         _demand_early_room(source, options)
         contents = _collect_contents(source, work)
         if not contents.bases:
