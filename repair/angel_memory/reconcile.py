@@ -22,7 +22,6 @@ from regraft.formats.chroma import core
 from regraft.formats.chroma.core import ChromaFailed
 from regraft.identity import replace
 from regraft.kinds import Kind
-from regraft.ledger import ledger
 from regraft.report.document import Run
 from regraft.report.progress import Progress
 from repair.angel_memory import collection, staging, vectors
@@ -35,7 +34,7 @@ from repair.changes.run import report_plan, run_command
 from repair.changes.store import Store, demand_not_running, open_for_change
 from repair.embedding import probing
 from repair.embedding.filling import EmbeddingRun, FillPart
-from repair.embedding.queue import settle_killed_runs, share_store
+from repair.embedding.queue import settle_before_survey, share_store
 from repair.embedding.report import EmbeddingReport, ScopeOutcome, make_embedding_report
 from repair.embedding.scope import ChooseEmbedder
 from repair.embedding.survey import estimate_outcome
@@ -77,11 +76,7 @@ def reconcile(
     with open_for_change(options.path, options.kind, "reconcile") as store:
         run.source_kind = store.found.kind.value
         if not options.dry_run:
-            states = {change.state for past in ledger.read_runs(store.root) for change in past.changes}
-            # A killed run may have moved a folder away: settle that before looking for missing vectors.
-            if not states.isdisjoint(("intended", "undoing")):
-                demand_not_running(store)
-                settle_killed_runs(store)
+            settle_before_survey(store)
         state = vectors.compare_collection(store.root, options.provider)
         if state is None or not state.is_needed:
             if state is not None and not options.dry_run:

@@ -26,7 +26,7 @@ from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import Ledger
 from repair.changes import execution
 from repair.changes.session import open_ledger
-from repair.changes.store import Store
+from repair.changes.store import Store, demand_not_running
 
 QUEUE_FILE = "backfill.sqlite"
 #: A claim expires after this time, in ms, unless it is renewed: then the claims of a killed process are free.
@@ -356,6 +356,22 @@ def _try_to_enter(store: Store, stack: ExitStack) -> Ledger:
     except (OSError, apsw.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise StoreNotWritable(path=store.root, reason=reason) from error
+
+
+def settle_before_survey(store: Store) -> bool:
+    """Settle the changes that a killed run left open, because it may have moved a file or folder away for a moment,
+    which would be surveyed as damage. Returns whether there were any.
+
+    Raises:
+        ApplicationOpen
+        TargetLocked: another run holds the store; the changes may be its own.
+    """
+    states = {change.state for past in ledgers.read_runs(store.root) for change in past.changes}
+    if states.isdisjoint(("intended", "undoing")):
+        return False
+    demand_not_running(store)
+    settle_killed_runs(store)
+    return True
 
 
 def settle_killed_runs(store: Store) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import islice
 
@@ -34,7 +34,7 @@ from repair.changes.session import Session
 from repair.changes.store import Store, demand_not_running, open_for_change
 from repair.embedding.answers import KnownEmbedder
 from repair.embedding.filling import EmbeddingRun, FillPart, RunHooks
-from repair.embedding.queue import WAIT_SECONDS
+from repair.embedding.queue import WAIT_SECONDS, settle_before_survey
 from repair.embedding.report import BackfillReport, EmbedderName, ScopeOutcome, empty_estimate
 from repair.embedding.reuse import open_reuse
 from repair.embedding.scope import BackfillOptions, ChooseEmbedder, Filler, Scope, Target
@@ -108,7 +108,14 @@ def backfill(
         RegraftError: refused, nothing was written.
     """
     run = Run(command=options.command, dry_run=options.dry_run, source=options.path)
-    with open_for_change(options.path, options.kind, options.command, options.bases) as store, ExitStack() as stack:
+    again = partial(open_for_change, options.path, options.kind, options.command, options.bases)
+    with ExitStack() as stack:
+        store = stack.enter_context(again())
+        if not options.dry_run:
+            # Changes of another run that is at work stay as they are.
+            with suppress(TargetLocked):
+                if settle_before_survey(store):
+                    store = stack.enter_context(again())
         run.source_kind = store.found.kind.value
         filler = fillers[store.found.kind]
         settings = choose_settings(choose, store, filler, options)

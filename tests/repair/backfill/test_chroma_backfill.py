@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -24,8 +25,9 @@ from chroma_store import (
 )
 from extras import needs
 from fault_server import FaultServer, Request, answer, failing, vector_of
-from faults import posix
+from faults import forked, posix
 from harness import Outcome, run, snapshot
+from stand_ins import KILLED, die
 from toys import killed_at_or_before, quick_disk, steps_of
 
 from regraft import identity
@@ -289,6 +291,40 @@ def test_a_kill_leaves_the_old_or_the_new_segment_and_nothing_is_paid_twice(
             assert read_back(one, tmp_path / f"copy-{at}") == expected
             sent_again = {identity.text_hash(text) for text in server.texts[begun:]}
             assert not staged & sent_again, at
+
+
+@CHROMA
+@posix
+def test_a_segment_that_a_killed_run_moved_away_is_no_damage(
+    server: FaultServer, settings: Path, tmp_path: Path
+) -> None:
+    """The old folder is moved to the undo data, and the new one to its place: a kill between leaves neither there."""
+    store = extract("1.5", tmp_path / "store")
+    cut_elements(store)
+    lost_ids(store)
+    serve(server, store)
+    folder = store.folder("plain")
+
+    def work() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            real = os.replace
+
+            def replaced(*given: Any, **named: Any) -> None:
+                real(*given, **named)
+                if not folder.exists():
+                    die()
+
+            patch.setattr(os, "replace", replaced)
+            fill(store, settings, "--yes")
+
+    assert forked(work) == KILLED
+    assert not folder.exists()
+    begun = len(server.texts)
+    again = fill(store, settings, "--yes")
+    assert again.status == 0, again.document["left"]
+    assert check(store.root) == {}
+    assert read_back(store, tmp_path / "copy") == vectors_of(store)
+    assert len(server.texts) == begun
 
 
 def staged_keys(root: Path) -> set[str]:
