@@ -83,6 +83,7 @@ class Kept:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self.count = self.slots = WORKERS
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
@@ -91,8 +92,8 @@ class Kept:
         """Leave it as it is."""
 
     def work_with(self, count: int) -> None:
-        """Use so many of its processes."""
-        self._pool.count = count
+        """Have the scheduler use so many of its processes."""
+        self.count = self.slots = count
 
     def end(self) -> None:
         """End the processes."""
