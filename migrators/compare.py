@@ -81,6 +81,7 @@ def find_first_difference(old: Ranking, new: Ranking) -> dict[str, Any] | None:
 
 
 def _describe_entry(entry: tuple[str, float] | None) -> dict[str, Any] | None:
+    """Convert an entry of a ranking to its JSON form."""
     return None if entry is None else {"text_hash": entry[0], "score": entry[1]}
 
 
@@ -104,6 +105,7 @@ class IndexTexts:
         )
 
     def _hash(self, rowid: int) -> str:
+        """Return the hash of a body's text, read once per row."""
         if rowid not in self._hashes:
             is_large = f"octet_length(text) > {LARGE_BYTES}"
             query = f"SELECT {is_large}, CASE WHEN NOT {is_large} THEN CAST(text AS BLOB) END FROM search_text"
@@ -249,6 +251,7 @@ def compare_answers(first: FindNearest, second: FindNearest, query: Query, count
 
 
 def _side(found: dict[str, Any] | None) -> RankedText | None:
+    """Convert one side of a difference to a struct."""
     return None if found is None else RankedText(**found)
 
 
@@ -411,6 +414,7 @@ class _OpenIndex(msgspec.Struct, frozen=True):
     db: apsw.Connection
 
     def dimensions(self) -> int | None:
+        """Return the dimensions of the vectors, or None if they are not known."""
         with cherry_v2.report_damaged_index(self.source, self.store):
             return dimensions_of(self.db)
 
@@ -428,6 +432,7 @@ class _OpenIndex(msgspec.Struct, frozen=True):
             return len(rows), _sample(self.db, rows, count)
 
     def nearest(self) -> FindNearest:
+        """Return the function that searches this index; it reports damage as an error of the store."""
         with cherry_v2.report_damaged_index(self.source, self.store):
             texts = IndexTexts(self.db)
 
@@ -457,6 +462,8 @@ def _compare_indexes(pair: BasePair, old: _OpenIndex, new: _OpenIndex, asked: Co
 
 
 def _sample(db: apsw.Connection, rows: list[int], count: int) -> list[Query]:
+    """Choose vectors of the index as queries."""
+
     def vector_of(rowid: int) -> bytes:
         return bytes(db.execute("SELECT vector_blob FROM embedding WHERE rowid = ?", (rowid,)).get)
 
@@ -486,6 +493,7 @@ def sample_vectors(db: apsw.Connection, rows: list[int], count: int, vector_of: 
 
 
 def _has_direction(db: apsw.Connection, vector: bytes) -> bool:
+    """Whether a vector can be compared by cosine: not empty, and its norm is not zero."""
     return bool(vector) and db.execute("SELECT vec_distance_cosine(?1, ?1)", (vector,)).get is not None
 
 
@@ -562,6 +570,7 @@ def plan_old_bases(
 
 
 def _vector_file(source: Located) -> OldBase:
+    """Describe a single vector file as a base without catalog rows."""
     try:
         size = VECTOR_TABLE.survey(source.path).vector_bytes
     except StoreProblem as error:
@@ -613,6 +622,7 @@ class OldTexts:
         return sample_vectors(self._db, sorted(self.hashes), count, self._vector)
 
     def _vector(self, rowid: int) -> bytes:
+        """Read the vector of a row."""
         return self._base.table.vector_of(self._db, rowid)
 
 

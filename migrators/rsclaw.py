@@ -205,6 +205,7 @@ def _with_provider(overrides: ModelOverrides, embedder: str | None) -> ModelOver
     whole = f"{PROVIDER}::{embedder}"
 
     def named(old: str) -> str:
+        """Use the user's model for the embedder, in its long or short form."""
         return whole if old == embedder else old
 
     mapped = {named(old): new for old, new in overrides.mapped.items()}

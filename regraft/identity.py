@@ -163,6 +163,7 @@ def resolve_base(wanted: str, names: Mapping[str, str], legacy: Mapping[str, str
 
 
 def _find_by_prefix(wanted: str, names: Mapping[str, str], legacy: Mapping[str, str]) -> list[str]:
+    """Return the bases whose id, or id in the source, begins with a text."""
     if len(wanted) < _SHORTEST_PREFIX:
         return []
     ids = [*((base, base) for base in names), *legacy.items()]

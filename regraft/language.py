@@ -385,6 +385,7 @@ def _translate_by_pattern(text: str, wanted: str, depth: int) -> str | None:
 
 
 def _translate_filled(message: str, facts: dict[str, str], wanted: str, depth: int) -> str:
+    """Translate a message and its arguments, which may be messages themselves."""
     again = {name: translate_text(value, wanted, depth + 1) for name, value in facts.items()}
     return fill_template(_WITHOUT_FORM.sub(r"{\1}", load_catalog(wanted).gettext(message)), again)
 

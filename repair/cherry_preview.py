@@ -109,6 +109,7 @@ class PathAssigner:
         return self._id_path(item)
 
     def _id_path(self, item: ItemPlan) -> str:
+        """Return the item's id as its path, or a free variant of it."""
         return item.id if self._is_free(item.id) else self._names.take(sanitize_material_name(item.id))
 
     def _listed_path(self, item: ItemPlan, row: Row, material: MaterialPlan) -> str:
@@ -132,6 +133,7 @@ class PathAssigner:
                 return path
 
     def _is_free(self, path: str) -> bool:
+        """Whether a path is safe and not yet used."""
         return find_path_problem(path.encode("utf-8", "replace")) is None and path.casefold() not in self._used
 
     def _file_path(self, item: ItemPlan) -> str:
@@ -153,6 +155,7 @@ class PathAssigner:
         return path
 
     def _content(self, material: MaterialPlan) -> str:
+        """Return the content of a material: its bodies, joined."""
         rows = PREVIEW_VECTORS.rows(self._db, material.runs, self._upgrade.plan.vector_bytes)
         return BODY_SEPARATOR.join(body for body, _ in rows)
 
@@ -172,6 +175,7 @@ class PathAssigner:
         self._upgrade.files.append((path, write, action, material.body_bytes))
 
     def _plan_item(self, item: ItemPlan, row: Row, path: str) -> None:
+        """Plan the update of a catalog item whose path or data differ from the planned ones."""
         stored = parse_item_data(row)
         wanted = {**stored, **{key: replace_surrogates(value) for key, value in item.data.items()}}
         if get_indexed_path({"data": json.dumps(stored)}) != path:
@@ -240,6 +244,7 @@ def _unused_options(library: LibraryDraft) -> list[Unresolved]:
 
 
 def _leave(base: str, place: Place, reason: str) -> Unresolved:
+    """Make the unresolved finding that a base cannot be upgraded."""
     return Unresolved(finding=v2.SCHEMA_PREVIEW, reason=reason, base=base, subject=place.name, severity="error")
 
 
@@ -437,6 +442,7 @@ def _index_changes(source: PreviewSource, upgrade: BaseUpgrade) -> Iterator[File
 
 
 def _make_folder(upgrade: BaseUpgrade, make: WriteFile, new: Path) -> None:
+    """Write the files and the index of a base to a new folder."""
     for name, write, *_ in upgrade.files:
         path = new / RAW_FOLDER / name
         durable.make_folders(path.parent, flush=False)

@@ -95,6 +95,7 @@ def plan_gc(store: Store, options: GcOptions) -> Plan:
 
 
 def _plan_files(store: Store, *, is_named: bool) -> Plan:
+    """Plan to move unreferenced files to the trash, and report those that must stay."""
     database_path, made = store.found.path, Plan()
     made.read[database_path.name] = file_stamp(database_path)
     with database.open_mirror(database_path, (database.DOCS, database.LEDGER)) as mirror:
@@ -167,6 +168,7 @@ def plan_reconcile(store: Store, options: ReconcileOptions) -> Plan:
 
 
 def _plan_snapshot(store: Store) -> Iterator[FileChange]:
+    """Plan to move the snapshot of the vector index to the trash; rsclaw builds a new one."""
     for path in snapshot_files(store.root):
         name = path.relative_to(store.root).as_posix()
         message = tr("move {name} of the vector index to the trash", name=name)
@@ -174,6 +176,7 @@ def _plan_snapshot(store: Store) -> Iterator[FileChange]:
 
 
 def _full_text(store: Store) -> Iterator[FileChange]:
+    """Plan to move the full-text index to the trash; rsclaw builds a new one."""
     if has_full_text(store.root):
         message = tr("move the full-text index {name} to the trash", name=FULL_TEXT)
         yield move_to_trash(

@@ -71,6 +71,7 @@ def fillers() -> dict[Kind, Filler]:
 
 
 def _of_all_systems(names: Callable[[Repairs], tuple[str, ...]]) -> tuple[str, ...]:
+    """Collect finding names of all systems, each once."""
     kinds = (V2_STORES[0], *SYSTEMS)
     return tuple(dict.fromkeys(name for kind in kinds for name in names(repairs_for(kind))))
 

@@ -122,6 +122,7 @@ def _open_watched(state: _StoreAudit, name: str, opened: Any) -> Iterator[apsw.C
 
 
 def _databases(root: Path) -> list[str]:
+    """Return the paths of all databases of a store, relative to its root."""
     folders = database.find_provider_folders(root)
     collections = [folder.database.relative_to(root).as_posix() for folder in folders]
     return [database.DATABASE, database.FILE_INDEX, *collections]
@@ -192,6 +193,7 @@ _SAID = {
 
 
 def _read_index(state: _StoreAudit) -> None:
+    """Read the file index of the store."""
     with _open_watched(state, database.FILE_INDEX, database.open_file_index(state.root)) as files:
         sqlite_checks.add_foreign_objects(
             sqlite_checks.find_foreign_on_tables(files, (database.FILES,)), state.findings, None
@@ -226,6 +228,7 @@ def _check_files(state: _StoreAudit) -> None:
 
 
 def _check_providers(state: _StoreAudit) -> None:
+    """Report problems of the state file, and collections of embedding providers that are not in use."""
     used = find_providers(state.root)
     if used.problem is not None and used.in_use is not None:
         state.findings.add(angel.STATE, tr("the state file: {problem}", problem=used.problem), sample=database.STATE)
@@ -272,6 +275,7 @@ def folder_size(folder: Path) -> int:
 
 
 def _check_vectors(state: _StoreAudit, used: Providers, folder: ProviderFolder) -> None:
+    """Compare the vectors of the provider in use with the records."""
     found = find_vector_differences(folder, state.texts, ids_only=state.findings.level is Level.QUICK)
     state.checked["vectors"] += found.count
     if folder.database.is_file():
@@ -312,6 +316,7 @@ def _check_vectors(state: _StoreAudit, used: Providers, folder: ProviderFolder) 
 
 
 def _check_whole(state: _StoreAudit, name: str) -> None:
+    """Run SQLite's own check over a database."""
     with sqlite.open_readonly(state.root / name, beside_writers=True) as db:
         for message in _complaints(db):
             state.findings.add(

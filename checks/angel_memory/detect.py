@@ -174,6 +174,7 @@ def _read_state(root: Path) -> tuple[str, float, str | None]:
 
 
 def _find_used_folder(root: Path, folders: list[ProviderFolder], stated: str, saved_at: float) -> ProviderFolder | None:
+    """Find the folder of the provider in use: one that was begun since the last sync, else the stated one."""
     named = next((folder for folder in folders if folder.name == stated), None)
     # The folder of a provider that was chosen since the last sync and is empty or only partly filled.
     started = _find_latest_folder([one for one in folders if one.name != stated and _is_due(one, saved_at)])
@@ -182,6 +183,7 @@ def _find_used_folder(root: Path, folders: list[ProviderFolder], stated: str, sa
 
 
 def _is_due(folder: ProviderFolder, saved_at: float) -> bool:
+    """Whether a folder was written after the last completed sync, or was created for the next one."""
     if count_note_vectors(folder) == 0:
         return folder.database.stat().st_mtime >= saved_at - ABANDONED_SECONDS
     written_at = _query_notes(folder, chroma.last_write_time)
@@ -290,6 +292,7 @@ def find_vector_differences(
 def _compare_documents(
     texts: Mapping[str, str | None], documents: Mapping[str, str | None], made: VectorDifferences
 ) -> None:
+    """Compare texts with the documents of the collection; note missing, stale and orphan ids."""
     lists = {"missing": made.missing, "stale": made.stale, "orphaned": made.orphans}
     for one in derived.compare_sorted(
         ((key, texts[key]) for key in sorted(texts)), ((key, documents[key]) for key in sorted(documents))

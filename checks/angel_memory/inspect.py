@@ -124,6 +124,7 @@ def summarize_vectors(folder: ProviderFolder, found: VectorDifferences) -> list[
 
 
 def _map_states(found: VectorDifferences, more: tuple[str, list[str]]) -> Mapping[str, str]:
+    """Map the ids of records with a problem to its name."""
     states = dict.fromkeys(found.stale, "stale")
     states |= dict.fromkeys((*found.lengths, *found.unusable), "unusable")
     state, keys = more

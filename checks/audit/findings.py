@@ -295,6 +295,7 @@ def format_audit(audit: Audit, title: str, *, verbose: bool = False) -> str:
 
 
 def _group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterator[str]:
+    """Format the findings of one severity, by base; without ``verbose`` only the first of each name."""
     shown: Counter[str] = Counter()
     for base, of_base in groupby(found, key=lambda finding: finding.base):
         heading = [] if base is None else [_heading(base, names)]
@@ -313,10 +314,12 @@ def _group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterat
 
 
 def _heading(base: str, names: dict[str, str]) -> str:
+    """Format the name and the id of a base."""
     return f"  {one_line(names.get(base, base), LONGEST_NAME)}  ({one_line(base, LONGEST_NAME)})"
 
 
 def _lines(finding: Finding, verbose: bool) -> Iterator[str]:
+    """Format a finding with its fix, and with ``verbose`` its samples."""
     indent = "  " if finding.base is None else "    "
     message = one_line(finding.message)
     if len(message) > LONGEST_MESSAGE and not verbose:
@@ -338,6 +341,7 @@ def _sample(finding: Finding, sample: str) -> str:
 
 
 def _sum(audit: Audit) -> str:
+    """Format the last line: what was checked, and the number of findings of each severity."""
     numbers = Counter(finding.severity for finding in audit.findings)
     said = join_list(
         format_severity_count(numbers[severity], severity) for severity in _SEVERITIES if numbers[severity]

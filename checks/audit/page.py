@@ -104,6 +104,7 @@ class _Page:
         return f"{message or tr('Nothing found')}."
 
     def _facts(self) -> Iterator[str]:
+        """Yield the facts below the title: when the check ran, its level, and its limits."""
         run = self._document["run"]
         begin, end = (datetime.fromisoformat(run[key]) for key in ("started_at", "finished_at"))
         yield f"{begin:%Y-%m-%d %H:%M:%S} UTC, {(end - begin).total_seconds():.1f} s"
@@ -130,6 +131,7 @@ class _Page:
         return _NOT_LOOKED_AT if self._is_cut else tr("not counted")
 
     def _labeled_bases(self) -> Iterator[tuple[BaseLabel, Document]]:
+        """Yield the bases with the labels that replace their names."""
         for place, base in enumerate(self._bases, 1):
             start = base["id"][:8].lower() if is_uuid(base["id"]) else ""
             yield BaseLabel(place, start), base
@@ -162,6 +164,7 @@ class _Page:
         }
 
     def _coverage(self, label: BaseLabel, base: Document) -> Values:
+        """Return the values of the bar that shows how many bodies have a vector."""
         bodies, covered = base["bodies"], base["covered"]
         if bodies and covered is not None:
             about, share = tr("{label}, {bodies:,} bodies. ", label=label, bodies=bodies), _share(covered, bodies)
@@ -169,6 +172,7 @@ class _Page:
         return {"label": label, "share": "", "reason": tr("no bodies") if bodies == 0 else self._not_counted}
 
     def _rows(self) -> Values:
+        """Return the values of the section on where the rows of v1 went."""
         title = tr("Where the rows {is_planned}", is_planned=tr("would go") if self._is_planned else tr("went"))
         if not any(base["rows"] for base in self._bases):
             why = tr("no vector file can be read") if self._is_planned else tr("there is no report of a migration here")
@@ -188,6 +192,7 @@ class _Page:
         return {"title": title, "unknown": "", "bases": bases, "reasons": migration.count_codes(left)}
 
     def _norms(self) -> Values:
+        """Return the values of the section on the norms of vectors."""
         if not any(base["norms"] for base in self._bases):
             return {"unknown": f"{self._why_no_norm()}."}
         return {"unknown": "", "bases": [self._histogram(label, base) for label, base in self._labeled_bases()]}
@@ -204,6 +209,7 @@ class _Page:
         return {**shown, "about": f"{label}. {numbers}", "message": _spread(counts)}
 
     def _why_no_norm(self) -> str:
+        """Say why no norms are shown."""
         if any(base["norms"] is not None for base in self._bases):
             return tr("Every vector has the norm 0")
         return tr(
@@ -236,10 +242,12 @@ def histogram_columns(counts: dict[int, int], steps: int) -> Iterator[dict[str, 
 
 
 def _count(number: int | None) -> tuple[str, ...]:
+    """Format a number as a table cell; a dash if it is not known."""
     return ("-",) if number is None else (f"{number:,}",)
 
 
 def _dimensions(base: Document) -> tuple[str, ...]:
+    """Format the vector lengths of a base as the lines of a table cell."""
     lengths: dict[str, int] = base["lengths"]
     if len(lengths) == 1:
         return tuple(lengths)
@@ -247,10 +255,12 @@ def _dimensions(base: Document) -> tuple[str, ...]:
 
 
 def _row_count(name: str) -> Callable[[Document], tuple[str, ...]]:
+    """Return a function that formats one of a base's row counts."""
     return lambda base: _count(base["rows"][name] if base["rows"] else None)
 
 
 def _not_carried(base: Document) -> tuple[str, ...]:
+    """Format the number of skipped rows."""
     return _count(sum(base["rows"]["skipped"].values()) if base["rows"] else None)
 
 
@@ -276,10 +286,12 @@ def _share(part: int, whole: int) -> str:
 
 
 def _step(step: int) -> str:
+    """Format a bar's lower limit."""
     return tr("10 and more") if step == _ALL_STEPS - 1 else f"{step / 10:.1f}"
 
 
 def _spread(counts: dict[int, int]) -> str:
+    """Describe a histogram in words: number of vectors, range, and the most frequent norm."""
     total, most = sum(counts.values()), max(counts, key=counts.__getitem__)
     if len(counts) == 1:
         return tr("{vectors}, all at {step}", vectors=format_count(total, "vector"), step=_step(most))

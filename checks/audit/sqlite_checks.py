@@ -164,6 +164,7 @@ def has_extra_effects(name: str, table: str, sql: str, trial: TriggerTrial) -> b
 
 @lru_cache(maxsize=64)
 def _try_trigger(name: str, table: str, sql: str, trial: TriggerTrial) -> bool:
+    """Whether a trigger does more than those of the layout: it is fired on an empty copy of the tables."""
     if _RAISE.search(sql):
         return True
     done: set[tuple[int, str | None, str | None]] = set()
@@ -198,6 +199,7 @@ _ELSEWHERE = {apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH, apsw.SQLITE_RECURSIVE, aps
 
 
 def _is_own(trial: TriggerTrial, table: str, action: int, first: str | None, second: str | None) -> bool:
+    """Whether the triggers of the layout also do this action."""
     if action == apsw.SQLITE_FUNCTION:
         return str(second).lower() in _IN_TRIGGERS
     if action == apsw.SQLITE_INSERT:
@@ -216,6 +218,7 @@ def find_called_functions(statement: str) -> frozenset[str]:
 
 @lru_cache(maxsize=64)
 def _rules_call(statement: str) -> frozenset[str]:
+    """Return the SQL functions that the rules of a table (CHECK, DEFAULT) call."""
     called: set[str] = set()
 
     def watch(action: int, _: str | None, second: str | None, *__: str | None) -> int:

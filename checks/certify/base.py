@@ -139,6 +139,7 @@ def measure(db: apsw.Connection, base: CertifiedBase, scratch: apsw.Connection, 
 
 
 def _measured_bodies(db: apsw.Connection, base: CertifiedBase) -> Iterator[tuple[object, ...]]:
+    """Yield a row of measurements for each body: text hash, whether blank, whether the stated hash differs."""
     if base.table is None:
         name, column, codec = "search_text", "text", None
         stated = "CASE typeof(embedding_text_hash) WHEN 'text' THEN CAST(embedding_text_hash AS BLOB) END"
@@ -188,6 +189,7 @@ def _read_vectors(db: apsw.Connection, base: CertifiedBase) -> Iterator[tuple[in
 
 
 def _measured_vectors(vectors: Iterator[tuple[int, int, bytes | None]]) -> Iterator[list[tuple[object, ...]]]:
+    """Yield rows of measurements in batches; vectors without a valid length are only recorded as such."""
     waiting: list[tuple[int, bytes]] = []
     others: list[tuple[object, ...]] = []
     size = 0

@@ -231,12 +231,14 @@ def _prove_rows(of: Measured, add: Adder, column: str) -> None:
 
 
 def _terms(of: Measured, body: int) -> tuple[str, ...]:
+    """Return the search terms of the beginning of a body."""
     # FTS5 ends a text at NUL.
     text = read_text(of.db, of.base, body, WORD_CHARACTERS).partition("\0")[0]
     return compile_query(text).terms
 
 
 def _finds_itself(of: Measured, column: str, body: int) -> bool:
+    """Whether a search for some words of a body finds it; True if it has no words."""
     terms = _terms(of, body)
     if not terms:
         return True
@@ -302,5 +304,6 @@ def _choose_words(of: Measured, bodies: Sequence[int]) -> list[str]:
 
 
 def _matches(db: apsw.Connection, word: str) -> Iterator[object]:
+    """Yield the row ids that contain a word."""
     rows = db.execute("SELECT rowid FROM search_text_fts WHERE search_text_fts MATCH ?", (f'"{word}"',))
     return (rowid for (rowid,) in rows)

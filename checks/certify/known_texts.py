@@ -71,6 +71,7 @@ def choose_texts(base: CertifiedBase) -> KnownTexts:
 
 
 def _choose(base: CertifiedBase, db: apsw.Connection) -> KnownTexts:
+    """Choose texts with a vector, evenly spread over the rows, and the end of each long one."""
     if base.table is None:
         name = "search_text"
         wanted = """embedding_text_hash IN
@@ -160,6 +161,7 @@ def _stored(of: Measured, bodies: Sequence[int]) -> dict[int, int]:
 
 
 def _units(vectors: Sequence[bytes]) -> np.ndarray:
+    """Scale vectors to length 1."""
     numbers = np.frombuffer(b"".join(vectors), dtype="<f4").reshape(len(vectors), -1)
     with np.errstate(all="ignore"):
         norms = np.linalg.norm(numbers.astype(np.float64), axis=1, keepdims=True)

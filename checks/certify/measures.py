@@ -177,6 +177,7 @@ def norm_limits(of: Measured) -> tuple[float, float] | None:
         return None
 
     def middle_of(what: str, *values: float) -> float:
+        """Return the median of an expression over the usable vectors."""
         query = f"SELECT {what} {usable} ORDER BY 1 LIMIT 1 OFFSET {count // 2}"
         return float(str(of.scratch.execute(query, values).get))
 
@@ -241,6 +242,7 @@ def prove_sets(first: Measured, second: Measured, of_first: Adder, of_second: Ad
     a, b = first.prefix, second.prefix
 
     def only(one: str, other: str) -> str:
+        """Return SQL for texts that only the first of two bases has."""
         return (
             f"SELECT min(rowid) FROM {one}body WHERE NOT is_blank AND NOT is_extra"
             f" AND text NOT IN (SELECT text FROM {other}body) GROUP BY text"
@@ -250,6 +252,7 @@ def prove_sets(first: Measured, second: Measured, of_first: Adder, of_second: Ad
     of_second.rows(names.TEXT_ADDED, tr("{n} of B that A lacks"), "text", only(b, a))
 
     def lost(one: str, other: str) -> str:
+        """Return SQL for texts that both bases have and only the first one finds."""
         return f"""SELECT body FROM {one}found WHERE text IN (SELECT text FROM {other}body)
                       AND text NOT IN (SELECT text FROM {other}found)"""
 

@@ -53,6 +53,7 @@ def find_nearest(blocks: Blocks, queries: Any, own: Any, count: int = NEAREST) -
 
 
 def _merged(best: Any, rowids: Any, cosines: Any, keys: Any) -> tuple[Any, Any]:
+    """Merge the best neighbors so far with those of a further block."""
     count = best.shape[1]
     if cosines.shape[1] > count:
         top = np.argpartition(cosines, -count, axis=1)[:, -count:]
@@ -144,6 +145,7 @@ def find_apart(mean: Any, others: Sequence[Any]) -> float | None:
 
 
 def _first_component(units: Any) -> Any:
+    """Project vectors onto their direction of greatest variance, found by power iteration."""
     centered = (units - units.mean(axis=0)).astype(np.float64)
     # The first line that is not zero starts the iteration: the result does not depend on chance.
     axis = centered[int(np.argmax((centered**2).sum(axis=1)))]

@@ -143,6 +143,7 @@ class _Page:
         }
 
     def _facts(self) -> Iterator[str]:
+        """Yield the facts below the title: when the run was, and how many queries it used."""
         run, sample = self._document["run"], self._document["sample"]
         begin, end = (datetime.fromisoformat(run[key]) for key in ("started_at", "finished_at"))
         yield f"{begin:%Y-%m-%d %H:%M:%S} UTC, {(end - begin).total_seconds():.1f} s"
@@ -152,6 +153,7 @@ class _Page:
             yield tr("at most {sample:,} queries of each base", sample=sample)
 
     def _labelled(self) -> Iterator[tuple[str, Document]]:
+        """Yield the bases with the labels that replace their names."""
         places: Counter[str] = Counter()
         has_second = self._document.get("target") is not None
         for base in self._bases:

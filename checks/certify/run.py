@@ -309,6 +309,7 @@ class Certification:
         part.proved("index", RECALL_QUERIES, every=False)
 
     def _look_for_groups(self, part: _Base, rows: list[tuple[int, int]]) -> None:
+        """Note a base whose vectors fall into two groups; keep the mean of the others, to compare bases."""
         of = part.measured
         few = rows[:: max(1, len(rows) // neighbors.QUERIES_AT_ONCE)][: neighbors.QUERIES_AT_ONCE]
         units = of.units([at for at, _ in few])
@@ -436,6 +437,7 @@ class Certification:
         )
 
     def _proof(self, part: _Base, name: str) -> Proof:
+        """Return what was proven about a base under one name."""
         every, checked = part.checked.get(name, (False, 0))
         findings, base = self._findings[part.side], part.measured.base.id
         is_found = any(findings.count(finding, base) for finding in CONTRADICTIONS[name])

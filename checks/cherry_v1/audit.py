@@ -136,6 +136,7 @@ def _unseen_stores(plan: SourcePlan) -> Iterator[Finding]:
 
 
 def _no_room(plan: SourcePlan) -> Iterator[Finding]:
+    """Yield a finding if the disk has no room for the migrated library."""
     needed, free, source = plan.room.bytes_needed, plan.room.bytes_free, plan.report.head.source
     if needed > free and source is not None:
         said = tr(

@@ -43,6 +43,7 @@ def list_items(state: V1State, items: Iterable[Any]) -> list[ItemSummary]:
 
 
 def _item(state: V1State, raw: dict[str, Any]) -> ItemSummary:
+    """Summarize an item."""
     kind = raw.get("type")
     return ItemSummary(
         id=raw.get("id"),
@@ -171,6 +172,7 @@ def _summarize_base(source: Located, state: V1State, raw: dict[str, Any], *, ite
 
 
 def _model_of(raw: dict[str, Any]) -> str | None:
+    """Return the model of a base as provider::model, or None."""
     model = raw.get("model")
     if not isinstance(model, dict):
         return None
@@ -178,6 +180,7 @@ def _model_of(raw: dict[str, Any]) -> str | None:
 
 
 def _survey(path: Path) -> tuple[VectorFileSummary | None, str | None]:
+    """Summarize a vector file; the second value is a problem of it."""
     try:
         found = layout.VECTOR_TABLE.survey(path)
     except StoreProblem as problem:

@@ -216,6 +216,7 @@ def _base_statistics(key: str, name: str, index: IndexFacts, rows: dict[str, _Re
 
 
 def _migrated_rows(report: bytes) -> dict[str, _ReportedRows]:
+    """Return the row counts in the report of a migration, by base."""
     try:
         found = msgspec.json.decode(report, type=_LibraryReport)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -370,6 +371,7 @@ def audit_unreadable_file(path: Path, reason: str) -> Audit:
 
 
 def _catalog(root: Path, found: Located, findings: FindingCollector) -> StoredCatalog | None:
+    """Read the catalog, or add a finding and return None."""
     name = found.stores.catalog
     if name is None:
         return None
@@ -390,6 +392,7 @@ def _check_schema(root: Path, found: Located, findings: FindingCollector) -> Non
 
 
 def _read_report(root: Path) -> bytes:
+    """Read the report of the migration; empty if it cannot be read."""
     try:
         return read_report_bytes(FolderTree(root))
     except SourceUnreadable:
@@ -481,6 +484,7 @@ def _check_base(root: Path, base: _Base, state: _StoreAudit) -> None:
 
 
 def _check_without_index(root: Path, base: _Base, state: _StoreAudit) -> None:
+    """Check a base that has no index file: an error if it is completed."""
     key, row = base.key, base.row
     folder = root / state.bases / key
     if row is None or state.is_slim or f"{state.bases}/{key}/{INDEX_FILE}" in state.damaged:
@@ -551,6 +555,7 @@ def _is_completed(row: Row | None) -> bool:
 
 
 def _expected(key: str, store: StoreFile, row: Row | None) -> ExpectedIndex:
+    """Collect what an index has to agree with, from the catalog row of its base."""
     folder = key if store.name.endswith(INDEX_FILE) and store.base_id is not None else None
     model = None if row is None else str(row.get("embedding_model_id") or "")
     if row is None or not _is_completed(row):

@@ -107,6 +107,7 @@ def find_base_problem(row: Row) -> str | None:
 
 
 def _contradiction(row: Row) -> str | None:
+    """Describe columns of a base's row that contradict each other, or return None."""
     error, model, dimensions = (row.get(key) for key in ("error", "embedding_model_id", "dimensions"))
     if row.get("status") == "failed":
         return tr("it failed without an error") if is_blank(error) else None
@@ -262,6 +263,7 @@ def find_status_problem(item: Row, is_running: bool) -> str | None:
 
 
 def _work_problem(kind: Any, status: Any, is_running: bool) -> str | None:
+    """Describe a status of unfinished work that cannot be right, or return None."""
     if status in (("reading", "embedding") if kind == "directory" else ("preparing",)):
         return tr("a {kind} cannot be {status}", kind=kind, status=status)
     # A folder is active because of its children, or while its files are listed (status "preparing").

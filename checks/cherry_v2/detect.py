@@ -660,10 +660,12 @@ def read_uniform_vectors(db: apsw.Connection, dimensions: int | None) -> Uniform
 
 
 def _bar_of(norm: float) -> int:
+    """Return the number of the histogram's bar for a norm."""
     return min(int(norm / _NORM_STEP), _LAST_BAR)
 
 
 def _label_bars(norms: Counter[int]) -> dict[str, int]:
+    """Key the bars of a histogram by their lower limits."""
     return {f"{bar * _NORM_STEP:.1f}": count for bar, count in sorted(norms.items())}
 
 

@@ -204,6 +204,7 @@ class _IndexAudit:
         return chosen
 
     def _add(self, name: str, message: str, **more: Any) -> None:
+        """Add a finding of this base."""
         self._findings.add(name, message, base=self._expected.base, **more)
 
     def _add_rows(self, rows: Iterable[DetectedRow]) -> int:
@@ -442,6 +443,7 @@ class _IndexAudit:
                 )
 
     def _find_complaints(self, *, with_words: bool) -> Iterator[str]:
+        """Yield the complaints of SQLite's integrity check, with or without those of the full-text index."""
         with sqlite.open_readonly(self._path) as db, self._findings.watched(db, self._size):
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             if not with_words:
@@ -603,6 +605,7 @@ class _RowPass:
             self._check_blank(whole[covered * width :], width)
 
     def _check_blank(self, part: bytes, width: int) -> None:
+        """Note that findings about offsets are possible if a part between units is not blank."""
         if part in self._blanks:
             return
         text = part.decode() if width == 1 else part.decode("utf-16-le", "replace")

@@ -80,6 +80,7 @@ def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
 
 
 def _health(source: Located, bases: list[BaseSummary]) -> HealthSummary:
+    """Sum up the health of all bases."""
     read = [base.store for base in bases if isinstance(base.store, IndexSummary)]
     bodies = sum(store.bodies for store in read)
     notes = [*_stale_copy(source), *([_SLIM] if source.is_slim else [])]
@@ -169,6 +170,7 @@ def _summarize_materials(index: Path, sources: dict[str, str]) -> list[MaterialS
 
 
 def _share(part: int, whole: int) -> float | None:
+    """Return a part as a fraction of the whole; None if the whole is 0."""
     return part / whole if whole else None
 
 
@@ -177,6 +179,7 @@ def _catalog_path(source: Located) -> Path | None:
 
 
 def _library(source: Located, *, items: bool) -> list[BaseSummary]:
+    """Summarize all bases: those in the catalog, then index files that it does not name."""
     catalog = _catalog_path(source)
     stores = (*source.stores.current, *source.stores.preview)
     indexes = {str(store.base_id): source.tree.path / store.name for store in stores}
@@ -329,6 +332,7 @@ def _count_stale(db: apsw.Connection, items: set[str]) -> int:
 
 
 def _find_problem(path: Path, store: IndexSummary) -> str | None:
+    """Describe the problem of an index that would hurt the user most, or return None."""
     folder = path.parent.parent.name
     if store.schema_version != SCHEMA_VERSION:
         return tr(

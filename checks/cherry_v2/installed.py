@@ -195,12 +195,14 @@ def _candidates(folder: Path) -> list[Path]:
 
 
 def _may_be_store(folder: Path) -> bool:
+    """Whether a folder may be a store, judged by its name and the names in it."""
     return _NAMED_LIKE in folder.name.lower() or any(
         (folder / name).is_file() for name in (CATALOG_FILE, PROFILE_DATABASE, "data.json", "redux.json")
     )
 
 
 def _user_file(path: Path, folder: Path) -> Installation | None:
+    """Describe a backup or library in a folder of the user; None if it is something else."""
     why = tr("in {folder}", folder=printable(folder.name))
     try:
         with open_store(path) as found:
@@ -265,6 +267,7 @@ def _copy(path: Path) -> Installation | None:
 
 
 def _backup(found: Located, why: str) -> Installation:
+    """Describe a backup, with the next steps."""
     inspect = _step("inspect", found.path, does=tr("See what is in it"))
     steps = [inspect]
     if found.kind is not Kind.V2_BACKUP:
@@ -299,6 +302,7 @@ def _describe_installation(found: Located, why: str) -> Installation:
 
 
 def _v1(found: Located) -> tuple[list[str], list[NextStep]]:
+    """Return facts about a profile of v1, and the next steps."""
     path, kind = found.path, _kind_option(found)
     facts = [tr("v1 data, with {vector_files}.", vector_files=format_count(len(_vector_files(found)), "vector file"))]
     if found.tree.kind(EXPORT_FOLDER) == "folder":
@@ -308,6 +312,7 @@ def _v1(found: Located) -> tuple[list[str], list[NextStep]]:
 
 
 def _v2(found: Located) -> tuple[list[str], list[NextStep], Literal["rescue", "migrate"] | None]:
+    """Return facts about a profile of v2, the next steps, and the recommended command."""
     path, kind = found.path, _kind_option(found)
     check = _step("check", path, *kind, does=tr("See what is wrong and how to fix it"))
     pending = find_pending_change(found.tree.path)
@@ -345,6 +350,7 @@ def _leftover_lines(vector_files: list[Path]) -> Iterator[str]:
 
 
 def _lost_folders(catalog: StoredCatalog) -> int:
+    """Count the folders that the application's own upgrade did not migrate."""
     rows = [row for items in (catalog.items or {}).values() for row in items]
     return sum(row.get("type") == "directory" and row.get("error") == _UNMIGRATED_FOLDER for row in rows)
 
@@ -381,4 +387,5 @@ def _kind_option(found: Located) -> tuple[str, ...]:
 
 
 def _step(command: str, path: Path, *options: str, does: str) -> NextStep:
+    """Make a next step: a command line and what it does."""
     return NextStep(shlex.join(["regraft", command, path_argument(path), *options]), does)

@@ -122,10 +122,12 @@ def _disagreement(material: IndexMaterial, item: Row | None) -> tuple[str, str] 
 
 
 def _is_done(item: Row) -> bool:
+    """Whether an item is completed, and of a type that has a text."""
     return item.get("status") == "completed" and item.get("type") in ("file", "url", "note")
 
 
 def _without_material(items: list[Row], base: str, raw: Path, findings: FindingCollector, without_rows: int) -> None:
+    """Report completed items that have no material in the index."""
     is_recorded = sum(item.get("type") == "file" for item in items) <= without_rows
     for item in items:
         kind, path = item.get("type"), get_indexed_path(item)
@@ -161,6 +163,7 @@ def _find_obstacle(item: Row, raw: Path) -> str | None:
 
 
 def _leads_to_file(raw: Path, path: str) -> bool:
+    """Whether a path is safe and names an existing file below `raw/`."""
     return find_path_problem(path.encode("utf-8", "surrogatepass")) is None and _is_file(raw / path)
 
 
@@ -183,6 +186,7 @@ def check_raw_files(
 def _materials_on_disk(
     raw: Path, base: str, items: list[Row] | None, materials: list[IndexMaterial], findings: FindingCollector
 ) -> None:
+    """Report materials whose file is missing, or differs from the indexed text."""
     snapshots = {str(item.get("id")) for item in items or () if item.get("type") in ("url", "note")}
     has_file = _having_files(items)
     for material in materials:
@@ -209,6 +213,7 @@ def _having_files(items: list[Row] | None) -> Callable[[IndexMaterial], bool]:
     foreign = {str(item.get("id")) for item in items or () if has_newer_type(item)}
 
     def has_file(material: IndexMaterial) -> bool:
+        """Whether a material has a file of its own, so that it can be missing."""
         # Without a catalog, the folder items are unknown.
         prefix = prefixes.get(material.id) if items is not None else material.path.rpartition("/")[0]
         # A virtual path, which is the item's id or lies below its folder's prefix, has no file by design.
@@ -227,6 +232,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _is_changed(path: Path, material: IndexMaterial) -> bool:
+    """Whether a snapshot differs from the indexed text, or cannot be read."""
     try:
         if file_paths.stat(path).st_size > _LARGEST_SNAPSHOT:
             return True
@@ -237,6 +243,7 @@ def _is_changed(path: Path, material: IndexMaterial) -> bool:
 
 
 def _files_on_disk(raw: Path, base: str, items: list[Row] | None, findings: FindingCollector) -> int:
+    """Report files that no item refers to; return the number of all files."""
     count = 0
     is_orphan = make_orphan_test(items, findings.now_ms) if items is not None else None
     for name, changed_at in walk_files(raw):
@@ -274,6 +281,7 @@ def make_orphan_test(items: list[Row], now_ms: int) -> Callable[[str, float], bo
 
 
 def _paths_in(data: dict[str, Any]) -> list[str]:
+    """Return the paths that an item's data names."""
     return [data[key] for key in ("indexedRelativePath", "relativePath") if isinstance(data.get(key), str)]
 
 

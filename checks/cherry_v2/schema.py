@@ -171,6 +171,7 @@ def _read_version(db: apsw.Connection) -> object:
 
 
 def _wrong_columns(db: apsw.Connection, table: str, shape: SchemaShape) -> Iterator[str]:
+    """Yield the columns of a table that are missing or different."""
     rows = db.execute(f"PRAGMA table_xinfo('{table}')")
     there = {name: (str(kind).upper(), nn, key, hidden) for _, name, kind, nn, _, key, hidden in rows}
     # Rows are identified by row number, so the table must have row numbers and no column of that name.
@@ -186,12 +187,14 @@ def _wrong_columns(db: apsw.Connection, table: str, shape: SchemaShape) -> Itera
 
 
 def _is_like(found: tuple[str, int, int, int], about: Sequence[object]) -> bool:
+    """Whether a column is as the layout defines it."""
     # A key may also be NOT NULL. A generated column cannot be written.
     kind, is_needed, key, is_generated = found
     return not is_generated and [kind, 0 if key else is_needed, key] == list(about)
 
 
 def _wrong_keys(db: apsw.Connection, table: str) -> Iterator[str]:
+    """Yield the foreign keys and unique columns that a table lacks."""
     there = {(to, column, target, action) for _, _, to, column, target, _, action, _ in _foreign(db, table)}
     yield from (f"{table}.{key[1]} → {key[0]}" for key in sorted(_KEYS[table]) if key not in there)
     unique = [row[1] for row in db.execute(f"PRAGMA index_list('{table}')") if row[2]]
@@ -200,6 +203,7 @@ def _wrong_keys(db: apsw.Connection, table: str) -> Iterator[str]:
 
 
 def _foreign(db: apsw.Connection, table: str) -> Iterator[tuple[object, ...]]:
+    """Yield the rows of `PRAGMA foreign_key_list`, with the target column filled in."""
     for row in db.execute(f"PRAGMA foreign_key_list('{table}')"):
         # A foreign key without a column refers to the primary key.
         target = row[4] or {"content": "content_hash", "material": "material_id"}.get(str(row[2]))
@@ -207,11 +211,13 @@ def _foreign(db: apsw.Connection, table: str) -> Iterator[tuple[object, ...]]:
 
 
 def _index_columns(db: apsw.Connection, name: str) -> list[str]:
+    """Return the columns of an index."""
     quoted = name.replace("'", "''")
     return [row[2] for row in db.execute(f"PRAGMA index_info('{quoted}')")]
 
 
 def _is_wrong_index(db: apsw.Connection, name: str, shape: SchemaShape) -> bool:
+    """Whether an index is missing, or differs from the layout's."""
     table, columns, unique = _INDEXES[name]
     if columns == (_ROWID,) and not shape.has_rowid:
         return False
@@ -240,6 +246,7 @@ _MOST_RIGHT = 1000
 def _try_statements(
     statements: dict[tuple[str, str], str], shape: SchemaShape, findings: FindingCollector
 ) -> Iterator[str]:
+    """Run the file's own CREATE statements in a scratch file, and yield those that behave unlike the layout's."""
     with (
         scratch.temporary_folder() as folder,
         sqlite.open_writable(folder / "scratch.sqlite", create=True) as db,
@@ -267,10 +274,12 @@ def _try_statements(
 
 
 def _no_other_file(operation: int, *_: object) -> int:
+    """Authorizer that denies opening other files."""
     return apsw.SQLITE_DENY if operation in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH) else apsw.SQLITE_OK
 
 
 def _is_refused(db: apsw.Connection, sql: str, findings: FindingCollector) -> bool:
+    """Whether SQLite refuses a statement; its effect is rolled back."""
     db.execute("SAVEPOINT tried")
     is_refused = False
     try:
@@ -288,6 +297,7 @@ def _is_refused(db: apsw.Connection, sql: str, findings: FindingCollector) -> bo
 
 
 def _wrong_triggers(db: apsw.Connection, shape: SchemaShape, findings: FindingCollector) -> Iterator[str]:
+    """Yield the triggers after which the full-text index does not match the bodies."""
     for name, sql, word, gone in (
         ("search_text_ai", _BODY.format("'search_unit'", "'body'"), "ghtho", None),
         (FULL_TEXT, _BUILD_ANEW, "ghtho", None),
@@ -419,6 +429,7 @@ def find_foreign_in_index(db: apsw.Connection) -> list[ForeignObject]:
 
 
 def _is_newer(db: apsw.Connection) -> bool:
+    """Whether the index has a later layout version than this release knows."""
     with suppress(apsw.SQLError):
         version = db.execute("SELECT schema_version FROM meta ORDER BY id LIMIT 1").get
         return isinstance(version, int) and version > SCHEMA_VERSION

@@ -97,6 +97,7 @@ _Step = tuple[str, str | None, Callable[[], None]]
 
 
 def _steps(state: _StoreAudit, collections: list[ChromaCollection], wanted: list[ChromaCollection]) -> Iterator[_Step]:
+    """Yield the parts of the check: name, collection id, and function."""
     yield "segments", None, partial(_check_segments, state, collections)
     yield "queue", None, partial(_check_queue, state, collections)
     yield "application", None, partial(_check_application, state, collections)
@@ -170,6 +171,7 @@ def _check_segments(state: _StoreAudit, collections: list[ChromaCollection]) -> 
 
 
 def _check_queue(state: _StoreAudit, collections: list[ChromaCollection]) -> None:
+    """Report queued operations of collections that do not exist."""
     known = {one.id for one in collections}
     query = f"SELECT {database.TOPIC_COLLECTION}, count(*) FROM embeddings_queue GROUP BY 1"
     for collection, count in state.db.execute(query):
@@ -179,6 +181,7 @@ def _check_queue(state: _StoreAudit, collections: list[ChromaCollection]) -> Non
 
 
 def _check_application(state: _StoreAudit, collections: list[ChromaCollection]) -> None:
+    """Compare the collections with the rows of Open WebUI, if its database is there."""
     layout = layouts.read_layout(state.root, collections)
     if layout.problem is not None:
         message = tr("{name} cannot be used: {error}", name=layouts.OPEN_WEBUI_DATABASE, error=layout.problem)
@@ -218,6 +221,7 @@ def _check_sequence_numbers(state: _StoreAudit) -> None:
 
 
 def _check_whole(state: _StoreAudit) -> None:
+    """Run SQLite's own check over each table."""
     has_damaged_text = database.find_full_text_damage(state.db) is not None
     tables = state.db.execute("SELECT CAST(name AS TEXT) FROM sqlite_schema WHERE type = 'table'").fetchall()
     for (table,) in tables:
@@ -334,6 +338,7 @@ def _vector_blocks(state: _StoreAudit, collection: CollectionState, dimension: i
 def _check_block(
     state: _StoreAudit, collection: CollectionState, ids: list[str], vectors: Any, scratch: apsw.Connection
 ) -> None:
+    """Report vectors that cannot be used, and record digest and norm of the others."""
     with np.errstate(all="ignore"):
         norms = np.sqrt((vectors.astype(np.float64) ** 2).sum(axis=1))
         is_usable = np.isfinite(norms) & (norms > 0) & (norms < LARGEST_NORM)

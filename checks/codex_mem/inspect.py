@@ -76,6 +76,7 @@ def check_notes(
 
 
 def _check_whole(survey: NoteSurvey, findings: FindingCollector) -> None:
+    """Report a state of the vector file that concerns all notes."""
     name = {
         HealthState.INCOMPATIBLE: codex.INDEX_INCOMPATIBLE,
         HealthState.REBUILDING: codex.REBUILDING,
@@ -103,6 +104,7 @@ def _reports_each_note(survey: NoteSurvey) -> bool:
 
 
 def _notes(survey: NoteSurvey, chosen: Collection[str]) -> Iterator[Note]:
+    """Iterate over the notes of the chosen projects, or of all."""
     projects: Iterable[str | None] = chosen or (None,)
     for project in projects:
         yield from survey.memory.notes.iterate(project)
@@ -339,20 +341,24 @@ class _Audit:
                 self._seen.checked[name] = self._memory.db.execute(f"SELECT count(*) FROM {table}").get
 
     def _scope(self) -> None:
+        """Check the chosen projects."""
         if self._seen.is_whole:
             check_scope(self._memory.db, self._seen.projects, self._seen.chosen, self._findings)
 
     def _full_text(self) -> None:
+        """Check the full-text index."""
         if self._seen.is_whole:
             is_usual = not self._findings.count(codex.TRIGGER, None)
             schema.check_full_text(self._memory.db, self._findings, with_words=is_usual)
 
     def _migration(self) -> None:
+        """Check whether the migration that adds vectors is complete."""
         if self._seen.is_whole:
             present = self._memory.is_present
             schema.check_migration(self._memory.db, self._findings, has_vectors=present)
 
     def _check_vectors(self) -> None:
+        """Compare the vectors with the notes."""
         if self._seen.is_whole:
             survey = self._seen.survey = health.survey_notes(self._memory, self._findings.check_time)
             self._seen.signals = health.collect_signals(survey)
@@ -372,6 +378,7 @@ class _Audit:
 
 
 def _as_audit(path: Path, state: _StoreAudit) -> Audit:
+    """Convert the collected findings to the result of the audit."""
     findings, survey = state.findings, state.survey
     vectors = None if survey is None else survey.memory.vectors
     files = (path, database.sidecar_path(path))
@@ -396,6 +403,7 @@ def _as_audit(path: Path, state: _StoreAudit) -> Audit:
 
 
 def _state_of(state: _StoreAudit) -> str:
+    """Describe the state of the search by meaning; empty if it is not known."""
     return "" if state.signals is None else tr("Search by meaning: {state}. ", state=state_label(state.signals.state))
 
 
@@ -425,6 +433,7 @@ def _statistics(project: Project, survey: NoteSurvey | None) -> BaseStatistics:
 
 
 def _project_of(finding: Finding) -> tuple[str, ...]:
+    """Return the option that selects the finding's project, if its fix takes one."""
     words = FINDINGS[finding.name].command
     return ("--base", finding.base) if finding.base is not None and words[0] in _OF_ONE_PROJECT else ()
 
@@ -522,6 +531,7 @@ def _find_problems(survey: NoteSurvey) -> Iterator[str]:
 
 
 def _project(survey: NoteSurvey, project: database.Project) -> BaseSummary:
+    """Summarize a project."""
     db = survey.memory.db
 
     def count(table: str) -> int:
@@ -551,6 +561,7 @@ def _format_counts(numbers: dict[str, int]) -> str:
 
 
 def _written(value: object) -> str:
+    """Format a value as it is shown."""
     if isinstance(value, bool):
         return label_of("yes" if value else "no")
     return one_line(str(value))

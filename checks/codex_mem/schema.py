@@ -121,6 +121,7 @@ def _find_wrong_trigger(columns: list[str], triggers: dict[str, str]) -> Iterato
 
 
 def _has_effect(db: apsw.Connection, statement: str, word: str, wanted: list[int]) -> bool:
+    """Whether a statement makes a search for a word return the wanted rows."""
     query = f"SELECT rowid FROM {FULL_TEXT} WHERE {FULL_TEXT} MATCH ?"
     try:
         db.execute(statement).fetchall()
@@ -130,6 +131,7 @@ def _has_effect(db: apsw.Connection, statement: str, word: str, wanted: list[int
 
 
 def _no_other_file(operation: int, *_: object) -> int:
+    """Authorizer that denies opening other files."""
     return apsw.SQLITE_DENY if operation in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH) else apsw.SQLITE_OK
 
 
@@ -169,6 +171,7 @@ def check_migration(db: apsw.Connection, findings: FindingCollector, *, has_vect
 
 
 def _check_absent(findings: FindingCollector, *, is_recorded: bool, has_vectors: bool) -> None:
+    """Report a trace of migration 006 in a database that lacks its columns."""
     if is_recorded or has_vectors:
         what = tr("the migration is recorded") if is_recorded else tr("there is a vector file")
         findings.add(codex.MIGRATION, tr("no column of migration 006 exists, but {what}", what=what))
@@ -296,5 +299,6 @@ def _encode_varints(numbers: list[int]) -> bytes:
 
 
 def _words_agree(db: apsw.Connection, counts: list[int]) -> bool:
+    """Whether the full-text index has the words of the notes."""
     searchable = f"SELECT rowid AS number, title, content FROM main.{NOTES} WHERE searchable = 1"
     return words_agree(db, FULL_TEXT, NOTES, searchable, "title, content", _encode_varints(counts))

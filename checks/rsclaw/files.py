@@ -145,6 +145,7 @@ def list_files(mirror: Mirror, root: Path, go_on: Callable[[], None] = lambda: N
 
 
 def _rows_of_files(root: Path, go_on: Callable[[], None]) -> Iterator[tuple[str, str, int, int, bool]]:
+    """Yield a row for each file: shown path, folded path, time (ms), size, and whether it is unusual."""
     for entry in _entries(root):
         go_on()
         try:
@@ -333,6 +334,7 @@ def _find_file_problem(state: KbAudit, one: _NamedFile) -> tuple[str, str] | Non
 
 
 def _find_change(state: KbAudit, one: _NamedFile, place: Path) -> tuple[str, str] | None:
+    """Return the finding if the content of a file does not match its recorded hash, or None."""
     if one.is_body and state.level >= Level.DEFAULT:
         body = read_body(place)
         state.checked["bytes"] += body.start + body.size
@@ -444,6 +446,7 @@ def has_full_text(root: Path) -> bool:
 
 
 def _snapshot_entries(root: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the entries of the vector index snapshot, and whether each is a regular file."""
     if _is_plain_folder(root, HNSW):
         for path in sorted((root / HNSW).iterdir()):
             if path.name.startswith(SNAPSHOT_FILES):

@@ -124,6 +124,7 @@ def _steps(options: CheckOptions) -> list[tuple[str, Callable[[KbAudit], None]]]
 
 
 def _check(state: KbAudit, options: CheckOptions) -> None:
+    """Run all checks that the options ask for, and report damaged pages."""
     steps = _steps(options)
     for table, name in ((database.DOCS, "documents"), (database.CHUNKS, "chunks")):
         state.checked[name] = state.mirror.tables[table].rows
@@ -387,6 +388,7 @@ def _count_by_name(mirror: Mirror, query: str, known: tuple[str, ...]) -> dict[s
 
 
 def _vectors(mirror: Mirror) -> list[VectorGroup]:
+    """Count the vectors by embedder and dimensions."""
     query = "SELECT embedder, dimensions, count(*) FROM chunk GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT ?"
     return [
         VectorGroup(

@@ -287,6 +287,7 @@ def check_chunks(state: KbAudit) -> None:
 
 
 def _check_owners(state: KbAudit) -> None:
+    """Report chunks whose document is missing, or has another version or source."""
     if state.mirror.is_whole(database.DOCS):
         lost = (
             """SELECT c.doc_id || ', ' || c.id FROM chunk c WHERE c.doc_id NOT IN (SELECT id FROM doc) ORDER BY c.id"""
@@ -397,6 +398,7 @@ def check_ids(state: KbAudit, file: RedbFile) -> None:
 
 
 def _wrong_ids(state: KbAudit, file: RedbFile) -> Iterator[tuple[str]]:
+    """Yield the chunks whose id does not follow from their source, number and text."""
     for _, value in file.raw_rows(database.CHUNKS):
         state.findings.check_time()
         with suppress(msgspec.MsgspecError, OSError):
@@ -424,6 +426,7 @@ def _text_in_body(state: KbAudit, chunk: _Indexed) -> str | None:
 
 
 def _piece(path: Path, start: int, length: int) -> bytes:
+    """Read a part of a file."""
     with links.open_for_reading(path) as file:
         file.seek(start)
         return file.read(length)

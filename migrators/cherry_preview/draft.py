@@ -170,6 +170,7 @@ def _derived_field_notices(
 
 
 def _is_given(given: dict[str, Any], key: str) -> bool:
+    """Whether an item states a usable value for a key: not blank, and for `relativePath` a safe path."""
     value = given.get(key)
     if key == "content":
         return isinstance(value, str)
@@ -198,6 +199,7 @@ def _first_text(given: dict[str, Any], keys: tuple[str, ...]) -> str | None:
 
 
 def _find_texts(given: dict[str, Any], keys: tuple[str, ...]) -> Iterator[str]:
+    """Yield the non-blank values of the given keys, in the object itself and then in the objects inside it."""
     for key in keys:
         if not is_blank(given.get(key)):
             yield str(given[key])
@@ -210,6 +212,7 @@ def _find_texts(given: dict[str, Any], keys: tuple[str, ...]) -> Iterator[str]:
 
 
 def _file_content(given: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
+    """Choose the source, the path below `raw/` and the upload of a file item."""
     named = _first_text(given, _NAMES)
     source = _first_text(given, _SOURCES) or context.rows.source(item_id) or named or item_id
     path = given.get("relativePath")
@@ -237,6 +240,7 @@ def _url_content(given: dict[str, Any], item_id: str, context: BaseContext) -> I
 
 
 def _note_content(given: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
+    """Choose the text and the source of a note; a text that is too long is cut, with a notice."""
     text = _first_text(given, _TEXTS[:2]) or context.rows.text(item_id) or _first_text(given, _TEXTS) or ""
     text, notices_of_cut = cut_note(text, context.base_id, item_id)
     source = _first_text(given, ("source", "sourceUrl", "url", "title")) or context.rows.source(item_id) or text
@@ -255,6 +259,7 @@ def _with_snapshot(data: dict[str, str], given: dict[str, Any], context: BaseCon
 
 
 def _directory_content(given: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
+    """Choose the source of a folder item; it has no other data."""
     return ItemContent({"source": _first_text(given, _FOLDERS) or context.rows.source(item_id) or ""})
 
 
@@ -356,11 +361,13 @@ def _draft_item(row: Row, context: BaseContext, migrated: set[str], drafted: Dra
 
 
 def _status_of(row: Row) -> str:
+    """Return the stored status in lower case; a blank one counts as completed."""
     status = row.get("status")
     return "completed" if is_blank(status) else trim(str(status)).lower()
 
 
 def _status(row: Row) -> tuple[str, str | None]:
+    """Return the status that the item gets, and its error if it failed."""
     status = _status_of(row)
     if status in _DONE | _IDLE:
         return ("completed" if status in _DONE else "idle"), None
@@ -592,12 +599,14 @@ def _providers(catalog: StoredCatalog) -> list[dict[str, Any]] | None:
 
 
 def _row_to_raw_model(row: Row) -> dict[str, Any]:
+    """Convert a model's catalog row to the form in which v1 stores models."""
     whole = str(row.get("id"))
     model = whole if is_model_id(whole) else row.get("model_id") or whole
     return {"id": model, "provider": row.get("provider_id"), "name": row.get("name"), "group": row.get("group")}
 
 
 def _unique(raw: dict[str, Any] | None) -> str | None:
+    """Return the id of a model with its provider, as provider::model; None without a model."""
     if raw is None:
         return None
     model = str(raw["id"])
@@ -647,6 +656,7 @@ def _read_catalog(source: Located) -> tuple[StoredCatalog | None, list[Notice]]:
 
 
 def _catalog_notice(message: str) -> Notice:
+    """Make the notice that the catalog could not be read."""
     return Notice(code=notices.CATALOG_UNREADABLE, message=message)
 
 
@@ -718,6 +728,7 @@ class _Drafter:
             self.drafts.append(self._draft_base(row, base_id, stores.get(base_id, missing), is_listed=True))
 
     def _skip_current(self, base_id: str, store: StoreFile | None) -> None:
+        """Skip a base whose index already has the current layout."""
         self._seen.add(base_id)
         leaves_rows = store is not None and store.look.leaves_rows
         rest = tr("; its file also holds unused rows of a preview build") if leaves_rows else ""
@@ -725,6 +736,7 @@ class _Drafter:
         self._skip(base_id, notices.CURRENT_LAYOUT, message)
 
     def _skip(self, base_id: str | None, reason: str, message: str) -> None:
+        """Skip a base: record it with its number of items, and add a notice."""
         items = 0 if self._catalog is None else len((self._catalog.items or {}).get(base_id, ()))
         self.skipped.append(SkippedBase(base_id, reason, items))
         self.found_notices.append(Notice(code=reason, message=message, base=base_id))
@@ -777,6 +789,7 @@ class _Drafter:
         )
 
     def _items(self, base_id: str, store: StoreFile, store_items: StoreItems, names: FreeNames) -> DraftedItems:
+        """Draft the items of a base: those that the catalog lists, or else those that its rows name."""
         context = BaseContext(
             base_id=base_id, raw=RawFiles(self._source.tree, store.raw), paths=RawPaths(names), rows=store_items
         )
@@ -787,6 +800,7 @@ class _Drafter:
         return draft_listed_items(listed.get(base_id, ()), context, self._migrated)
 
     def _embedding(self, row: Row, base_id: str, store_items: StoreItems, *, is_listed: bool) -> ModelChoice:
+        """Choose the model of a base; if its index cannot be read either, the problem names both."""
         choice = self.models.embedding(row.get("embedding_model_id"), base_id, is_listed=is_listed)
         if choice.id is None and store_items.problem:
             # Naming a model would not help.
@@ -807,6 +821,7 @@ def _folder_name(base_id: str) -> str:
 
 
 def _name(row: Row, base_id: str, found_notices: list[Notice]) -> str:
+    """Return the name of a base; its id, with a notice, if the name is blank."""
     name: Any = row.get("name")
     text = trim(without_nul(name)) if isinstance(name, str) else ""
     if not text:

@@ -118,10 +118,12 @@ def _draft_item(
 
 
 def _is_text(value: Any) -> bool:
+    """Whether a value is a string that is not empty."""
     return isinstance(value, str) and bool(value)
 
 
 def _texts(values: Any) -> tuple[str, ...]:
+    """Return the values of a list that are not blank; nothing if it is not a list."""
     return tuple(value for value in values if not is_blank(value)) if isinstance(values, list) else ()
 
 
@@ -132,6 +134,7 @@ def _loader_ids(raw: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _status(raw: dict[str, Any]) -> tuple[str, str | None]:
+    """Return the status that the item gets, and its error if it failed."""
     status = raw.get("processingStatus")
     if status in ("failed", "processing", "pending"):
         error = raw.get("processingError")
@@ -236,6 +239,7 @@ def _note_content(raw: dict[str, Any], context: DraftContext, _names: FreeNames)
 
 
 def _first_text(*values: Any) -> str | None:
+    """Return the first value that is not blank, as text, or None."""
     return next((str(value) for value in values if not is_blank(value)), None)
 
 
@@ -301,6 +305,7 @@ def _reason_to_skip(raw: Any, seen: set[str], pending: frozenset[str]) -> str | 
 
 
 def _skip(raw: Any, reason: str) -> SkippedBase:
+    """Record a base that is skipped, with its number of items."""
     legacy_id = raw.get("id") if isinstance(raw, dict) else None
     items = raw.get("items") if isinstance(raw, dict) else None
     return SkippedBase(
@@ -370,6 +375,7 @@ def _draft_base(raw: dict[str, Any], models: ModelResolver, context: DraftContex
 
 
 def _file_processor(raw: dict[str, Any]) -> str | None:
+    """Return the id of the document processor that a base names, or None."""
     provider = raw.get("preprocessProvider")
     provider = provider.get("provider") if isinstance(provider, dict) else None
     processor = provider.get("id") if isinstance(provider, dict) else None

@@ -81,6 +81,7 @@ def entries_without_rows(draft: BaseDraft, survey: VectorSurvey) -> list[str]:
 
 
 def _has_rows(item: ItemDraft, survey: VectorSurvey) -> bool:
+    """Whether the vector file has rows of one of the item's loaders."""
     return any(loader_id in survey.loaders for loader_id in item.loader_ids)
 
 
@@ -311,6 +312,7 @@ class WantedLoaders:
                     yield from self._take(f"{JSON_LOADER}{_md5(clean_text(form).encode())}")
 
     def _take(self, *loaders: str) -> Iterator[str]:
+        """Yield those of the loader ids that are still wanted, and stop looking for them."""
         for loader_id in loaders:
             if loader_id in self.loaders:
                 self.loaders.discard(loader_id)
@@ -343,14 +345,17 @@ class WantedLoaders:
 
     @cached_property
     def _known_starts(self) -> set[bytes]:
+        """The first code units of the texts that are searched for, as search keys."""
         return {_start(text) for loader_id, text in self._snippets.items() if not loader_id.startswith(JSON_LOADER)}
 
     @cached_property
     def _known_first_characters(self) -> set[str]:
+        """The first characters of the texts that are searched for."""
         return {start.decode("utf-16-le", "replace")[:1] for start in self._known_starts}
 
 
 def _loader_kind(loader_id: str) -> str:
+    """Return the kind in a loader id, for example `TextLoader_`."""
     return loader_id.partition("_")[0] + "_"
 
 
@@ -371,6 +376,7 @@ def _as_v1(text: str, encoding: str) -> str:
 
 
 def _start(text: str) -> bytes:
+    """Return the first code units of a text in UTF-16-LE, as a search key."""
     return text[:_SURE_UNITS].encode("utf-16-le")[: 2 * _SURE_UNITS]
 
 
@@ -415,10 +421,12 @@ def normalize_json(text: str) -> str | None:
 
 
 def _refuse(constant: str) -> None:
+    """Refuse NaN and infinities, which JSON does not have."""
     raise ValueError(constant)
 
 
 def _format_number(text: str) -> _Number:
+    """Convert a JSON number to the text that JavaScript writes for it."""
     value = float(text)
     if value in (float("inf"), float("-inf")):
         return _Number("null")
@@ -436,12 +444,14 @@ _LAST_INDEX = (1 << 32) - 2
 
 
 def _order_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Order the keys of an object as JavaScript does: array indexes first, ascending."""
     found = dict(pairs)
     indexes = sorted((key for key in found if _INDEX.fullmatch(key) and int(key) <= _LAST_INDEX), key=int)
     return {key: found[key] for key in indexes} | found if indexes else found
 
 
 def _stringify(value: Any) -> str:
+    """Convert a value to JSON, exactly as JavaScript's `JSON.stringify` does."""
     if isinstance(value, _Number):
         return value
     if isinstance(value, str):

@@ -107,6 +107,7 @@ def find_folders(paths: Mapping[str, str]) -> list[FoundFolder]:
 
 
 def _split_into_folders(files: list[_FilePath], order: Mapping[str, int]) -> Iterator[FoundFolder]:
+    """Group files into the folders that the user probably added, from the common beginnings of their paths."""
     waiting = [files]
     while waiting:
         group = waiting.pop()
@@ -233,6 +234,7 @@ def _overlap(before: str, after: str) -> int:
 
 
 def _original_source(metadata: str) -> str:
+    """Return the address in the metadata of a web loader; empty if there is none."""
     try:
         found: Any = json_text.decode(bytearray(metadata.encode()), object)
     except json_text.JsonProblem:
@@ -342,6 +344,7 @@ class SourceFiles:
         return found
 
     def _upload(self, name: str) -> bytes:
+        """Read an upload; empty if it is missing, unreadable or too large."""
         place = join_path(self.uploads or "", name)
         try:
             if self.tree.kind(place) != "file" or self.tree.size(place) > MAX_UPLOAD_BYTES:
@@ -404,6 +407,7 @@ class _ItemBuilder:
                 self._add_item("directory", folder.path, loaders=folder.loaders, content=folder.path)
 
     def _add(self, loader: LoaderSummary) -> None:
+        """Add an item for a loader; its type follows from the prefix of the loader id."""
         loader_id = loader.loader_id
         if loader_id.startswith(NOTE_LOADER):
             self._note(loader)
@@ -420,6 +424,7 @@ class _ItemBuilder:
             self._add_file(loader)
 
     def _add_item(self, kind: str, key: str, *, loaders: tuple[str, ...], content: object, **more: object) -> None:
+        """Add an item in the form in which v1 stores items."""
         self.found.types[kind] += 1
         raw = {
             "id": f"{self._base}/{key}",
@@ -435,6 +440,7 @@ class _ItemBuilder:
     # --- kinds -----------------------------------------------------------------------------------------------------
 
     def _note(self, loader: LoaderSummary) -> None:
+        """Add a note, with the text in the notes table or else the text of its rows."""
         address = "" if loader.source == _NO_SOURCE else loader.source
         stored = self._source_files.notes_by_loader.get(loader.loader_id)
         text = loader.text() if stored is None else str(stored["content"])
@@ -442,6 +448,7 @@ class _ItemBuilder:
         self._add_item("note", loader.loader_id, loaders=(loader.loader_id,), content=text, sourceUrl=address)
 
     def _web(self, loader: LoaderSummary) -> None:
+        """Add a web page, or a file if nothing shows that its source is an address."""
         # The loader id of a page hashes its address, or its text if it has one chunk.
         proven = (
             text for text in (loader.source, loader.start) if text and f"{WEB_LOADER}{_md5(text)}" == loader.loader_id
@@ -499,6 +506,7 @@ def _path_of(loader: LoaderSummary) -> str | None:
 
 
 def _is_address(text: str) -> bool:
+    """Whether a text is an HTTP address without blanks."""
     return text.startswith(("http://", "https://")) and not any(map(str.isspace, trim(text)))
 
 
@@ -571,6 +579,7 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
         return replace(options, mapped={self._base(old): new for old, new in options.mapped.items()})
 
     def _base(self, old: str) -> str:
+        """Return the id of the adopted base that an option names by its path or differently spelled id."""
         # Either a path of the file, or a base id that is spelled differently in the file's name.
         names = [] if SEPARATOR in old else [vector_file_name(old), *path_segments(old)[-1:]]
         return next((name for name in names if name in self.orphans), old)

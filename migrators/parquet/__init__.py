@@ -164,6 +164,7 @@ def select_bases(files: list[UnitsFile], wanted: tuple[str, ...]) -> list[tuple[
 
 
 def _file_stamp(path: Path) -> tuple[int, int]:
+    """Return the size and the time of last change, to notice later changes."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
 
@@ -221,6 +222,7 @@ def _complete_model(model_id: str, metadata: Any, capabilities: tuple[str, ...])
 
 
 def _base_row(base: BaseMetadata, now_ms: int) -> dict[str, Any]:
+    """Make the catalog row of a base from the settings in the file, or from defaults."""
     usual: dict[str, Any] = {one.name: getattr(Settings(), one.name) for one in fields(Settings)}
     if base.settings is not None:
         names = [one.name for one in fields(BaseRow)]
@@ -407,6 +409,7 @@ def _make_outcome(
 
 
 def _notices(plan: BaseImportPlan, base_report: BaseReport) -> Iterator[Notice]:
+    """Yield the notices of an imported base: rows and items left out, and texts or vectors that were adjusted."""
     base = plan.record.base
 
     def notice(code: str, message: str, count: int = 1) -> Notice:
@@ -687,6 +690,7 @@ def fingerprint(base_id: str, content_mark: list[int]) -> str:
 
 
 def _unchanged_entry(target: Path, base_id: str, entries: dict[str, LedgerEntry], mark: str) -> BaseEntry | None:
+    """Return the ledger entry of a base that the target already has from the same file, or None."""
     entry = entries.get(base_id)
     if entry is None or entry.fingerprint != mark:
         return None

@@ -319,6 +319,7 @@ class ImportedIndex:
                 write_large_text(self._db, _REMEMBERED, number, row.content)
 
     def _reason_to_skip(self, row: UnitRow) -> str | None:
+        """Return the reason code if a row cannot be imported, or None."""
         is_whole = isinstance(row.item, str) and isinstance(row.text, RowText) and isinstance(row.body_hash, str)
         if not is_whole or not row.item or (row.unit_index or 0) < 0:
             return notices.NOT_WHOLE
@@ -330,6 +331,7 @@ class ImportedIndex:
         return notices.DUPLICATE_ROW if self._db.execute(there, (row.item, row.unit_index)).fetchall() else None
 
     def _add_vector(self, row: UnitRow) -> None:
+        """Write the vector of a row; of equal texts, the first vector is kept and others are counted."""
         if row.vector is None:
             return
         before = self._db.total_changes()
@@ -378,6 +380,7 @@ class ImportedIndex:
         self._db.execute("COMMIT")
 
     def _finish_material(self, material: str, path: str, content: str | None) -> None:
+        """Write the content of a material; if its units do not match it, the content is rebuilt from them."""
         units: list[Any] = self._db.execute(
             "SELECT u.rowid, u.content_hash, u.unit_index, u.char_start, u.char_end, t.text FROM search_unit u"
             " CROSS JOIN search_text t ON t.rowid = u.rowid WHERE u.material_id = ? ORDER BY u.unit_index",
@@ -435,6 +438,7 @@ class ImportedIndex:
         self._name_units(material, content_hash, units)
 
     def _name_units(self, material: str, content_hash: str, units: Iterable[Any]) -> None:
+        """Give the units and their bodies the ids that follow from their material, content and offsets."""
         for rowid, _, index, start, end in units:
             unit = identity.unit_id(material, content_hash, index, start, end)
             self._db.execute(
@@ -469,6 +473,7 @@ class ImportedIndex:
 
 
 def _if_small(column: str) -> str:
+    """Return SQL for a column that is NULL where the value is large."""
     return f"CASE WHEN octet_length({column}) <= {LARGE_BYTES} THEN {column} END"
 
 

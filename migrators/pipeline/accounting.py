@@ -132,6 +132,7 @@ class LoaderOwners:
         return None if loader_id is None else self._skipped.get(loader_id)
 
     def _assign_to_standalone_items(self, draft: BaseDraft) -> dict[str, str]:
+        """Assign loaders to items that are not folders; the last item that names a loader gets it."""
         owners: dict[str, str] = {}
         overruled_ids: dict[str, None] = {}
         for item in draft.items:
@@ -151,6 +152,7 @@ class LoaderOwners:
     def _assign_to_folder_files(
         self, draft: BaseDraft, expanded: dict[str, tuple[FolderFile, ...]], standalone: dict[str, str]
     ) -> None:
+        """Assign loaders to files in folders, unless a standalone item has them."""
         for files in expanded.values():
             for file in files:
                 if file.loader_id in standalone:
@@ -165,6 +167,7 @@ class LoaderOwners:
             self._note_conflicts(folder, expanded.get(folder.id, ()), standalone)
 
     def _note_conflicts(self, folder: ItemDraft, files: Sequence[FolderFile], standalone: dict[str, str]) -> None:
+        """Add notices for files of a folder whose rows another item gets."""
         conflicts = sum(file.loader_id in standalone for file in files)
         shared = sum(bool(file.taken_by) for file in files) - conflicts
         if conflicts:
@@ -299,6 +302,7 @@ class RowDecisions:
             migrated.text_only.append((reason, group.with_text))
 
     def _ownership_problem(self, loader_id: str | None, item_id: str | None) -> str | None:
+        """Return the reason code if no indexable item owns the rows of a loader, or None."""
         if item_id is None:
             return self._owners.skipped_reason(loader_id) or notices.UNMAPPED_LOADER
         return notices.NON_INDEXABLE if item_id in self._owners.containers else None

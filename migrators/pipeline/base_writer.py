@@ -329,6 +329,7 @@ class _BaseWriter:
             )
 
     def _material(self, db: apsw.Connection, number: int) -> index.Material:
+        """Make the index material for a planned one; its rows are read while it is written."""
         self._copies.assign()
         material = self._plan.materials[number]
         item = self._plan.items[material.item]
@@ -341,6 +342,7 @@ class _BaseWriter:
     def _read_rows(
         self, db: apsw.Connection, material: MaterialPlan, is_large: bool
     ) -> Iterator[tuple[str | LargeText, bytes | None]]:
+        """Stream the texts and vectors of a material, and compare them with the digest of the plan."""
         table, length = self._origin.table, self._plan.vector_bytes
         texts = bool(self._plan.rows.without_vector)
         if is_large:
@@ -500,6 +502,7 @@ class IndexingProgress:
         self._report(step, 0)
 
     def _step(self) -> bool:
+        """Report a step of SQLite; False lets the statement continue."""
         self.rows(_STEPS_PER_REPORT // _STEPS_PER_ROW)
         return False
 

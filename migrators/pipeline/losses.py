@@ -252,6 +252,7 @@ def find_losses(survey: VectorSurvey, owners: LoaderOwners) -> SalvageLosses:
 
 
 def _describe_items(found: SalvageLosses, tally: SalvageTally) -> str:
+    """Describe how many items a salvage restores completely, and how many in part."""
     whole = format_count(found.whole, "item")
     if tally.is_exact:
         return tr("{whole} complete, {damaged} damaged", whole=whole, damaged=found.damaged)

@@ -67,6 +67,7 @@ class _LargeRecords:
 
 
 def _restore_large_records(records: list[tuple[int, bytes]]) -> _LargeRecords:
+    """Rebuild the records after pickling."""
     made = _LargeRecords()
     for position, raw in records:
         made.put(position, raw)

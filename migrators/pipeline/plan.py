@@ -410,6 +410,7 @@ class _Planner:
         )
 
     def _dimensions(self) -> int | None:
+        """Return the dimensions of the base, also of one that fails; None if they are not known."""
         if self._base_error is None:
             return self._policy.vector_bytes // 4
         if self._base_error == notices.MISSING_MODEL:
@@ -431,6 +432,7 @@ class _Planner:
         return FoundOnDisk(paths, tuple(one.twin for one in restorable.values()))
 
     def _plan_material(self, item: int, parts: list[MigratedRows]) -> MaterialPlan:
+        """Plan the material of an item from the migrated rows of its loaders."""
         return MaterialPlan(
             item=item,
             runs=tuple(
@@ -529,6 +531,7 @@ class _Planner:
         self._notices.append(Notice(code=code, message=message, base=self._draft.legacy_id, item=item, count=count))
 
     def _note_too_large(self, draft: ItemDraft, rows: int) -> None:
+        """Add the notice that the text of an item exceeds SQLite's limit."""
         message = tr(
             "{rows} not migrated: the text of the item exceeds SQLite's limit of 1 GB", rows=format_count(rows, "row")
         )
@@ -565,6 +568,7 @@ class _Planner:
             )
 
     def _note_outside(self, draft: ItemDraft) -> None:
+        """Add a notice for files of a folder whose recorded paths are outside of it."""
         count = self._layout.outside[draft.id]
         if count:
             message = tr(
@@ -673,6 +677,7 @@ class _Planner:
         )
 
     def _note_text_only(self) -> None:
+        """Add a notice for rows that are migrated without a vector."""
         text_only = self._decisions.text_only
         if text_only.rows:
             reasons = join_list(f"{count:,} {reason}" for reason, count in text_only.rows.items())

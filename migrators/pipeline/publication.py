@@ -472,6 +472,7 @@ def _without_versions(path: Path) -> bytes:
 
 
 def _items(ledger: Ledger, entry: BaseEntry) -> Iterator[ItemRow]:
+    """Read the item rows of a base from its ledger entry."""
     base_id = entry.record.base.id
     return read_items(ledger.parts(base_id), base_id)
 

@@ -116,6 +116,7 @@ def _make_outcome(
 
 
 def _salvage(plan: BasePlan, tally: SalvageTally) -> SalvageReport:
+    """Convert the tally of a salvage to its part of the report."""
     return SalvageReport(
         carried=tally.is_carried,
         rows=tally.rows,
@@ -131,6 +132,7 @@ def _salvage(plan: BasePlan, tally: SalvageTally) -> SalvageReport:
 
 
 def _index(plan: BasePlan, tallies: Tallies | None, index_bytes: int | None) -> IndexReport:
+    """Describe the new index of a base for the report."""
     return IndexReport(
         path=index_path(plan.draft.id),
         materials=len(plan.materials),

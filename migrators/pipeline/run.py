@@ -289,6 +289,7 @@ def plan_only(pipeline: Pipeline, source: Located, options: Options, progress: P
 
 
 def _survey_summary(source: Located, job: BaseJob) -> BaseSurvey:
+    """Describe what a source has of a base: items, uploads and its vector file."""
     draft, name = job.draft, vector_file_in_tree(source, job.draft)
     kind = source.tree.kind(name) if name else None
     size = 0
@@ -353,12 +354,14 @@ def write_outline(folder: Path, jobs: tuple[BaseJob, ...], at: Session, planned:
 
 
 def _catalog_rows(job: BaseJob, ledger: Ledger, now_ms: int) -> tuple[BaseRecord, Iterator[ItemRow]]:
+    """Return the catalog rows of a base: planned ones, or of an unchanged base those in the ledger."""
     if job.unchanged is None:
         return _planned_base(job, now_ms)
     return job.unchanged.record, read_items(ledger.parts(job.base_id), job.base_id)
 
 
 def _planned_base(job: BaseJob, now_ms: int) -> tuple[BaseRecord, Iterator[ItemRow]]:
+    """Return the catalog rows of a planned base."""
     assert job.plan is not None
     return base_record(job.plan, now_ms), planned_rows(job.plan, {}, now_ms)
 

@@ -167,6 +167,7 @@ def base_fingerprint(
 
 
 def _encode(part: object) -> bytes:
+    """Encode a value deterministically, for a digest."""
     try:
         return msgspec.json.encode(part, order="deterministic")
     except UnicodeEncodeError:
@@ -306,6 +307,7 @@ def hash_in_background(staging: Path, pool: ProcessPool | None) -> Iterator[Call
         else:
 
             def take() -> tuple[str, str]:
+                """Wait for the hashes of the index and of the uploads; if a process was killed, compute them here."""
                 try:
                     index, raw = (pool.take(job) for job in jobs)
                 except JobFailed as problem:

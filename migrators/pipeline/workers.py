@@ -230,6 +230,7 @@ class _ProgressSender:
 
 
 def _in_process(job: WriteJob) -> FinishedBase:
+    """Write a base in a child process, which may write to the staging folder only."""
     sender = _ProgressSender(job.work.draft.name)
     with links.follow_links(job.follow_links), closing(open_tree(job.tree_path)) as tree:
         # This process may change only this folder.
@@ -240,6 +241,7 @@ def _in_process(job: WriteJob) -> FinishedBase:
 
 
 def _in_processes(jobs: list[WriteJob], count: int, progress: Progress) -> Generator[FinishedBase, None, None]:
+    """Write bases in child processes, the largest first; yield each when it is finished."""
     # The largest first, so that no process ends up alone with it.
     waiting = deque(sorted(jobs, key=lambda job: -job.plan.rows.carried))
 

@@ -47,6 +47,7 @@ def merge_options(struct: type[Options], options: Options | None, fields: Mappin
 
 
 def _convert(kind: type, value: object) -> object:
+    """Convert a value of the caller to the type of an option."""
     if kind is Path and isinstance(value, str | os.PathLike):
         return Path(value)
     raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")

@@ -143,6 +143,7 @@ def audit_source(
 
 
 def _refuse(options: Mapping[str, object], about: str) -> None:
+    """Refuse options that do not apply to this kind of check."""
     for name, given in options.items():
         if given:
             raise WrongUsage(
@@ -154,6 +155,7 @@ def _refuse(options: Mapping[str, object], about: str) -> None:
 def _v2_audit(
     path: Path, found: Located, options: collector.CheckOptions, line_for: CommandLine
 ) -> tuple[Head, findings.Audit]:
+    """Audit v2 data, and adjust the recommended commands to what they would do."""
     run = Run(command="check", source_kind=found.kind, source=path)
     # No command repairs archives and backups.
     is_fixed = found.is_archive or found.kind is Kind.V2_BACKUP
@@ -294,12 +296,14 @@ def _write_metrics(metrics: MetricsFile, report: findings.CheckReport) -> Output
 
 
 def _head(path: Path, kind: Kind) -> Head:
+    """Return the head of a report of a check that ends now."""
     run = Run(command="check", source_kind=kind, source=path)
     run.end()
     return run.head()
 
 
 def _v1_audit(path: Path, found: Located, options: CheckOptions, progress: Progress) -> tuple[Head, findings.Audit]:
+    """Audit a source by planning its migration."""
     # They import all readers of v1 data, which a check of v2 data does not need.
     import migrators  # noqa: PLC0415
     from checks.cherry_v1 import audit as cherry_v1_audit  # noqa: PLC0415

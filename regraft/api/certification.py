@@ -152,6 +152,7 @@ def _read_source(source: Located, wanted: tuple[str, ...], *, has_other: bool) -
 
 
 def _old_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack, *, has_other: bool) -> _Bases:
+    """Describe the bases of a source that can be migrated."""
     options = migrators.Options(
         now_ms=time_or_now(None), bases=wanted, while_running=True, adopt_orphans=source.kind in V1_ORPHANS
     )
@@ -176,12 +177,14 @@ def _old_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack, *, ha
 
 
 def _select(bases: dict[str, CertifiedBase], wanted: Sequence[str]) -> _Bases:
+    """Select bases by id or name; all if none is named."""
     names = {key: base.name for key, base in bases.items()}
     chosen = {resolve_base(one, names) for one in wanted}
     return _Bases(bases={key: base for key, base in bases.items() if not wanted or key in chosen}, legacy={})
 
 
 def _current_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack) -> _Bases:
+    """Describe the bases of v2 data."""
     catalog = stack.enter_context(cherry_v2.open_source_catalog(source))
     found = read_bases(source)
     by_legacy = {old: new for new, old in found.legacy.items()}
@@ -202,6 +205,7 @@ def _current_base(
     """Describe a base with an index; ``row`` is that of the catalog, ``names`` its id and name."""
 
     def items_of(ids: Sequence[str]) -> dict[str, str] | None:
+        """Map item ids to the ids of their bases; None without a catalog."""
         items = None if catalog is None else catalog.items(ids)
         return None if items is None else {key: str(item.get("base_id")) for key, item in items.items()}
 
@@ -231,6 +235,7 @@ def _chroma_recall(source: Located) -> Callable[[str], float | str | None] | Non
 
     @cache
     def measured() -> dict[str, float | str]:
+        """Measure how many true neighbors each collection's index finds, or say why that is not possible."""
         with database.open_chroma(root / database.FILE) as db:
             every = database.list_collections(db)
             found = measure_recall(db, root, every)
@@ -270,6 +275,7 @@ def _chroma_words(source: Located) -> dict[str, WordIndex]:
 
 
 def _note_bases(source: Located, stack: ExitStack) -> dict[str, CertifiedBase]:
+    """Copy the notes of each codex-mem project with their vectors to a table, and describe it as a base."""
     folder = stack.enter_context(scratch.temporary_folder())
     side: apsw.Connection | None = None
     meta: SidecarMeta | None = None
@@ -324,6 +330,7 @@ def _notes(
 
 
 def _record_bases(source: Located, stack: ExitStack) -> dict[str, CertifiedBase]:
+    """Describe the vectors of AngelMemory's provider in use as a base."""
     in_use = find_providers(source.tree.path).in_use
     if in_use is None:
         return {}
@@ -397,6 +404,7 @@ def _embed(embedder: Embedder, meter: BudgetedEmbedder, texts: Sequence[str], is
 
 
 def _plan_sending(settings: EmbedderSettings, known: Iterable[KnownTexts]) -> CertifyPlan:
+    """Estimate what is sent to the embedder."""
     tokens_of = embedders.counter(settings)
     bases = texts = tokens = requests = 0
     for one in known:

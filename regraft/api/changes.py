@@ -87,6 +87,7 @@ def _run_change(
 
 
 def _agree(_: ChangeReport) -> bool:
+    """Default of ``confirm``: make every change."""
     return True
 
 
@@ -323,6 +324,7 @@ def install_bases(
         wanted = structs.replace(wanted, reuse=reuse)
 
         def planner(store: Store) -> Plan:
+            """Plan the installation, and note what is done with a library that was made for it."""
             plan = installing.plan(store, source, wanted)
             if plan.changes and library is not None:
                 plan.outside.append(made_library.profile_action(library, store.root, len(source.chosen)))

@@ -159,6 +159,7 @@ def _needs(path: Path, kind: Kind | None, bases: tuple[str, ...], run: Run) -> l
 
 
 def _fits(settings: EmbedderSettings, need: ModelNeed) -> bool:
+    """Whether an embedder has the model that a base needs."""
     return need.model_id is not None and settings.serves(need.model_id)
 
 
@@ -181,6 +182,7 @@ def _describe_embedder(settings: EmbedderSettings, needs: Sequence[ModelNeed]) -
 
 
 def _models(needs: Sequence[ModelNeed], every: Sequence[EmbedderSettings]) -> list[NeededModel]:
+    """List each needed model with its bases and the embedders that have it."""
     grouped: dict[tuple[str | None, int | None], list[ModelNeed]] = {}
     for need in needs:
         grouped.setdefault((need.model_id, need.dimensions), []).append(need)
@@ -226,6 +228,7 @@ def _test_embedder(settings: EmbedderSettings) -> TestedEmbedder:
 
 
 def _is_unit(vector: bytes) -> bool:
+    """Whether a vector has length 1, approximately."""
     return abs(math.hypot(*array("f", vector)) - 1) <= _NEARLY
 
 

@@ -169,6 +169,7 @@ def _fill(
     fillers: Mapping[Kind, Filler] | None = None,
     **more: Any,
 ) -> BackfillReport:
+    """Run a backfill, or another command that fills a store in the same way."""
     limits = Limits(options.limit, options.max_requests, options.max_cost)
     wanted = scope.BackfillOptions(
         path=Path(path),
@@ -286,6 +287,7 @@ def restore(
     reuse = list_sources(options)
 
     def request(settings: EmbedderSettings, new_model: str, length: int | None) -> RestoreRequest:
+        """Make the request for a new base, once the embedder is known."""
         return RestoreRequest(
             path=Path(path),
             settings=settings,
@@ -401,6 +403,7 @@ def _refuse_unused(kind: Kind, options: ReconcileOptions) -> None:
     leave_out = tr("leave it out")
 
     def refuse(given: Mapping[str, object], problem: str, hint: str) -> None:
+        """Refuse options that do not apply here."""
         for option, value in given.items():
             if value not in (None, False, ()):
                 raise WrongUsage(problem=f"{option}: {problem}", hint=hint)

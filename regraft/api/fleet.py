@@ -78,6 +78,7 @@ def run_command(job: LibraryJob, call: CallCommand) -> TaskResult:
 
 
 def _call(job: LibraryJob) -> tuple[Report, LibrarySummary]:
+    """Call the function of the API for a job; returns its report, and a summary for the journal."""
     values: Any = job.options.values
     if job.command == "migrate":
         migrated = api.migrate(job.source, str(job.target), values)
@@ -137,6 +138,7 @@ def _count_rows(rows: object) -> RowCounts:
 
 
 def _encode(value: object) -> str:
+    """Encode a value as JSON with sorted keys."""
     return msgspec.json.encode(value, order="sorted").decode()
 
 

@@ -25,6 +25,7 @@ def exit_status(report: Report, fail_on: FailOn = "warning") -> int:
 
 
 def _is_incomplete(report: Report) -> bool:
+    """Whether a base, text or check was left out, so that the exit status is 1."""
     bases = getattr(report, "bases", ())
     scopes = getattr(report, "scopes", ())
     if isinstance(report, MigrationReport):
@@ -36,6 +37,7 @@ def _is_incomplete(report: Report) -> bool:
 
 
 def _severities(report: Report) -> list[Severity]:
+    """Return the severities of everything a report lists."""
     if isinstance(report, MigrationReport):
         installed = getattr(report, "install", None)
         left = [] if installed is None else [one.severity for one in installed.left]

@@ -145,6 +145,7 @@ def choose_library(source: Path, folder: Path | None = None) -> Path:
 
 
 def _is_free(path: Path, source: Path) -> bool:
+    """Whether the library can be written to a path: nothing there, or a library of this source."""
     if not os.path.lexists(path):
         return True
     with suppress(OSError):
@@ -260,6 +261,7 @@ class _ProfileRun:
         self._demand_space(plan)
 
     def _plan_installation(self, library: Path, bases: Sequence[str], *, is_outline: bool = False) -> Installation:
+        """Plan what the migrated library will change in the profile."""
         options = structs.replace(self._install_options(bases), dry_run=True)
         return install_bases(library, self._profile, options, library=self._target, is_outline=is_outline)
 
@@ -331,9 +333,11 @@ class _ProfileRun:
     # --- reporting ---------------------------------------------------------------------------------------------------
 
     def _result(self, report: MigrationReport, installed: Installation, *, wrote: bool) -> ProfileMigration:
+        """Make the result of the run."""
         return ProfileMigration(report=self._report(report, installed), wrote_library=wrote, chosen=installed.chosen)
 
     def _report(self, report: MigrationReport, installed: Installation) -> ProfileMigrationReport:
+        """Join the reports of migration and installation."""
         part = installed.report
         finished_at = report.head.run.finished_at and part.head.run.finished_at
         run = structs.replace(report.head.run, finished_at=finished_at)

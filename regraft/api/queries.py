@@ -116,6 +116,7 @@ class _Search(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mode(self) -> Mode | None:
+        """The search mode that the options name, or None."""
         return None if self.options.mode is None else Mode(self.options.mode)
 
     @property
@@ -187,11 +188,13 @@ def _refuse(kind: Kind, hint: str, options: dict[str, bool]) -> None:
 
 
 def _refuse_callers(source: Located, asked: _Search) -> None:
+    """Refuse ``--as`` for systems without restricted visibility."""
     hint = tr("leave it out; only rsclaw has documents with restricted visibility")
     _refuse(source.kind, hint, {_CALLERS: bool(asked.options.as_)})
 
 
 def _refuse_simple(source: Located, asked: _Search) -> None:
+    """Refuse mode simple for systems without tags."""
     hint = tr("leave it out; only notes of AngelMemory can be searched by tags")
     _refuse(source.kind, hint, {f"--mode {Mode.SIMPLE.value}": asked.mode is Mode.SIMPLE})
 
@@ -264,6 +267,7 @@ def _search_records(source: Located, asked: _Search) -> SearchResult:
         raise WrongUsage(problem=problem, hint=tr("give --embedder NAME or --vector FILE, or --mode simple"))
 
     def nearest(count: int) -> angel_memory.NearestRecords:
+        """Find the nearest records to the query's vector."""
         # Loads what works with collections, which no other search needs.
         from repair.angel_memory.collection import find_nearest  # noqa: PLC0415
 

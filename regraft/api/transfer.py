@@ -85,6 +85,7 @@ def migration_options(options: MigrateOptions) -> migrators.Options:
 
 
 def _agree(_: migrators.MigrationReport) -> bool:
+    """Default of ``confirm``: make every change."""
     return True
 
 

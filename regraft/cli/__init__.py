@@ -100,10 +100,12 @@ def translate_help(text: str) -> str:
 
 
 def _parts(text: str) -> list[str]:
+    """Split a help text into paragraphs."""
     return cleandoc(text).split("\n\n")
 
 
 def _on_one_line(part: str) -> str:
+    """Join the lines of a paragraph."""
     return " ".join(part.split())
 
 
@@ -244,6 +246,7 @@ class CommandGroup(click.Group):
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def _summary(self, name: str) -> str:
+        """Return the line of a command in the help."""
         return SUMMARIES.get(name) or self.commands[name].get_short_help_str()
 
     def invoke(self, context: click.Context) -> Any:

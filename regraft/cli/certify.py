@@ -87,6 +87,7 @@ def certify(a: Path, b: Path | None, page: Path | None, options: CertifyOptions,
 
 
 def _lines(document: dict[str, Any], *, title: str, verbose: bool, quiet: bool) -> Iterator[str]:
+    """Yield the lines of the text output."""
     if not quiet:
         yield title
         for base in document["bases"]:
@@ -173,5 +174,6 @@ def _finding_lines(document: dict[str, Any], *, verbose: bool) -> Iterator[str]:
 
 
 def _name_of(document: dict[str, Any], side: str, name: str) -> str:
+    """Format a base's name, with its side if two stores are compared."""
     prefix = f"{side.upper()}: " if document["target"] is not None else ""
     return f"{prefix}{one_line(name, LONGEST_NAME)}"

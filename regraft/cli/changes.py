@@ -214,6 +214,7 @@ def closing_lines(
 
 
 def _nothing_done(command: str, left: Sequence[Unresolved], unchanged: str) -> list[str]:
+    """Explain that nothing was changed, and name the next command."""
     if not left:
         return [tr("Nothing to do: {unchanged}.", unchanged=unchanged)]
     count = sum(one.count for one in left)
@@ -265,6 +266,7 @@ def _not_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved])
 
 
 def _command(name: str, path: str) -> str:
+    """Format a command line for a path."""
     return shlex.join(["regraft", name, path_argument(path)])
 
 

@@ -102,6 +102,7 @@ def compare(v1: Path, v2: Path, queries: Path | None, options: CompareOptions, o
 
 
 def _as_text(told: list[BaseComparison], count: int, sides: tuple[str, str], *, every: bool, quiet: bool) -> str:
+    """Format the comparison; ``count`` is the number of results per query."""
     lines = []
     for base in told:
         if not quiet or base.outcome != "equal":
@@ -119,6 +120,7 @@ def _as_text(told: list[BaseComparison], count: int, sides: tuple[str, str], *, 
 
 
 def _base_line(base: BaseComparison, count: int) -> str:
+    """Format the result for one base."""
     recalled = "" if base.recall is None else f", recall@{count} {base.recall:.4f}"
     asked = f" ({_queries(base.queries)}{recalled})" if base.queries else ""
     why = f": {base.problem}" if base.problem else ""
@@ -126,6 +128,7 @@ def _base_line(base: BaseComparison, count: int) -> str:
 
 
 def _difference(parted: Difference, sides: tuple[str, str]) -> str:
+    """Format the first rank at which two results differ."""
     first, second = sides
     old, new = _format_side(parted.v1), _format_side(parted.v2)
     return tr(
@@ -146,4 +149,5 @@ def _format_side(side: RankedText | None) -> str:
 
 
 def _queries(count: int) -> str:
+    """Format a number of queries."""
     return tr("{count:,} query", count=count) if count == 1 else tr("{count:,} queries", count=count)

@@ -259,6 +259,7 @@ def planned_lines(report: BackfillReport | EmbeddingReport) -> list[str]:
 
 
 def _was_run(report: BackfillReport | EmbeddingReport) -> bool:
+    """Whether the report is of a run, not of a plan."""
     return any(scope.started_at is not None for scope in report.scopes)
 
 
@@ -269,6 +270,7 @@ def _other_lines(report: BackfillReport | EmbeddingReport, *, verbose: bool) -> 
 
 
 def _heading(scope: ScopeReport) -> str:
+    """Format the name, the id and the model of a scope."""
     model = f", {scope.model_id}" if scope.model_id else ""
     return one_line(f"{scope.name}  ({scope.scope}{model})")
 
@@ -329,6 +331,7 @@ def _reuse_lines(scope: ScopeReport, *, is_done: bool) -> list[str]:
 
 
 def _done_lines(scope: ScopeReport, verbose: bool) -> list[str]:
+    """Format the result for one scope."""
     now = tr(
         "{ready:,} of {texts} have one now; {skipped_ready:,} had one before",
         ready=scope.ready,
@@ -450,6 +453,7 @@ def _table(report: EmbeddersReport) -> list[str]:
 
 
 def _join_names(bases: Sequence[str]) -> str:
+    """Name the first bases, and count the others."""
     named = [one_line(base, LONGEST_NAME) for base in bases[:3]]
     more = len(bases) - len(named)
     return join_list([*named, *([tr("{more:,} more", more=more)] if more else [])]) if named else "-"
@@ -481,6 +485,7 @@ def _test_line(one: TestedEmbedder) -> str:
 
 
 def _next(report: EmbeddersReport, path: Path | None) -> str:
+    """Suggest the next command."""
     place = [] if path is None else [path_argument(path)]
     if not report.there:
         return shlex.join(["regraft", "embedders", *place, "--write"])

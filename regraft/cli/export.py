@@ -178,6 +178,7 @@ def _base_line(base: packing.PackedBaseReport) -> str:
 
 
 def _closing(report: packing.PackReport, target: Path) -> list[str]:
+    """Format the last lines of a pack: what was packed, and the command for the other machine."""
     packed = {base.id for base in report.bases}
     left = {one.base for one in report.left} - packed
     size = tr(

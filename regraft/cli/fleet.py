@@ -213,6 +213,7 @@ def _set_command_name(name: str) -> Callable[[F], F]:
     """Set the name under which documents of errors report a command."""
 
     def named(command: F) -> F:
+        """Give a command its name."""
         command.__name__ = name
         return command
 
@@ -232,6 +233,7 @@ def _require_results(path: Path | None) -> Path:
 
 
 def _no_option(command: F) -> F:
+    """Decorator that adds no option."""
     return command
 
 
@@ -506,6 +508,7 @@ def status_lines(found: FleetStatus) -> str:
 
 
 def _as_text(report: FleetReport, *, verbose: bool) -> str:
+    """Format the summary of a fleet."""
     lines = [*_failed_lines(report, None if verbose else _NAMED), _counts(report.libraries, "library")]
     if report.bases["all"]:
         lines.append(_counts(report.bases, "base"))

@@ -42,6 +42,7 @@ def start() -> NoReturn:
 
 @report_errors
 def _start(**_: object) -> None:
+    """Entry point for ``regraft`` without arguments."""
     run()
 
 
@@ -126,6 +127,7 @@ def choose(question: str, known: Sequence[tuple[Value, str]], parse: Callable[[s
 
 
 def _path_hint(known: Sequence[object]) -> str:
+    """Return the prompt for a path, or for a number of the list."""
     return tr("Number (Enter: 1) or path:") if known else tr("Path:")
 
 

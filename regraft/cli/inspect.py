@@ -46,6 +46,7 @@ def greet() -> bool:
 
 
 def _found_lines(found: list[Installation], *, quiet: bool) -> Iterator[str]:
+    """Format the installations that were found, with their next steps."""
     if not quiet:
         yield tr("Cherry Studio on this computer:")
     for one in found:

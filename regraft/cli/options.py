@@ -97,6 +97,7 @@ def _is_plain(word: str) -> bool:
 
 
 def _item(word: str, text: str) -> CompletionItem:
+    """Make a completion; quoted for bash, which inserts it as it is."""
     # Other shells quote what they insert.
     is_bash = os.environ.get("_REGRAFT_COMPLETE", "").startswith("bash")
     value = shlex.quote(word) if is_bash else word
@@ -140,10 +141,12 @@ def _parse_time(_context: click.Context, _parameter: click.Parameter, value: str
 
 
 def _follow_links(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    """Apply ``--follow-links`` for the duration of the command."""
     context.with_resource(links.follow_links(value))
 
 
 def _show_decisions(context: click.Context, _parameter: click.Parameter, value: int) -> int:
+    """Log decisions if ``-v`` is given twice."""
     if value > 1:
         context.with_resource(output.log_decisions())
     return value

@@ -294,6 +294,7 @@ def echo_traceback(error: BaseException) -> None:
 
 
 def _print(stream: TextIO | None, text: str, *, as_it_is: bool = False) -> None:
+    """Write text to a stream, made safe for a terminal unless ``as_it_is``."""
     if stream is not None:
         stream.write(text if as_it_is else format_for_terminal(text, stream))
         stream.flush()

@@ -74,6 +74,7 @@ def refuse_sparse_file(descriptor: int) -> None:
 
 
 def _is_enough(data: int, size: int) -> bool:
+    """Whether so much data is plausible for a size."""
     return size <= FREE_BYTES + DATA_FACTOR * data
 
 

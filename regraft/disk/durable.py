@@ -212,6 +212,7 @@ def replace(source: Path, target: Path, *, wait: Callable[[float], object] | Non
 
 
 def _replace(source: Path, target: Path) -> None:
+    """Rename a file over another; on Windows also one that is read-only."""
     with writable.open_parent(target) as (there, new), writable.open_parent(source) as (here, old):
         try:
             os.replace(old, new, src_dir_fd=here, dst_dir_fd=there)

@@ -76,6 +76,7 @@ def is_hidden_by_length(path: Path) -> bool:
 
 
 def _is_listed(path: Path) -> bool:
+    """Whether the parent folder lists a path that cannot be opened."""
     try:
         return path.name in names_in(path.parent)
     except OSError:
@@ -385,6 +386,7 @@ class ChildPaths:
         return self._free.take(above, *split_extension(name))
 
     def _rest(self, parts: list[str]) -> list[str]:
+        """Return the parts of a path below the folder; only the name if it is outside."""
         depth = len(self._folder)
         if len(parts) > depth and [fold_name(part) for part in parts[:depth]] == self._folder:
             return parts[depth:]
@@ -418,6 +420,7 @@ class _FreePaths:
         return path
 
     def _is_file(self, path: str) -> bool:
+        """Whether a path is taken by a file, on disk or by an earlier choice."""
         if self._raw is None:
             return False
         is_there = os.path.lexists(self._raw / path) and not is_folder(self._raw / path)

@@ -84,6 +84,7 @@ def is_lock_held(path: Path) -> bool:
 
 
 def _file_number(path: Path) -> int:
+    """Return the inode number of a file."""
     return path.stat().st_ino
 
 

@@ -161,6 +161,7 @@ def attach_readonly(connection: apsw.Connection, path: Path, name: str) -> Itera
 
 
 def _detach(connection: apsw.Connection, name: str) -> None:
+    """Detach a database, after rolling back an open transaction."""
     if connection.in_transaction:
         connection.execute("ROLLBACK")
     connection.execute(f"DETACH {name}")
@@ -357,6 +358,7 @@ def read_file_state(path: Path) -> FileState:
 
 
 def _read_file_state(path: Path) -> tuple[object, ...]:
+    """Return size, time, inode and header of a file; empty if it cannot be read."""
     try:
         status = file_paths.stat(path)
         if not file_paths.is_file(path):

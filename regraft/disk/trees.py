@@ -150,6 +150,7 @@ class FolderTree:
 
     @cached_property
     def _roots(self) -> tuple[Path, ...]:
+        """The folders that links may point into."""
         return tuple(links.real_path(path) for path in (self.path, self._named) if path is not None)
 
     def _real(self, name: str) -> Path:
@@ -172,6 +173,7 @@ class FolderTree:
         return Path(real)
 
     def _follow(self, link: Path, name: str) -> Path:
+        """Return a link if it may be followed; otherwise record it and raise."""
         if links.are_links_followed():
             return link
         real = links.real_path(link)
@@ -247,6 +249,7 @@ class FolderTree:
 
     @contextmanager
     def _reported_as_unreadable(self, name: str) -> Iterator[None]:
+        """Context that converts errors to those of an unreadable source."""
         try:
             yield
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -436,6 +439,7 @@ class ZipTree:
 
 
 def _reason(error: Exception) -> object:
+    """Return the system's message of an error."""
     return error.strerror if isinstance(error, OSError) and error.strerror else error
 
 

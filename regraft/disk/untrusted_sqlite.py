@@ -405,6 +405,7 @@ def refuse_restrictive_indexes(db: apsw.Connection, path: Path, table: str) -> N
 
 
 def _find_foreign_rule(db: apsw.Connection, table: str, statement: str, own: set[str]) -> str | None:
+    """Describe a rule of a table that would change other rows or values than a statement names, or return None."""
     if is_virtual(statement):
         return tr("{table} is a virtual table", table=table)
     rule = find_conflict_rule(statement)

@@ -121,6 +121,7 @@ class ZipDirectory:
     # --- reading it ------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
+        """Read and check the whole directory: names, overlaps, sizes."""
         self._size = self._file.seek(0, io.SEEK_END)
         self.start, length, self._prefix = _find_directory(self._file, self._size)
         self._known: dict[tuple[int, str], int] = {}
@@ -142,6 +143,7 @@ class ZipDirectory:
             raise self._unsafe(tr("its members overlap"))
 
     def _records(self, length: int) -> Iterator[_Record]:
+        """Yield the entries of the directory, with ZIP64 numbers resolved."""
         self._file.seek(self.start)
         reader = io.BufferedReader(_Part(self._file, length), _READ_BYTES)
         place = self.start
@@ -202,6 +204,7 @@ class ZipDirectory:
             raise self._unsafe(tr("{parts} is {what}", parts="/".join(parts), what=what))
 
     def _parts(self, name: str) -> list[str]:
+        """Split a name into its parts; refuses names with too many bytes or parts."""
         parts = [part for part in name.split("/") if part and part != "."]
         if parts and len(name.encode()) > LONGEST_NAME:
             raise self._unsafe(tr("a name in it has {encode:,} bytes", encode=len(name.encode())))
@@ -250,6 +253,7 @@ class ZipDirectory:
             raise self._unsafe(tr("{name!r} holds a NUL", name=name))
 
     def _unsafe(self, reason: str) -> ArchiveUnsafe:
+        """Make the error that the archive is not safe to read."""
         return ArchiveUnsafe(path=self._path, reason=reason)
 
     # --- what is in it ---------------------------------------------------------------------------------------------
@@ -269,6 +273,7 @@ class ZipDirectory:
         return row[0], None if row[1] is None else self._get_member(row[0])
 
     def _child_row(self, parent: int, name: str) -> tuple[int, int | None] | None:
+        """Find an entry by its parent and name: its id and record offset."""
         query = "SELECT id, record FROM entry WHERE parent = ? AND name = ?"
         return self._db.execute(query, (parent, name)).fetchone()
 

@@ -180,6 +180,7 @@ class _Salvaging:
         self._budget = max(_LEAST_BUDGET, _MOST_FAILED * self._size)
 
     def run(self) -> ZipSalvage:
+        """Copy every intact member to the target archive."""
         place = self._data.find(_LOCAL_MAGIC)
         while place >= 0:
             header = _read_header(self._data, place)
@@ -217,6 +218,7 @@ class _Salvaging:
         return end
 
     def _record_lost(self, name: str, reason: str) -> None:
+        """Count a lost member, and name the first ones."""
         if name in self._found.missing:
             return
         self._found.lost += 1
@@ -318,6 +320,7 @@ class _Salvaging:
         self._directory.write(_ENTRY.pack(_ENTRY_MAGIC, 45, 0, 45, *common, *sizes) + name + extra)
 
     def _finish(self) -> None:
+        """Write the directory and the end records of the target archive."""
         start, length = self._target.tell(), self._directory.tell()
         self._directory.seek(0)
         while chunk := self._directory.read(_AT_ONCE):

@@ -207,6 +207,7 @@ class _Reader:
                 self._refuse(event, tr("this looks like a key; keys must not be in this file"), _NO_KEYS)
 
     def _embedder(self, name: str, node: yaml.Node, written: dict[Any, Any]) -> EmbedderSettings:
+        """Read one embedder; every problem names its line."""
         where = tr("embedder {name}", name=name)
         provider = written.get("provider")
         kind = PROVIDERS.get(provider) if isinstance(provider, str) else None
@@ -295,13 +296,16 @@ def _pair(node: yaml.Node, key: object) -> tuple[yaml.Node, yaml.Node]:
 
 
 def _key_node(node: yaml.Node, key: object) -> yaml.Node:
+    """Return the node of a key, for its line."""
     return _pair(node, key)[0]
 
 
 def _value(node: yaml.Node, key: object) -> yaml.Node:
+    """Return the node of a key's value."""
     return _pair(node, key)[1]
 
 
 def _advice(one: Field) -> str:
+    """Show how a field is written."""
     written = yaml.safe_dump({one.name: one.example}, default_flow_style=True).strip()
     return tr("write, for example, `{written}`", written=written[1:-1])

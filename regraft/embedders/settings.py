@@ -235,6 +235,7 @@ def redact(text: str, key: str | None = None) -> str:
         key_pieces = {key.lower()[start : start + size] for start in range(len(key) - size + 1)}
 
         def hide(word: re.Match[str]) -> str:
+            """Hide a word that contains a part of the key."""
             return HIDDEN if any(piece in word[0].lower() for piece in key_pieces) else word[0]
 
         text = _WORD.sub(hide, text)
@@ -343,6 +344,7 @@ def _make_config(needs: Iterable[ModelNeed]) -> tuple[str, list[str]]:
 
 
 def _embedder(model_id: str, needs: Sequence[ModelNeed], names: list[str]) -> list[str]:
+    """Write the lines of a configuration for a model."""
     provider, separator, model = model_id.partition("::")
     if not separator or not model:
         provider, model = "", model_id
@@ -371,6 +373,7 @@ def _embedder(model_id: str, needs: Sequence[ModelNeed], names: list[str]) -> li
 
 
 def _comment(needs: Sequence[ModelNeed], dimensions: set[int]) -> str:
+    """Say which bases and dimensions the configured model is for."""
     labels = [one_line(need.label) for need in needs if need.label]
     parts = []
     if len(labels) == 1:

@@ -92,6 +92,7 @@ _HINT = tr("give a folder of sources, a pattern like 'backups/*.zip', or a table
 
 
 def _read(manifest: str) -> Iterator[Library]:
+    """Yield the libraries of a manifest: storage URL, folder, table, or pattern."""
     manifest = _local_path(manifest)
     if is_url(manifest):
         yield from _read_storage(manifest)
@@ -273,6 +274,7 @@ def is_name(name: str) -> bool:
 
 
 def _absolute_name(name: str) -> str:
+    """Return a name as an absolute path or a normalized URL."""
     if is_url(name) and not name.startswith("memory:"):
         return storage_path(name).url
     if _ANY_URL.match(name):
@@ -292,6 +294,7 @@ def source_sizes(found: Iterable[Library]) -> array[int]:
 
 
 def _size(library: Library) -> int:
+    """Return the size of a library in bytes; 0 if it cannot be read."""
     if library.bytes is not None:
         return library.bytes
     if not is_url(library.source):

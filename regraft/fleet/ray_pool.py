@@ -360,6 +360,7 @@ class RayPool:
         return [node for node in self.cluster.nodes() if node.id not in self._left_out]
 
     def _note_activity(self) -> None:
+        """Note that something happened, so that the wait for it starts again."""
         self._active_at, self._is_noticed = time.monotonic(), False
 
     # --- tasks that wait ---------------------------------------------------------------------------------------------
@@ -404,6 +405,7 @@ class RayPool:
         self._active_at = active_at
 
     def _cancel(self, handle: Any) -> PendingTask:
+        """Cancel a submitted task."""
         with suppress(self._ray.exceptions.RayError):
             self._ray.cancel(handle, force=True)
         return self._submissions.pop(handle).one

@@ -313,6 +313,7 @@ class _Liveness:
         self._ended_at, self._quiet = self._now(), _QUIET_SECONDS
 
     def _poll(self) -> None:
+        """Warn if no library has ended for a long time."""
         now = self._now()
         if now - self._ended_at < self._quiet:
             return

@@ -76,10 +76,12 @@ def status_page(status: FleetStatus, rows: KnownRows) -> str:
     """Render the results of a fleet as an offline HTML page, failures first."""
 
     def cells(row: ResultRow) -> tuple[str, ...]:
+        """Format a library as cells of a table."""
         seconds = "" if row.seconds is None else f"{row.seconds:,.1f}"
         return row.source, label_of(row.outcome), seconds, row.message or row.code or ""
 
     def ended(*, well: bool) -> Iterator[ResultRow]:
+        """Yield the rows of libraries that ended well, or of those that did not."""
         return (own for number in rows if ((own := rows[number][0]).outcome in GOOD) is well)
 
     counts = {label_of(name): f"{count:,}" for name, count in status.libraries.items() if name != "all"}

@@ -76,6 +76,7 @@ class StoragePath(msgspec.Struct, frozen=True):
 
     @property
     def _files(self) -> Any:
+        """The fsspec file system."""
         kind = self.parts[0]
         demand_client(kind)
         fsspec = errors.import_optional("fsspec", _PURPOSE, _STORES[kind][1])
@@ -202,6 +203,7 @@ class StoragePath(msgspec.Struct, frozen=True):
             deque(threads.map(self._remove, names), maxlen=0)
 
     def _remove(self, name: str) -> None:
+        """Remove an object; one that is missing is no error."""
         with suppress(FileNotFoundError):
             self._files.rm_file((self / name)._path)
 

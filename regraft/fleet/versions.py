@@ -130,6 +130,7 @@ def _fetch_unpublished(place: StoragePath, folder: Path) -> Version:
     """Copy a library that was never published: all objects below it. ObjectGone: one was changed during the copy."""
 
     def states() -> dict[str, tuple[int, str]]:
+        """Return the state of each object of the library, without its versions."""
         return {name: one for name, one in place.states().items() if name.partition("/")[0] != VERSIONS_FOLDER}
 
     found = states()
@@ -142,6 +143,7 @@ def _fetch_unpublished(place: StoragePath, folder: Path) -> Version:
 
 
 def _fetch(place: StoragePath, files: dict[str, int], folder: Path) -> None:
+    """Download the files of a library, after checking their names and the free space."""
     _demand_inside(place, files)
     above = {str(parent) for name in files for parent in PurePosixPath(name).parents}
     if len(set(map(disk_name, files))) < len(files):
@@ -315,6 +317,7 @@ def _demand_free(content: bytes | None, place: StoragePath, fleet: str) -> None:
 
 
 def _renew(lease: StoragePath, fleet: str, stop: threading.Event) -> None:
+    """Renew a lease until the event is set."""
     while not stop.wait(LEASE_MS / 3000):
         # A lost lease is noticed when the version is published.
         with suppress(RegraftError):

@@ -119,6 +119,7 @@ def summarize_file(path: Path, work: Path | None = None) -> IndexSummary:
 
 
 def _read_summary(path: Path, work: Path | None, *, has_trap: bool = False) -> IndexSummary:
+    """Read from a file's schema which layout it has."""
     with sqlite.open_readonly(path, work=work) as db:
         schema = db.execute("SELECT type, lower(name), sql FROM sqlite_schema").fetchall()
         tables = {name for kind, name, _ in schema if kind == "table"}
@@ -154,6 +155,7 @@ def summarize_member(tree: Tree, name: str) -> IndexSummary:
 
 
 def _has_rows(db: apsw.Connection, table: str) -> bool:
+    """Whether a table has rows; True if it is too damaged to tell."""
     try:
         return db.execute(f"SELECT 1 FROM {table} NOT INDEXED LIMIT 1").get is not None
     except apsw.Error:
@@ -190,6 +192,7 @@ def readable_copy(path: Path, work: Path | None = None, *, refused: bool | None 
 
 
 def _has_refused_schema(path: Path, work: Path | None) -> bool:
+    """Whether SQLite refuses the schema of a database file."""
     if not untrusted_sqlite.is_database(path):
         return False
     try:

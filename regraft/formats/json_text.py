@@ -54,6 +54,7 @@ def loads(text: str | bytes) -> Any:
 
 
 def _reason(error: Exception) -> str:
+    """Describe an error of the decoder."""
     return tr("nested too deeply") if isinstance(error, RecursionError) else str(error)
 
 
@@ -91,6 +92,7 @@ def decode(text: bytearray, shape: type[T]) -> T:
 
 
 def _decode(text: memoryview | msgspec.Raw, shape: type[T]) -> T:
+    """Decode JSON to a type; numbers beyond all floats become infinity."""
     try:
         return msgspec.json.decode(text, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -178,6 +180,7 @@ class _Entry(msgspec.Struct):
 
 
 def _entry(raw: msgspec.Raw) -> _Entry:
+    """Decode an entry; an empty one if it has another form."""
     try:
         return msgspec.json.decode(raw, type=_Entry)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -61,6 +61,7 @@ def _length(head: str) -> int | None:
 
 
 def _next_integer(number: str) -> str | None:
+    """Return the next integer part; None after the last one."""
     head, digits = number[0], number[1:]
     kept = digits.rstrip(DIGITS[-1])
     if kept:
@@ -78,6 +79,7 @@ def _first_with_next_letter(head: str) -> str | None:
 
 
 def _next_fraction(fraction: str) -> str:
+    """Return a fraction between this one and the end."""
     kept = ""
     for character in fraction:
         digit_value = DIGITS.find(character)

@@ -60,6 +60,7 @@ def check_file(path: Path) -> None:
 
 
 def _disk_problem(error: OSError) -> StoreProblem:
+    """Convert a system error; an I/O error counts as damage."""
     why = tr("cannot be read: {strerror}", strerror=error.strerror or error)
     return StoreProblem(why, is_damage=error.errno == errno.EIO)
 

@@ -141,6 +141,7 @@ class ChangeLog:
             return [self._record(row) for row in self._db.execute(query).fetchall()]
 
     def _record(self, row: tuple[Any, ...]) -> RunRecord:
+        """Read a run with its actions and changes."""
         run = parse_run(row)
         actions = self._actions(run.run_id) if self._has_tables else ()
         changes = tuple(self.changes_of(run.run_id)) if self._has_tables else ()
@@ -156,6 +157,7 @@ class ChangeLog:
         )
 
     def _actions(self, run_id: str) -> tuple[RecordedAction, ...]:
+        """Read the actions of a run."""
         rows = self._db.execute("SELECT detail FROM action WHERE run_id = ? ORDER BY number", (run_id,))
         return tuple(parse_action(detail) for (detail,) in rows)
 
@@ -530,6 +532,7 @@ def is_suggestible(path: str) -> bool:
 
 
 def _is_in_system_folder(plain: str) -> bool:
+    """Whether a path is in a folder of the operating system."""
     parts = [part for part in posixpath.normpath(plain).split("/") if part]
     # A relative path that climbs up may reach the root.
     below = [part.casefold() for part in parts if part != ".."]

@@ -85,6 +85,7 @@ def check_path(value: object, *, windows: bool = os.name == "nt") -> str:
 
 
 def _is_path(value: str, windows: bool) -> bool:
+    """Whether a value is a plain relative path outside of the ledger's own folder."""
     try:
         is_short = len(value.encode()) <= MAX_PATH_BYTES
     except UnicodeEncodeError:
@@ -121,6 +122,7 @@ def _check_choice(what: str, value: object, form: Any) -> Any:
 
 
 def _invalid(what: str, value: object) -> InvalidValue:
+    """Make the error for a value that is not allowed."""
     found = repr(value)
     return InvalidValue(
         tr("it has {found} in place of {what}", found=found if len(found) <= 80 else found[:79] + "…", what=what)
@@ -255,6 +257,7 @@ def _check_backup_path(run: str, means: str, path: str, value: object) -> str:
 
 
 def _is_numbered_file(value: str, folder: str) -> bool:
+    """Whether a value is a numbered file in a folder."""
     return value.startswith(folder) and _NUMBERED.fullmatch(value, len(folder)) is not None
 
 

@@ -155,6 +155,7 @@ class _SentProgress:
         self._change(0.0, done=self._stage.total)
 
     def _change(self, pause: float, **changes: Any) -> None:
+        """Change the stage, and send it at most every ``pause`` seconds."""
         now = time.monotonic()
         self._stage = structs.replace(self._stage, seconds=now - self._began, **changes)
         if now - self._sent >= pause:
@@ -242,9 +243,11 @@ class Job:
             self._pool.end()
 
     def _note_stage(self, stage: Stage) -> None:
+        """Store the current stage."""
         self.stage = stage
 
     def _wait(self) -> None:
+        """Wait for the job's process and store its outcome."""
         try:
             outcome = self._pool.take(self._number)
         except pool.ProcessKilled:

@@ -116,10 +116,12 @@ def _path_of(form: Form, field: str, missing: str) -> str:
 
 
 def _source_of(form: Form) -> str:
+    """Return the path in a form."""
     return _path_of(form, "path", tr("Choose a file or a folder."))
 
 
 def _upgrade(form: Form) -> tuple[Task, tuple[str, ...]]:
+    """Make the task of a migration; the second value are the paths that it may write to."""
     source = _source_of(form)
     library = _path_of(form, "library", tr("Say where the library is to be written."))
     chosen: dict[str, Any] = {
@@ -160,6 +162,7 @@ def _models(form: Form) -> dict[str, Any]:
 
 
 def _check(form: Form) -> tuple[Task, tuple[str, ...]]:
+    """Make the task of a check, which writes nothing."""
     level = form.text("level", "default")
     if level not in ("quick", "default", "deep"):
         raise FieldProblem("level", tr("Choose one of the levels."))
@@ -167,11 +170,13 @@ def _check(form: Form) -> tuple[Task, tuple[str, ...]]:
 
 
 def _fix(form: Form) -> tuple[Task, tuple[str, ...]]:
+    """Make the task of a fix, and the path that it may write to."""
     path = _source_of(form)
     return Task(function="fix", paths=(path,), options=FixOptions(dry_run=True)), (path,)
 
 
 def _rescue(form: Form) -> tuple[Task, tuple[str, ...]]:
+    """Make the task of a rescue, and the path that it may write to."""
     path = _source_of(form)
     given = form.exact("v1") or clean_path(form.text("v1"))
     options = RescueOptions(dry_run=True, v1=Path(given) if given else None, salvage=bool(form.text("salvage")))
@@ -179,6 +184,7 @@ def _rescue(form: Form) -> tuple[Task, tuple[str, ...]]:
 
 
 def _install(form: Form) -> tuple[Task, tuple[str, ...]]:
+    """Make the task of an installation, and the paths that it may write to."""
     path = _source_of(form)
     profile = _path_of(form, "profile", tr("Choose the profile of the application."))
     name = form.text("name") or None
@@ -194,6 +200,7 @@ def _install(form: Form) -> tuple[Task, tuple[str, ...]]:
 
 
 def _pack(form: Form) -> tuple[Task, tuple[str, ...]]:
+    """Make the task of a pack, and the path that it may write to."""
     path = _source_of(form)
     target = _path_of(form, "target", tr("Say where the pack is to be written."))
     if not target.lower().endswith(".zip"):
@@ -203,6 +210,7 @@ def _pack(form: Form) -> tuple[Task, tuple[str, ...]]:
 
 
 def _backfill(form: Form) -> tuple[Task, tuple[str, ...]]:
+    """Make the task of a backfill, and the path that it may write to."""
     path = _source_of(form)
     cost, config = form.text("max_cost"), form.exact("config") or clean_path(form.text("config"))
     try:
@@ -222,11 +230,13 @@ def _backfill(form: Form) -> tuple[Task, tuple[str, ...]]:
 
 
 def _undo(form: Form) -> tuple[Task, tuple[str, ...]]:
+    """Make the task of an undo, and the path that it may write to."""
     path = _source_of(form)
     return Task(function="undo", paths=(path, form.text("run")), options=UndoOptions(dry_run=True)), (path,)
 
 
 def _compare(form: Form) -> tuple[Task, tuple[str, ...]]:
+    """Make the task of a comparison, which writes nothing."""
     source, library = _source_of(form), _path_of(form, "library", tr("Choose a library."))
     return Task(function="compare", paths=(source, library), options=CompareOptions()), ()
 
@@ -302,6 +312,7 @@ _WITHOUT_FORM = ("undo", "compare")
 
 
 def _journey(request: Request) -> tuple[str, Journey]:
+    """Return the journey that a request names."""
     name = request.path_params["journey"]
     if name not in JOURNEYS:
         raise HTTPException(404)
@@ -394,6 +405,7 @@ async def _start(request: Request) -> Response:
 
 
 def _job(request: Request) -> Job:
+    """Return the job that a request names."""
     job = desk_of(request).jobs.find(request.path_params["job"])
     if job is None:
         raise HTTPException(404)
@@ -446,6 +458,7 @@ def _field_of(form: Form, message: str) -> str:
 
 
 def _describe(job: Job, report: msgspec.Struct) -> tuple[str, dict[str, Any]]:
+    """Choose the template of a report, and its values."""
     # Loads what reads, migrates and changes stores, which takes long and is needed only here.
     from regraft.page import reports  # noqa: PLC0415
 
@@ -528,6 +541,7 @@ def _begin(request: Request, task: Task, stores: Iterable[str | Path], journey: 
 
 
 async def _stop(request: Request) -> Response:
+    """Stop a job."""
     await read_form(request)
     job = _job(request)
     job.stop()
@@ -564,6 +578,7 @@ async def _start_application(request: Request) -> Response:
 
 
 async def _history(request: Request) -> Response:
+    """Show the runs of a store."""
     path = asked_path(request)
     report = await run_in_threadpool(api.history, path)
     return render(
@@ -664,6 +679,8 @@ def serve(
 
 
 async def _serve(running: uvicorn.Server, listening: socket.socket, desk: server.Desk) -> None:
+    """Serve requests until the user ends regraft or nobody uses the page."""
+
     async def watch() -> None:
         while not desk.is_ended and not desk.timer.is_over(desk.jobs.running()):
             await asyncio.sleep(_LOOK_SECONDS)

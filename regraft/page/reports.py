@@ -46,6 +46,7 @@ _PART_NAMES = {
 
 
 def _migration(job: Job, report: MigrationReport) -> dict[str, Any]:
+    """Return the template's values for a migration or its plan."""
     names = {base.source_id: base.name for base in report.bases}
     values: dict[str, Any] = {
         "parts": [
@@ -116,6 +117,7 @@ def _grouped(bases: Iterable[BaseName], actions: Iterable[Action], left: Iterabl
     groups: dict[str | None, dict[str, Any]] = {}
 
     def group(base: str | None) -> dict[str, Any]:
+        """Return the group of a base, created on first use."""
         return groups.setdefault(base, {"name": names.get(base or "", base), "actions": [], "left": []})
 
     for action in actions:
@@ -128,6 +130,7 @@ def _grouped(bases: Iterable[BaseName], actions: Iterable[Action], left: Iterabl
 
 
 def _change(job: Job, report: ChangeReport | BackfillReport) -> dict[str, Any]:
+    """Return the template's values for a change of a store or its plan."""
     scopes = getattr(report, "scopes", [])
     target = job.task.paths[1] if job.task.function == "install" else job.task.paths[0]
     values: dict[str, Any] = {
@@ -161,6 +164,7 @@ def _library_models(task: Task) -> dict[str, tuple[str, str]]:
 
 
 def _catalog_of(profile: str) -> StoredCatalog | None:
+    """Read the catalog of a profile; None if it cannot be read."""
     try:
         with open_store(Path(profile)) as found:
             return read_catalog(found.tree.path / str(found.stores.catalog), data=False)
@@ -229,6 +233,7 @@ def _content_charts(bases: Iterable[BaseStatistics]) -> list[Chart]:
 
 
 def _findings(job: Job, report: CheckReport) -> dict[str, Any]:
+    """Return the template's values for an audit."""
     load_findings()
     charts: list[Chart] = []
     bases = report.statistics.bases or []
@@ -266,6 +271,7 @@ def _findings(job: Job, report: CheckReport) -> dict[str, Any]:
 
 
 def _nothing_more(_job: Job, _report: msgspec.Struct) -> dict[str, Any]:
+    """Return no further values: the template needs only the report."""
     return {}
 
 

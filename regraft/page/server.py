@@ -84,6 +84,7 @@ class Entrance:
 
 
 def _is_same(given: str, right: str) -> bool:
+    """Compare secrets in constant time."""
     return secrets.compare_digest(given.encode("utf-8", "surrogateescape"), right.encode())
 
 
@@ -201,6 +202,7 @@ def _refused(reason: str) -> Response:
 
 
 def _cookies(header: str) -> dict[str, str]:
+    """Parse the cookies of a request; none if they are invalid."""
     try:
         return {name: morsel.value for name, morsel in SimpleCookie(header).items()}
     except CookieError:
@@ -239,7 +241,7 @@ class Form:
         return tuple(value for key, value in self.fields if key == name and value)
 
     def pairs(self, start: str) -> dict[str, str]:
-        """Return the fields whose names begin so, by the rest of their names."""
+        """Return the fields whose names begin with ``start``, by the rest of their names."""
         return {key[len(start) :]: value for key, value in self.fields if key.startswith(start)}
 
 

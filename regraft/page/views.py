@@ -137,7 +137,7 @@ def in_context(context: str, label: str) -> str:
 
 
 def render_prose(text: object) -> Markup:
-    """Translate a text, and turn what stands between backticks into code."""
+    """Translate a text, and turn its parts between backticks into code."""
     parts = str(escape(shown(text))).split("`")
     # An odd number of parts has a pair of backticks around every second one.
     if len(parts) % 2 == 0:
@@ -381,6 +381,7 @@ def journeys_of(kind: str | None, path: Path, remedy: str | None = None) -> list
 
 
 async def _home(request: Request) -> Response:
+    """Show the start page, or the store that regraft ui was started with."""
     desk = desk_of(request)
     if desk.start is not None:
         path, desk.start = desk.start, None
@@ -404,6 +405,7 @@ async def show_home(request: Request, *, path: str = "", problem: str = "", stat
 
 
 async def _store(request: Request) -> Response:
+    """Show a store with what can be done with it."""
     try:
         path = asked_path(request)
         report = await run_in_threadpool(api.inspect, path)
@@ -492,12 +494,14 @@ def list_folder(path: Path, name: str) -> dict[str, Any]:
 
 
 def _asked_folder(request: Request) -> Path:
+    """Return the folder that a request names, or the one above a file."""
     given = query_text(request, "at") or clean_path(query_text(request, "path"))
     path = Path(given) if given else Path.home()
     return path.absolute() if path.is_dir() else path.absolute().parent
 
 
 async def _folder(request: Request) -> Response:
+    """Show a folder to choose a path from."""
     name = query_text(request, "name")[:200]
     folder = await run_in_threadpool(list_folder, _asked_folder(request), name)
     return render(request, "folder.html", folder=folder, name=name)
@@ -619,6 +623,7 @@ async def _browse_by_meaning(request: Request) -> Response:
 async def _browse_page(
     request: Request, path: str, base: str, item: str, query: str, command: str, *, status: int = 200, **values: Any
 ) -> Response:
+    """Show the contents of a store, with search results."""
     report = await run_in_threadpool(api.inspect, path, items=bool(base))
     chosen = _with_id(report.bases, base)
     listed = None if chosen is None else _with_id(chosen.item_list or (), item)
@@ -655,6 +660,7 @@ async def _browse_page(
 
 
 def _with_id(listed: Iterable[Any], wanted: str) -> Any:
+    """Return the entry with an id, or None."""
     return next((one for one in listed if str(one.id) == wanted), None)
 
 
@@ -699,6 +705,7 @@ def matched_terms(text: str, terms: tuple[str, ...]) -> list[str]:
 
 @cache
 def _file(name: str) -> str:
+    """Read a file of the page's own."""
     own = (files("regraft.page") / name).read_text("utf-8")
     return (files("regraft.report") / "style.css").read_text("utf-8") + own if name == "page.css" else own
 
@@ -712,6 +719,7 @@ async def _script(_: Request) -> Response:
 
 
 async def _quit(request: Request) -> Response:
+    """End regraft, unless a job is running."""
     await read_form(request)
     desk = desk_of(request)
     if desk.jobs.running():

@@ -323,6 +323,7 @@ class ProcessPool:
         return worker
 
     def _receive(self, seconds: float) -> None:
+        """Receive answers and progress from the workers, for at most some seconds."""
         if self._killed is not None:
             raise ProcessKilled(self._killed.exit_status)
         busy = {worker.pipe: worker for worker, jobs in self._workers.items() if jobs}
@@ -341,6 +342,7 @@ class ProcessPool:
                 self._outcomes[job] = JobOutcome(job, value) if kind == _DONE else JobOutcome(job, error=value)
 
     def _send(self) -> None:
+        """Send waiting jobs to the workers with the fewest jobs."""
         while self._queue:
             idle = [worker for worker, jobs in self._workers.items() if not jobs]
             if self._on_demand and not idle and len(self._workers) < self._size:
@@ -397,6 +399,7 @@ def wait_for_pipes(pipes: Sequence[Connection], seconds: float, *, most: int | N
 
 
 def _wait(pipes: Sequence[Connection], seconds: float) -> list[Connection]:
+    """Wait until a pipe can be read."""
     # The parameter type of wait() differs between systems.
     found: list[Any] = wait(list(pipes), seconds)
     return found

@@ -119,6 +119,7 @@ class _Guarded(io.RawIOBase):
         return size
 
     def _written(self, data: ReadableBuffer) -> int:
+        """Write some bytes; waits while a non-blocking pipe is full."""
         # None: a non-blocking pipe is full.
         while (count := self._raw.write(data)) is None:
             select.select([], [self._raw], [])

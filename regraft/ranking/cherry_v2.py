@@ -347,6 +347,7 @@ class _Search(msgspec.Struct, kw_only=True):
     notes: list[str] = msgspec.field(default_factory=list)
 
     def answer(self) -> UnitAnswer:
+        """Run the search."""
         dimensions = dimensions_of(self.db, catalog_dimensions(self.row))
         mode = self._choose_mode(dimensions)
         count = self.request.count or _positive(self._setting("document_count")) or DEFAULT_COUNT
@@ -372,6 +373,7 @@ class _Search(msgspec.Struct, kw_only=True):
         )
 
     def _setting(self, column: str) -> object:
+        """Return a setting of the base; None without a catalog."""
         return None if self.row is None else self.row.get(column)
 
     # --- mode and query vector ---------------------------------------------------------------------------------------
@@ -416,6 +418,7 @@ class _Search(msgspec.Struct, kw_only=True):
         return blob
 
     def _model(self) -> str | None:
+        """Return the model of the base, or None."""
         model = self._setting("embedding_model_id")
         return None if model is None else str(model)
 
@@ -479,6 +482,7 @@ class _Search(msgspec.Struct, kw_only=True):
 
 
 def _positive(value: object) -> int | None:
+    """Return a value if it is a positive integer, or None."""
     return value if isinstance(value, int) and value > 0 else None
 
 
@@ -590,4 +594,5 @@ def _find_index(source: Located, base: str) -> StoreFile:
 
 
 def _whole(value: object) -> int | None:
+    """Return a value if it is an integer, or None."""
     return value if isinstance(value, int) else None

@@ -169,9 +169,11 @@ class _Search(msgspec.Struct, kw_only=True):
         )
 
     def _source_of(self, key: str) -> str:
+        """Return the source of an entry."""
         return str(self.index.execute("SELECT source FROM material WHERE material_id = ?", (key,)).get)
 
     def _choose_mode(self) -> Mode:
+        """Choose the search mode from the request and what the collection has."""
         request = self.request
         has_vector = request.vector is not None or request.embed is not None
         mode = request.mode or (Mode.HYBRID if has_vector else Mode.BM25)

@@ -191,6 +191,7 @@ class _Search(msgspec.Struct):
         return blob
 
     def _distances(self, vector: bytes) -> Iterator[tuple[float, Note]]:
+        """Yield the notes that have a vector, with their distance."""
         memory = self.survey.memory
         assert memory.vectors is not None
         ready = (note for note in memory.notes.iterate(self.project) if note.status is NoteStatus.READY)
@@ -219,6 +220,7 @@ class _Search(msgspec.Struct):
 
 
 def _hit(note: str, project: str, score: float) -> Hit:
+    """Make a hit for a note."""
     return Hit(unit_id=note, material_id=project, relative_path=None, unit_index=0, text="", score=score)
 
 

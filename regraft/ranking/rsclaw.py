@@ -140,6 +140,7 @@ def build_index(path: Path, scope: Scope, *, vectors: bool) -> Iterator[KbIndex]
 
 def _fill_chunks(index: KbIndex, path: Path, state: bytes, *, vectors: bool) -> None:
     def see(_: PageDamage) -> None:
+        """Note that pages are damaged."""
         index.is_damaged = True
 
     with read_redb(path, on_damage=see, state=state) as file, sqlite.transaction(index.db):
@@ -172,6 +173,7 @@ def _insert(db: apsw.Connection, chunks: list[tuple[int, Chunk]], *, vectors: bo
 
 
 def _vector_rows(chunks: list[tuple[int, Chunk]]) -> Iterator[tuple[Any, ...]]:
+    """Yield the usable vectors with chunk number and embedder."""
     for number, chunk in chunks:
         try:
             blob = float32_bytes(chunk.vector)
@@ -269,6 +271,7 @@ class _Search(msgspec.Struct, kw_only=True):
     # --- lanes -------------------------------------------------------------------------------------------------------
 
     def _hits(self, mode: Mode, vector: bytes | None, count: int) -> list[Hit]:
+        """Search by words, by vector, or both, and return the best hits."""
         if vector is None:
             return self._search_words(count)
         if mode is Mode.VECTOR:

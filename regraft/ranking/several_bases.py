@@ -169,6 +169,7 @@ class _CombinedSearch(msgspec.Struct, kw_only=True):
         )
 
     def _search(self, base_id: str) -> None:
+        """Search one base; an error becomes a note that it was not searched."""
         try:
             self.found[base_id] = self._answer(base_id)
         except _EmbedderFailed as stop:

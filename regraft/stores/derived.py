@@ -77,6 +77,7 @@ def compare_sorted(
 
 
 def _ascending(rows: Iterable[tuple[Id, Fingerprint]]) -> Iterator[tuple[Id, Fingerprint]]:
+    """Yield rows, and raise if their ids do not ascend."""
     before: tuple[Id, Fingerprint] | None = None
     for row in rows:
         if before is not None and not before[0] < row[0]:

@@ -275,6 +275,7 @@ def _follow_settings(path: Path) -> tuple[Path, tuple[Notice, ...]]:
 
 
 def _locate(path: Path, kind: Kind | None) -> Located:
+    """Recognize a store at a path."""
     try:
         if not path.exists():
             raise SourceNotFound(path=path)
@@ -347,6 +348,7 @@ def _recognize_system(path: Path, kind: Kind | None) -> Located | None:
 
 
 def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Located:
+    """Recognize a store in a folder or an archive."""
     folder = find_inner_folder(tree)
     found = _of_2_0_export(path, kind) or _recognize(path, tree, "" if isinstance(tree, FolderTree) else folder)
     if found is None and folder:
@@ -454,6 +456,7 @@ def _describe_tree(path: Path, tree: FolderTree | ZipTree, folder: str) -> str:
 
 
 def _profile_above(path: Path) -> Path | None:
+    """Return the profile that contains a path, or None."""
     return next((place for place in path.absolute().parents if (place / LOCAL_STORAGE).is_dir()), None)
 
 
@@ -496,6 +499,7 @@ def _v1_backup(path: Path, tree: Tree, folder: str, backup: BackupMetadata) -> L
 
 
 def _library(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Recognize a library or a pack."""
     parts = (join_path(folder, ledger.FOLDER), join_path(folder, KNOWLEDGE_FOLDER))
     if tree.kind(join_path(folder, CATALOG_FILE)) == "file" or all(tree.kind(part) == "folder" for part in parts):
         # An unpacked pack is a library.
@@ -523,6 +527,7 @@ def _redux_export(path: Path, tree: Tree, folder: str) -> Located | None:
 
 
 def _base(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Recognize the folder of one base."""
     return Located(kind=Kind.BASE, path=path, tree=tree) if tree.kind(join_path(folder, INDEX_FILE)) == "file" else None
 
 
@@ -576,6 +581,7 @@ def _vector_folder(path: Path, tree: Tree, folder: str) -> Located | None:
 
 
 def _state_file(path: Path, tree: Tree, folder: str, *, beside_vectors: bool) -> Located | None:
+    """Recognize a JSON file with the state of v1."""
     for name in tree.children(folder):
         if not name.endswith(".json") or name == cherry_v1_state.PENDING_DELETE_FILE:
             continue
@@ -679,6 +685,7 @@ def _database(path: Path, kind: Kind | None) -> Located:
 
 
 def _single_file(kind: Kind, path: Path) -> Located:
+    """Describe a store that is one file."""
     places = StatePaths(vectors="", vector_file=path.name) if kind is Kind.V1_VECTORS else StatePaths()
     return Located(kind=kind, path=path, tree=FolderTree(path.parent, path), places=places)
 

@@ -110,6 +110,7 @@ def _entries_without_links(folder: Path) -> Iterator[Path]:
 
 
 def _layout_paths(found: Located) -> Iterator[str]:
+    """Yield the paths of a store's layout, which must not be links."""
     if found.kind in SYSTEMS:
         system = systems.system_of(found.kind)
         yield from _database_paths(*system.databases(found))
@@ -176,6 +177,7 @@ def find_pending_change(profile: Path) -> str | None:
 
 
 def _pending_restore(profile: Path) -> str | None:
+    """Describe a restore that the application will do at its next start, or return None."""
     problem, journal = _read_record(profile / RESTORE_JOURNAL)
     if problem is None and journal is None:
         return None
@@ -193,6 +195,7 @@ def _pending_restore(profile: Path) -> str | None:
 
 
 def _pending_reset(profile: Path) -> str | None:
+    """Describe a reset that the application will do at its next start, or return None."""
     problem, record = _read_record(profile / RESET_RECORD)
     if problem is None and record is None:
         return None

@@ -109,6 +109,7 @@ def in_catalog(*statements: str, rows: str = "") -> PlantDamage:
 
 
 def _run(target: DamageTarget, path: Path, statements: Sequence[str], rows: str) -> str | None:
+    """Run statements that do damage; returns what was damaged."""
     values: dict[str, apsw.SQLiteValue] = {"base": target.base_id}
     subject = None
     with unchecked(path) as db, sqlite.transaction(db):
@@ -359,30 +360,37 @@ _UPDATES = next(trigger for trigger in TRIGGERS if "search_text_au" in trigger)
 
 
 def _data(**fields: str) -> str:
+    """Return the SQL that sets an item's data."""
     return f"data = '{json.dumps(fields)}'"
 
 
 def _path(path: str) -> PlantDamage:
+    """Damage the path of a material."""
     return in_index(_MATERIAL.format(f"relative_path = {path}"), rows="SELECT rowid, NULL FROM material")
 
 
 def _of_file(*changes: str) -> PlantDamage:
+    """Damage the catalog row of a file."""
     return in_catalog(*(_ITEM.format(change) for change in changes), rows=_FILES)
 
 
 def _of_folder(change: str) -> PlantDamage:
+    """Damage the catalog row of a folder."""
     return in_catalog(_ITEM.format(change), rows=_FOLDERS)
 
 
 def _of_base(change: str) -> PlantDamage:
+    """Damage the catalog row of a base."""
     return in_catalog(_BASE.format(change))
 
 
 def _last_number(number: float) -> PlantDamage:
+    """Replace the last number of a vector."""
     return in_vector(lambda vector: vector[:-4] + struct.pack("<f", number))
 
 
 def _file_without_text(target: DamageTarget) -> str:
+    """Remove the text of a file from the index."""
     with sqlite.open_readonly(target.catalog) as db:
         _, item = target.choose(db.execute(_FILES, {"base": target.base_id}).fetchall())
     with IndexStore(target.index, target.base_id) as store:

@@ -349,6 +349,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self.store = self.open_store(self.path, create=False)
 
     def _stop(self, material: MaterialInput, after: int) -> None:
+        """Stop a rebuild after some steps; if it was completed nevertheless, expect its result."""
         self._last = f"a rebuild of {material.material_id} that was stopped after {after} steps"
         try:
             with self.stopping(after):
@@ -358,6 +359,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._accept(material)
 
     def _must_refuse(self, material: MaterialInput, what: str) -> None:
+        """Fail unless the store refuses a material."""
         self._last = f"refusing {what}"
         try:
             self.rebuild(material)
@@ -382,6 +384,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._rebuild(self._model[material.material_id], f"replacing {what}")
 
     def _contents(self) -> set[bytes]:
+        """Return all contents of the index."""
         with sqlite.open_readonly(self.path) as db:
             return {as_bytes(text) for (text,) in db.execute("SELECT CAST(text AS BLOB) FROM content")}
 
@@ -417,6 +420,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         return material.relative_path in paths
 
     def _accept(self, material: MaterialInput) -> None:
+        """Expect a material in the index from now on."""
         self._model[material.material_id] = material
         for key, vector in material.embeddings.items():
             # A text that the file has keeps its vector.
@@ -499,6 +503,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
                 self._fail(doing, [f"ranks the unit {unit} ({ranked[unit]}) where one of {expected} belongs"])
 
     def _fail(self, doing: str, problems: list[str]) -> None:
+        """Fail with the problems that were found."""
         raise AssertionError(f"after {doing}:\n{sentence(problems)}")
 
     def teardown(self) -> None:

@@ -143,6 +143,7 @@ def as_bytes(value: object) -> bytes:
 
 
 def _find_unfound(db: apsw.Connection) -> Iterator[str]:
+    """Yield bodies that the full-text index does not find by their beginning."""
     for rowid, text in db.execute("SELECT fts_rowid, text FROM search_text").fetchall():
         body = str(text)
         # The trigram index does not find shorter texts, and NUL ends a query.
@@ -464,6 +465,7 @@ def _text(stored: Any) -> str:
 
 
 def _wide(stored: Any) -> bytes:
+    """Encode a stored text as UTF-16."""
     return _text(stored).encode("utf-16-le", "surrogatepass")
 
 

@@ -142,6 +142,7 @@ def materials(draw: st.DrawFn, dimensions: int = 4, *, degenerate: bool = True) 
 
 
 def _units(text: str) -> int:
+    """Return the length of a text in UTF-16 units."""
     return len(text.encode("utf-16-le")) // 2
 
 
@@ -266,6 +267,7 @@ class _BaseDrawer:
         return BaseCase(record=record, items=tuple(self._items), materials=tuple(self._materials), raw=self._raw)
 
     def _row(self) -> BaseRow:
+        """Draw the catalog row of the base."""
         draw = self._draw
         has_model = self._kind == "vectors" or (self._kind == "failed" and draw(st.booleans()))
         size = draw(st.integers(1, 2000))
@@ -322,6 +324,7 @@ class _BaseDrawer:
         )
 
     def _directory(self, item_id: str, status: str) -> dict[str, str]:
+        """Draw the data of a folder."""
         data = {"source": f"/home/user/{self._text()}"}
         prefix = ""
         if self._draw(st.booleans()):
@@ -333,6 +336,7 @@ class _BaseDrawer:
         return data
 
     def _file(self, item_id: str, folder: str | None, is_indexed: bool, is_needed: bool) -> dict[str, str]:
+        """Draw the data of a file, and the file itself."""
         path = self._path(folder, ".pdf")
         if folder is not None and not is_needed and self._draw(st.booleans()):
             path = item_id  # virtual: the files of a migrated folder are not in raw/
@@ -350,6 +354,7 @@ class _BaseDrawer:
     def _page_or_note(
         self, kind: str, item_id: str, folder: str | None, is_indexed: bool, is_needed: bool
     ) -> dict[str, str]:
+        """Draw the data of a page or note, and its snapshot."""
         source = f"https://example.com/{len(self._items)}" if kind == "url" else self._text()
         path = self._path(folder, ".md")
         content = self._add_material(item_id, path, is_needed) if is_indexed else self._draw(texts())
@@ -510,6 +515,7 @@ class _V1Drawer:
         }
 
     def _file(self, item_id: str) -> dict[str, Any]:
+        """Draw a file item of v1, and its upload."""
         file_id = hashlib.md5(item_id.encode(), usedforsecurity=False).hexdigest()
         raw = self._draw(st.binary(max_size=20))
         self.uploads[f"{file_id}.md"] = raw
@@ -540,6 +546,7 @@ class _V1Drawer:
         return self._item(item_id, "note", f"NoteLoader_{digest}", "")
 
     def _row(self, loader_id: str, number: int, body: str, source: str) -> V1Row:
+        """Draw a row of a vector file."""
         return V1Row(
             id=f"{loader_id}_{number}",
             body=body,

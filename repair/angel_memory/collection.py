@@ -81,6 +81,7 @@ class NearestVectors:
         return [(key, distance) for distance, key in sorted(found)]
 
     def _keep(self, distance: float, key: str) -> None:
+        """Keep an entry if it is among the nearest so far; of equal distances, the smaller key."""
         push = heapq.heappush if len(self._heap) < self.count else heapq.heappushpop
         push(self._heap, (-distance, _Reversed(key)))
 
@@ -207,6 +208,7 @@ def _search_queue(
         queued = set()
 
         def of_records() -> Iterator[tuple[str, bytes]]:
+            """Yield the queued vectors of the wanted records; note the keys of all queued ones."""
             for key, one in chroma.iterate_queued_vectors(db, notes):
                 queued.add(key)
                 if key in wanted:
@@ -223,6 +225,7 @@ def _search_queue(
 
 
 def _without_vectors(root: Path) -> NotSearchable:
+    """Make the error that no note has a vector yet."""
     what = tr("{name} without note vectors", name=KIND_NAMES[Kind.ANGEL_MEMORY])
     advice = tr("run regraft reconcile to create them, or search tags only with --mode simple")
     return NotSearchable(path=root, what=what, advice=advice)
@@ -232,6 +235,7 @@ def _without_vectors(root: Path) -> NotSearchable:
 
 
 def _child_read_vectors(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
+    """Read the vectors of some records through chromadb, in a child process."""
     client = core.open_client(folder)
     if not _has_collection(client):
         return {}
@@ -240,6 +244,7 @@ def _child_read_vectors(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
 
 
 def _child_nearest(folder: Path, vector: bytes, count: int, keys: frozenset[str]) -> NearestVectors:
+    """Find the nearest vectors through chromadb, in a child process."""
     found = NearestVectors(vector, count)
     client = core.open_client(folder)
     if _has_collection(client):
@@ -262,6 +267,7 @@ def _read_entries(collection: Any) -> Iterator[tuple[str, bytes]]:
 
 
 def _child_update(folder: Path, staged: Path, work: CollectionChanges) -> None:
+    """Write a planned change to the collection through chromadb, in a child process, and read it back."""
     durable.make_folders(folder, flush=False)
     with staging.read_staging(staged) as waiting:
         client = core.open_client(folder)
@@ -300,14 +306,17 @@ def _write_rows(
 
 
 def _metadata(work: CollectionChanges, key: str) -> dict[str, str | None]:
+    """Return the metadata that AngelMemory stores with a vector."""
     return {**dict.fromkeys(work.extra.get(key, ())), SOURCE_ID: key}
 
 
 def _chunks(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Split rows into parts that chromadb takes at once."""
     return (rows[start : start + core.PAGE_SIZE] for start in range(0, len(rows), core.PAGE_SIZE))
 
 
 def _digests(collection: Any) -> dict[str, bytes]:
+    """Return the digest of every vector of a collection, by key."""
     return {key: _digest(vector) for key, vector in _read_entries(collection)}
 
 

@@ -141,6 +141,7 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
                     raise
 
     def _origin(self) -> VectorOrigin:
+        """Return the provider and the model that the staged vectors are from."""
         model = "" if self.settings is None else self.settings.model
         return VectorOrigin(self.state.folder.name, model)
 

@@ -97,6 +97,7 @@ def plan(store: Store, options: RepairOptions) -> Plan:
 
 
 def _plan_own(store: Store, wanted: frozenset[str]) -> Plan:
+    """Plan the repair of the tables that AngelMemory itself defines."""
     if not wanted:
         return Plan()
     planned = _collect_changes(store, wanted)
@@ -122,6 +123,7 @@ class _RecordChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _collect_changes(store: Store, wanted: frozenset[str]) -> _RecordChanges:
+    """Collect the records and files that the wanted repairs change."""
     with database.open_records(store.root) as db:
         records = list(database.iterate_records(db))
         highest = database.find_highest_short_id(db)
@@ -249,6 +251,7 @@ def _format_ranges(numbers: Iterable[int]) -> str:
 
 
 def _number_actions(planned: _RecordChanges) -> Iterable[Action]:
+    """Yield the actions that correct short ids."""
     if planned.doubles:
         message = tr("assign unique short ids to {records}", records=format_count(len(planned.doubles), "record"))
         yield Action(

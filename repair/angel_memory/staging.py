@@ -120,6 +120,7 @@ class Staging:
             self._db.execute("DROP TABLE wanted")
 
     def _select(self, columns: str, keys: Sequence[str], more: str) -> list[Any]:
+        """Select columns of the staged rows with these keys."""
         wanted = msgspec.json.encode(list(keys)).decode()
         return self._db.execute(f"SELECT {columns} FROM text WHERE {_WHERE_KEYS}{more}", (wanted,)).fetchall()
 
@@ -207,6 +208,7 @@ def delete_staging(path: Path) -> None:
 
 
 def _prepare(db: apsw.Connection, origin: VectorOrigin) -> None:
+    """Create the tables, and delete vectors of another provider or model."""
     for statement in _TABLES:
         db.execute(statement)
     if _origin(db) != (origin.provider, origin.model):
@@ -216,4 +218,5 @@ def _prepare(db: apsw.Connection, origin: VectorOrigin) -> None:
 
 
 def _origin(db: apsw.Connection) -> object:
+    """Return the provider and the model of the staged vectors, or None."""
     return db.execute("SELECT provider, model FROM origin").fetchone()

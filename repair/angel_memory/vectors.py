@@ -267,6 +267,7 @@ def plan_vectors(build: CollectionBuild) -> Plan:
 
 
 def _rebuild_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:
+    """Yield the actions of a new collection."""
     state = build.state
     count = sum(map(build.writes, state.written))
     if not count and not state.differences:
@@ -315,6 +316,7 @@ def _rebuild_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:
 
 
 def _update_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:
+    """Yield the actions that change single vectors of the collection."""
     work, differences = build.work(), build.state.differences
     of = {
         angel.VECTOR_MISSING: differences.missing,
@@ -361,6 +363,7 @@ def _update_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:
 
 
 def _missing_vectors(build: CollectionBuild, lacking: set[str]) -> Iterator[Unresolved]:
+    """Yield the findings that remain because texts still have no vector, or an outdated one."""
     state = build.state
     why = tr("their texts could not be embedded") if build.embeds else tr("no embedder was given")
     missing = frozenset(state.texts if state.is_rebuilt else state.differences.missing)
@@ -419,6 +422,7 @@ def _migrations(path: Path) -> list[Any] | None:
 
 
 def _state_change(build: CollectionBuild) -> FileChange:
+    """Plan the change of the state file, which names the provider in use."""
     state = build.state
     finding = angel.STATE if state.providers.problem is not None else angel.PROVIDER_CHANGED
     message = tr("record {name} as the provider in the state file", name=state.folder.name)
@@ -430,6 +434,7 @@ def _state_change(build: CollectionBuild) -> FileChange:
 
 
 def _write_state(build: CollectionBuild, new: Path) -> None:
+    """Write the state file with the provider of the new vectors; its other keys are kept."""
     try:
         state = database.read_state(build.root)
     except AngelProblem:

@@ -64,6 +64,7 @@ def write_transaction(path: Path, *, keep: bool = True) -> Iterator[apsw.Connect
 
 @contextmanager
 def _roll_back(db: apsw.Connection) -> Iterator[None]:
+    """Context that rolls back everything done in it."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -129,6 +130,8 @@ def record_changeset(db: apsw.Connection, path: Path, tables: Sequence[str], cha
 
 
 def _writer(file: BinaryIO) -> Callable[[memoryview], None]:
+    """Return a function that writes the parts of a changeset to a file."""
+
     def write(part: memoryview) -> None:
         file.write(part)
 

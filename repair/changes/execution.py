@@ -147,6 +147,7 @@ class ChangeExecutor:
         return FileChange(path=change.path, actions=change.actions, make=make, bytes=path.stat().st_size)
 
     def _replace_file(self, change: FileChange) -> None:
+        """Build the new file beside the store, keep the old one, and move the new one into place."""
         number = f"{self._changes_begun:06}"
         final = self._root / change.path
         had = final.exists() or final.is_symlink()
@@ -232,6 +233,7 @@ def bytes_needed(root: Path, change: Change) -> int:
 
 
 def _apply(db: apsw.Connection, change: RowsChange) -> None:
+    """Apply a change of rows, within the caller's transaction."""
     with changesets.full_text_rebuild(db) if change.bodies else nullcontext():
         change.apply(db)
 
@@ -252,6 +254,7 @@ def _undo_files(root: Path, kept: Path) -> list[Path]:
 
 
 def _undo_data_size(root: Path, kept: Path) -> int:
+    """Return the disk size of what undo needs for one change, in bytes."""
     return sum(map(files.size_on_disk, _undo_files(root, kept)))
 
 
@@ -346,6 +349,7 @@ def clear_work_folder(root: Path) -> None:
 
 
 def _settle_rows(root: Path, ledger: Ledger, change: RecordedChange) -> None:
+    """Record the state of a rows change that a killed run began: made or not."""
     if _is_rows_change_made(root, change):
         _record_state(root, ledger, change, "done")
     elif change.state == "undoing":
@@ -369,6 +373,7 @@ def _is_rows_change_made(root: Path, change: RecordedChange) -> bool:
 
 
 def _settle_file(root: Path, ledger: Ledger, change: RecordedChange) -> None:
+    """Complete or take back a file change that a killed run began, and record its state."""
     final, kept = root / change.path, undo_data_path(root, change)
     if change.state == "undoing":
         _settle_undo(root, ledger, change, final, kept)
@@ -396,6 +401,7 @@ def _settle_swap(change: RecordedChange, final: Path, kept: Path, *, made: bool)
 
 
 def _settle_undo(root: Path, ledger: Ledger, change: RecordedChange, final: Path, kept: Path | None) -> None:
+    """Complete or take back the undo of a file change that a killed run began."""
     parked = parked_path(root, change)
     if kept is not None and os.path.lexists(kept) and not os.path.lexists(final):
         durable.replace(kept, final)

@@ -42,6 +42,7 @@ def copy_database(path: Path, new: Path) -> None:
 
 
 def _copy_pages(source: apsw.Connection, new: Path) -> None:
+    """Copy a database with SQLite's backup function."""
     with sqlite.open_writable(new, create=True) as copy, copy.backup("main", source, "main") as backup:
         while not backup.done:
             backup.step(_PAGES)
@@ -254,6 +255,7 @@ class FileDigest:
 
 
 def _file_names(folder: Path) -> Iterator[str]:
+    """Yield the relative paths of the files and folder links below a folder, without SQLite's logs."""
     for place, folders, files in file_paths.walk(folder, durable.raise_unless_missing):
         inside = Path(place).relative_to(folder)
         yield from (str(inside / name) for name in files if not name.endswith(untrusted_sqlite.COMPANION_SUFFIXES))
@@ -276,6 +278,7 @@ def _file_fingerprint(path: Path, without: frozenset[str] | None = None) -> str:
 
 
 def _rows_hash(path: Path, without: frozenset[str]) -> str:
+    """Return a hash of all rows outside of some tables; their order does not matter."""
     total = 0
     with sqlite.open_readonly(path) as db:
         for table in sorted(set(_ordinary_tables(db)) - without):

@@ -123,6 +123,7 @@ class OutsideUndo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _nothing_outside(_: Store, __: RunRecord) -> OutsideUndo:
+    """Default of ``outside_of``: the undo does nothing outside of the store."""
     return OutsideUndo()
 
 

@@ -130,12 +130,14 @@ def merge_changes(changes: list[RowsChange]) -> RowsChange:
 def _drop_statements(
     db: apsw.Connection, find_foreign: ObjectFinder, names: Sequence[str]
 ) -> list[tuple[ForeignObject, tuple[str, ...]]]:
+    """Return the foreign objects of some findings with the statements that drop them."""
     found = [one for one in find_foreign(db) if one.finding in names and one.mended]
     # Views come after triggers: dropping a view drops its triggers.
     return [(one, one.mended) for one in sorted(found, key=lambda one: names.index(one.finding))]
 
 
 def _actions(planned: Sequence[tuple[ForeignObject, tuple[str, ...]]], base: str | None, name: str) -> Iterable[Action]:
+    """Yield one action for each kind of dropped object."""
     for finding in NAMES:
         count = sum(one.finding == finding for one, _ in planned)
         if count:

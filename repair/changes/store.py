@@ -147,6 +147,7 @@ def _is_accepted(command: str, kind: Kind) -> bool:
 
 
 def _choose_advice(command: str, found: Located) -> str:
+    """Say what the user can do about a store that the command cannot change."""
     if found.kind is Kind.V2_BACKUP:
         return tr("restore it in the application, or copy its bases into a profile with regraft install")
     if found.is_archive:

@@ -183,6 +183,7 @@ class _MaterialPlanner:
     def _leave(
         self, finding: str, base: str, reason: str, *, subject: str | None = None, repair: str | None = None
     ) -> None:
+        """Report something that is not added to the catalog, and why."""
         left = Unresolved.registered(finding, reason, base=base, subject=subject)
         self._plan.left.append(msgspec.structs.replace(left, repair=repair))
 
@@ -208,9 +209,11 @@ class _MaterialPlanner:
                 self._leave(v2.MATERIAL_ORPHAN, base.key, reason, subject=material.item)
 
     def _items(self, base: str) -> list[Row]:
+        """Return the catalog rows of the items of a base."""
         return (self._catalog.items or {}).get(base, [])
 
     def _named_paths(self, base: str) -> set[str]:
+        """Return the paths that the items of a base name."""
         paths = (
             parse_item_data(item).get(key)
             for item in self._items(base)
@@ -444,6 +447,7 @@ class _FolderPlanner:
                 yield path
 
     def _leave(self, path: Path, reason: str) -> None:
+        """Report a folder that is not added to the catalog, and why."""
         message = tr("folder {name} was not added to the catalog: {reason}", name=path_text(path.name), reason=reason)
         self._plan.left.append(Unresolved(finding=v2.INDEX_ORPHAN, reason=message, subject=path_text(path.name)))
 
@@ -538,6 +542,7 @@ def _make_action(adopted: _Adopted, size: int) -> Action:
 
 
 def _without_vectors(folder: OrphanFolder) -> Unresolved:
+    """Make the unresolved finding that bodies of an added folder have no vector."""
     count = sum(folder.bare.values())
     reason = tr("{bodys} without a vector; run regraft backfill to embed them", bodys=format_count(count, "body"))
     return Unresolved(finding=v2.VECTOR_MISSING, reason=reason, base=folder.base, count=count, severity="error")

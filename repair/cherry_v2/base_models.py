@@ -258,6 +258,7 @@ def model_change(store: Store, base_id: str, model_id: str, dimensions: int, now
 
 
 def _model_obstacle(source: RestoreSource) -> str | None:
+    """Explain why a base cannot be given a model, or return None."""
     row = source.row
     again = tr("regraft restore makes a new base of its texts")
     if row.get("status") != "completed":

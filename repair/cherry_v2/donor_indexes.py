@@ -84,6 +84,7 @@ class OldIndex:
 
 
 def _matching_spans(text: str, units: list[Any]) -> list[Span] | None:
+    """Return the offsets of units if all of them are slices of the text with their stored body, or None."""
     try:
         spans = [(int(start), int(end)) for start, end, _ in units]
         bodies = [unit.text for unit in cut_units("", text, spans)]
@@ -182,6 +183,7 @@ class Donor:
         return [(str(material), str(path)) for material, path in self._db.execute(query)]
 
     def _read_again(self, content_hash: str, _index: apsw.Connection) -> str | None:
+        """Read a content of the donor again, when the change is applied."""
         return self.content(content_hash)
 
     # --- items -------------------------------------------------------------------------------------------------------
@@ -212,6 +214,7 @@ class Donor:
 
     @cached_property
     def _by_size(self) -> dict[int, list[tuple[str, str]]]:
+        """Materials of the donor by the size of their files, each with its path."""
         found = defaultdict(list)
         for material, path in self._db.execute("SELECT material_id, relative_path FROM material ORDER BY 1"):
             file = None if self._raw is None else find_raw_file(path, self._raw)
@@ -220,6 +223,7 @@ class Donor:
         return dict(found)
 
     def _is_same_file(self, file: Path, path: str) -> bool:
+        """Whether the donor's file at a path has the same bytes."""
         other = None if self._raw is None else find_raw_file(path, self._raw)
         if other is None or other.stat().st_size != file.stat().st_size:
             return False
@@ -268,6 +272,7 @@ class Donors:
         return None
 
     def _count_use(self, donor: Donor, *, is_proven: bool) -> None:
+        """Record that something was taken from a donor, and whether it proves that both copies have one origin."""
         if not donor.is_own:
             self.used.add(donor.base)
         if is_proven:
@@ -306,6 +311,7 @@ class DonorBases:
                     yield donor
 
     def _is_useful(self, donor: Donor, gives: Callable[[Donor], bool]) -> bool:
+        """Whether a donor gives something; one that cannot be read is not used again."""
         try:
             return gives(donor)
         except READ_ERRORS as error:

@@ -143,6 +143,7 @@ class Evidence:
         return next(((length // 4) or None for length in lengths), 0)
 
     def _query(self, query: Callable[[apsw.Connection], Result]) -> Result | None:
+        """Run a query on the index; None without a readable index."""
         if self._db is None:
             return None
         try:
@@ -162,6 +163,7 @@ def _lengths(db: apsw.Connection) -> dict[int, int]:
 
 
 def _parse_fields(block: str) -> Iterator[tuple[str, str]]:
+    """Yield the fields in the front matter of a snapshot."""
     for line in block.split("\n"):
         name, colon, value = line.partition(": ")
         try:
@@ -222,6 +224,7 @@ def repair_item_data(item: Row, evidence: Evidence) -> str | None:
 
 
 def _as_json(data: ItemData) -> str:
+    """Encode an item's data as the application does; unpaired surrogates are escaped."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     try:
         text.encode()
@@ -333,6 +336,7 @@ def repair_dimensions(evidence: Evidence) -> Columns | str:
 
 
 def _is_length(value: object) -> bool:
+    """Whether a value is a positive number of dimensions."""
     return isinstance(value, int) and value > 0
 
 

@@ -190,6 +190,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
                     yield str(key)
 
     def _contents_change(self, index: Path, needs: _Needs, donors: Donors) -> Iterator[RowsChange]:
+        """Plan to copy missing or damaged contents from the donors."""
         sizes = {key: len(text.encode()) for key in needs.contents if (text := donors.content(key)) is not None}
         if not sizes:
             return
@@ -368,6 +369,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         return self.store.stores[self.key].name
 
     def _base_texts(self, donor: Donors | None, *, is_replaced: bool) -> BaseTexts:
+        """Make the plan of the texts that the index gets."""
         return BaseTexts(
             store=self.store,
             row=self.row,
@@ -378,6 +380,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         )
 
     def _new_missing_hashes(self) -> MissingHashes:
+        """Make an empty set of text hashes on disk."""
         return MissingHashes(self.options.keep.enter_context(sqlite.open_scratch()))
 
     def _action(self, name: str, message: str, count: int, size: int, finding: str) -> Action:
@@ -399,6 +402,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         )
 
     def _leave_vectors(self, count: int) -> None:
+        """Report texts that get no vector from the source, and why."""
         if not count:
             return
         reason = tr(
@@ -462,6 +466,7 @@ def _wants_text(item: Row) -> bool:
 
 
 def _chunks(keys: Iterator[str]) -> Iterator[Collection[str]]:
+    """Split keys into parts for one SQL statement each."""
     while chunk := list(islice(keys, _PAGE_SIZE)):
         yield chunk
 
@@ -502,6 +507,7 @@ _WHOLE = tr("use the library or profile that it belongs to")
 
 
 def _is_chosen(store: Store, base: str, found: FindingsByBase) -> bool:
+    """Whether a base is selected and has a finding that a copy of the data can fix."""
     is_there = store.found.stores.is_whole or base in store.stores
     findings = found.get(base, [])
     is_meant = is_there and store.wants(base)
@@ -551,6 +557,7 @@ class _SourcePlanner:
             self._leave(lacking, tr("its index cannot be read completely: {error}", error=error))
 
     def _leave(self, lacking: list[Finding], reason: str) -> None:
+        """Report findings that the source cannot fix, with the fix that check recommends."""
         self.made.left += [Unresolved.of(one, reason, repair=one.repair) for one in lacking]
 
 

@@ -175,7 +175,7 @@ class IndexScope:
         return WrittenCounts(pending, stale)
 
     def failed(self, key: str, code: str, now_ms: int) -> None:
-        """Do nothing: an index cannot record that."""
+        """Do nothing: an index has no place to record that a text could not be embedded."""
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:
         """Return texts with their vectors from all over the file, the same ones each time."""
@@ -312,7 +312,7 @@ class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
         return next((finding for kind, finding in _FINDINGS.items() if isinstance(error, kind)), None)
 
     def finish(self, root: Path, growing: Sequence[IncrementalChange], now_ms: int, *, wrote: bool) -> None:
-        """Do nothing: an index cannot record that."""
+        """Do nothing: an index has no place to record that a run is complete."""
 
     def opened(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[IndexScope]:
         """Open its index as a scope; an index that is not built yet is empty."""

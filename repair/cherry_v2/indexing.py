@@ -240,6 +240,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
 
     @property
     def _folder(self) -> str:
+        """Path of the base's folder below the root of the store."""
         return f"{self.store.bases}/{self.key}" if self.store.bases else self.key
 
     @property
@@ -250,6 +251,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
 
     @property
     def _raw_name(self) -> str:
+        """Path of the base's folder of raw files below the root of the store."""
         one = self.store.stores.get(self.key)
         return f"{self._folder}/{layout.RAW_FOLDER}" if one is None else one.raw
 
@@ -292,6 +294,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         return Plan([*snapshots], self.left, {(v2.BASE_NO_INDEX, self.key)})
 
     def _find(self, lacking: list[Finding]) -> None:
+        """Collect the texts to index; if the index cannot be read, only report that."""
         try:
             with sqlite.open_readonly(self.store.root / self.index_name) as db:
                 self.find_materials(db)
@@ -304,6 +307,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             ]
 
     def _leave(self, finding: str, reason: str, subject: str) -> None:
+        """Report a text that cannot be indexed, and why."""
         self.left.append(Unresolved.registered(finding, reason, base=self.key, subject=subject))
 
     def find_materials(self, db: apsw.Connection) -> None:
@@ -338,6 +342,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         *,
         is_donated: bool = False,
     ) -> None:
+        """Add a text to index. ``read`` reads it again when the change is applied."""
         size = 2 * len(text.encode()) + _ROW_BYTES * len(spans)
         self.new.append(
             NewText(
@@ -362,6 +367,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
                 self._find_item(item, names, taken)
 
     def _find_item(self, item: Row, names: FreeNames, taken: set[str]) -> None:
+        """Find the text of an item: in a donor, or in its raw file."""
         key, path = str(item.get("id")), get_indexed_path(item)
         finding = v2.ITEM_NOT_INDEXED if path is None and item.get("type") != "file" else v2.ITEM_NO_MATERIAL
         try:
@@ -417,12 +423,14 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         self._add(v2.MATERIAL_ORPHAN, material, path, donated.text, donated.spans, donated.read, is_donated=True)
 
     def _cut(self, text: str) -> list[Span]:
+        """Divide a text into units with the settings of the base."""
         spans = cut_text(text, self.settings)
         if not spans:
             raise NoText(BLANK)
         return spans
 
     def _names(self, materials: set[str]) -> FreeNames:
+        """Return the paths that are taken in the base."""
         names = FreeNames(reserve_processed=not is_blank(self.row.get("file_processor_id")))
         data = map(parse_item_data, self.items)
         named = {one.get(key) for one in data for key in ("relativePath", "indexedRelativePath")}
@@ -447,6 +455,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
 
     @staticmethod
     def _demand_free(path: str, taken: set[str]) -> None:
+        """Raise if a path is not safe, or is that of another text."""
         problem = find_path_problem(path.encode("utf-8", "surrogatepass"))
         if problem is not None or path in taken:
             problem = problem or tr("that of another text in the index")
@@ -571,6 +580,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
 
 
 def _is_leaf(item: Row) -> bool:
+    """Whether an item has a text of its own."""
     return item.get("type") in ("file", "url", "note")
 
 
@@ -579,6 +589,7 @@ def _note_snapshot(item: Row) -> okf.Snapshot:
 
 
 def _read_again(_db: apsw.Connection, item: Row, raw: Path) -> str | None:
+    """Read the text of an item again; None if it has none now."""
     try:
         return read_item_text(item, raw).text
     except NoText:
@@ -586,6 +597,7 @@ def _read_again(_db: apsw.Connection, item: Row, raw: Path) -> str | None:
 
 
 def _read_stored(db: apsw.Connection, content_hash: str) -> str | None:
+    """Read a content of the index; None if it is missing or no text."""
     text: Any = db.execute("SELECT text FROM content WHERE content_hash = ?", (content_hash,)).get
     return text if isinstance(text, str) else None
 

@@ -80,6 +80,7 @@ def find_taken_paths(items: Iterable[Row], materials: Iterable[str], raw: Path |
 
 
 def _paths_of(row: Row) -> list[str]:
+    """Return the safe paths that an item names."""
     data = parse_item_data(row)
     return [data[key] for key in _KEYS if is_safe_path(data.get(key))]
 
@@ -154,6 +155,7 @@ def _naming_problem(row: Row, folder: Row | None) -> str | None:
 
 
 def _unfinished_paths(items: Sequence[Row], materials: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield items whose path a killed run had changed already, but not that of their material."""
     prefixes, taken = find_virtual_prefixes(items), set(materials.values())
     for row in items:
         item, path = str(row.get("id")), str(parse_item_data(row).get("relativePath"))
@@ -165,6 +167,7 @@ def _unfinished_paths(items: Sequence[Row], materials: dict[str, str]) -> Iterat
 def _assign_paths(
     folder: Row, prefix: str, files: list[Row], taken: TakenPaths, materials: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
+    """Assign a path below the folder's prefix to each file, from the path of its source."""
     # v1 stored an entry again each time it was read. The row that has the text gets the plain name.
     with_text = {_source_of(row) for row in files if row["id"] in materials}
     files = sorted(files, key=lambda row: row["id"] not in materials and _source_of(row) in with_text)
@@ -174,6 +177,7 @@ def _assign_paths(
 
 
 def _source_of(row: Row) -> str:
+    """Return an item's source without unpaired surrogates."""
     return replace_surrogates(str(parse_item_data(row)["source"]))
 
 
@@ -235,6 +239,7 @@ def _item_actions(paths: NewPaths) -> Iterator[Action]:
 
 
 def _set_path(db: apsw.Connection, path: Path, base: str, item: str, new: str, condition: str) -> None:
+    """Update the path of an item in the catalog; refused if the row has changed."""
     change = f"UPDATE knowledge_item SET data = json_set(data, '$.relativePath', ?) WHERE id = ? AND {condition}"
     before: Any = db.total_changes()
     db.execute(f"{change} AND base_id = ?", (new, item, base))

@@ -218,6 +218,7 @@ def _is_whole_unit(piece: Span, settings: Settings) -> bool:
 
 
 def _split(splitter: Any, text: str, piece: Span, size: int) -> Iterator[Span]:
+    """Cut a part of a text with the splitter; where the splitter fails, at line ends and blanks."""
     for start, end in _cut_windows(text, piece, max(_WINDOW, _UNITS_IN_WINDOW * size)):
         try:
             found = splitter.chunk_indices(text[start:end])
@@ -231,6 +232,7 @@ def _split(splitter: Any, text: str, piece: Span, size: int) -> Iterator[Span]:
 
 
 def _cut_windows(text: str, piece: Span, length: int) -> Iterator[Span]:
+    """Cut a part of a text into pieces of at most ``length`` characters, at line ends or blanks if possible."""
     start, last = piece
     while last - start > length:
         middle, end = start + length // 2, start + length
@@ -290,6 +292,7 @@ class FormerUnits:
         return found if is_blank(rest.replace(separator, "") if separator else rest) else []
 
     def _proven(self, material: str, content_hash: str, text: str) -> Iterator[tuple[int, str, Span]]:
+        """Yield units whose id proves their material, number and offsets: character offset, body, UTF-16 offsets."""
         index = start = 0
         for place, char in enumerate(text if self._begun else ""):
             for body in self._begun.get(text[place : place + self._length], ()):
@@ -301,4 +304,5 @@ class FormerUnits:
             start += 1 if char <= "\uffff" else 2
 
     def _is_unit(self, material: str, content_hash: str, index: int, span: Span, body: str) -> bool:
+        """Whether the id that follows from these values belongs to a body with this text."""
         return self._bodies.get(identity.unit_id(material, content_hash, index, *span)) == body

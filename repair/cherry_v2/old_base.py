@@ -127,6 +127,7 @@ def read_source(store: Store, wanted: str | None) -> RestoreSource:
 
 
 def _chosen(store: Store, rows: dict[str, Row], wanted: str | None) -> str:
+    """Return the id of the base to restore: the named one, or the only one."""
     if wanted is None and len(rows) == 1:
         return next(iter(rows))
     if wanted is None:
@@ -233,6 +234,7 @@ def _folders_with_text(groups: Mapping[Any, Any], leaves: Mapping[str, RestoredI
 
 
 def _leaf_status(leaf: RestoredItem) -> tuple[str, str | None]:
+    """Return the status of a restored item, and its error if its text is missing."""
     if leaf.missing is None:
         return "completed", None
     status, error = leaf.row.get("status"), leaf.row.get("error")
@@ -244,6 +246,7 @@ def _leaf_status(leaf: RestoredItem) -> tuple[str, str | None]:
 
 
 def _folder_status(row: Row, has_items: bool, has_text: bool) -> tuple[str, str | None]:
+    """Return the status of a restored folder, and its error."""
     status, error = row.get("status"), row.get("error")
     if status == "failed" and not has_text:
         return "failed", str(error) if not is_blank(error) else INTERRUPTED

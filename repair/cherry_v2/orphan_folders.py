@@ -172,6 +172,7 @@ def demand_sound_index(findings: Iterable[Finding]) -> None:
 
 
 def _demand_none(findings: Iterable[Finding], is_wrong: Callable[[Finding], bool]) -> None:
+    """Raise if the audit of the folder found what must not be there."""
     wrong = Counter[str]()
     for finding in filter(is_wrong, findings):
         wrong[finding.name] += finding.count
@@ -313,6 +314,7 @@ class _Builder:
     def _make_row(
         self, key: str, kind: str, data: Row, times: tuple[int, int], *, is_whole: bool, group: str | None = None
     ) -> Row:
+        """Make the catalog row of an item."""
         texts = {name: replace_surrogates(value) for name, value in data.items()}
         return {
             "id": key,
@@ -341,6 +343,7 @@ class _Builder:
 
 
 def _of_snapshot(snapshot: Snapshot) -> tuple[str, dict[str, str]] | None:
+    """Return the type and the data of the page or note that a snapshot is of, or None."""
     fields = snapshot.fields
     address = fields.get("resource", "")
     if fields["type"] == "URL" and not is_blank(address):

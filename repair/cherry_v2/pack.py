@@ -101,6 +101,7 @@ def write_pack_catalog(path: Path, source: BaseSource, bases: Sequence[str]) -> 
 
 
 def _copy(db: apsw.Connection, table: str, key: str, base: str) -> None:
+    """Copy the rows of a base from the attached source, in the columns that both tables have."""
     there = {str(row[1]) for row in db.execute(f"PRAGMA source.table_info('{table}')")}
     own = [str(row[1]) for row in db.execute(f"PRAGMA main.table_info('{table}')")]
     names = ", ".join(untrusted_sqlite.quote_name(name) for name in own if name in there)
@@ -146,22 +147,26 @@ def _provider_row(db: apsw.Connection, source: BaseSource, provider: str, key: s
 
 
 def _key(db: apsw.Connection, table: str, column: str, value: str) -> str | None:
+    """Return the sort key of a row in the source, or None."""
     found = _select_value(db, table, "order_key", column, value)
     return found if isinstance(found, str) and found else None
 
 
 def _times(db: apsw.Connection, table: str, column: str, value: str) -> Row:
+    """Return the times of a row in the source."""
     found = {name: _select_value(db, table, name, column, value) for name in ("created_at", "updated_at")}
     return {name: time for name, time in found.items() if isinstance(time, int)}
 
 
 def _select_value(db: apsw.Connection, table: str, wanted: str, column: str, value: str) -> Any:
+    """Read one value from the source; None if its table lacks the column."""
     if wanted not in {str(row[1]) for row in db.execute(f"PRAGMA source.table_info('{table}')")}:
         return None
     return db.execute(f"SELECT {wanted} FROM source.{table} WHERE {column} = ?", (value,)).get
 
 
 def _insert(db: apsw.Connection, table: str, row: Row) -> None:
+    """Insert a row; an existing one is kept."""
     names = ", ".join(untrusted_sqlite.quote_name(name) for name in row)
     values = tuple(json.dumps(value) if isinstance(value, list | tuple) else value for value in row.values())
     db.execute(f"INSERT OR IGNORE INTO main.{table} ({names}) VALUES ({', '.join('?' * len(row))})", values)
@@ -610,6 +615,7 @@ def _write_pack(source: BaseSource, contents: _Contents, options: PackOptions, p
     )
 
     def with_files(files: tuple[PackedFile, ...]) -> Manifest:
+        """Return the manifest with the list of files."""
         return msgspec.structs.replace(manifest, files=files)
 
     if os.path.lexists(options.target):
@@ -672,6 +678,7 @@ def _demand_early_room(source: BaseSource, options: PackOptions) -> None:
 
 
 def _demand_free(target: Path, needed: int) -> None:
+    """Raise if the disk has less free space than needed."""
     free = shutil.disk_usage(target.parent).free
     if needed > free:
         raise NotEnoughSpace(path=target, needed=format_bytes(needed), free=format_bytes(free))

@@ -86,10 +86,12 @@ class Protection:
         return DisappearedItems(gone, there)
 
     def _items(self) -> dict[str, list[dict[str, object]]]:
+        """Catalog rows of items by base."""
         items = None if self._catalog is None else self._catalog.items
         return {} if items is None else {str(base): rows for base, rows in items.items()}
 
 
 def _materials(db: apsw.Connection) -> Iterator[str]:
+    """Yield the ids of the materials in an index."""
     for (raw,) in db.execute("SELECT CAST(material_id AS BLOB) FROM material"):
         yield raw.decode("utf-8", "replace") if isinstance(raw, bytes) else ""

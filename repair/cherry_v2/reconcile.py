@@ -130,6 +130,7 @@ def _plan_index(store: Store, base: str, wanted: set[str], *, lacks_any: bool) -
 
 
 def _lacking(store: Store, finding: Finding) -> Unresolved:
+    """Report an item without a text, with the command that may restore it."""
     repair = finding.repair
     if store.is_profile and finding.name != v2.ITEM_NOT_INDEXED:
         # A v1 file that the upgrade left behind may have it.
@@ -243,6 +244,7 @@ class _Follows(msgspec.Struct):
         self._leave_files()
 
     def _leave(self, finding: str, reason: str, subject: str | None, count: int = 1) -> None:
+        """Report something that is not updated, and why."""
         self.left.append(Unresolved.registered(finding, reason, base=self.base, subject=subject, count=count))
 
     def _plan_deletion(self, items: apsw.Connection, key: bytes) -> None:
@@ -259,6 +261,7 @@ class _Follows(msgspec.Struct):
             self.gone.append(material)
 
     def _plan_move(self, key: bytes, found: bytes | None, wanted: bytes) -> None:
+        """Plan to give a material the path of its item."""
         material, old, new = _decode_text(key), _decode_text(found), _decode_text(wanted)
         # A path with an unpaired surrogate cannot be found again.
         if material is None or old is None or new is None or "\ufffd" in old:
@@ -310,6 +313,7 @@ class _Follows(msgspec.Struct):
 
     @staticmethod
     def _owner(index: apsw.Connection, path: str) -> str | None:
+        """Return the material that has a path in the index, or None."""
         owner = index.execute("SELECT CAST(material_id AS BLOB) FROM material WHERE relative_path = ?", (path,)).get
         return None if owner is None else owner.decode("utf-8", "replace")
 
@@ -368,6 +372,7 @@ class _Follows(msgspec.Struct):
         )
 
     def _deletions(self, counts: dict[str, tuple[int, int]]) -> Iterator[Action]:
+        """Yield one action for each kind of deleted rows."""
         for kind in reversed(_KINDS):
             count, size = counts[kind.table]
             if count:

@@ -96,6 +96,7 @@ class DamagedIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _path_of(item: Row) -> str | None:
+    """Return the path that an item names, or None."""
     data = parse_item_data(item)
     found = data.get("indexedRelativePath") or data.get("relativePath")
     return found if isinstance(found, str) else None
@@ -169,10 +170,12 @@ def index_file_names(index: DamagedIndex) -> Iterator[str]:
 
 
 def _file_findings(index: DamagedIndex) -> Iterator[Finding]:
+    """Yield the findings that say that the file is damaged."""
     yield from (one for one in index.findings if one.name in DAMAGED)
 
 
 def _leave(finding: Finding, why: str, *, repair: str | None = None) -> Unresolved:
+    """Report a finding of the damaged file as not fixed, and why."""
     reason = tr("{what}: {why}", what=finding.message, why=why)
     return Unresolved.of(finding, reason, repair=finding.repair if repair is None else repair)
 
@@ -207,6 +210,7 @@ def _rewrite_change(index: DamagedIndex, tally: Tally) -> FileChange:
     )
 
     def make(new: Path) -> None:
+        """Write the salvaged rows; refused if another salvage finds other rows than the plan."""
         with salvage.salvage_index(index.path, index.expected) as found:
             if found.tally != tally:
                 raise PlanOutdated(path=index.path, reason=tr("it was changed in the meantime"))
@@ -234,6 +238,7 @@ def plan_replacement(
         make(new)
 
     def make_folder(new: Path) -> None:
+        """Copy the folder of the index without it, and write the salvaged index there."""
         durable.copy_tree(index.path.parent, new, without=(index.path.name, *untrusted_sqlite.COMPANION_SUFFIXES))
         make(new / index.path.name)
         durable.copy_mode(index.path, new / index.path.name)
@@ -288,6 +293,7 @@ _PARTIAL = tr("{items} lost part of their text: {names}. Index them again in the
 
 
 def _name_some(items: Sequence[SalvagedItem]) -> str:
+    """Name the first items, and count the others."""
     named = [one_line(item.name) for item in items[:_MAX_NAMED]]
     more = len(items) - len(named)
     return join_list([*named, *([tr("{more:,} more", more=more)] if more else [])])

@@ -147,6 +147,7 @@ class BaseSource:
             raise SourceUnreadable(path=path, reason=error.strerror or error) from error
 
     def _files(self, base: str) -> BaseFiles:
+        """List the files of a base, and the links that are not followed."""
         folder, start = self.folder(base), f"{self.store.bases}/{base}/"
         links = [name.removeprefix(start) for name in self.archived_links if name.startswith(start)]
         if leads_outside(self.store.root, folder):
@@ -324,6 +325,7 @@ def open_base_source(path: Path, kind: Kind | None, named: Sequence[str], comman
 
 
 def _choose_advice(found: Located) -> str:
+    """Say what the user can do about a source that has no installable bases."""
     if found.kind in V1_SOURCES:
         return tr("migrate it to a library with regraft migrate")
     return tr("use a library, a pack, a backup of version 7 or a v2 profile, including its catalog")
@@ -338,6 +340,7 @@ def _read_rows(found: Located, catalog: str) -> StoredCatalog:
 
 
 def _archived_links(found: Located) -> tuple[str, ...]:
+    """Return the paths of links in an archive, which cannot be installed."""
     tree = found.tree
     if not isinstance(tree, ZipTree):
         return ()

@@ -119,6 +119,7 @@ def _rewrite_change(name: str, path: Path, count: int, others: list[RowsChange])
 
 
 def _convert(path: Path, others: list[RowsChange], new: Path) -> None:
+    """Convert a catalog, after the other planned changes of it."""
     with scratch.temporary_folder() as folder:
         old = folder / "old.sqlite"
         copy_database(path, old)
@@ -172,6 +173,7 @@ _CAPABILITIES = f"""CASE
 
 
 def _copy(db: apsw.Connection, table: str) -> None:
+    """Copy the rows of a table, in the columns that both catalogs have."""
     there, names = (
         [str(row[1]) for row in db.execute(f"PRAGMA {one}.table_info('{table}')")] for one in ("old", "main")
     )
@@ -240,11 +242,13 @@ def _plan_file(store: Store, base: str, place: Place, options: UpgradeOptions) -
 
 
 def _leave_damaged(base: str, place: Place, problem: str) -> Unresolved:
+    """Report an index that cannot be read."""
     reason = tr("{name} cannot be read: {problem}", name=place.name, problem=problem)
     return Unresolved(finding=v2.UNREADABLE, reason=reason, base=base, severity="error")
 
 
 def _leave(finding: str, reason: str, base: str, place: Place, count: int = 1) -> Unresolved:
+    """Report an index that is not upgraded, and why."""
     return Unresolved(finding=finding, reason=reason, base=base, subject=place.name, count=count, severity="error")
 
 

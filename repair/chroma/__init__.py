@@ -83,6 +83,7 @@ def plan(store: Store, options: RepairOptions) -> Plan:
 
 
 def _plan_segments(made: Plan, store: Store, options: RepairOptions, wanted: dict[str, list[Finding]]) -> None:
+    """Plan the rebuild of each collection that has a wanted finding."""
     bases = sorted({str(one.base) for findings in wanted.values() for one in findings if one.base is not None})
     path = store.root / database.FILE
     try:
@@ -99,6 +100,7 @@ def _plan_segments(made: Plan, store: Store, options: RepairOptions, wanted: dic
 def _plan_segment(
     made: Plan, db: apsw.Connection, state: CollectionState, names: list[str], options: RepairOptions
 ) -> None:
+    """Plan to rebuild the vector segment of a collection, or report why nothing is changed."""
     of = state.of
     if names == [chroma.NORMS] and not options.unproven:
         reason = tr("the length of its vector is lost; --unproven keeps it with length 1")
@@ -214,6 +216,7 @@ def _to_integer(*values: Any) -> Any:
 
 
 def _to_bytes(*values: Any) -> Any:
+    """Encode an operation number as versions before 1.0 do; other values are unchanged."""
     (value,) = values
     return value.to_bytes(8, "big") if isinstance(value, int) and value >= 0 else value
 

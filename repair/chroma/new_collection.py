@@ -162,6 +162,7 @@ def _is_chroma_folder(target: Path) -> bool:
 
 
 def _make_work_folder(target: Path, work: Path) -> None:
+    """Create the work folder; errors name the target."""
     try:
         durable.make_folders(work)
     except OSError as error:
@@ -236,6 +237,7 @@ class _Job:
         self._choose_distance()
 
     def _take_database(self, new: Path) -> None:
+        """Move the database that chromadb built to its place."""
         durable.replace(self._place / "built" / database.FILE, new)
 
     def _build(self, new: Path) -> None:
@@ -380,6 +382,7 @@ def _decode(text: Any) -> dict[str, Any]:
 
 
 def _is_kept(name: str, value: Any) -> bool:
+    """Whether Chroma accepts a metadata field."""
     # Chroma reserves its own prefix, and has no null.
     return bool(name) and not name.startswith("chroma:") and value is not None
 
@@ -398,6 +401,7 @@ def _as_value(value: Any) -> Any:
 
 
 def _as_list(values: list[Any]) -> list[Any]:
+    """Convert the elements of a metadata list; nested ones become None."""
     return [None if isinstance(one, list | dict | None) else _as_value(one) for one in values]
 
 

@@ -306,6 +306,7 @@ def _pages(staged: Path) -> Iterator[tuple[list[str], Any]]:
 
 
 def _fetch(db: apsw.Connection, query: str, last: str) -> list[Any]:
+    """Fetch the next batch of rows, with keys after ``last``."""
     return db.execute(query, (last, _BATCH)).fetchall()
 
 
@@ -412,6 +413,7 @@ class CollectionTexts:
         self.sample = list(self._sample(db, state))
 
     def _read(self, db: apsw.Connection, state: CollectionState) -> None:
+        """Read the texts of a collection: those without a vector, and the vectors of equal texts."""
         for entry in database.iterate_entries(db, state.of):
             found = find_proven(state, entry.id)
             if entry.document is None or is_blank(entry.document):
@@ -434,6 +436,7 @@ class CollectionTexts:
                 yield str(key), vector
 
     def _sample(self, db: apsw.Connection, state: CollectionState) -> Iterator[tuple[str, bytes]]:
+        """Yield texts with their vectors, to compare an embedder with them."""
         # The order of hashes is as good as any, and always the same.
         query = "SELECT id, origin, place FROM entry WHERE place IS NOT NULL GROUP BY key ORDER BY key LIMIT ?"
         rows = self.scratch.execute(query, (probing.SAMPLE_SIZE,)).fetchall()
@@ -443,7 +446,7 @@ class CollectionTexts:
                 yield text, vector
 
     def _read_mark(self) -> tuple[object, ...]:
-        """Return what changes if another run rebuilds the segment."""
+        """Return values that change when another run rebuilds the segment."""
         paths = (self._root / database.FILE, self._root / str(self._of.vectors) / database.ELEMENTS_FILE)
         return tuple(map(sqlite.read_file_state, paths))
 
@@ -547,13 +550,14 @@ class CollectionScope:
         return found
 
     def failed(self, key: str, code: str, now_ms: int) -> None:
-        """Do nothing: Chroma cannot record that."""
+        """Do nothing: Chroma has no place to record that a text could not be embedded."""
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:
         """Return texts of the collection with their vectors."""
         return self._sample[:count]
 
     def _select(self, query: str, keys: Sequence[str]) -> list[Any]:
+        """Run a query for some keys."""
         return self._scratch.execute(query, (_as_json(keys),)).fetchall()
 
 
@@ -677,6 +681,7 @@ def _plan_segments(store: Store, targets: Sequence[ChromaTarget]) -> Plan:
 
 
 def _plan_segment(made: Plan, db: apsw.Connection, state: CollectionState, target: ChromaTarget) -> None:
+    """Plan a new segment with the embedded vectors; nothing if there are none."""
     of = state.of
     new = partial(_new_vectors, target)
     count = sum(1 for _ in new(db, state))
@@ -760,6 +765,7 @@ def _open_database(store: Store) -> Iterator[apsw.Connection]:
 
 
 def _selected(store: Store, db: apsw.Connection) -> list[ChromaCollection]:
+    """Return the selected collections."""
     return [one for one in database.list_collections(db) if store.wants(one.id)]
 
 

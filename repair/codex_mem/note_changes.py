@@ -200,6 +200,7 @@ def plan_full_text(store: Store, options: RepairOptions) -> Plan:
 
 
 def _plan_own(store: Store, found: dict[str, list[Finding]], names: list[str]) -> Plan:
+    """Plan to rebuild the full-text index of notes."""
     if not names:
         return Plan()
     # All findings are about the same index, so rebuilding it resolves all of them.

@@ -271,10 +271,12 @@ class NotesScope:
 
 
 def _lacks_vector(note: Note) -> bool:
+    """Whether a note should have a vector, and has none or an outdated one."""
     return note.is_eligible and note.status is not NoteStatus.READY
 
 
 def _note_values(note: Note) -> dict[str, Any]:
+    """Return the values that identify a note's text in the queue's SQL."""
     return {"note": note.id, "hash": note.hash, "version": CONTENT_VERSION}
 
 
@@ -464,6 +466,7 @@ def _read_usable_meta(store: Store, settings: EmbedderSettings, options: Backfil
 
 
 def _is_migrated(store: Store) -> bool:
+    """Whether the database has the columns of migration 006."""
     with sqlite.open_readonly(store.found.path) as db:
         return codex_mem_database.is_migrated(db)
 

@@ -89,17 +89,20 @@ def plan(store: Store, options: ReconcileOptions) -> Plan:
 def _unresolved(
     finding: str, reason: str, repair: str | None, project: str | None = None, count: int = 1
 ) -> Unresolved:
+    """Report a finding that reconcile does not resolve, with the command that does."""
     return Unresolved(
         finding=finding, reason=reason, base=project, count=count, severity=FINDINGS[finding].severity, repair=repair
     )
 
 
 def _command_line(store: Store, words: Sequence[str], project: str | None = None) -> str | None:
+    """Format a command for the store; None without words."""
     chosen = [] if project is None else ["--base", project]
     return shlex.join(["regraft", *words, path_argument(store.path), *chosen]) if words else None
 
 
 def _remedy_line(store: Store, finding: str) -> str | None:
+    """Format the command that fixes a finding."""
     return _command_line(store, FINDINGS[finding].command)
 
 
@@ -158,6 +161,10 @@ class _Comparison(msgspec.Struct):
         odd: list[tuple[Any, _Reason | None]] = []
 
         def named() -> Iterator[tuple[str, _Reason | None]]:
+            """Yield the ids of the stored vectors, each with its problem or None.
+
+            Ids that are no texts are collected apart.
+            """
             for held in vectors.every():
                 key: Any = held.note_id
                 if isinstance(key, str):
@@ -211,6 +218,7 @@ class _Comparison(msgspec.Struct):
     # --- status to correct -------------------------------------------------------------------------------------------
 
     def _compare_status(self, note: Note) -> None:
+        """Plan the status of a note, if it should be recorded otherwise."""
         stated = note.metadata.embedding_status
         # The status that the note has once its vector is recorded.
         status = NoteStatus.READY if note.can_adopt_vector else note.status
@@ -226,6 +234,7 @@ class _Comparison(msgspec.Struct):
 
     @property
     def _model(self) -> str:
+        """Id of the model of the stored vectors."""
         return "" if self.vectors is None else self.vectors.meta.model_id
 
     # --- the changes -------------------------------------------------------------------------------------------------

@@ -189,6 +189,7 @@ class Filling(msgspec.Struct):
         self._fail(_claim_of(batch), key, key in batch.stale, code, reason)
 
     def _fail(self, claim: TextClaim, key: str, is_stale: bool, code: str, reason: str) -> None:
+        """Record that a text could not be embedded, unless another process has claimed it."""
         # If the text is claimed by another process now, that one decides about it.
         if self.queue.fail(claim, key, code, reason):
             self.scope.failed(key, code, self.now_ms())
@@ -196,6 +197,7 @@ class Filling(msgspec.Struct):
             self._count(1, int(is_stale))
 
     def _count(self, count: int, stale: int) -> None:
+        """Count processed texts and show the cost so far."""
         self.filled.processed_stale += stale
         self.filled.processed_pending += count - stale
         self.progress.step(count, 0)
@@ -224,6 +226,7 @@ class Filling(msgspec.Struct):
 
 
 def _claim_of(batch: TextBatch) -> TextClaim:
+    """Return the claim of a batch, which every batch of a queue has."""
     assert batch.claim is not None
     return batch.claim
 

@@ -149,6 +149,7 @@ def embed_in_batches(embedder: Embedder, embed: Embed) -> Embed:
 
 
 def _compare_with_itself(name: str, dimensions: int | None, embed: Embed) -> tuple[int, float]:
+    """Compare an embedder with itself: the same sentences in both orders must give the same vectors."""
     forward = _embed_checked(name, SENTENCES, dimensions, embed)
     backward = _embed_checked(name, SENTENCES[::-1], dimensions, embed)[::-1]
     least = min(map(cosine, forward, backward))
@@ -158,6 +159,7 @@ def _compare_with_itself(name: str, dimensions: int | None, embed: Embed) -> tup
 
 
 def _embed_checked(name: str, texts: Sequence[str], dimensions: int | None, embed: Embed) -> Sequence[bytes]:
+    """Embed texts and check the number and the lengths of the vectors."""
     vectors = embed(texts)
     check(vectors, len(texts), dimensions, embedder=name)
     return vectors

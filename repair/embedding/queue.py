@@ -261,6 +261,7 @@ class TextQueue:
         return self._db.execute(query).get is None
 
     def _count(self, query: str, scope: str) -> int:
+        """Return the number that a query counts for a scope."""
         found: Any = self._db.execute(query, (scope,)).get
         return int(found)
 
@@ -330,6 +331,7 @@ def share_store(store: Store) -> Iterator[SharedStore]:
 
 
 def _enter(store: Store, stack: ExitStack) -> Ledger:
+    """Wait until the ledger can be opened together with other backfills."""
     end, tries = time.monotonic() + WAIT_SECONDS, _TRIES
     while True:
         try:
@@ -346,6 +348,7 @@ def _enter(store: Store, stack: ExitStack) -> Ledger:
 
 
 def _try_to_enter(store: Store, stack: ExitStack) -> Ledger:
+    """Settle a killed run if no other process is running, and open the ledger shared."""
     with contextlib.suppress(TargetLocked):
         settle_killed_runs(store)
     try:

@@ -333,6 +333,7 @@ class Reuse:
                 self._progress.step(1, 0)
 
     def _load(self, position: int, index: SourceIndex) -> None:
+        """Read the needed vectors of one source into the work database."""
         wanted: Any = self._db.execute("SELECT DISTINCT base FROM needed WHERE source = ?", (position,)).fetchall()
         needed = """INSERT OR IGNORE INTO vector SELECT ?1, ?2, ?3, ?4
            WHERE EXISTS (SELECT 1 FROM needed WHERE source = ?1 AND base = ?2 AND hash = ?3)"""
@@ -437,6 +438,7 @@ class Reuse:
         return None
 
     def _stored(self, one: _Candidate, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the loaded vectors of a base by text hash."""
         query = """SELECT lower(hex(hash)), vector FROM vector
            WHERE source = ? AND base = ? AND hash IN (SELECT unhex(value) FROM json_each(?)) ORDER BY 1"""
         rows: Any = self._db.execute(query, (one.source, one.base.number, _json(keys)))
@@ -513,6 +515,7 @@ def _fits(base: IndexedBase, scope: Scope, model_id: str | None, settings: Embed
 
 
 def _outcome(one: _Candidate, *, planned: int = 0, compared: int = 0, reason: str | None = None) -> ReusedVectors:
+    """Describe what a base of a source gave, for the report."""
     return ReusedVectors(
         source=str(one.index.source),
         base=one.base.name,
@@ -559,6 +562,7 @@ def open_reuse(paths: Sequence[ReusePath], store: Path | None, progress: Progres
 
 
 def _open_source(one: ReusePath, store: Path | None, progress: Progress, stack: ExitStack) -> SourceIndex | None:
+    """Open a store to reuse vectors from; None if it is the filled store, or optional and not readable."""
     if store is not None and links.real_path(one.path) == links.real_path(store):
         if one.is_required:
             raise WrongUsage(

@@ -280,6 +280,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
             yield scope
 
     def _files_of(self, target: Target) -> list[IncrementalChange]:
+        """Return the files that a target's vectors are written to."""
         return [self._files[name] for name in target.files]
 
     def _undo_records(self, ledger: Ledger) -> dict[str, IncrementalChange]:
@@ -317,6 +318,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
     # --- steps before the embedding ----------------------------------------------------------------------------------
 
     def _take_steps(self) -> None:
+        """Make the changes that must precede embedding, such as missing indexes."""
         self.steps_done = []
         for step in self.survey.steps:
             if step.may_wait and not self.survey.first.changes:
@@ -408,6 +410,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
 
     @property
     def _is_unnamed(self) -> bool:
+        """Whether no embedder is configured yet, so that only an estimate is possible."""
         return isinstance(self.settings, UnnamedEmbedder)
 
     def _suggestion(self) -> Suggestion | None:

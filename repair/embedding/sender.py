@@ -342,6 +342,7 @@ class Sender:
                 self._halt()
 
     def _split(self, batch: TextBatch) -> None:
+        """Send a refused batch again in two halves."""
         if not self._is_halted:
             for half in batch.halves():
                 self._submit(half)

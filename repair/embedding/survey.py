@@ -393,6 +393,7 @@ def _survey_target(
     first: Plan,
     reuse: Reuse | None,
 ) -> SurveyedTarget:
+    """Count the texts of a target and what will be embedded, reused or compared."""
     target.demand_fit(scope)
     tokens_of = embedders.counter(settings)
     expected = ExpectedTexts(shares_with_itself=target.shares_with_itself)
@@ -468,6 +469,7 @@ class _Estimator(msgspec.Struct, kw_only=True):
         return found
 
     def _estimate(self, one: SurveyedTarget, sent: Estimate, *, is_alone: bool) -> None:
+        """Estimate what is sent for a target; texts of earlier targets are free."""
         with _skip_unfit(one.target, self.survey.left), one.target.opened(self.store.root) as scope:
             keys: list[str] = []
             one.outcome.planned = estimate_expected(
@@ -484,6 +486,7 @@ class _Estimator(msgspec.Struct, kw_only=True):
 
 
 def _collect_keys(sized: Iterator[SizedText], keys: list[str]) -> Iterator[SizedText]:
+    """Yield texts unchanged, and collect their keys."""
     for key, size in sized:
         keys.append(key)
         yield key, size

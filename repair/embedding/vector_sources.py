@@ -93,6 +93,7 @@ class SourceBase(msgspec.Struct, kw_only=True):
         self.rows = self._until_damage(self.rows)
 
     def _until_damage(self, rows: Iterator[TextVector]) -> Iterator[TextVector]:
+        """Yield rows up to the first damage, which becomes the base's problem."""
         try:
             yield from rows
         except RegraftError:
@@ -139,6 +140,7 @@ def read_source(path: Path) -> Iterator[SourceBase]:
 
 
 def _source_base(one: StoredVectors) -> SourceBase:
+    """Describe stored vectors of another system as a base."""
     return SourceBase(name=one.name, model_id=one.model_id, dimensions=one.dimensions, rows=one.rows)
 
 
@@ -146,6 +148,7 @@ def _source_base(one: StoredVectors) -> SourceBase:
 
 
 def _index_bases(found: Located) -> Iterator[SourceBase]:
+    """Yield the bases of a store with indexes of the current layout."""
     with unpack_archive(found, raw=False) as unpacked:
         rows = _catalog_rows(unpacked)
         for store in unpacked.stores.current:
@@ -170,6 +173,7 @@ def _catalog_rows(found: Located) -> dict[str, Row]:
 
 
 def _open_index(path: Path, store: StoreFile, row: Row, stack: ExitStack) -> SourceBase:
+    """Open an index as a source of vectors."""
     db = stack.enter_context(sqlite.open_readonly(path, vectors=True, beside_writers=True))
     tables = untrusted_sqlite.table_statements(db)
     if any(name not in tables or untrusted_sqlite.is_virtual(tables[name]) for name in ("embedding", "search_text")):
@@ -188,6 +192,7 @@ def _open_index(path: Path, store: StoreFile, row: Row, stack: ExitStack) -> Sou
 
 
 def _index_rows(db: apsw.Connection, size: int) -> Iterator[TextVector]:
+    """Yield each text hash once with its vector; bodies that do not match their hash are left out."""
     last = None
     for key, raw, vector in db.execute(_VECTORS, {"length": size}):
         text: Any = raw
@@ -198,6 +203,7 @@ def _index_rows(db: apsw.Connection, size: int) -> Iterator[TextVector]:
 
 
 def _unreadable(name: str, problem: str) -> SourceBase:
+    """Make a base without rows, for an index that cannot be read."""
     return SourceBase(name=name, model_id=None, dimensions=0, rows=iter(()), problem=problem)
 
 
@@ -205,6 +211,7 @@ def _unreadable(name: str, problem: str) -> SourceBase:
 
 
 def _pipeline_bases(found: Located, pipeline: Pipeline) -> Iterator[SourceBase]:
+    """Yield the bases of a source that can be migrated, without migrating it."""
     options = Options(now_ms=0, adopt_orphans=True)
     for draft in pipeline.read(found, options).bases:
         with ExitStack() as stack:
@@ -396,6 +403,7 @@ def _write_index(path: Path, file: Path, mark: str, progress: Progress) -> None:
 
 
 def _write_base(db: apsw.Connection, number: int, base: SourceBase) -> None:
+    """Store the text hashes of a base in the cache."""
     units = 0
 
     def hashes() -> Iterator[tuple[bytes]]:
@@ -460,6 +468,7 @@ def _companions(path: Path) -> Iterator[Path]:
 
 
 def _add_content(digest: Any, file: Path) -> None:
+    """Add size, time and parts of a file's content to a digest that notices changes."""
     status = file_paths.stat(file)
     digest.update(b"%d %d\0" % (status.st_size, status.st_mtime_ns))
     if not stat.S_ISREG(status.st_mode):

@@ -126,6 +126,7 @@ def _plan_of_backfill(store: Store, now_ms: int) -> Plan:
 
 
 def _with_proven_command(finding: Finding, plans: Mapping[str, Plan]) -> Finding:
+    """Drop or correct the recommended command if the plan shows that it would not fix the finding."""
     verb, name = _offered_command(finding)
     # A plan lists folders without a base under the whole store.
     keys = {(name, finding.base), (name, None)}
@@ -220,6 +221,7 @@ def _may_be_in_copy(finding: Finding, synced: Collection[FindingKey] = ()) -> bo
 
 
 def _with_copy_command(finding: Finding, path: Path, source: str | None, *, is_whole: bool) -> Finding:
+    """Recommend repair --from a copy of the data."""
     base = ("--base", str(finding.base)) if is_whole else ()
     line = shlex.join(["regraft", "repair", path_argument(path), "--from", source or "SOURCE", *base])
     if source is None:
@@ -297,6 +299,7 @@ def _with_leftovers(
     repair = command_line(("gc",), ("--v1-leftovers",)) if collects else None
 
     def with_hint(one: Finding) -> Finding:
+        """Recommend rescue for the finding."""
         parts = [one.message, *([_CLEANED_UP] if is_needed else [])]
         return replace(one, repair=repair, message=join_list(parts, between=tr("; ")))
 

@@ -89,6 +89,7 @@ class _Steps:
         self._rescued: set[str] = set()
 
     def _wants(self, names: Iterable[str]) -> bool:
+        """Whether the chosen findings include one of these."""
         return not self._only or not self._only.isdisjoint(names)
 
     def _named(self, names: Iterable[str]) -> frozenset[str]:
@@ -345,6 +346,7 @@ def _with_given_path(value: object, copied: Path, given: Path) -> object:
 
 
 def _with_store_path(value: object, copy: Path, root: Path) -> object:
+    """Replace the path of the temporary copy by that of the store."""
     if isinstance(value, Path):
         return root / value.relative_to(copy) if value.is_relative_to(copy) else value
     if isinstance(value, str):
@@ -395,6 +397,7 @@ def run_steps(  # noqa: PLR0913 - as of run_command
         return _report(store, run, done.actions, done.left, None)
 
     def run_on_copy(copy: Path) -> ChangeReport:
+        """Run all steps on the copy."""
         return run_steps(
             command, copy, steps, kind=kind, bases=bases, now_ms=now_ms, progress=SilentProgress(), show_plan=None
         )

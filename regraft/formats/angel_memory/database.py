@@ -161,11 +161,13 @@ def leaf_headings(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _source_id(relative: str, headings: tuple[str, ...], number: int) -> str:
+    """Return the id that AngelMemory gives a section of a note."""
     text = "|".join([relative, *headings, str(number)])
     return f"note_{hashlib.sha1(text.encode()).hexdigest()[:32]}"
 
 
 def _distinct(tags: Iterable[str]) -> tuple[str, ...]:
+    """Return each tag once, without blank ones."""
     return tuple(dict.fromkeys(tag for tag in tags if tag))
 
 

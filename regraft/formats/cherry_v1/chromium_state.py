@@ -126,10 +126,12 @@ class _Reader:
         return found.rows or {}
 
     def _folder_of(self, origin: str) -> str | None:
+        """Return the folder of an origin's IndexedDB, or None."""
         wanted = indexed_db_folder(origin)
         return next((folder for folder in self._folders if folder.rpartition("/")[2] == wanted), None)
 
     def _tables_of(self, folder: str | None) -> _Tables | None:
+        """Return the tables in an IndexedDB folder, read once."""
         if folder is None:
             return None
         if folder not in self._read:
@@ -180,4 +182,5 @@ def damage_notice(count: int, folder: str) -> Notice:
 
 
 def _databases(names: list[str]) -> list[str]:
+    """Select the names of LevelDB folders."""
     return [name for name in names if name.endswith(_LEVELDB)]

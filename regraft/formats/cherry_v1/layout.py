@@ -71,6 +71,7 @@ def find_vector_file(tree: Tree, folder: str, name: str) -> str:
 
 
 def _first_folder(tree: Tree, *names: str) -> str | None:
+    """Return the first name that is a folder, or None."""
     return next((name for name in names if tree.kind(name) == "folder"), None)
 
 

@@ -75,10 +75,12 @@ def is_settings(path: Path) -> bool:
 
 
 def _config() -> Path:
+    """Return the path of the application's own configuration file."""
     return Path.home() / CONFIG_FOLDER / CONFIG_FILE
 
 
 def _is_same_path(path: Path, other: Path) -> bool:
+    """Whether two paths are the same after resolving links."""
     try:
         return links.real_path(path) == links.real_path(other)
     except (OSError, RuntimeError, ValueError):
@@ -86,6 +88,7 @@ def _is_same_path(path: Path, other: Path) -> bool:
 
 
 def _data_paths(config: Path) -> Iterator[Path]:
+    """Yield the data folders that a configuration file names."""
     for entry in _read_entries(config):
         yield from _absolute(entry.get("dataPath") if isinstance(entry, dict) else entry)
 
@@ -101,6 +104,7 @@ def _read_entries(config: Path) -> list[Any]:
 
 
 def _absolute(value: object) -> Iterator[Path]:
+    """Yield a value if it is an absolute path."""
     if isinstance(value, str) and "\0" not in value and Path(value).is_absolute():
         yield Path(value)
 
@@ -132,6 +136,7 @@ def _leveldb_folders(profile: Path) -> Iterator[Path]:
 
 
 def _recently_written(profile: Path) -> bool:
+    """Whether the application wrote to its databases within the last seconds."""
     times = []
     for folder in _leveldb_folders(profile):
         with contextlib.suppress(OSError):
@@ -165,6 +170,7 @@ def _check_singleton_lock(folder: Path) -> str | None:
 
 
 def _is_running(pid: int) -> bool:
+    """Whether a process exists."""
     if os.name == "nt":
         return False  # Windows has no such links
     try:

@@ -180,6 +180,7 @@ def is_plain(raw: bytes) -> bool:
 
 
 def _is_text(raw: bytes | None) -> bool:
+    """Whether bytes are text, and not a pattern that a recovery tool wrote over unreadable sectors."""
     if raw is None or not is_plain(raw) or is_blank(raw.decode()):
         return False
     # Recovery tools write a short repeated pattern over unreadable sectors.
@@ -292,6 +293,7 @@ class _RowMaker:
         self._disorder: dict[str, int] = {}
 
     def row(self, row: FoundRow) -> tuple[Any, ...]:
+        """Convert a found row to a row of the work table, with its digest and the reason if it is unusable."""
         claim = examine_row(row, self._known)
         reason = claim.reason
         if row.flaw is OverflowFlaw.BROKEN or (row.flaw is not None and not claim.is_named):
@@ -313,11 +315,13 @@ class _RowMaker:
         return STRENGTH[row.origin], row.page, row.rowid, *held, *about
 
     def _held(self, claim: FoundChunk) -> tuple[bytes | None, ...]:
+        """Return the columns of a row that are kept: all of them, or only the ids."""
         if self._keep:
             return claim.row_id, claim.loader, claim.source, claim.text, claim.vector, claim.metadata
         return claim.row_id, claim.loader, None, None, None, None
 
     def key(self, row: FoundRow) -> tuple[Any, ...]:
+        """Convert a found index entry to a row of the work table."""
         key = row.values[0]
         raw = bytes(key) if isinstance(key, TextBytes) else b""
         kind = IDS if is_row_id(key) else TEXTS
@@ -332,6 +336,7 @@ class _RowMaker:
         return kind, STRENGTH[row.origin], row.page, run, row.rowid, own, row.flaw is None and is_plain(raw)
 
     def coverage(self) -> IndexCoverage:
+        """Return which indexes were read completely and in order."""
         found = IndexCoverage()
         for name, coverage in self._reading.coverage.items():
             kind = {ID_INDEX: IDS}.get(name, TEXTS)
@@ -392,6 +397,7 @@ class _RowDecisions:
         self._keys = keys
 
     def count_changes(self, statement: str, *values: Any) -> int:
+        """Run a statement and return the number of changed rows."""
         before = self._db.total_changes()
         self._db.execute(statement, values)
         return self._db.total_changes() - before
@@ -400,6 +406,7 @@ class _RowDecisions:
         return self._db.execute(query, values).get
 
     def _refuse(self, reason: str, condition: str, *values: Any) -> None:
+        """Record a reason for all rows that have none yet and meet a condition."""
         self._db.execute(f"UPDATE found SET reason = ? WHERE reason IS NULL AND ({condition})", (reason, *values))
 
     # --- vectors

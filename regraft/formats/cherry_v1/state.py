@@ -92,6 +92,7 @@ class DexieTable(Mapping[str, dict[str, Any]]):
         self._put((row["id"], msgspec.json.encode(row)) for row in rows)
 
     def _put(self, rows: Iterable[tuple[str, bytes]]) -> None:
+        """Insert rows; later ones replace earlier ones with the same id."""
         self._db.execute("BEGIN")
         self._db.executemany("INSERT OR REPLACE INTO row VALUES (?, ?)", rows)
         self._db.execute("COMMIT")
@@ -341,6 +342,7 @@ def _read_backup(
 def _tables_of_backup(
     name: str, raw: msgspec.Raw | None, state_notices: list[Notice], table_notices: list[Notice]
 ) -> _Tables:
+    """Read the tables in the `indexedDB` part of a backup."""
     try:
         found = {} if raw is None or json_text.is_null(raw) else json_text.read_fields(raw, TABLES)
     except json_text.JsonProblem as problem:
@@ -380,6 +382,7 @@ def _read_chromium(
 
 
 def _read_export(tree: Tree, paths: StatePaths, wanted: tuple[str, ...] = SLICES) -> _Slices:
+    """Return the slices of an export folder or file as JSON text."""
     if paths.knowledge is not None:
         return {"knowledge": read_file(tree, paths.knowledge)} if "knowledge" in wanted else {}
     if paths.slices is not None:
@@ -393,6 +396,7 @@ def _read_export(tree: Tree, paths: StatePaths, wanted: tuple[str, ...] = SLICES
 
 
 def _has(values: dict[str, msgspec.Raw], name: str) -> bool:
+    """Whether a value exists and is not null."""
     return name in values and not json_text.is_null(values[name])
 
 
@@ -406,6 +410,7 @@ def raise_broken_json(path: Path, where: str) -> Iterator[None]:
 
 
 def _read_slice_value(tree: Tree, name: str, raw: msgspec.Raw | bytearray) -> Any:
+    """Parse a slice of the application's state."""
     with raise_broken_json(tree.path, tr("the `{name}` state", name=name)):
         return json_text.decode(_slice_text(raw), object)
 
@@ -556,6 +561,7 @@ def has_vector_files(tree: Tree, folder: str) -> bool:
 
 
 def _read_pending(tree: Tree, paths: StatePaths, state_notices: list[Notice]) -> frozenset[str]:
+    """Return the ids of bases whose deletion was pending."""
     name = f"{paths.vectors}/{PENDING_DELETE_FILE}" if paths.vectors else PENDING_DELETE_FILE
     if paths.vectors is None or tree.kind(name) != "file":
         return frozenset()

@@ -83,6 +83,7 @@ def read_catalog(path: Path, *, data: bool = True) -> StoredCatalog:
 
 
 def _rows(db: apsw.Connection, table: str, *, data: bool) -> list[Row] | None:
+    """Read the known columns of a table; None if it is missing."""
     there = {str(row[1]).lower() for row in db.execute(f"PRAGMA table_info('{table}')")}
     if not there:
         return None
@@ -136,6 +137,7 @@ class CatalogLookup:
         return tuple(name for name in columns if name in there)
 
     def _rows(self, table: str, columns: tuple[str, ...], rest: str, values: tuple[str, ...]) -> list[Row]:
+        """Read columns of a table; ``rest`` is the SQL after its name."""
         read = ", ".join(
             f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END" for name in columns
         )
@@ -259,6 +261,7 @@ def item_name(kind: object, data: Mapping[str, Any]) -> str | None:
 
 
 def _text(value: object) -> str:
+    """Return a text without blanks at its ends; empty if it is no text."""
     return trim(value) if isinstance(value, str) else ""
 
 

@@ -190,11 +190,13 @@ def base_id_from_path(name: str) -> str | None:
 
 
 def _id_of_flat_file(name: str) -> str:
+    """Return the base id that a flat index file is named after."""
     path = PurePosixPath(name)
     return path.stem if path.suffix.lower() in _DATABASE_SUFFIXES else name
 
 
 def _store(tree: Tree, base_id: str | None, name: str) -> StoreFile:
+    """Describe an index file with its folder of raw files and its layout."""
     folder = PurePosixPath(name).parent
     if folder.name == _INDEX_FOLDER:
         raw = folder.parent / RAW_FOLDER
@@ -215,6 +217,7 @@ class _Files(msgspec.Struct):
 
 
 def _choose_stores(tree: Tree, folders: list[str]) -> Iterator[StoreFile]:
+    """Yield one index for each base: of several, the one that the application would use."""
     by_base: dict[str, _Files] = {}
     for folder in folders:
         for child in tree.children(folder):

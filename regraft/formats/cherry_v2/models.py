@@ -74,6 +74,7 @@ def is_model_id(text: str) -> bool:
 
 
 def _objects(values: Any) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a list; nothing if it is not a list."""
     return (value for value in values if isinstance(value, dict)) if isinstance(values, list) else iter(())
 
 
@@ -101,6 +102,7 @@ class ModelResolver:
             self._read_provider(provider)
 
     def _read_provider(self, raw: dict[str, Any]) -> None:
+        """Add a provider of v1 and its models, unless v2 has removed the provider."""
         provider = raw.get("id")
         if is_blank(provider):
             return
@@ -208,6 +210,7 @@ class ModelResolver:
 
 
 def _missing_model(unique: str) -> ModelChoice:
+    """Make the choice for a model that no longer exists; its vectors need --recreate-model."""
     is_retired = _provider_of(unique) in RETIRED_PROVIDERS
     why = tr("and the application has removed its provider") if is_retired else tr("and its provider too")
     return ModelChoice(
@@ -222,6 +225,7 @@ def _missing_model(unique: str) -> ModelChoice:
 
 
 def _provider_of(unique: str) -> str:
+    """Return the provider in a model id."""
     return trim(unique.partition(SEPARATOR)[0])
 
 

@@ -131,4 +131,5 @@ def read_base_settings(row: Row) -> tuple[Settings, list[str]]:
 
 
 def _one_of(value: Any, known: tuple[str, ...]) -> str | None:
+    """Return a value if it is a known text, or None."""
     return value if isinstance(value, str) and value in known else None

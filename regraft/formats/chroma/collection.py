@@ -204,6 +204,7 @@ class CollectionState:
             self._scratch.execute("CREATE INDEX reverse_label ON reverse (label)")
 
     def _read_elements(self, segment: SegmentFiles) -> None:
+        """Record position, label and deletion mark of each element of the segment."""
         with sqlite.transaction(self._scratch):
             for block in segment.blocks():
                 # Larger numbers than SQLite's are no labels of Chroma's.
@@ -219,6 +220,7 @@ class CollectionState:
         self._scratch.execute("CREATE INDEX element_label ON element (label)")
 
     def _add_labels(self, role: str, pairs: list[tuple[str | int, str | int]]) -> None:
+        """Record pairs of ids and labels, in either direction."""
         kinds = {ID_TO_LABEL: (str, int), LABEL_TO_ID: (int, str)}.get(role)
         if kinds is None:
             return
@@ -230,12 +232,14 @@ class CollectionState:
     # --- where each vector is ---------------------------------------------------------------------------------------
 
     def _place_others(self) -> None:
+        """Find the vectors that the label map does not give: in the queue, or by order."""
         self._recover_queued()
         if self.labels is None:
             self._place_by_order()
         self._replay_queue()
 
     def _place_labelled(self) -> None:
+        """Find the vectors that the label map gives; contradicting entries are marked as unproven."""
         self._scratch.execute("CREATE TABLE contradiction (id TEXT PRIMARY KEY) WITHOUT ROWID")
         self._scratch.execute(f"INSERT OR IGNORE INTO contradiction {_CONTRADICTIONS}")
         self._scratch.execute(
@@ -252,6 +256,7 @@ class CollectionState:
             )
 
     def _operations(self, condition: str) -> Iterator[tuple[int, int, str, bool]]:
+        """Yield queued operations of the collection: number, code, id, and whether it has a vector."""
         rows = self._db.execute(
             "SELECT seq_id, operation, CAST(id AS TEXT), vector IS NOT NULL FROM embeddings_queue "
             f"WHERE seq_id {condition} ?1 AND {database.TOPIC_COLLECTION} = ?2 ORDER BY seq_id",
@@ -303,6 +308,7 @@ class CollectionState:
                 self._set(key, Origin.QUEUE, number)
 
     def _set(self, key: str, origin: Origin, place: int) -> None:
+        """Record where the vector of an id is."""
         self._scratch.execute("INSERT OR REPLACE INTO vector VALUES (?, ?, ?)", (key, origin, place))
 
     def _place_by_order(self) -> None:
@@ -471,6 +477,7 @@ class CollectionState:
         return self._read_at(ELEMENTS_FILE, start, 4 * header.dimension)
 
     def _read_at(self, name: str, start: int, size: int) -> bytes:
+        """Read bytes of a segment file; empty if it is missing or too short."""
         file = self._file(name)
         if file is None:
             return b""
@@ -486,6 +493,7 @@ class CollectionState:
         return file
 
     def _queued(self, number: int) -> bytes:
+        """Return the vector of a queued operation as float32; empty if it has none."""
         row: Any = self._db.execute(
             "SELECT vector, encoding FROM embeddings_queue WHERE seq_id = ?", (number,)
         ).fetchone()

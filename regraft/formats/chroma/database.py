@@ -220,6 +220,7 @@ def read_model(db: apsw.Connection, of: ChromaCollection) -> tuple[str, str] | N
 
 
 def _decode(text: Any) -> Any:
+    """Decode JSON; an empty object if it is invalid."""
     try:
         return json_text.loads(text) if isinstance(text, str) else {}
     except (ValueError, RecursionError):
@@ -344,6 +345,7 @@ def read_document(db: apsw.Connection, of: ChromaCollection, key: str) -> str | 
 
 
 def _pick_value(text: Any, whole: Any, number: Any, flag: Any) -> Any:
+    """Return the metadata value: the one of four typed columns that is not NULL."""
     if flag is not None:
         return bool(flag)
     return next((value for value in (text, whole, number) if value is not None), None)

@@ -186,6 +186,7 @@ class _Interpreter:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def _take(self, count: int) -> bytes:
+        """Take the next bytes."""
         end = self._at + count
         if end > self._size:
             raise LabelMapProblem(tr("it ends too early"))
@@ -194,12 +195,15 @@ class _Interpreter:
         return taken
 
     def _skip(self, count: int) -> None:
+        """Skip the next bytes."""
         self._take(count)
 
     def _number(self, size: int) -> int:
+        """Take an unsigned number of some bytes."""
         return int.from_bytes(self._take(size), "little")
 
     def _integer(self) -> None:
+        """Push the integer of the current instruction."""
         try:
             value, size = self._integer_at(self._content[self._at - 1], self._at - 1)
         except (IndexError, struct.error) as error:
@@ -208,6 +212,7 @@ class _Interpreter:
         self._push(value)
 
     def _text(self, size_bytes: int) -> None:
+        """Push the text of the current instruction; the first bytes state its size."""
         start = self._at - 1
         self._skip(self._number(size_bytes))
         self._push(self._text_at(start), start)
@@ -221,6 +226,7 @@ class _Interpreter:
     # --- the stack --------------------------------------------------------------------------------------------------
 
     def _push(self, value: object, text_at: int = -1) -> None:
+        """Push a value; ``text_at`` is the offset of a text."""
         self._last_text = text_at
         self._items.append(value)
         if len(self._items) > _MAX_VALUES:
@@ -323,6 +329,7 @@ class _Interpreter:
         return value, size
 
     def _memoize_text(self, number: int, text_at: int) -> None:
+        """Store the offset of a text under a memo number."""
         if number > len(self._memo):
             raise LabelMapProblem(tr("its instructions do not fit together"))
         if number == len(self._memo):
@@ -331,10 +338,12 @@ class _Interpreter:
             self._memo[number] = text_at
 
     def _memoize(self, number: int) -> None:
+        """Store the last text under a memo number."""
         # Texts only: an instruction that refers to anything else again is refused.
         self._memoize_text(number, self._last_text)
 
     def _recall(self, number: int) -> None:
+        """Push the text that a memo number refers to."""
         if number >= len(self._memo):
             raise LabelMapProblem(tr("its instructions do not fit together"))
         at = self._memo[number]
@@ -350,6 +359,7 @@ class _Interpreter:
         self._push(_Dict(role if role in _STREAMED else ""))
 
     def _mark(self) -> None:
+        """Begin a group of items for the dictionary on top of the stack."""
         target = self._items[-1] if self._items else None
         if not isinstance(target, _Dict) or len(self._outer) == _MAX_DEPTH:
             raise LabelMapProblem(tr("its instructions do not fit together"))
@@ -361,6 +371,7 @@ class _Interpreter:
         self._items, self._target = [], target
 
     def _set_items(self) -> None:
+        """Put a group of keys and values into its dictionary."""
         if not self._outer or self._target is None or len(self._items) % 2:
             raise LabelMapProblem(tr("its instructions do not fit together"))
         target, items = self._target, self._items
@@ -376,6 +387,7 @@ class _Interpreter:
         self._set(target, key, value)
 
     def _set(self, target: _Dict, key: object, value: object) -> None:
+        """Put a pair into a dictionary; pairs of labels go to the receiver."""
         if target.role:
             if not isinstance(key, str | int) or not isinstance(value, str | int):
                 raise LabelMapProblem(tr("its instructions do not fit together"))
@@ -386,6 +398,7 @@ class _Interpreter:
             raise LabelMapProblem(tr("it has other fields than a label map has"))
 
     def _global_lines(self) -> None:
+        """Read a class reference from two lines."""
         names = []
         for _ in range(2):
             end = self._content.find(b"\n", self._at, self._at + 200)
@@ -396,6 +409,7 @@ class _Interpreter:
         self._push_global(names[0], names[1])
 
     def _push_global(self, module: object, name: object) -> None:
+        """Push a class reference; only that of a label map is allowed."""
         if (module, name) != (_MODULE, _CLASS):
             raise ForeignInstruction(
                 tr("it wants to load {module}.{name}, which a label map never does", module=module, name=name)
@@ -403,6 +417,7 @@ class _Interpreter:
         self._push(_Global())
 
     def _new_instance(self) -> None:
+        """Make an instance of the class on the stack."""
         arguments, made = self._pop(), self._pop()
         if arguments != () or not isinstance(made, _Global) or made.is_instance:
             raise LabelMapProblem(tr("its instructions do not fit together"))
@@ -410,6 +425,7 @@ class _Interpreter:
         self._push(made)
 
     def _build(self) -> None:
+        """Set the state of the instance on the stack."""
         state = self._pop()
         made = self._items[-1] if self._items else None
         if not isinstance(made, _Global) or not made.is_instance or not isinstance(state, _Dict):
@@ -419,6 +435,7 @@ class _Interpreter:
     # --- the result -------------------------------------------------------------------------------------------------
 
     def _result(self) -> LabelMap:
+        """Return the label map's header fields, or raise if the result is something else."""
         found = self._items[0] if len(self._items) == 1 and not self._outer else None
         is_object = isinstance(found, _Global)
         state = found.state if isinstance(found, _Global) else found

@@ -88,6 +88,7 @@ def write_row_table(root: Path, key: str, work: Path | None) -> Iterator[RowTabl
 
 
 def _write(db: apsw.Connection, state: CollectionState, table: apsw.Connection) -> tuple[int, int]:
+    """Write the entries of a collection with proven vectors; returns the numbers of rows and of unproven vectors."""
     rows = unproven = 0
     waiting: list[tuple[Any, ...]] = []
     for entry in database.iterate_entries(db, state.of):

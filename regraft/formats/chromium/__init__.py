@@ -73,6 +73,7 @@ def decode_script_value(data: bytes) -> Any:
 
 
 def _version(source: ByteReader) -> int:
+    """Read the version of a serialized value."""
     if source.byte() != VERSION_TAG:
         raise MalformedStorage(tr("is not a serialized value"))
     return source.number()
@@ -127,6 +128,7 @@ class _Decoder:
     # --- plain values ----------------------------------------------------------------------------------------------
 
     def _int32(self) -> int:
+        """Read a zigzag-encoded integer."""
         coded = self._source.number()
         return (coded >> 1) ^ -(coded & 1)
 
@@ -145,6 +147,7 @@ class _Decoder:
             raise MalformedStorage(tr("contains a text that is not UTF-8")) from error
 
     def _two_byte(self) -> str:
+        """Read a UTF-16 text."""
         coded = self._source.sized()
         if len(coded) % 2:
             raise MalformedStorage(tr("contains a text that ends with half a character"))
@@ -169,6 +172,7 @@ class _Decoder:
         return value
 
     def _reference(self) -> Any:
+        """Return an object that was read before."""
         number = self._source.number()
         if number >= len(self._objects):
             raise MalformedStorage(tr("refers to an object that does not exist"))
@@ -188,6 +192,7 @@ class _Decoder:
         return found
 
     def _dense_array(self) -> list[Any]:
+        """Read an array with all elements; holes become None."""
         length = self._source.number()
         if length > self._source.left:
             raise MalformedStorage(tr("states a much larger size than it has"))
@@ -203,6 +208,7 @@ class _Decoder:
         return found
 
     def _sparse_array(self) -> list[Any]:
+        """Read an array as numbered properties; missing ones become None."""
         length = self._source.number()
         self._spend(length)
         found: list[Any] = [None] * length
@@ -213,6 +219,7 @@ class _Decoder:
         return found
 
     def _map(self) -> list[Any]:
+        """Read a Map as a list of pairs."""
         flat = self._read_values_until(":")
         return [list(pair) for pair in zip(flat[::2], flat[1::2], strict=False)]
 
@@ -225,6 +232,7 @@ class _Decoder:
         return found
 
     def _regexp(self) -> str:
+        """Read a regular expression as its source text."""
         source = self._nested_text()
         self._source.number()
         return source
@@ -242,11 +250,13 @@ class _Decoder:
     # --- buffers ---------------------------------------------------------------------------------------------------
 
     def _resizable_buffer(self) -> bytes:
+        """Read a resizable ArrayBuffer."""
         size = self._source.number()
         self._source.number()
         return self._source.take(size)
 
     def _view(self, buffer: bytes) -> bytes:
+        """Read a typed array: a range of bytes of the buffer before it."""
         self._read_tag()
         self._source.byte()
         offset, length = self._source.number(), self._source.number()
@@ -495,6 +505,7 @@ def _scan_undo_values(database: LevelDb, wanted: KeyFilter, scopes: frozenset[in
     """Return the values of selected keys before the open transactions; None for a key that did not exist."""
 
     def keep(_: bytes, task: bytes) -> bytes:
+        """Keep an undo task of a wanted row."""
         try:
             change = _parse_undo_task(task)
         except MalformedStorage:
@@ -621,6 +632,7 @@ def _find_database(entries: dict[bytes, bytes], wanted: str) -> int | None:
 
 
 def _store_ids(entries: dict[bytes, bytes]) -> dict[str, int]:
+    """Map the names of object stores to their ids."""
     found: dict[str, int] = {}
     for key, value in entries.items():
         data = ByteReader(split_key(key)[1], len(_STORE))
@@ -763,9 +775,11 @@ class _Entries:
         return origin if key.startswith(_ENTRY) and nul and name in self._names else None
 
     def holds(self, key: bytes) -> bool:
+        """Whether a key is one of the wanted entries."""
         return self.origin(key) is not None
 
     def may_hold(self, low: bytes | None, high: bytes | None) -> bool:
+        """Whether a wanted entry may lie between two keys."""
         low = max(low or b"", _ENTRY)
         high = _AFTER_ENTRIES if high is None else min(high, _AFTER_ENTRIES)
         if low > high:
@@ -778,6 +792,7 @@ class _Entries:
 
 
 def _read_texts(database: LevelDb, key: str, own: str) -> list[StoredText]:
+    """Read the values of an entry, newest first; damaged ones are passed over if another is readable."""
     found: list[StoredText] = []
     problems: dict[str, StorageDamaged] = {}
     for origin, record in _newest_by_origin(database, key, own).items():
@@ -805,9 +820,11 @@ def _newest_by_origin(database: LevelDb, key: str, own: str) -> dict[str, Record
     wanted = _Entries(key)
 
     def origin_of(record: Record) -> str:
+        """Return the origin in an entry's key."""
         return (wanted.origin(record.key) or b"").decode("latin-1")
 
     def settles(record: Record) -> bool:
+        """Whether the own origin has a value, so that no other is needed."""
         return record.value is not None and origin_of(record) == own
 
     newest: dict[str, Record] = {}

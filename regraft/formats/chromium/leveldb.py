@@ -191,6 +191,7 @@ class LogReader:
         self.is_cut_off = self.is_cut_off or self._parts is not None
 
     def _in_block(self, block: bytes) -> Iterator[bytes]:
+        """Yield the complete records that end in a block, verifying checksums."""
         at = 0
         while len(block) - at >= _HEADER.size:
             checksum, length, kind = _HEADER.unpack_from(block, at)
@@ -224,6 +225,7 @@ class LogReader:
             self._damage()
 
     def _damage(self) -> None:
+        """Count a damage and skip to the next record."""
         self.passed_over += 1
         self._parts, self._resyncing, self._zeros = None, True, False
 
@@ -402,6 +404,7 @@ class TableReader:
             low = high
 
     def _read(self, offset: int, size: int) -> bytes:
+        """Read bytes of the table; raises if it ends before."""
         self._file.seek(offset)
         data = self._file.read(size)
         if len(data) != size:
@@ -456,6 +459,7 @@ def _iterate_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _record(key: bytes, internal: bytes, value: bytes) -> Record:
+    """Make a record from a key with its sequence number and type."""
     mark = int.from_bytes(internal[-_MARK_BYTES:], "little")
     if mark & 0xFF not in (DELETED, PUT):
         raise MalformedStorage(tr("a key has the unknown type {mark}", mark=mark & 255))
@@ -524,6 +528,7 @@ def read_manifest(file: BinaryIO) -> ManifestState:
 
 
 def _apply_edit(version: ManifestState, edit: ByteReader) -> None:
+    """Apply an entry of the manifest: added and removed tables, log numbers."""
     removed: list[tuple[int, int]] = []
     added: list[tuple[tuple[int, int], TableFile]] = []
     last_sequence: int | None = None
@@ -550,6 +555,7 @@ def _apply_edit(version: ManifestState, edit: ByteReader) -> None:
 
 
 def _skip_field(tag: int, edit: ByteReader) -> None:
+    """Skip a field of a manifest entry that is not needed."""
     if tag == _NEXT_FILE:
         edit.number()
     elif tag == _COMPACT:
@@ -699,6 +705,7 @@ class LevelDb:
         unread: dict[TableFile, StorageDamaged] = {}
 
         def take(record: Record) -> None:
+            """Keep the record if it is the newest of its key."""
             known = newest.get(record.key)
             if known is None or known.sequence < record.sequence:
                 if keep is not None and record.value is not None:

@@ -332,6 +332,7 @@ def is_current_vector(held: StoredVector, content_hash: str) -> bool:
 
 
 def _is_of_other_text(held: StoredVector, content_hash: str) -> bool:
+    """Whether a vector was made from another text, or in another format of it."""
     return held.content_hash != content_hash or held.content_version != CONTENT_VERSION
 
 

@@ -172,6 +172,7 @@ def survey_notes(memory: Memory, each: Callable[[], None] | None = None) -> Note
 
 
 def _survey(memory: Memory, each: Callable[[], None] | None) -> NoteSurvey:
+    """Count the notes by status, and the vectors whose note no longer exists."""
     before = _state_before_counting(memory)
     counts = memory.notes.counts(each)
     summed = sum_counts(counts.values())
@@ -191,6 +192,7 @@ def _state_before_counting(memory: Memory) -> HealthState | None:
 
 
 def _state(before: HealthState | None, counts: StatusCounts) -> HealthState:
+    """Return the state of the search by meaning, from the counts of notes."""
     if before is HealthState.MISSING and not counts.eligible:
         return HealthState.READY  # no note needs a vector
     of_notes = (

@@ -198,6 +198,7 @@ class DoclistIndex:
             self._levels[0].data += b"\0"
 
     def _add_to_level(self, height: int, page: int, row: int) -> None:
+        """Add a pointer to a page to one level of the doclist index; a full page moves up a level."""
         if height == len(self._levels):
             self._levels.append(_Level(self._page))
         level = self._levels[height]
@@ -279,6 +280,7 @@ class IndexWriter:
         """Write the number of tokens of each row."""
 
         def counted() -> Iterator[tuple[int, bytes]]:
+            """Yield rows with their token counts, and add them up."""
             for row, tokens in counts:
                 self._rows += 1
                 self._tokens += tokens
@@ -353,6 +355,7 @@ class IndexWriter:
 
 
 def _page_id(page: int, kind: int = 0) -> int:
+    """Return the row id of a page of the segment."""
     return (_SEGMENT << SEGMENT_SHIFT) + kind + page
 
 

@@ -301,6 +301,7 @@ def _to_code_points(found: Trigrams, numbers: Numbers) -> Numbers:
 
 
 def _place_marks(made: _Stream, step: int) -> NDArray[np.void]:
+    """Return, for every ``step`` bytes, the start of the next row and its rowid."""
     edges = np.arange(0, len(made.data), step)
     nearest = np.searchsorted(made.starts, edges.astype(np.int32))
     marks = np.zeros(len(edges), dtype=_MARK)
@@ -333,6 +334,7 @@ def _encode_doclists(found: Trigrams, rows: Numbers) -> _Stream:
 
 
 def _concatenate(parts: list[NDArray[Kind]], kind: type[Kind]) -> NDArray[Kind]:
+    """Join arrays; an empty array of the type if there are none."""
     return np.concatenate(parts) if parts else np.empty(0, dtype=kind)
 
 

@@ -160,6 +160,7 @@ class _Part:
         self._listed, self._listed_at = listed.tobytes(), np.concatenate(([0], ends))
 
     def _name(self, term: int) -> bytes:
+        """Return the encoded bytes of a term."""
         return self._encode_terms[term, : self._name_bytes[term]].tobytes()
 
     def _encode(self, rows: Numbers) -> None:
@@ -195,10 +196,12 @@ class _Part:
         return b"".join(parts)
 
     def _put_heads(self, stream: Bytes, rows: Varints, starts: Numbers) -> None:
+        """Write the headers of all doclists: term, if it is a new one, and first rowid."""
         runs.write_varints(stream, rows)
         self._put_terms(stream, starts[self._terms])
 
     def _put_terms(self, stream: Bytes, starts: Numbers) -> None:
+        """Write the terms: shared length, further length, further bytes."""
         stream[starts] = self._shared_prefix_lengths
         stream[starts + 1] = self._name_bytes - self._shared_prefix_lengths
         for place in range(int(self._head_bytes.max(initial=2)) - 2):
@@ -232,6 +235,7 @@ class _Part:
         yield _Cut(end, len(self._starts), -1, 0)
 
     def _cut_before_doclist(self, doclist: int) -> _Cut:
+        """Return the page start directly before a doclist."""
         at = int(self._offsets[doclist])
         if doclist == len(self._starts) or self._is_term[doclist]:
             return _Cut(at, doclist, -1, 0)
@@ -250,6 +254,7 @@ class _Part:
         return _Cut(row_at + shift, doclist, row_at + shift, int(self._all.mark_rows[mark - 1]))
 
     def _cut_between_positions(self, doclist: int, limit: int, mark: int) -> _Cut:
+        """Return the page start at or before ``limit`` that does not split a varint."""
         at = limit
         while self._bytes[at - 1] >= 0x80:
             at -= 1

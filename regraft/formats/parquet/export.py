@@ -171,6 +171,7 @@ def _summarize_materials(db: apsw.Connection, found: BaseSummary) -> None:
 
 
 def _text(column: str) -> str:
+    """Return the SQL that reads a column as text."""
     return _TEXT.format(column)
 
 
@@ -205,6 +206,7 @@ def read_item_sources(items: list[dict[str, Any]] | None) -> dict[str, str]:
 
 
 def _units_query(db: apsw.Connection) -> str:
+    """Return the SQL that reads all units with material, content and vector."""
     texts = ("u.material_id", "m.relative_path", "u.content_hash", "t.embedding_text_hash", "u.unit_id")
     columns = ", ".join(_text(name) for name in (*texts, "u.title", "u.locator_json"))
     numbers = ", ".join(_INTEGER.format(f"u.{name}") for name in ("unit_index", "char_start", "char_end"))
@@ -469,6 +471,7 @@ class BaseExport(msgspec.Struct):
         )
 
     def _count_skipped(self, summary: BaseSummary) -> dict[str, int]:
+        """Count the rows that are not exported, by reason."""
         orphans = {name: count for name, count in summary.left_out.items() if name == "body.orphan"}
         skipped = {**summary.skipped, **orphans}
         unread = summary.bodies - self.rows - sum(skipped.values())
@@ -626,6 +629,7 @@ def _select_bases(parts: list[BaseExport], bases: tuple[str, ...]) -> list[BaseE
 
 
 def _v2_export(source: Located, bases: tuple[str, ...], stack: ExitStack) -> SourceExport:
+    """Prepare the export of v2 data."""
     stores = source.stores
     catalog = StoredCatalog()
     if stores.catalog is not None:
@@ -688,6 +692,7 @@ def _summarize_base(part: BaseExport, source: Located, name: str, stack: ExitSta
 
 
 def _v1_export(source: Located, bases: tuple[str, ...], stack: ExitStack) -> SourceExport:
+    """Prepare the export of v1 data."""
     if source.kind is Kind.V1_VECTORS:
         only = BaseExport(
             BaseMetadata(id=source.path.name, name=source.path.name, model=None, dimensions=None, index=True)
@@ -708,6 +713,7 @@ def _v1_export(source: Located, bases: tuple[str, ...], stack: ExitStack) -> Sou
 
 
 def _describe_v1_base(raw: dict[str, Any]) -> BaseMetadata:
+    """Describe a base of v1 for the file's metadata."""
     model = raw.get("model")
     names = [model.get(key) for key in ("provider", "id")] if isinstance(model, dict) else []
     return BaseMetadata(
@@ -744,6 +750,7 @@ def _survey_v1_base(part: BaseExport, source: Located, name: str, stack: ExitSta
 def _rsclaw_export(
     source: Located, bases: tuple[str, ...], visible_to: tuple[str, ...], stack: ExitStack
 ) -> SourceExport:
+    """Prepare the export of an rsclaw knowledge base."""
     written = stack.enter_context(open_chunks(source, visible_to))
     part = BaseExport(
         describe_base(written),
@@ -765,6 +772,7 @@ def _rsclaw_export(
 
 
 def _chroma_export(source: Located, bases: tuple[str, ...], stack: ExitStack) -> SourceExport:
+    """Prepare the export of Chroma collections."""
     root = source.tree.path
     try:
         with database.open_chroma(root / database.FILE) as db:

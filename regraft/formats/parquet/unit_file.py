@@ -131,6 +131,7 @@ def list_values(pa: Any, column: Any) -> list[Any]:
 
 
 def _value(cell: Any) -> Any:
+    """Convert a cell; a large one is only referred to."""
     raw = cell.as_buffer() if cell.is_valid else None
     return cell.as_py() if raw is None or raw.size <= LARGE_BYTES else memoryview(raw)
 
@@ -220,6 +221,7 @@ def import_arrow() -> tuple[Any, Any]:
 
 
 def _schema(pa: Any, about: FileMetadata) -> Any:
+    """Return the Arrow schema of a file."""
     size = about.dimensions
     vector = pa.list_(pa.float32()) if size is None else pa.list_(pa.float32(), size)
     fields = [pa.field(name, getattr(pa, kind)()) for name, kind in COLUMNS.items()]
@@ -265,6 +267,7 @@ class UnitsWriter:
         self._rows, self._bytes = [], 0
 
     def _vectors(self, rows: list[UnitRow]) -> Any:
+        """Make the Arrow column of vectors with their exact bytes."""
         pa, size = self._pa, self._dimensions
         if size is None:
             return pa.nulls(len(rows), pa.list_(pa.float32()))
@@ -443,6 +446,7 @@ def survey_file(path: Path, watch: Callable[[float], None]) -> dict[Any, BaseTot
 
 
 def _count_batch(path: Path, batch: Any, found: dict[Any, BaseTotals], group: int) -> None:
+    """Add the counts of a batch to the totals of its bases."""
     pa, _ = import_arrow()
     compute = importlib.import_module("pyarrow.compute")
     batch.validate(full=True)
@@ -472,6 +476,7 @@ def _by_base(pa: Any, compute: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _decode_dictionary(pa: Any, column: Any) -> Any:
+    """Return a column without dictionary encoding."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
@@ -494,6 +499,7 @@ def read_rows(path: Path, groups: list[int] | None = None) -> Iterator[UnitRow]:
 
 
 def _values(pa: Any, batch: Any, name: str) -> list[Any]:
+    """Return a column as Python values."""
     if name == BASE_NAME and name not in batch.schema.names:
         return [None] * len(batch)
     column = batch.column(name)

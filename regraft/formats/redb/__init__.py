@@ -499,10 +499,12 @@ class RedbFile:
         )
 
     def _check_unchanged_after(self, rows: Iterator[T]) -> Iterator[T]:
+        """Yield rows, then raise if the file was changed while they were read."""
         yield from rows
         self._file.check_unchanged()
 
     def _report(self, damage: PageDamage) -> None:
+        """Pass damage to the caller, or raise it."""
         self._file.check_unchanged()
         if self._on_damage is not None:
             self._on_damage(damage)

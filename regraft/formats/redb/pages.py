@@ -303,6 +303,7 @@ def _check_magic(header: bytes, path: Path) -> None:
 
 
 def _pread(file: FileIO, length: int, offset: int) -> bytes:
+    """Read bytes at an offset."""
     if sys.platform == "win32":
         file.seek(offset)
         return file.read(length) or b""
@@ -464,6 +465,7 @@ def select_slot(choice: SlotChoice, is_intact: Callable[[Slot], bool], report: D
 
 
 def _slot_damage(slot: Slot, reason: str) -> PageDamage:
+    """Make the damage of a commit slot."""
     words = tr("commit slot {index}", index=slot.index)
     return PageDamage(table=None, page=words, offset=slot.offset, length=SLOT_BYTES, reason=reason)
 
@@ -709,18 +711,21 @@ class _Parser:
         raise _Unknown
 
     def _parse_last(self, depth: int, end: str) -> Codec:
+        """Parse the last inner type and the bracket that ends it."""
         inner = self._parse_type(depth + 1)
         if not self._take(end):
             raise _Unknown
         return inner
 
     def _take(self, text: str) -> bool:
+        """Skip a text if it comes next."""
         is_there = self._name.name.startswith(text, self._at)
         if is_there:
             self._at += len(text)
         return is_there
 
     def _match(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        """Take what a pattern matches, or raise."""
         found = pattern.match(self._name.name, self._at)
         if found is None:
             raise _Unknown

@@ -42,12 +42,14 @@ def _text(data: bytes) -> str:
 
 def _integer_codec(width: int, signed: bool) -> Codec:
     def decode(data: bytes) -> int:
+        """Decode a little-endian integer."""
         return int.from_bytes(data, "little", signed=signed)
 
     return Codec(width=width, decode=decode, rank=decode)
 
 
 def _float(form: str) -> Codec:
+    """Return the codec of a float; it cannot be a key."""
     number = struct.Struct(form)
     return Codec(width=number.size, decode=lambda data: number.unpack(data)[0], rank=None)
 
@@ -112,6 +114,7 @@ def option_codec(inner: Codec) -> Codec:
     wanted = inner.rank
 
     def some(data: bytes) -> bytes | None:
+        """Return the bytes of the value in an option, or None."""
         if not data or data[0] > 1:
             raise ValueError(tr("an option has an invalid tag"))
         return data[1:] if data[0] else None
@@ -138,6 +141,7 @@ def array_codec(inner: Codec, count: int) -> Codec | None:
     fixed = inner.width
 
     def split(data: bytes) -> Sequence[bytes]:
+        """Split the bytes of a sequence into its elements."""
         if fixed is not None:
             return _split_evenly(data, fixed, count)
         if len(data) < 4 * count:
@@ -202,12 +206,14 @@ def tuple_codec(inner: Sequence[Codec], *, has_wide_lengths: bool) -> Codec:
         return _composed_codec(inner, sum(fixed), lambda data: _pieces(data, 0, fixed[:-1]), tuple)
 
     def split_wide(data: bytes) -> Sequence[bytes]:
+        """Split a tuple whose elements' ends are stored first."""
         count = len(widths) - 1
         if len(data) < 4 * count:
             raise ValueError(tr("a tuple is truncated"))
         return _pieces(data, 4 * count, struct.unpack_from(f"<{count}I", data))
 
     def split_short(data: bytes) -> Sequence[bytes]:
+        """Split a tuple whose elements' lengths are stored in turn."""
         at = 0
         lengths = []
         for width in widths[:-1]:
@@ -224,6 +230,7 @@ def _check_widths(split: Split, widths: Sequence[int | None]) -> Split:
     """Wrap a split so that it refuses pieces whose width differs from their type's."""
 
     def checked(data: bytes) -> Sequence[bytes]:
+        """Split, and check the lengths of elements with a fixed width."""
         pieces = split(data)
         if any(width not in (None, len(piece)) for width, piece in zip(widths, pieces, strict=True)):
             raise ValueError(tr("an element has another width than its type"))

@@ -110,6 +110,7 @@ def _choose_vectors(db: apsw.Connection) -> VectorChoice:
 
 
 def _most_frequent(db: apsw.Connection, column: str, where: str, *values: object) -> object:
+    """Return the most frequent value of a column among the usable rows."""
     query = f"""SELECT {column} FROM placed WHERE reason IS NULL AND {where}
                  GROUP BY {column} ORDER BY count(*) DESC, min(row) LIMIT 1"""
     found: object = db.execute(query, values).get
@@ -206,6 +207,7 @@ def write_chunk_table(path: Path, work: Path | None, scope: Scope) -> Iterator[C
 
 
 def _write(db: apsw.Connection, chunks: Iterator[tuple[bytes, bytes]], mirror: apsw.Connection) -> None:
+    """Write all chunks as rows of a table; unreadable and missing ones as rows with their reason."""
     waiting: list[tuple[Any, ...]] = []
     unreadable = int(str(mirror.execute("SELECT coalesce(max(row), 0) FROM placed").get))
     for _, value in chunks:

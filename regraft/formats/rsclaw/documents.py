@@ -130,6 +130,7 @@ def select_documents(mirror: Mirror, scope: Scope) -> None:
     db = mirror.db
 
     def sees(*facts: Any) -> bool:
+        """SQL function: whether the scope may see a document."""
         kind, of, owner = facts
         return scope.sees(Visibility(type=kind, agent_id=of, channel_id=of), owner)
 
@@ -225,6 +226,7 @@ class _Site(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _site(pages: str, session: str) -> _Site:
+    """Describe a website: pattern of its pages, and the parameters that are sessions."""
     return _Site(pages=re.compile(pages), session=_names(session))
 
 

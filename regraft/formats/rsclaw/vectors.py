@@ -132,6 +132,7 @@ def _round_to_nearest(text: msgspec.Raw, guess: float) -> float:
 
 
 def _bits(single: float) -> int:
+    """Return the bits of a float32 as an integer."""
     return int(array("I", array("f", [single]).tobytes())[0])
 
 

@@ -266,6 +266,7 @@ class Reading:
         self.encoding = max(votes, key=votes.__getitem__)
 
     def _leaves(self) -> Iterator[tuple[bytes, TreePage]]:
+        """Yield the table leaf pages with cells."""
         for number in range(1, self.file.pages + 1):
             data = self.file.page(number)
             page = parse_tree_page(data, number, self.file.usable)
@@ -383,6 +384,7 @@ class Reading:
                 yield _Candidate(shape=shape, number=number, kind=PageKind.TABLE_LEAF, cell=cell, origin=origin)
 
     def _origin_of(self, number: int, shape: RowShape) -> Origin:
+        """Return how a page outside of the trees is classified."""
         named = self._named.get(shape.name)
         if self._free[number] or (named is not None and not named[number]):
             return Origin.FREE
@@ -413,6 +415,7 @@ class Reading:
         self._count_pages(has_rows)
 
     def _find_candidates(self) -> Iterator[_Candidate]:
+        """Yield possible rows, the best proven first."""
         yield from self._cells_in_trees()
         for origin in _WEAKER:
             yield from self._cells_by_header(origin)
@@ -465,6 +468,7 @@ class Reading:
         return values, rowid
 
     def _count_pages(self, has_rows: bytearray) -> None:
+        """Count the pages without rows by their use."""
         for number in range(1, self.file.pages + 1):
             if has_rows[number]:
                 continue

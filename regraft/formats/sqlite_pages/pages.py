@@ -318,6 +318,7 @@ def open_overlay(path: Path) -> Overlay:
 
 
 def _open_companion(path: Path, read: object) -> Overlay:
+    """Open a write-ahead log or a rollback journal as changed pages over the file."""
     file = links.open_for_reading(path)
     try:
         overlay = _read_log(file) if read is _read_log else _read_journal(file)
@@ -358,6 +359,7 @@ def _read_log(file: BufferedReader) -> Overlay:
 
 
 def _checksum(data: bytes, order: str, state: tuple[int, int]) -> tuple[int, int]:
+    """Continue the checksum of a write-ahead log."""
     first, second = state
     words = iter(struct.unpack(f"{order}{len(data) // 4}I", data))
     for one, two in zip(words, words, strict=True):
@@ -519,6 +521,7 @@ class PageFile:
             return b""
 
     def _read(self, offset: int, length: int) -> bytes:
+        """Read bytes at an offset; fewer at the end of the file."""
         self._file.seek(offset)
         data = self._file.read(length)
         while len(data) < length and (more := self._file.read(length - len(data))):

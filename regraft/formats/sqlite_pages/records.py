@@ -91,6 +91,7 @@ class RowShape:
 
     @cached_property
     def _bits(self) -> tuple[int, ...]:
+        """The storage classes of the columns as integers."""
         # Integers compare much faster than ``Flag`` members.
         return tuple(classes.value for classes in self.stored)
 
@@ -117,6 +118,7 @@ _ONE_BYTE = {
 
 
 def _serial_pattern(classes: StorageClass) -> bytes:
+    """Return a pattern that matches the serial types of storage classes."""
     choices = [pattern for one, pattern in _ONE_BYTE.items() if one & classes]
     choices += [_LONG + last for one, last in ((StorageClass.TEXT, _ODD), (StorageClass.BLOB, _EVEN)) if one & classes]
     return b"(?:" + b"|".join(choices) + b")"
@@ -194,6 +196,7 @@ def parse_fields(record: bytes) -> tuple[list[RecordField], int]:
 
 
 def _fixed_length(serial: int) -> int:
+    """Return the length of a value of a serial type that has a fixed one."""
     if serial < len(_INTEGER_BYTES):
         return _INTEGER_BYTES[serial]
     if serial in (10, 11):

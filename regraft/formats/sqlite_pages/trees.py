@@ -215,15 +215,18 @@ class OverflowChains:
         return b"".join(parts), flaw
 
     def _most_pages(self, cell: Cell) -> int:
+        """Return the number of overflow pages of a cell."""
         return -(-(cell.payload - len(cell.local)) // (self._file.usable - 4))
 
     def _count_read(self, number: int) -> bool:
+        """Whether an overflow page may be read: it is no other page, and not read too often."""
         if not 0 < number <= self._file.pages or self._owners[number] or self._reads[number] >= _MOST_READS:
             return False
         self._reads[number] += 1
         return True
 
     def _flaw_of(self, number: int, origin: Origin) -> OverflowFlaw | None:
+        """Return what is wrong with an overflow page: used by several rows, or free."""
         uses, tier = self._uses[number], _TIERS[origin]
         claims = sum(uses >> 2 * stronger & 3 for stronger in range(tier + 1))
         if claims > 1:
@@ -232,6 +235,7 @@ class OverflowChains:
 
     @staticmethod
     def _next(data: bytes) -> int:
+        """Return the number of the next page in a chain; 0 at its end."""
         return int.from_bytes(data[:4], "big") if len(data) >= 4 else 0
 
 
@@ -394,6 +398,7 @@ def _leaf(data: bytes, page: TreePage, here: _Child) -> Visit | None:
 
 
 def _rowid(data: bytes, at: int) -> int | None:
+    """Return the rowid of a cell, or None."""
     try:
         return to_signed(read_varint(data, read_varint(data, at)[1])[0])
     except MalformedRecord:

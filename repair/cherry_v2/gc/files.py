@@ -81,6 +81,7 @@ class CopyFinder:
 
     @cached_property
     def _by_size(self) -> dict[int, list[Path]]:
+        """The files that items refer to, by size."""
         found: dict[int, list[Path]] = defaultdict(list)
         for name, _ in walk_files(self._raw):
             if name in self._named and not (self._raw / name).is_symlink():
@@ -88,6 +89,7 @@ class CopyFinder:
         return found
 
     def _text_like(self, path: Path) -> str | None:
+        """Name the item whose indexed text is the same as that of a file, or return None."""
         if self._index is None or path.lstat().st_size > _LARGEST_TEXT:
             return None
         text = links.read_bytes(path).decode()
@@ -260,6 +262,7 @@ def _make_name_test(store: Store, base: str, items: list[Row]) -> Callable[[str]
     indexed = {_fold_path(path) for path in _read_indexed_paths(store, base, {str(item.get("id")) for item in items})}
 
     def why(name: str) -> str | None:
+        """Return the reason why a file must be kept, or None."""
         folded = _fold_path(name)
         if folded in known or folded.startswith(folders):
             return tr("an item refers to it with other letter case or Unicode normalization")
@@ -430,6 +433,7 @@ def _proving_indexes(store: Store, catalog: StoredCatalog | None, indexes: dict[
 
 
 def _survey_file(store: Store, path: Path, proving: dict[str, Path]) -> _VectorFile | Unresolved:
+    """Read a v1 vector file and look for proof that its content is in the indexes."""
     kept = find_reason_to_keep(store, path)
     if kept is not None:
         return _leave_file(path, kept)
@@ -441,6 +445,7 @@ def _survey_file(store: Store, path: Path, proving: dict[str, Path]) -> _VectorF
 
 
 def _leave_file(path: Path, why: str, base: str | None = None, count: int = 1) -> Unresolved:
+    """Make the report that a v1 vector file is kept, and why."""
     name = path_text(path.name)
     return Unresolved(
         finding=v2.LEFTOVER,
@@ -491,6 +496,7 @@ def _decide_files(
 
 
 def _has_stranded(store: Store, catalog: StoredCatalog | None) -> bool:
+    """Whether a base may still need its v1 vector file."""
     # A base still needs its v1 file if it failed at the upgrade, or if its index is missing.
     return catalog is not None and any(
         row.get("error") in (MISSING_MODEL, MISSING_STORE) or base_id_text(row) not in store.stores

@@ -193,6 +193,7 @@ class IndexGarbage:
         return Plan([self._change(removed)], left, {(waste.finding, self.base) for waste, _ in removed})
 
     def _choose(self, options: GcOptions) -> list[_Garbage]:
+        """Choose the kinds of garbage that the file has and the options select."""
         named = {one.name for one in self.found}
         if v2.BODY_ORPHAN in named:
             # Deleting a body can leave an orphan vector.
@@ -274,6 +275,7 @@ class IndexGarbage:
         return any(self._has_odd(db, *key) for key in waste.keys)
 
     def _has_odd(self, db: apsw.Connection, table: str, column: str) -> bool:
+        """Whether a key column has values of an unexpected type, which comparisons would miss."""
         key = (table, column)
         if key not in self._odd:
             usual = "'text', 'null'" if key in _NULLABLE else "'text'"
@@ -297,6 +299,7 @@ class IndexGarbage:
         )
 
     def _change(self, removed: list[tuple[_Garbage, Action]]) -> RowsChange:
+        """Plan the deletion; it is refused if it would delete another number of rows than planned."""
         path = self.store.root / self.name
 
         def apply(db: apsw.Connection) -> None:

@@ -219,6 +219,7 @@ class _Planner:
     # --- existing bases -----------------------------------------------------------------------------------------------
 
     def _has_row(self, base: str) -> bool:
+        """Whether the profile has a row for a base."""
         return self._db.execute("SELECT 1 FROM knowledge_base WHERE id = ?", (base,)).get is not None
 
     def _choose_ids(self, base: str) -> NewBase | None:
@@ -300,6 +301,7 @@ class _Planner:
 
     @property
     def _bases(self) -> str:
+        """Path of the folder of all bases, below the profile."""
         return self._store.bases or BASES
 
     # --- one base -----------------------------------------------------------------------------------------------------
@@ -392,6 +394,7 @@ class _Planner:
         return not lost
 
     def _leave(self, base: str, finding: str, why: str, subject: str | None = None) -> None:
+        """Report a base that is not installed, or only in part, and why."""
         self._made.left.append(Unresolved(finding=finding, reason=why, base=base, subject=subject))
 
     def _find_vectors(self, new: Sequence[NewBase]) -> dict[str, BaseVectors]:
@@ -470,6 +473,7 @@ class _Planner:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _add_rows(self, bases: tuple[NewBase, ...], rehearsal: RowsRehearsal) -> None:
+        """Plan the transaction that inserts bases, items, models and links in the profile."""
         if not bases:
             return
         new_links = self._link_rows(bases)
@@ -526,6 +530,7 @@ class _Planner:
         ids = {base.id for base in bases if base.new_ids is None}
 
         def installed_base(old: str) -> str | None:
+            """Return the new id of a base of the source if it is installed."""
             base = self._library.base_of(old)
             return base if base in ids else None
 

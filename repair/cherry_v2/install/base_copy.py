@@ -64,6 +64,7 @@ class CopyIds:
         return {**row, **new, "data": self._data(row.get("data"), row.get("id"))}
 
     def _data(self, data: Any, old: Any) -> Any:
+        """Return an item's data with its own id in paths replaced by the new id."""
         if not isinstance(data, str) or not isinstance(old, str) or old not in data:
             return data
         try:
@@ -233,6 +234,7 @@ class BaseVectors(msgspec.Struct, kw_only=True):
 
 
 def _describe_origin(one: ReusedVectors) -> str:
+    """Name the store, and the base in it, that vectors came from."""
     return one_line(one.source if one.base is None else tr("{source} ({base})", source=one.source, base=one.base))
 
 
@@ -286,6 +288,7 @@ def _open_scope(source: BaseSource, base: FilledBase) -> Iterator[IndexScope]:
 
 @contextmanager
 def _report_unfit(base: FilledBase, problems: dict[str, str]) -> Iterator[None]:
+    """Context that records an error as the problem of a base."""
     try:
         yield
     except (RegraftError, apsw.Error, OSError, ValueError) as error:
@@ -372,6 +375,7 @@ def _try_link(path: Path, target: Path) -> bool:
 
 
 def _copy_bytes(path: Path, target: Path) -> FileDigest:
+    """Copy a file and return its digest."""
     digest = FileDigest()
     with (
         links.open_for_reading(path, buffering=0) as file,

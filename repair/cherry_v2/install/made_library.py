@@ -43,10 +43,12 @@ _READ_ERRORS = (RegraftError, OSError, apsw.Error, msgspec.MsgspecError, ValueEr
 
 
 def _absolute(path: Path) -> str:
+    """Return the real path, as the ledger records paths."""
     return path_text(links.real_path(path.absolute()))
 
 
 def _recorded_action(action: str, subject: str, message: str, size: int = 0) -> RecordedAction:
+    """Make an action as the ledger records it."""
     return RecordedAction(action=action, base=None, subject=subject, count=1, bytes=size, finding=None, message=message)
 
 
@@ -94,6 +96,7 @@ def _are_made_for(runs: Sequence[RunRecord], profile: str) -> bool:
 
 
 def _subjects(actions: Iterable[RecordedAction], name: str) -> list[str]:
+    """Return the subjects of the actions with a name."""
     return [one.subject for one in actions if one.action == name and one.subject is not None]
 
 
@@ -193,6 +196,7 @@ def _difference(library: Path, runs: Sequence[RunRecord]) -> str | None:
     found: list[str] = []
 
     def compare(ledger: Ledger) -> dict[str, LedgerEntry]:
+        """Collect the reasons why the library must not be deleted: other files in it, or changes since."""
         entries = check_ledger(ledger)
         bases = check_base_entries(entries)
         other = _find_other_file(library, bases)

@@ -109,6 +109,7 @@ def name_some_items(rows: list[Row]) -> str:
 
 
 def _name_of(row: Row) -> str:
+    """Return the display name of an item."""
     data = parse_item_data(row)
     title = data.get("title")
     return title if isinstance(title, str) and title.strip() else item_name(row.get("type"), data) or str(row.get("id"))
@@ -294,6 +295,7 @@ class RowsRehearsal:
 
     @contextmanager
     def _test_database(self) -> Iterator[apsw.Connection]:
+        """Context with the empty copies; what is inserted is rolled back."""
         with sqlite.open_writable(self._path) as copy:
             # Referenced rows are not copied. The real transaction checks references.
             copy.execute("PRAGMA foreign_keys = OFF")
@@ -398,6 +400,7 @@ class ProfileModels(msgspec.Struct, kw_only=True):
         ]
 
     def _is_known(self, named: Any) -> bool:
+        """Whether a model is in the profile, or will be created."""
         return named in self.there or named in self.new
 
     def _try_create(self, named: str, capabilities: tuple[str, ...]) -> bool:
@@ -508,6 +511,7 @@ def _nested_ids(value: Any, depth: int) -> Iterator[Any]:
 
 
 def _ids(value: Any) -> Iterator[Any]:
+    """Yield the ids in a value that is an id, an object with an id, or a list of them."""
     for one in value if isinstance(value, list) else [value]:
         yield one.get("id") if isinstance(one, dict) else one
 

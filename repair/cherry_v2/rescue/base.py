@@ -257,6 +257,7 @@ class RescuePlanner:
         hints, listed = self._v1.hints(own, found, self._now), {row.get("id") for row in base.items}
 
         def plan(materials: Iterable[str]) -> BasePlan:
+            """Plan the base; paths of other items and materials are taken."""
             return plan_base(own, found, hints, taken=find_taken_paths(base.items, materials, self._raw(base)))
 
         known = [path for key, path in base.materials.items() if key in listed]
@@ -266,6 +267,7 @@ class RescuePlanner:
         return plan([*known, *others]) if others else planned
 
     def _raw(self, base: StrandedBase) -> Path:
+        """Return the folder of the base's raw files."""
         return self._store.root / self._store.bases / base.key / RAW_FOLDER
 
     # --- its model --------------------------------------------------------------------------------------------------
@@ -344,6 +346,7 @@ class RescuePlanner:
             )
 
         def named(item: ItemPlan) -> ItemPlan:
+            """Give a planned item the id and the path of the row that it belongs to."""
             row = children.get(item.id)
             if row is not None:
                 data = {**item.data, "relativePath": get_indexed_path(row) or row["id"]}
@@ -388,6 +391,7 @@ def _path_problem(path: Any, taken: set[str]) -> str | None:
 
 
 def _snapshot_names(base: StrandedBase, planned: BasePlan) -> FreeNames:
+    """Return the paths that new snapshots must not have."""
     prefixes = [
         item.data["relativePath"] for item in planned.items if item.type == "directory" and "relativePath" in item.data
     ]
@@ -405,5 +409,6 @@ def _without_snapshot(base: StrandedBase, planned: BasePlan) -> Iterator[Materia
 
 
 def _has_safe_path(row: Row) -> bool:
+    """Whether an item's path is safe, or missing where it may be."""
     path = get_indexed_path(row)
     return row.get("type") != "file" if path is None else is_safe_path(path)

@@ -45,6 +45,7 @@ class MatchResult(Generic[D]):
 
 
 def _match(rows: Sequence[Row], drafts: Sequence[D], rules: Iterable[_Rule[D]]) -> MatchResult[D]:
+    """Pair rows with drafts by several rules in turn; rows with several candidates are left unsure."""
     of: dict[int, int] = {}
     unsure: set[int] = set()
     for rule in rules:
@@ -79,6 +80,7 @@ def match_bases(rows: Sequence[Row], drafts: Sequence[BaseDraft], items: Items) 
     """Match rows with the bases of v1: by id, by all properties, by name and time, or, if renamed, by time."""
 
     def content(row: Row) -> tuple[Hashable, ...]:
+        """Key of a base by its items."""
         return tuple(_row_key(item) for item in items.get(row.get("id"), ()) if item.get("group_id") is None)
 
     return _match(
@@ -116,18 +118,22 @@ def match_bases(rows: Sequence[Row], drafts: Sequence[BaseDraft], items: Items) 
 
 
 def _row_name(row: Row) -> tuple[Hashable, ...]:
+    """Key of a base's row by name and time of creation."""
     return row.get("name"), row.get("created_at")
 
 
 def _draft_name(draft: BaseDraft) -> tuple[Hashable, ...]:
+    """Key of a base's draft, comparable with that of a row."""
     return replace_surrogates(draft.name), draft.created_at
 
 
 def _row_settings(row: Row) -> tuple[Hashable, ...]:
+    """Key of a base's row by its settings."""
     return tuple(row.get(key) for key in ("chunk_size", "chunk_overlap", "threshold", "document_count"))
 
 
 def _draft_settings(draft: BaseDraft) -> tuple[Hashable, ...]:
+    """Key of a base's draft, comparable with that of a row."""
     settings = draft.settings
     return settings.chunk_size, settings.chunk_overlap, settings.threshold, settings.document_count
 
@@ -167,10 +173,12 @@ def match_items(rows: Sequence[Row], drafts: Sequence[ItemDraft], names: Mapping
 
 
 def _is_usable(row: Row) -> bool:
+    """Whether a row can be matched: it has an id, and is not being deleted."""
     return isinstance(row.get("id"), str) and row.get("status") != "deleting"
 
 
 def _row_key(row: Row) -> tuple[Hashable, ...]:
+    """Key of an item's row: type, source and time of creation."""
     return row.get("type"), _row_source(row), row.get("created_at")
 
 
@@ -179,14 +187,17 @@ def _row_source(row: Row) -> str | None:
 
 
 def _draft_key(draft: ItemDraft) -> tuple[Hashable, ...]:
+    """Key of an item's draft, comparable with that of a row."""
     return draft.type, replace_surrogates(draft.data["source"]), draft.created_at
 
 
 def _row_detail(row: Row, data: dict[str, Any]) -> Hashable:
+    """Key of an item's row by the field that tells items of its type apart."""
     return _text(data.get(_DETAIL.get(str(row.get("type")), "")))
 
 
 def _text(value: Any) -> str | None:
+    """Return a text without unpaired surrogates; None if the value is no text."""
     return replace_surrogates(value) if isinstance(value, str) else None
 
 

@@ -331,6 +331,7 @@ def containing_store(path: Path, base: str | None) -> tuple[Path, str | None]:
 
 
 def _plan(store: Store, base: str | None, options: RestoreOptions, restored: BuiltBase, staged: Path) -> Plan:
+    """Plan to publish the built base, from the store as it is now."""
     return publish_plan(read_source(store, base), options.wanted, restored, staged, options.now_ms)
 
 
@@ -478,6 +479,7 @@ class _RestoreFiller(msgspec.Struct, kw_only=True):
             raise EveryTextRejected(embedder=embedder.settings.name, reason=rejected.reason) from rejected
 
     def _restore_options(self, dimensions: int) -> RestoreOptions:
+        """Make the options of the build, with the length of the new vectors."""
         request = self.request
         wanted = RestoredBase(request.model_id, dimensions, request.name)
         return RestoreOptions(base=request.base, wanted=wanted, now_ms=request.now_ms, kind=request.kind)
@@ -499,6 +501,7 @@ class _RestoreFiller(msgspec.Struct, kw_only=True):
         return make_embedding_report(done, request.settings, self.outcome)
 
     def _fill(self, index: Path, dimensions: int) -> None:
+        """Embed the texts of the new base, as a backfill does."""
         request = self.request
         with sqlite.open_readonly(index) as db:
             base: Any = db.execute("SELECT base_id FROM meta").get

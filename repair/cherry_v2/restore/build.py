@@ -153,6 +153,7 @@ def _decode_record(record: Path) -> BuiltBase:
 
 
 def _record_problem(found: BuiltBase, mark: str, source: str, base: str) -> str | None:
+    """Describe why the record of a started build cannot be used, or return None."""
     if (found.mark, found.source, found.base) != (mark, source, base):
         return tr("it belongs to another base")
     paths = (*found.files, *found.guessed, *(item.path for item in found.items if item.path is not None))
@@ -324,11 +325,13 @@ class _Builder:
             raise self._without_texts(first)
 
     def _without_texts(self, example: str | None) -> NotRestored:
+        """Make the error that no item of the base has a text."""
         first = tr("its folders are empty") if example is None else example
         reason = tr("none of its items has a text here; for example, {first}", first=first)
         return NotRestored(path=self._source.store.path, base=self._source.key, reason=reason)
 
     def _reserve_names(self, catalog: apsw.Connection) -> None:
+        """Reserve the paths that the items of the base name."""
         for (data,) in untrusted_sqlite.read_lenient_rows(
             catalog, ("data",), "knowledge_item WHERE base_id = ?", (self._source.key,)
         ):
@@ -384,6 +387,7 @@ class _Builder:
         return leaf_item
 
     def _collect_files(self, item: Row) -> None:
+        """Note the raw files that an item refers to, for copying."""
         data = parse_item_data(item)
         for path in (data.get("relativePath"), data.get("indexedRelativePath")):
             file = find_raw_file(path, self._source.raw)
@@ -414,6 +418,7 @@ class _Builder:
 
     @staticmethod
     def _problem(path: str) -> str | None:
+        """Describe why a path is not safe, or return None."""
         return find_path_problem(path.encode("utf-8", "surrogatepass"))
 
     def _path(self, item: Row, key: str, text: str) -> str:

@@ -207,6 +207,7 @@ def update_folder_statuses(items: ItemRepairs, changed: Iterable[int] | None) ->
 
 
 def _with_folders(rows: list[Row], numbers: Iterable[int], places: dict[Any, int]) -> Iterator[int]:
+    """Yield row numbers, each followed by that of the item's folder."""
     for number in numbers:
         yield number
         folder = places.get(rows[number].get("group_id"))
@@ -347,21 +348,24 @@ class _CatalogRepair:
                 if not names:
                     continue
                 with self._evidence(base) as evidence:
-                    self._mend_base(db, row, models, names, evidence)
+                    self._repair_base(db, row, models, names, evidence)
                     if names.intersection((v2.ITEM_STATUS, v2.ITEM_CONTAINER)):
-                        self._mend_items(db, row, names, is_running, evidence)
+                        self._repair_items(db, row, names, is_running, evidence)
                     if v2.ITEM_DATA in names:
-                        self._mend_data(db, row, evidence)
+                        self._repair_data(db, row, evidence)
 
     def _evidence(self, base: str) -> AbstractContextManager[Evidence]:
+        """Open the index and the files of a base, which show the right values."""
         return open_evidence(self._store, base, self._findings.get(base, ()), drops_lengths=self._drops_lengths)
 
     def _leave(self, name: str, reason: str, base: str, subject: object) -> None:
+        """Record a finding that cannot be repaired; equal reasons are reported together."""
         self._left.setdefault((name, reason, base), []).append(str(subject))
 
-    def _mend_base(
+    def _repair_base(
         self, db: apsw.Connection, row: Row, models: set[Any] | None, names: set[str], evidence: Evidence
     ) -> None:
+        """Correct status, model and dimensions in the row of a base."""
         base = base_id_text(row)
         resolves: dict[str, Callable[[], rules_evidence.Columns | str]] = {
             v2.BASE_STATUS: lambda: rules_evidence.repair_base(row, models, evidence, self._model),
@@ -380,9 +384,10 @@ class _CatalogRepair:
                 values = join_list(f"{key} {'NULL' if value is None else value}" for key, value in found.items())
                 self._actions["update-bases", tr("set {values}", values=values), "base", base, name] += 1
 
-    def _mend_items(
+    def _repair_items(
         self, db: apsw.Connection, base_row: Row, names: set[str], is_running: bool, evidence: Evidence
     ) -> None:
+        """Correct the statuses and folders of the items of a base."""
         base = base_id_text(base_row)
         rowids, items = self._items(db, base_row.get("id"))
         before = list(map(dict, items.rows))
@@ -420,6 +425,7 @@ class _CatalogRepair:
             self._actions["move-items", message, noun, base, v2.ITEM_CONTAINER] += 1
 
     def _items(self, db: apsw.Connection, base: Any) -> tuple[list[int], ItemRepairs]:
+        """Read the items of a base with their row numbers."""
         rowids: list[int] = []
         rows: list[Row] = []
         for rowid, *values in untrusted_sqlite.read_lenient_rows(db, ("rowid", *_ITEM), _OF_BASE, (base,)):
@@ -427,7 +433,8 @@ class _CatalogRepair:
             rows.append(dict(zip(_ITEM, values, strict=True)))
         return rowids, ItemRepairs(rows)
 
-    def _mend_data(self, db: apsw.Connection, base_row: Row, evidence: Evidence) -> None:
+    def _repair_data(self, db: apsw.Connection, base_row: Row, evidence: Evidence) -> None:
+        """Correct the data of items that the application cannot read."""
         base = base_id_text(base_row)
         made = _DataEdits(base)
         for rowid, item in _with_data(db, _OF_BASE, base_row.get("id")):
@@ -452,6 +459,7 @@ class _CatalogRepair:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _apply(self, db: apsw.Connection) -> None:
+        """Make the planned edits; refused if a row has changed since the plan."""
         for edit in self._edits:
             where = untrusted_sqlite.unchanged_condition(db, edit.old)
             columns = ", ".join(f'"{name}" = ?' for name in edit.new)
@@ -467,6 +475,7 @@ class _CatalogRepair:
                     db.execute("UPDATE knowledge_item SET data = ? WHERE rowid = ?", (text, rowid))
 
     def _demand(self, condition: bool) -> None:
+        """Refuse the change unless a condition holds."""
         if not condition:
             raise PlanOutdated(path=self._path, reason=tr("its rows changed since the plan"))
 
@@ -476,6 +485,7 @@ _OF_BASE = "knowledge_item NOT INDEXED WHERE base_id IS ? ORDER BY rowid"
 
 
 def _with_data(db: apsw.Connection, where: str, value: Any) -> Iterator[tuple[int, Row]]:
+    """Yield items with their row numbers."""
     for rowid, *values in untrusted_sqlite.read_lenient_rows(db, ("rowid", "id", "type", "data"), where, (value,)):
         yield rowid, dict(zip(("id", "type", "data"), values, strict=True))
 
@@ -669,6 +679,7 @@ class FileRenames:
 
 
 def _copy(source: Path, new: Path) -> None:
+    """Copy a file with its mode and times."""
     durable.copy_file(source, new)
     durable.copy_mode(source, new)
     durable.copy_times(source, new)
@@ -724,4 +735,5 @@ def plan_item_paths(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) 
 
 
 def _each(paths: dict[str, list[ItemPath]]) -> Iterator[tuple[str, ItemPath]]:
+    """Yield the new paths of all bases, each with the base's id."""
     return ((base, path) for base, of_base in paths.items() for path in of_base)

@@ -165,6 +165,7 @@ def plan_index(root: Path, target: IndexRepair) -> tuple[RowsChange | None, tupl
 
 
 def _write(db: apsw.Connection, target: IndexRepair) -> None:
+    """Write the results of the repair from the temporary tables to the file."""
     if v2.META_MISSING in target.wanted.intersection(target.found) and target.folder is not None:
         times = "typeof(created_at) = 'integer'"
         db.execute(
@@ -233,6 +234,7 @@ def _list_actions(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
 
 
 def _unresolved(target: IndexRepair, finding: str, reason: str, count: int) -> Unresolved:
+    """Report a finding that cannot be repaired, and why."""
     return Unresolved.registered(finding, reason, base=target.base, count=count)
 
 

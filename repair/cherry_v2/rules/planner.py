@@ -170,6 +170,7 @@ class _Planner:
                     self._leave_all(base, tr("the index cannot be read as a whole: {error}", error=error), None)
 
     def _of_index(self, base: str, one: layout.StoreFile, moved: dict[str, PathRepairs]) -> Iterator[RowsChange]:
+        """Plan the repair of one index file. What blocks other repairs comes first."""
         found = self._count_findings(base)
         wanted = self._wanted.intersection(found, _OF_INDEX)
         if not wanted:
@@ -281,10 +282,12 @@ class _Planner:
         )
 
     def _row(self, base: str) -> Row | None:
+        """Return the catalog row of a base, or None."""
         rows = [] if self._catalog is None else self._catalog.bases
         return next((row for row in rows if base_id_text(row) == base), None)
 
     def _leave_all(self, base: str, reason: str, command: str | None) -> None:
+        """Report all findings of an index as not repaired, for one reason."""
         repair = None if command is None else f"regraft {command} {shlex.quote(path_argument(self._store.path))}"
         names = self._wanted.intersection(_OF_INDEX)
         stays = (finding for finding in self._findings[base] if finding.name in names)
@@ -293,6 +296,7 @@ class _Planner:
     # --- paths of files of folders --------------------------------------------------------------------------------
 
     def _readable_paths(self) -> list[NewPaths]:
+        """Plan readable paths for files that have their item's id as path."""
         made = []
         for base, found in self._findings.items():
             # A killed run can leave materials with other paths than their items.
@@ -310,6 +314,7 @@ class _Planner:
         return made
 
     def _paths_of(self, base: str) -> NewPaths:
+        """Plan readable paths for one base, or report why it is not possible."""
         one = self._store.stores.get(base)
         paths = NewPaths(base)
         if not index.BLOCKING.isdisjoint(self._count_findings(base)) or (
@@ -323,6 +328,7 @@ class _Planner:
         return find_new_paths(base, items, self._materials[base], raw)
 
     def _with_paths(self, paths: NewPaths) -> RowsChange | None:
+        """Plan the change of paths in the index of a base, if it has one."""
         one = self._store.stores.get(paths.base)
         if one is None or paths.base not in self._materials:
             return None

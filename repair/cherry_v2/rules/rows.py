@@ -475,6 +475,7 @@ def _iterate_rowids(db: apsw.Connection, table: str, where: str) -> Iterator[int
 
 
 def _repair_content(job: RowRepair, rid: int) -> None:
+    """Restore one content so that it matches its hash; if that fails, change the hash to match the text."""
     row: Any = job.db.execute(
         "SELECT CAST(content_hash AS BLOB), CAST(text AS BLOB) FROM main.content WHERE rowid = ?", (rid,)
     ).get
@@ -674,6 +675,7 @@ def _text_of_content(db: apsw.Connection, rid: int) -> bytes:
 
 
 def _repair_slices(job: RowRepair, content: int, whole: _ContentText) -> None:
+    """Repair units of a content whose body differs from their slice: restore the body, or find other offsets."""
     placed: list[tuple[int, int, int]] = []
     restored: list[tuple[str, int]] = []
     wants_bodies = job.wants(v2.BODY_HASH)

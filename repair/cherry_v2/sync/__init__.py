@@ -103,6 +103,7 @@ def plan(store: Store, options: SyncRequest) -> Plan:
 
 
 def _is_chosen(store: Store, base: str) -> bool:
+    """Whether a base is selected."""
     return store.wants(base) and (store.found.stores.is_whole or base in store.stores)
 
 
@@ -193,6 +194,7 @@ def _removed_items(compared: BaseComparison, protected: str | None) -> list[Row]
 
 
 def _without_vector(store: Store, base: str, count: int) -> Unresolved:
+    """Make the unresolved finding that new texts wait for backfill."""
     repair = shlex.join(["regraft", "backfill", path_argument(store.path), "--base", base])
     reason = tr("left for backfill: {texts} without a vector", texts=format_count(count, "new text"))
     return Unresolved(finding=v2.VECTOR_MISSING, reason=reason, base=base, count=count, repair=repair)

@@ -163,6 +163,7 @@ class IndexReader:
 
 
 def _letters(text: str) -> str:
+    """Return a text without anything that is not a letter or digit."""
     return _NO_LETTERS.sub("", text)
 
 
@@ -219,6 +220,7 @@ class LostItems:
         return self._take(same, name)
 
     def _digest(self, key: str) -> str | None:
+        """Return the digest of an item's copy, read once; None if it cannot be read."""
         if key not in self._digests:
             copy = find_raw_file(parse_item_data(self._items[key]).get("relativePath"), self._raw)
             try:
@@ -327,6 +329,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         self._left[finding, severity, reason].append(name)
 
     def _skip(self, problem: Unreachable, name: str) -> None:
+        """Report a source that is not followed, and why."""
         if problem.is_note:
             self.leave(v2.SOURCE_SKIPPED, str(problem), name, "note")
         else:
@@ -335,6 +338,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
     # --- folders and items -------------------------------------------------------------------------------------------
 
     def _is_named(self, path: Path) -> bool:
+        """Whether the user named a path, or a folder above it."""
         named = (*self.options.sources, *(Path(one.new) for one in self.options.moved))
         return any(path.is_relative_to(one) for one in named)
 
@@ -386,6 +390,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         self._followed[folder.id] = Followed(id=folder.id, source=folder.source, prefix=folder.path, root=root)
 
     def _new_id(self, source: str) -> str:
+        """Return an item id that follows from the source and is not taken."""
         number = 0
         while (key := identity.synced_item_id(self.base, source, number)) in self._ids:
             number += 1
@@ -478,6 +483,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         )
 
     def _has_text(self, key: str) -> bool:
+        """Whether the index has the text of an item."""
         material = self.index.materials.get(key)
         return material is not None and material.content_hash is not None
 
@@ -511,6 +517,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         return self._cut(key, found)
 
     def _cut(self, key: str, found: ItemText) -> NewText:
+        """Divide a text into units, and note which of them lack a vector."""
         spans = cut_text(found.text, self.settings)
         if not spans:
             raise NoText(BLANK)
@@ -550,6 +557,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         by_path = self._folders_by_path()
 
         def innermost(path: Path) -> Followed | None:
+            """Return the innermost followed folder that contains a path."""
             return next((by_path[key] for key in map(path_key, path.parents) if key in by_path), None)
 
         for top in sorted(by_path.values(), key=lambda one: one.source):
@@ -595,6 +603,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             self.leave(v2.SOURCE_UNREACHABLE, reason, str(path))
 
     def _take_text(self, folder: Followed, file: SourceFile, lost: LostItems) -> None:
+        """Read a new file: it is a renamed item if its text is that of a lost one, otherwise a new item."""
         found = self.options.reader.read(file.path)
         item = lost.take_same_text(found.text, file.path.name)
         if item is not None:
@@ -695,11 +704,13 @@ class BaseComparison(msgspec.Struct, kw_only=True):
 
 
 def _relative(item: Row) -> str | None:
+    """Return the path of an item's file, or None."""
     path = parse_item_data(item).get("relativePath")
     return path if isinstance(path, str) else None
 
 
 def _processed_path(item: Row) -> str | None:
+    """Return the path of the text that a document processor made of an item, or None."""
     path = parse_item_data(item).get("indexedRelativePath")
     return path if isinstance(path, str) and is_safe_path(path) else None
 

@@ -52,6 +52,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
 
     @property
     def _base(self) -> str:
+        """Id of the base."""
         return self.compared.base
 
     def changes(self) -> Iterator[Change]:
@@ -103,6 +104,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
             yield self._make_action("delete-texts", message, count=len(gone))
 
     def _text_actions(self, one: SyncedItem) -> Iterator[Action]:
+        """Yield the actions for a new or changed text."""
         text = one.text
         if text is None:
             return
@@ -176,6 +178,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
             yield self._file_change(top, inside, partial(_write_folder, top, inside, self.compared.options.reader))
 
     def _file_change(self, path: str, inside: list[RawFile], make: Callable[[Path], None]) -> FileChange:
+        """Plan copies of source files at one path below ``raw/``."""
         size = sum(one.file.size for one in inside)
         name = f"{self.raw}/{path}"
         message = (
@@ -257,6 +260,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
     def _insert(
         self, statements: CatalogStatements, key: str, container: str | None, kind: str, source: str, path: str
     ) -> None:
+        """Insert the catalog row of a new item."""
         now_ms = self.compared.options.now_ms
         row = {
             "id": key,
@@ -273,6 +277,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
         statements.insert(ITEMS, row)
 
     def _move_sources(self, statements: CatalogStatements, settled: set[str]) -> Iterator[Action]:
+        """Update the sources of items whose files were moved."""
         moved = [
             item
             for item in self.compared.items
@@ -360,6 +365,7 @@ def _write_file(one: RawFile, reader: SourceReader, new: Path) -> None:
 
 
 def _write_folder(top: str, inside: list[RawFile], reader: SourceReader, new: Path) -> None:
+    """Write copies of files to a new folder; ``top`` is the part of their paths that it replaces."""
     for one in inside:
         place = new / PurePosixPath(one.path).relative_to(top)
         durable.make_folders(place.parent, flush=False)

@@ -165,6 +165,7 @@ def _demand_files(path: Path) -> None:
 
 
 def _is_above_home(path: Path) -> bool:
+    """Whether a path is the user's home folder or above it."""
     try:
         return Path.home().is_relative_to(path)
     except RuntimeError:
@@ -270,6 +271,7 @@ class SourceReader:
         return ItemText(replace_surrogates(found.text), found.guessed)
 
     def _command(self, path: Path) -> tuple[str, ...] | None:
+        """Return the extractor command for a file, or None."""
         suffix = path.suffix.lower()
         return self._extractors.get(suffix) or (self._extractors.get("") if suffix in DOCUMENTS else None)
 
@@ -338,6 +340,7 @@ def run_extractor(command: tuple[str, ...], path: Path) -> bytes:
     late: list[bool] = []
 
     def end_late() -> None:
+        """End an extractor that exceeds its time."""
         late.append(True)
         _end_process(process)
 

@@ -177,6 +177,7 @@ def write_indexes(
 
 
 def _execute(db: apsw.Connection, statements: Iterable[str], go_on: Callable[[], None]) -> None:
+    """Execute statements, and keep the worker processes supplied between them."""
     for statement in statements:
         go_on()
         db.execute(statement)

@@ -147,11 +147,13 @@ def _columns(db: apsw.Connection, schema_name: str, table: str) -> dict[str, str
 
 
 def _count(db: apsw.Connection, table: str) -> int:
+    """Count the rows of a table."""
     count: int = db.execute(f"SELECT count(*) FROM main.{table} NOT INDEXED").get
     return count
 
 
 def _time(db: apsw.Connection) -> int | None:
+    """Return the time at which the index was created, in ms, or None."""
     if "created_at" not in _columns(db, "main", "meta"):
         return None
     time = db.execute("SELECT created_at FROM main.meta WHERE typeof(created_at) = 'integer' ORDER BY rowid").get
@@ -207,6 +209,7 @@ def _column_problems(db: apsw.Connection, name: str, table: TableRules, columns:
 
 
 def _type(column: str) -> str:
+    """Return the SQL type of a column."""
     return "INTEGER" if column in _INTEGER_COLUMNS else "BLOB" if column == _VECTOR else "TEXT"
 
 
@@ -260,6 +263,7 @@ def _rejected_rows(db: apsw.Connection, name: str, select: tuple[str, ...], time
 
 
 def _from_clause(schema_name: str, name: str, select: tuple[str, ...]) -> str:
+    """Return the FROM clause that reads a table, with the join that it needs."""
     joined = _ONLY_HASH_JOIN.format(schema=schema_name) if "only_hash" in select else ""
     return f"FROM {schema_name}.{name} AS {name} NOT INDEXED{joined}"
 

@@ -151,6 +151,7 @@ class IndexReader:
         raise IndexBusy(path=self._path)
 
     def _run_once(self, query: Callable[[apsw.Connection], Result]) -> Result:
+        """Run a query; raises _FileChanged if the file changed meanwhile."""
         mark = self._read_marks()
         if mark == _WRITTEN_HERE:
             raise _FileChanged
@@ -186,6 +187,7 @@ class IndexReader:
         return db
 
     def _is_written(self) -> bool:
+        """Whether this process has the index open for writing."""
         return _OPEN_FOR_WRITING[self._path] > 0
 
     def _run_beside_writer(self, query: Callable[[apsw.Connection], Result]) -> Result:
@@ -209,6 +211,7 @@ class IndexReader:
         self._db = None
 
     def _read_marks(self) -> FileMark:
+        """Return the state of the file and its logs, by which changes are noticed."""
         with _LOCK:
             if self._is_written():
                 return _WRITTEN_HERE

@@ -166,6 +166,7 @@ def _put_material(db: apsw.Connection, new: NewMaterial) -> None:
 
 
 def _used_hashes(db: apsw.Connection, material_id: str) -> _UsedHashes:
+    """Return the hashes of bodies and contents that a material uses."""
     bodies = db.execute(
         # CROSS JOIN forces the material's units first: without statistics SQLite would start with all bodies.
         "SELECT DISTINCT t.embedding_text_hash FROM search_unit u"
@@ -537,6 +538,7 @@ class IndexStore:
 
     @contextmanager
     def _wrapped_errors(self, doing: str) -> Iterator[None]:
+        """Context that converts SQLite's errors; ``doing`` says what failed."""
         try:
             yield
         except (apsw.Error, UnicodeDecodeError) as error:

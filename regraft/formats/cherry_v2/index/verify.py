@@ -129,6 +129,7 @@ class _BodyRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _parts(tallies: Tallies, digests: list[PartDigest], vector_bytes: int | None) -> Iterator[_BodyRange]:
+    """Yield the parts to verify, with the numbers of bodies that have no vector."""
     first, in_order = 1, tallies.embeddings == tallies.units
     for last, digest in digests:
         bare = tuple(tallies.bare[bisect_left(tallies.bare, first) : bisect_right(tallies.bare, last)])
@@ -250,6 +251,7 @@ class _ContentCursor:
         return text is not None and fits and text.ends_at(end)
 
     def _load(self, content_hash: str) -> None:
+        """Open the content with a hash; the one before is closed."""
         if self._text is not None:
             self._text.close()
         self._text, self._hash = None, content_hash

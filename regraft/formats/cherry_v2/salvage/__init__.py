@@ -234,6 +234,7 @@ class MaterialProof(msgspec.Struct):
         )
 
     def _settle(self, table: str, seq: int, fate: str) -> None:
+        """Record the outcome of a row."""
         self.db.execute(f"UPDATE {table} SET fate = ? WHERE seq = ?", (fate, seq))
 
 
@@ -244,10 +245,12 @@ def is_content_kept(db: apsw.Connection, content: bytes) -> bool:
 
 
 def _gone(strength: int) -> str:
+    """Return the outcome of a row without proof: deleted, or only unnamed."""
     return DELETED if strength >= WEAK else UNNAMED
 
 
 def _is_path(raw: bytes) -> bool:
+    """Whether bytes are a safe path."""
     try:
         return is_safe_path(raw.decode("utf-8", "surrogatepass"))
     except UnicodeDecodeError:

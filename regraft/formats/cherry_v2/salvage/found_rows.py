@@ -56,6 +56,7 @@ def _never(_: Sequence[Value]) -> bool:
 
 
 def _index(name: str, *columns: StorageClass) -> RowShape:
+    """Describe the rows of an index."""
     return RowShape(name=name, columns=columns, accepts=_never, is_index=True)
 
 
@@ -290,17 +291,20 @@ def matches_hash(raw: object, key: object) -> bool:
 
 
 def _meta(row: FoundRow) -> Row:
+    """Convert a found row of ``meta``."""
     _, version, base, created, updated = row.values
     return version, _plain(base), created, updated
 
 
 def _content(row: FoundRow) -> Row:
+    """Convert a found content; it is proven by its hash."""
     key, text, created = row.values
     is_proven = matches_hash(text, key)
     return None if is_proven else DAMAGED, _plain(key), _plain(text) if is_proven else None, _time(created, row)
 
 
 def _material(row: FoundRow) -> Row:
+    """Convert a found material; nothing but its form can be checked."""
     key, path, content, created, updated = row.values
     is_form = isinstance(key, TextBytes) and bool(key) and _is_utf8(key) and isinstance(path, TextBytes)
     fate = None if is_form and row.flaw is None else DAMAGED
@@ -308,6 +312,7 @@ def _material(row: FoundRow) -> Row:
 
 
 def _unit(row: FoundRow) -> Row:
+    """Convert a found unit; it is proven by its id."""
     key, material, content, kind, unit_index, title, start, stop, locator, created = row.values
     texts = [one for one in (title, locator) if isinstance(one, bytes)]
     is_proven = (
@@ -344,6 +349,7 @@ def unit_id(material: object, content: object, unit_index: object, start: object
 
 
 def _body(row: FoundRow) -> Row:
+    """Convert a found body; it is proven by its id and its hash."""
     key, kind, target, role, text, own_hash, number, created = row.values
     if isinstance(number, int) and number >= _FIRST_TIME and (created is None or int(str(created)) < _FIRST_TIME):
         # A file upgraded from version 1 has the number after the time, or none.
@@ -362,6 +368,7 @@ def _body(row: FoundRow) -> Row:
 
 
 def _vector(row: FoundRow) -> Row:
+    """Convert a found vector with its measures."""
     key, vector, created = row.values
     measures = measure_vector(vector) if isinstance(vector, bytes) and row.flaw is None else None
     fate = None if measures is not None and is_hash(key) else DAMAGED

@@ -208,6 +208,7 @@ class UnitProof:
             self._derive_by_bodies()
 
     def _choose_units(self, material: bytes, content: bytes, text: WholeText) -> None:
+        """Choose one row for each unit of a material, with its body, and derive lost units."""
         known: dict[int, Span] = {}
         rows = fetch_rows(
             self.db,
@@ -245,6 +246,7 @@ class UnitProof:
         return unit.strength < WEAK or self._value(body, unit.key) or self._is_indexed(unit)
 
     def _is_indexed(self, unit: _Unit) -> bool:
+        """Whether an index entry refers to a unit's row."""
         query = "SELECT 1 FROM index_key WHERE name = ? AND key = ? AND rid = ?"
         return self._value(query, found_rows.UNIT_KEY, unit.key, unit.rid)
 
@@ -267,6 +269,7 @@ class UnitProof:
             self._cut_body(unit, part)
 
     def _cut_body(self, unit: _Unit, part: str) -> None:
+        """Make the body of a unit from its content, with row id and number from damaged rows where possible."""
         left = fetch_rows(
             self.db,
             f"""SELECT rid, number, created FROM search_text WHERE target = ? AND fate = '{DAMAGED}'
@@ -357,6 +360,7 @@ class UnitProof:
                 at = fetch_value(self.db, query, (at, end))
 
     def _known(self, material: bytes, content: bytes) -> dict[int, Span]:
+        """Return the offsets of the chosen units by number."""
         rows = fetch_rows(
             self.db,
             f"SELECT unit_index, start, stop FROM search_unit WHERE content = ? AND material = ? AND {_THERE}",
@@ -406,7 +410,9 @@ class UnitProof:
         return True
 
     def _settle(self, table: str, seq: int, fate: str) -> None:
+        """Record the outcome of a row."""
         self.db.execute(f"UPDATE {table} SET fate = ? WHERE seq = ?", (fate, seq))
 
     def _value(self, query: str, *values: Any) -> bool:
+        """Whether a query returns a row."""
         return fetch_value(self.db, query, values) is not None
