@@ -862,7 +862,10 @@ class StorageRefused(RegraftError, PermissionError):
 
 
 class FleetRefused(RegraftError, RuntimeError):
-    message = "The first {count} libraries were refused alike ({code}: {reason}). Next: {command} (or --keep-going)."
+    message = (
+        "The first {count} libraries were refused for the same reason ({code}: {reason}). "
+        "Next: {command} (or --keep-going)."
+    )
 
 
 class NoNodeFits(RegraftError, RuntimeError):

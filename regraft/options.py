@@ -579,12 +579,12 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[int, Meta(ge=1, le=100)],
         _option(tr("How often a library is tried again after the system stopped it.")),
     ] = 3
-    keep_going: Annotated[bool, _option(tr("Go on when the first ten libraries are refused for the same reason."))] = (
-        False
-    )
+    keep_going: Annotated[
+        bool, _option(tr("Continue even if the first ten libraries are refused for the same reason."))
+    ] = False
     max_wait: Annotated[
         Annotated[float, Meta(gt=0)],
-        _option(tr("Ray: fail what waits when no node of the cluster has had room for SECONDS."), "SECONDS"),
+        _option(tr("Ray: fail waiting libraries if no node of the cluster has had room for SECONDS."), "SECONDS"),
     ] = 600.0
     metrics: Annotated[
         Path | None, _option(tr("Write the state of the run to FILE, as Prometheus metrics."), "FILE")

@@ -200,7 +200,7 @@ class _Page:
     def _histogram(self, label: BaseLabel, base: Document) -> Values:
         counts = {round(10 * float(norm)): count for norm, count in (base["norms"] or {}).items()}
         if not counts:
-            message = self._not_counted if base["norms"] is None else tr("no vector with a norm")
+            message = self._not_counted if base["norms"] is None else tr("no vector with a nonzero norm")
             return {"label": label, "columns": [], "message": message}
         numbers = join_list(f"{_step(step)}: {count:,}" for step, count in counts.items())
         steps, ends = (_USUAL_STEPS, "012") if max(counts) < _USUAL_STEPS else (_ALL_STEPS, ("0", "5", "10+"))
@@ -276,7 +276,7 @@ _PLANNED: dict[str, Callable[[Document], tuple[str, ...]]] = {
     label_of("rows"): _row_count("read"),
     tr("would be migrated"): _row_count("carried"),
     tr("not carried"): _not_carried,
-    tr("left out by v1"): _row_count("v1_deduplicated"),
+    tr("duplicates, never stored by v1"): _row_count("v1_deduplicated"),
 }
 
 

@@ -105,14 +105,14 @@ def prove_searches(of: Measured, add: Adder, rows: Sequence[tuple[int, int]], hi
             differing.append(body)
     if missed:
         message = tr("{count} of {of} vectors do not find their own text", count=len(missed), of=len(rows))
-        add.one(names.SELF_MISSED, message, len(missed), of.sample_of(missed[0]))
+        add.finding(names.SELF_MISSED, message, len(missed), of.sample_of(missed[0]))
     if differing:
         message = tr(
             "{count} of {of} searches find other texts than a comparison with every vector",
             count=len(differing),
             of=len(rows),
         )
-        add.one(names.INDEX_DIFFERS, message, len(differing), of.sample_of(differing[0]))
+        add.finding(names.INDEX_DIFFERS, message, len(differing), of.sample_of(differing[0]))
     return len(rows)
 
 
@@ -144,10 +144,10 @@ def prove_words(of: Measured, add: Adder, bodies: Sequence[int]) -> int:
         missed = [body for body in bodies if not _finds_itself(of, column, body)]
         if missed:
             message = tr("{count} of {of} texts are not found by their own words", count=len(missed), of=len(bodies))
-            add.one(names.WORDS_DIFFER, message, len(missed), of.sample_of(missed[0]))
+            add.finding(names.WORDS_DIFFER, message, len(missed), of.sample_of(missed[0]))
         _prove_scans(of, add, column, bodies)
     except apsw.SQLError as error:
-        add.one(names.WORDS_DIFFER, tr("the full-text index cannot be searched: {error}", error=error))
+        add.finding(names.WORDS_DIFFER, tr("the full-text index cannot be searched: {error}", error=error))
     return len(bodies)
 
 
@@ -171,11 +171,11 @@ def prove_word_index(index: WordIndex, add: Adder, most: int | None) -> tuple[in
             lacking = _number(db, f"SELECT count(*) FROM ({index.rows}) r WHERE NOT EXISTS ({there})", index)
             if lacking:
                 message = tr("not in the full-text index: {texts}", texts=format_count(lacking, "text"))
-                add.one(names.WORDS_DIFFER, message, lacking)
+                add.finding(names.WORDS_DIFFER, message, lacking)
             differing = 0 if index.differing is None else _number(db, index.differing, index) - lacking
             if differing > 0:
                 message = tr("the full-text index has another text of {texts}", texts=format_count(differing, "text"))
-                add.one(names.WORDS_DIFFER, message, differing)
+                add.finding(names.WORDS_DIFFER, message, differing)
             rows: Any = db.execute(index.rows, index.values)
             search = f"SELECT 1 FROM {index.table} WHERE {index.table} MATCH ? AND rowid = ?"
             for rowid, text in islice(rows, 0, None, 1 if most is None else max(1, -(-total // most))):
@@ -184,10 +184,10 @@ def prove_word_index(index: WordIndex, add: Adder, most: int | None) -> tuple[in
                 if query and db.execute(search, (query, rowid)).get is None:
                     missed, sample = missed + 1, sample or text
     except apsw.SQLError as error:
-        add.one(names.WORDS_DIFFER, tr("the full-text index cannot be searched: {error}", error=error))
+        add.finding(names.WORDS_DIFFER, tr("the full-text index cannot be searched: {error}", error=error))
     if missed:
         message = tr("{count} of {of} texts are not found by their own words", count=missed, of=tried)
-        add.one(names.WORDS_DIFFER, message, missed, sample[:_SAMPLE_CHARACTERS])
+        add.finding(names.WORDS_DIFFER, message, missed, sample[:_SAMPLE_CHARACTERS])
     return tried, total
 
 
@@ -217,13 +217,13 @@ def _prove_rows(of: Measured, add: Adder, column: str) -> None:
     ).fetchone()
     if lacking[0]:
         message = tr("not in the full-text index: {texts}", texts=format_count(lacking[0], "text"))
-        add.one(names.WORDS_DIFFER, message, lacking[0], of.sample_of(lacking[1]))
+        add.finding(names.WORDS_DIFFER, message, lacking[0], of.sample_of(lacking[1]))
     extra: Any = of.db.execute(
         f"SELECT count(*) FROM search_text_fts_docsize WHERE id NOT IN"
         f" (SELECT {column} FROM search_text WHERE {column} IS NOT NULL)"
     ).get
     if extra:
-        add.one(
+        add.finding(
             names.WORDS_DIFFER,
             tr("without a text: {entries} of the full-text index", entries=format_count(extra, "entry")),
             extra,
@@ -271,7 +271,7 @@ def _prove_scans(of: Measured, add: Adder, column: str, bodies: Sequence[int]) -
             count=wrong,
             words=len(words),
         )
-        add.one(names.WORDS_DIFFER, message, wrong)
+        add.finding(names.WORDS_DIFFER, message, wrong)
 
 
 def _scan(db: apsw.Connection, column: str, words: Sequence[str]) -> list[tuple[set[int], bool]]:

@@ -146,7 +146,7 @@ class Adder:
                 )
         return count
 
-    def one(self, name: str, message: str, count: int = 1, sample: object = None, severity: Any = None) -> None:
+    def finding(self, name: str, message: str, count: int = 1, sample: object = None, severity: Any = None) -> None:
         """Add a finding with a number of its own in the message."""
         self._findings.add(name, message, base=self._base, count=count, sample=sample, severity=severity)
 
@@ -265,7 +265,7 @@ def prove_sets(first: Measured, second: Measured, of_first: Adder, of_second: Ad
                 first=first.length // 4,
                 second=second.length // 4,
             )
-            of_second.one(names.VECTOR_DIFFERS, message, severity="note" if _may_differ(first, second) else None)
+            of_second.finding(names.VECTOR_DIFFERS, message, severity="note" if _may_differ(first, second) else None)
         return
     _compare_vectors(first, second, of_second)
 
@@ -310,4 +310,4 @@ def _compare_vectors(first: Measured, second: Measured, add: Adder) -> None:
     )
     is_note = not far or _may_differ(first, second)
     for body in samples[:1]:
-        add.one(names.VECTOR_DIFFERS, message, count, second.sample_of(body), severity="note" if is_note else None)
+        add.finding(names.VECTOR_DIFFERS, message, count, second.sample_of(body), severity="note" if is_note else None)

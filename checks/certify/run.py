@@ -302,10 +302,10 @@ class Certification:
         if found is None:
             return
         if isinstance(found, str):
-            part.adder.one(names.INDEX_DIFFERS, tr("chromadb cannot search it: {problem}", problem=found))
+            part.adder.finding(names.INDEX_DIFFERS, tr("chromadb cannot search it: {problem}", problem=found))
         elif found < LEAST_RECALL:
             message = tr("its index finds {share:.1%} of the {count} nearest vectors", share=found, count=10)
-            part.adder.one(names.INDEX_DIFFERS, message)
+            part.adder.finding(names.INDEX_DIFFERS, message)
         part.proved("index", RECALL_QUERIES, every=False)
 
     def _look_for_groups(self, part: _Base, rows: list[tuple[int, int]]) -> None:
@@ -362,14 +362,14 @@ class Certification:
                 embedder=request.embedder,
                 lowest=found.lowest,
             )
-            part.adder.one(names.MODEL_DIFFERS, message, found.texts - found.same)
+            part.adder.finding(names.MODEL_DIFFERS, message, found.texts - found.same)
         if found.ends:
             part.proved("known-item", found.ends, every=False)
             if 2 * found.found < found.ends and found.same == found.texts:
                 message = tr(
                     "only {found} of {ends} texts are found by their last third", found=found.found, ends=found.ends
                 )
-                part.adder.one(names.KNOWN_ITEM, message, found.ends - found.found)
+                part.adder.finding(names.KNOWN_ITEM, message, found.ends - found.found)
 
     def _compare_model(self, of: Measured, embed: EmbedTexts) -> ModelCheck:
         request, key = self._request, of.base.id
@@ -407,7 +407,7 @@ class Certification:
             )
             models = {first.base.model, second.base.model} - {None}
             is_expected = len(models) > 1 or first.length != second.length
-            one.adder.one(
+            one.adder.finding(
                 names.NEIGHBORS_DIFFER,
                 message,
                 found.queries - found.bars[-1] + found.reordered,
@@ -437,7 +437,7 @@ class Certification:
         )
 
     def _proof(self, part: _Base, name: str) -> Proof:
-        """Return what was proven about a base under one name."""
+        """Return how far a statement about a base is proven: fully, for a sample, contradicted, not checked."""
         every, checked = part.checked.get(name, (False, 0))
         findings, base = self._findings[part.side], part.measured.base.id
         is_found = any(findings.count(finding, base) for finding in CONTRADICTIONS[name])

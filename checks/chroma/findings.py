@@ -134,7 +134,7 @@ NORM_OUTLIER = register(
     "note",
     "chroma.norm-outlier",
     tr("The norm of a vector is more than ten times larger or smaller than that of most vectors of its collection."),
-    tr("Nothing, if the model gives such vectors; else let the application embed these texts again."),
+    tr("Nothing to do if the model returns such vectors; otherwise let the application embed these texts again."),
 )
 VECTOR_SHARED = register(
     "warning",

@@ -42,7 +42,7 @@ FILE_OUTSIDE = register(
     "error",
     "kb.file-outside",
     tr("The path of a document or of a ledger entry points outside `md/` and `raw/`. It is not followed."),
-    tr("Look at where the path points, then remove the document with `rsclaw kb rm DOC`."),
+    tr("Check where the path points, then remove the document with `rsclaw kb rm DOC`."),
 )
 FILE_MISSING = register(
     "error",
@@ -102,8 +102,8 @@ ROLLED_BACK = register(
         "document: the source was rolled back. Searches find the version that the pointer refers to."
     ),
     tr(
-        "Nothing, if the rollback is intended. Otherwise `rsclaw kb add` with the newer text makes it "
-        "the latest version again."
+        "Nothing to do if the rollback is intended. Otherwise `rsclaw kb add` with the newer text makes "
+        "it the latest version again."
     ),
 )
 UNREACHABLE = register(

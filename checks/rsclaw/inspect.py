@@ -100,6 +100,7 @@ def _make_timer(findings: FindingCollector) -> Callable[[int], None]:
     count = 0
 
     def go_on(_: int) -> None:
+        """Check the time limit once in many calls."""
         nonlocal count
         count += 1
         if count % _EVERY == 1:
@@ -418,7 +419,7 @@ def _find_problems(mirror: Mirror, now_ms: int) -> Iterator[str]:
         yield tr("{jobs} that rsclaw has given up", jobs=format_count(failed, "job"))
     stale = _count(mirror, f"SELECT count(*) FROM job j WHERE {IS_STALE.format(now=now_ms)}")
     if stale:
-        yield tr("{jobs} said to be running, without a claim that still holds", jobs=format_count(stale, "job"))
+        yield tr("{jobs} marked as running, without a valid claim", jobs=format_count(stale, "job"))
 
 
 CHECKS = Checks(

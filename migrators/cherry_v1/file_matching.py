@@ -312,7 +312,7 @@ class WantedLoaders:
                     yield from self._take(f"{JSON_LOADER}{_md5(clean_text(form).encode())}")
 
     def _take(self, *loaders: str) -> Iterator[str]:
-        """Yield those of the loader ids that are still wanted, and stop looking for them."""
+        """Yield the loader ids among these that are still wanted, and stop looking for them."""
         for loader_id in loaders:
             if loader_id in self.loaders:
                 self.loaders.discard(loader_id)

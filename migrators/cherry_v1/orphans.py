@@ -698,5 +698,5 @@ def _adopted_notice(name: str, summary: VectorFileSummary, found: ReconstructedI
     if found.unnamed:
         message += tr("; the names of {files} are unknown", files=format_count(found.unnamed, "file"))
     if found.partial:
-        message += tr("; {notes} known only as far as indexed", notes=format_count(found.partial, "note"))
+        message += tr("; of {notes} only the indexed text is known", notes=format_count(found.partial, "note"))
     return Notice(code=notices.ADOPTED, message=message, base=name, count=max(len(found.raws), 1))

@@ -56,7 +56,7 @@ class UnitsFile(msgspec.Struct):
     """A Parquet file of units. :meth:`survey` reads its rows."""
 
     path: Path
-    about: FileMetadata
+    metadata: FileMetadata
     #: Size and modification time (ns) when the file was opened.
     looked_at: tuple[int, int]
     #: Totals of its rows by base id; None before the survey.
@@ -92,7 +92,7 @@ class UnitsFile(msgspec.Struct):
 
     def strays(self) -> int:
         """Count the rows of bases that the file does not describe."""
-        described = {base.id for base in self.about.bases if base.index}
+        described = {base.id for base in self.metadata.bases if base.index}
         return sum(held.rows for base, held in (self.held or {}).items() if base not in described)
 
     def rows(self, base: BaseMetadata) -> Iterator[UnitRow]:
@@ -128,13 +128,13 @@ def open_files(paths: tuple[Path, ...]) -> list[UnitsFile]:
             raise SourceNotMigratable(path=path, what=tr("a folder"), advice=advice)
         if not path.is_file():
             raise SourceUnreadable(path=path, reason=tr("no such file"))
-        stamp, about = _file_stamp(path), unit_file.read_metadata(path)
-        if about.layout not in ("v2", "chroma"):
+        stamp, metadata = _file_stamp(path), unit_file.read_metadata(path)
+        if metadata.layout not in ("v2", "chroma"):
             advice = tr("migrate the source that it was exported from, with regraft migrate")
-            is_v1 = about.layout == "v1"
+            is_v1 = metadata.layout == "v1"
             what = tr("the old table of a v1 base") if is_v1 else tr("the chunks of an rsclaw knowledge base")
             raise SourceNotMigratable(path=path, what=what, advice=advice)
-        for base in about.bases:
+        for base in metadata.bases:
             if fold_name(base.id) in owners:
                 problem = tr(
                     "base {id} is in {owners} and in {path}", id=base.id, owners=owners[fold_name(base.id)], path=path
@@ -145,7 +145,7 @@ def open_files(paths: tuple[Path, ...]) -> list[UnitsFile]:
                     path=path, reason=tr("the id of its base {id!r} is not a valid folder name", id=base.id)
                 )
             owners[fold_name(base.id)] = path
-        files.append(UnitsFile(path, about, stamp))
+        files.append(UnitsFile(path, metadata, stamp))
     return files
 
 
@@ -155,7 +155,7 @@ def select_bases(files: list[UnitsFile], wanted: tuple[str, ...]) -> list[tuple[
     Raises:
         BaseUnknown: an id of ``wanted`` is not in the files.
     """
-    every = [(file, base) for file in files for base in file.about.bases]
+    every = [(file, base) for file in files for base in file.metadata.bases]
     known = [base.id for _, base in every]
     for one in wanted:
         if one not in known:
@@ -178,7 +178,7 @@ def _file_stamp(path: Path) -> tuple[int, int]:
 MODEL_UNKNOWN = "missing_embedding_model"
 
 
-def make_base_record(file: Path, about: FileMetadata, base: BaseMetadata, now_ms: int) -> BaseRecord:
+def make_base_record(file: Path, metadata: FileMetadata, base: BaseMetadata, now_ms: int) -> BaseRecord:
     """Make a base's catalog rows, without its items.
 
     Raises:
@@ -188,10 +188,10 @@ def make_base_record(file: Path, about: FileMetadata, base: BaseMetadata, now_ms
         row = msgspec.convert(_base_row(base, now_ms), BaseRow)
         named = {row.embedding_model_id: EMBEDDING}
         named.setdefault(row.rerank_model_id, RERANK)
-        metadata = {one["id"]: one for one in about.models}
+        listed = {one["id"]: one for one in metadata.models}
         every = ((one, capabilities) for one, capabilities in named.items() if one is not None)
-        models = [_complete_model(one, metadata.get(one), capabilities) for one, capabilities in every]
-        known = {one["provider_id"]: msgspec.convert(one, ProviderRow, strict=False) for one in about.providers}
+        models = [_complete_model(one, listed.get(one), capabilities) for one, capabilities in every]
+        known = {one["provider_id"]: msgspec.convert(one, ProviderRow, strict=False) for one in metadata.providers}
         keys = dict.fromkeys(model.provider_id for model in models)
         providers = [known.get(key) or ProviderRow(key, key, is_enabled=False) for key in keys]
     except (msgspec.MsgspecError, KeyError) as error:
@@ -315,7 +315,7 @@ ITEM_FACTOR = 3
 class BaseImportPlan(msgspec.Struct, frozen=True):
     """The plan of one base. Items made from its materials are not listed: ``items`` = None."""
 
-    about: BaseMetadata
+    metadata: BaseMetadata
     file: UnitsFile
     held: BaseTotals
     record: BaseRecord
@@ -328,21 +328,21 @@ class BaseImportPlan(msgspec.Struct, frozen=True):
         """Return the items of the base. Items made from materials only have their ids."""
         if self.items is not None:
             return self.items
-        base, now_ms = self.about, self.record.now_ms
+        base, now_ms = self.metadata, self.record.now_ms
         return [item_from_material(base.id, one, one, now_ms) for one in self.materials] if base.index else []
 
     @property
     def materials(self) -> set[str]:
         """Ids of its materials, including those whose rows may all be refused."""
-        return self.held.items | {one.id for one in self.about.bare_materials}
+        return self.held.items | {one.id for one in self.metadata.bare_materials}
 
     @property
     def bytes(self) -> int:
         """Estimated size on disk."""
         items = ITEM_FACTOR * len(msgspec.json.encode(self.items or ()))
-        if not self.about.index:
+        if not self.metadata.index:
             return items
-        bare = sum(len(one.content or "") for one in self.about.bare_materials)
+        bare = sum(len(one.content or "") for one in self.metadata.bare_materials)
         return items + preflight.estimate_index_bytes(
             self.held.rows, self.held.rows, self.held.vector_bytes, self.held.text_bytes + bare
         )
@@ -356,8 +356,8 @@ def planned_outcome(plan: BaseImportPlan) -> BaseOutcome:
     held = plan.held
     rows = RowsReport(read=held.rows, carried=held.rows, skipped={})
     index = None
-    if plan.about.index:
-        path = index_path(plan.about.id)
+    if plan.metadata.index:
+        path = index_path(plan.metadata.id)
         index = IndexReport(path=path, materials=len(plan.materials), units=held.rows, embeddings=None, bytes=None)
     return _make_outcome(plan, plan.expected_items(), rows, index)
 
@@ -370,7 +370,7 @@ def imported_outcome(
         return _make_outcome(plan, items, RowsReport(read=0, carried=0, skipped={}), None)
     rows = RowsReport(read=built.read, carried=built.carried, skipped=dict(sorted(built.skipped.items())))
     index = IndexReport(
-        path=index_path(plan.about.id),
+        path=index_path(plan.metadata.id),
         materials=built.materials,
         units=built.carried,
         embeddings=built.vectors,
@@ -415,7 +415,7 @@ def _notices(plan: BaseImportPlan, base_report: BaseReport) -> Iterator[Notice]:
     def notice(code: str, message: str, count: int = 1) -> Notice:
         return Notice(code=code, message=message, base=base.id, count=count)
 
-    if base.error == MODEL_UNKNOWN and plan.about.settings is None:
+    if base.error == MODEL_UNKNOWN and plan.metadata.settings is None:
         yield notice(notices.MODEL_NOT_NAMED, tr("the file does not name the model of its vectors"))
     for reason, count in base_report.rows.skipped.items():
         yield notice(reason, tr("{rows} not imported", rows=format_count(count, "row")), count)
@@ -505,7 +505,7 @@ def import_files(
         at.begin(join_list(map(printable, paths)), plan.jobs)
         with stage(progress, "Carrying", plan.rows), _read_errors_stop_run():
             for job, base_plan in _with_fingerprints(plan, progress):
-                progress.at(base_plan.about.name)
+                progress.at(base_plan.metadata.name)
                 outcomes[job.base_id] = import_base(at, job, base_plan, progress)
         return at.finish(build_import_report(run, outcomes))
 
@@ -561,9 +561,9 @@ def plan_import(
             job = _keep_better_base(at, replace(job, plan=_plan_base(file, base, options)))
         jobs.append(job)
     plan = ImportPlan(jobs=tuple(jobs))
-    changed = {one.about.id for one in plan.planned}
+    changed = {one.metadata.id for one in plan.planned}
     preflight.check_conflicts(at.path, COMMAND, (base.id for _, _, base in bases), at.entries, changed)
-    items = {one.about.id: (one.about.name, [item.id for item in one.expected_items()]) for one in plan.planned}
+    items = {one.metadata.id: (one.metadata.name, [item.id for item in one.expected_items()]) for one in plan.planned}
     preflight.check_items(at.path, items, at.entries)
     _check_catalog_rows(plan.planned)
     return plan
@@ -616,19 +616,19 @@ def _survey_files(wanted: list[UnitsFile], progress: Progress) -> None:
 def _plan_base(file: UnitsFile, base: BaseMetadata, options: Options) -> BaseImportPlan:
     skipped: Counter[str] = Counter()
     return BaseImportPlan(
-        about=base,
+        metadata=base,
         file=file,
         held=file.totals_of(base),
-        record=make_base_record(file.path, file.about, base, options.now_ms),
+        record=make_base_record(file.path, file.metadata, base, options.now_ms),
         items=None if base.items is None else tuple(catalog_items(base, skipped)),
         skipped_items=skipped,
-        strays=file.strays() if base is file.about.bases[0] else 0,
+        strays=file.strays() if base is file.metadata.bases[0] else 0,
     )
 
 
 def import_base(at: Session, job: ImportJob, plan: BaseImportPlan, progress: Progress) -> BaseOutcome:
     """Build the index of a base, verify and publish it, and return the outcome for the report."""
-    base, staged = plan.about, at.staging / job.base_id
+    base, staged = plan.metadata, at.staging / job.base_id
     built, size = None, 0
     if base.index:
         built = _build_index(staged / INDEX_FILE, plan, progress)
@@ -656,11 +656,11 @@ def import_base(at: Session, job: ImportJob, plan: BaseImportPlan, progress: Pro
 
 def _build_index(path: Path, plan: BaseImportPlan, progress: Progress) -> ImportedIndex:
     durable.make_folders(path.parent, flush=False)
-    base_id, rows = plan.about.id, plan.held.rows
+    base_id, rows = plan.metadata.id, plan.held.rows
     with sqlite.open_writable(path, create=True) as db:
         built = ImportedIndex(base_id, plan.record.now_ms, db)
         size = (plan.held.vector_bytes + plan.held.text_bytes) // max(rows, 1)
-        for row in plan.file.rows(plan.about):
+        for row in plan.file.rows(plan.metadata):
             built.add(row)
             if built.read % ROWS_PER_REPORT == 0:
                 progress.step(ROWS_PER_REPORT * COPY_SHARE, ROWS_PER_REPORT * size)
@@ -670,7 +670,7 @@ def _build_index(path: Path, plan: BaseImportPlan, progress: Progress) -> Import
             )
             raise SourceUnreadable(path=plan.file.path, reason=reason)
         IndexingProgress(rows, progress.step).watch(db)
-        built.finish(plan.about.bare_materials)
+        built.finish(plan.metadata.bare_materials)
     verify_index(path, base_id, built)
     return built
 
@@ -711,12 +711,12 @@ def _keep_better_base(at: Session, job: ImportJob) -> ImportJob:
 
 
 def _find_problem(plan: BaseImportPlan) -> str | None:
-    """Return what is wrong with the metadata of a base, or None."""
-    if plan.record.base.id != plan.about.id:
-        return tr("its base {id} has the settings of another base", id=printable(plan.about.id))
-    if not plan.about.index and plan.record.base.status == "completed":
-        return tr("its base {id} is completed but has no index", id=printable(plan.about.id))
-    for row in plan.about.items or ():
+    """Describe what is wrong with the metadata of a base, or return None."""
+    if plan.record.base.id != plan.metadata.id:
+        return tr("its base {id} has the settings of another base", id=printable(plan.metadata.id))
+    if not plan.metadata.index and plan.record.base.status == "completed":
+        return tr("its base {id} is completed but has no index", id=printable(plan.metadata.id))
+    for row in plan.metadata.items or ():
         problem = None if row.get("deleted_at") is not None else find_data_damage(row)
         # Without the item, its material would be an orphan.
         if problem is not None and row.get("id") in plan.materials:

@@ -70,7 +70,7 @@ class _Bases(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> BaseNames:
-        """What bases are matched by."""
+        """The names and v1 ids by which a base of one store is matched with one of the other."""
         return BaseNames({key: base.name for key, base in self.bases.items()}, self.legacy)
 
 

@@ -138,10 +138,10 @@ def _load(place: Path | None) -> config.Config:
 
 
 def _needs(path: Path, kind: Kind | None, bases: tuple[str, ...], run: Run) -> list[ModelNeed]:
-    """Return what vectors the bases of a store need.
+    """List the model and the vector length that each base of a store needs.
 
     Raises:
-        NotChanged: it is nothing that an embedder works for.
+        NotChanged: the store has no bases that an embedder fills.
     """
     with open_store(path, kind) as found:
         run.source_kind = found.kind.value

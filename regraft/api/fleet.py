@@ -212,7 +212,7 @@ def check_engine(order: FleetOrder, options: FleetOptions, path: Path) -> None:
             # Without it nothing could be written in the end.
             import_arrow()
         except WrongUsage as error:
-            hint = tr("name results that end in .jsonl, or {hint}", hint=error.facts["hint"])
+            hint = tr("name a results file that ends in .jsonl, or {hint}", hint=error.facts["hint"])
             raise WrongUsage(problem=error.facts["problem"], hint=hint) from error
     manifest.demand_clients(order.libraries)
     if options.address is not None and options.engine != "ray":
@@ -286,7 +286,7 @@ def _check_table(path: Path, own: Iterable[Path], *, is_lines: bool) -> None:
         WrongUsage
     """
     if path.exists() or path.is_symlink() or links.real_path(path) in map(links.real_path, own):
-        raise WrongUsage(problem=tr("{path} is there already", path=path), hint=tr("use another file"))
+        raise WrongUsage(problem=tr("{path} already exists", path=path), hint=tr("use another file"))
     writable.demand_output(path)
     if is_lines and not is_json_lines(path):
         raise WrongUsage(problem=tr("{path} does not end in .jsonl", path=path), hint=tr("use another file"))

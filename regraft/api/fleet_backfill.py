@@ -64,7 +64,7 @@ def check_new_backfill(path: Path) -> None:
         hint = tr("remove the folder, or name another file")
         if (folder / answers.ANSWERS_FILE).exists():
             hint = tr("name another file, or remove the folder with the answers that were paid for")
-        raise WrongUsage(problem=tr("{path} is there already", path=folder), hint=hint)
+        raise WrongUsage(problem=tr("{path} already exists", path=folder), hint=hint)
 
 
 def backfill_files(path: Path) -> tuple[Path, ...]:

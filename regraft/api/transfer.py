@@ -148,13 +148,15 @@ def import_collection(
     options = merge_options(ImportOptions, options, fields)
     paths = tuple(Path(file) for file in files)
     chosen = select_bases(open_files(paths), options.bases)
-    _demand_one([about.name for _, _, about in chosen])
-    [(_, file, about)] = chosen
+    _demand_one([metadata.name for _, _, metadata in chosen])
+    [(_, file, metadata)] = chosen
     file.survey(lambda _: None)
     part = BaseExport(
-        about,
+        metadata,
         file=file.path,
-        summary=BaseSummary(vector_bytes=4 * (file.about.dimensions or 0) or None, bodies=file.totals_of(about).rows),
+        summary=BaseSummary(
+            vector_bytes=4 * (file.metadata.dimensions or 0) or None, bodies=file.totals_of(metadata).rows
+        ),
         mark=sqlite.read_file_state(file.path),
         rows_of=lambda _, base, __: file.rows(base),
     )
@@ -268,7 +270,7 @@ def _export_collection(path: Path, to: Path, options: ExportOptions, progress: P
         check_kind(found, from_v1=options.from_v1, visible_to=options.visible_to)
         writable.demand_outside(to, places_read(path, found))
         with open_units(found, options.bases, from_v1=options.from_v1, visible_to=options.visible_to) as parts:
-            _demand_one([part.about.name for part in parts.bases])
+            _demand_one([part.metadata.name for part in parts.bases])
             return _write_collection(run, parts.bases[0], to, options, progress)
 
 

@@ -36,7 +36,7 @@ COMMAND_GROUPS = {
         "install": tr("Put bases into a v2 profile."),
         "fleet": tr("Run one command on many libraries."),
     },
-    tr("Look"): {
+    tr("View"): {
         "inspect": tr("Show what a path is and what it contains."),
         "check": tr("Audit a store: findings, and how to fix each."),
         "search": tr("Search a base as the application does."),
@@ -44,15 +44,15 @@ COMMAND_GROUPS = {
         "certify": tr("Prove that a base still finds its texts."),
         "history": tr("List regraft's runs, and which can be undone."),
         "explain": tr("Explain a finding, a code or an error."),
-        "ui": tr("Open a page in the browser for all of this."),
+        "ui": tr("Open a page in the browser, instead of the command line."),
     },
     tr("Repair"): {
-        "fix": tr("Do everything check offers, in the right order."),
-        "repair": tr("Repair what check finds, where other data prove it."),
+        "fix": tr("Make every fix that check recommends, in the right order."),
+        "repair": tr("Repair what check finds, if other data prove the right value."),
         "gc": tr("Remove unreferenced vectors, texts and files."),
         "reconcile": tr("Update indexes and vectors from their sources."),
         "upgrade": tr("Convert older files to the current layout."),
-        "rescue": tr("Bring back what the application's upgrade left."),
+        "rescue": tr("Recover bases that the application's upgrade failed to migrate."),
         "undo": tr("Undo a run."),
     },
     tr("Embed"): {
@@ -271,8 +271,8 @@ class CommandGroup(click.Group):
 def cli() -> None:
     """Migrate a local knowledge base to a new storage layout and keep its vectors.
 
-    Vectors move byte for byte; nothing is embedded but by backfill and restore, and only what has no vector. Sources
-    are only read; what is written is written whole or not at all.
+    Vectors are copied byte for byte; only backfill and restore embed, and only texts without a vector. Sources are only
+    read; each write is made completely or not at all.
     """
 
 

@@ -46,10 +46,10 @@ _SHOWN, _LONGEST = 3, 300
 @output_options(fail_on=FAIL_ON, yes=tr("Do not ask before texts are sent; needed in scripts."))
 @report_retries
 def certify(a: Path, b: Path | None, page: Path | None, options: CertifyOptions, output: Output) -> None:
-    """Prove that A still finds its texts, and that B finds the same. Nothing is written but FILE.html.
+    """Prove that A still finds its texts, and that B finds the same. Only FILE.html is written.
 
     A and B are anything that regraft inspect knows: v1 data, a library, a profile, a backup, a pack, a folder of Chroma
-    and so on. Nothing is sent, unless --embedder is given: then up to 64 texts of each base, after a question.
+    and so on. Nothing is sent unless --embedder is given: then up to 64 texts of each base, after you confirm.
 
     \b
     Example:

@@ -34,10 +34,11 @@ from regraft.report.document import encoded
 @struct_options(CheckOptions, without=("level",))
 @output_options(fail_on=FAIL_ON)
 def check(path: Path, quick: bool, deep: bool, page: Path | None, options: CheckOptions, output: Output) -> None:
-    """Audit PATH: list findings, and how to fix each. Nothing is written but the files that options name.
+    """Audit PATH: list findings, and how to fix each. Only files that options name are written.
 
     PATH is v2 data (a library, a profile, a base's folder, an index file), a database of codex-mem, a data folder of
-    AngelMemory, or whatever regraft migrate takes: then what is found is what migrate would say, without a target.
+    AngelMemory, or any source of regraft migrate: then the findings are those that migrate would report, and no target
+    is needed.
 
     With --part, each run reads a part of the rows, and writes to a state file what it has read.
 

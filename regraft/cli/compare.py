@@ -82,8 +82,8 @@ def compare(v1: Path, v2: Path, queries: Path | None, options: CompareOptions, o
     """Search the vectors of V1 and the index of V2 with the same queries, and show where the results differ.
     Nothing is written.
 
-    V1 is whatever regraft migrate takes, one vector file, or anything that V2 can be; V2 a v2 library, profile or
-    backup, one base folder, or an index.sqlite. --kind is about V1.
+    V1 is any source of regraft migrate, one v1 vector file, or anything that V2 can be. V2 is a v2 library, profile or
+    backup, one base folder, or an index.sqlite. --kind applies to V1.
 
     \b
     Example:

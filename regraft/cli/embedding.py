@@ -141,9 +141,9 @@ def restore(path: Path, bases: tuple[str, ...], options: RestoreOptions, output:
 def reconcile(path: Path, options: ReconcileOptions, output: Output) -> NoReturn:
     """Update indexes and vectors in the store at PATH to match their source of truth.
 
-    The index of each base follows the catalog: a path that differs becomes that of the item. What the index lacks is
-    listed. A material without an item is kept, because regraft repair --adopt lists it again; --only material.orphan
-    deletes it, with all that only it needs.
+    The index of each base is updated to match the catalog: a path that differs becomes that of the item. Texts that the
+    index lacks are listed. A material without an item is kept, because regraft repair --adopt lists it again; --only
+    material.orphan deletes it, with everything that only it uses.
 
     In codex-mem and AngelMemory, vectors are updated to match the notes; notes without a vector are embedded. In
     rsclaw, indexes that do not match the database are moved aside: rsclaw rebuilds them.
@@ -404,8 +404,7 @@ _ALL = "*"
 def embedders(path: Path | None, snippet: bool, test: str | None, options: EmbeddersOptions, output: Output) -> None:
     """List the embedders of regraft.yaml, and the bases of the store at PATH that each is for.
 
-    Nothing is sent but by --test, and nothing is written but by --write. Without a configuration, what to write into it
-    is printed.
+    Only --test sends texts, and only --write writes a file. Without a configuration, a suggested one is printed.
 
     \b
     Example:

@@ -47,7 +47,9 @@ def read_page(name: str) -> str:
 #: What to do about a code that is no finding of a check, by its severity.
 _REMEDIES_BY_SEVERITY: dict[str, str] = {
     "note": tr("No action needed."),
-    "warning": tr("The report names each one. Take what is missing from the source or a backup, or go on without it."),
+    "warning": tr(
+        "The report names each one. Take what is missing from the source or a backup, or continue without it."
+    ),
     "error": tr("The report names each one. Correct the source, or take an undamaged copy, and run the command again."),
 }
 #: What to do about an error, by its exit status.
@@ -91,7 +93,7 @@ class ExplainReport(Report, kw_only=True):
 def explain(names: tuple[str, ...], as_json: bool, **_: Any) -> None:
     """Explain NAME: a finding, a code, an error, or a page of the documentation.
 
-    Without a NAME the pages are listed. Nothing but regraft itself is read.
+    Without NAME, the pages are listed. No store is read.
 
     \b
     Example:

@@ -122,7 +122,7 @@ def print_collection(report: ExportReport, target: Path, output: Output) -> NoRe
         if is_planned:
             lines.append(tr("Dry run: nothing was written."))
         elif not output.quiet:
-            lines.append(tr("To take it back: regraft undo {path}", path=path_argument(target)))
+            lines.append(tr("To undo this: regraft undo {path}", path=path_argument(target)))
         echo(printable_lines(lines))
     sys.exit(exit_status(report))
 

@@ -172,8 +172,8 @@ def fleet() -> None:
     """Run one command on many libraries in parallel, and write the result of each to a table.
 
     MANIFEST is a folder whose entries are sources, a pattern like 'backups/*.zip', or a table (.csv, .jsonl, .parquet)
-    with the columns source, target and options. What stops one library stops no other, and what was stopped goes on
-    with regraft fleet resume. OUT is a new file that ends in .jsonl, or in .parquet.
+    with the columns source, target and options. If one library stops, the others continue; regraft fleet resume
+    continues the stopped ones. OUT is a new file that ends in .jsonl, or in .parquet.
 
     \b
     Example:
@@ -198,7 +198,7 @@ _results_option = click.option(
 )
 _results_argument = click.argument("path", type=PATH, metavar="OUT")
 _dry_run_option: Callable[[F], F] = click.option(
-    "--dry-run", is_flag=True, help=tr("Only report what would be done; write nothing, and no results.")
+    "--dry-run", is_flag=True, help=tr("Only report what would be done; write no results either.")
 )
 _targets_option: Callable[[F], F] = click.option(
     "--to",
@@ -282,7 +282,7 @@ for _name in COMMAND_FORMS:
 
 @fleet.command(
     "backfill",
-    short_help=tr("Embed what has no vector in many libraries."),
+    short_help=tr("Embed texts without a vector in many libraries."),
     help=tr(
         "Embed the texts without a vector in all libraries of MANIFEST. A text that several libraries "
         "have is sent once. Then each library is filled as by regraft backfill; options after -- are "
@@ -299,7 +299,7 @@ for _name in COMMAND_FORMS:
 def backfill(
     manifest_path: str, words: tuple[str, ...], path: Path | None, options: FleetBackfillOptions, output: Output
 ) -> None:
-    """Embed what has no vector in many libraries."""
+    """Embed texts without a vector in many libraries."""
     # Other machines have other working directories.
     path = _require_results(path).absolute()
     api_backfill.check_new_backfill(path)
@@ -324,7 +324,7 @@ def backfill(
 @struct_options(FleetResumeOptions)
 @_output_options
 def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, output: Output) -> None:
-    """Go on with a fleet."""
+    """Resume a fleet."""
     order, known = results.read_results(path)
     # Also if no library gets them.
     parse_library_options(order.command, (*order.options, *words))
@@ -335,10 +335,10 @@ def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, outp
 
 @fleet.command(
     "status",
-    short_help=tr("Show how far a fleet is, and what has failed."),
+    short_help=tr("Show the progress of a fleet, and what has failed."),
     help=tr(
-        "Show how far the fleet is whose results are in OUT, or will be, and what has failed. A run is not disturbed."
-        " The files have the libraries that have ended so far."
+        "Show the progress of the fleet that writes its results to OUT, and what has failed. The run is "
+        "not disturbed. Files that options name get the libraries that have ended so far."
     ),
 )
 @_results_argument
@@ -398,7 +398,7 @@ def _run(
 
 
 def _written(report: FleetReport, path: Path, *, dry_run: bool) -> str:
-    """Say what was sent, and where the results are or how to get them."""
+    """Format the last lines: what was sent, and where the results are or how to get them."""
     lines = fleet_sent_lines(report) if isinstance(report, FleetBackfillReport) else []
     if dry_run:
         return printable_lines(lines or [tr("Dry run: nothing was written.")])

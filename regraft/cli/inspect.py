@@ -29,7 +29,7 @@ def print_installed(*, as_json: bool, quiet: bool) -> None:
         echo(printable_lines(_found_lines(report.found, quiet=quiet)))
     else:
         lines = [
-            tr("Cherry Studio has no data where it usually keeps them. Looked at:"),
+            tr("No data of Cherry Studio in the usual places. Searched:"),
             *(f"  {printable(place)}" for place in report.searched),
             "",
             tr("Give the path of its data, of a backup, or of a library: regraft inspect PATH"),

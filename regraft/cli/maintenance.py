@@ -44,11 +44,12 @@ from repair.changes.run import ChangeReport
 @struct_options(FixOptions)
 @change_options
 def fix(path: Path, options: FixOptions, output: Output) -> None:
-    """Do what regraft check offers for the store at PATH: upgrade, rescue, repair, reconcile and gc, in this order.
+    """Make the fixes that regraft check recommends for the store at PATH: upgrade, rescue, repair, reconcile and gc, in
+    this order.
 
-    It asks once, and regraft undo undoes all of it. Nothing is embedded and nothing guessed. A text or vector that
-    could be listed or attached again is kept, unless another copy is proven or --only names its finding. Unresolved
-    findings are listed at the end, with the next command.
+    The command asks once, and one regraft undo reverts all changes. Nothing is embedded and nothing is guessed. A text
+    or vector that could be listed or attached again is kept, unless another copy is proven or --only names its finding.
+    Unresolved findings are listed at the end, with the next command.
 
     \b
     Example:
@@ -80,7 +81,7 @@ def gc(path: Path, options: GcOptions, output: Output) -> None:
 @struct_options(RepairOptions)
 @change_options
 def repair(path: Path, options: RepairOptions, output: Output) -> None:
-    """Repair what regraft check finds in the store at PATH, where other data prove the right value.
+    """Repair what regraft check finds in the store at PATH, if other data prove the right value.
 
     Nothing is guessed: what cannot be derived is reported and not changed. Vectors that may be right are kept; those
     that cannot be are deleted, to be embedded again. regraft undo undoes a run.
@@ -98,10 +99,10 @@ def repair(path: Path, options: RepairOptions, output: Output) -> None:
 @struct_options(UpgradeOptions)
 @change_options
 def upgrade(path: Path, options: UpgradeOptions, output: Output) -> None:
-    """Bring older index files and catalogs in the store at PATH to the current layout, every vector kept.
+    """Convert older index files and catalogs in the store at PATH to the current layout, with all vectors.
 
-    These are files of version 1, half-applied upgrades, the tables of preview builds, and the catalog of a library
-    that an earlier regraft wrote. The old files are kept, so that regraft undo brings them back byte for byte.
+    Older files are index files of version 1, half-applied upgrades, the tables of preview builds, and the catalog of a
+    library that an earlier regraft wrote. The old files are kept, so that regraft undo restores them byte for byte.
 
     \b
     Example:
@@ -116,7 +117,7 @@ def upgrade(path: Path, options: UpgradeOptions, output: Output) -> None:
 @struct_options(RescueOptions)
 @change_options
 def rescue(path: Path, options: RescueOptions, output: Output) -> None:
-    """Bring back bases that the application's upgrade did not migrate to the v2 profile at PATH, from v1's remaining
+    """Recover bases that the application's upgrade did not migrate to the v2 profile at PATH, from v1's remaining
     files.
 
     Failed bases, folders that were not migrated, and bases whose index is gone or empty get their texts and vectors;
@@ -135,7 +136,7 @@ def rescue(path: Path, options: RescueOptions, output: Output) -> None:
 @struct_options(ChangeOptions)
 @change_options
 def clear_failed(path: Path, options: ChangeOptions, output: Output) -> None:
-    """Mark the notes as pending that the embedder of the codex-mem database at PATH refused.
+    """Mark notes that the embedder refused as pending again, in the codex-mem database at PATH.
 
     regraft backfill tries them again. The notes stay as they are: only the status of their vectors changes.
 

@@ -182,7 +182,7 @@ def migrate(
 
     SOURCE is a v1 backup (zip or folder), a v1 profile folder, an export folder, a knowledge JSON file beside its
     vector files, what a preview build wrote, a folder of Chroma, or a knowledge base of rsclaw. It is only read. A
-    second run goes on where the first one stopped, and leaves alone what is done.
+    second run continues where the first one stopped, and leaves finished bases unchanged.
 
     With --profile, the bases are migrated and installed as one plan: it asks once, if the profile refuses them nothing
     is written, and regraft undo PROFILE takes back both. The application must not be running. In scripts, --profile
@@ -308,7 +308,7 @@ def _format_profile_run(done: ProfileMigration, page: Path | None, prompt: Profi
 def _format_install_part(done: ProfileMigration, output: Output) -> str:
     report, part = done.report, done.report.install
     if part.left and not part.actions and not done.wrote_library:
-        none = tr("Nothing was written: the profile can take none of the bases, for the reasons above.")
+        none = tr("Nothing was written: none of the bases can be installed in the profile, for the reasons above.")
         return printable_lines([*unresolved_lines(part.bases, part.left, verbose=output.verbose > 0), "", none])
     head = structs.replace(report.head, target=report.profile)
     change = InstallReport(head=head, bases=part.bases, actions=part.actions, left=part.left, undo=part.undo)
@@ -344,9 +344,9 @@ def _name_import(command: Callable[..., None]) -> Callable[..., None]:
 def import_(paths: tuple[Path, ...], target: Path, options: ImportOptions, output: Output) -> None:
     """Write the library that FILE.parquet holds to OUT.
 
-    Files are those of regraft export, of a library or a part of one. Vectors come back byte for byte; ids, hashes and
-    offsets are proven. The original files in raw/ are not part of them. A second run goes on where the first one
-    stopped, and leaves alone what is done.
+    Files are those of regraft export, of a library or a part of one. Vectors are restored byte for byte; ids, hashes
+    and offsets are verified. The original files in raw/ are not part of the files. A second run continues where the
+    first one stopped, and leaves finished bases unchanged.
 
     With --format chroma, one base becomes a new collection in the folder of Chroma OUT, as with regraft export.
 

@@ -40,8 +40,8 @@ from regraft.text import printable_lines
 def ui(path: Path | None, port: int, no_browser: bool, drop_limit: int, output: Output) -> None:
     """Open a page in the browser, for looking at bases, upgrading, checking, repairing and undoing.
 
-    With PATH, the page begins with it. Only this computer and this user can reach the page. It ends by its Quit button,
-    by Ctrl-C, or after 30 idle minutes; a job that is running goes on if the page is closed.
+    With PATH, the page first shows this store. Only this user on this computer can reach the page. The server ends with
+    the Quit button, with Ctrl-C, or after 30 idle minutes; a running job continues if the page is closed.
 
     \b
     Example:

@@ -74,7 +74,7 @@ def refuse_sparse_file(descriptor: int) -> None:
 
 
 def _is_enough(data: int, size: int) -> bool:
-    """Whether so much data is plausible for a size."""
+    """Whether a file with so many bytes of data is not mostly holes."""
     return size <= FREE_BYTES + DATA_FACTOR * data
 
 

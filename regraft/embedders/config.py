@@ -270,7 +270,7 @@ class _Reader:
                     _NO_KEYS,
                 )
             near = get_close_matches(str(key), known, 1, 0.7)
-            advice = tr("write `{near}`", near=near[0]) if near else tr("it can have {known}", known=join_list(known))
+            advice = tr("write `{near}`", near=near[0]) if near else tr("known fields: {known}", known=join_list(known))
             self._refuse(
                 _key_node(node, key), tr("`{key}` of {where} is not a known field", key=key, where=where), advice
             )

@@ -378,7 +378,7 @@ def demand_new_results(path: Path) -> None:
     writable.demand_output(path)
     if path.suffix.lower() in (".csv", ".html"):
         problem = tr("results are JSON Lines or Parquet, not {suffix}", suffix=path.suffix)
-        hint = tr("name a file .jsonl or .parquet; regraft fleet status writes the others from it")
+        hint = tr("name a .jsonl or .parquet file; regraft fleet status converts it to the other formats")
         raise WrongUsage(problem=problem, hint=hint)
     if path.exists() or not results.is_unused(results.journal_path(path)):
         raise WrongUsage(

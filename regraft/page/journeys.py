@@ -123,7 +123,7 @@ def _source_of(form: Form) -> str:
 def _upgrade(form: Form) -> tuple[Task, tuple[str, ...]]:
     """Make the task of a migration; the second value are the paths that it may write to."""
     source = _source_of(form)
-    library = _path_of(form, "library", tr("Say where the library is to be written."))
+    library = _path_of(form, "library", tr("Enter the folder where the library is to be written."))
     chosen: dict[str, Any] = {
         "kind": _v1_kind(source),
         "dry_run": True,
@@ -202,7 +202,7 @@ def _install(form: Form) -> tuple[Task, tuple[str, ...]]:
 def _pack(form: Form) -> tuple[Task, tuple[str, ...]]:
     """Make the task of a pack, and the path that it may write to."""
     path = _source_of(form)
-    target = _path_of(form, "target", tr("Say where the pack is to be written."))
+    target = _path_of(form, "target", tr("Enter the file to which the pack is to be written."))
     if not target.lower().endswith(".zip"):
         raise FieldProblem("target", tr("The name of a pack ends with .zip."))
     options = PackOptions(dry_run=True, bases=form.texts("base"))
@@ -254,13 +254,13 @@ JOURNEYS = {
     ),
     "check": Journey(
         title=tr("Check"),
-        lead=tr("Looks for everything that is wrong, and says what repairs it. Nothing is written."),
+        lead=tr("Lists everything that is wrong and how to fix it. Nothing is written."),
         button=tr("Check"),
         parse=_check,
     ),
     "fix": Journey(
         title=tr("Repair"),
-        lead=tr("Does everything that the check offers, in the right order. It can be undone."),
+        lead=tr("Makes every fix that the check recommends, in the right order. They can be undone."),
         button=tr("Show the plan"),
         parse=_fix,
     ),
@@ -484,7 +484,7 @@ async def _events(request: Request) -> Response:
     """Stream the progress of a job: only its latest state, so that a slow reader costs no memory."""
     job, desk = _job(request), desk_of(request)
     if desk.streams >= _MOST_STREAMS:
-        raise HTTPException(503, tr("Too many pages follow jobs at once. This one reloads itself."))
+        raise HTTPException(503, tr("Too many open pages show running jobs. This one reloads itself."))
 
     async def events() -> AsyncIterator[str]:
         desk.streams += 1

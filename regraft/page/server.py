@@ -117,7 +117,7 @@ class Desk:
 
 
 def desk_of(request: Request) -> Desk:
-    """Return what the requests of this server share."""
+    """Return the objects that the requests of this server share."""
     desk: Desk = request.app.state.desk
     return desk
 
@@ -172,7 +172,7 @@ class Guard:
             return _refused(tr("This server answers only to its own address."))
         segment, _, rest = scope["path"].removeprefix("/").partition("/")
         if not _is_same(segment, entrance.segment):
-            return PlainTextResponse(tr("There is nothing here."), 404)
+            return PlainTextResponse(tr("This page does not exist."), 404)
         is_entering = rest.startswith("enter/") and scope["method"] == "GET"
         if self._is_foreign(scope["method"], headers, is_entering=is_entering):
             return _refused(tr("The request comes from another page."))
@@ -281,7 +281,7 @@ def check_token(request: Request, token: str) -> None:
         HTTPException: it is not the token of this server.
     """
     if not _is_same(token, desk_of(request).entrance.form_token):
-        raise HTTPException(403, tr("The form is not of this page. Load the page again, and try once more."))
+        raise HTTPException(403, tr("The form does not belong to this page. Reload the page and try again."))
 
 
 def query_text(request: Request, name: str, default: str = "") -> str:

@@ -270,17 +270,17 @@ def address(request: Request, page: str, **query: object) -> str:
 
 
 async def show_refusal(request: Request, error: Exception) -> Response:
-    """Answer what the server refuses or does not have."""
+    """Answer a request that is refused, or for a page that does not exist."""
     status = error.status_code if isinstance(error, HTTPException) else 500
-    texts = {404: tr("There is nothing here."), 405: tr("This address does not take such a request.")}
+    texts = {404: tr("This page does not exist."), 405: tr("This address does not accept this kind of request.")}
     detail = error.detail if isinstance(error, HTTPException) else ""
-    return render(request, "message.html", status, title=tr("This did not work"), text=texts.get(status, detail))
+    return render(request, "message.html", status, title=tr("The request failed"), text=texts.get(status, detail))
 
 
 async def show_error(request: Request, error: Exception) -> Response:
     """Answer an error of regraft with its sentence."""
     status = 400 if isinstance(error, RegraftError) and error.exit_status == REFUSED else 500
-    return render(request, "message.html", status, title=tr("This did not work"), text=str(error))
+    return render(request, "message.html", status, title=tr("The request failed"), text=str(error))
 
 
 # --- paths that a reader gives ---------------------------------------------------------------------------------------
@@ -526,7 +526,7 @@ async def _folder_json(request: Request) -> Response:
     )
 
 
-async def _drop(request: Request) -> Response:
+async def _receive_dropped(request: Request) -> Response:
     """Copy a dropped file into the run's own folder: a browser does not tell where it came from."""
     check_token(request, request.headers.get("x-form-token", ""))
     desk = desk_of(request)
@@ -608,7 +608,9 @@ async def _browse_by_meaning(request: Request) -> Response:
             field = "q"
             raise WrongUsage(problem=tr("there is nothing to search for"), hint=tr("type a word"))
         if not embedder:
-            raise WrongUsage(problem=tr("no embedder was given"), hint=tr("type its name in the configuration file"))
+            raise WrongUsage(
+                problem=tr("no embedder was given"), hint=tr("enter the name of an embedder in the configuration file")
+            )
         for mode in _MODES:
             made: dict[str, Any] = {} if mode == "bm25" else {"embedder": embedder, "config": config}
             options = {"mode": mode, "count": _BESIDE, **made}
@@ -737,7 +739,7 @@ ROUTES = [
     Route("/store", _store),
     Route("/folder", _folder),
     Route("/folder.json", _folder_json),
-    Route("/dropped", _drop, methods=["PUT"]),
+    Route("/dropped", _receive_dropped, methods=["PUT"]),
     Route("/browse", _browse, methods=["GET"]),
     Route("/browse", _browse_by_meaning, methods=["POST"]),
     Route("/page.css", _style),

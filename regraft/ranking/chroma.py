@@ -56,7 +56,7 @@ class Collections:
         self._titles = layouts.read_layout(root, every).titles
 
     def name_of(self, base_id: str) -> str | None:
-        """Return what the application calls a collection, else its name."""
+        """Return the name that the application shows for a collection, or else the collection's own."""
         return self._titles.get(base_id) or self.stores[base_id].name
 
     def resolve(self, wanted: str) -> str:

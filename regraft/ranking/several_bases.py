@@ -226,7 +226,7 @@ class _CombinedSearch(msgspec.Struct, kw_only=True):
         return [answer for answer in self.found.values() if answer.mode is not Mode.BM25]
 
     def _notes(self) -> Iterable[str]:
-        """Yield the notes; a note of several bases is given once."""
+        """Yield the remarks for the user: bases that were not searched, and each remark of a base's search once."""
         for one in self.not_searched:
             yield tr(
                 "{base_id} was not searched: {reason}",

@@ -186,7 +186,7 @@ _STATES = {
 
 
 def mode_label(mode: str) -> str:
-    """Return what a search mode searches by."""
+    """Describe a search mode: by words, by meaning, or both."""
     return _MODES[mode]
 
 

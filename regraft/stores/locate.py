@@ -543,7 +543,7 @@ def _slices(path: Path, tree: Tree, folder: str) -> Located | None:
 
 
 def _of_2_0_export(path: Path, kind: Kind | None) -> Located | None:
-    """Recognize an export on disk whose data is beside it, in the profile: the export, or only its slices."""
+    """Recognize an export folder of releases 2.0.x, or only its folder of state slices, inside the profile it is of."""
     if kind not in (None, Kind.V1_EXPORT) or not path.is_dir():
         return None
     real = path.absolute()

@@ -176,7 +176,7 @@ class System:
         """Reject changes to protected rows within the context. Other files are not affected."""
         return nullcontext()
 
-    def changes_only(self, found: Located) -> frozenset[str] | None:
+    def changeable_paths(self, found: Located) -> frozenset[str] | None:
         """Return the paths that may change, if other stores can be in the same folder; None: all of them."""
         return None
 

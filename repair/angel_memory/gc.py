@@ -209,7 +209,7 @@ def _why_kept(found: Providers, folder: ProviderFolder, options: GcOptions) -> s
     if angel.PROVIDER_LEFTOVER in options.only:
         return None
     others = [name for name in find_other_collections(folder) if name != _DERIVED_COLLECTION]
-    why = tr("its vectors could be used again")
+    why = tr("the provider may be used again with its vectors")
     if others:
         why = tr("it has entries in {others}, possibly the only copy", others=join_list(others))
     return tr("{why}; use --only {provider_leftover} to remove it", why=why, provider_leftover=angel.PROVIDER_LEFTOVER)

@@ -97,7 +97,7 @@ class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, finding: Finding, reason: str, *, repair: str | None = None) -> Unresolved:
-        """Leave everything that a finding counts, for a given reason."""
+        """Report a finding with its count as unresolved, for the given reason."""
         return cls(
             finding=finding.name,
             reason=reason,
@@ -110,7 +110,7 @@ class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def with_remedy(cls, finding: Finding, *, repair: str | None = None) -> Unresolved:
-        """Leave everything that a finding counts; the reason is its message and how to fix it."""
+        """Report a finding with its count as unresolved; the reason is its message and how to fix it."""
         return cls.of(
             finding,
             tr("{message_}. To fix it: {remedy}", message_=finding.message, remedy=FINDINGS[finding.name].remedy),
@@ -121,7 +121,7 @@ class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
     def registered(
         cls, finding: str, reason: str, *, base: str | None, subject: str | None = None, count: int = 1
     ) -> Unresolved:
-        """Leave something with the severity that is registered for the finding."""
+        """Report an unresolved case of a finding, with the severity that is registered for the finding."""
         return cls(
             finding=finding,
             reason=reason,

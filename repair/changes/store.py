@@ -100,15 +100,16 @@ class Store:
 
     def runs(self, every: Sequence[RunRecord]) -> list[RunRecord]:
         """Select the runs that changed this store. Several databases in one folder share one ledger."""
-        names = None if self.system is None else self.system.changes_only(self.found)
+        names = None if self.system is None else self.system.changeable_paths(self.found)
         if names is None:
             return list(every)
         places = {path_text(path) for path in (self.path, self.found.path, self.root)}
 
-        def is_mine(run: RunRecord) -> bool:
+        def concerns_store(run: RunRecord) -> bool:
+            """Whether a run changed a file of this system, or changed nothing and had this store as source."""
             return any(change.path in names for change in run.changes) or (not run.changes and run.source in places)
 
-        return list(filter(is_mine, every))
+        return list(filter(concerns_store, every))
 
     def audit(
         self, level: Level = Level.DEFAULT, bases: frozenset[str] | None = None, names: frozenset[str] = frozenset()
@@ -147,7 +148,7 @@ def _is_accepted(command: str, kind: Kind) -> bool:
 
 
 def _choose_advice(command: str, found: Located) -> str:
-    """Say what the user can do about a store that the command cannot change."""
+    """Return advice for a store that the command cannot change."""
     if found.kind is Kind.V2_BACKUP:
         return tr("restore it in the application, or copy its bases into a profile with regraft install")
     if found.is_archive:
@@ -156,7 +157,7 @@ def _choose_advice(command: str, found: Located) -> str:
         return tr("commands that change it: {sorted}", sorted=join_list(sorted(systems.system_of(found.kind).commands)))
     if command in _ONLY_SYSTEMS:
         names = (KIND_NAMES[system.kind] for system in systems.all_systems() if command in system.commands)
-        return tr("it is for {names}", names=join_list(names, tr(" and ")))
+        return tr("the command is for {names}", names=join_list(names, tr(" and ")))
     return _ADVICE.get(command, tr("migrate it to a library with regraft migrate"))
 
 

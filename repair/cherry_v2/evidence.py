@@ -365,7 +365,9 @@ def _repair_model(new: Row, vectors: int | None, models: Collection[Any] | None,
     if new.get("embedding_model_id") is not None or vectors == 0:
         return None
     if model is None:
-        return tr("it has no model, and which one made its vectors is not known; regraft repair --model ID says it")
+        return tr(
+            "it has no model, and the model of its vectors is unknown; if you know it, run regraft repair --model ID"
+        )
     if models is not None and model not in models:
         return tr("the catalog has no model {model}: add it in the application first", model=model)
     if vectors is None:

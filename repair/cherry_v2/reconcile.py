@@ -278,7 +278,7 @@ class _Follows(msgspec.Struct):
         if items.execute("SELECT 1 FROM knowledge_item WHERE typeof(id) <> 'text' LIMIT 1").get:
             reason = tr("the id of an item is not text, so their items are unknown")
         if lacks_any and len(self.gone) == index.execute("SELECT count(*) FROM material").get:
-            reason = tr("no material at all has an item, and items lack theirs: the index may be that of other items")
+            reason = tr("no material has an item, and items have no material: the index may belong to other items")
         if self.gone and reason is not None:
             self._leave(v2.MATERIAL_ORPHAN, reason, None, len(self.gone))
             self.gone = []

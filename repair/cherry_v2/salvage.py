@@ -194,9 +194,9 @@ def _rewrite_change(index: DamagedIndex, tally: Tally) -> FileChange:
             "rewrite the index from the readable rows of the damaged file: {texts:,} of about {of_texts:,} texts, "
             "{vectors:,} of about {of_vectors:,} vectors"
         ),
-        texts=bodies.there,
+        texts=bodies.in_new_file,
         of_texts=bodies.about,
-        vectors=vectors.there,
+        vectors=vectors.in_new_file,
         of_vectors=vectors.about,
     )
     action = Action(

@@ -325,7 +325,7 @@ def open_base_source(path: Path, kind: Kind | None, named: Sequence[str], comman
 
 
 def _choose_advice(found: Located) -> str:
-    """Say what the user can do about a source that has no installable bases."""
+    """Return advice for a source that has no installable bases."""
     if found.kind in V1_SOURCES:
         return tr("migrate it to a library with regraft migrate")
     return tr("use a library, a pack, a backup of version 7 or a v2 profile, including its catalog")

@@ -94,7 +94,7 @@ def write_collection(
         problem = tr("{name!r} cannot be the name of a collection", name=name)
         raise WrongUsage(problem=problem, hint=tr("use 3 to 512 letters, digits, dots, hyphens and underscores"))
     if not part.vector_bytes:
-        problem = tr("{name} has no vectors", name=part.about.name)
+        problem = tr("{name} has no vectors", name=part.metadata.name)
         raise WrongUsage(problem=problem, hint=tr("embed its texts first, with regraft backfill"))
     job = _Job(part, name, distance, core.demand_chromadb(), progress)
     if dry_run:
@@ -250,7 +250,7 @@ class _Job:
         copy_database(self._root / database.FILE, built / database.FILE)
         with core.reporting_refusals(self._root, self.version):
             with stage(self._progress, "Writing", count, "texts"):
-                core.run_in_child(_add, built, staged, self.name, self.distance, self.part.about.model, count)
+                core.run_in_child(_add, built, staged, self.name, self.distance, self.part.metadata.model, count)
                 self._settle(built, staged)
                 self._progress.step(count, 0)
             with stage(self._progress, "Comparing", count, "texts"):
@@ -278,7 +278,7 @@ class _Job:
         part = self.part
         total = 0 if part.summary is None else part.summary.bodies
         with stage(self._progress, "Reading", total, "texts"):
-            self._progress.at(part.about.name)
+            self._progress.at(part.metadata.name)
             for row in stream_rows(part):
                 self._progress.step(1, len(row.vector or b""))
                 reason, norm = _measure(row.vector)
@@ -299,14 +299,14 @@ class _Job:
         """
         part, odd = self.part, self._odd
         if not part.rows:
-            problem = tr("{name} has no vector that Chroma accepts", name=part.about.name)
+            problem = tr("{name} has no vector that Chroma accepts", name=part.metadata.name)
             raise WrongUsage(problem=problem, hint=tr("embed its texts first, with regraft backfill"))
         self.distance = self.distance or ("l2" if odd else "cosine")
         if odd and self.distance == "cosine":
             problem = tr(
                 "Chroma would change {vectors} of {name}, because the distance cosine needs length 1",
                 vectors=format_count(odd, "vector"),
-                name=part.about.name,
+                name=part.metadata.name,
             )
             raise WrongUsage(problem=problem, hint=tr("use --distance l2 or --distance ip"))
 

@@ -204,7 +204,7 @@ class Filling(msgspec.Struct):
         self.progress.at(f"{self._spent()} · {self.scope.label}")
 
     def _spent(self) -> str:
-        """Say what the run has cost so far, with the comparison of the embedder."""
+        """Format the cost of the run so far, including the comparison of the embedder; without a price, the tokens."""
         settings, tokens = self.embedder.settings, self.meter.tokens
         cost = cost_of(tokens, settings)
         return format_count(tokens, "token") if cost is None else format_cost(cost, settings.currency)

@@ -255,7 +255,7 @@ class TextQueue:
         ]
 
     def is_disposable(self) -> bool:
-        """Whether the queue has nothing that the store does not tell: only texts never claimed, and no probe."""
+        """Whether the queue file has only what a new survey finds: texts never claimed, and no recorded comparison."""
         has_probe = self._db.execute("SELECT 1 FROM probe LIMIT 1").get is not None
         query = "SELECT 1 FROM job LIMIT 1" if has_probe else "SELECT 1 FROM job WHERE attempts > 0 OR state <> 'ready'"
         return self._db.execute(query).get is None

@@ -101,7 +101,7 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True):
             raise ProbeRefused(embedder=embedder.settings.name, base=self.base, reason=rejected.reason) from rejected
         check(answers, len(known), self.dimensions, embedder=embedder.settings.name)
         pairs = [(answer, vector) for answer, (_, vector) in zip(answers, known, strict=True)]
-        problem = find_difference(pairs, probing.MIN_COSINE, tr("those that the embedder gives"))
+        problem = find_difference(pairs, probing.MIN_COSINE, tr("the vectors that the embedder returns"))
         if problem is not None:
             raise ReuseDiffers(path=self.source, base=self.base, store=self.store, reason=problem)
 
@@ -217,7 +217,7 @@ class Supply:
             yield from (key for key in chunk if key not in withheld)
 
     def known(self, keys: Sequence[str]) -> set[str]:
-        """Return those of the text hashes that it has a vector for."""
+        """Return the text hashes among these that have a vector in the supply."""
         query = """SELECT lower(hex(hash)) FROM given
            WHERE scope = ? AND hash IN (SELECT unhex(value) FROM json_each(?))"""
         return {str(key) for (key,) in self._db.execute(query, (self._scope, _json(keys)))}
@@ -247,7 +247,7 @@ class Supply:
                     outcome.filled.newly_ready += count
 
     def outcomes(self) -> list[ReusedVectors]:
-        """Return what is taken from each base of the sources, and why others are not used."""
+        """Return how many vectors each base of the sources gives, and why a base gives none."""
         return [*self._outcomes.values(), *self._unused]
 
 
@@ -402,7 +402,7 @@ class Reuse:
                 if not can_embed:
                     reason = tr("no text has a vector in both, and nothing can be compared without an embedder")
                 elif canary is None or self._count_new(number, one) <= len(canary.sample):
-                    reason = tr("no more texts than have to be embedded to compare it")
+                    reason = tr("it could fill no more texts than would have to be embedded to verify it")
             if reason is not None:
                 unused.append(_outcome(one, reason=reason))
                 continue

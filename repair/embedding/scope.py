@@ -83,12 +83,12 @@ class TextCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def eligible(self) -> int:
-        """All texts."""
+        """Number of all distinct texts, with and without a usable vector."""
         return self.ready + self.pending + self.stale
 
     @property
     def lacking(self) -> int:
-        """Texts without a usable vector."""
+        """Number of texts without a usable vector."""
         return self.pending + self.stale
 
 

@@ -305,7 +305,7 @@ def test_notes(tmp_path: Path) -> None:
         ("https://b.example", clipped),
         *[("this is what the first part of a long note and the end",) * 2],
     ]
-    assert "; 1 note known only as far as indexed" in library.warnings("adopted")[0]["message"]
+    assert "; of 1 note only the indexed text is known" in library.warnings("adopted")[0]["message"]
 
 
 def test_rows_that_belong_to_nobody_are_counted(tmp_path: Path) -> None:

@@ -418,7 +418,7 @@ MIXED = sql("UPDATE embedding SET vector_blob = zeroblob(8) WHERE rowid = 1")
         (
             catalog(KB_ROW.format("embedding_model_id = NULL")),
             "base.status",
-            "it has no model, and which one made its vectors is not known; regraft repair --model ID says it",
+            "it has no model, and the model of its vectors is unknown; if you know it, run regraft repair --model ID",
         ),
         (
             several(catalog(KB_ROW.format("dimensions = NULL")), MIXED),

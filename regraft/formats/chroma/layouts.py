@@ -86,7 +86,7 @@ def _read_open_webui(path: Path, collections: list[ChromaCollection]) -> Layout:
 
 
 def _title(db: apsw.Connection, name: str, tables: set[str]) -> str | None:
-    """Return what a collection of Open WebUI is for the user; None if no row refers to it."""
+    """Return the title that Open WebUI shows for a collection; None if no row refers to it."""
     if name == _BASES:
         return tr("index of knowledge bases")
     if name.startswith(_MEMORY):

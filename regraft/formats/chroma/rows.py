@@ -106,7 +106,7 @@ def _write(db: apsw.Connection, state: CollectionState, table: apsw.Connection) 
 
 
 def make_locator(entry: ChromaEntry) -> str:
-    """Return what a unit keeps of its entry, as JSON (``docs/formats/parquet.md``, "Entries of Chroma")."""
+    """Return a unit's locator: the fields of its entry as JSON (``docs/formats/parquet.md``, "Entries of Chroma")."""
     locator: dict[str, Any] = {"chroma_id": entry.id, "metadata": entry.metadata or None}
     if entry.document is None:
         # A unit always has a text.

@@ -148,7 +148,7 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
         return norms
 
     def find_upper_damage(self) -> str | None:
-        """Return what is wrong with the upper layers of the graph, or None.
+        """Describe damage of the upper layers of the graph, or return None.
 
         Raises:
             OSError: the file cannot be read.

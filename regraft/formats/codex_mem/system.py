@@ -87,7 +87,7 @@ class CodexMem(System):
             return {key: project.name for key, project in database.read_projects(db).items()}
         return {}
 
-    def changes_only(self, found: Located) -> frozenset[str] | None:
+    def changeable_paths(self, found: Located) -> frozenset[str] | None:
         """Return the paths that may change, if other stores can be in the same folder; None: all of them."""
         return frozenset(self.databases(found))
 

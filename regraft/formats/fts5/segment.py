@@ -145,8 +145,8 @@ class _Part:
         self._is_term[0] = terms[0] != before.term
         self._terms = np.flatnonzero(self._is_term)
         self._firsts, lasts = doclists.firsts[selected], doclists.lasts[selected]
-        self._encode_terms, self._name_bytes = _encode_terms(terms[self._terms])
-        self._shared_prefix_lengths = _shared_prefix_lengths(self._encode_terms, before.name)
+        self._term_bytes, self._name_bytes = _encode_terms(terms[self._terms])
+        self._shared_prefix_lengths = _shared_prefix_lengths(self._term_bytes, before.name)
         name = self._name(len(self._terms) - 1) if len(self._terms) else before.name
         self.end = _Before(int(terms[-1]), name, int(lasts[-1]))
         rows_before = np.concatenate(([before.row], lasts[:-1]))
@@ -161,7 +161,7 @@ class _Part:
 
     def _name(self, term: int) -> bytes:
         """Return the encoded bytes of a term."""
-        return self._encode_terms[term, : self._name_bytes[term]].tobytes()
+        return self._term_bytes[term, : self._name_bytes[term]].tobytes()
 
     def _encode(self, rows: Numbers) -> None:
         """Encode all doclists and record where each begins."""
@@ -206,7 +206,7 @@ class _Part:
         stream[starts + 1] = self._name_bytes - self._shared_prefix_lengths
         for place in range(int(self._head_bytes.max(initial=2)) - 2):
             selected = np.flatnonzero(self._head_bytes - 2 > place)
-            stream[starts[selected] + (2 + place)] = self._encode_terms[
+            stream[starts[selected] + (2 + place)] = self._term_bytes[
                 selected, self._shared_prefix_lengths[selected] + place
             ]
 
@@ -301,7 +301,7 @@ class _Part:
             self._listed_at[following],
             self._listed_at[np.maximum(terms[1:] - 1, 0)],
         )
-        names = self._encode_terms[known].tobytes()
+        names = self._term_bytes[known].tobytes()
         starts = range(0, len(names), _MOST_TERM_BYTES)
         rows = zip(starts, *(column.tolist() for column in columns), strict=True)
         return [

@@ -433,7 +433,7 @@ class ExportReport(Report, kw_only=True):
 class BaseExport(msgspec.Struct):
     """One base during an export, and its results."""
 
-    about: BaseMetadata
+    metadata: BaseMetadata
     #: Index or vector file on disk; None if the base has none.
     file: Path | None = None
     summary: BaseSummary | None = None
@@ -459,10 +459,10 @@ class BaseExport(msgspec.Struct):
         """Return the base's part of the report."""
         summary = self.summary or BaseSummary()
         return ExportedBase(
-            id=self.about.id,
-            name=self.about.name,
-            model=self.about.model,
-            dimensions=self.about.dimensions,
+            id=self.metadata.id,
+            name=self.metadata.name,
+            model=self.metadata.model,
+            dimensions=self.metadata.dimensions,
             rows=ExportedRows(read=summary.bodies, carried=self.rows, skipped=self._count_skipped(summary)),
             vectors=self.vectors,
             without_vector=self.rows - self.vectors,
@@ -485,7 +485,7 @@ class SourceExport(msgspec.Struct):
     bases: list[BaseExport]
     catalog: StoredCatalog = msgspec.field(default_factory=StoredCatalog)
 
-    def about(self) -> FileMetadata:
+    def metadata(self) -> FileMetadata:
         """Return the metadata of the file.
 
         Raises:
@@ -498,13 +498,13 @@ class SourceExport(msgspec.Struct):
             schema=unit_file.SCHEMA_VERSION,
             layout=self.layout,
             dimensions=dimensions,
-            bases=[part.about for part in self.bases],
+            bases=[part.metadata for part in self.bases],
             models=models,
             providers=[row for row in self.catalog.providers or () if row.get("provider_id") in keys],
         )
 
     def _dimensions(self) -> int | None:
-        sized = [(part.about.id, part.vector_bytes) for part in self.bases if part.vector_bytes]
+        sized = [(part.metadata.id, part.vector_bytes) for part in self.bases if part.vector_bytes]
         if len({size for _, size in sized}) > 1:
             listed = join_list(tr("{base_id} has {size}", base_id=base_id, size=size // 4) for base_id, size in sized)
             problem = tr(
@@ -518,8 +518,8 @@ class SourceExport(msgspec.Struct):
 
     def _models(self) -> list[Row]:
         """Return the models in the catalog that a base refers to."""
-        named = {part.about.model for part in self.bases}
-        named |= {(part.about.settings or {}).get("rerank_model_id") for part in self.bases}
+        named = {part.metadata.model for part in self.bases}
+        named |= {(part.metadata.settings or {}).get("rerank_model_id") for part in self.bases}
         return [row for row in self.catalog.models or () if row.get("id") in named]
 
 
@@ -553,11 +553,11 @@ def export(
     check_kind(source, from_v1=from_v1, visible_to=visible_to)
     unit_file.check_target(target, places_read(source.path, source))
     with open_units(source, bases, from_v1=from_v1, visible_to=visible_to) as parts:
-        about = parts.about()
+        metadata = parts.metadata()
         total = sum(part.summary.bodies for part in parts.bases if part.summary)
-        with stage(progress, "Writing", total, "texts"), unit_file.write_units(target, about) as file:
+        with stage(progress, "Writing", total, "texts"), unit_file.write_units(target, metadata) as file:
             for part in parts.bases:
-                progress.at(part.about.name)
+                progress.at(part.metadata.name)
                 for row in stream_rows(part):
                     file.add(row)
                     part.rows += 1
@@ -610,7 +610,7 @@ def stream_rows(part: BaseExport) -> Iterator[UnitRow]:
     if part.file is None or part.summary is None:
         return
     try:
-        yield from part.rows_of(part.file, part.about, part.summary)
+        yield from part.rows_of(part.file, part.metadata, part.summary)
     except Exception as error:
         if not part.has_moved and not isinstance(error, apsw.Error | UnicodeDecodeError):
             raise
@@ -620,9 +620,9 @@ def stream_rows(part: BaseExport) -> Iterator[UnitRow]:
 
 
 def _select_bases(parts: list[BaseExport], bases: tuple[str, ...]) -> list[BaseExport]:
-    names = {part.about.id: str(part.about.name) for part in parts}
+    names = {part.metadata.id: str(part.metadata.name) for part in parts}
     wanted = {resolve_base(name, names) for name in bases}
-    return [part for part in parts if not bases or part.about.id in wanted]
+    return [part for part in parts if not bases or part.metadata.id in wanted]
 
 
 # --- v2 ------------------------------------------------------------------------------------------------------------
@@ -643,8 +643,8 @@ def _v2_export(source: Located, bases: tuple[str, ...], stack: ExitStack) -> Sou
     parts = [BaseExport(_describe_v2_base(base_id, settings.get(base_id), catalog)) for base_id in ids]
     chosen = _select_bases(parts, bases)
     for part in chosen:
-        if part.about.id in files:
-            _summarize_base(part, source, files[part.about.id], stack)
+        if part.metadata.id in files:
+            _summarize_base(part, source, files[part.metadata.id], stack)
         elif source.is_slim:
             part.problem = tr("a slim backup has neither its texts nor its vectors")
     return SourceExport("v2", chosen, catalog)
@@ -652,13 +652,13 @@ def _v2_export(source: Located, bases: tuple[str, ...], stack: ExitStack) -> Sou
 
 def _describe_v2_base(base_id: str, row: dict[str, Any] | None, catalog: StoredCatalog) -> BaseMetadata:
     """Describe a base by its row of the catalog, or by its id alone."""
-    about = BaseMetadata(id=base_id, name=base_id, model=None, dimensions=None, index=False)
+    metadata = BaseMetadata(id=base_id, name=base_id, model=None, dimensions=None, index=False)
     if row is not None:
-        about.name, model = str(row.get("name") or base_id), row.get("embedding_model_id")
-        about.model = model if isinstance(model, str) else None
-        about.settings = row
-        about.items = None if catalog.items is None else catalog.items.get(base_id, [])
-    return about
+        metadata.name, model = str(row.get("name") or base_id), row.get("embedding_model_id")
+        metadata.model = model if isinstance(model, str) else None
+        metadata.settings = row
+        metadata.items = None if catalog.items is None else catalog.items.get(base_id, [])
+    return metadata
 
 
 def _base_id(source: Located, store: StoreFile) -> str:
@@ -677,15 +677,15 @@ def _summarize_base(part: BaseExport, source: Located, name: str, stack: ExitSta
     try:
         part.file = stack.enter_context(source.tree.local(name, None))
         part.mark = sqlite.read_file_state(part.file)
-        part.summary = summarize_index(part.file, catalog_dimensions(part.about.settings))
+        part.summary = summarize_index(part.file, catalog_dimensions(part.metadata.settings))
     except _READ_ERRORS as error:
         part.problem = tr("its index cannot be read: {error}", error=error)
         return
     if part.summary.damage is not None:
         part.problem = tr("its index is damaged: {damage}", damage=part.summary.damage)
-    part.about.index = True
-    part.about.bare_materials = part.summary.bare
-    part.about.dimensions = part.summary.vector_bytes // 4 if part.summary.vector_bytes else None
+    part.metadata.index = True
+    part.metadata.bare_materials = part.summary.bare
+    part.metadata.dimensions = part.summary.vector_bytes // 4 if part.summary.vector_bytes else None
 
 
 # --- v1 ------------------------------------------------------------------------------------------------------------
@@ -741,7 +741,7 @@ def _survey_v1_base(part: BaseExport, source: Located, name: str, stack: ExitSta
         part.problem = tr("its vector file cannot be read: {error}", error=error)
         return
     part.summary = BaseSummary(vector_bytes=survey.vector_bytes, bodies=survey.rows)
-    part.about.dimensions = (survey.vector_bytes or 0) // 4 or None
+    part.metadata.dimensions = (survey.vector_bytes or 0) // 4 or None
 
 
 # --- rsclaw --------------------------------------------------------------------------------------------------------
@@ -793,7 +793,7 @@ def _chroma_export(source: Located, bases: tuple[str, ...], stack: ExitStack) ->
             part.problem = tr("its entries cannot be read: {error}", error=error)
             continue
         part.file, part.rows_of = table.path, read_entry_rows
-        part.about.dimensions = table.dimension
+        part.metadata.dimensions = table.dimension
         part.summary = summarize_entries(table)
         part.mark = sqlite.read_file_state(table.path)
         if table.unproven:

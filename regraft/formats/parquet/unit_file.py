@@ -65,18 +65,18 @@ class FileMetadata(msgspec.Struct):
     providers: list[dict[str, Any]] = []
 
 
-def encode_metadata(about: FileMetadata) -> dict[bytes, bytes]:
+def encode_metadata(metadata: FileMetadata) -> dict[bytes, bytes]:
     """Encode the metadata for a Parquet file."""
     return {
-        METADATA_KEY: msgspec.json.encode(_encodable(msgspec.to_builtins(about))),
-        VDF_KEY: msgspec.json.encode(_encodable(_vdf_metadata(about))),
+        METADATA_KEY: msgspec.json.encode(_encodable(msgspec.to_builtins(metadata))),
+        VDF_KEY: msgspec.json.encode(_encodable(_vdf_metadata(metadata))),
     }
 
 
-def _vdf_metadata(about: FileMetadata) -> dict[str, Any]:
+def _vdf_metadata(metadata: FileMetadata) -> dict[str, Any]:
     """Describe the vectors for other tools in the format of vdf-io (``docs/formats/parquet.md``, "Metadata")."""
     indexes = {}
-    for base in about.bases:
+    for base in metadata.bases:
         described = {
             "namespace": "",
             "index_name": base.name,
@@ -220,12 +220,12 @@ def import_arrow() -> tuple[Any, Any]:
     )
 
 
-def _schema(pa: Any, about: FileMetadata) -> Any:
+def _schema(pa: Any, metadata: FileMetadata) -> Any:
     """Return the Arrow schema of a file."""
-    size = about.dimensions
+    size = metadata.dimensions
     vector = pa.list_(pa.float32()) if size is None else pa.list_(pa.float32(), size)
     fields = [pa.field(name, getattr(pa, kind)()) for name, kind in COLUMNS.items()]
-    return pa.schema([*fields, pa.field(VECTOR_COLUMN, vector)], metadata=encode_metadata(about))
+    return pa.schema([*fields, pa.field(VECTOR_COLUMN, vector)], metadata=encode_metadata(metadata))
 
 
 class UnitsWriter:
@@ -305,7 +305,7 @@ def check_target(path: Path, places: Iterable[Path]) -> None:
 
 
 @contextmanager
-def write_units(path: Path, about: FileMetadata) -> Iterator[UnitsWriter]:
+def write_units(path: Path, metadata: FileMetadata) -> Iterator[UnitsWriter]:
     """Write a file of units to ``path``, completely or not at all.
 
     Raises:
@@ -313,7 +313,7 @@ def write_units(path: Path, about: FileMetadata) -> Iterator[UnitsWriter]:
     """
     pa, pq = import_arrow()
     part = path.with_name(f".{path.name}.part")
-    schema = _schema(pa, about)
+    schema = _schema(pa, metadata)
     settings = {"compression": "zstd", "use_dictionary": _REPEATED, "write_page_checksum": True}
     counted = ["base", "item", "unit_index"]
     with writable.allow_writes(path.parent, entries_only=True):
@@ -322,7 +322,7 @@ def write_units(path: Path, about: FileMetadata) -> Iterator[UnitsWriter]:
                 durable.open_binary(part, "wb") as raw,
                 pq.ParquetWriter(raw, schema, write_statistics=counted, **settings) as file,
             ):
-                writer = UnitsWriter(pa, file, schema, about.dimensions)
+                writer = UnitsWriter(pa, file, schema, metadata.dimensions)
                 yield writer
                 writer.flush()
             durable.sync_file(part)
@@ -379,21 +379,21 @@ def read_metadata(path: Path) -> FileMetadata:
         if stated is None:
             raise SourceUnrecognised(path=path, found=tr("a Parquet file that regraft did not write"))
         try:
-            about = msgspec.json.decode(stated, type=FileMetadata)
+            metadata = msgspec.json.decode(stated, type=FileMetadata)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise SourceUnrecognised(
                 path=path, found=tr("a Parquet file whose `regraft` key is broken: {error}", error=error)
             ) from error
         missing = {*COLUMNS, VECTOR_COLUMN} - {BASE_NAME, *file.schema_arrow.names}
-        if about.schema != SCHEMA_VERSION or missing:
+        if metadata.schema != SCHEMA_VERSION or missing:
             message = (
                 tr("without the column {missing}", missing=min(missing))
                 if missing
-                else tr("of schema {schema}", schema=about.schema)
+                else tr("of schema {schema}", schema=metadata.schema)
             )
             raise SourceUnrecognised(path=path, found=tr("a Parquet file of units {message_}", message_=message))
-        _check_schema(path, file.schema_arrow, about)
-    return about
+        _check_schema(path, file.schema_arrow, metadata)
+    return metadata
 
 
 def _scalar_columns(schema: Any) -> list[str]:
@@ -401,7 +401,7 @@ def _scalar_columns(schema: Any) -> list[str]:
     return [name for name in COLUMNS if name in schema.names]
 
 
-def _check_schema(path: Path, schema: Any, about: FileMetadata) -> None:
+def _check_schema(path: Path, schema: Any, metadata: FileMetadata) -> None:
     """Refuse nested columns, and vectors whose length differs from the metadata."""
     pa, _ = import_arrow()
     for name in _scalar_columns(schema):
@@ -413,13 +413,13 @@ def _check_schema(path: Path, schema: Any, about: FileMetadata) -> None:
     if pa.types.is_nested(kind) and pa.types.is_nested(getattr(kind, "value_type", None) or pa.struct([])):
         raise SourceUnreadable(path=path, reason=tr("its vectors are not lists of numbers"))
     size = getattr(kind, "list_size", None)
-    if size is not None and size != about.dimensions:
+    if size is not None and size != metadata.dimensions:
         raise SourceUnreadable(
             path=path,
             reason=tr(
                 "its vectors have {size:,} numbers, but its metadata say {dimensions}",
                 size=size,
-                dimensions=about.dimensions,
+                dimensions=metadata.dimensions,
             ),
         )
 

@@ -226,7 +226,7 @@ class OverflowChains:
         return True
 
     def _flaw_of(self, number: int, origin: Origin) -> OverflowFlaw | None:
-        """Return what is wrong with an overflow page: used by several rows, or free."""
+        """Return the flaw of an overflow page: used by several rows, or free. None if it has no flaw."""
         uses, tier = self._uses[number], _TIERS[origin]
         claims = sum(uses >> 2 * stronger & 3 for stronger in range(tier + 1))
         if claims > 1:

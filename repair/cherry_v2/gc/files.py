@@ -68,7 +68,7 @@ class CopyFinder:
         self._index = None if one is None else store.root / one.name
 
     def of(self, name: str) -> str | None:
-        """Return what else holds the bytes or the text of a file, for a message; None if nothing is known to."""
+        """Describe another file or indexed text with the same content, or return None if none is known."""
         path = self._raw / name
         try:
             candidates = self._by_size.get(path.lstat().st_size, [])
@@ -310,7 +310,7 @@ def plan_folders(store: Store, catalog: StoredCatalog | None, options: GcOptions
         if kept is None and v2.INDEX_ORPHAN not in options.only and _holds_anything(store, path):
             kept = tr("kept: it can be listed again; --only {name} removes it", name=v2.INDEX_ORPHAN)
         if kept is not None:
-            reason = tr("the folder {name} stays: {kept}", name=printable(path.name), kept=kept)
+            reason = tr("the folder {name} is kept: {kept}", name=printable(path.name), kept=kept)
             made.left.append(Unresolved(finding=v2.INDEX_ORPHAN, reason=reason, subject=path_text(path.name)))
         else:
             message = tr("move the folder {name}, which no row of the catalog names, to the trash", name=path.name)
@@ -449,7 +449,7 @@ def _leave_file(path: Path, why: str, base: str | None = None, count: int = 1) -
     name = path_text(path.name)
     return Unresolved(
         finding=v2.LEFTOVER,
-        reason=tr("the vector file {name} of v1 stays: {why}", name=name, why=why),
+        reason=tr("the vector file {name} of v1 is kept: {why}", name=name, why=why),
         base=base,
         subject=name,
         count=count,

@@ -308,7 +308,7 @@ class IndexGarbage:
                 if db.changes() != action.count:
                     rows = tr("{count} rows of {table}", count=action.count, table=waste.table)
                     reason = tr(
-                        "{rows} were to be deleted, and now it would be {changes}", rows=rows, changes=db.changes()
+                        "the plan deletes {rows}, but now {changes} would be deleted", rows=rows, changes=db.changes()
                     )
                     raise PlanOutdated(path=path, reason=reason)
 

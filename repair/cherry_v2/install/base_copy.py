@@ -175,8 +175,10 @@ class FilledBase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaseVectors(msgspec.Struct, kw_only=True):
-    """The vectors that the copy of a base gets from other stores. Nothing is embedded, so that all of them are proven
-    by texts that have a vector in both.
+    """Vectors that the copy of a base takes from other stores.
+
+    Nothing is embedded for a copy. So a source is used only if texts that have a vector in both stores have the same
+    one.
     """
 
     supply: Supply

@@ -185,7 +185,8 @@ def update_folder_statuses(items: ItemRepairs, changed: Iterable[int] | None) ->
 
     Args:
         items: the items.
-        changed: numbers of rows whose folders, and who themselves, may be out of step; None: every folder is looked at.
+        changed: numbers of rows that have changed: their folders are updated, and they themselves if they are folders.
+            None: every folder is updated.
     """
     children = _children_by_folder(items.rows)
     places = {row.get("id"): number for number, row in enumerate(items.rows)}

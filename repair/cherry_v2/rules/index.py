@@ -25,7 +25,6 @@ from regraft.language import format_count, tr
 from repair.changes.plan import Action, RowsChange, Unresolved
 from repair.cherry_v2.indexing import find_lost_units
 from repair.cherry_v2.rules import rows as rules_rows
-from repair.cherry_v2.rules import rows as rules_texts
 from repair.cherry_v2.rules.rows import RowRepair, create_tables, write_back
 
 #: Findings of an index file that are repaired.
@@ -188,11 +187,11 @@ def _repair_rows(db: apsw.Connection, target: IndexRepair) -> IndexRepairOutcome
     # Unit numbers help to prove bodies and contents. They are derived again when the offsets are right.
     rules_rows.order_units(job)
     rules_rows.link_bodies(job)
-    rules_texts.repair_contents(job)
+    rules_rows.repair_contents(job)
     rules_rows.link_contents(job)
-    rules_texts.repair_offsets(job)
+    rules_rows.repair_offsets(job)
     rules_rows.number_units(job)
-    rules_texts.write_bodies(job)
+    rules_rows.write_bodies(job)
     rules_rows.rekey_units(job)
     rules_rows.rekey_bodies(job)
     rebuilds = any(job.done[action] for action in _CHANGE_TEXTS) or job.wants(v2.FTS_DESYNC) or job.wants(v2.BODY_ROWID)

@@ -209,7 +209,7 @@ class _Planner:
         """Report that other repairs wait until units are written again, and which bodies prove no unit."""
         self._reported_bases.add(base)
         if others:
-            reason = tr("{bodies} whose unit nothing proves", bodies=format_count(others, "body"))
+            reason = tr("{bodies} whose unit cannot be proven", bodies=format_count(others, "body"))
             self._plan.left.append(Unresolved.registered(v2.BODY_ORPHAN, reason, base=base, count=others))
         else:
             self._plan.resolves.add((v2.BODY_ORPHAN, base))

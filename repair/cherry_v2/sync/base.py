@@ -312,7 +312,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         self._report_lost()
 
     def left(self) -> Iterator[Unresolved]:
-        """Yield what is not followed, and why."""
+        """Yield the originals that are not followed, with the reason."""
         for (finding, severity, reason), names in self._left.items():
             shown = [one_line(name) for name in names[:_NAMED]]
             more = len(names) - len(shown)

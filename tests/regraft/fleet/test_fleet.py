@@ -230,7 +230,7 @@ def test_a_fleet_whose_first_libraries_are_refused_for_one_reason_stops(
     done = fleet("check", tmp_path / "m.csv", "--results", out, "--json")
     error = done.document["error"]
     assert (done.status, error["code"]) == (2, "FleetRefused")
-    assert "The first 10 libraries were refused alike (SourceNotFound: " in error["message"]
+    assert "The first 10 libraries were refused for the same reason (SourceNotFound: " in error["message"]
     assert f"regraft fleet resume {out}" in error["message"]
     assert not out.exists()
     assert len(results.read_results(out)[1]) == 10

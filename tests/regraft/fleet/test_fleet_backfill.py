@@ -435,7 +435,7 @@ def test_a_folder_of_somebody_else_is_not_taken(stores: Path, tmp_path: Path) ->
     (tmp_path / "out.parquet.backfill").mkdir()
     before = snapshot(tmp_path)
     done = backfill(stores, config)
-    assert (done.status, "out.parquet.backfill is there already" in done.stderr) == (2, True)
+    assert (done.status, "out.parquet.backfill already exists" in done.stderr) == (2, True)
     assert snapshot(tmp_path) == before
 
 

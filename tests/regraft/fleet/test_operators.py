@@ -89,9 +89,9 @@ def test_results_are_lines_of_json_without_any_extra(backups: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("out.parquet", "name results that end in .jsonl, or install it"),
+        ("out.parquet", "name a results file that ends in .jsonl, or install it"),
         ("out.csv", "results are JSON Lines or Parquet, not .csv"),
-        ("out.html", "regraft fleet status writes the others"),
+        ("out.html", "regraft fleet status converts it to the other"),
     ],
 )
 def test_a_format_that_cannot_be_written_is_refused_first(
@@ -246,8 +246,8 @@ def test_the_page_and_the_tables_have_what_the_results_have(backups: Path) -> No
     assert fleet("status", out, "--html", page).status == 2
     before = snapshot(folder)
     for option, path, message in (
-        ("--csv", table, "is there already"),
-        ("--jsonl", out, "is there already"),
+        ("--csv", table, "already exists"),
+        ("--jsonl", out, "already exists"),
         ("--jsonl", folder / "x.csv", "does not end in .jsonl"),
         ("--csv", folder / "x.jsonl", "use --jsonl"),
         ("--csv", folder / "nowhere" / "x.csv", "does not exist"),
@@ -513,5 +513,5 @@ def test_the_function_for_programs_returns_what_the_command_prints(backups: Path
     printed = fleet("status", out, "--json").document
     assert {**json.loads(json.dumps(encoded(status))), "run": None} == {**printed, "run": None}
     assert (backups.parent / "t.csv").is_file()
-    with pytest.raises(WrongUsage, match="is there already"):
+    with pytest.raises(WrongUsage, match="already exists"):
         fleet_status(out, table=backups.parent / "t.csv")

@@ -80,7 +80,7 @@ def assert_nothing_else(new: Rows, old: Rows) -> None:
 
 def assert_accounted(new: Rows, tally: Tally) -> None:
     for table, kind in NAMES.items():
-        assert tally.rows[kind].there == len(new[table]), table
+        assert tally.rows[kind].in_new_file == len(new[table]), table
         assert all(tally.rows[kind].refused.values())
 
 

@@ -237,7 +237,7 @@ def test_an_upgrade_is_planned_confirmed_and_undone(reader, home, tmp_path):
     text = reader.page(planned)
     assert "76 of 76 rows move with their vectors" in text
     assert "openai::text-embedding-3-small" in text and "create provider openai, disabled and without keys" in text
-    assert "The profile can take none of the bases like this, so nothing would be written." in text
+    assert "None of the bases can be installed in the profile in this way, so nothing would be written." in text
     # Choices are sent with the form that made the plan.
     again = {"again": planned_fields(reader, planned), "model:openai::text-embedding-3-small": "map:acme::other"}
     again |= {"provider:silicon::BAAI/bge-m3": "silicon", "model:silicon::BAAI/bge-m3": "provider"}
@@ -358,7 +358,12 @@ def test_the_application_is_started_by_a_button_of_the_result(reader, home, tmp_
 @pytest.mark.parametrize(
     ("page", "fields", "field", "problem"),
     [
-        ("upgrade", {"profile_at": "-", "library": ""}, "library", "Say where the library is to be written."),
+        (
+            "upgrade",
+            {"profile_at": "-", "library": ""},
+            "library",
+            "Enter the folder where the library is to be written.",
+        ),
         ("upgrade", {"library": "/x/y", "profile": ""}, "profile", "Choose the profile of the application, or"),
         ("install", {"profile": ""}, "profile", "Choose the profile of the application."),
         ("pack", {"target": "/tmp/bases.tar"}, "target", "The name of a pack ends with .zip."),

@@ -141,7 +141,7 @@ def test_a_form_needs_the_token_and_says_so(reader):
             data = {"form_token": token, "path_at": "%2F"} if method == "POST" else None
             answer = reader.http.request(method, reader.root + path, headers=headers, data=data)
             assert answer.status_code == 403, (method, path)
-            assert "The form is not of this page. Load the page again, and try once more." in answer.text
+            assert "The form does not belong to this page. Reload the page and try again." in answer.text
     assert not reader.desk.jobs._jobs and not reader.desk.is_ended
 
 

@@ -346,7 +346,7 @@ def test_an_embedder_that_contradicts_the_source_takes_nothing(
     with untouched(source):
         done = backfill(store, config, "--reuse", source)
     assert (done.status, done.document["error"]["code"]) == (REFUSED, "ReuseDiffers")
-    assert "those that the embedder gives" in done.document["error"]["message"]
+    assert "the vectors that the embedder returns" in done.document["error"]["message"]
     # Eight texts were sent.
     assert "nothing was written. Leave" in done.document["error"]["message"]
     assert sum(text in texts for text in server.texts) == 8
@@ -359,7 +359,9 @@ def test_few_texts_are_sent_rather_than_compared(
     source = with_vectors(shutil.copytree(whole, tmp_path / "few"), vector_of, LACKING[:3])
     scope = taken(store, config, source)
     assert scope["reused"] == 0
-    assert scope["reused_from"][0]["reason"] == "no more texts than have to be embedded to compare it"
+    assert (
+        scope["reused_from"][0]["reason"] == "it could fill no more texts than would have to be embedded to verify it"
+    )
     assert set(LACKING) <= set(server.texts)
 
 
@@ -492,7 +494,7 @@ def test_an_unnamed_source_that_the_canary_contradicts_is_skipped_and_the_rest_g
     assert done.status == 1, done
     scope = scope_of(done)
     by_source = {one["source"]: one for one in scope["reused_from"]}
-    assert "embedder gives" in by_source[str(alone)]["reason"]
+    assert "embedder returns" in by_source[str(alone)]["reason"]
     assert by_source[str(alone)]["reused"] == by_source[str(alone)]["planned"] == 0
     now = vectors(store)
     assert now.items() >= before.items()

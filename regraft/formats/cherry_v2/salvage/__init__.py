@@ -481,7 +481,7 @@ def _prove_rows(db: apsw.Connection, reading: Reading, expected: Expected) -> tu
     writing.number_bodies(db)
     base_id = _determine_identity(db, expected)
     tally = count_results(db, reading, materials.unnamed)
-    if not any(table.there for table in tally.rows.values()):
+    if not any(table.in_new_file for table in tally.rows.values()):
         raise Refused(tr("none of its remaining rows can be verified"))
     return tally, base_id
 

@@ -183,14 +183,14 @@ class TableTally(Struct, frozen=True, kw_only=True):
     refused: dict[str, int]
 
     @property
-    def there(self) -> int:
+    def in_new_file(self) -> int:
         """Rows in the new file."""
         return self.carried + self.derived
 
     @property
     def about(self) -> int:
         """Estimated number of rows before the damage."""
-        return self.there + sum(self.refused.values())
+        return self.in_new_file + sum(self.refused.values())
 
 
 class PagesTally(Struct, frozen=True, kw_only=True):
@@ -229,7 +229,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def salvaged(self) -> int:
         """Number of salvaged texts and vectors."""
-        return self.rows["bodies"].there + self.rows["embeddings"].there
+        return self.rows["bodies"].in_new_file + self.rows["embeddings"].in_new_file
 
     @property
     def about(self) -> int:
