@@ -38,8 +38,8 @@ def main() -> None:
 
         freeze_support()
     _restart_in_utf8_mode()
-    settled = language.set_language(sys.argv[1:])
-    sys.argv[1:] = settled
+    arguments = language.set_language(sys.argv[1:])
+    sys.argv[1:] = arguments
     # Imported modules stay until the end: exclude them from garbage collection.
     gc.disable()
     with ExitStack() as stack:
@@ -53,7 +53,7 @@ def main() -> None:
 
                 # The following imports may open files, which must not get the descriptor of a closed stream.
                 startup.protect_streams()
-                stack.enter_context(startup.prestart_helpers(settled))
+                stack.enter_context(startup.prestart_helpers(arguments))
                 from regraft import cli  # noqa: PLC0415 - loading is held back
 
                 gc.freeze()

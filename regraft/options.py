@@ -260,7 +260,9 @@ class EmbeddersOptions(Options, frozen=True, kw_only=True):
     bases: Bases = ()
     #: True: send two short texts to every embedder; a name: to that one.
     test: bool | str = False
-    write: Annotated[bool, _option(tr("Write that to the configuration file, which must not exist."))] = False
+    write: Annotated[
+        bool, _option(tr("Write the suggested configuration to the configuration file, which must not exist yet."))
+    ] = False
 
 
 # Commands that move bases.

@@ -343,12 +343,12 @@ def _sample(finding: Finding, sample: str) -> str:
 def _sum(audit: Audit) -> str:
     """Format the last line: what was checked, and the number of findings of each severity."""
     numbers = Counter(finding.severity for finding in audit.findings)
-    said = join_list(
+    message = join_list(
         format_severity_count(numbers[severity], severity) for severity in _SEVERITIES if numbers[severity]
     )
     shown = [(what, noun) for what, noun in _NOUNS.items() if what in audit.checked]
     seen = join_list(format_count(audit.checked[what], noun) for what, noun in shown)
-    return tr("{seen}: {found}. {closing}", seen=seen, found=said or tr("nothing found"), closing=audit.closing)
+    return tr("{seen}: {found}. {closing}", seen=seen, found=message or tr("nothing found"), closing=audit.closing)
 
 
 # --- findings of any SQLite file: can it be read, and does it have the schema of its layout --------------------------

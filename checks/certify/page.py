@@ -77,8 +77,8 @@ def closing(document: Document) -> str:
     counted = document["summary"]["by_severity"]
     if not document["bases"] and not document["findings"]:
         return tr("There is no base to certify.")
-    said = join_list(format_severity_count(number, severity) for severity, number in counted.items() if number)
-    return tr("{found}. What was not checked is not proven.", found=said or tr("Nothing found"))
+    message = join_list(format_severity_count(number, severity) for severity, number in counted.items() if number)
+    return tr("{found}. What was not checked is not proven.", found=message or tr("Nothing found"))
 
 
 def render_certify_page(document: Document) -> str:

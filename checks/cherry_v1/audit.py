@@ -39,9 +39,9 @@ def audit_plan(plan: SourcePlan, command: Sequence[str]) -> Audit:
         command: the words of the command that migrates it, with the options of the plan.
     """
     bases = plan.report.bases
-    told = [warning for warning in plan.report.warnings if warning.code != notices.DEDUPLICATED]
-    found = [_finding(warning, plan.looked_at.get(warning.base or ""), command) for warning in told]
-    found += [*_unseen_stores(plan), *_no_room(plan)]
+    reported = [warning for warning in plan.report.warnings if warning.code != notices.DEDUPLICATED]
+    found = [_finding(warning, plan.looked_at.get(warning.base or ""), command) for warning in reported]
+    found += [*_unread_vector_files(plan), *_no_room(plan)]
     return Audit(
         findings=tuple(found),
         checked=_counts(plan),
@@ -120,32 +120,32 @@ def _repair(warning: WarningReport, store: BaseSurvey | None, command: Sequence[
     return None
 
 
-def _unseen_stores(plan: SourcePlan) -> Iterator[Finding]:
+def _unread_vector_files(plan: SourcePlan) -> Iterator[Finding]:
     """Yield findings for vector files that cannot be read and whose base has no model: the plan skips them."""
     for base in plan.report.bases:
         store = plan.looked_at[base.source_id]
         if base.error == notices.MISSING_MODEL and not store.is_read:
             name = _store_problem(store)
             why = tr("cannot be read") if name == v1.UNREADABLE else tr("is missing or empty")
-            said = tr(
+            message = tr(
                 "its vector file {vector_file} {why}; knowing its model will not help",
                 vector_file=store.vector_file,
                 why=why,
             )
-            yield Finding(name=name, severity="error", message=said, base=base.source_id, subject=store.vector_file)
+            yield Finding(name=name, severity="error", message=message, base=base.source_id, subject=store.vector_file)
 
 
 def _no_room(plan: SourcePlan) -> Iterator[Finding]:
     """Yield a finding if the disk has no room for the migrated library."""
     needed, free, source = plan.room.bytes_needed, plan.room.bytes_free, plan.report.head.source
     if needed > free and source is not None:
-        said = tr(
+        message = tr(
             "the library takes about {needed} and {free} are free beside the source; choose a "
             "folder on another disk for --to",
             needed=format_bytes(needed),
             free=format_bytes(free),
         )
-        yield Finding(name=v1.DISK_SPACE, severity="error", message=said, subject=source.path)
+        yield Finding(name=v1.DISK_SPACE, severity="error", message=message, subject=source.path)
 
 
 def _format_closing(found: Sequence[Finding], plan: SourcePlan, command: Sequence[str]) -> str:

@@ -130,11 +130,11 @@ def _inspect_without_state(source: Located) -> StoreSummary:
     folder = next((name for name in folders if source.tree.kind(name) == "folder"), None)
     bases = []
     for name in source.tree.children(folder) if folder else []:
-        place = join_path(folder or "", name)
-        if source.tree.kind(place) == "folder":
+        path = join_path(folder or "", name)
+        if source.tree.kind(path) == "folder":
             bases.append(BaseSummary(id=name, name=name, store=None, problem=None))
         elif not name.endswith(".json"):
-            store, problem = _inspect_member(source, place)
+            store, problem = _inspect_member(source, path)
             bases.append(BaseSummary(id=name, name=name, store=store, problem=problem))
     problems = [
         tr("{names} is recognized, but this version does not read its knowledge state", names=KIND_NAMES[source.kind])

@@ -589,7 +589,7 @@ def _check_folder(
         hint = tr("; --kind v1-profile checks what v1 left") if kind is Kind.V2_PROFILE else ""
         size = format_bytes(sum(size for _, size in leftovers))
         message = tr(
-            "{vector_files} of v1 still there, {size}{hint}",
+            "{vector_files} of v1 still on disk, {size}{hint}",
             vector_files=format_count(len(leftovers), "vector file"),
             size=size,
             hint=hint,

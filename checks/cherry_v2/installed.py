@@ -346,7 +346,7 @@ def _v2(found: Located) -> tuple[list[str], list[NextStep], Literal["rescue", "m
 
 def _leftover_lines(vector_files: list[Path]) -> Iterator[str]:
     if vector_files:
-        yield tr("{vector_files} of v1 still there.", vector_files=format_count(len(vector_files), "vector file"))
+        yield tr("{vector_files} of v1 still on disk.", vector_files=format_count(len(vector_files), "vector file"))
 
 
 def _lost_folders(catalog: StoredCatalog) -> int:

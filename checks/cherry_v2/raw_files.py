@@ -305,13 +305,13 @@ def walk_files(raw: Path) -> Iterator[tuple[str, float]]:
     """Yield the relative path and modification time (s) of each file below a folder; links are not followed."""
     left = _MOST_FILES
     for folder, _, names in file_paths.walk(raw, onerror=_demand_disk):
-        place = Path(folder)
-        below = "" if place == raw else f"{place.relative_to(raw).as_posix()}/"
+        path = Path(folder)
+        below = "" if path == raw else f"{path.relative_to(raw).as_posix()}/"
         for name in names:
             left -= 1
             if left < 0:
                 return
             try:
-                yield f"{below}{name}", file_paths.lstat(place / name).st_mtime
+                yield f"{below}{name}", file_paths.lstat(path / name).st_mtime
             except OSError:
                 continue

@@ -230,8 +230,8 @@ def _check_whole(state: _StoreAudit) -> None:
         quoted = untrusted_sqlite.quote_name(str(table))
         for (message,) in state.db.execute(f"PRAGMA integrity_check({quoted})"):
             if message != "ok":
-                said = tr("{name} is damaged: {{n}}", name=database.FILE)
-                state.findings.add(chroma.UNREADABLE, said, noun="complaint", sample=message)
+                text = tr("{name} is damaged: {{n}}", name=database.FILE)
+                state.findings.add(chroma.UNREADABLE, text, noun="complaint", sample=message)
 
 
 # --- collections -----------------------------------------------------------------------------------------------------

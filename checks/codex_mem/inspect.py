@@ -81,13 +81,13 @@ def _check_whole(survey: NoteSurvey, findings: FindingCollector) -> None:
         HealthState.INCOMPATIBLE: codex.INDEX_INCOMPATIBLE,
         HealthState.REBUILDING: codex.REBUILDING,
         # If no note ever had a vector, the notes are pending instead.
-        HealthState.MISSING: codex.INDEX_MISSING if survey.memory.problem or _are_said_to_be_ready(survey) else None,
+        HealthState.MISSING: codex.INDEX_MISSING if survey.memory.problem or _has_notes_marked_ready(survey) else None,
     }.get(survey.state)
     if name is not None:
         findings.add(name, str(find_obstacle(survey)))
 
 
-def _are_said_to_be_ready(survey: NoteSurvey) -> bool:
+def _has_notes_marked_ready(survey: NoteSurvey) -> bool:
     """Whether the row of any note says that it has a vector."""
     db = survey.memory.db
     if "embedding_status" not in survey.memory.columns:
@@ -100,7 +100,7 @@ def _reports_each_note(survey: NoteSurvey) -> bool:
     """Whether notes are reported one by one. They are not if one command fixes the whole database."""
     if not database.is_migrated(survey.memory.db) or survey.state in (HealthState.REBUILDING, HealthState.INCOMPATIBLE):
         return False
-    return survey.state is not HealthState.MISSING or not (survey.memory.problem or _are_said_to_be_ready(survey))
+    return survey.state is not HealthState.MISSING or not (survey.memory.problem or _has_notes_marked_ready(survey))
 
 
 def _notes(survey: NoteSurvey, chosen: Collection[str]) -> Iterator[Note]:

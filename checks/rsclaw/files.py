@@ -304,8 +304,8 @@ def check_named_files(state: KbAudit) -> None:
         )
         what = _find_file_problem(state, one)
         if what is not None:
-            problem, said = what
-            sample = f"{one.path}, {one.title}" + (f": {said}" if said else "")
+            problem, text = what
+            sample = f"{one.path}, {one.title}" + (f": {text}" if text else "")
             state.db.execute("INSERT INTO told VALUES (?, ?, ?, ?)", (problem, one.is_current, one.path, sample))
     for problem, (name, message, severity) in _FILE_MESSAGES.items():
         of_others = _OLD_FILE_MESSAGES.get(problem)

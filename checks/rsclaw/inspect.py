@@ -88,11 +88,11 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
 
 
 def _format_closing(findings: FindingCollector, unread: list[str]) -> str:
-    said = findings.closing(tr("files and texts"), tr("all pages of the database and the hashes of files"))
+    message = findings.closing(tr("files and texts"), tr("all pages of the database and the hashes of files"))
     if not unread:
-        return said
+        return message
     missing = tr("Not checked, because it cannot be read: {names}.", names=join_list(unread))
-    return f"{said} {missing}" if findings.missing() else missing
+    return f"{message} {missing}" if findings.missing() else missing
 
 
 def _make_timer(findings: FindingCollector) -> Callable[[int], None]:
@@ -131,8 +131,8 @@ def _check(state: KbAudit, options: CheckOptions) -> None:
         state.checked[name] = state.mirror.tables[table].rows
     tables.create_current_table(state.mirror)
     query = "SELECT tbl, key, reason FROM broken ORDER BY tbl, key"
-    told = (f"{table}, {key}: {reason}" for table, key, reason in state.db.execute(query))
-    state.report(kb.ROW, tr("{n} not in the format that rsclaw writes: {named}"), noun="row", samples=told)
+    broken_rows = (f"{table}, {key}: {reason}" for table, key, reason in state.db.execute(query))
+    state.report(kb.ROW, tr("{n} not in the format that rsclaw writes: {named}"), noun="row", samples=broken_rows)
     with stage(options.progress, "Checking", len(steps), "parts"):
         for name, step in steps:
             options.progress.at(name)

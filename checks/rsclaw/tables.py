@@ -100,15 +100,15 @@ class KbAudit(msgspec.Struct, kw_only=True):
             count += 1
         if count:
             more = ["…"] if count > len(first) else []
-            said = insert_at_mark(
+            text = insert_at_mark(
                 insert_at_mark(message, "{n}", format_count(count, noun)), "{named}", join_list([*first, *more])
             )
             if severity != "note" and name in ADVICE:
-                said = tr("{what}; {advice}", what=said, advice=ADVICE[name])
+                text = tr("{what}; {advice}", what=text, advice=ADVICE[name])
             for place, one in enumerate(first):
                 self.findings.add(
                     name,
-                    said,
+                    text,
                     sample=one,
                     count=count - len(first) + 1 if place == 0 else 1,
                     severity=severity,
@@ -491,7 +491,7 @@ def _check_unfinished_jobs(state: KbAudit) -> None:
 
 
 def _check_ledger(state: KbAudit) -> None:
-    """Report entries that no job will settle. Stale jobs are reported by themselves."""
+    """Report entries that no job will complete. Stale jobs are reported by themselves."""
     day_ago = state.now_ms - DAY_MS
     live = _OF_ENTRY.format(what="j.status IN ('ready', 'running')")
     any_job = _OF_ENTRY.format(what="j.status IN ('ready', 'running', 'failed')")

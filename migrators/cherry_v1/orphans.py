@@ -345,11 +345,11 @@ class SourceFiles:
 
     def _upload(self, name: str) -> bytes:
         """Read an upload; empty if it is missing, unreadable or too large."""
-        place = join_path(self.uploads or "", name)
+        path = join_path(self.uploads or "", name)
         try:
-            if self.tree.kind(place) != "file" or self.tree.size(place) > MAX_UPLOAD_BYTES:
+            if self.tree.kind(path) != "file" or self.tree.size(path) > MAX_UPLOAD_BYTES:
                 return b""
-            with self.tree.open(place) as file:
+            with self.tree.open(path) as file:
                 return file.read(MAX_UPLOAD_BYTES)
         except SourceUnreadable:
             return b""

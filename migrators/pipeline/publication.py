@@ -349,7 +349,7 @@ class TargetLibrary:
             return _without_versions(again) == _without_versions(self.catalog)
 
     def discard_staged(self) -> None:
-        """Remove what is being built. The ledger is not changed: open steps can still be settled."""
+        """Remove what is being built. The ledger is not changed: open steps can still be recovered."""
         for name in (STAGING, WORK):
             durable.remove_leftovers(self.own / name)
 

@@ -174,7 +174,7 @@ def session(target: Path, run: Run, *, unseen: int = 0) -> Iterator[Session]:
     if unseen:
         preflight.check_space(target, unseen)
     at = Session(path=target, run=run, entries={}, work=place.work, target=place)
-    with _open_ledger(at) as ledger, _settle_on_failure(at, ledger):
+    with _open_ledger(at) as ledger, _clean_up_on_failure(at, ledger):
         place.recover(ledger)
         at.ledger, at.entries = ledger, ledger.entries()
         yield at
@@ -233,7 +233,7 @@ def _open_or_create_ledger(place: TargetLibrary, stack: ExitStack) -> Ledger:
 
 
 @contextmanager
-def _settle_on_failure(at: Session, ledger: Ledger) -> Iterator[None]:
+def _clean_up_on_failure(at: Session, ledger: Ledger) -> Iterator[None]:
     """Remove partial files and record the end of the run if it is stopped or fails."""
     try:
         yield
@@ -258,7 +258,7 @@ def _settle_on_failure(at: Session, ledger: Ledger) -> Iterator[None]:
 def _end_run(at: Session, ledger: Ledger, status: str) -> None:
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
         at.target.discard_staged()
-    # If the ledger cannot be written either, the next run settles the open steps.
+    # If the ledger cannot be written either, the next run recovers the open steps.
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
         at.target.recover(ledger)
     with contextlib.suppress(OSError, apsw.Error, RegraftError):

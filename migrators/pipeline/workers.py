@@ -142,11 +142,11 @@ def _write_base(job: WriteJob, tree: Tree, watch: ReportProgress, processes: Pro
             with suppress(JobFailed):
                 processes.drain()
         with ExitStack() as keep:
-            plan, written = _write_what_is_left(job, origin, watch, failed, keep)
+            plan, written = _write_readable_rows(job, origin, watch, failed, keep)
     return FinishedBase(job.work, plan, written)
 
 
-def _write_what_is_left(
+def _write_readable_rows(
     job: WriteJob,
     origin: BaseSource,
     watch: ReportProgress,
@@ -157,10 +157,10 @@ def _write_what_is_left(
 
     The base fails, unless the user asked for salvage and rows are left.
     """
-    said = tr("cannot be read: {failed}", failed=failed)
+    message = tr("cannot be read: {failed}", failed=failed)
     if isinstance(failed, BooksDoNotBalance):
-        said = tr("is not migrated: {failed}", failed=failed)
-    problem = StoreProblem(said, is_damage=True)
+        message = tr("is not migrated: {failed}", failed=failed)
+    problem = StoreProblem(message, is_damage=True)
     left = _salvage(job, problem, keep)
     plan = plan_base(job.work.draft, left.found, carry_text=job.plan.carry_text)
     durable.remove_tree(job.staging)

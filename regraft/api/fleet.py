@@ -170,7 +170,7 @@ def run_fleet(
         known: the rows of libraries that ended in an earlier run.
         metrics: updated during the run.
         dry_run: write no results; the options of the order make each command write nothing.
-        progress: told of each library.
+        progress: notified of each library.
         confirm: called with the plan before anything is changed or sent; False stops the run.
         watch: called with the row of each library that ends.
         make: makes the fleet.

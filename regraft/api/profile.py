@@ -324,7 +324,7 @@ class _ProfileRun:
     def _undo_partial_run(self) -> None:
         """Undo what a stopped or killed run has installed so far, so that one undo takes back all of it."""
         with open_for_change(self._profile, None, "undo") as store:
-            # Whether a killed run made its last change is known only after that is settled.
+            # Whether a killed run made its last change is known only after recovery from it.
             recover_if_interrupted(store)
             run = made_library.find_partial_run(store.root)
         if run is not None:

@@ -101,19 +101,21 @@ def compare(v1: Path, v2: Path, queries: Path | None, options: CompareOptions, o
     sys.exit(int(bool(outcomes & worst)))
 
 
-def _as_text(told: list[BaseComparison], count: int, sides: tuple[str, str], *, every: bool, quiet: bool) -> str:
+def _as_text(
+    compared_bases: list[BaseComparison], count: int, sides: tuple[str, str], *, every: bool, quiet: bool
+) -> str:
     """Format the comparison; ``count`` is the number of results per query."""
     lines = []
-    for base in told:
+    for base in compared_bases:
         if not quiet or base.outcome != "equal":
             lines.append(_base_line(base, count))
         differences = base.differences if every else base.differences[:1]
         lines += [_difference(parted, sides) for parted in differences]
-    outcomes = Counter(base.outcome for base in told)
+    outcomes = Counter(base.outcome for base in compared_bases)
     counts = [f"{outcomes[name]} {label_of(name)}" for name in OUTCOMES if outcomes[name]]
     total = tr(
         "{bases}: {outcomes}.",
-        bases=format_count(len(told), "base"),
+        bases=format_count(len(compared_bases), "base"),
         outcomes=join_list(counts) or tr("nothing to compare"),
     )
     return printable_lines([*lines, total])

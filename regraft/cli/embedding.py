@@ -464,8 +464,8 @@ def _without(report: EmbeddersReport) -> list[str]:
     for model in report.models:
         about = "" if model.dimensions is None else tr(", {dimensions} dimensions", dimensions=model.dimensions)
         if not model.embedders:
-            said = tr("no embedder has {model}", model=model.model_id or tr("an unnamed model"))
-            lines.append(one_line(f"{said}{about}: {_join_names(model.bases)}"))
+            message = tr("no embedder has {model}", model=model.model_id or tr("an unnamed model"))
+            lines.append(one_line(f"{message}{about}: {_join_names(model.bases)}"))
     return ["", *lines] if lines and report.embedders else lines
 
 

@@ -54,7 +54,7 @@ _REMEDIES_BY_SEVERITY: dict[str, str] = {
 }
 #: What to do about an error, by its exit status.
 _REMEDIES_BY_STATUS = {
-    WORTH_READING: tr("Read what is reported; everything else is complete."),
+    WORTH_READING: tr("Read the reported findings; everything else is complete."),
     REFUSED: tr("Nothing was changed. Correct what the message names, and run the command again."),
     STOPPED: tr("Remove the cause that the message names, and run the same command again: finished work is kept."),
     INTERRUPTED: tr("Run the same command again: finished work is kept."),

@@ -41,8 +41,9 @@ def export(path: Path, file: Path | None, folder: Path | None, options: ExportOp
     folder of Chroma; with --v1 a v1 source or one vector file. It is only read. - instead of FILE.parquet is standard
     output. The file needs pyarrow: pip install "regraft[parquet]".
 
-    With --format chroma, one base becomes a new collection in the folder of Chroma DIR, which is made if it does not
-    exist. Vectors read back bit for bit, and regraft undo DIR takes it back. That needs pip install "regraft[chroma]".
+    With --format chroma, one base becomes a new collection in the folder of Chroma DIR, which is created if it does not
+    exist. The vectors are read back and compared bit for bit, and regraft undo DIR removes the collection. This needs
+    pip install "regraft[chroma]".
 
     \b
     Example:

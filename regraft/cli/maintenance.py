@@ -159,8 +159,8 @@ def install(path: Path, profile: Path, options: InstallOptions, output: Output) 
     """Put bases of PATH into a v2 profile.
 
     PATH is a library, a pack, a v2 backup or another v2 profile; it is only read. The application must not be running.
-    Its database is backed up first, nothing that is there is overwritten, and regraft undo PROFILE takes all of it
-    back. --base takes names, v1 or v2 ids, or a unique beginning of either.
+    Its database is backed up first, existing data is not overwritten, and regraft undo PROFILE reverts the
+    installation. --base takes names, v1 or v2 ids, or a unique beginning of either.
 
     \b
     Example:

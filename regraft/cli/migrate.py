@@ -184,9 +184,9 @@ def migrate(
     vector files, what a preview build wrote, a folder of Chroma, or a knowledge base of rsclaw. It is only read. A
     second run continues where the first one stopped, and leaves finished bases unchanged.
 
-    With --profile, the bases are migrated and installed as one plan: it asks once, if the profile refuses them nothing
-    is written, and regraft undo PROFILE takes back both. The application must not be running. In scripts, --profile
-    needs --yes.
+    With --profile, the bases are migrated and installed as one plan: the command asks once, nothing is written if the
+    profile refuses them, and regraft undo PROFILE reverts both. The application must not be running. In scripts,
+    --profile needs --yes.
 
     \b
     Example:
@@ -284,7 +284,7 @@ class ProfilePrompt(PlanPrompt):
         return ask(question)
 
     def finish(self, report: ProfileMigrationReport) -> None:
-        """Offer what follows the printed result; nothing for a command."""
+        """Called after the result is printed. Does nothing here; the guided mode offers to start the application."""
 
 
 def _format_profile_run(done: ProfileMigration, page: Path | None, prompt: ProfilePrompt) -> str:

@@ -58,7 +58,7 @@ def format_bases(found: UnitAnswer | CombinedAnswer, title: str, *, whole: bool,
 
 def _several_as_text(found: CombinedAnswer, title: str, *, whole: bool) -> str:
     modes = Counter(answer.mode.value for answer in found.answers)
-    said = join_list(
+    message = join_list(
         tr("{bases} by {mode}", bases=format_count(number, "base"), mode=mode_label(mode))
         for mode, number in modes.items()
     )
@@ -67,7 +67,7 @@ def _several_as_text(found: CombinedAnswer, title: str, *, whole: bool) -> str:
         tr(
             "{hits} in all bases, merged by rank; searched: {said}.",
             hits=format_count(len(found.hits), "hit"),
-            said=said,
+            said=message,
         ),
     ]
     if found.not_searched:

@@ -381,19 +381,19 @@ class ZipTree:
             yield self.path / name  # below a file: there is nothing at such a path
             return
         with scratch.temporary_folder(work) as folder:
-            place = folder / "member"
+            path = folder / "member"
             if self.kind(name) == "file":
                 require_free_space(folder, self.size(name))
-                self.extract(name, place)
+                self.extract(name, path)
                 for suffix in ("-wal", "-journal"):
                     if self.kind(name + suffix) == "file":
                         with self.open(name + suffix) as file:
                             first = file.read(8)
                         if untrusted_sqlite.is_companion(first, suffix):
-                            self.extract(name + suffix, place.with_name(place.name + suffix))
+                            self.extract(name + suffix, path.with_name(path.name + suffix))
             else:
-                durable.make_folder(place)
-            yield place
+                durable.make_folder(path)
+            yield path
 
     def files(self, folder: str) -> Iterator[str]:
         """Yield the names of all files below a folder in sorted order, including links."""

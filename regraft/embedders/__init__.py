@@ -319,9 +319,9 @@ def _is_configured(status: int, error: Mapping[str, Any], *, is_passing: bool) -
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the seconds after which the server accepts another request, or None if it sent no time."""
     for name, unit in (("retry-after-ms", 1000), ("retry-after", 1)):
-        said = headers.get(name, "")
+        header = headers.get(name, "")
         try:
-            seconds = float(said) / unit
+            seconds = float(header) / unit
         except ValueError:
             seconds = math.nan
         if math.isfinite(seconds):

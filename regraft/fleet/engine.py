@@ -229,7 +229,7 @@ def run_tasks(
         attempts: the most attempts of a task.
         is_retried: whether a task that was not killed may succeed in another attempt.
         pause_seconds: the wait before the second attempt; doubled for each further one.
-        observers: told what happens.
+        observers: notified of starts, ends and retries of tasks.
 
     Raises:
         OSError: no process can be started.

@@ -97,6 +97,7 @@ def _make_start_board() -> type[Any]:
             self._started: dict[int, tuple[Any, ...]] = {}
 
         def note(self, key: int, started: tuple[Any, ...]) -> None:
+            """Record where a task has started."""
             self._started[key] = started
 
         def take(self) -> dict[int, tuple[Any, ...]]:

@@ -104,7 +104,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         only: the kinds of libraries that are processed, of those that are left; empty: all.
         dry_run: write no results; the options make the command of each library write nothing.
         pause_seconds: the wait before a second attempt.
-        progress: told of each library.
+        progress: notified of each library.
         confirm: called with the plan before anything is changed; returns False to stop.
     """
 

@@ -53,8 +53,8 @@ def check_file(path: Path) -> None:
             0 if untrusted_sqlite.find_companions(links.real_path(path)) else untrusted_sqlite.count_missing_bytes(path)
         )
         if missing:
-            said = tr("is truncated: the last {missing:,} bytes are missing", missing=missing)
-            raise StoreProblem(said, is_damage=True)
+            message = tr("is truncated: the last {missing:,} bytes are missing", missing=missing)
+            raise StoreProblem(message, is_damage=True)
     except OSError as error:
         raise _disk_problem(error) from error
 
@@ -115,9 +115,9 @@ class VectorTable(msgspec.Struct, frozen=True):
                 columns = self._columns(db)
                 register_functions(db)
                 self._survey_rows(db, found, columns, texts=texts)
-                said = table_integrity.find_contradiction(db, path, self.name, (self.body, self.vector))
-                if said is not None:
-                    raise StoreProblem(tr("is damaged: {said}", said=said), found.vector_bytes, is_damage=True)
+                message = table_integrity.find_contradiction(db, path, self.name, (self.body, self.vector))
+                if message is not None:
+                    raise StoreProblem(tr("is damaged: {said}", said=message), found.vector_bytes, is_damage=True)
         except (apsw.Error, UnicodeDecodeError) as error:
             if sqlite.is_write_failure(error):
                 raise

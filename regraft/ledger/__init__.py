@@ -1,1 +1,1 @@
-"""What regraft records of its runs in a store, and how it writes so that a stopped run can be settled."""
+"""Records of regraft's runs in a store, written so that the next run can recover from a stopped one."""

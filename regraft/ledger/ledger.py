@@ -116,7 +116,7 @@ class ChangeLog:
         )
         return self._db.last_insert_rowid()
 
-    def settle(self, change_id: int, state: ChangeState, size: int | None = None) -> None:
+    def record_state(self, change_id: int, state: ChangeState, size: int | None = None) -> None:
         """Record the new state of a change; ``size`` is the size of its backup in bytes."""
         self._db.execute(
             "UPDATE change SET state = ?, bytes = ifnull(?, bytes) WHERE change_id = ?", (state, size, change_id)
@@ -360,7 +360,7 @@ def open_exclusive(target: Path) -> Iterator[Ledger]:
 def open_shared(target: Path) -> Iterator[Ledger]:
     """Open the ledger of ``target`` together with other runs that share it, excluding all others.
 
-    Every record is a transaction of its own. Before, one run must have settled alone what killed runs left
+    Every record is a transaction of its own. Before, one run must have recovered, alone, from killed runs
     (:func:`open_exclusive`). Runs recorded as running may be those that share the ledger.
 
     Raises:

@@ -413,9 +413,9 @@ def check_values(db: apsw.Connection, tables: frozenset[str]) -> None:
         if table in tables:
             for row in db.execute(query):
                 check(row)
-    for table, said, query in _CONTRADICTIONS:
+    for table, message, query in _CONTRADICTIONS:
         if table in tables and db.execute(f"{query} LIMIT 1").get is not None:
-            raise InvalidValue(tr("it has {said}", said=said))
+            raise InvalidValue(tr("it has {said}", said=message))
     if "change" in tables:
         _check_action_counts(db)
     [(damage,)] = db.execute("PRAGMA integrity_check(1)").fetchall()

@@ -273,7 +273,8 @@ JOURNEYS = {
     "install": Journey(
         title=tr("Put into a profile"),
         lead=tr(
-            "Copies bases into the application. Nothing that is there is overwritten, and all of it can be undone."
+            "Copies bases into the application. Existing data is not overwritten, and the whole installation "
+            "can be undone."
         ),
         button=tr("Show the plan"),
         parse=_install,

@@ -304,9 +304,9 @@ def _trigger_problems(db: apsw.Connection) -> Iterator[str]:
 
 
 def _row_problems(db: apsw.Connection, base_id: str, dimensions: int | None) -> Iterator[str]:
-    for (said,) in db.execute("PRAGMA integrity_check"):
-        if said != "ok":
-            yield f"PRAGMA integrity_check says: {said}"
+    for (message,) in db.execute("PRAGMA integrity_check"):
+        if message != "ok":
+            yield f"PRAGMA integrity_check says: {message}"
     for table, _, parent, _ in db.execute("PRAGMA foreign_key_check"):
         yield f"a row of {table} refers to a row of {parent} that is not there"
     yield from _meta_problems(db, base_id)

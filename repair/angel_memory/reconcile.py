@@ -34,7 +34,7 @@ from repair.changes.run import report_plan, run_command
 from repair.changes.store import Store, demand_not_running, open_for_change
 from repair.embedding import probing
 from repair.embedding.filling import EmbeddingRun, FillPart
-from repair.embedding.queue import settle_before_survey, share_store
+from repair.embedding.queue import recover_before_survey, share_store
 from repair.embedding.report import EmbeddingReport, ScopeOutcome, make_embedding_report
 from repair.embedding.scope import ChooseEmbedder
 from repair.embedding.survey import estimate_outcome
@@ -76,7 +76,7 @@ def reconcile(
     with open_for_change(options.path, options.kind, "reconcile") as store:
         run.source_kind = store.found.kind.value
         if not options.dry_run:
-            settle_before_survey(store)
+            recover_before_survey(store)
         state = vectors.compare_collection(store.root, options.provider)
         if state is None or not state.is_needed:
             if state is not None and not options.dry_run:

@@ -93,7 +93,7 @@ class ChangeExecutor:
 
         Raises:
             StoreBusy, StoreNotWritable, StoreOnTwoDisks, PlanOutdated: the change was not made.
-            OSError, apsw.Error: the change failed; :func:`recover` settles it.
+            OSError, apsw.Error: the change failed; :func:`recover` completes or reverts it.
         """
         self._changes_begun += 1
         self._actions_begun += len(change.actions)
@@ -125,7 +125,7 @@ class ChangeExecutor:
                 raise _NotRecordable
             detail = RowsDetail(dangling, self._actions_of(change))
             recorded = self._ledger.changes.intend(self._run, "rows", change.path, kept, detail)
-        self._ledger.changes.settle(recorded, "done", _undo_data_size(self._root, changeset))
+        self._ledger.changes.record_state(recorded, "done", _undo_data_size(self._root, changeset))
 
     def _actions_of(self, change: Change) -> tuple[int, int]:
         """The range of the run's actions that a change is for: the first index, and how many."""
@@ -185,7 +185,7 @@ class ChangeExecutor:
         recorded = self._ledger.changes.intend(self._run, "file", change.path, kept, detail)
         old = self._own / kept if kept else self._own / WORK / self._run / f"{number}.none"
         files.swap(final, staged if is_new else None, old)
-        self._ledger.changes.settle(recorded, "done", files.size_on_disk(old))
+        self._ledger.changes.record_state(recorded, "done", files.size_on_disk(old))
 
 
 def _stage(
@@ -272,8 +272,8 @@ def recover(root: Path, ledger: Ledger) -> bool:
         logger.info(
             "an earlier run was stopped while it changed %s; the change is now completed or reverted", change.path
         )
-        settle = _settle_rows if change.means == "rows" else _settle_file
-        settle(root, ledger, change)
+        recover_change = _recover_rows if change.means == "rows" else _recover_file
+        recover_change(root, ledger, change)
     ledger.stop_runs()
     _remove_unneeded_undo_data(root, ledger)
     clear_work_folder(root)
@@ -348,7 +348,7 @@ def clear_work_folder(root: Path) -> None:
         durable.remove_leftovers(work)
 
 
-def _settle_rows(root: Path, ledger: Ledger, change: RecordedChange) -> None:
+def _recover_rows(root: Path, ledger: Ledger, change: RecordedChange) -> None:
     """Record the state of a rows change that a killed run began: made or not."""
     if _is_rows_change_made(root, change):
         _record_state(root, ledger, change, "done")
@@ -365,24 +365,24 @@ def _is_rows_change_made(root: Path, change: RecordedChange) -> bool:
         return True
     try:
         if change.state == "intended" and change.rows.grows:
-            return changesets.settle_last_section(final, changeset, change)
+            return changesets.recover_last_section(final, changeset, change)
         with changesets.write_transaction(final, keep=False) as db:
             return changesets.is_committed(db, changeset)
     except (apsw.NotADBError, apsw.CorruptError):
         return True
 
 
-def _settle_file(root: Path, ledger: Ledger, change: RecordedChange) -> None:
+def _recover_file(root: Path, ledger: Ledger, change: RecordedChange) -> None:
     """Complete or take back a file change that a killed run began, and record its state."""
     final, kept = root / change.path, undo_data_path(root, change)
     if change.state == "undoing":
-        _settle_undo(root, ledger, change, final, kept)
+        _recover_undo(root, ledger, change, final, kept)
         return
     made = os.path.lexists(final) == change.file.new
     if change.file.new and os.path.lexists(root / FOLDER / change.file.staged):
         made = False
     if kept is not None and os.path.lexists(kept):
-        made = _settle_swap(change, final, kept, made=made)
+        made = _recover_swap(change, final, kept, made=made)
     if made:
         _record_state(root, ledger, change, "done")
         return
@@ -390,7 +390,7 @@ def _settle_file(root: Path, ledger: Ledger, change: RecordedChange) -> None:
     _record_state(root, ledger, change, "dropped")
 
 
-def _settle_swap(change: RecordedChange, final: Path, kept: Path, *, made: bool) -> bool:
+def _recover_swap(change: RecordedChange, final: Path, kept: Path, *, made: bool) -> bool:
     """Put the kept file back if nothing replaced it; returns whether the change was made."""
     if not made and not os.path.lexists(final):
         durable.replace(kept, final)
@@ -400,7 +400,7 @@ def _settle_swap(change: RecordedChange, final: Path, kept: Path, *, made: bool)
     return os.path.lexists(kept) and not os.path.samestat(kept.lstat(), final.lstat())
 
 
-def _settle_undo(root: Path, ledger: Ledger, change: RecordedChange, final: Path, kept: Path | None) -> None:
+def _recover_undo(root: Path, ledger: Ledger, change: RecordedChange, final: Path, kept: Path | None) -> None:
     """Complete or take back the undo of a file change that a killed run began."""
     parked = parked_path(root, change)
     if kept is not None and os.path.lexists(kept) and not os.path.lexists(final):
@@ -436,9 +436,9 @@ def _record_state(root: Path, ledger: Ledger, change: RecordedChange, state: Cha
     kept = undo_data_path(root, change)
     if state == "done":
         size = 0 if kept is None else _undo_data_size(root, kept)
-        ledger.changes.settle(change.change_id, "done", size)
+        ledger.changes.record_state(change.change_id, "done", size)
         return
-    ledger.changes.settle(change.change_id, state, 0)
+    ledger.changes.record_state(change.change_id, state, 0)
     delete_undo_data(root, kept)
 
 
@@ -449,5 +449,5 @@ def expire_changes(root: Path, ledger: Ledger, changes: Iterable[RecordedChange]
     """Delete the undo data of the given changes."""
     for change in changes:
         # Recorded first, so that after a kill the next run knows that the data is no longer needed.
-        ledger.changes.settle(change.change_id, "expired", 0)
+        ledger.changes.record_state(change.change_id, "expired", 0)
         delete_undo_data(root, undo_data_path(root, change))

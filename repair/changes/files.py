@@ -155,11 +155,11 @@ def bytes_fingerprint(path: Path) -> str | None:
     return f"{_BYTES_PREFIX}{_bytes_digest(path)}" if os.path.lexists(path) else None
 
 
-def folder_fingerprint(settled: Mapping[str, str]) -> str:
+def folder_fingerprint(files: Mapping[str, str]) -> str:
     """The result of :func:`bytes_fingerprint` for a folder, from the digests of its files by name."""
     whole = hashlib.sha256()
-    for name in sorted(settled):
-        whole.update(f"{name} {settled[name]}\n".encode("utf-8", "surrogatepass"))
+    for name in sorted(files):
+        whole.update(f"{name} {files[name]}\n".encode("utf-8", "surrogatepass"))
     return f"{_BYTES_PREFIX}{whole.hexdigest()}"
 
 
@@ -179,8 +179,8 @@ def _bytes_digest(path: Path) -> str:
         with scratch.temporary_folder() as folder:
             copy = folder / "copy.sqlite"
             copy_database(path, copy)
-            return FileDigest.of(copy).settled
-    return FileDigest.of(path).settled
+            return FileDigest.of(copy).without_counters
+    return FileDigest.of(path).without_counters
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
@@ -245,7 +245,7 @@ class FileDigest:
         return f"{self._head.hex()} {self._rest.hexdigest()}"
 
     @property
-    def settled(self) -> str:
+    def without_counters(self) -> str:
         """Digest without the header fields that opening a SQLite file changes: log mode and change counters."""
         head = bytearray(self._head)
         if head.startswith(untrusted_sqlite.MAGIC) and len(head) == _HEADER_BYTES:

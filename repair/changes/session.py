@@ -192,7 +192,7 @@ def _end_stopped_run(store: Store, ledger: Ledger, before: Mapping[int, str], st
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
         execution.recover(store.root, ledger)
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
-        # The next run needs the work folder to settle a change that is still open.
+        # The next run needs the work folder to complete or revert a change that is still open.
         if not ledger.changes.open_changes():
             execution.clear_work_folder(store.root)
     with contextlib.suppress(OSError, apsw.Error, RegraftError):

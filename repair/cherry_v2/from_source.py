@@ -216,10 +216,10 @@ class BaseRepair(msgspec.Struct, kw_only=True):
     def _finish_findings(self, texts: BaseTexts, lacking: int) -> None:
         """Record which findings are resolved, and report the others with the command for them."""
         self._plan.left += texts.left
-        told = {one.finding for one in texts.left}
+        reported = {one.finding for one in texts.left}
         got = Counter(one.finding for one in texts.new)
         for finding in self.findings:
-            if finding.name not in {v2.NO_UNITS, v2.ITEM_NO_MATERIAL} - told:
+            if finding.name not in {v2.NO_UNITS, v2.ITEM_NO_MATERIAL} - reported:
                 continue
             if got[finding.name] == finding.count:
                 self._plan.resolves.add((finding.name, self.key))

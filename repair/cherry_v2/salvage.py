@@ -276,9 +276,12 @@ def _find_losses(index: DamagedIndex, tally: Tally, parts: SalvagedItems) -> Ite
         repair = line if index.row is not None else None
         left = Unresolved.registered(v2.VECTOR_MISSING, reason, base=index.base, count=tally.lacking)
         yield structs.replace(left, repair=repair)
-    for finding, items, said in ((v2.ITEM_NO_MATERIAL, parts.lost, _LOST), (v2.UNIT_MISSING, parts.partial, _PARTIAL)):
+    for finding, items, message in (
+        (v2.ITEM_NO_MATERIAL, parts.lost, _LOST),
+        (v2.UNIT_MISSING, parts.partial, _PARTIAL),
+    ):
         if items:
-            reason = tr(said, items=format_count(len(items), "item"), names=_name_some(items))
+            reason = tr(message, items=format_count(len(items), "item"), names=_name_some(items))
             yield Unresolved.registered(finding, reason, base=index.base, count=len(items))
     if tally.unnamed:
         reason = tr(

@@ -57,7 +57,7 @@ class Filling(msgspec.Struct):
         queue: the store's queue, which has the texts of the scope.
         workers: the threads that send.
         meter: what was sent so far, and the limits.
-        progress: told of each text.
+        progress: notified of each text.
     """
 
     scope: Scope
@@ -113,7 +113,7 @@ class Filling(msgspec.Struct):
             self._renewed_at = now
 
     def claim(self, count: int) -> Sequence[TextBatch] | None:
-        """Claim texts for up to ``count`` batches; those that need no request are settled at once."""
+        """Claim texts for up to ``count`` batches; those that need no request are completed at once."""
         texts_left = self.meter.texts_left()
         if texts_left == 0:
             return None
@@ -265,7 +265,7 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
         path: the path that the user gave.
         store: the store that the parts belong to, or will belong to.
         parts: filled in this order.
-        progress: told of each text.
+        progress: notified of each text.
         limits: the most that may be sent; probes count against the cost only.
         hooks: what the command does around the embedding.
         sends: whether texts are sent. Otherwise parts only get what their supply has.

@@ -311,7 +311,7 @@ class SharedStore(msgspec.Struct, frozen=True):
 def share_store(store: Store) -> Iterator[SharedStore]:
     """Lock a store against every run but other backfills, and open its ledger and queue.
 
-    Before, if no other run holds the store, what killed runs left is settled.
+    First, if no other run uses the store, this recovers from killed runs.
 
     Raises:
         TargetLocked: a run other than a backfill holds the store.
@@ -350,7 +350,7 @@ def _enter(store: Store, stack: ExitStack) -> Ledger:
 def _try_to_enter(store: Store, stack: ExitStack) -> Ledger:
     """Settle a killed run if no other process is running, and open the ledger shared."""
     with contextlib.suppress(TargetLocked):
-        settle_killed_runs(store)
+        recover_killed_runs(store)
     try:
         durable.make_folders(store.own)
         return stack.enter_context(ledgers.open_shared(store.root))
@@ -361,7 +361,7 @@ def _try_to_enter(store: Store, stack: ExitStack) -> Ledger:
         raise StoreNotWritable(path=store.root, reason=reason) from error
 
 
-def settle_before_survey(store: Store) -> bool:
+def recover_before_survey(store: Store) -> bool:
     """Settle the changes that a killed run left open, because it may have moved a file or folder away for a moment,
     which would be surveyed as damage. Returns whether there were any.
 
@@ -373,11 +373,11 @@ def settle_before_survey(store: Store) -> bool:
     if states.isdisjoint(("intended", "undoing")):
         return False
     demand_not_running(store)
-    settle_killed_runs(store)
+    recover_killed_runs(store)
     return True
 
 
-def settle_killed_runs(store: Store) -> None:
+def recover_killed_runs(store: Store) -> None:
     """Complete or undo the changes of killed runs, and return their claims; needs the store exclusively.
 
     Raises:

@@ -540,7 +540,7 @@ def open_reuse(paths: Sequence[ReusePath], store: Path | None, progress: Progres
     Args:
         paths: the sources, in the order in which they are used.
         store: the store that is filled, which is no source; None: every store may be one.
-        progress: told of the sources that are read.
+        progress: notified of the sources that are read.
 
     Raises:
         WrongUsage: a source that the user named is the store itself.

@@ -34,7 +34,7 @@ from repair.changes.session import Session
 from repair.changes.store import Store, demand_not_running, open_for_change
 from repair.embedding.answers import KnownEmbedder
 from repair.embedding.filling import EmbeddingRun, FillPart, RunHooks
-from repair.embedding.queue import WAIT_SECONDS, settle_before_survey
+from repair.embedding.queue import WAIT_SECONDS, recover_before_survey
 from repair.embedding.report import BackfillReport, EmbedderName, ScopeOutcome, empty_estimate
 from repair.embedding.reuse import open_reuse
 from repair.embedding.scope import BackfillOptions, ChooseEmbedder, Filler, Scope, Target
@@ -95,7 +95,7 @@ def backfill(
         choose: chooses the settings of the embedder.
         options: the user's.
         fillers: the implementation for each kind of store.
-        progress: told of each text.
+        progress: notified of each text.
         show_plan: called with the plan before anything is sent; returns False to stop.
         opened: opens the embedder.
         looked: called with the survey, before anything is done.
@@ -114,7 +114,7 @@ def backfill(
         if not options.dry_run:
             # Changes of another run that is at work stay as they are.
             with suppress(TargetLocked):
-                if settle_before_survey(store):
+                if recover_before_survey(store):
                     store = stack.enter_context(again())
         run.source_kind = store.found.kind.value
         filler = fillers[store.found.kind]

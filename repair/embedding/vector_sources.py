@@ -317,7 +317,7 @@ def open_index(path: Path, progress: Progress) -> Iterator[SourceIndex]:
 
     Args:
         path: the source.
-        progress: told of the base that is read.
+        progress: notified of the base that is read.
 
     Raises:
         SourceNotFound: the source does not exist.

@@ -156,7 +156,7 @@ def test_a_failed_upgrade_is_to_be_rescued(home: Path) -> None:
         "v2 data, with 2 bases.",
         "Not usable: 1 base marked as failed.",
         "Not migrated: 1 folder.",
-        "2 vector files of v1 still there.",
+        "2 vector files of v1 still on disk.",
     ]
     assert commands(one)[0] == f"regraft rescue {profile} --dry-run"
 

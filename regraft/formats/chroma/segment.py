@@ -243,8 +243,8 @@ def derive_segment(folder: Path, size: int, norms: int, dimension: int | None, p
         lowest_links=2 * _DEFAULT_M,
         highest_level=0,
     )
-    said = tr("{name}: {problem}", name=HEADER_FILE, problem=problem)
-    return SegmentFiles(folder=folder, header=header, count=count, norms=norms, problems=(said,), is_derived=True)
+    message = tr("{name}: {problem}", name=HEADER_FILE, problem=problem)
+    return SegmentFiles(folder=folder, header=header, count=count, norms=norms, problems=(message,), is_derived=True)
 
 
 def _read_header(path: Path) -> tuple[Header | None, str | None]:

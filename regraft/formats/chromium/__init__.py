@@ -823,12 +823,12 @@ def _newest_by_origin(database: LevelDb, key: str, own: str) -> dict[str, Record
         """Return the origin in an entry's key."""
         return (wanted.origin(record.key) or b"").decode("latin-1")
 
-    def settles(record: Record) -> bool:
+    def is_answer(record: Record) -> bool:
         """Whether the own origin has a value, so that no other is needed."""
         return record.value is not None and origin_of(record) == own
 
     newest: dict[str, Record] = {}
-    for record in database.scan(wanted, settles=settles).values():
+    for record in database.scan(wanted, is_answer=is_answer).values():
         origin = origin_of(record)
         if record.value is not None and (origin not in newest or newest[origin].sequence < record.sequence):
             newest[origin] = record

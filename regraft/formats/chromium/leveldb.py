@@ -688,12 +688,12 @@ class LevelDb:
         self,
         wanted: KeyFilter,
         keep: Callable[[bytes, bytes], bytes] | None = None,
-        settles: Callable[[Record], bool] | None = None,
+        is_answer: Callable[[Record], bool] | None = None,
     ) -> dict[bytes, Record]:
         """Return the newest record of each selected key, including deletions.
 
-        ``keep`` may shorten a value when it is read, to save memory. ``settles`` tells which records answer the request
-        on their own: an unreadable table is skipped if such a record is newer than everything in the table
+        ``keep`` may shorten a value when it is read, to save memory. ``is_answer`` tells which records alone answer the
+        request: an unreadable table is skipped if such a record is newer than everything in the table
         (``docs/formats/chromium.md``, "How old a table is"). Records that are not newer are then omitted, since the
         table may hold newer ones.
 
@@ -719,12 +719,12 @@ class LevelDb:
                 except StorageChanged:
                     raise
                 except StorageDamaged as problem:
-                    if settles is None:
+                    if is_answer is None:
                         raise
                     unread[table] = problem
         self._scan_logs(wanted, take)
-        if settles is not None and unread:
-            return self._newer_than(unread, newest, settles)
+        if is_answer is not None and unread:
+            return self._newer_than(unread, newest, is_answer)
         return newest
 
     def has_changed(self) -> bool:
@@ -732,7 +732,7 @@ class LevelDb:
         return self._fingerprint() != self._state
 
     def _newer_than(
-        self, unread: dict[TableFile, StorageDamaged], newest: dict[bytes, Record], settles: Callable[[Record], bool]
+        self, unread: dict[TableFile, StorageDamaged], newest: dict[bytes, Record], is_answer: Callable[[Record], bool]
     ) -> dict[bytes, Record]:
         """Return the records that are newer than all unreadable tables.
 
@@ -742,7 +742,7 @@ class LevelDb:
         for table, problem in unread.items():
             limit = self._last_sequence(table)
             newest = {key: record for key, record in newest.items() if record.sequence > limit}
-            if not any(map(settles, newest.values())):
+            if not any(map(is_answer, newest.values())):
                 raise problem
             self.pass_over(f"{table.number}")
         return newest

@@ -161,8 +161,8 @@ class OverflowChains:
     def claim(self, cell: Cell, origin: Origin) -> None:
         """Count the pages of a cell's chain as used."""
         tier = _TIERS[origin]
-        said = b"%d %d " % (tier, cell.rowid)
-        mark = int.from_bytes(blake2b(said + cell.local, digest_size=8).digest(), "big")
+        parts = b"%d %d " % (tier, cell.rowid)
+        mark = int.from_bytes(blake2b(parts + cell.local, digest_size=8).digest(), "big")
         if not 0 < cell.first <= self._file.pages or self._heads[cell.first] == mark:
             return
         self._heads[cell.first] = mark

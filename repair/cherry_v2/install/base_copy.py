@@ -330,7 +330,7 @@ class FolderCopy:
         durable.make_folder(new)
         copies = [self._copy_file(path, mark, new) for path, mark in self._files]
         durable.sync_tree(new)
-        self._digests = {copy.target.relative_to(new).as_posix(): copy.read_back().settled for copy in copies}
+        self._digests = {copy.target.relative_to(new).as_posix(): copy.read_back().without_counters for copy in copies}
         index = new / INDEX_FILE
         if not file_paths.is_file(index):
             return
@@ -342,7 +342,7 @@ class FolderCopy:
             durable.sync_file(index)
             # Flush the removal of the journal, so that it does not reappear after a power cut.
             durable.sync_folder(index.parent)
-            self._digests[INDEX_FILE] = FileDigest.of(index).settled
+            self._digests[INDEX_FILE] = FileDigest.of(index).without_counters
         with sqlite.open_readonly(index) as db:
             check_identity(db, index, self._base if self._new_ids is None else self._new_ids.base)
 

@@ -390,7 +390,7 @@ def restore_with_vectors(
     Args:
         request: the base and the embedder.
         dry_run: report what would be sent; nothing is sent or written.
-        progress: told of each item and each text.
+        progress: notified of each item and each text.
         show_plan: called with what will be sent before anything is; returns False to stop.
 
     Raises:

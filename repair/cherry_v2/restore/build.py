@@ -100,7 +100,7 @@ def build_base(source: RestoreSource, wanted: RestoredBase, staged: Path, now_ms
         wanted: what it becomes.
         staged: the staging folder, on the disk of the store; may not exist yet. Its content is kept for the next run.
         now_ms: the run's time in ms.
-        progress: told of every item.
+        progress: notified of every item.
 
     Raises:
         NotRestored: no item has a text.

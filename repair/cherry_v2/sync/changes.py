@@ -219,8 +219,8 @@ class BaseChanges(msgspec.Struct, kw_only=True):
         yield from self._insert_items(statements)
         yield from self._update_items(statements)
         gone = {str(item["id"]) for item in self.gone}
-        settled = gone | {one.id for one in (*self.compared.renamed, *self.compared.changed)}
-        yield from self._move_sources(statements, settled)
+        updated = gone | {one.id for one in (*self.compared.renamed, *self.compared.changed)}
+        yield from self._move_sources(statements, updated)
         for item in self.gone:
             statements.delete_item(self._base, item)
         if self.gone:
@@ -276,12 +276,12 @@ class BaseChanges(msgspec.Struct, kw_only=True):
         statements.bases.add(self._base)
         statements.insert(ITEMS, row)
 
-    def _move_sources(self, statements: CatalogStatements, settled: set[str]) -> Iterator[Action]:
+    def _move_sources(self, statements: CatalogStatements, updated: set[str]) -> Iterator[Action]:
         """Update the sources of items whose files were moved."""
         moved = [
             item
             for item in self.compared.items
-            if str(item.get("id")) in self.compared.sources and str(item.get("id")) not in settled
+            if str(item.get("id")) in self.compared.sources and str(item.get("id")) not in updated
         ]
         for item in moved:
             data = {"source": self.compared.sources[str(item.get("id"))]}
@@ -367,6 +367,6 @@ def _write_file(one: RawFile, reader: SourceReader, new: Path) -> None:
 def _write_folder(top: str, inside: list[RawFile], reader: SourceReader, new: Path) -> None:
     """Write copies of files to a new folder; ``top`` is the part of their paths that it replaces."""
     for one in inside:
-        place = new / PurePosixPath(one.path).relative_to(top)
-        durable.make_folders(place.parent, flush=False)
-        _write_file(one, reader, place)
+        path = new / PurePosixPath(one.path).relative_to(top)
+        durable.make_folders(path.parent, flush=False)
+        _write_file(one, reader, path)

@@ -480,7 +480,7 @@ def settled(folder: Path) -> StorageResult[dict[bytes, bytes | None]]:
     """Scan all keys, with any value of ``own`` as an answer by itself."""
 
     def read(database: LevelDb) -> dict[bytes, bytes | None]:
-        found = database.scan(ALL, settles=lambda record: record.key == b"own" and record.value is not None)
+        found = database.scan(ALL, is_answer=lambda record: record.key == b"own" and record.value is not None)
         return {key: record.value for key, record in found.items()}
 
     return read_leveldb(FolderTree(folder.parent), folder.name, BYTEWISE, folder.parent / "work", read)

@@ -91,7 +91,7 @@ class MaterialProof(msgspec.Struct):
             best = next((one for one in readings if self._is_live(one)), None)
             for one in readings:
                 if one is not best:
-                    self._settle("material", one[1], COPY if best is not None else _gone(one[2]))
+                    self._set_fate("material", one[1], COPY if best is not None else _gone(one[2]))
             if best is not None:
                 chosen.append(best)
         # The most reliable rows get their path first.
@@ -175,7 +175,7 @@ class MaterialProof(msgspec.Struct):
                                      FROM content WHERE fate IS NULL AND (strength = 0 OR {named}))
                    WHERE rank = 1)"""
         )
-        _settle_readings(self.db, "content")
+        _decide_others(self.db, "content")
 
     def join_contents(self) -> None:
         """Derive lost contents by joining the bodies of their units, if the result has the content's hash."""
@@ -233,7 +233,7 @@ class MaterialProof(msgspec.Struct):
             (found_rows.MATERIAL_KEY,),
         )
 
-    def _settle(self, table: str, seq: int, fate: str) -> None:
+    def _set_fate(self, table: str, seq: int, fate: str) -> None:
         """Record the outcome of a row."""
         self.db.execute(f"UPDATE {table} SET fate = ? WHERE seq = ?", (fate, seq))
 
@@ -257,7 +257,7 @@ def _is_path(raw: bytes) -> bool:
         return False
 
 
-def _settle_readings(db: apsw.Connection, table: str) -> None:
+def _decide_others(db: apsw.Connection, table: str) -> None:
     """Decide about the rows of a table that are not kept: copies of kept rows, and deleted or unreferenced rows."""
     db.execute(
         f"""UPDATE {table} SET fate = CASE WHEN key IN (SELECT key FROM {table} WHERE fate = '{KEPT}') THEN '{COPY}'
@@ -266,10 +266,10 @@ def _settle_readings(db: apsw.Connection, table: str) -> None:
     )
 
 
-def settle_remaining(db: apsw.Connection) -> None:
+def decide_remaining(db: apsw.Connection) -> None:
     """Decide about all undecided rows."""
     for table in found_rows.KEY_OF:
-        _settle_readings(db, table)
+        _decide_others(db, table)
 
 
 # --- vectors ---------------------------------------------------------------------------------------------------------
@@ -476,7 +476,7 @@ def _prove_rows(db: apsw.Connection, reading: Reading, expected: Expected) -> tu
     materials.drop_unreferenced()
     UnitProof(db).choose()
     VectorProof(db, expected.dimensions).choose()
-    settle_remaining(db)
+    decide_remaining(db)
     repair_times(db, expected.now_ms)
     writing.number_bodies(db)
     base_id = _determine_identity(db, expected)

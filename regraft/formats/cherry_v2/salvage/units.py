@@ -233,11 +233,11 @@ class UnitProof:
         )
         for one in readings:
             if one is chosen:
-                self._settle("search_unit", one.seq, KEPT)
+                self._set_fate("search_unit", one.seq, KEPT)
             elif chosen is not None and one.key == chosen.key:
-                self._settle("search_unit", one.seq, COPY)
+                self._set_fate("search_unit", one.seq, COPY)
             elif one.strength < WEAK:
-                self._settle("search_unit", one.seq, CONTRADICTED)
+                self._set_fate("search_unit", one.seq, CONTRADICTED)
         return chosen
 
     def _is_live(self, unit: _Unit) -> bool:
@@ -263,7 +263,7 @@ class UnitProof:
         )
         for seq, raw in rows:
             has_id = not chosen and isinstance(raw, bytes) and decode_utf8(raw) == part
-            self._settle("search_text", seq, KEPT if has_id else COPY if chosen else DAMAGED)
+            self._set_fate("search_text", seq, KEPT if has_id else COPY if chosen else DAMAGED)
             chosen = chosen or has_id
         if not chosen and text.is_exact and part is not None:
             self._cut_body(unit, part)
@@ -409,7 +409,7 @@ class UnitProof:
         self._choose_body(unit, text)
         return True
 
-    def _settle(self, table: str, seq: int, fate: str) -> None:
+    def _set_fate(self, table: str, seq: int, fate: str) -> None:
         """Record the outcome of a row."""
         self.db.execute(f"UPDATE {table} SET fate = ? WHERE seq = ?", (fate, seq))
 
