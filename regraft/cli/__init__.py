@@ -271,8 +271,8 @@ class CommandGroup(click.Group):
 def cli() -> None:
     """Migrate a local knowledge base to a new storage layout and keep its vectors.
 
-    Vectors are copied byte for byte; only backfill and restore embed, and only texts without a vector. Sources are only
-    read; each write is made completely or not at all.
+    Vectors are copied byte for byte; migrating and installing embed nothing. Sources are only read; each write is made
+    completely or not at all.
     """
 
 

@@ -372,7 +372,7 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def _limited_output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    """Yield what a process prints, up to a little more than it may print; then end it."""
+    """Yield the output of a process, up to a little more than the limit; then end the process."""
     assert process.stdout is not None
     size = 0
     while chunk := process.stdout.read(1 << 20):
