@@ -125,7 +125,7 @@ class ChangeExecutor:
                 raise _NotRecordable
             detail = RowsDetail(dangling, self._actions_of(change))
             recorded = self._ledger.changes.intend(self._run, "rows", change.path, kept, detail)
-        self._ledger.changes.record_state(recorded, "done", _undo_data_size(self._root, changeset))
+        self._ledger.changes.settle(recorded, "done", _undo_data_size(self._root, changeset))
 
     def _actions_of(self, change: Change) -> tuple[int, int]:
         """The range of the run's actions that a change is for: the first index, and how many."""
@@ -185,7 +185,7 @@ class ChangeExecutor:
         recorded = self._ledger.changes.intend(self._run, "file", change.path, kept, detail)
         old = self._own / kept if kept else self._own / WORK / self._run / f"{number}.none"
         files.swap(final, staged if is_new else None, old)
-        self._ledger.changes.record_state(recorded, "done", files.size_on_disk(old))
+        self._ledger.changes.settle(recorded, "done", files.size_on_disk(old))
 
 
 def _stage(
@@ -436,9 +436,9 @@ def _record_state(root: Path, ledger: Ledger, change: RecordedChange, state: Cha
     kept = undo_data_path(root, change)
     if state == "done":
         size = 0 if kept is None else _undo_data_size(root, kept)
-        ledger.changes.record_state(change.change_id, "done", size)
+        ledger.changes.settle(change.change_id, "done", size)
         return
-    ledger.changes.record_state(change.change_id, state, 0)
+    ledger.changes.settle(change.change_id, state, 0)
     delete_undo_data(root, kept)
 
 
@@ -449,5 +449,5 @@ def expire_changes(root: Path, ledger: Ledger, changes: Iterable[RecordedChange]
     """Delete the undo data of the given changes."""
     for change in changes:
         # Recorded first, so that after a kill the next run knows that the data is no longer needed.
-        ledger.changes.record_state(change.change_id, "expired", 0)
+        ledger.changes.settle(change.change_id, "expired", 0)
         delete_undo_data(root, undo_data_path(root, change))
