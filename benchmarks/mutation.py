@@ -1,15 +1,18 @@
 """Measure how many small defects in the core the tests notice.
 
 ``python -m benchmarks.mutation [-n COUNT] [--seed SEED] [--only TEXT]`` draws changes of the installed package at
-random, one at a time, and runs the tests of the changed module until one fails. Use it in a virtual environment that
-nothing else uses meanwhile: it changes the installed files, and restores them at the end, or at the start of the next
-run if it was killed.
+random, one at a time, and runs the tests of the changed module until one fails: from the files in ``TESTS``, in that
+order, those that ``make test`` runs. ``--tests FILE`` runs other files. Use it in a virtual environment that nothing
+else uses meanwhile: it changes the installed files, and restores them at the end, or at the start of the next run if it
+was killed.
 
 A change flips a comparison, negates a condition, exchanges ``and`` and ``or``, changes a constant, deletes a
 statement, or swaps two arguments. Not drawn are messages, log entries, annotations, and numbers at the top of a module,
-most of which are sizes of buffers. Each change is *caught* (a test fails), *timed out* (which counts as caught) or
-*missed*. Some missed changes do not change what the program does; only reading tells. ``--known FILE`` names such
-changes, one per line as they are printed, and leaves them out.
+most of which are sizes of buffers. Each change is *caught* (a test fails, whose name is printed), *missed*, or
+*timed out*. On a loaded machine a time limit proves nothing, so the score leaves those out: look at each. A missed
+change may be caught by a file that ``TESTS`` does not name; then add the file. Some missed changes do not change what
+the program does; only reading tells. ``--known FILE`` names such changes, one per line as they are printed, and leaves
+them out.
 """
 
 from __future__ import annotations
@@ -19,18 +22,25 @@ import ast
 import json
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTALLED = Path(sysconfig.get_paths()["purelib"])
 BACKUP_SUFFIX = ".unchanged"
+#: What ``make test`` runs.
+MARKS = "not slow and not needs and not thorough"
 
 #: The tests of each part of the core, the fastest first. The longest prefix of a module's path counts.
 TESTS = {
@@ -39,40 +49,175 @@ TESTS = {
         "tests/regraft/test_areas.py",
         "tests/regraft/test_scratch.py",
         "tests/regraft/ledger/test_durable.py",
+        "tests/regraft/ledger/test_failing_disk.py",
         "tests/regraft/test_readable_paths.py",
-        "tests/regraft/test_tree.py",
+        "tests/regraft/test_folder_paths.py",
+        "tests/regraft/test_names.py",
+        "tests/regraft/test_outputs.py",
+        "tests/regraft/test_working_directory.py",
         "tests/regraft/test_other_systems.py",
+        "tests/regraft/test_tree.py",
+        "tests/regraft/test_unfinished.py",
+        "tests/repair/test_imitated_windows.py",
+        "tests/repair/test_hostile_links.py",
     ),
-    "regraft/disk/zip": ("tests/regraft/test_zip_salvage.py", "tests/regraft/test_tree.py"),
-    "regraft/disk/untrusted_sqlite": ("tests/regraft/test_areas.py", "tests/repair/test_foreign_others.py"),
-    "regraft/ledger/": ("tests/regraft/ledger", "tests/repair/test_undo.py"),
+    "regraft/disk/file_paths": (
+        "tests/regraft/test_names.py",
+        "tests/regraft/test_folder_paths.py",
+        "tests/regraft/test_readable_paths.py",
+        "tests/regraft/test_other_systems.py",
+        "tests/regraft/test_working_directory.py",
+        "tests/migrators/test_items.py",
+        "tests/migrators/test_plan.py",
+        "tests/repair/test_imitated_windows.py",
+    ),
+    "regraft/disk/trees": (
+        "tests/regraft/test_tree.py",
+        "tests/regraft/test_early.py",
+        "tests/regraft/test_own_records.py",
+        "tests/regraft/formats/test_on_disk.py",
+        "tests/migrators/test_items.py",
+        "tests/regraft/test_locate.py",
+    ),
+    "regraft/disk/sqlite": (
+        "tests/regraft/test_areas.py",
+        "tests/regraft/test_other_systems.py",
+        "tests/regraft/formats/test_index_store.py",
+        "tests/regraft/test_search.py",
+        "tests/regraft/cli/test_what_a_person_meets.py",
+        "tests/repair/test_moving.py",
+        "tests/repair/test_changing.py",
+        "tests/checks/test_rolling_check.py",
+    ),
+    "regraft/disk/untrusted_sqlite": (
+        "tests/regraft/test_areas.py",
+        "tests/regraft/ledger/test_failing_disk.py",
+        "tests/regraft/test_other_systems.py",
+        "tests/checks/test_foreign_schema.py",
+        "tests/repair/test_foreign_others.py",
+        "tests/repair/test_changing.py",
+        "tests/checks/test_check_damage.py",
+        "tests/repair/test_gc.py",
+    ),
+    "regraft/disk/zip_directory": ("tests/regraft/test_tree.py", "tests/regraft/test_zip_salvage.py"),
+    "regraft/disk/zip_salvage": ("tests/regraft/test_zip_salvage.py", "tests/regraft/test_tree.py"),
+    "regraft/ledger/": (
+        "tests/repair/test_crash_order.py",
+        "tests/regraft/ledger",
+        "tests/regraft/test_readable_paths.py",
+        "tests/repair/test_stranger_undo.py",
+        "tests/repair/test_endings.py",
+        "tests/migrators/test_published.py",
+        "tests/repair/test_undo.py",
+        "tests/migrators/test_resume.py",
+    ),
     "migrators/pipeline/": (
         "tests/migrators/test_plan.py",
         "tests/migrators/test_published.py",
         "tests/migrators/test_items.py",
+        "tests/migrators/test_target.py",
+        "tests/migrators/test_two_readings.py",
+        "tests/migrators/test_orphans.py",
+        "tests/migrators/test_twins.py",
+        "tests/migrators/test_salvage.py",
+        "tests/migrators/test_properties.py",
+        "tests/regraft/test_large_texts.py",
+        "tests/regraft/report/test_report.py",
         "tests/migrators/test_carry_text.py",
         "tests/migrators/test_resume.py",
-        "tests/migrators/test_salvage.py",
+        "tests/migrators/test_odd_sources.py",
+    ),
+    "migrators/pipeline/packed": ("tests/migrators/test_packed.py", "tests/repair/test_pack.py"),
+    "migrators/pipeline/preflight": (
+        "tests/migrators/test_room.py",
+        "tests/migrators/test_target.py",
+        "tests/migrators/test_items.py",
+        "tests/migrators/test_published.py",
+        "tests/regraft/test_other_systems.py",
+        "tests/migrators/test_preview.py",
+        "tests/migrators/test_odd_sources.py",
+    ),
+    "migrators/pipeline/publication": (
+        "tests/migrators/test_published.py",
+        "tests/migrators/test_copied_library.py",
+        "tests/regraft/test_unfinished.py",
+        "tests/regraft/test_decisions.py",
+        "tests/migrators/test_target.py",
+        "tests/migrators/test_resume.py",
+        "tests/regraft/test_faults.py",
     ),
     "migrators/pipeline/source_files": ("tests/migrators/test_helping.py", "tests/migrators/test_items.py"),
-    "migrators/pipeline/workers": ("tests/migrators/test_jobs.py", "tests/migrators/test_salvage.py"),
+    "migrators/pipeline/workers": (
+        "tests/migrators/test_salvage.py",
+        "tests/migrators/test_salvage_of_what_is_read.py",
+        "tests/migrators/test_two_readings.py",
+        "tests/migrators/test_jobs.py",
+        "tests/regraft/test_large_texts.py",
+    ),
     "repair/changes/": (
+        "tests/repair/test_endings.py",
         "tests/repair/test_outdated_plans.py",
-        "tests/repair/test_undo.py",
+        "tests/repair/test_moving.py",
+        "tests/repair/test_fix_dry_run.py",
+        "tests/repair/test_hostile_links.py",
         "tests/repair/test_crash_changes.py",
         "tests/repair/test_changing.py",
-        "tests/repair/test_fix_dry_run.py",
+        "tests/repair/test_crash_order.py",
+        "tests/repair/test_crash_semantics.py",
+        "tests/regraft/ledger/test_failing_disk.py",
+        "tests/checks/test_foreign_schema.py",
+        "tests/repair/test_mending.py",
+        "tests/repair/test_undo.py",
+        "tests/repair/test_repair.py",
     ),
-    "repair/cherry_v2/gc/": ("tests/repair/test_gc.py",),
+    "repair/cherry_v2/gc/": (
+        "tests/repair/test_fix_dry_run.py",
+        "tests/repair/test_external_items.py",
+        "tests/repair/test_gc.py",
+    ),
     "repair/cherry_v2/rules/": (
         "tests/repair/test_mending.py",
         "tests/repair/test_mend_catalog.py",
+        "tests/repair/test_moved_sources.py",
+        "tests/regraft/test_readable_paths.py",
         "tests/repair/test_repair.py",
     ),
-    "checks/cherry_v2/": ("tests/checks/test_check_v2.py", "tests/repair/test_mending.py"),
+    "checks/cherry_v2/": (
+        "tests/checks/test_check_v2.py",
+        "tests/checks/test_row_pass.py",
+        "tests/checks/test_check_damage.py",
+        "tests/checks/test_damage_cases.py",
+        "tests/checks/test_vectors_by_catalog.py",
+        "tests/checks/test_foreign_schema.py",
+        "tests/repair/test_imitated_windows.py",
+        "tests/repair/test_mending.py",
+        "tests/checks/test_rolling_check.py",
+        "tests/repair/test_mend_catalog.py",
+    ),
+    "checks/cherry_v2/advice": ("tests/repair/test_advice.py", "tests/checks/test_check_v2.py"),
     "checks/cherry_v2/inspect": ("tests/checks/test_inspect.py",),
+    "checks/cherry_v2/installed": ("tests/checks/test_installed.py", "tests/repair/test_install.py"),
+    "checks/cherry_v2/schema": (
+        "tests/checks/test_foreign_schema.py",
+        "tests/checks/test_check_v2.py",
+        "tests/repair/test_mending.py",
+        "tests/repair/test_upgrade.py",
+    ),
+    "checks/audit/": (
+        "tests/checks/test_check_v2.py",
+        "tests/checks/test_check_damage.py",
+        "tests/checks/test_row_pass.py",
+        "tests/checks/test_check_v1.py",
+    ),
     "checks/audit/page": ("tests/regraft/report/test_check_page.py",),
-    "checks/audit/": ("tests/checks/test_check_v2.py", "tests/checks/test_check_v1.py"),
+    "checks/audit/rolling": ("tests/checks/test_rolling_check.py",),
+    "checks/audit/sqlite_checks": (
+        "tests/checks/test_check_v2.py",
+        "tests/checks/test_check_damage.py",
+        "tests/checks/test_damage_cases.py",
+        "tests/checks/test_codex_mem_check.py",
+        "tests/checks/test_angel_check.py",
+    ),
 }
 
 FLIPPED: dict[type[ast.cmpop], str] = {
@@ -259,30 +404,62 @@ def restore() -> None:
             backup.replace(backup.with_name(backup.name.removesuffix(BACKUP_SUFFIX)))
 
 
-def run_tests(tests: tuple[str, ...], seconds: float) -> str:
-    """Run tests until one fails; return ``caught``, ``missed`` or ``timed out``."""
-    arguments = ["-m", "pytest", "-x", "-q", "-m", "not slow", *tests]
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", *arguments], cwd=ROOT, capture_output=True, timeout=seconds, check=False
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run files in the order of the arguments, as a plugin of the pytest that ``run_tests`` starts."""
+    order = {argument: place for place, argument in enumerate(config.args)}
+
+    def place(item: pytest.Item) -> int:
+        path = item.nodeid.partition("::")[0]
+        return min((place for argument, place in order.items() if path.startswith(argument)), default=len(order))
+
+    items.sort(key=place)
+
+
+def run_tests(tests: Sequence[str], seconds: float) -> tuple[str, str]:
+    """Run tests until one fails; return ``caught``, ``missed`` or ``timed out``, and the test that failed."""
+    with tempfile.TemporaryDirectory(prefix="mutation-", ignore_cleanup_errors=True) as folder:
+        options = ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "quick", "--assert", "plain")
+        place = ("--basetemp", str(Path(folder, "tests")), "-p", "benchmarks.mutation")
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "pytest", *options, *place, "-m", MARKS, *tests],
+            cwd=ROOT,
+            # For the plugin alone: the tests remove it from their environment.
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        return "timed out"
-    return "missed" if done.returncode == 0 else "caught"
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            # With the processes that its tests started, which hold the pipe open.
+            _end_group(process)
+            output, _ = process.communicate()
+            return "timed out", output.strip().rpartition("\n")[2]
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    if process.returncode:
+        return "caught", failed[1] if failed else output.strip().rpartition("\n")[2]
+    return "missed", ""
 
 
-def judge(mutant: Mutant, seconds: float) -> str:
-    """Run the tests over one change of the installed package."""
+def _end_group(process: subprocess.Popen[str]) -> None:
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+
+
+def judge(mutant: Mutant, tests: Sequence[str], seconds: float) -> tuple[str, str]:
+    """Run tests over one change of the installed package, and return as :func:`run_tests` does."""
     path = INSTALLED / mutant.module
     backup = path.with_name(path.name + BACKUP_SUFFIX)
-    status = path.stat()
     text = path.read_text("utf-8")
     path.rename(backup)
     try:
+        # Written now, later than the unchanged file and all other changes of it: bytecode is cached by size and time,
+        # and must not be mixed up.
         path.write_text(mutant.apply(text), "utf-8")
-        # Another time than the unchanged file: bytecode is cached by size and time, and must not be mixed up.
-        os.utime(path, (status.st_atime, status.st_mtime + 10))
-        return run_tests(tests_of(mutant.module), seconds)
+        return run_tests(tests, seconds)
     finally:
         backup.replace(path)
 
@@ -295,6 +472,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only changes whose line contains this text")
     parser.add_argument("--seconds", type=float, default=900, help="time limit of each change [900]")
     parser.add_argument("--known", type=Path, help="a file with changes that have no effect")
+    parser.add_argument("--tests", nargs="+", help="files of tests, instead of those of the changed module")
     parser.add_argument("--list", action="store_true", help="print the changes and run no tests")
     parser.add_argument("--unchecked", action="store_true", help="do not run the tests without a change first")
     asked = parser.parse_args()
@@ -306,17 +484,21 @@ def main() -> int:
     if asked.list:
         print(*drawn, sep="\n")
         return 0
-    for tests in () if asked.unchecked else sorted({tests_of(one.module) for one in drawn}):
-        if run_tests(tests, asked.seconds) != "missed":
-            print(f"these tests fail without any change: {' '.join(tests)}", file=sys.stderr)
+    if not asked.unchecked:
+        every = sorted({path for one in drawn for path in asked.tests or tests_of(one.module)})
+        outcome, failed = run_tests(every, asked.seconds)
+        if outcome != "missed":
+            print(f"this fails without any change, too: {failed}", file=sys.stderr)
             return 2
     outcomes: Counter[str] = Counter()
     for number, mutant in enumerate(drawn, 1):
         begun = time.monotonic()
-        outcome = judge(mutant, asked.seconds)
+        outcome, failed = judge(mutant, asked.tests or tests_of(mutant.module), asked.seconds)
         outcomes[outcome] += 1
         print(f"{number}/{len(drawn)} {outcome} ({time.monotonic() - begun:.0f} s) {mutant}", flush=True)
-    score = 100 * (1 - outcomes["missed"] / max(len(drawn), 1))
+        if failed:
+            print(f"    {failed}", flush=True)
+    score = 100 * outcomes["caught"] / max(outcomes["caught"] + outcomes["missed"], 1)
     print(json.dumps({"seed": asked.seed, "of": len(mutants), **outcomes, "score": round(score, 1)}))
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from pathlib import Path
 
 import pytest
@@ -61,30 +62,59 @@ def test_every_kind_of_change_is_found_and_no_message_or_comment_is_changed() ->
     assert len(changed) == len(CHANGED)
 
 
-@pytest.mark.parametrize("outcome", ["caught", "missed"])
+@pytest.mark.parametrize("answer", [("caught", "test_one.py::test_a"), ("missed", ""), ("timed out", "1 passed")])
 def test_a_module_is_changed_while_its_tests_run_and_restored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: tuple[str, str]
 ) -> None:
     path = tmp_path / "regraft" / "disk" / "one.py"
     path.parent.mkdir(parents=True)
     path.write_text("a = b == c\n")
-    before = path.stat().st_mtime_ns
+    os.utime(path, ns=(10**18, 10**18))
     seen: list[str] = []
 
-    def run_tests(tests: tuple[str, ...], seconds: float) -> str:
-        assert "tests/regraft/test_areas.py" in tests
+    def run_tests(tests: tuple[str, ...], seconds: float) -> tuple[str, str]:
+        assert tests == ("test_one.py",)
         seen.append(path.read_text())
-        assert path.stat().st_mtime_ns != before
-        return outcome
+        assert path.stat().st_mtime_ns != 10**18
+        return answer
 
     monkeypatch.setattr(mutation, "INSTALLED", tmp_path)
     monkeypatch.setattr(mutation, "run_tests", run_tests)
     [mutant] = mutation.all_mutants()
     assert str(mutant) == "regraft/disk/one.py:1: flipped: b == c -> (b != c)"
-    assert mutation.judge(mutant, 1) == outcome
+    assert mutation.judge(mutant, ("test_one.py",), 1) == answer
     assert seen == ["a = (b != c)\n"]
-    assert (path.read_text(), path.stat().st_mtime_ns) == ("a = b == c\n", before)
+    assert (path.read_text(), path.stat().st_mtime_ns) == ("a = b == c\n", 10**18)
     assert [one.name for one in path.parent.iterdir()] == ["one.py"]
+
+
+@pytest.fixture
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a suite of its own: its first file passes but for a test that make test leaves out, the second fails."""
+    marks = "slow", "needs", "thorough"
+    (tmp_path / "pytest.ini").write_text("\n  ".join(("[pytest]\nmarkers =", *marks)))
+    (tmp_path / "conftest.py").write_text('import hypothesis\nhypothesis.settings.register_profile("quick")\n')
+    left_out = (f"@pytest.mark.{mark}\ndef test_{mark}():\n    raise ValueError\n" for mark in marks)
+    passing = "def test_passing():\n    with open('log', 'a') as log:\n        log.write('z')\n"
+    (tmp_path / "test_z.py").write_text("\n".join(("import pytest", passing, *left_out)))
+    failing = "def test_failing():\n    with open('log', 'a') as log:\n        log.write('a')\n    raise ValueError\n"
+    (tmp_path / "test_a.py").write_text(f"{failing}\n{failing.replace('_failing', '_after')}")
+    (tmp_path / "test_b.py").write_text("import time\n\ndef test_sleeping():\n    time.sleep(3600)\n")
+    monkeypatch.setattr(mutation, "ROOT", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.thorough
+def test_files_run_in_the_order_given_until_a_test_fails(suite: Path) -> None:
+    assert mutation.run_tests(("test_z.py", "test_a.py"), 3600) == ("caught", "test_a.py::test_failing")
+    assert (suite / "log").read_text() == "za"
+    assert mutation.run_tests(("test_z.py",), 3600) == ("missed", "")
+    assert (suite / "log").read_text() == "zaz"
+
+
+@pytest.mark.thorough
+def test_tests_that_take_too_long_are_not_said_to_fail(suite: Path) -> None:
+    assert mutation.run_tests(("test_b.py",), 3)[0] == "timed out"
 
 
 def test_what_a_killed_run_left_changed_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
