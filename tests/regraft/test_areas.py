@@ -118,6 +118,17 @@ def test_no_link_is_opened_for_writing(act: str, goal: str, store: Path, victim:
     assert caught.typename in {"LinkInStore", "NotADirectoryError"}, caught.value
 
 
+@pytest.mark.parametrize("place", ["inside", "outside"])
+def test_no_second_name_is_given_to_what_a_link_leads_to(place: str, store: Path, victim: Path, tmp_path: Path) -> None:
+    """A file with two names would be changed under both."""
+    link = (store if place == "inside" else tmp_path) / "link"
+    link.symlink_to(victim / "file")
+    with writable.allow_writes(store), fails("LinkInStore", match=str(link)):
+        durable.link(link, store / "new")
+    assert not os.path.lexists(store / "new")
+    assert (victim / "file").stat().st_nlink == 1
+
+
 def test_a_journal_of_another_file_is_not_worked_in(store: Path, victim: Path) -> None:
     """SQLite removes the file that such a journal names: it must not be one of the user's."""
     path = hot(store, victim / "file")

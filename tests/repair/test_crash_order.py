@@ -21,7 +21,10 @@ from stand_ins import Disk, on_disk
 from toys import change, planner, undo
 
 from regraft import identity
+from regraft.identity import replace
 from regraft.ledger.ledger import ChangeLog, Ledger
+from repair.changes.plan import Plan
+from repair.changes.store import Store
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which file is flushed")
 
@@ -38,6 +41,11 @@ class Listed(Disk):
 
     def xOpen(self, name: Any, flags: list[int]) -> Any:
         return _ListedFile(self, name, flags)
+
+    def xDelete(self, name: str, sync: bool) -> None:
+        super().xDelete(name, sync)
+        # A transaction ends with its journal, which can come back unless the folder is flushed.
+        self.tell("end" if sync else "unflushed end", Path(name.removesuffix("-journal")))
 
 
 class _ListedFile(apsw.VFSFile):
@@ -153,6 +161,7 @@ def test_a_base_is_intended_before_it_is_moved_and_done_once_it_is_on_the_disk(a
     events.demand("intend catalog", f"flush {LEDGER}", "move catalog.sqlite", "done catalog", f"flush {LEDGER}")
     flushed = next(event for event in events.all if event.endswith("/catalog.sqlite") and event.startswith("flush"))
     assert events.at(flushed) < events.at("intend catalog")
+    demand_flushed_ends(events, LEDGER)
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +190,32 @@ def test_rows_are_intended_before_they_are_committed_and_done_once_they_are(whol
         "settle undone",
     )
     assert f"flush {toys.CATALOG}" not in events.all[: events.at(f"intend, done {toys.CATALOG}")]
+    demand_flushed_ends(events, LEDGER, toys.CATALOG)
+    # What takes them back can be found after a power cut: the folders that lead to it are on the disk, too.
+    run, _, _ = kept.removeprefix("flush ").rpartition("/")
+    for folder in (".regraft", ".regraft/undo", run):
+        assert events.at(f"flush {folder}") < events.at(f"intend {toys.CATALOG}"), folder
+
+
+def demand_flushed_ends(events: Events, *databases: str) -> None:
+    """Demand that each transaction of some databases ended, and was flushed with its folder."""
+    for database in databases:
+        assert f"end {database}" in events.all
+        assert f"unflushed end {database}" not in events.all
+
+
+def test_a_whole_backup_is_on_the_disk_before_its_rows_are_changed(whole: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(whole, tmp_path / "library")
+
+    def renamed(store: Store) -> Plan:
+        [rows] = toys.renamed(store)
+        return Plan([replace(rows, backup=True)])
+
+    with listed(root) as events:
+        run_id = change(root, renamed)["undo"]
+    backup = f".regraft/undo/{run_id}/000001.backup"
+    assert toys.rows_of(root / backup) == toys.rows_of(whole / toys.CATALOG)
+    events.demand(f"flush {backup}", f"flush .regraft/undo/{run_id}", f"intend {toys.CATALOG}", f"flush {toys.CATALOG}")
 
 
 def test_a_file_is_intended_before_it_is_moved_and_done_once_it_is_on_the_disk(whole: Path, tmp_path: Path) -> None:
@@ -206,5 +241,6 @@ def test_a_file_is_intended_before_it_is_moved_and_done_once_it_is_on_the_disk(w
         f"flush {toys.RAW}",
         "settle undone",
     )
+    demand_flushed_ends(events, LEDGER)
     link = next(event for event in events.all if event.startswith("link .regraft/"))
     assert events.at(f"intend, done {path}") < events.at(link) < events.at(f"move {path}")

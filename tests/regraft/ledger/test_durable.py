@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from regraft.disk import durable, writable
+from regraft.errors import LinkInStore
 
 
 @pytest.fixture
@@ -328,3 +329,178 @@ def test_folders_above_a_root_that_were_made_are_removed_too(tmp_path: Path) -> 
     with writable.allow_writes(tmp_path / "made" / "above" / "root"):
         durable.remove_made_folders(tmp_path / "made" / "above" / "root", tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
+
+
+# --- making folders --------------------------------------------------------------------------------------------------
+
+
+def test_each_new_folder_is_flushed_into_the_one_above_it(tmp_path: Path, flushed: list[Path]) -> None:
+    durable.make_folders(tmp_path / "a" / "b")
+    assert flushed == [tmp_path, tmp_path / "a"]
+    durable.make_folders(tmp_path / "a" / "b" / "c" / "d")
+    assert flushed[2:] == [tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"]
+    durable.make_folders(tmp_path / "a" / "b")
+    durable.make_folders(tmp_path / "x" / "y", flush=False)
+    assert (tmp_path / "x" / "y").is_dir()
+    assert len(flushed) == 4
+
+
+@pytest.mark.parametrize("exist_ok", [False, True])
+def test_a_folder_is_made_where_nothing_else_is(exist_ok: bool, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    durable.make_folder(tmp_path / "folder", exist_ok=exist_ok)
+    if exist_ok:
+        durable.make_folder(tmp_path / "folder", exist_ok=True)
+    else:
+        with pytest.raises(FileExistsError):
+            durable.make_folder(tmp_path / "folder")
+    with pytest.raises(FileExistsError):
+        durable.make_folder(tmp_path / "file", exist_ok=exist_ok)
+    with pytest.raises(LinkInStore, match="link"):
+        durable.make_folder(tmp_path / "link", exist_ok=exist_ok)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder", "link"]
+
+
+# --- systems that behave otherwise -----------------------------------------------------------------------------------
+
+
+class FullFlush:
+    """The module ``fcntl`` of macOS."""
+
+    F_FULLFSYNC = 51
+
+    def __init__(self, *errors: int) -> None:
+        self.errors = list(errors)
+        self.asked: list[int] = []
+
+    def fcntl(self, descriptor: int, request: int) -> None:
+        assert request == self.F_FULLFSYNC
+        self.asked.append(descriptor)
+        if self.errors:
+            number = self.errors.pop()
+            raise OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome"),
+    [(0, "full"), (errno.ENOTSUP, "plain"), (errno.EIO, "fails"), (errno.ENOSPC, "fails"), (errno.EROFS, "fails")],
+)
+def test_where_there_is_a_full_flush_it_is_used(
+    number: int, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails is no file system without full flushes."""
+    (tmp_path / "file").write_text("x")
+    system, plain = FullFlush(*([number] if number else [])), []
+    monkeypatch.setattr(writable, "fcntl", system)
+    monkeypatch.setattr(os, "fsync", plain.append)
+    if outcome == "fails":
+        with pytest.raises(OSError, match=os.strerror(number)):
+            durable.sync_file(tmp_path / "file")
+    else:
+        durable.sync_file(tmp_path / "file")
+    assert (len(system.asked), len(plain)) == (1, outcome == "plain")
+
+
+def test_what_this_user_may_never_write_is_tried_once(
+    tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("x")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "replace", failing(1, PermissionError(errno.EACCES, "not yours")))
+    with pytest.raises(PermissionError, match="not yours"):
+        durable.replace(tmp_path / "a", tmp_path / "b")
+    assert waits == []
+    # Windows says who may not write in another way, and refuses while a file is open.
+    refused = PermissionError(errno.EACCES, "open in another program")
+    refused.winerror = 32  # type: ignore[attr-defined]
+    monkeypatch.setattr(os, "replace", failing(1, refused))
+    durable.replace(tmp_path / "a", tmp_path / "b")
+    assert waits == [durable.REPLACE_WAIT_SECONDS]
+    assert (tmp_path / "b").read_text() == "x"
+
+
+@pytest.mark.parametrize("act", [durable.remove, durable.remove_tree])
+def test_a_removal_that_is_refused_for_a_moment_is_tried_again(
+    act: Callable[..., None], tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("x")
+    real, errors = os.unlink, [PermissionError(errno.EACCES, "held by a scanner")]
+
+    def unlink(*arguments: Any, **named: Any) -> None:
+        if errors:
+            raise errors.pop()
+        real(*arguments, **named)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    given: list[float] = []
+    act(tmp_path / "a", wait=given.append)
+    assert (given, waits) == ([durable.REPLACE_WAIT_SECONDS], [])
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_missing_file_is_removed_only_where_that_is_fine(tmp_path: Path, waits: list[float]) -> None:
+    durable.remove(tmp_path / "gone", missing_ok=True)
+    with pytest.raises(FileNotFoundError):
+        durable.remove(tmp_path / "gone")
+    assert waits == []
+
+
+def test_many_files_are_flushed_once_each_and_nothing_but_files(tmp_path: Path, flushed: list[Path]) -> None:
+    """Several at a time; opening a pipe would wait for ever."""
+    files = [tmp_path / f"{number}" for number in range(300)]
+    for file in files:
+        file.write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "0")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+    durable.sync_tree(tmp_path)
+    assert sorted(flushed) == sorted([tmp_path, *files])
+    assert flushed[-1] == tmp_path
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tree").mkdir()
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith("tree"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(PermissionError):
+        durable.sync_tree(tmp_path / "tree")
+    with pytest.raises(PermissionError):
+        durable.copy_tree(tmp_path / "tree", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_is_copied_without_what_is_left_out_and_never_by_a_link(tmp_path: Path) -> None:
+    (tmp_path / "tree" / "a" / "empty").mkdir(parents=True)
+    for name in ("one.db", "one.db-wal", "a/two.db-wal", "a/two"):
+        (tmp_path / "tree" / name).write_text(name)
+    durable.copy_tree(tmp_path / "tree", tmp_path / "copy", without=("-wal", "-shm"))
+    copied = {path.relative_to(tmp_path / "copy").as_posix(): path for path in (tmp_path / "copy").rglob("*")}
+    assert sorted(copied) == ["a", "a/empty", "a/two", "one.db"]
+    assert (copied["a/two"].read_text(), copied["one.db"].read_text()) == ("a/two", "one.db")
+    (tmp_path / "tree" / "a" / "folder").symlink_to(tmp_path / "copy")
+    with pytest.raises(LinkInStore, match="folder"):
+        durable.copy_tree(tmp_path / "tree", tmp_path / "again")
+
+
+def test_a_copy_gets_the_mode_and_the_times_of_the_original(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "one").chmod(0o640 if os.name != "nt" else 0o444)
+    os.utime(tmp_path / "one", ns=(10**18, 10**18 + 123_456_700))
+    durable.copy_mode(tmp_path / "one", tmp_path / "other")
+    durable.copy_times(tmp_path / "one", tmp_path / "other")
+    one, other = ((tmp_path / name).stat() for name in ("one", "other"))
+    assert (one.st_mode, one.st_atime_ns, one.st_mtime_ns) == (other.st_mode, other.st_atime_ns, other.st_mtime_ns)
+    assert one.st_mtime_ns == 10**18 + 123_456_700
