@@ -285,6 +285,31 @@ def test_too_little_space_is_told_before(store: Path, monkeypatch: pytest.Monkey
         change(store)
 
 
+@pytest.mark.parametrize(
+    ("more", "changed", "whole"),
+    [
+        # The changed rows, which the journal holds once more.
+        ({"bytes": 3000}, 2, 0),
+        # The full-text index is written again.
+        ({"bytes": 3000, "bodies": True}, 0, 2),
+        ({"bytes": 3000, "backup": True}, 2, 1),
+        ({"bytes": changesets.LARGEST_CHANGESET}, 2, 0),
+        ({"bytes": changesets.LARGEST_CHANGESET + 1}, 0, 2),
+    ],
+)
+def test_the_space_that_a_change_of_rows_takes(
+    more: dict[str, int], changed: int, whole: int, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = rows_change(store, toys.INDEX, ("meta",), "UPDATE meta SET updated_at = 5", **more)
+    # The ledger takes a megabyte at most.
+    needed = (1 << 20) + changed * more["bytes"] + whole * (store / toys.INDEX).stat().st_size
+    usage = shutil.disk_usage(store)
+    for free, refusal in ((needed - 1, "NotEnoughSpace"), (needed, "Declined")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))
+        with unwritten(store), fails(refusal):
+            change(store, command, show_plan=lambda _: False)
+
+
 @contextmanager
 def unwritten(store: Path) -> Iterator[None]:
     """Assert that nothing in a store is written, and that nothing is left in it."""
@@ -544,6 +569,17 @@ def test_what_a_changeset_cannot_take_back_is_done_on_a_copy(store: Path) -> Non
     statements = ("INSERT INTO plain VALUES ('b')", "ALTER TABLE plain ADD COLUMN more", "UPDATE plain SET more = 1")
     change(store, rows_change(store, toys.CATALOG, ("plain",), *statements))
     assert toys.value(store, toys.CATALOG, "SELECT sum(more) FROM plain") == 2
+    assert kept_as(store) == ["file"]
+    undo(store)
+    assert contents(store) == before
+
+
+def test_what_a_foreign_key_without_a_table_keeps_from_being_taken_back_is_done_on_a_copy(store: Path) -> None:
+    table = "CREATE TABLE plain (key TEXT PRIMARY KEY, note TEXT, other TEXT REFERENCES gone (id))"
+    toys.write(store / toys.CATALOG, table, "INSERT INTO plain VALUES ('a', 'old', NULL)")
+    before = contents(store)
+    change(store, rows_change(store, toys.CATALOG, ("plain",), "UPDATE plain SET note = 'new'"))
+    assert toys.value(store, toys.CATALOG, "SELECT note FROM plain") == "new"
     assert kept_as(store) == ["file"]
     undo(store)
     assert contents(store) == before

@@ -44,6 +44,7 @@ from regraft.disk import durable, sqlite, untrusted_sqlite
 from regraft.formats.cherry_v2.index import store as index_store
 from regraft.ledger.ledger import ChangeLog
 from regraft.options import GRACE_DAYS
+from repair.changes.execution import ChangeExecutor
 from repair.cherry_v2.gc import files as gc_files
 
 DAY_MS = 86_400_000
@@ -167,6 +168,28 @@ def test_everything_at_once(store: Path) -> None:
     assert contents(store) == before
 
 
+def test_each_action_says_how_many_rows_go_and_how_many_bytes(store: Path) -> None:
+    EVERYTHING(store)
+    with closing(apsw.Connection(str(index(store)))) as db:
+        ((body, vector_bytes),) = db.execute(
+            "SELECT length(CAST(text AS BLOB)), length(vector_blob) FROM search_text JOIN embedding USING"
+            " (embedding_text_hash) WHERE target_id NOT IN (SELECT unit_id FROM search_unit)"
+        ).fetchall()
+    document = gc(store, *NAMED, "--dry-run")
+    stray = store / next(one["subject"] for one in document["actions"] if one["action"] == "trash-file")
+    said_of = {one["action"]: (one["count"], one["bytes"], one["base"], one["message"]) for one in document["actions"]}
+    assert said_of == {
+        "delete-bodies": (1, body, KB, "delete 1 body whose unit is missing"),
+        "delete-embeddings": (4, 3 * 16 + vector_bytes, KB, "delete 4 vectors not referenced by any body"),
+        "delete-contents": (1, 1, KB, "delete 1 text not referenced by anything"),
+        "trash-file": (1, stray.stat().st_size, KB, f"move raw/{stray.name}, which no item names, to the trash"),
+        "trash-folder": (1, *said_of["trash-folder"][1:]),
+    }
+    folder = sum(path.stat().st_size for path in (store / KNOWLEDGE / NEW_BASE).rglob("*") if path.is_file())
+    assert said_of["trash-folder"][1] == folder
+    assert document["bases"] == [{"id": KB, "name": document["bases"][0]["name"]}]
+
+
 def _tables(found: dict[str, Any]) -> list[tuple[str, str]]:
     name = f"{KNOWLEDGE}/{KB}/.cherry/index.sqlite"
     return [(name, table) for table in found[name]]
@@ -253,6 +276,23 @@ def test_a_raw_file_goes_where_another_copy_is_proven(content: str, store: Path)
     assert contents(store) == before
 
 
+@pytest.mark.parametrize("finding", ["raw.orphan", "index.orphan"])
+def test_what_stands_where_something_was_removed_is_not_overwritten_by_undo(finding: str, store: Path) -> None:
+    WASTE[finding](store)
+    [action] = gc(store, "--only", finding)["actions"]
+    path = store / action["subject"]
+    assert not path.exists()
+    path.write_bytes(b"mine") if finding == "raw.orphan" else path.mkdir()
+    with untouched(store):
+        message = said(run("undo", store, "--dry-run", "--json"), "UndoRefused", 2)
+    assert str(path) in message
+    assert said(run("undo", store, "--yes", "--json"), "UndoRefused", 2) == message
+    assert path.read_bytes() == b"mine" if path.is_file() else [*path.iterdir()] == []
+    path.unlink() if finding == "raw.orphan" else path.rmdir()
+    assert run("undo", store, "--yes").status == 0
+    assert path.is_file() or any(path.iterdir())
+
+
 def test_a_copy_that_no_item_names_proves_nothing(store: Path) -> None:
     raw = index(store).parent.parent / "raw"
     for name in ("one.md", "two.md"):
@@ -299,6 +339,35 @@ def test_a_folder_without_any_row_or_file_goes(store: Path) -> None:
     )
     aged(folder)
     assert done_by(gc(store)) == ["trash-folder"]
+
+
+@pytest.mark.parametrize("finding", WASTE)
+def test_waste_that_is_still_there_is_noticed(finding: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    WASTE[finding](store)
+    before = contents(store)
+    monkeypatch.setattr(ChangeExecutor, "make", lambda *_: None)
+    assert finding in said(run("gc", store, "--only", finding, "--json"), "NotMended", 3)
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize("rest", ["search_text", "embedding", "material", "content", "unreadable", "raw"])
+def test_a_folder_with_anything_in_it_stays(rest: str, store: Path) -> None:
+    a_folder_of_nobody(store)
+    folder = store / KNOWLEDGE / NEW_BASE
+    shutil.rmtree(folder / "raw", ignore_errors=True)
+    tables = ("search_text", "embedding", "search_unit", "material", "content")
+    run_sql(index(store, NEW_BASE), *(f"DELETE FROM {table}" for table in tables if table != rest))
+    if rest == "unreadable":
+        index(store, NEW_BASE).write_bytes(b"SQLite format 3\0" + bytes(5000))
+    if rest == "raw":
+        (folder / "raw").mkdir()
+        (folder / "raw" / "link.txt").symlink_to("gone.txt")
+    aged(folder)
+    document = gc(store, status=1)
+    # Waste among the rows goes by itself.
+    assert "trash-folder" not in done_by(document)
+    assert "--only index.orphan" in left_by(document)["index.orphan"]
+    assert index(store, NEW_BASE).is_file()
 
 
 def test_a_folder_that_was_to_go_and_is_still_there_takes_the_run_back(
@@ -516,6 +585,8 @@ def test_what_may_still_be_right_stays(name: str, store: Path) -> None:
         contents(store)[f"{KNOWLEDGE}/{KB}/.cherry/index.sqlite"]["embedding"]
         == (before[f"{KNOWLEDGE}/{KB}/.cherry/index.sqlite"]["embedding"])
     )
+    if name in ("a vector whose key is bytes", "a vector without a key"):
+        assert "some ids are not text, so what is in use cannot be determined" in left_by(document)[finding]
     if "the" in name.split():
         assert str(document["left"][0]["repair"]) == f"regraft repair {store} --base {KB}"
 

@@ -95,6 +95,27 @@ def test_a_file_that_is_read_with_a_log_while_its_copy_is_made_is_not_replaced(s
     assert contents(store) == before
 
 
+@pytest.mark.parametrize("beside", ["", "-wal", "-journal"])
+def test_a_damaged_file_is_replaced_and_no_log_of_it_is_applied_to_the_new_one(beside: str, store: Path) -> None:
+    damaged = b"SQLite format 3\0" + bytes(range(256)) * 16
+    (store / INDEX).write_bytes(damaged)
+    if beside:
+        magic = {"-wal": "377f0682", "-journal": "d9d505f920a163d7"}[beside]
+        (store / f"{INDEX}{beside}").write_bytes(bytes.fromhex(magic) + bytes(508))
+
+    def replaced(store: Store) -> list[Change]:
+        def make(new: Path) -> None:
+            new.write_bytes(b"new")
+
+        return [FileChange(path=INDEX, actions=toys.done("a new index"), make=make, bytes=10)]
+
+    run_id = change(store, toys.planner(replaced))["undo"]
+    assert [path.name for path in (store / INDEX).parent.iterdir()] == ["index.sqlite"]
+    assert (store / INDEX).read_bytes() == b"new"
+    undo(store, run_id)
+    assert (store / INDEX).read_bytes() == damaged
+
+
 def test_an_undo_whose_plan_is_outdated_is_refused(tmp_path: Path) -> None:
     """The application rebuilds a cache after the person saw what the undo restores."""
     store = planted(tmp_path / "kb", "a full text index of more texts", "a snapshot of an unknown chunk")

@@ -20,6 +20,7 @@ from stand_ins import KILLED, die
 from regraft.disk import durable
 from regraft.ledger.ledger import ChangeLog, Ledger
 from repair.changes import files
+from repair.changes.execution import ChangeExecutor
 from repair.cherry_v2.rules import planner
 
 VECTORS = {"embedding.length", "embedding.non-finite", "embedding.zero"}
@@ -119,6 +120,19 @@ def test_dimensions_are_those_of_the_vectors_that_stay(catalog: str, vector: str
     assert actions(repair(store)) == {"delete-embeddings": 1, "update-bases": 1}
     assert repair(store)["actions"] == []
     assert names(store) == {"embedding.missing"}
+
+
+@pytest.mark.parametrize(
+    "name", ["a foreign trigger", "a gap", "NaN", "a path of an early release", "nobody works", "other dimensions"]
+)
+def test_a_repair_that_mends_nothing_is_noticed(name: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second audit finds what the plan has promised to mend."""
+    PLANTED[name].damage(store)
+    before = state(store)
+    monkeypatch.setattr(ChangeExecutor, "make", lambda *_: None)
+    finding = PLANTED[name].finding
+    assert finding in said(run("repair", store, "--only", finding, "--json"), "NotMended", 3)
+    assert state(store) == before
 
 
 def test_damage_that_no_command_mends_is_left(store: Path) -> None:

@@ -43,10 +43,12 @@ from toys import (
 )
 
 from regraft import identity
+from regraft.identity import replace
 from regraft.ledger import ledger
 from repair.changes import execution
 from repair.changes import undo as undoing
 from repair.changes.plan import Plan, RowsChange
+from repair.changes.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -142,12 +144,60 @@ def test_undo_brings_back_every_row_and_file(store: Path, command: Any) -> None:
     assert not [path for path in store.rglob("*") if path.is_dir() and not any(path.iterdir())]
 
 
+def test_a_run_and_its_undo_name_their_bases_and_actions(store: Path) -> None:
+    def no_base(store: Store) -> Plan:
+        plan = toys.planner(toys.renamed, toys.gone(f"{toys.RAW}/b.txt"))(store)
+        first = replace(plan.changes[0], actions=(replace(plan.changes[0].actions[0], base=None),))
+        return replace(plan, changes=[first, *plan.changes[1:]])
+
+    done = change(store, no_base)
+    assert [(one["base"], one["message"]) for one in done["actions"]] == [
+        (None, "call them renamed"),
+        (toys.KB, f"remove {toys.RAW}/b.txt"),
+    ]
+    assert [one["id"] for one in done["bases"]] == [toys.KB]
+    with untouched(store):
+        planned = undo(store, dry_run=True)
+    assert (planned["undone"], planned["undo"], planned["left"]) == (done["undo"], None, [])
+    assert [(one["base"], one["message"]) for one in planned["actions"]] == [
+        (None, "undo: call them renamed"),
+        (toys.KB, f"undo: remove {toys.RAW}/b.txt"),
+    ]
+    assert [one["id"] for one in planned["bases"]] == [toys.KB]
+    taken_back = undo(store)
+    for key in ("actions", "bases", "left", "undone", "undo"):
+        assert taken_back[key] == planned[key]
+
+
 def test_a_run_is_taken_back_once(store: Path) -> None:
     done = change(store)
     undo(store)
     for run_id in (done["undo"], None, "20200101T000000Z-000000"):
         with fails("RunUnknown"):
             undo(store, run_id)
+
+
+def test_a_run_is_meant_by_its_id_the_start_of_it_or_its_end(store: Path) -> None:
+    before = contents(store)
+    with fails("RunUnknown", match="there is no run to undo"):
+        undo(store)
+    first = change(store, planner(named("one")))["undo"]
+    assert undo(store, first[:-1])["undone"] == first
+    second = change(store, planner(named("two")))["undo"]
+    third = change(store, planner(toys.gone(f"{RAW}/b.txt")))["undo"]
+    after = contents(store)
+    for run_id, problem in (
+        ("2", "several run ids start with 2"),
+        ("nobody", "there is no run nobody"),
+        (first, f"run {first} cannot be undone"),
+    ):
+        for dry_run in (True, False):
+            with fails("RunUnknown", match=problem):
+                undo(store, run_id, dry_run=dry_run)
+    assert contents(store) == after
+    assert undo(store, second.rpartition("-")[2])["undone"] == second
+    assert undo(store, third)["undone"] == third
+    assert contents(store) == before
 
 
 def test_runs_are_taken_back_latest_first(store: Path) -> None:
