@@ -127,6 +127,15 @@ TESTS = {
         "tests/migrators/test_resume.py",
         "tests/migrators/test_odd_sources.py",
     ),
+    "migrators/pipeline/base_writer": (
+        "tests/migrators/test_plan.py",
+        "tests/migrators/test_two_readings.py",
+        "tests/migrators/test_twins.py",
+        "tests/migrators/test_rsclaw.py",
+        "tests/migrators/test_properties.py",
+        "tests/regraft/test_large_texts.py",
+        "tests/migrators/test_carry_text.py",
+    ),
     "migrators/pipeline/packed": ("tests/migrators/test_packed.py", "tests/repair/test_pack.py"),
     "migrators/pipeline/preflight": (
         "tests/migrators/test_room.py",
@@ -145,6 +154,12 @@ TESTS = {
         "tests/migrators/test_target.py",
         "tests/migrators/test_resume.py",
         "tests/regraft/test_faults.py",
+    ),
+    "migrators/pipeline/session": (
+        "tests/migrators/test_target.py",
+        "tests/regraft/test_unfinished.py",
+        "tests/repair/test_hostile_links.py",
+        "tests/migrators/test_resume.py",
     ),
     "migrators/pipeline/source_files": ("tests/migrators/test_helping.py", "tests/migrators/test_items.py"),
     "migrators/pipeline/workers": (
@@ -180,6 +195,7 @@ TESTS = {
         "tests/repair/test_mend_catalog.py",
         "tests/repair/test_moved_sources.py",
         "tests/regraft/test_readable_paths.py",
+        "tests/checks/test_foreign_schema.py",
         "tests/repair/test_repair.py",
     ),
     "checks/cherry_v2/": (

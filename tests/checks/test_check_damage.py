@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
 from audits import audit
+from faults import untouched
 from harness import run
 from planted_v2 import KB, index, run_sql
 
@@ -37,6 +40,50 @@ def test_the_damage_is_real(healthy: Path, tmp_path: Path) -> None:
         if audit.state(copy) != before:
             found += run("check", copy, "--deep").status
     assert found >= 20
+
+
+def unreadable(library: Path) -> str:
+    """Return what is said of the one index that cannot be read."""
+    found = run("check", library, "--json").document["findings"]
+    [message] = [one["message"] for one in found if (one["name"], one["base"]) == ("file.unreadable", KB)]
+    return message
+
+
+@pytest.mark.parametrize(("cut", "said"), [(1, "1 byte"), (100, "100 bytes"), (2 * 4096, "8,192 bytes")])
+def test_what_is_missing_at_the_end_of_a_file_is_counted(cut: int, said: str, healthy: Path, tmp_path: Path) -> None:
+    """SQLite itself reads zeros in the place of the rest of a page."""
+    path = index(shutil.copytree(healthy, tmp_path / "library"))
+    os.truncate(path, path.stat().st_size - cut)
+    with untouched(path.parent):
+        assert f"{said} at its end are missing" in unreadable(tmp_path / "library")
+
+
+def test_the_pages_that_a_header_counts_are_believed_if_its_counters_agree(healthy: Path, tmp_path: Path) -> None:
+    """Writers before SQLite 3.7 counted no pages, and left the number that they found."""
+    path = index(shutil.copytree(healthy, tmp_path / "library"))
+    data = bytearray(path.read_bytes())
+    (pages,) = struct.unpack_from(">L", data, 28)
+    struct.pack_into(">L", data, 28, pages + 3)
+    path.write_bytes(data)
+    assert "12,288 bytes at its end are missing" in unreadable(tmp_path / "library")
+    struct.pack_into(">L", data, 92, struct.unpack_from(">L", data, 24)[0] + 1)
+    path.write_bytes(data)
+    assert "file.unreadable" not in {
+        one["name"] for one in run("check", tmp_path / "library", "--json").document["findings"]
+    }
+
+
+@pytest.mark.parametrize("size", [0, 2, 256, 1000, 4097])
+def test_of_a_file_with_an_impossible_page_size_nothing_is_said_to_be_missing(
+    size: int, healthy: Path, tmp_path: Path
+) -> None:
+    path = index(shutil.copytree(healthy, tmp_path / "library"))
+    data = bytearray(path.read_bytes())
+    struct.pack_into(">H", data, 16, size)
+    path.write_bytes(data + b"x")
+    message = unreadable(tmp_path / "library")
+    assert "missing" not in message
+    assert "not a database" in message
 
 
 def test_a_view_without_end_in_place_of_a_table(healthy: Path, tmp_path: Path) -> None:

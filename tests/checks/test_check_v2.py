@@ -177,6 +177,17 @@ def test_a_reference_that_no_other_finding_names(store: Path) -> None:
     assert "file.corrupt" in {finding["name"] for finding in found(store, "--deep")}
 
 
+def test_wrong_units_and_bodies_are_found_where_the_text_is_wrong_too(store: Path) -> None:
+    run_sql(
+        index(store),
+        "UPDATE content SET text = text || 'x'",
+        "UPDATE search_unit SET unit_id = 'x' WHERE rowid = 2",
+        "UPDATE search_text SET search_text_id = 'x' WHERE rowid = 3",
+        "UPDATE search_text SET embedding_text_hash = 'x' WHERE rowid = 4",
+    )
+    assert {"content.hash", "unit.id", "body.id", "body.hash"} <= {finding["name"] for finding in found(store)}
+
+
 def test_what_is_in_a_folder_of_no_base_is_listed_with_the_folder(store: Path) -> None:
     plant("a folder of no base", store)
     run_sql(index(store, STRAY_BASE), f"UPDATE meta SET base_id = '{STRAY_BASE}'")

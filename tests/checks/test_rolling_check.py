@@ -421,6 +421,24 @@ def test_of_two_runs_one_is_refused(store: Path) -> None:
     assert part(store, "1/4")[0].number == 2
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks, and no fork")
+def test_a_run_that_is_refused_leaves_the_other_one_its_lock(store: Path) -> None:
+    """A process that closes a file loses every lock that it has on it, also those of another open file."""
+    part(store, "1/4")
+    state = own_state(store)
+
+    def find_locked() -> None:
+        locked = pytest.raises(sqlite3.OperationalError, match="locked")
+        with closing(sqlite3.connect(state, isolation_level=None, timeout=0)) as db, locked:
+            db.execute("BEGIN IMMEDIATE")
+
+    with open_part(store, state, None, Fraction(1, 4), 0):
+        assert forked(find_locked) == 0
+        with pytest.raises(CheckStateLocked, match=re.escape(str(state))):
+            part(store, "1/4")
+        assert forked(find_locked) == 0
+
+
 def header(sql: str) -> Callable[[Path], object]:
     return lambda state: query(state, sql)
 

@@ -234,3 +234,18 @@ def test_vectors_of_a_whole_index_are_counted_by_norm(store: Path) -> None:
 def test_vectors_that_may_have_a_finding_are_not_uniform(statement: str, store: Path) -> None:
     run_sql(index(store), statement)
     assert uniform(store, None) is None
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+def test_statements_are_interrupted_while_they_are_watched_and_not_afterwards() -> None:
+    long = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 50000) SELECT count(*) FROM n"
+    with closing(apsw.Connection(":memory:")) as db:
+        with FindingCollector(max_duration=-1).watched(db, 0), pytest.raises(apsw.InterruptError):
+            db.execute(long)
+        with FindingCollector(max_duration=3600).watched(db, 0):
+            assert db.execute(long).get == 50_000
+        with FindingCollector(max_duration=-1).watched(db, 0):
+            pass
+        assert db.execute(long).get == 50_000

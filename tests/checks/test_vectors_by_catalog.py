@@ -233,3 +233,16 @@ def test_a_mix_is_counted_by_kind(store: Path) -> None:
     assert sorted(counted["embedding.non-finite"]) == [(1, True), (3, False)]
     assert counted["embedding.zero"] == [(1, False)]
     assert counted["embedding.length"] == [(2, False)]
+
+
+def test_where_the_catalog_states_none_of_several_lengths_no_command_is_offered(store: Path) -> None:
+    state_dimensions(store, 768)
+    put(store, floats(*[0.5] * 16))
+    before = vectors(store)
+    finding = found(store)["base.dimensions"]
+    assert finding["repair"] is None
+    assert finding["message"].startswith(
+        f"the catalog says 768 dimensions, and {len(before)} of {len(before)} vectors have others: "
+    )
+    assert "base.dimensions" in {one["finding"] for one in run("repair", store, "--json").document["left"]}
+    assert vectors(store) == before

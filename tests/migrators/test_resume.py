@@ -489,7 +489,11 @@ def test_the_exit_status_of_a_dry_run_is_that_of_a_real_one(source: Source, tmp_
     (source.folder / "Files" / "f2.txt").unlink()
     arguments = ("--base", "beta", "--json")
     planned = migrate(source.folder, tmp_path / "library", "--dry-run", *arguments)
-    assert planned.status == migrate(source.folder, tmp_path / "library", *arguments).status == 1
+    assert not (tmp_path / "library").exists()
+    done = migrate(source.folder, tmp_path / "library", *arguments)
+    assert planned.status == done.status == 1
+    for document in (planned.document, done.document):
+        assert [one["code"] for one in document["warnings"]] == ["renamed_files", "missing_upload"]
 
 
 @pytest.mark.parametrize("changed", [False, True])

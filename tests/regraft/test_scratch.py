@@ -317,6 +317,7 @@ def test_what_cannot_be_removed_stays_for_the_next_run(root: Path, monkeypatch: 
 
 def test_no_temporary_folder_is_no_error(tmp_path: Path) -> None:
     scratch.remove_leftovers(tmp_path / "missing")
+    assert [*tmp_path.iterdir()] == []
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

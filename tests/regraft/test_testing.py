@@ -38,7 +38,21 @@ TestStore.settings = machine_settings
 
 
 def test_a_few_runs_of_the_machine() -> None:
-    run_state_machine_as_test(Machine, settings=settings(machine_settings, max_examples=2))
+    called: set[str] = set()
+
+    class Noting(Machine):
+        """The machine, which notes what it has its store do."""
+
+        def rebuild(self, material: MaterialInput) -> None:
+            called.add("rebuild")
+            super().rebuild(material)
+
+        def delete(self, material_ids: list[str]) -> None:
+            called.add("delete")
+            super().delete(material_ids)
+
+    run_state_machine_as_test(Noting, settings=settings(machine_settings, max_examples=2))
+    assert called == {"rebuild", "delete"}
 
 
 class Forgetful(IndexStoreMachine):

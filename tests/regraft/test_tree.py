@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sqlite3
 import struct
@@ -16,7 +17,16 @@ import pytest
 from harness import REPO, run
 
 from regraft.disk import checksums, links
-from regraft.disk.trees import FolderTree, ZipTree, is_plain_name, join_path, open_tree
+from regraft.disk.trees import (
+    FolderTree,
+    SourceReadFailed,
+    ZipTree,
+    copy_from_tree,
+    copy_stream,
+    is_plain_name,
+    join_path,
+    open_tree,
+)
 from regraft.disk.zip_directory import BOMB_BYTES
 from regraft.errors import ArchiveEncrypted, ArchiveUnsafe, RegraftError, SourceUnreadable
 
@@ -219,6 +229,20 @@ def test_names_are_found_whatever_their_normalisation(tmp_path: Path, on_disk: s
     with tree.local(wanted, None) as local:
         assert local.read_bytes() == b"found"
     assert tree.kind(wanted + "x") is None
+
+
+def test_names_in_several_folders_are_found_also_after_a_change(tmp_path: Path) -> None:
+    """What a folder holds is remembered for the next name, as long as nothing is added to it."""
+    decomposed = [unicodedata.normalize("NFD", name) for name in ("é", "ü", "ñ")]
+    for folder, name in (("a", decomposed[0]), ("b", decomposed[1])):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(folder)
+        os.utime(tmp_path / folder, (1, 1))
+    tree = FolderTree(tmp_path)
+    assert [tree.kind(name) for name in ("a/é", "a/ü", "b/ü", "b/é", "a/é")] == ["file", None, "file", None, "file"]
+    (tmp_path / "a" / decomposed[2]).write_text("new")
+    os.utime(tmp_path / "a", (2, 2))
+    assert [tree.kind(name) for name in ("a/ñ", "a/é", "b/ñ")] == ["file", "file", None]
 
 
 def test_the_exact_name_wins_over_a_normalised_one(tmp_path: Path) -> None:
@@ -537,6 +561,21 @@ def test_damage_inside_a_member_shows_when_it_is_read(tmp_path: Path) -> None:
             pass
         with tree.open("other") as file:
             assert file.read() == b"fine"
+
+
+def test_a_copy_says_why_the_source_could_not_be_read_and_leaves_nothing(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.zip", {"data.json": b"0123456789" * 10}, zipfile.ZIP_STORED)
+    path.write_bytes(path.read_bytes().replace(b"0123456789", b"0123456X89", 1))
+    with opened(path) as tree, pytest.raises(SourceReadFailed, match=r"^data\.json is damaged: Bad CRC-32"):
+        copy_from_tree(tree, "data.json", tmp_path / "folder" / "copy")
+    assert [*(tmp_path / "folder").iterdir()] == []
+
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            raise OSError(errno.EIO, "Input/output error", "secret")
+
+    with pytest.raises(SourceReadFailed, match=r"^Input/output error$"):
+        copy_stream(Failing(), tmp_path / "folder" / "copy")
 
 
 def test_a_packing_that_nobody_reads(tmp_path: Path) -> None:

@@ -180,6 +180,35 @@ def test_forged_headers_cannot_make_it_read_again_and_again(tmp_path: Path, monk
         salvaged(tmp_path, forged + bytes(rest))
 
 
+def test_a_salvaged_archive_says_what_it_takes_to_read_it_and_can_be_salvaged_again(tmp_path: Path) -> None:
+    """Its members have sizes of 64 bits, which readers know since version 4.5 of the format."""
+    salvaged(tmp_path, archive()[:-22])
+    made = (tmp_path / "new.zip").read_bytes()
+    for member in headers(made):
+        assert (member.create_version, member.extract_version, member.create_system) == (45, 45, 0)
+        assert made[member.header_offset : member.header_offset + 6] == struct.pack("<4sH", b"PK\3\4", 45)
+    (tmp_path / "again").mkdir()
+    found, told = salvaged(tmp_path / "again", made[: directory_of(made)])
+    assert found == MEMBERS
+    assert (told.whole, told.lost, told.missing) == (5, 0, {})
+
+
+def test_large_sizes_are_found_behind_other_extra_fields(tmp_path: Path) -> None:
+    """A field of times comes first; a field with one size alone is not enough to find the end of the data."""
+    times, sizes = struct.pack("<2H5x", 0x5455, 5), struct.pack("<2H2Q", 1, 16, 7, 7)
+    members = [(b"a", times + sizes), (b"b", times + struct.pack("<2HQ", 1, 8, 7)), (b"c", sizes + times)]
+    data = b"".join(
+        struct.pack("<4s5H3L2H", b"PK\3\4", 45, 0, 0, 0, 0, zlib.crc32(b"content"), *[0xFFFFFFFF] * 2, 1, len(extra))
+        + name
+        + extra
+        + b"content"
+        for name, extra in members
+    )
+    found, told = salvaged(tmp_path, data)
+    assert found == {"a": b"content", "c": b"content"}
+    assert told.whole == 2
+
+
 def test_noise_is_no_archive(tmp_path: Path) -> None:
     for number, data in enumerate((b"", b"PK\3\4", b"PK\3\4" * 1000, random.Random(1).randbytes(50_000))):
         (tmp_path / str(number)).mkdir()

@@ -723,7 +723,9 @@ def test_under_a_running_application_nothing_is_changed(stranded):
     (stranded / "SingletonLock").symlink_to(f"{os.uname().nodename}-{os.getpid()}")
     with untouched(stranded):
         said(rescue(stranded), "ApplicationOpen", REFUSED)
-    assert rescue(stranded, "--dry-run").status in (0, 1)
+        planned = rescue(stranded, "--dry-run")
+    assert (planned.status, planned.document["run"]["dry_run"]) == (0, True)
+    assert planned.document["actions"] != []
 
 
 def test_a_database_in_use_is_refused_before_anything_is_written(stranded, monkeypatch):
