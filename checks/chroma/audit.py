@@ -163,7 +163,7 @@ def _check_segments(state: _StoreAudit, collections: list[ChromaCollection]) -> 
     for one in collections:
         for scope, key in (("VECTOR", one.vectors), ("METADATA", one.metadata)):
             if key is None:
-                message = tr("it has no {scope} segment", scope=scope)
+                message = tr("it has no {scope} segment of its own", scope=scope)
                 state.findings.add(chroma.COLLECTION_INCOMPLETE, message, base=one.id)
         if not is_segment_name(one.vectors or "0"):
             message = tr("the id of its VECTOR segment is not the name of a folder")
@@ -178,6 +178,11 @@ def _check_queue(state: _StoreAudit, collections: list[ChromaCollection]) -> Non
         if str(collection) not in known:
             message = tr("{n} in the queue of a collection that does not exist")
             state.findings.add(chroma.QUEUE_ORPHAN, message, noun="operation", sample=collection, count=int(str(count)))
+    invalid = f"SELECT count(*) FROM embeddings_queue WHERE {database.INVALID_OPERATION}"
+    number = int(str(state.db.execute(invalid).get))
+    if number:
+        message = tr("{n} in the queue with a number or code that Chroma never writes")
+        state.findings.add(chroma.UNREADABLE, message, noun="operation", sample=database.FILE, count=number)
 
 
 def _check_application(state: _StoreAudit, collections: list[ChromaCollection]) -> None:
@@ -203,7 +208,7 @@ def _check_full_text(state: _StoreAudit) -> None:
 
 def count_byte_numbers(db: apsw.Connection) -> tuple[int, int]:
     """Count the sequence numbers that are stored as bytes, and as integers."""
-    query = """SELECT total(typeof(seq_id) = 'blob'), total(typeof(seq_id) = 'integer') FROM
+    query = """SELECT total(typeof(seq_id) = 'blob' AND length(seq_id) = 8), total(typeof(seq_id) = 'integer') FROM
                (SELECT seq_id FROM embeddings UNION ALL SELECT seq_id FROM max_seq_id)"""
     row: Any = db.execute(query).fetchone()
     return int(row[0]), int(row[1])

@@ -26,7 +26,7 @@ import numpy as np
 
 from checks.chroma import findings as chroma
 from regraft import identity
-from regraft.disk import durable, sqlite, untrusted_sqlite
+from regraft.disk import durable, file_paths, sqlite, untrusted_sqlite
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import ModelDiffers, RegraftError, SourceUnreadable, TargetLocked
 from regraft.formats.chroma import core, database, label_map
@@ -121,7 +121,7 @@ class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
                 open_collection(db, self.of, self.root) as state,
             ):
                 count = self._stage(db, state, place / "staged.sqlite")
-                links = 16 if state.segment is None else state.segment.header.links
+                links = self.of.links if state.segment is None else state.segment.header.links
                 built = core.run_in_child(
                     _build, place / "built", place / "staged.sqlite", count, self.of.distance, links
                 )
@@ -349,22 +349,27 @@ def plan_new_segment(
     size = files.size_on_disk(folder) if is_there else 0
     drops = state.labels is None or (not job.keeps_unproven and state.count_origin(Origin.UNPROVEN) > 0)
     if is_there and drops:
-        yield _keep_files(folder, of, size)
+        yield from _keep_files(folder, of, size)
     vectors = count * (4 * (state.dimension or 0) + 8)
     yield FileChange(path=of.vectors, actions=actions, make=job.write, bytes=3 * max(size, vectors))
 
 
-def _keep_files(folder: Path, of: ChromaCollection, size: int) -> FileChange:
-    """Plan a copy of the old segment beside the new one. No command removes it: it may be the last copy of vectors."""
+def _keep_files(folder: Path, of: ChromaCollection, size: int) -> Iterator[FileChange]:
+    """Plan a copy of the old segment beside the new one. No command removes it: it may be the last copy of vectors.
+
+    A run that failed after it made the copy leaves it, so an equal one is enough.
+    """
     name, number = f"{folder.name}.unproven", 1
-    while (folder.parent / name).exists():
+    while file_paths.exists(folder.parent / name):
+        if files.bytes_fingerprint(folder.parent / name) == files.bytes_fingerprint(folder):
+            return
         number += 1
         name = f"{folder.name}.unproven-{number}"
     message = tr(
         "keep the old segment of {name} as {path}, because it has vectors that are not proven", name=of.name, path=name
     )
     action = Action(action="keep-segment", message=message, base=of.id, subject=name)
-    return FileChange(path=name, actions=(action,), make=partial(durable.copy_tree, folder), bytes=size)
+    yield FileChange(path=name, actions=(action,), make=partial(durable.copy_tree, folder), bytes=size)
 
 
 _BUSY_MS = 60_000

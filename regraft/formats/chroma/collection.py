@@ -24,6 +24,7 @@ from typing import Any
 import apsw
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from regraft.disk import file_paths, links, sqlite
 from regraft.errors import RegraftError
@@ -170,9 +171,8 @@ class CollectionState:
         Versions up to 0.4 have the last operation that a segment includes in its label map alone. If that cannot be
         read, the segment is taken to include all of them: a new one then gets every vector of the queue.
         """
-        query = f"SELECT max(seq_id) FROM embeddings_queue WHERE {database.TOPIC_COLLECTION} = ?"
-        found: Any = self._db.execute(query, (self.of.id,)).get
-        return max(found, 0) if isinstance(found, int) else 0
+        query = f"SELECT max(seq_id) {database.PENDING}"
+        return database.read_number(self._db.execute(query, (self.of.id, 0)).get) or 0
 
     def _read_segment(self) -> None:
         folder = self.folder
@@ -182,14 +182,18 @@ class CollectionState:
                 self.segment_problem = tr("its folder does not exist")
             return
         try:
-            self.segment = open_segment(folder, self.of.dimension)
+            self.segment = open_segment(folder, self.of.dimension, self.of.links)
             self._read_elements(self.segment)
         except (SegmentProblem, OSError) as error:
             self.segment, self.segment_problem = None, str(error)
             return
-        if not self.segment.count:
+        has_labels = file_paths.exists(folder / label_map.FILE)
+        if not self.segment.count and not (self.segment.room and has_labels):
+            if not self.segment.problems and not has_labels:
+                # Chroma reads no other file of a segment that was never written to.
+                self.segment = None
             return
-        if database.read_applied(self._db, self.of.vectors) is None and not file_paths.exists(folder / label_map.FILE):
+        if database.read_applied(self._db, self.of.vectors) is None and not has_labels:
             # Nothing was ever written to the segment, or a version up to 0.4 keeps every operation in the queue.
             self.segment, self._unwritten = None, self.segment
             return
@@ -202,9 +206,28 @@ class CollectionState:
         else:
             self._scratch.execute("CREATE INDEX label_label ON label (label)")
             self._scratch.execute("CREATE INDEX reverse_label ON reverse (label)")
+            self._read_uncounted(self.segment)
 
-    def _read_elements(self, segment: SegmentFiles) -> None:
-        """Record position, label and deletion mark of each element of the segment."""
+    def _read_uncounted(self, segment: SegmentFiles) -> None:
+        """Read elements beyond the count of the header, if the label map has their labels and no other element does.
+
+        A header that is older than the other files counts too few.
+        """
+        lacking = "SELECT label FROM label WHERE label NOT IN (SELECT label FROM element)"
+        if segment.count == segment.room or self._scratch.execute(f"{lacking} LIMIT 1").get is None:
+            return
+        counted, bad_links = segment.count, self.bad_links
+        self._scratch.execute(f"CREATE TABLE lacking AS {lacking}")
+        self._insert_elements(structs.replace(segment, count=segment.room))
+        of_others = "position >= ?1 AND label NOT IN (SELECT label FROM lacking)"
+        self._scratch.execute(f"DELETE FROM element WHERE {of_others}", (counted,))
+        last: Any = self._scratch.execute("SELECT max(position) FROM element WHERE position >= ?", (counted,)).get
+        self.bad_links = bad_links
+        if last is not None:
+            self.segment, self.bad_links = segment.with_count(last + 1), 0
+
+    def _insert_elements(self, segment: SegmentFiles) -> None:
+        self._scratch.execute("DELETE FROM element")
         with sqlite.transaction(self._scratch):
             for block in segment.blocks():
                 # Larger numbers than SQLite's are no labels of Chroma's.
@@ -213,6 +236,10 @@ class CollectionState:
                 rows = zip(positions, labels, block.is_deleted.tolist(), strict=True)
                 self._scratch.executemany("INSERT INTO element VALUES (?, ?, ?)", rows)
                 self.bad_links += int((~block.has_valid_links).sum())
+
+    def _read_elements(self, segment: SegmentFiles) -> None:
+        self._insert_elements(segment)
+        with sqlite.transaction(self._scratch):
             if segment.is_derived:
                 # Without a header, the number of elements is unknown: unused space follows them.
                 first = "SELECT min(position) FROM element GROUP BY label"
@@ -259,7 +286,8 @@ class CollectionState:
         """Yield queued operations of the collection: number, code, id, and whether it has a vector."""
         rows = self._db.execute(
             "SELECT seq_id, operation, CAST(id AS TEXT), vector IS NOT NULL FROM embeddings_queue "
-            f"WHERE seq_id {condition} ?1 AND {database.TOPIC_COLLECTION} = ?2 ORDER BY seq_id",
+            f"WHERE seq_id {condition} ?1 AND {database.TOPIC_COLLECTION} = ?2 AND NOT {database.INVALID_OPERATION} "
+            "ORDER BY seq_id",
             (self.applied, self.of.id),
         )
         for number, code, key, has_vector in rows:
@@ -289,7 +317,7 @@ class CollectionState:
         if code == database.UPDATE or last is None:
             return (code == database.UPDATE) == (last is not None)
         # Every operation on an entry that had an effect gives it its number.
-        return number <= (int.from_bytes(last, "big") if isinstance(last, bytes) else last)
+        return number <= (database.read_number(last) or 0)
 
     def _replay_queue(self) -> None:
         """Apply the operations that the segment does not have yet, by Chroma's rules."""
@@ -436,9 +464,8 @@ class CollectionState:
     def sequence_number_of(self, key: str) -> int:
         """Return the number of the last operation of an id that the segment includes; at least 0."""
         query = "SELECT seq_id FROM embeddings WHERE segment_id = ? AND embedding_id = ?"
-        found: Any = self._db.execute(query, (self.of.metadata, key)).get
-        number = int.from_bytes(found, "big") if isinstance(found, bytes) else found
-        return number if isinstance(number, int) and 0 < number < self.applied else max(0, self.applied)
+        number = database.read_number(self._db.execute(query, (self.of.metadata, key)).get)
+        return number if number is not None and 0 < number < self.applied else max(0, self.applied)
 
     # --- vectors ----------------------------------------------------------------------------------------------------
 
@@ -585,7 +612,7 @@ def open_places(db: apsw.Connection, of: ChromaCollection, root: Path) -> Iterat
         state = CollectionState(db=db, of=of, root=root, scratch=scratch)
         try:
             if state.folder is not None and state.folder.is_dir():
-                state.segment = open_segment(state.folder, of.dimension)
+                state.segment = open_segment(state.folder, of.dimension, of.links)
             yield state
         finally:
             state.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -16,6 +17,7 @@ from typing import Any
 
 import apsw
 import msgspec
+from msgspec import structs
 
 from regraft.disk import file_paths, sqlite
 from regraft.formats import json_text
@@ -55,10 +57,18 @@ DISTANCES = ("l2", "cosine", "ip")
 HEADER_FILE, ELEMENTS_FILE, NORMS_FILE, UPPER_FILE = "header.bin", "data_level0.bin", "length.bin", "link_lists.bin"
 #: Operations in the queue after which Chroma writes a segment, if the collection does not say.
 _SYNC_THRESHOLD = 1000
+#: Bytes of the number of an operation in versions before 1.0.
+_NUMBER_BYTES = (8, 24)
+#: Links of an element on upper levels (M) if the collection does not say, and the most that are believed.
+DEFAULT_LINKS, MOST_LINKS = 16, 4096
 #: Characters of the id of a collection or a segment.
 _ID_CHARACTERS = 36
 #: SQL: the collection of an operation in the queue, whose id ends the topic.
 TOPIC_COLLECTION = f"substr(topic, -{_ID_CHARACTERS})"
+#: SQL: whether an operation in the queue has a number or a code that Chroma never writes.
+INVALID_OPERATION = (
+    f"(typeof(seq_id) <> 'integer' OR coalesce(operation, -1) NOT IN ({ADD}, {UPDATE}, {UPSERT}, {DELETE}))"
+)
 #: Chroma database that is used by default.
 _DEFAULT_DATABASE = "00000000-0000-0000-0000-000000000000"
 
@@ -80,6 +90,8 @@ class ChromaCollection(msgspec.Struct, frozen=True, kw_only=True):
     distance: str | None = "l2"
     #: Operations in the queue after which Chroma writes the segment.
     sync_threshold: int = _SYNC_THRESHOLD
+    #: Links of an element on upper levels (M).
+    links: int = DEFAULT_LINKS
 
 
 class ChromaEntry(msgspec.Struct, frozen=True):
@@ -143,9 +155,11 @@ def find_collection(db: apsw.Connection, name: str) -> ChromaCollection | None:
 
 
 def list_collections(db: apsw.Connection) -> list[ChromaCollection]:
-    """Return all collections by name."""
+    """Return all collections by name. A vector segment that several of them refer to belongs to none of them."""
     keys = [str(key) for (key,) in db.execute("SELECT CAST(id AS TEXT) FROM collections ORDER BY name, id")]
-    return [read_collection(db, key) for key in keys]
+    found = [read_collection(db, key) for key in keys]
+    owners = Counter(one.vectors for one in found)
+    return [one if owners[one.vectors] == 1 else structs.replace(one, vectors=None) for one in found]
 
 
 def read_collection(db: apsw.Connection, key: str) -> ChromaCollection:
@@ -153,7 +167,7 @@ def read_collection(db: apsw.Connection, key: str) -> ChromaCollection:
     row: Any = db.execute("SELECT name, dimension FROM collections WHERE CAST(id AS TEXT) = ?", (key,)).fetchone()
     found = "SELECT scope, CAST(id AS TEXT) FROM segments WHERE CAST(collection AS TEXT) = ?"
     segments = dict(db.execute(found, (key,)))
-    distance, threshold = read_settings(db, key)
+    distance, threshold, links = read_settings(db, key)
     return ChromaCollection(
         id=key,
         name=str(row[0]),
@@ -162,11 +176,12 @@ def read_collection(db: apsw.Connection, key: str) -> ChromaCollection:
         metadata=segments.get("METADATA"),
         distance=distance,
         sync_threshold=threshold,
+        links=links,
     )
 
 
-def read_settings(db: apsw.Connection, key: str) -> tuple[str | None, int]:
-    """Return the distance and the sync threshold of a collection.
+def read_settings(db: apsw.Connection, key: str) -> tuple[str | None, int, int]:
+    """Return the distance, the sync threshold and M of a collection.
 
     Metadata takes precedence over the configuration, as in Chroma. Versions from 1.0 on write the configuration, from
     1.3 on the schema.
@@ -178,18 +193,24 @@ def read_settings(db: apsw.Connection, key: str) -> tuple[str | None, int]:
         text: Any = db.execute(f"SELECT {column} FROM collections WHERE CAST(id AS TEXT) = ?", (key,)).get
         for path in (("hnsw_configuration",), ("hnsw",), _VECTOR_INDEX, (*_VECTOR_INDEX, "hnsw")):
             inner = _find_in(_decode(text), path)
-            found |= {name: inner[name] for name in ("space", "sync_threshold") if inner.get(name) is not None}
+            found |= {name: inner[name] for name in _SETTINGS if inner.get(name) is not None}
     if _columns(db, "collection_metadata"):
         query = (
             "SELECT key, coalesce(str_value, int_value) FROM collection_metadata WHERE CAST(collection_id AS TEXT) = ?"
         )
-        for name, value in db.execute(f"{query} AND key IN ('hnsw:space', 'hnsw:sync_threshold')", (key,)):
+        for name, value in db.execute(f"{query} AND key IN ('hnsw:space', 'hnsw:sync_threshold', 'hnsw:M')", (key,)):
             found[str(name).removeprefix("hnsw:")] = value
     distance, threshold = found.get("space", "l2"), found.get("sync_threshold", _SYNC_THRESHOLD)
+    links = found.get("M", found.get("max_neighbors"))
     return (
         distance if distance in DISTANCES else None,
         threshold if isinstance(threshold, int) and threshold > 0 else _SYNC_THRESHOLD,
+        links if isinstance(links, int) and 0 < links <= MOST_LINKS else DEFAULT_LINKS,
     )
+
+
+#: Settings of the vector index that are read. Versions from 1.0 on call M ``max_neighbors``.
+_SETTINGS = ("space", "sync_threshold", "M", "max_neighbors")
 
 
 def read_model(db: apsw.Connection, of: ChromaCollection) -> tuple[str, str] | None:
@@ -365,10 +386,16 @@ def read_applied(db: apsw.Connection, segment: str | None) -> int | None:
     done: Any = db.execute("SELECT seq_id FROM max_seq_id WHERE segment_id = ?", (segment,)).get
     if done is None:
         return None
-    after = int.from_bytes(done, "big") if isinstance(done, bytes) else done
-    if not isinstance(after, int) or not -1 <= after < 1 << 63:
+    after = read_number(done)
+    if after is None:
         raise ChromaProblem(tr("max_seq_id has an invalid value"))
     return after
+
+
+def read_number(value: Any) -> int | None:
+    """Return the number of an operation, which versions before 1.0 store as bytes; None if the value is none."""
+    number = int.from_bytes(value, "big") if isinstance(value, bytes) and len(value) in _NUMBER_BYTES else value
+    return number if isinstance(number, int) and -1 <= number < 1 << 63 else None
 
 
 def stores_numbers_as_bytes(db: apsw.Connection) -> bool:
@@ -381,7 +408,7 @@ def stores_numbers_as_bytes(db: apsw.Connection) -> bool:
 
 
 #: SQL: operations of a collection (``?1``) after a number (``?2``).
-PENDING = f"FROM embeddings_queue WHERE seq_id > ?2 AND {TOPIC_COLLECTION} = ?1"
+PENDING = f"FROM embeddings_queue WHERE seq_id > ?2 AND {TOPIC_COLLECTION} = ?1 AND NOT {INVALID_OPERATION}"
 
 
 def _has_pending(db: apsw.Connection, of: ChromaCollection) -> bool:
@@ -416,6 +443,7 @@ def _apply_operations(entry: ChromaEntry | None, operations: list[_Operation], k
             before = {} if entry is None else {DOCUMENT: entry.document, **entry.metadata}
             values = {name: value for name, value in (before | one.metadata).items() if value is not None}
             document = values.pop(DOCUMENT, None)
+            document = None if document is None else str(document)
             entry = ChromaEntry(key if entry is None else entry.id, document, values)
     return entry
 

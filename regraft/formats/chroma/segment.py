@@ -14,9 +14,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from regraft.disk import file_paths, links
-from regraft.formats.chroma.database import ELEMENTS_FILE, HEADER_FILE, NORMS_FILE, UPPER_FILE
+from regraft.formats.chroma.database import (
+    DEFAULT_LINKS,
+    ELEMENTS_FILE,
+    HEADER_FILE,
+    MOST_LINKS,
+    NORMS_FILE,
+    UPPER_FILE,
+)
 from regraft.language import format_count, tr
 
 #: Version, offset, capacity, elements, bytes of an element, offsets of its label and vector, highest level, entry
@@ -25,9 +33,8 @@ _HEADER = struct.Struct("<iQQQQQQiIQQQdQ")
 _VERSION = 1
 #: hnswlib's delete mark in the link count of an element, and the bits of the count.
 _DELETED, _COUNT = 1 << 16, 0xFFFF
-#: Limits of M and of the dimensions that are believed.
-_MAX_M, _MAX_DIMENSION = 4096, 1 << 20
-_DEFAULT_M = 16
+#: Most dimensions that are believed.
+_MAX_DIMENSION = 1 << 20
 #: Bytes that are read at once: few enough to stay in the processor's cache while they are used.
 _BLOCK_BYTES = 1 << 18
 _WORD = struct.Struct("<I")
@@ -93,12 +100,20 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
     header: Header
     #: Elements whose bytes are in the file, at most the header's count.
     count: int
+    #: Elements that the file has room for. Versions before 1.0 write unused space after the last element.
+    room: int
     #: Norms whose bytes are in the file.
     norms: int
     #: What contradicts the header, as messages.
     problems: tuple[str, ...] = ()
     #: Whether the header was derived from the sizes of the files, because there is no usable one.
     is_derived: bool = False
+
+    def with_count(self, count: int) -> SegmentFiles:
+        """Return the same files with another number of elements than the header has."""
+        found = tr("{name}: it counts {found}, and the label map has more", name=HEADER_FILE, found=self.header.count)
+        header = structs.replace(self.header, count=count)
+        return structs.replace(self, header=header, count=count, problems=(*self.problems, found))
 
     @property
     def _layout(self) -> Any:
@@ -194,12 +209,13 @@ def _read_upper_levels(file: BufferedReader, header: Header) -> int:
     return int(levels)
 
 
-def open_segment(folder: Path, dimension: int | None) -> SegmentFiles:
+def open_segment(folder: Path, dimension: int | None, links_of: int = DEFAULT_LINKS) -> SegmentFiles:
     """Read the header of a segment and the sizes of its files.
 
     Args:
         folder: the segment's folder; a link, or a file that is one, is not followed.
         dimension: that of the collection; None: unknown.
+        links_of: M in the settings of the collection, which is used if the header cannot be.
 
     Raises:
         SegmentProblem: there are no elements that can be read.
@@ -220,31 +236,40 @@ def open_segment(folder: Path, dimension: int | None) -> SegmentFiles:
             dimension=dimension,
         )
         header = None
+    # Chroma writes whole elements. The settings decide only if they explain the size of the file, and the header does not.
+    if header is not None and size % header.element_bytes and not size % _element_size(links_of, header.dimension):
+        problem = tr("its sizes contradict the size of {name}", name=ELEMENTS_FILE)
+        header = None
     if header is None:
-        return derive_segment(folder, size, norms, dimension, str(problem))
-    count = min(header.count, size // header.element_bytes)
+        return derive_segment(folder, size, norms, dimension, links_of, str(problem))
+    room = size // header.element_bytes
+    count = min(header.count, room)
     problems = []
     if count < header.count:
         missing = format_count(header.count - count, "element")
         problems.append(tr("{name} ends before the last {missing}", name=ELEMENTS_FILE, missing=missing))
-    return SegmentFiles(folder=folder, header=header, count=count, norms=norms, problems=tuple(problems))
+    return SegmentFiles(folder=folder, header=header, count=count, room=room, norms=norms, problems=tuple(problems))
 
 
-def derive_segment(folder: Path, size: int, norms: int, dimension: int | None, problem: str) -> SegmentFiles:
-    """Describe a segment without a usable header by the dimension of its collection and Chroma's default links."""
+def derive_segment(
+    folder: Path, size: int, norms: int, dimension: int | None, links_of: int, problem: str
+) -> SegmentFiles:
+    """Describe a segment without a usable header by the settings of its collection."""
+    said = tr("{name}: {problem}", name=HEADER_FILE, problem=problem)
     if dimension is None or not 0 < dimension <= _MAX_DIMENSION:
-        raise SegmentProblem(tr("{name}: {problem}", name=HEADER_FILE, problem=problem))
-    element_bytes = 12 + 8 * _DEFAULT_M + 4 * dimension
+        raise SegmentProblem(said)
+    element_bytes = _element_size(links_of, dimension)
     count = size // element_bytes
     header = Header(
-        count=count,
-        element_bytes=element_bytes,
-        links=_DEFAULT_M,
-        lowest_links=2 * _DEFAULT_M,
-        highest_level=0,
+        count=count, element_bytes=element_bytes, links=links_of, lowest_links=2 * links_of, highest_level=0
     )
-    message = tr("{name}: {problem}", name=HEADER_FILE, problem=problem)
-    return SegmentFiles(folder=folder, header=header, count=count, norms=norms, problems=(message,), is_derived=True)
+    return SegmentFiles(
+        folder=folder, header=header, count=count, room=count, norms=norms, problems=(said,), is_derived=True
+    )
+
+
+def _element_size(links_of: int, dimension: int) -> int:
+    return 12 + 8 * links_of + 4 * dimension
 
 
 def _read_header(path: Path) -> tuple[Header | None, str | None]:
@@ -259,7 +284,7 @@ def _read_header(path: Path) -> tuple[Header | None, str | None]:
     if version != _VERSION:
         return None, tr("its version {version} is unknown", version=version)
     is_sound = (
-        0 < upper <= _MAX_M
+        0 < upper <= MOST_LINKS
         and lowest == 2 * upper
         and m == upper
         and vector_at == 4 + 4 * lowest
