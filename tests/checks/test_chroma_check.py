@@ -24,6 +24,7 @@ from chroma_store import (
     cut_norms,
     destroy_header,
     extract,
+    forge_count,
     hostile_labels,
     mix_numbers,
     overwrite_links,
@@ -137,6 +138,18 @@ def drop_segment_row(store: ChromaStore) -> None:
     store.execute("DELETE FROM segments WHERE id = ?", store.segment("single"))
 
 
+def foreign_operation(store: ChromaStore) -> None:
+    store.execute("UPDATE embeddings_queue SET operation = 'inf' WHERE id = 'late'")
+
+
+def share_segment(store: ChromaStore) -> None:
+    """Let a collection have the segment of another one, as no key of the table forbids any longer."""
+    store.execute("CREATE TABLE copied AS SELECT * FROM segments")
+    store.execute("DROP TABLE segments")
+    store.execute("ALTER TABLE copied RENAME TO segments")
+    store.execute("UPDATE segments SET id = ? WHERE id = ?", store.segment("plain"), store.segment("products"))
+
+
 def damage_database(store: ChromaStore) -> None:
     store.execute("DROP TABLE embedding_metadata")
 
@@ -154,6 +167,9 @@ PLANTED: dict[str, tuple[str, Plant, int, set[str]]] = {
                            {"vector-missing", "queue-unapplied", "vector-shared"}),
     "no header": ("header", destroy_header, 1, set()),
     "half of the elements": ("header", cut_elements, 1, {"labels-inconsistent", "vector-missing", "queue-unapplied"}),
+    "too few elements": ("header", lambda store: forge_count(store, 9), 1, set()),
+    "a foreign operation": ("unreadable", foreign_operation, 3, {"vector-missing"}),
+    "a shared segment": ("collection-incomplete", share_segment, 2, {"segment-orphan", "vector-missing"}),
     "no norms": ("norms", cut_norms, 1, {"queue-unapplied"}),
     "upper links": ("graph", overwrite_links, 1, set()),
     "lower links": ("graph", bad_links, 1, set()),
@@ -192,6 +208,52 @@ def test_each_finding_is_found_alone_and_explained(case: str, version: str, tmp_
     if definition.command:
         assert first["repair"].startswith(f"regraft {definition.command[0]} ")
     assert " ".join(definition.meaning.split()) in " ".join(run("explain", f"chroma.{name}").stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE max_seq_id SET seq_id = x'01020304'", "max_seq_id has an invalid value"),
+        ("UPDATE max_seq_id SET seq_id = 'soon'", "max_seq_id has an invalid value"),
+        ("UPDATE collections SET dimension = 'many'", "the dimension of its collection plain is not valid"),
+    ],
+)
+def test_a_value_of_another_type_is_named_and_nothing_is_written(
+    statement: str, message: str, store: ChromaStore
+) -> None:
+    store.execute(statement)
+    before = snapshot(store.root)
+    assert f"plain cannot be checked: {message}" in [one["message"] for one in check(store.root)["unreadable"]]
+    summaries = run("inspect", store.root, "--json").document["bases"]
+    assert message in [one["problem"] for one in summaries if one["name"] == "plain"]
+    for command in (("search", store.root, "Text", "--base", "plain"), ("repair", store.root, "--dry-run")):
+        found = run(*command)
+        assert found.status in (1, 2)
+        assert message in found.stdout + found.stderr
+        assert "bug in regraft" not in found.stderr
+    assert snapshot(store.root) == before
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_text_as_the_number_of_an_entry_proves_nothing(version: str, tmp_path: Path) -> None:
+    store = extract(version, tmp_path)
+    remove_labels(store)
+    store.execute("UPDATE embeddings SET seq_id = 'soon'")
+    before = snapshot(store.root)
+    found = check(store.root)
+    assert "unreadable" not in found
+    assert snapshot(store.root) == before
+
+
+def test_files_of_a_segment_that_was_never_written_to_do_not_matter(store: ChromaStore) -> None:
+    """Chroma reads no other file without a label map, and the queue has every vector."""
+    folder = store.folder("single")
+    folder.mkdir(exist_ok=True)
+    shutil.copytree(store.folder("plain"), folder, dirs_exist_ok=True)
+    (folder / "index_metadata.pickle").unlink()
+    forge_count(store, 0, "single")
+    (folder / "link_lists.bin").write_bytes(b"\xff" * 100)
+    assert check(store.root) == {}
 
 
 def test_quick_reads_no_vectors(store: ChromaStore) -> None:

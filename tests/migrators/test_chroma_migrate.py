@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import struct
 from contextlib import closing
 from pathlib import Path
 
 import apsw
 import numpy as np
 import pytest
-from chroma_store import VERSIONS, ChromaStore, extract, remove_labels
+from chroma_store import DIMENSION, VERSIONS, ChromaStore, extract, remove_labels
 from extras import needs
 from harness import run, snapshot
 
@@ -51,6 +52,27 @@ def test_each_collection_becomes_a_base(version: str, tmp_path: Path) -> None:
         for text, vector in rows:
             assert_same(vector, by_text[text], text)
     assert run("check", tmp_path / "library", "--json").document["findings"] == []
+
+
+def test_a_document_in_the_queue_that_is_no_text_is_migrated_as_text(tmp_path: Path) -> None:
+    store = extract("1.5", tmp_path / "source")
+    topic = f"persistent://default/default/{store.collection_id('plain')}"
+    vector = struct.pack("<f", 2) * DIMENSION
+    store.execute(
+        "INSERT INTO embeddings_queue (operation, topic, id, vector, encoding, metadata) "
+        "VALUES (2, ?, 'odd', ?, 'FLOAT32', '{\"chroma:document\": 5}')",
+        topic,
+        vector,
+    )
+    chosen = ("--base", store.collection_id("plain"), *MODELS[:2])
+    found = run("migrate", store.root, "--to", tmp_path / "library", *chosen, "--yes", "--json")
+    assert found.status == 0, found.stderr
+    (index,) = (tmp_path / "library").rglob("index.sqlite")
+    with closing(apsw.Connection(str(index), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+        query = (
+            "SELECT e.vector_blob FROM search_text t JOIN embedding e USING (embedding_text_hash) WHERE t.text = '5'"
+        )
+        assert db.execute(query).fetchall() == [(vector,)]
 
 
 def test_unproven_vectors_are_not_migrated(tmp_path: Path) -> None:

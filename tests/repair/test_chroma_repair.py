@@ -7,11 +7,13 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chroma_store import (
+    DIMENSION,
     FULL_TEXT,
     ChromaStore,
     Damage,
@@ -21,6 +23,7 @@ from chroma_store import (
     cut_norms,
     destroy_header,
     extract,
+    forge_count,
     hostile_labels,
     mix_numbers,
     opened,
@@ -32,6 +35,10 @@ from extras import needs
 from faults import posix
 from harness import Outcome, run, snapshot
 from toys import killed_at_or_before, quick_disk, steps_of
+
+from regraft.formats.chroma import core
+from regraft.formats.chroma.core import ChromaFailed
+from repair.chroma import rebuild
 
 pytestmark = needs("chroma")
 
@@ -75,6 +82,8 @@ ALL_PROVEN: dict[str, Damage] = {
     "no header": destroy_header,
     "upper links, cosine": lambda store: overwrite_links(store, "angles"),
     "no header, cosine": lambda store: destroy_header(store, "angles"),
+    "too few elements": lambda store: forge_count(store, 9),
+    "no element, cosine": lambda store: forge_count(store, 0, "angles"),
     "full text": cut_full_text,
     "mixed numbers": mix_numbers,
 }
@@ -103,6 +112,51 @@ def test_a_folder_of_an_older_version_keeps_its_form(tmp_path: Path) -> None:
         # Versions up to 0.6 load nothing but an instance of their own class.
         assert b"PersistentData" in (store.folder(name) / "index_metadata.pickle").read_bytes()
     assert_reads_back(store, tmp_path / "copy", {}, rounded=True)
+
+
+def test_a_segment_with_other_links_than_usual_is_read_without_its_header(tmp_path: Path) -> None:
+    import chromadb
+    import numpy as np
+    from chromadb.config import Settings
+
+    numbers = np.random.default_rng(20261127).normal(size=(40, DIMENSION)).astype("<f4")
+    client = chromadb.PersistentClient(path=str(tmp_path / "chroma"), settings=Settings(anonymized_telemetry=False))
+    configuration: Any = {"hnsw": {"space": "l2", "max_neighbors": 6, "sync_threshold": 5, "batch_size": 2}}
+    collection = client.create_collection("plain", embedding_function=None, configuration=configuration)
+    for at, vector in enumerate(numbers):
+        collection.add(ids=[f"id{at}"], embeddings=[vector.tolist()], documents=[f"Text {at}"])
+    client.close()
+    expected = {f"id{at}": {"vector": vector.tobytes().hex()} for at, vector in enumerate(numbers)}
+    store = ChromaStore(tmp_path / "chroma", {"plain": expected})
+    destroy_header(store)
+    assert repair(store.root)["left"] == []
+    assert check(store.root) == {}
+    assert_reads_back(store, tmp_path / "copy", {})
+
+
+def test_a_rebuild_that_fails_keeps_one_copy_of_the_old_segment(
+    store: ChromaStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(function: Callable[..., Any], *args: Any) -> Any:
+        if function is rebuild._build:
+            raise ChromaFailed("InternalError: out of handles")
+        return real(function, *args)
+
+    real = core.run_in_child
+    remove_labels(store)
+    before = {path.name: path.read_bytes() for path in store.folder("plain").iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr(core, "run_in_child", fails)
+        for _ in range(3):
+            failed = run("repair", store.root, "--yes")
+            assert failed.status == 3
+            assert "chromadb cannot use it: InternalError: out of handles" in failed.stderr
+            assert {path.name: path.read_bytes() for path in store.folder("plain").iterdir()} == before
+            (kept,) = store.root.glob("*.unproven*")
+            assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
+    # A later run needs no other copy.
+    assert [one["action"] for one in repair(store.root)["actions"]] == ["rebuild-segment"]
+    assert list(store.root.glob("*.unproven*")) == [kept]
 
 
 class Labels(pickle.Unpickler):

@@ -139,6 +139,15 @@ def destroy_header(store: ChromaStore, name: str = "plain") -> None:
     (store.folder(name) / "header.bin").write_bytes(b"\x07" * 100)
 
 
+def forge_count(store: ChromaStore, count: int, name: str = "plain") -> None:
+    """Let the header count other elements than there are, with an entry point among them."""
+    file = store.folder(name) / "header.bin"
+    raw = bytearray(file.read_bytes())
+    struct.pack_into("<Q", raw, 20, count)
+    struct.pack_into("<I", raw, 56, 0)
+    file.write_bytes(raw)
+
+
 def cut_norms(store: ChromaStore) -> None:
     file = store.folder("angles") / "length.bin"
     file.write_bytes(file.read_bytes()[:40])

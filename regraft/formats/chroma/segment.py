@@ -236,7 +236,8 @@ def open_segment(folder: Path, dimension: int | None, links_of: int = DEFAULT_LI
             dimension=dimension,
         )
         header = None
-    # Chroma writes whole elements. The settings decide only if they explain the size of the file, and the header does not.
+    # Chroma writes whole elements. The settings are believed only if they explain the size of the file, and the header
+    # does not.
     if header is not None and size % header.element_bytes and not size % _element_size(links_of, header.dimension):
         problem = tr("its sizes contradict the size of {name}", name=ELEMENTS_FILE)
         header = None

@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 import numpy as np
 import pytest
-from chroma_store import DIMENSION, VERSIONS, ChromaStore, extract, remove_labels
+from chroma_store import DIMENSION, ELEMENT, VERSIONS, ChromaStore, extract, forge_count, remove_labels
 
 from regraft.formats.chroma import database, label_map
 from regraft.formats.chroma.collection import CollectionState, Origin, open_collection
@@ -152,6 +152,72 @@ def test_forged_sizes_are_not_believed(offset: int, form: str, value: int, store
         of = database.find_collection(db, "plain")
         assert of is not None
         with open_collection(db, of, store.root) as state:
+            assert_same_vectors(state, store.expected["plain"])
+
+
+@pytest.mark.parametrize("count", [0, 1, 30])
+@pytest.mark.parametrize("name", ["plain", "angles"])
+@pytest.mark.parametrize("version", ["0.6", "1.5"])
+def test_elements_that_the_header_does_not_count_are_read(version: str, name: str, count: int, tmp_path: Path) -> None:
+    """A header that is older than the other files, or forged: the label map still names the elements."""
+    store = extract(version, tmp_path)
+    forge_count(store, count, name)
+    with database.open_chroma(store.database) as db:
+        of = database.find_collection(db, name)
+        assert of is not None
+        with open_collection(db, of, store.root) as state:
+            assert state.segment is not None
+            said = f"header.bin: it counts {count}, and the label map has more"
+            assert state.segment.problems == (said,)
+            assert_same_vectors(state, store.expected[name])
+
+
+def test_unused_space_behind_the_elements_proves_nothing(tmp_path: Path) -> None:
+    """Versions before 1.0 write it as it was in memory: here with an old state of an element, and one of no id."""
+    store = extract("0.6", tmp_path)
+    positions = store.positions("plain")
+    file = store.folder("plain") / "data_level0.bin"
+    raw = bytearray(file.read_bytes())
+    first = len(positions) * ELEMENT
+    label = min(positions)
+    raw[first : first + 3 * ELEMENT] = b"\x2a" * (3 * ELEMENT)
+    struct.pack_into("<Q", raw, first + ELEMENT - 8, label)
+    struct.pack_into("<Q", raw, first + 2 * ELEMENT - 8, 1_000_000)
+    file.write_bytes(raw)
+    # The id of a label that is nowhere makes regraft look there.
+    path = store.folder("plain") / "index_metadata.pickle"
+    found, labels = label_map.read_labels(path)
+    path.write_bytes(encode_label_map(found, [*labels, ("ghost", 2_000_000)]))
+    with database.open_chroma(store.database) as db:
+        of = database.find_collection(db, "plain")
+        assert of is not None
+        with open_collection(db, of, store.root) as state:
+            assert list(state.contradicting_ids()) == ["ghost"]
+            assert state.segment is not None
+            assert state.segment.problems == ()
+            assert state.place_of("ghost") is None
+            for key, one in store.expected["plain"].items():
+                found = state.vector_of(key)
+                assert found is not None
+                assert found[1].hex() == one["vector"]
+
+
+@pytest.mark.parametrize("links", [4, 8, 32])
+def test_a_header_with_other_links_than_the_file_has_is_not_believed(links: int, store: ChromaStore) -> None:
+    """Its sizes fit together, but every vector would be read at a wrong place."""
+    file = store.folder("plain") / "header.bin"
+    values = list(struct.unpack("<iQQQQQQiIQQQdQ", file.read_bytes()))
+    vector_at = 4 + 8 * links
+    label_at = vector_at + 4 * DIMENSION
+    values[4:7] = label_at + 8, label_at, vector_at
+    values[9:12] = links, 2 * links, links
+    file.write_bytes(struct.pack("<iQQQQQQiIQQQdQ", *values))
+    with database.open_chroma(store.database) as db:
+        of = database.find_collection(db, "plain")
+        assert of is not None
+        with open_collection(db, of, store.root) as state:
+            assert state.segment is not None
+            assert state.segment.problems == ("header.bin: its sizes contradict the size of data_level0.bin",)
             assert_same_vectors(state, store.expected["plain"])
 
 
