@@ -104,6 +104,8 @@ class CollectionState:
         self.has_foreign_labels = False
         #: The last operation that the segment includes.
         self.applied = 0
+        #: Elements that certainly are some, if the header counts too few; None if its count is used.
+        self._linked: int | None = None
         #: Elements whose links point to elements that do not exist.
         self.bad_links = 0
         self._db, self.root, self._scratch = db, root, scratch
@@ -211,16 +213,17 @@ class CollectionState:
     def _read_uncounted(self, segment: SegmentFiles) -> None:
         """Read elements beyond the count of the header, if the label map has their labels and no other element does.
 
-        A header that is older than the other files counts too few.
+        A header that is older than the other files counts too few. Where no link leads to, there may be an element, or
+        unused space: such vectors are unproven.
         """
         lacking = "SELECT label FROM label WHERE label NOT IN (SELECT label FROM element)"
         if segment.count == segment.room or self._scratch.execute(f"{lacking} LIMIT 1").get is None:
             return
-        counted, bad_links = segment.count, self.bad_links
+        counted, bad_links, self._linked = segment.count, self.bad_links, segment.find_linked_count()
         self._scratch.execute(f"CREATE TABLE lacking AS {lacking}")
         self._insert_elements(structs.replace(segment, count=segment.room))
-        of_others = "position >= ?1 AND label NOT IN (SELECT label FROM lacking)"
-        self._scratch.execute(f"DELETE FROM element WHERE {of_others}", (counted,))
+        of_others = "position >= ? AND label NOT IN (SELECT label FROM lacking)"
+        self._scratch.execute(f"DELETE FROM element WHERE {of_others}", (self._linked,))
         last: Any = self._scratch.execute("SELECT max(position) FROM element WHERE position >= ?", (counted,)).get
         self.bad_links = bad_links
         if last is not None:
@@ -269,6 +272,9 @@ class CollectionState:
         """Find the vectors that the label map gives; contradicting entries are marked as unproven."""
         self._scratch.execute("CREATE TABLE contradiction (id TEXT PRIMARY KEY) WITHOUT ROWID")
         self._scratch.execute(f"INSERT OR IGNORE INTO contradiction {_CONTRADICTIONS}")
+        if self._linked is not None:
+            doubtful = "SELECT l.id FROM label l JOIN element e ON e.label = l.label WHERE e.position >= ?"
+            self._scratch.execute(f"INSERT OR IGNORE INTO contradiction {doubtful}", (self._linked,))
         self._scratch.execute(
             """INSERT OR IGNORE INTO vector
                SELECT l.id, CASE WHEN c.id IS NULL THEN ?1 ELSE ?2 END, e.position

@@ -10,7 +10,7 @@ import struct
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -358,10 +358,16 @@ def _read_lists(db: apsw.Connection, number: Any) -> dict[str, Any]:
 
 
 def read_document(db: apsw.Connection, of: ChromaCollection, key: str) -> str | None:
-    """Return the document of an entry in the tables, or None."""
+    """Return the document of an entry in the tables, or else its copy in the full-text index, or None."""
+    of_entry = "WHERE e.segment_id = ? AND e.embedding_id = ?"
     query = f"""SELECT CAST(m.string_value AS TEXT) FROM embeddings e JOIN embedding_metadata m ON m.id = e.id
-                 WHERE e.segment_id = ? AND e.embedding_id = ? AND m.key = '{DOCUMENT}'"""
+                {of_entry} AND m.key = '{DOCUMENT}'"""
     found: Any = db.execute(query, (of.metadata, key)).get
+    if found is None:
+        copied = f"SELECT CAST(c.c0 AS TEXT) FROM embeddings e JOIN {FULL_TEXT_CONTENT} c ON c.id = e.id {of_entry}"
+        # The copy may be missing or damaged.
+        with suppress(apsw.CorruptError, apsw.SQLError, UnicodeDecodeError):
+            found = db.execute(copied, (of.metadata, key)).get
     return None if found is None else str(found)
 
 

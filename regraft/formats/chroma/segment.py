@@ -100,7 +100,7 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
     header: Header
     #: Elements whose bytes are in the file, at most the header's count.
     count: int
-    #: Elements that the file has room for. Versions before 1.0 write unused space after the last element.
+    #: Elements that the file has room for. Unused space follows the last element, with whatever was in memory there.
     room: int
     #: Norms whose bytes are in the file.
     norms: int
@@ -147,6 +147,25 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
                 start += found
                 if found * size < read:
                     file.seek(start * size)
+
+    def find_linked_count(self) -> int:
+        """Return how many elements the file has at least: those that are counted, and those that links lead to.
+
+        Links tell elements from unused space, which may have elements of another collection.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        linked, lowest = self.count, self.header.lowest_links
+        for block in structs.replace(self, count=self.room).blocks():
+            counts, targets = block.elements["count"] & _COUNT, block.elements["links"]
+            is_link = (np.arange(lowest) < counts[:, None]) & (targets < self.room) & (counts <= lowest)[:, None]
+            furthest = np.where(is_link, targets.astype("<i8"), -1).max(axis=1)
+            for offset, last in enumerate(furthest.tolist()):
+                if block.start + offset >= linked:
+                    return linked
+                linked = max(linked, last + 1)
+        return linked
 
     @property
     def most_in_block(self) -> int:

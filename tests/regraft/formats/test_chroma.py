@@ -155,7 +155,7 @@ def test_forged_sizes_are_not_believed(offset: int, form: str, value: int, store
             assert_same_vectors(state, store.expected["plain"])
 
 
-@pytest.mark.parametrize("count", [0, 1, 30])
+@pytest.mark.parametrize("count", [1, 30])
 @pytest.mark.parametrize("name", ["plain", "angles"])
 @pytest.mark.parametrize("version", ["0.6", "1.5"])
 def test_elements_that_the_header_does_not_count_are_read(version: str, name: str, count: int, tmp_path: Path) -> None:
@@ -170,6 +170,46 @@ def test_elements_that_the_header_does_not_count_are_read(version: str, name: st
             said = f"header.bin: it counts {count}, and the label map has more"
             assert state.segment.problems == (said,)
             assert_same_vectors(state, store.expected[name])
+
+
+def test_elements_that_no_link_leads_to_are_unproven(store: ChromaStore) -> None:
+    """The unused space of a file may have elements of another collection, under the same labels."""
+    forge_count(store, 0)
+    with database.open_chroma(store.database) as db:
+        of = database.find_collection(db, "plain")
+        assert of is not None
+        with open_collection(db, of, store.root) as state:
+            unproven = set(state.ids_of(Origin.UNPROVEN))
+            assert unproven == set(state.contradicting_ids())
+            assert len(unproven) > 70
+            for key in unproven:
+                found = state.vector_of(key)
+                assert found is not None
+                assert found[1].hex() == store.expected["plain"][key]["vector"]
+
+
+def test_an_older_segment_takes_no_element_from_unused_space(tmp_path: Path) -> None:
+    """A backup of a running application can have a label map that is newer than the other files."""
+    store = extract("0.6", tmp_path)
+    count = len(store.positions("plain"))
+    file = store.folder("plain") / "data_level0.bin"
+    raw = bytearray(file.read_bytes())
+    other = (store.folder("angles") / "data_level0.bin").read_bytes()[:ELEMENT]
+    raw[count * ELEMENT : (count + 1) * ELEMENT] = other
+    struct.pack_into("<Q", raw, (count + 1) * ELEMENT - 8, 1_000_000)
+    file.write_bytes(raw)
+    path = store.folder("plain") / "index_metadata.pickle"
+    found, labels = label_map.read_labels(path)
+    path.write_bytes(encode_label_map(found, [*labels, ("newer", 1_000_000)]))
+    with database.open_chroma(store.database) as db:
+        of = database.find_collection(db, "plain")
+        assert of is not None
+        with open_collection(db, of, store.root) as state:
+            assert state.place_of("newer") == (Origin.UNPROVEN, count)
+            for key, one in store.expected["plain"].items():
+                vector = state.vector_of(key)
+                assert vector is not None
+                assert vector[1].hex() == one["vector"]
 
 
 def test_unused_space_behind_the_elements_proves_nothing(tmp_path: Path) -> None:

@@ -150,10 +150,11 @@ def test_cosine_vectors_differ_by_the_rounding_of_chroma_only(
 
 
 @CHROMA
+@pytest.mark.parametrize("version", ["0.4", "0.6"])
 def test_a_collection_without_any_proven_vector_is_embedded_whole(
-    server: FaultServer, settings: Path, tmp_path: Path
+    version: str, server: FaultServer, settings: Path, tmp_path: Path
 ) -> None:
-    store = extract("0.6", tmp_path)
+    store = extract(version, tmp_path)
     remove_labels(store)
     store.execute("DELETE FROM embeddings_queue")
     old = snapshot(store.folder("plain"))
@@ -164,9 +165,17 @@ def test_a_collection_without_any_proven_vector_is_embedded_whole(
             "SELECT embedding_id FROM embeddings WHERE segment_id = ?", store.segment("plain", "METADATA")
         )
     }
-    assert "nothing was changed" in run("repair", store.root, "--yes").stdout
+    # Each is named, with the text that was inserted.
+    named = run("repair", store.root, "--yes", "--base", "plain", "--json").document
+    assert named["actions"] == []
+    reasons = {one["subject"]: one["reason"] for one in named["left"] if one["finding"] == "chroma.vector-missing"}
+    assert reasons.keys() == rows
+    for key, reason in reasons.items():
+        assert key not in store.expected["plain"] or f"({store.expected['plain'][key]['document']})" in reason
     serve(server, store)
     assert fill(store, settings, "--yes", "--base", "plain").status == 0
+    known = rows & store.expected["plain"].keys()
+    assert sent(server, store, known) == documents(store, known)
     found = read_back(store, tmp_path / "copy")
     expected = vectors_of(store)
     assert found.keys() == rows
