@@ -180,7 +180,7 @@ def test_elements_that_no_link_leads_to_are_unproven(store: ChromaStore) -> None
         assert of is not None
         with open_collection(db, of, store.root) as state:
             unproven = set(state.ids_of(Origin.UNPROVEN))
-            assert unproven == set(state.contradicting_ids())
+            assert unproven <= set(state.contradicting_ids())
             assert len(unproven) > 70
             for key in unproven:
                 found = state.vector_of(key)
