@@ -230,6 +230,7 @@ class CollectionState:
             self.segment, self.bad_links = segment.with_count(last + 1), 0
 
     def _insert_elements(self, segment: SegmentFiles) -> None:
+        """Record position, label and deletion mark of each element of the segment, and count bad links."""
         self._scratch.execute("DELETE FROM element")
         with sqlite.transaction(self._scratch):
             for block in segment.blocks():

@@ -111,9 +111,9 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_count(self, count: int) -> SegmentFiles:
         """Return the same files with another number of elements than the header has."""
-        found = tr("{name}: it counts {found}, and the label map has more", name=HEADER_FILE, found=self.header.count)
+        problem = tr("{name}: it counts {found}, and the label map has more", name=HEADER_FILE, found=self.header.count)
         header = structs.replace(self.header, count=count)
-        return structs.replace(self, header=header, count=count, problems=(*self.problems, found))
+        return structs.replace(self, header=header, count=count, problems=(*self.problems, problem))
 
     @property
     def _layout(self) -> Any:
@@ -275,16 +275,16 @@ def derive_segment(
     folder: Path, size: int, norms: int, dimension: int | None, links_of: int, problem: str
 ) -> SegmentFiles:
     """Describe a segment without a usable header by the settings of its collection."""
-    said = tr("{name}: {problem}", name=HEADER_FILE, problem=problem)
+    message = tr("{name}: {problem}", name=HEADER_FILE, problem=problem)
     if dimension is None or not 0 < dimension <= _MAX_DIMENSION:
-        raise SegmentProblem(said)
+        raise SegmentProblem(message)
     element_bytes = _element_size(links_of, dimension)
     count = size // element_bytes
     header = Header(
         count=count, element_bytes=element_bytes, links=links_of, lowest_links=2 * links_of, highest_level=0
     )
     return SegmentFiles(
-        folder=folder, header=header, count=count, room=count, norms=norms, problems=(said,), is_derived=True
+        folder=folder, header=header, count=count, room=count, norms=norms, problems=(message,), is_derived=True
     )
 
 
