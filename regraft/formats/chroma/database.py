@@ -53,6 +53,8 @@ DIFFERING_DOCUMENTS = (
 DISTANCES = ("l2", "cosine", "ip")
 #: The files of a segment but for the label map.
 HEADER_FILE, ELEMENTS_FILE, NORMS_FILE, UPPER_FILE = "header.bin", "data_level0.bin", "length.bin", "link_lists.bin"
+#: Links of an element if the collection does not say, and the most that are believed.
+DEFAULT_LINKS, MAX_LINKS = 16, 4096
 #: Operations in the queue after which Chroma writes a segment, if the collection does not say.
 _SYNC_THRESHOLD = 1000
 #: Characters of the id of a collection or a segment.
@@ -80,6 +82,8 @@ class ChromaCollection(msgspec.Struct, frozen=True, kw_only=True):
     distance: str | None = "l2"
     #: Operations in the queue after which Chroma writes the segment.
     sync_threshold: int = _SYNC_THRESHOLD
+    #: Links of an element on the upper levels of the graph (hnswlib's M).
+    links: int = DEFAULT_LINKS
 
 
 class ChromaEntry(msgspec.Struct, frozen=True):
@@ -153,43 +157,43 @@ def read_collection(db: apsw.Connection, key: str) -> ChromaCollection:
     row: Any = db.execute("SELECT name, dimension FROM collections WHERE CAST(id AS TEXT) = ?", (key,)).fetchone()
     found = "SELECT scope, CAST(id AS TEXT) FROM segments WHERE CAST(collection AS TEXT) = ?"
     segments = dict(db.execute(found, (key,)))
-    distance, threshold = read_settings(db, key)
+    settings = _read_settings(db, key)
+    distance, threshold, links = (settings.get(name) for name in ("space", "sync_threshold", "M"))
     return ChromaCollection(
         id=key,
         name=str(row[0]),
         dimension=row[1],
         vectors=segments.get("VECTOR"),
         metadata=segments.get("METADATA"),
-        distance=distance,
-        sync_threshold=threshold,
+        distance=distance if distance in DISTANCES else None,
+        sync_threshold=threshold if isinstance(threshold, int) and threshold > 0 else _SYNC_THRESHOLD,
+        links=links if isinstance(links, int) and 0 < links <= MAX_LINKS else DEFAULT_LINKS,
     )
 
 
-def read_settings(db: apsw.Connection, key: str) -> tuple[str | None, int]:
-    """Return the distance and the sync threshold of a collection.
+def _read_settings(db: apsw.Connection, key: str) -> dict[str, Any]:
+    """Return the settings of a collection that are there: "space", "sync_threshold" and "M".
 
     Metadata takes precedence over the configuration, as in Chroma. Versions from 1.0 on write the configuration, from
     1.3 on the schema.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"space": "l2"}
     columns = _columns(db, "collections")
     # The configuration takes precedence over the schema.
     for column in sorted(columns.intersection(("schema_str", "config_json_str")), reverse=True):
         text: Any = db.execute(f"SELECT {column} FROM collections WHERE CAST(id AS TEXT) = ?", (key,)).get
         for path in (("hnsw_configuration",), ("hnsw",), _VECTOR_INDEX, (*_VECTOR_INDEX, "hnsw")):
             inner = _find_in(_decode(text), path)
-            found |= {name: inner[name] for name in ("space", "sync_threshold") if inner.get(name) is not None}
+            names = {"space": "space", "sync_threshold": "sync_threshold", "max_neighbors": "M", "M": "M"}
+            found |= {own: inner[name] for name, own in names.items() if inner.get(name) is not None}
     if _columns(db, "collection_metadata"):
         query = (
             "SELECT key, coalesce(str_value, int_value) FROM collection_metadata WHERE CAST(collection_id AS TEXT) = ?"
         )
-        for name, value in db.execute(f"{query} AND key IN ('hnsw:space', 'hnsw:sync_threshold')", (key,)):
+        wanted = "('hnsw:space', 'hnsw:sync_threshold', 'hnsw:M')"
+        for name, value in db.execute(f"{query} AND key IN {wanted}", (key,)):
             found[str(name).removeprefix("hnsw:")] = value
-    distance, threshold = found.get("space", "l2"), found.get("sync_threshold", _SYNC_THRESHOLD)
-    return (
-        distance if distance in DISTANCES else None,
-        threshold if isinstance(threshold, int) and threshold > 0 else _SYNC_THRESHOLD,
-    )
+    return found
 
 
 def read_model(db: apsw.Connection, of: ChromaCollection) -> tuple[str, str] | None:
