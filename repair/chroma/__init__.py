@@ -172,6 +172,8 @@ def _plan_segment(
         )
         action = Action(action="remove-segment", message=message, base=of.id, subject=of.vectors, finding=names[0])
         made.changes += [keep_segment(state, folder), FileChange(path=str(of.vectors), actions=(action,), make=None)]
+        # Chroma makes a new folder with the next vectors that it gets.
+        names = [name for name in names if name != chroma.SEGMENT_MISSING]
     else:
         reason = tr("neither the segment nor the queue has a vector that is proven; nothing was changed")
         made.left += [Unresolved.registered(name, reason, base=of.id) for name in names]
