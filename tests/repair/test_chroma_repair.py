@@ -286,10 +286,13 @@ def test_a_file_that_is_cut_in_half_leaves_no_wrong_vector(version: str, file: s
     document = repair(store.root)
     lost = {name: store.expected[name].keys() - known[name] for name in DISTANCES}
     assert {name: lost_ids(document, store.collection_id(name)) for name in DISTANCES} == lost
-    assert check(store.root).keys() <= {"vector-missing"}
-    assert ("vector-missing" in check(store.root)) == any(lost.values())
+    # Without its labels, and with a purged queue, nothing of a segment is proven.
+    left = check(store.root).keys() - (set() if has_labels else {"segment-missing"})
+    assert left == ({"vector-missing"} if any(lost.values()) else set())
     assert_reads_back(store, tmp_path / "copy", lost, rounded=version != "1.5")
-    assert run("undo", store.root, "--yes", "--json").status == 0
+    if document["actions"]:
+        # Versions before 1.0 write unused space after the elements and the lengths.
+        assert run("undo", store.root, "--yes", "--json").status == 0
     assert contents(store) == files
 
 
