@@ -3,8 +3,9 @@
 ``python -m benchmarks.chroma_versions PYTHON... --rows 20000`` takes the Python of an environment for each version.
 Each writes a folder with collections of three distances, from whose queue everything is purged that the segments have.
 Then one file at a time is damaged, in a copy: the upper layers of a graph are overwritten, the label map is removed,
-the full-text index is cut, sequence numbers are mixed, the elements are cut in half. ``regraft repair`` runs in an
-interpreter in which no socket can connect. At the end, the version that wrote the folder reads it through its API.
+the full-text index is cut, sequence numbers are mixed, the elements, the lengths or the header are cut in half.
+``regraft repair`` runs in an interpreter in which no socket can connect. At the end, the version that wrote the folder
+reads it through its API.
 
 The exit status is 1 when a vector differs, when an entry without a vector is not named by the repair, or when a named
 one has its vector in what was left of the files.
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import pickle
 import shutil
 import sqlite3
 import struct
@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORT = ROOT / "tests" / "support"
@@ -36,9 +35,12 @@ from chroma_store import (  # noqa: E402
     ELEMENT,
     ChromaStore,
     cut_elements,
+    cut_file,
     cut_full_text,
     mix_numbers,
     overwrite_links,
+    provable,
+    purge_queue,
     remove_labels,
 )
 
@@ -84,67 +86,13 @@ if __name__ == "__main__": main()
 """
 
 
-def purge_queue(store: ChromaStore) -> None:
-    """Remove the operations that every segment has, as versions from 0.5.6 on do."""
-    applied = {name: _applied(store, name) for name in store.expected if store.expected[name]}
-    for name, number in applied.items():
-        store.execute(
-            "DELETE FROM embeddings_queue WHERE seq_id <= ? AND substr(topic, -36) = ?",
-            number,
-            store.collection_id(name),
-        )
-
-
-def _applied(store: ChromaStore, name: str) -> int:
-    """Return the last operation that both segments of a collection have."""
-    found = []
-    for scope in ("VECTOR", "METADATA"):
-        rows = store.rows("SELECT seq_id FROM max_seq_id WHERE segment_id = ?", store.segment(name, scope))
-        if rows:
-            number = rows[0][0]
-            found.append(int.from_bytes(number, "big") if isinstance(number, bytes) else number)
-        else:
-            found.append(_labels(store, name).get("max_seq_id") or 0)
-    return min(found)
-
-
-class _Labels(pickle.Unpickler):
-    """Reads the label maps that this program had written by chromadb."""
-
-    def find_class(self, _: str, name: str) -> Any:
-        """Take the one class of older versions for a namespace."""
-        return type(name, (), {})
-
-
-def _labels(store: ChromaStore, name: str) -> dict[str, Any]:
-    path = store.folder(name) / "index_metadata.pickle"
-    if not path.exists():
-        return {}
-    with path.open("rb") as file:
-        found = _Labels(file).load()
-    return found if isinstance(found, dict) else dict(vars(found))
-
-
-def provable(store: ChromaStore, name: str, damage: str) -> set[str]:
-    """Return the ids whose vector is in what is left of the files, by another way than regraft's."""
-    labels = _labels(store, name).get("id_to_label", {})
-    positions = store.positions(name)
-    half = len(positions) // 2
-    found = set(labels)
-    if name in NAMES and damage == "labels removed":
-        found = set()
-    elif name in NAMES and damage == "elements cut":
-        found = {key for key, label in labels.items() if positions[label] < half}
-    query = (
-        "SELECT id, operation, vector IS NOT NULL FROM embeddings_queue WHERE substr(topic, -36) = ? ORDER BY seq_id"
-    )
-    for key, operation, has_vector in store.rows(query, store.collection_id(name)):
-        if operation == 3:
-            found.discard(key)
-        elif has_vector and (operation != 1 or key in found):
-            # An update of an id that is not there changes nothing.
-            found.add(key)
-    return found & store.expected[name].keys()
+def kept_elements(store: ChromaStore, name: str, damage: str) -> int:
+    """Return the number of elements whose vector a damage leaves."""
+    count = len(store.positions(name))
+    is_cut = (damage == "elements cut" and name in NAMES) or (damage == "lengths cut" and name == "angles")
+    if damage == "lengths cut" and is_cut:
+        return (store.folder(name) / "length.bin").stat().st_size // 2 // 4
+    return count // 2 if is_cut else count
 
 
 def damage_each(damage: Callable[[ChromaStore, str], None]) -> Callable[[ChromaStore], None]:
@@ -163,12 +111,23 @@ DAMAGES: dict[str, Callable[[ChromaStore], None]] = {
     "full text cut": cut_full_text,
     "numbers mixed": mix_numbers,
     "elements cut": damage_each(cut_elements),
+    "lengths cut": lambda store: cut_file(store, "length.bin", "angles"),
+    "header cut": damage_each(lambda store, name: cut_file(store, "header.bin", name)),
 }
 
 
 def try_damage(store: ChromaStore, damage: str, python: str, folder: Path) -> list[str]:
     """Damage a copy, repair it, and read it back; returns what is wrong."""
-    known = {name: provable(store, name, damage) for name in store.expected if store.expected[name]}
+    known = {
+        name: provable(
+            store,
+            name,
+            kept_elements(store, name, damage),
+            has_labels=damage != "labels removed" or name not in NAMES,
+        )
+        for name in store.expected
+        if store.expected[name]
+    }
     one = ChromaStore(shutil.copytree(store.root, folder / "damaged"), store.expected)
     DAMAGES[damage](one)
     blocked = folder / "blocked.py"

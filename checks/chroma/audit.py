@@ -271,9 +271,10 @@ def _check_files(state: _StoreAudit, collection: CollectionState) -> None:
         name = chroma.LABELS_HOSTILE if is_hostile else chroma.LABELS_MISSING
         message = tr("its label map cannot be used: {problem}", problem=collection.label_problem)
         add(name, message, base=base, sample=segment.folder.name)
-    if collection.is_cosine and segment.norms < segment.count:
+    without_length = collection.count_without_length()
+    if without_length:
         message = tr("{name} lacks {{n}}", name="length.bin")
-        add(chroma.NORMS, message, base=base, noun="norm", count=segment.count - segment.norms)
+        add(chroma.NORMS, message, base=base, noun="norm", count=without_length)
     damage = None if segment.is_derived else segment.find_upper_damage()
     if damage is not None:
         add(chroma.GRAPH, tr("{name}: {damage}", name="link_lists.bin", damage=damage), base=base)

@@ -70,7 +70,11 @@ NORMS = register(
     "error",
     "chroma.norms",
     tr("`length.bin` of a segment with cosine distance is too short or damaged: the lengths of its vectors are lost."),
-    tr("`regraft repair --unproven`, which keeps such vectors with length 1: the same for searches by cosine."),
+    tr(
+        "`regraft repair`, which leaves such vectors out, since Chroma returns wrong ones for them. `--unproven` keeps "
+        "them with length 1: the same for searches by cosine. `regraft backfill` embeds their texts."
+    ),
+    "repair",
 )
 GRAPH = register(
     "error",

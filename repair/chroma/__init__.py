@@ -6,22 +6,26 @@ database keeps its rows: ids, texts and metadata are never deleted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
+import numpy as np
 
 from checks.audit import sqlite_checks
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from checks.chroma import audit
 from checks.chroma import findings as chroma
-from regraft.disk import sqlite
+from regraft.disk import file_paths, links, sqlite
 from regraft.errors import SourceUnreadable
 from regraft.formats.chroma import database
-from regraft.formats.chroma.collection import CollectionState, Origin, open_collection
+from regraft.formats.chroma.collection import KEPT_FILE, CollectionState, KeptSegment, Origin, open_collection
 from regraft.formats.chroma.database import ChromaProblem
 from regraft.language import format_count, tr
 from regraft.text import one_line
@@ -31,7 +35,16 @@ from repair.changes.options import GcOptions, RepairOptions
 from repair.changes.plan import Action, FileChange, Plan, Unresolved, group_by_name, move_to_trash, other_warnings
 from repair.changes.store import Store
 from repair.chroma import full_text
-from repair.chroma.rebuild import ChromaFiller, Rebuild, plan_new_segment
+from repair.chroma.rebuild import (
+    ChromaFiller,
+    NewVector,
+    Rebuild,
+    keep_segment,
+    list_kept_names,
+    no_new_vectors,
+    plan_new_segment,
+    stored_bytes,
+)
 from repair.systems import Repairs
 
 #: Findings that a rebuilt segment resolves.
@@ -43,7 +56,10 @@ _REBUILT = (
     chroma.HEADER,
     chroma.GRAPH,
     chroma.QUEUE_UNAPPLIED,
+    chroma.NORMS,
 )
+#: Findings about files with which Chroma cannot open a collection, or returns wrong vectors.
+_OF_FILES = frozenset(_REBUILT) - {chroma.QUEUE_UNAPPLIED}
 #: Findings that a rebuilt segment resolves only if the user names them: vectors are dropped, or the level is deep.
 _REBUILT_IF_NAMED = (chroma.VECTOR_ORPHAN, chroma.RECALL)
 _OF_DATABASE = (chroma.FULL_TEXT, chroma.SEQ_ID_MIXED)
@@ -52,6 +68,12 @@ NAMES = (*_REBUILT, *_REBUILT_IF_NAMED, *_OF_DATABASE)
 #: Lost vectors that the report names one by one, each with the beginning of its text.
 _MAX_NAMED = 1000
 _LONGEST_TEXT = 60
+#: Longest file about a kept segment.
+_MAX_NOTE = 1000
+#: Vectors that are compared to find out whether kept files fit, and the cosine from which two are of the same text.
+_MAX_COMPARED, _LEAST_COSINE = 2000, 0.99
+#: Kept files of a segment, the last ones first.
+_Kept = list[tuple[KeptSegment, CollectionState]]
 
 
 def plan(store: Store, options: RepairOptions) -> Plan:
@@ -62,19 +84,19 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     """
     level = Level.DEEP if chroma.RECALL in options.only else Level.DEFAULT
     found = group_by_name(store.findings(level))
-    usual = (*_REBUILT, *_OF_DATABASE, *((chroma.NORMS,) if options.unproven else ()))
-    wanted = options.wanted(usual).intersection((*NAMES, chroma.NORMS), found)
+    # Kept files may have a vector that nothing proves.
+    unproven = (chroma.VECTOR_MISSING,) if options.unproven else ()
+    usual = (*_REBUILT, *_OF_DATABASE, *unproven)
+    wanted = options.wanted(usual).intersection((*NAMES, *unproven), found)
     made = Plan(level=level)
     foreign = {database.FILE: partial(sqlite_checks.find_foreign_on_tables, tables=audit.TABLES)}
-    made.changes += _plan_database(store, wanted)
+    segments = {name: found[name] for name in wanted if name not in _OF_DATABASE}
+    ignored = _plan_segments(made, store, options, segments)
+    made.changes[:0] = _plan_database(store, wanted, ignored)
     made.resolves |= {(name, None) for name in wanted.intersection(_OF_DATABASE)}
-    if chroma.NORMS in found and not options.only:
-        # Without --unproven, the entries are named only.
-        wanted |= {chroma.NORMS}
-    _plan_segments(made, store, options, {name: found[name] for name in wanted if name not in _OF_DATABASE})
     made = schema_objects.add_drops(made, store, found, options.only, foreign)
     if not options.only:
-        rest = (*usual, *schema_objects.NAMES, chroma.VECTOR_MISSING, chroma.NORMS)
+        rest = (*usual, *schema_objects.NAMES, chroma.VECTOR_MISSING)
         made.left += [Unresolved.with_remedy(one) for one in other_warnings(found, rest)]
     return made
 
@@ -82,64 +104,113 @@ def plan(store: Store, options: RepairOptions) -> Plan:
 # --- segments --------------------------------------------------------------------------------------------------------
 
 
-def _plan_segments(made: Plan, store: Store, options: RepairOptions, wanted: dict[str, list[Finding]]) -> None:
-    """Plan the rebuild of each collection that has a wanted finding."""
+def _plan_segments(made: Plan, store: Store, options: RepairOptions, wanted: dict[str, list[Finding]]) -> list[int]:
+    """Plan the new segments. Returns the operations of the queue that must not have an effect on them."""
     bases = sorted({str(one.base) for findings in wanted.values() for one in findings if one.base is not None})
     path = store.root / database.FILE
+    ignored: list[int] = []
     try:
         with database.open_chroma(path) as db:
             collections = {one.id: one for one in database.list_collections(db)}
             for base in bases:
-                with open_collection(db, collections[base], store.root) as state:
+                with open_collection(db, collections[base], store.root) as state, ExitStack() as opened:
                     names = [name for name, every in wanted.items() if any(one.base == base for one in every)]
-                    _plan_segment(made, db, state, names, options)
+                    kept = opened.enter_context(_open_kept(db, state)) if options.unproven else []
+                    changes = len(made.changes)
+                    _plan_segment(made, db, state, names, kept, keeps_unproven=options.unproven)
+                    if len(made.changes) > changes:
+                        ignored += state.ignored_operations(keeps_unproven=options.unproven)
     except (ChromaProblem, apsw.Error, OSError) as error:
         raise SourceUnreadable(path=path, reason=error) from error
+    return ignored
 
 
 def _plan_segment(
-    made: Plan, db: apsw.Connection, state: CollectionState, names: list[str], options: RepairOptions
+    made: Plan, db: apsw.Connection, state: CollectionState, names: list[str], kept: _Kept, *, keeps_unproven: bool
 ) -> None:
-    """Plan to rebuild the vector segment of a collection, or report why nothing is changed."""
-    of = state.of
-    if names == [chroma.NORMS] and not options.unproven:
-        reason = tr("the length of its vector is lost; --unproven keeps it with length 1")
-        made.left += _name_entries(db, state, state.ids_of(Origin.UNPROVEN), chroma.NORMS, reason)
-        return
+    """Plan to rebuild the vector segment of a collection, to set it aside, or report why nothing is changed."""
+    of, folder = state.of, state.folder
     job = Rebuild(
         root=state.root,
         of=of,
-        keeps_unproven=options.unproven,
+        keeps_unproven=keeps_unproven,
         keeps_orphans=chroma.VECTOR_ORPHAN not in names,
+        new=_kept_vectors if kept else no_new_vectors,
     )
-    kept = sum(1 for _ in job.rows(state))
-    lost = list(_lost(db, state, options))
-    if not kept or of.vectors is None or state.folder is None:
-        reason = tr("neither the segment nor the queue has a vector that is proven; nothing was changed")
-        for name in names:
-            made.left.append(Unresolved.registered(name, reason, base=of.id))
-        made.left += lost
+    added = sum(1 for _ in job.new(db, state))
+    if names == [chroma.VECTOR_MISSING] and not added:
         return
-    message = tr(
-        "rebuild the vector segment of {name} from its {vectors}",
-        name=of.name,
-        vectors=format_count(kept, "vector"),
-    )
-    actions = (
-        Action(action="rebuild-segment", message=message, base=of.id, subject=of.vectors, count=kept, finding=names[0]),
-    )
-    made.changes += plan_new_segment(state, job, actions, kept)
+    count = sum(1 for _ in job.rows(state)) + added
+    left = list(_lost(db, state, kept, keeps_unproven=keeps_unproven))
+    lost = sum(one.count for one in left)
+    made.left += left
+    names = [name for name in names if name != chroma.VECTOR_MISSING or not lost]
+    if count and folder is not None and of.vectors is not None:
+        message = tr(
+            "rebuild the vector segment of {name} from its {vectors}",
+            name=of.name,
+            vectors=format_count(count, "vector"),
+        )
+        if lost:
+            message = tr(
+                "{message_}; {entries} without a proven vector are left out, and searches do not find them until "
+                "regraft backfill embeds them",
+                message_=message,
+                entries=format_count(lost, "entry"),
+            )
+        finding = names[0] if names else chroma.VECTOR_MISSING
+        action = Action(
+            action="rebuild-segment", message=message, base=of.id, subject=of.vectors, count=count, finding=finding
+        )
+        made.changes += plan_new_segment(state, job, (action,), count)
+    elif _is_damaged(state, names):
+        assert folder is not None
+        message = tr(
+            "remove the vector segment of {name}, because nothing proves any of its vectors; searches do not find its "
+            "entries until regraft backfill embeds them",
+            name=of.name,
+        )
+        action = Action(action="remove-segment", message=message, base=of.id, subject=of.vectors, finding=names[0])
+        made.changes += [*keep_segment(state, folder), FileChange(path=str(of.vectors), actions=(action,), make=None)]
+        # Chroma makes a new folder with the next vectors that it gets.
+        names = [name for name in names if name != chroma.SEGMENT_MISSING]
+    else:
+        reason = tr("neither the segment nor the queue has a vector that is proven; nothing was changed")
+        made.left += [Unresolved.registered(name, reason, base=of.id) for name in names]
+        return
     made.resolves |= {(name, of.id) for name in names}
-    made.left += lost
 
 
-def _lost(db: apsw.Connection, state: CollectionState, options: RepairOptions) -> Iterator[Unresolved]:
+def _is_damaged(state: CollectionState, names: Collection[str]) -> bool:
+    """Whether the files of a segment keep Chroma from opening the collection, or let it return wrong vectors."""
+    folder = state.folder
+    is_there = folder is not None and file_paths.is_folder(folder) and not file_paths.is_link(folder)
+    return is_there and not set(_OF_FILES).isdisjoint(names)
+
+
+def _lost(db: apsw.Connection, state: CollectionState, kept: _Kept, *, keeps_unproven: bool) -> Iterator[Unresolved]:
     """Name every entry whose vector the new segment does not have, with the beginning of its text."""
-    missing = tr("no file in the folder has its vector")
-    yield from _name_entries(db, state, state.missing_ids(), chroma.VECTOR_MISSING, missing)
-    if not options.unproven:
-        unproven = tr("nothing proves that its vector is of this text; --unproven keeps it")
-        yield from _name_entries(db, state, state.ids_of(Origin.UNPROVEN), chroma.VECTOR_MISSING, unproven)
+    names = [] if state.folder is None else list_kept_names(state.folder)
+    missing = tr("no file in the folder has its vector; regraft backfill embeds its text")
+    if names and not keeps_unproven:
+        missing = tr(
+            "nothing proves its vector; --unproven takes it from {name} if it is there, and regraft backfill embeds "
+            "its text",
+            name=names[-1],
+        )
+    ids = (key for key in state.missing_ids() if _find_kept(state, kept, key) is None)
+    yield from _name_entries(db, state, ids, chroma.VECTOR_MISSING, missing)
+    if not keeps_unproven:
+        unproven = tr(
+            "nothing proves that its vector is of this text; --unproven keeps it, and regraft backfill embeds its text"
+        )
+        ids = (key for key in state.ids_of(Origin.UNPROVEN) if not state.lacks_length(key))
+        yield from _name_entries(db, state, ids, chroma.VECTOR_MISSING, unproven)
+        lengthless = tr(
+            "the length of its vector is lost; --unproven keeps it with length 1, and regraft backfill embeds its text"
+        )
+        ids = (key for key in state.ids_of(Origin.UNPROVEN) if state.lacks_length(key))
+        yield from _name_entries(db, state, ids, chroma.VECTOR_MISSING, lengthless)
 
 
 def _name_entries(
@@ -160,12 +231,86 @@ def _name_entries(
         yield Unresolved.registered(finding, said, base=base, count=more)
 
 
+# --- kept files ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _open_kept(db: apsw.Connection, state: CollectionState) -> Iterator[_Kept]:
+    """Open the files of the segment that earlier repairs kept, as far as their vectors can still be used."""
+    found: _Kept = []
+    with ExitStack() as opened:
+        for name in reversed([] if state.folder is None else list_kept_names(state.folder)):
+            folder = state.root / name
+            kept = _read_note(folder)
+            if kept is not None:
+                old = opened.enter_context(open_collection(db, state.of, state.root, (folder, kept)))
+                if old.dimension == state.dimension and not _contradicts(old, state):
+                    found.append((kept, old))
+        yield found
+
+
+def _read_note(folder: Path) -> KeptSegment | None:
+    """Read where the operations were when a folder was kept; None if that is unknown."""
+    path = folder / KEPT_FILE
+    if file_paths.is_link(folder) or file_paths.is_link(path) or not file_paths.is_file(path):
+        return None
+    with links.open_for_reading(path) as file:
+        raw = file.read(_MAX_NOTE + 1)
+    try:
+        kept = msgspec.json.decode(raw, type=KeptSegment)
+    except msgspec.MsgspecError:
+        return None
+    return kept if 0 <= kept.applied <= kept.last < 1 << 63 else None
+
+
+def _contradicts(old: CollectionState, state: CollectionState) -> bool:
+    """Whether ids that are only guessed from the order of insertion have other vectors in the segment."""
+    if old.labels is not None:
+        return False
+    for key in islice(state.vector_ids(), _MAX_COMPARED):
+        guessed, known = old.place_of(key), state.place_of(key)
+        if guessed is not None and guessed[0] is Origin.UNPROVEN and known is not None and known[0] is Origin.SEGMENT:
+            raw = old.stored_vector(guessed[1]), state.stored_vector(known[1])
+            one, other = (np.frombuffer(vector, dtype="<f4").astype(np.float64) for vector in raw)
+            with np.errstate(all="ignore"):
+                if not one @ other >= _LEAST_COSINE * np.linalg.norm(one) * np.linalg.norm(other):
+                    return True
+    return False
+
+
+def _find_kept(state: CollectionState, kept: _Kept, key: str) -> NewVector | None:
+    """Return the vector that kept files have for an entry without one, or None."""
+    for when, old in kept:
+        found = old.place_of(key)
+        if found is not None and found[0] is Origin.UNPROVEN and not old.is_changed_since(when, key):
+            vector = old.vector_at(*found)
+            if len(vector) == 4 * (state.dimension or 0):
+                return key, vector, *stored_bytes(old, found[1])
+    return None
+
+
+def _kept_vectors(db: apsw.Connection, state: CollectionState) -> Iterator[NewVector]:
+    """Yield the vectors that kept files have for entries without one."""
+    with _open_kept(db, state) as kept:
+        for key in state.missing_ids():
+            found = _find_kept(state, kept, key)
+            if found is not None:
+                yield found
+
+
 # --- the database ----------------------------------------------------------------------------------------------------
 
 
-def _plan_database(store: Store, wanted: Collection[str]) -> Iterator[FileChange]:
-    """Plan the rebuild of the full-text index and of mixed sequence numbers, in one copy of the database."""
+def _plan_database(store: Store, wanted: Collection[str], ignored: Sequence[int]) -> Iterator[FileChange]:
+    """Plan all changes of the database in one copy of it: full-text index, mixed numbers, and ignored operations."""
     actions = []
+    if ignored:
+        message = tr(
+            "empty {operations} of the queue that had no effect, because the segment had their ids; they would give "
+            "them other vectors now",
+            operations=format_count(len(ignored), "operation"),
+        )
+        actions.append(Action(action="empty-operations", message=message, subject=database.FILE, count=len(ignored)))
     if chroma.FULL_TEXT in wanted:
         message = tr("rebuild the full-text index of {name} from its documents", name=database.FILE)
         actions.append(
@@ -184,11 +329,13 @@ def _plan_database(store: Store, wanted: Collection[str]) -> Iterator[FileChange
         )
     if actions:
         path = store.root / database.FILE
-        make = partial(_rewrite, path, texts=chroma.FULL_TEXT in wanted, numbers=chroma.SEQ_ID_MIXED in wanted)
+        make = partial(
+            _rewrite, path, texts=chroma.FULL_TEXT in wanted, numbers=chroma.SEQ_ID_MIXED in wanted, ignored=ignored
+        )
         yield FileChange(path=database.FILE, actions=tuple(actions), make=make, bytes=2 * path.stat().st_size)
 
 
-def _rewrite(path: Path, new: Path, *, texts: bool, numbers: bool) -> None:
+def _rewrite(path: Path, new: Path, *, texts: bool, numbers: bool, ignored: Sequence[int]) -> None:
     """Copy the database, and change the copy.
 
     Raises:
@@ -198,6 +345,14 @@ def _rewrite(path: Path, new: Path, *, texts: bool, numbers: bool) -> None:
         full_text.rebuild_in_copy(path, new)
     else:
         copy_database(path, new)
+    if ignored:
+        with sqlite.open_writable(new) as db, sqlite.transaction(db):
+            # An update of nothing. Without the row, a later operation could get its number, and Chroma would skip it.
+            db.executemany(
+                "UPDATE embeddings_queue SET operation = ?, vector = NULL, encoding = NULL, metadata = NULL "
+                "WHERE seq_id = ?",
+                ((database.UPDATE, number) for number in ignored),
+            )
     if numbers:
         with sqlite.open_writable(new) as db, sqlite.transaction(db):
             as_bytes = database.stores_numbers_as_bytes(db)

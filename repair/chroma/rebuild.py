@@ -30,7 +30,15 @@ from regraft.disk import durable, file_paths, sqlite, untrusted_sqlite
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import ModelDiffers, RegraftError, SourceUnreadable, TargetLocked
 from regraft.formats.chroma import core, database, label_map
-from regraft.formats.chroma.collection import PROVEN, CollectionState, Origin, open_collection, open_places
+from regraft.formats.chroma.collection import (
+    KEPT_FILE,
+    PROVEN,
+    CollectionState,
+    KeptSegment,
+    Origin,
+    open_collection,
+    open_places,
+)
 from regraft.formats.chroma.core import ChromaFailed
 from regraft.formats.chroma.database import (
     ELEMENTS_FILE,
@@ -70,11 +78,15 @@ _NAME = "rebuilt"
 _ROUNDING = 1e-6
 _BATCH = 1000
 _STORED_BYTES = "SELECT vector, stored, norm FROM vector WHERE id = ?"
-#: Yields id and vector of entries that have no vector yet.
-NewVectors = Callable[[apsw.Connection, CollectionState], Iterator[tuple[str, bytes]]]
+#: A vector for an entry that has none: its id, the vector as Chroma is to return it, and the bytes and the norm that
+#: the segment is to have for it. Chroma computes these if they are None, as for every vector that an application adds.
+NewVector = tuple[str, bytes, bytes | None, bytes | None]
+NewVectors = Callable[[apsw.Connection, CollectionState], Iterator[NewVector]]
+#: The norm of a vector whose length is lost: it stays as the segment has it.
+_LENGTH_1 = struct.pack("<f", 1)
 
 
-def no_new_vectors(_: apsw.Connection, __: CollectionState) -> Iterator[tuple[str, bytes]]:
+def no_new_vectors(_: apsw.Connection, __: CollectionState) -> Iterator[NewVector]:
     """Yield nothing: the segment gets the vectors that the folder has."""
     yield from ()
 
@@ -147,20 +159,15 @@ class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
                     if len(vector) != 4 * (state.dimension or 0):
                         raise ChromaFailed(tr("the vector of {id} cannot be read", id=key))
                     is_there = origin is not Origin.RECOVERED
-                    stored = state.stored_vector(place) if is_there else None
-                    norm = state.stored_norm(place) if is_there else None
-                    if is_there and norm is None and state.is_cosine:
-                        # Its length is lost: the vector stays as it is, of length 1.
-                        norm = struct.pack("<f", 1)
+                    stored, norm = stored_bytes(state, place) if is_there else (None, None)
                     is_shown = state.place_of(key) == (origin, place)
                     db.execute(
                         "INSERT INTO vector VALUES (?, ?, ?, ?, ?, ?)", (key, origin, vector, stored, norm, is_shown)
                     )
                     count += 1
-                for key, vector in self.new(source, state):
-                    # Chroma normalizes it, as it does with every vector that an application adds.
-                    is_shown = not state.is_waiting(key)
-                    row = (key, Origin.RECOVERED, vector, None, None, is_shown)
+                for key, vector, stored, norm in self.new(source, state):
+                    origin = Origin.RECOVERED if stored is None else Origin.UNPROVEN
+                    row = (key, origin, vector, stored, norm, not state.is_waiting(key))
                     db.execute("INSERT INTO vector VALUES (?, ?, ?, ?, ?, ?)", row)
                     count += 1
         return count
@@ -207,12 +214,19 @@ class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
             wrong += sum(1 for key in queued if not _is_same(state, after, key))
             with sqlite.open_readonly(place / "staged.sqlite") as staged:
                 # New vectors have no other place to be compared with.
-                rows = staged.execute("SELECT id, vector FROM vector WHERE is_shown AND stored IS NULL")
+                query = "SELECT id, vector FROM vector WHERE is_shown AND (stored IS NULL OR origin = ?)"
+                rows = staged.execute(query, (Origin.UNPROVEN,))
                 wrong += sum(1 for key, vector in rows if not _is_like(after, str(key), vector))
             if wrong or after.label_problem is not None or after.segment_problem is not None:
                 raise ChromaFailed(tr("{vectors} of the new segment differ", vectors=format_count(wrong, "vector")))
         # Last, because chromadb applies the queue when it opens the copy.
         core.run_in_child(_compare, copy, self.of.name, place / "staged.sqlite", state.is_cosine)
+
+
+def stored_bytes(state: CollectionState, place: int) -> tuple[bytes, bytes | None]:
+    """Return the bytes of an element's vector, and its norm for cosine distance: 1 if it is lost."""
+    norm = state.stored_norm(place)
+    return state.stored_vector(place), _LENGTH_1 if norm is None and state.is_cosine else norm
 
 
 def _is_same(before: CollectionState, after: CollectionState, key: str) -> bool:
@@ -347,31 +361,56 @@ def plan_new_segment(
     assert of.vectors is not None
     is_there = folder.is_dir()
     size = files.size_on_disk(folder) if is_there else 0
-    drops = state.labels is None or (not job.keeps_unproven and state.count_origin(Origin.UNPROVEN) > 0)
-    if is_there and drops:
-        yield from _keep_files(folder, of, size)
+    leaves_out = not job.keeps_unproven and any(origin is Origin.UNPROVEN for _, origin, _ in state.segment_ids())
+    if is_there and (leaves_out or state.labels is None or state.segment is None):
+        yield from keep_segment(state, folder)
     vectors = count * (4 * (state.dimension or 0) + 8)
     yield FileChange(path=of.vectors, actions=actions, make=job.write, bytes=3 * max(size, vectors))
 
 
-def _keep_files(folder: Path, of: ChromaCollection, size: int) -> Iterator[FileChange]:
+def keep_segment(state: CollectionState, folder: Path) -> Iterator[FileChange]:
     """Plan a copy of the old segment beside the new one. No command removes it: it may be the last copy of vectors.
 
     A run that failed after it made the copy leaves it, so an equal one is enough.
     """
-    name, number = f"{folder.name}.unproven", 1
-    while file_paths.exists(folder.parent / name):
-        if files.bytes_fingerprint(folder.parent / name) == files.bytes_fingerprint(folder):
-            return
-        number += 1
-        name = f"{folder.name}.unproven-{number}"
+    kept_names = list_kept_names(folder)
+    if any(_is_equal_copy(folder.with_name(name), folder) for name in kept_names):
+        return
+    number = len(kept_names) + 1
+    name = folder.name + _KEPT + ("" if number == 1 else f"-{number}")
     message = tr(
-        "keep the old segment of {name} as {path}, because it has vectors that are not proven", name=of.name, path=name
+        "keep the old segment of {name} as {path}, because it has vectors that are not proven",
+        name=state.of.name,
+        path=name,
     )
-    action = Action(action="keep-segment", message=message, base=of.id, subject=name)
-    yield FileChange(path=name, actions=(action,), make=partial(durable.copy_tree, folder), bytes=size)
+    action = Action(action="keep-segment", message=message, base=state.of.id, subject=name)
+    kept = KeptSegment(applied=state.applied, last=state.read_last_operation())
+
+    def make(new: Path) -> None:
+        durable.copy_tree(folder, new)
+        durable.put_bytes(new / KEPT_FILE, msgspec.json.encode(kept))
+
+    yield FileChange(path=name, actions=(action,), make=make, bytes=files.size_on_disk(folder))
 
 
+def _is_equal_copy(kept: Path, folder: Path) -> bool:
+    """Whether a kept segment has the same files as a segment, and the note on its operations."""
+    names = sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in kept.iterdir()) == sorted([*names, KEPT_FILE]) and all(
+        files.bytes_fingerprint(kept / name) == files.bytes_fingerprint(folder / name) for name in names
+    )
+
+
+def list_kept_names(folder: Path) -> list[str]:
+    """List the names of the kept folders of a segment, in the order in which they were kept."""
+    names = [folder.name + _KEPT]
+    while file_paths.exists(folder.with_name(names[-1])):
+        names.append(f"{folder.name}{_KEPT}-{len(names) + 1}")
+    return names[:-1]
+
+
+#: What the name of a kept segment has after that of the segment.
+_KEPT = ".unproven"
 _BUSY_MS = 60_000
 #: One file for each collection. Vectors of several models can wait for it.
 _STAGED = (
@@ -651,7 +690,7 @@ def _delete_staging(path: Path) -> None:
 # --- writing the segments --------------------------------------------------------------------------------------------
 
 
-def _new_vectors(target: ChromaTarget, db: apsw.Connection, state: CollectionState) -> Iterator[tuple[str, bytes]]:
+def _new_vectors(target: ChromaTarget, db: apsw.Connection, state: CollectionState) -> Iterator[NewVector]:
     """Yield id and vector of entries that have none: one that is staged, or that of an entry with the same text."""
     known, path = target.texts_found.scratch, staging_path(state.root, target.base_id)
     with ExitStack() as opened:
@@ -666,7 +705,7 @@ def _new_vectors(target: ChromaTarget, db: apsw.Connection, state: CollectionSta
                 vector = staging.execute(query, (target.staged_model, key)).get
             # The file may have come with the folder, from anywhere.
             if is_fit(vector, state.dimension):
-                yield entry.id, vector
+                yield entry.id, vector, None, None
 
 
 def _plan_segments(store: Store, targets: Sequence[ChromaTarget]) -> Plan:

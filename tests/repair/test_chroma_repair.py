@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 import subprocess
 import sys
@@ -12,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chroma_fixtures import read
 from chroma_store import (
     DIMENSION,
+    ELEMENT,
     FULL_TEXT,
     VERSIONS,
     ChromaStore,
     Damage,
     check,
     cut_elements,
+    cut_file,
     cut_full_text,
     cut_norms,
     destroy_header,
@@ -29,6 +31,10 @@ from chroma_store import (
     mix_numbers,
     opened,
     overwrite_links,
+    provable,
+    purge_queue,
+    read_label_map,
+    read_vector,
     read_vectors,
     remove_labels,
 )
@@ -154,23 +160,10 @@ def test_a_rebuild_that_fails_keeps_one_copy_of_the_old_segment(
             assert "chromadb cannot use it: InternalError: out of handles" in failed.stderr
             assert {path.name: path.read_bytes() for path in store.folder("plain").iterdir()} == before
             (kept,) = store.root.glob("*.unproven*")
-            assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
+            assert {path.name: path.read_bytes() for path in kept.iterdir() if path.suffix != ".json"} == before
     # A later run needs no other copy.
     assert [one["action"] for one in repair(store.root)["actions"]] == ["rebuild-segment"]
     assert list(store.root.glob("*.unproven*")) == [kept]
-
-
-class Labels(pickle.Unpickler):
-    """Reads the label map of a version before 1.0 without that version."""
-
-    def find_class(self, _: str, name: str) -> Any:
-        assert name == "PersistentData"
-        return type(name, (), {})
-
-
-def read_label_map(store: ChromaStore, name: str) -> dict[str, Any]:
-    with (store.folder(name) / "index_metadata.pickle").open("rb") as file:
-        return dict(vars(Labels(file).load()))
 
 
 @pytest.mark.parametrize("version", ["0.4", "0.6"])
@@ -338,29 +331,236 @@ def test_unproven_vectors_are_kept_only_if_asked_for(tmp_path: Path) -> None:
     assert_reads_back(other, tmp_path / "copy2", {})
 
 
-def test_vectors_without_their_length_are_named(store: ChromaStore) -> None:
-    """Searches by cosine still find them, so the segment is kept."""
-    norms = store.folder("angles") / "length.bin"
-    kept = norms.stat().st_size // 4 - 10
-    norms.write_bytes(norms.read_bytes()[: 4 * kept])
-    # No vector of the queue takes the place of one.
-    of = (store.collection_id("angles"), store.segment("angles"))
-    applied = "(SELECT seq_id FROM max_seq_id WHERE segment_id = ?2)"
-    store.execute(f"DELETE FROM embeddings_queue WHERE substr(topic, -36) = ?1 AND seq_id <= {applied}", *of)
-    before = snapshot(store.root)
-    with (store.folder("angles") / "index_metadata.pickle").open("rb") as file:
-        labels = pickle.load(file)["id_to_label"]
-    positions = store.positions("angles")
-    replaced = {key for (key,) in store.rows("SELECT id FROM embeddings_queue WHERE substr(topic, -36) = ?", of[0])}
-    lost = {key for key, label in labels.items() if positions[label] >= kept} - replaced
+#: The files of a segment, and the distances of the collections.
+SEGMENT_FILES = ("header.bin", "data_level0.bin", "link_lists.bin", "length.bin", "index_metadata.pickle")
+DISTANCES = {"plain": "l2", "angles": "cosine", "products": "ip"}
+
+
+def kept_elements(store: ChromaStore, file: str, name: str) -> int:
+    """Return the number of elements whose vector is left when a file is cut in half."""
+    half = (store.folder(name) / file).stat().st_size // 2
+    if file == "data_level0.bin":
+        return half // ELEMENT
+    if file == "length.bin" and DISTANCES[name] == "cosine":
+        return half // 4
+    return len(store.positions(name))
+
+
+@pytest.mark.parametrize("file", SEGMENT_FILES)
+@pytest.mark.parametrize("version", ["0.4", "0.6", "1.5"])
+def test_a_file_that_is_cut_in_half_leaves_no_wrong_vector(version: str, file: str, tmp_path: Path) -> None:
+    store = extract(version, tmp_path)
+    purge_queue(store)
+    has_labels = file != "index_metadata.pickle"
+    known = {name: provable(store, name, kept_elements(store, file, name), has_labels=has_labels) for name in DISTANCES}
+    for name in DISTANCES:
+        cut_file(store, file, name)
+    files = contents(store)
     document = repair(store.root)
-    named = [one for one in document["left"] if one["finding"] == "chroma.norms"]
-    assert {one["subject"] for one in named} == lost
-    for one in named:
+    lost = {name: store.expected[name].keys() - known[name] for name in DISTANCES}
+    assert {name: lost_ids(document, store.collection_id(name)) for name in DISTANCES} == lost
+    # Without its labels, and with a purged queue, nothing of a segment is proven.
+    left = check(store.root).keys() - (set() if has_labels else {"segment-missing"})
+    assert left == ({"vector-missing"} if any(lost.values()) else set())
+    assert_reads_back(store, tmp_path / "copy", lost, rounded=version != "1.5")
+    if document["actions"]:
+        # Versions before 1.0 write unused space after the elements and the lengths.
+        assert run("undo", store.root, "--yes", "--json").status == 0
+    assert contents(store) == files
+
+
+def contents(store: ChromaStore) -> dict[str, Any]:
+    """Return the content of every file but regraft's own."""
+    return {name: content for name, (*_, content) in snapshot(store.root).items() if not name.startswith(".regraft")}
+
+
+def cut_lengths(store: ChromaStore) -> tuple[set[str], dict[str, bytes]]:
+    """Cut the lengths of a collection whose queue is purged; returns the lost ids, and their unit vectors."""
+    purge_queue(store)
+    lost = store.expected["angles"].keys() - provable(store, "angles", kept_elements(store, "length.bin", "angles"))
+    labels = read_label_map(store, "angles")["id_to_label"]
+    units = {key: read_vector(store, labels[key], "angles") for key in lost}
+    cut_file(store, "length.bin", "angles")
+    return lost, units
+
+
+def test_vectors_without_their_length_are_left_out_and_named(store: ChromaStore, tmp_path: Path) -> None:
+    """Chroma returns zeros for them, or garbage."""
+    lost, _ = cut_lengths(store)
+    assert len(lost) > 30
+    with opened(store.root, tmp_path / "before") as client:
+        found = read_vectors(client, "angles")
+    assert any(found[key] != store.expected["angles"][key]["vector"] for key in lost)
+    files = contents(store)
+    document = repair(store.root)
+    assert [one["action"] for one in document["actions"]] == ["keep-segment", "rebuild-segment"]
+    assert f"{len(lost)} entries without a proven vector are left out" in document["actions"][1]["message"]
+    assert {one["subject"] for one in document["left"]} == lost
+    for one in document["left"]:
+        assert one["finding"] == "chroma.vector-missing"
         assert one["reason"].startswith(f"{one['subject']} (")
-        assert one["reason"].endswith("): the length of its vector is lost; --unproven keeps it with length 1")
-    assert document["actions"] == []
-    assert snapshot(store.root) == before
+        assert one["reason"].endswith(
+            "): the length of its vector is lost; --unproven keeps it with length 1, and regraft backfill embeds "
+            "its text"
+        )
+    assert check(store.root).keys() == {"vector-missing"}
+    assert_reads_back(store, tmp_path / "copy", {"angles": lost})
+    kept = store.root / f"{store.segment('angles')}.unproven"
+    assert {name: (kept / name).read_bytes() for name in SEGMENT_FILES} == {
+        name: files[f"{store.segment('angles')}/{name}"] for name in SEGMENT_FILES
+    }
+    assert run("undo", store.root, "--yes", "--json").status == 0
+    assert contents(store) == files
+
+
+def test_kept_files_give_unproven_vectors_to_a_later_repair(store: ChromaStore, tmp_path: Path) -> None:
+    lost, units = cut_lengths(store)
+    repair(store.root)
+    files = contents(store)
+    # An entry that was changed since may have another text.
+    changed = min(lost)
+    ((number,),) = store.rows("SELECT max(seq_id) FROM embeddings")
+    row = (number + 1, store.segment("angles", "METADATA"), changed)
+    store.execute("UPDATE embeddings SET seq_id = ? WHERE segment_id = ? AND embedding_id = ?", *row)
+    document = repair(store.root, "--unproven")
+    assert [one["action"] for one in document["actions"]] == ["rebuild-segment"]
+    assert document["actions"][0]["finding"] == "chroma.vector-missing"
+    assert lost_ids(document, store.collection_id("angles")) == {changed}
+    assert check(store.root).keys() == {"vector-missing"}
+    with opened(store.root, tmp_path / "copy") as client:
+        found = read_vectors(client, "angles")
+    for key, one in store.expected["angles"].items():
+        expected = one["vector"] if key not in lost else None if key == changed else units[key].hex()
+        assert found[key] == expected
+    assert run("undo", store.root, "--yes", "--json").status == 0
+    store.execute("UPDATE embeddings SET seq_id = ? WHERE segment_id = ? AND embedding_id = ?", 1, *row[1:])
+    assert {name: one for name, one in contents(store).items() if name != "chroma.sqlite3"} == {
+        name: one for name, one in files.items() if name != "chroma.sqlite3"
+    }
+    assert lost_ids(repair(store.root, "--unproven"), store.collection_id("angles")) == set()
+    assert check(store.root) == {}
+
+
+def test_a_lost_label_map_and_kept_files_give_the_same_as_unproven_at_once(tmp_path: Path) -> None:
+    store = write_in_order(tmp_path / "ordered")
+    remove_labels(store)
+    repair(store.root)
+    document = repair(store.root, "--unproven")
+    assert [one["action"] for one in document["actions"]] == ["rebuild-segment"]
+    assert document["left"] == []
+    assert check(store.root) == {}
+    assert_reads_back(store, tmp_path / "copy", {})
+
+
+@pytest.mark.parametrize(
+    "note", [b"", b"[]", b'{"applied": -1, "last": 5}', b'{"applied": 1, "last": 99999999999999999999}']
+)
+def test_kept_files_whose_operations_are_unknown_are_not_used(note: bytes, store: ChromaStore) -> None:
+    lost, _ = cut_lengths(store)
+    repair(store.root)
+    (store.root / f"{store.segment('angles')}.unproven" / "regraft.json").write_bytes(note)
+    before = contents(store)
+    assert repair(store.root, "--unproven")["actions"] == []
+    assert contents(store) == before
+    assert {one["samples"][0] for one in check(store.root)["vector-missing"]} <= lost
+
+
+def test_a_segment_without_any_proven_vector_is_set_aside(store: ChromaStore, tmp_path: Path) -> None:
+    purge_queue(store)
+    labels = read_label_map(store, "products")["id_to_label"]
+    queued = provable(store, "products", 0, has_labels=False)
+    store.execute("DELETE FROM embeddings_queue WHERE substr(topic, -36) = ?", store.collection_id("products"))
+    lost = store.expected["products"].keys() - (queued - labels.keys())
+    (store.folder("products") / "index_metadata.pickle").write_bytes(b"")
+    files = contents(store)
+    document = repair(store.root)
+    assert [one["action"] for one in document["actions"]] == ["keep-segment", "remove-segment"]
+    assert lost <= lost_ids(document, store.collection_id("products"))
+    assert not store.folder("products").exists()
+    kept = store.root / f"{store.segment('products')}.unproven" / "data_level0.bin"
+    assert kept.read_bytes() == files[f"{store.segment('products')}/data_level0.bin"]
+    with opened(store.root, tmp_path / "copy") as client:
+        collection = client.get_collection("products", embedding_function=None)
+        assert set(collection.get()["ids"]) == store.expected["products"].keys()
+        assert set(read_vectors(client, "products").values()) == {None}
+    assert run("repair", store.root, "--yes", "--json").document["actions"] == []
+    assert run("undo", store.root, "--yes", "--json").status == 0
+    assert contents(store) == files
+
+
+def write_with_queue(folder: Path, operation: str) -> tuple[ChromaStore, Any]:
+    """Write a cosine collection of 64 entries, and an operation with another vector of the last one in the queue."""
+    import chromadb
+    import numpy as np
+    from chromadb.config import Settings
+
+    client = chromadb.PersistentClient(path=str(folder), settings=Settings(anonymized_telemetry=False))
+    settings = {"hnsw:space": "cosine", "hnsw:M": 24, "hnsw:sync_threshold": 20, "hnsw:batch_size": 10}
+    collection = client.create_collection("angles", embedding_function=None, metadata=settings)
+    vectors = np.random.default_rng(7).normal(size=(65, DIMENSION)).astype("<f4")
+    ids = [f"id{number:02}" for number in range(64)]
+    for start in range(0, 64, 8):
+        part = ids[start : start + 8]
+        collection.add(ids=part, embeddings=vectors[start : start + 8], documents=[f"Text of {key}" for key in part])
+    getattr(collection, operation)(ids=["id40"], embeddings=vectors[64:], documents=["Text of id40"])
+    expected = read(collection)
+    client.close()
+    store = ChromaStore(folder, {"angles": expected})
+    purge_queue(store)
+    return store, vectors[64]
+
+
+@pytest.mark.parametrize("operation", ["add", "update", "upsert"])
+@pytest.mark.parametrize("file", ["length.bin", "index_metadata.pickle"])
+def test_an_operation_of_the_queue_keeps_its_meaning(operation: str, file: str, tmp_path: Path) -> None:
+    """Chroma ignores the addition of an id that exists, and the update of one that does not."""
+    import numpy as np
+
+    store, other = write_with_queue(tmp_path / "chroma", operation)
+    path = store.folder("angles") / file
+    # The element of id40, which is one of the last ones, has no length any more.
+    path.write_bytes(path.read_bytes()[: 80 if file == "length.bin" else 40])
+    document = repair(store.root)
+    named = lost_ids(document, store.collection_id("angles"))
+    with opened(store.root, tmp_path / "copy") as client:
+        found = read_vectors(client, "angles")
+    assert {key for key, vector in found.items() if vector is None} == named
+    for key, vector in found.items():
+        if vector is not None:
+            pair = [
+                np.frombuffer(bytes.fromhex(one), "<f4") for one in (vector, store.expected["angles"][key]["vector"])
+            ]
+            assert np.allclose(*pair, rtol=4e-7, atol=1e-8), key
+    assert ("id40" in named) == (operation == "add")
+    assert ("empty-operations" in {one["action"] for one in document["actions"]}) == (operation == "add")
+    if operation != "add":
+        pair = [np.frombuffer(bytes.fromhex(str(found["id40"])), "<f4"), other]
+        assert np.allclose(*pair, rtol=4e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("size", [0, 50, 99])
+def test_a_header_that_was_cut_is_derived_from_the_settings_of_the_collection(size: int, tmp_path: Path) -> None:
+    """With another number of links than the default, elements have another size."""
+    store, _ = write_with_queue(tmp_path / "chroma", "upsert")
+    header = store.folder("angles") / "header.bin"
+    header.write_bytes(header.read_bytes()[:size])
+    assert repair(store.root)["left"] == []
+    assert check(store.root) == {}
+    assert_reads_back(store, tmp_path / "copy", {}, rounded=True)
+
+
+def test_elements_of_an_unknown_size_are_not_read(tmp_path: Path) -> None:
+    store, _ = write_with_queue(tmp_path / "chroma", "upsert")
+    (store.folder("angles") / "header.bin").write_bytes(b"")
+    store.execute("UPDATE collection_metadata SET int_value = 16 WHERE key = 'hnsw:M'")
+    for column in ("config_json_str", "schema_str"):
+        store.execute(f"UPDATE collections SET {column} = replace({column}, '24', '16')")
+    messages = [one["message"] for one in check(store.root)["segment-missing"]]
+    assert messages == ["its vector segment cannot be used: without a header, the size of its elements is unknown"]
+    document = repair(store.root)
+    queued = provable(store, "angles", 0, has_labels=False)
+    assert lost_ids(document, store.collection_id("angles")) == store.expected["angles"].keys() - queued
+    assert_reads_back(store, tmp_path / "copy", {"angles": store.expected["angles"].keys() - queued}, rounded=True)
 
 
 def test_vectors_without_their_length_are_kept_with_length_1(store: ChromaStore, tmp_path: Path) -> None:

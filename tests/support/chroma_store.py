@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import sqlite3
 import struct
@@ -59,7 +60,9 @@ class ChromaStore:
         return self.root / self.segment(name)
 
     def positions(self, name: str) -> dict[int, int]:
-        """Return the position of each label in the elements of a segment."""
+        """Return the position of each label in the elements of a segment; empty without one."""
+        if not (self.folder(name) / "header.bin").exists():
+            return {}
         raw = (self.folder(name) / "data_level0.bin").read_bytes()
         (count,) = struct.unpack_from("<Q", (self.folder(name) / "header.bin").read_bytes(), 20)
         return {struct.unpack_from("<Q", raw, at * ELEMENT + ELEMENT - 8)[0]: at for at in range(count)}
@@ -146,6 +149,71 @@ def forge_count(store: ChromaStore, count: int, name: str = "plain") -> None:
     struct.pack_into("<Q", raw, 20, count)
     struct.pack_into("<I", raw, 56, 0)
     file.write_bytes(raw)
+
+
+def cut_file(store: ChromaStore, file: str, name: str) -> None:
+    """Keep the first half of a file of a segment."""
+    path = store.folder(name) / file
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def purge_queue(store: ChromaStore) -> None:
+    """Remove the operations that every segment has, as versions from 0.5.6 on do."""
+    for name, rows in store.expected.items():
+        if rows:
+            store.execute(
+                "DELETE FROM embeddings_queue WHERE seq_id <= ? AND substr(topic, -36) = ?",
+                applied(store, name),
+                store.collection_id(name),
+            )
+
+
+def applied(store: ChromaStore, name: str) -> int:
+    """Return the last operation that both segments of a collection have."""
+    found = []
+    for scope in ("VECTOR", "METADATA"):
+        rows = store.rows("SELECT seq_id FROM max_seq_id WHERE segment_id = ?", store.segment(name, scope))
+        if rows:
+            number = rows[0][0]
+            found.append(int.from_bytes(number, "big") if isinstance(number, bytes) else number)
+        else:
+            found.append(read_label_map(store, name).get("max_seq_id") or 0)
+    return min(found)
+
+
+class _Labels(pickle.Unpickler):
+    """Reads the label maps that chromadb wrote for the tests, without the version that wrote them."""
+
+    def find_class(self, _: str, name: str) -> Any:
+        """Take the one class of versions before 1.0 for a namespace."""
+        assert name == "PersistentData"
+        return type(name, (), {})
+
+
+def read_label_map(store: ChromaStore, name: str) -> dict[str, Any]:
+    """Return the label map of a segment; empty without one."""
+    path = store.folder(name) / "index_metadata.pickle"
+    if not path.exists():
+        return {}
+    with path.open("rb") as file:
+        found = _Labels(file).load()
+    return found if isinstance(found, dict) else dict(vars(found))
+
+
+def provable(store: ChromaStore, name: str, elements: int, *, has_labels: bool = True) -> set[str]:
+    """Return the ids whose vector is in the first elements of a sound segment, or in the queue."""
+    positions = store.positions(name)
+    labels = read_label_map(store, name).get("id_to_label", {}) if has_labels else {}
+    found = {key for key, label in labels.items() if positions[label] < elements}
+    query = (
+        "SELECT id, operation, vector IS NOT NULL FROM embeddings_queue WHERE substr(topic, -36) = ? ORDER BY seq_id"
+    )
+    for key, operation, has_vector in store.rows(query, store.collection_id(name)):
+        if operation == 3:
+            found.discard(key)
+        elif has_vector:
+            found.add(key)
+    return found & store.expected[name].keys()
 
 
 def cut_norms(store: ChromaStore) -> None:

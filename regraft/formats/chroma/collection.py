@@ -58,9 +58,15 @@ _TABLES = (
     "CREATE TABLE label (id TEXT, label INTEGER)",
     "CREATE TABLE reverse (label INTEGER, id TEXT)",
     "CREATE TABLE vector (id TEXT PRIMARY KEY, origin INTEGER, place INTEGER) WITHOUT ROWID",
-    # Vectors of the segment that an operation in the queue replaces.
+    # Vectors that the segment needs although an operation in the queue replaces them.
     "CREATE TABLE replaced (id TEXT PRIMARY KEY, origin INTEGER, place INTEGER) WITHOUT ROWID",
+    # Operations in the queue that add an id that the segment had, so that they have no effect.
+    "CREATE TABLE ignored (number INTEGER PRIMARY KEY, id TEXT)",
 )
+#: File in the folder of a kept segment, with a :class:`KeptSegment` in JSON.
+KEPT_FILE = "regraft.json"
+#: Elements with known labels that confirm a layout even if other elements are lost.
+_CONFIRMING = 16
 #: Labels that no element or id can be found by without doubt.
 _DOUBLE_LABELS = """SELECT label FROM label GROUP BY label HAVING count(*) > 1
                     UNION SELECT label FROM element GROUP BY label HAVING count(*) > 1"""
@@ -73,6 +79,15 @@ _CONTRADICTIONS = f"""
 _BATCH = 2_000
 #: Position of the segment that has no vector of an id.
 _NO_VECTOR = 255
+
+
+class KeptSegment(msgspec.Struct, frozen=True):
+    """Where the operations were when a repair kept the old files of a segment."""
+
+    #: The last operation that the segment included.
+    applied: int
+    #: The last operation on any entry of the collection.
+    last: int
 
 
 class VectorBlock(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +106,18 @@ class VectorBlock(msgspec.Struct, frozen=True, kw_only=True):
 class CollectionState:
     """The ids and vectors of one collection. See :func:`open_collection`."""
 
-    def __init__(self, *, db: apsw.Connection, of: ChromaCollection, root: Path, scratch: apsw.Connection) -> None:
+    def __init__(
+        self,
+        *,
+        db: apsw.Connection,
+        of: ChromaCollection,
+        root: Path,
+        scratch: apsw.Connection,
+        kept: tuple[Path, KeptSegment] | None = None,
+    ) -> None:
         self.of = of
+        #: The kept files that are read instead of the segment.
+        self._kept = kept
         self.segment: SegmentFiles | None = None
         #: Why the segment, or its label map, cannot be read; None if it can, or if there is none yet.
         self.segment_problem: str | None = None
@@ -131,6 +156,8 @@ class CollectionState:
     @property
     def folder(self) -> Path | None:
         """Folder of the vector segment; None if the collection has no segment with a plain name."""
+        if self._kept is not None:
+            return self._kept[0]
         name = self.of.vectors
         return None if name is None or not database.is_segment_name(name) else self.root / name
 
@@ -150,8 +177,8 @@ class CollectionState:
             if self.of.metadata is not None:
                 ids = ((key,) for key in database.iterate_ids(self._db, self.of))
                 self._scratch.executemany("INSERT OR IGNORE INTO entry VALUES (?)", ids)
-        self._read_segment()
-        stated = database.read_applied(self._db, self.of.vectors)
+        stated = database.read_applied(self._db, self.of.vectors) if self._kept is None else self._kept[1].applied
+        self._read_segment(stated)
         self.applied = stated if stated is not None else (self.labels and self.labels.max_seq_id) or 0
         if stated is None and self.label_problem is not None:
             self.applied = self._last_operation()
@@ -163,7 +190,8 @@ class CollectionState:
             self.segment, self.label_problem = self._unwritten, os.strerror(errno.ENOENT)
             self.applied = self._last_operation()
             with sqlite.transaction(self._scratch):
-                self._scratch.execute("DELETE FROM vector")
+                for table in ("vector", "replaced", "ignored"):
+                    self._scratch.execute(f"DELETE FROM {table}")
                 self._place_others()
         self._origins = self._read_origins()
 
@@ -176,11 +204,11 @@ class CollectionState:
         query = f"SELECT max(seq_id) {database.PENDING}"
         return database.read_number(self._db.execute(query, (self.of.id, 0)).get) or 0
 
-    def _read_segment(self) -> None:
+    def _read_segment(self, stated: int | None) -> None:
         folder = self.folder
         if folder is None or not folder.is_dir():
             # Chroma creates the folder with the first operation that it moves there.
-            if self.of.vectors is not None and database.read_applied(self._db, self.of.vectors):
+            if self.of.vectors is not None and stated:
                 self.segment_problem = tr("its folder does not exist")
             return
         try:
@@ -195,7 +223,7 @@ class CollectionState:
                 # Chroma reads no other file of a segment that was never written to.
                 self.segment = None
             return
-        if database.read_applied(self._db, self.of.vectors) is None and not has_labels:
+        if stated is None and not file_paths.exists(folder / label_map.FILE):
             # Nothing was ever written to the segment, or a version up to 0.4 keeps every operation in the queue.
             self.segment, self._unwritten = None, self.segment
             return
@@ -208,7 +236,28 @@ class CollectionState:
         else:
             self._scratch.execute("CREATE INDEX label_label ON label (label)")
             self._scratch.execute("CREATE INDEX reverse_label ON reverse (label)")
-            self._read_uncounted(self.segment)
+            if self.segment.is_derived and not self._has_confirmed_layout():
+                # With another number of links, each vector would consist of parts of two elements.
+                self.segment_problem = tr("without a header, the size of its elements is unknown")
+                self.segment = None
+                for table in ("element", "label", "reverse"):
+                    self._scratch.execute(f"DELETE FROM {table}")
+            else:
+                self._read_uncounted(self.segment)
+
+    def _has_confirmed_layout(self) -> bool:
+        """Whether the elements of a segment without a header have the labels of the label map."""
+        known = "label IN (SELECT label FROM label)"
+        row: Any = self._scratch.execute(
+            f"SELECT count(*), max(position), (SELECT count(DISTINCT label) FROM label) FROM element WHERE {known}"
+        ).fetchone()
+        found, last, wanted = row
+        if not found or (found < wanted and found < _CONFIRMING):
+            return not wanted
+        query = f"SELECT count(*) FROM element WHERE position <= ? AND (is_deleted OR {known})"
+        explained: Any = self._scratch.execute(query, (last,)).get
+        # Elements that the label map does not know were written after it.
+        return bool(10 * (last + 1 - explained) <= found)
 
     def _read_uncounted(self, segment: SegmentFiles) -> None:
         """Read elements beyond the count of the header, if the label map has their labels and no other element does.
@@ -319,28 +368,51 @@ class CollectionState:
         """Whether an operation did not find its id in the wrong state; ``is_known``: an earlier one added the id."""
         if code == database.UPSERT or is_known:
             return code != database.ADD
-        query = "SELECT seq_id FROM embeddings WHERE segment_id = ? AND embedding_id = ?"
-        last: Any = self._db.execute(query, (self.of.metadata, key)).get
+        last = self._last_number_of(key)
         if code == database.UPDATE or last is None:
             return (code == database.UPDATE) == (last is not None)
         # Every operation on an entry that had an effect gives it its number.
-        return number <= (database.read_number(last) or 0)
+        return number <= last
 
     def _replay_queue(self) -> None:
         """Apply the operations that the segment does not have yet, by Chroma's rules."""
         known = "SELECT EXISTS (SELECT 1 FROM vector WHERE id = ?1) OR EXISTS (SELECT 1 FROM label WHERE id = ?1)"
+        has_labels = self.labels is not None and self.segment is not None
         self._scratch.execute("CREATE INDEX IF NOT EXISTS label_id ON label (id)")
         for number, code, key, has_vector in self._operations(">"):
             is_known = bool(self._scratch.execute(known, (key,)).get)
+            if not is_known and not has_labels:
+                is_known = self._was_known(number, code, key)
             if code == database.DELETE:
                 self._scratch.execute("DELETE FROM vector WHERE id = ?", (key,))
                 self._scratch.execute("DELETE FROM label WHERE id = ?", (key,))
             elif has_vector and (code == database.UPSERT or (code == database.ADD) != is_known):
-                self._scratch.execute(
-                    "INSERT OR IGNORE INTO replaced SELECT * FROM vector WHERE id = ? AND origin <> ?",
-                    (key, Origin.QUEUE),
-                )
+                found = self.place_of(key)
+                if code == database.UPDATE and (found is None or found[0] is Origin.UNPROVEN):
+                    # Chroma only updates what the segment has.
+                    found = Origin.RECOVERED, number
+                if found is not None and found[0] is not Origin.QUEUE:
+                    self._scratch.execute("INSERT OR IGNORE INTO replaced VALUES (?, ?, ?)", (key, *found))
                 self._set(key, Origin.QUEUE, number)
+            elif has_vector and code == database.ADD:
+                self._scratch.execute("INSERT INTO ignored VALUES (?, ?)", (number, key))
+
+    def _was_known(self, number: int, code: int, key: str) -> bool:
+        """Whether a segment whose labels are lost had an id before an operation of the queue."""
+        last = self._last_number_of(key)
+        if last is None or code == database.UPSERT:
+            return False
+        if code == database.ADD:
+            # An operation that had an effect gives the entry its number.
+            return last < number
+        query = f"SELECT 1 {database.PENDING} AND id = ?3 AND operation = ?4 LIMIT 1"
+        return self._db.execute(query, (self.of.id, self.applied, key, database.ADD)).get is None
+
+    def _last_number_of(self, key: str) -> int | None:
+        """Return the number of the last operation on an entry, 0 if it is invalid, or None without an entry."""
+        query = "SELECT seq_id FROM embeddings WHERE segment_id = ? AND embedding_id = ?"
+        found: Any = self._db.execute(query, (self.of.metadata, key)).get
+        return None if found is None else database.read_number(found) or 0
 
     def _set(self, key: str, origin: Origin, place: int) -> None:
         """Record where the vector of an id is."""
@@ -435,6 +507,41 @@ class CollectionState:
                    SELECT id FROM label WHERE label NOT IN (SELECT label FROM element) ORDER BY 1"""
         yield from (str(key) for (key,) in self._scratch.execute(query))
 
+    def count_without_length(self) -> int:
+        """Count the elements whose length is lost."""
+        if self.segment is None or not self.is_cosine:
+            return 0
+        # Without a header, unused space follows the elements.
+        known = "label IN (SELECT label FROM label)" if self.segment.is_derived and self.labels is not None else "1"
+        query = f"SELECT count(*) FROM element WHERE position >= ? AND {known}"
+        return int(str(self._scratch.execute(query, (self.segment.norms,)).get))
+
+    def lacks_length(self, key: str) -> bool:
+        """Whether the vector of an id is in the segment, and its length is lost."""
+        found = self.place_of(key)
+        return found is not None and found[0] in _IN_SEGMENT and self.is_cosine and self.stored_norm(found[1]) is None
+
+    def ignored_operations(self, *, keeps_unproven: bool) -> list[int]:
+        """List operations of the queue that have no effect now, and would have one once the segment lacks their ids."""
+        kept = (Origin.UNPROVEN,) if keeps_unproven else ()
+        marks = ", ".join(map(str, map(int, (*PROVEN, *kept))))
+        query = f"""SELECT number FROM ignored WHERE id IN (SELECT id FROM entry)
+                       AND id NOT IN (SELECT id FROM vector WHERE origin IN ({marks})) ORDER BY number"""
+        return [int(str(number)) for (number,) in self._scratch.execute(query)]
+
+    def read_last_operation(self) -> int:
+        """Return the number of the last operation on any entry."""
+        found = "SELECT max(seq_id) FROM embeddings WHERE segment_id = ? AND typeof(seq_id) = ?"
+        as_integer: Any = self._db.execute(found, (self.of.metadata, "integer")).get
+        as_bytes: Any = self._db.execute(found, (self.of.metadata, "blob")).get
+        numbers = (self._last_operation(), as_integer, None if as_bytes is None else int.from_bytes(as_bytes, "big"))
+        return max(0, self.applied, *(number for number in numbers if isinstance(number, int)))
+
+    def is_changed_since(self, kept: KeptSegment, key: str) -> bool:
+        """Whether an operation changed an entry after its segment's files were kept."""
+        number = self._last_number_of(key)
+        return not number or number > kept.last
+
     def count_waiting(self) -> int:
         """Count the operations of the queue that the segment does not have yet."""
         query = f"SELECT count(*) {database.PENDING}"
@@ -470,8 +577,7 @@ class CollectionState:
 
     def sequence_number_of(self, key: str) -> int:
         """Return the number of the last operation of an id that the segment includes; at least 0."""
-        query = "SELECT seq_id FROM embeddings WHERE segment_id = ? AND embedding_id = ?"
-        number = database.read_number(self._db.execute(query, (self.of.metadata, key)).get)
+        number = self._last_number_of(key)
         return number if number is not None and 0 < number < self.applied else max(0, self.applied)
 
     # --- vectors ----------------------------------------------------------------------------------------------------
@@ -585,13 +691,16 @@ def multiply(vectors: Any, norms: Any, out: Any = None) -> Any:
 
 
 @contextmanager
-def open_collection(db: apsw.Connection, of: ChromaCollection, root: Path) -> Iterator[CollectionState]:
+def open_collection(
+    db: apsw.Connection, of: ChromaCollection, root: Path, kept: tuple[Path, KeptSegment] | None = None
+) -> Iterator[CollectionState]:
     """Read the ids and labels of a collection; vectors are read on demand.
 
     Args:
         db: the database, opened by :func:`regraft.formats.chroma.database.open_chroma`.
         of: the collection.
         root: the folder of the database.
+        kept: files that a repair kept, which are read instead of the segment.
 
     Raises:
         ChromaProblem: a value in the database is invalid.
@@ -599,7 +708,7 @@ def open_collection(db: apsw.Connection, of: ChromaCollection, root: Path) -> It
     """
     database.check_dimension(of)
     with sqlite.open_scratch() as scratch:
-        state = CollectionState(db=db, of=of, root=root, scratch=scratch)
+        state = CollectionState(db=db, of=of, root=root, scratch=scratch, kept=kept)
         try:
             state.read()
             yield state

@@ -60,7 +60,7 @@ _SYNC_THRESHOLD = 1000
 #: Bytes of the number of an operation in versions before 1.0.
 _NUMBER_BYTES = (8, 24)
 #: Links of an element on upper levels (M) if the collection does not say, and the most that are believed.
-DEFAULT_LINKS, MOST_LINKS = 16, 4096
+DEFAULT_LINKS, MAX_LINKS = 16, 4096
 #: Characters of the id of a collection or a segment.
 _ID_CHARACTERS = 36
 #: SQL: the collection of an operation in the queue, whose id ends the topic.
@@ -167,7 +167,7 @@ def read_collection(db: apsw.Connection, key: str) -> ChromaCollection:
     row: Any = db.execute("SELECT name, dimension FROM collections WHERE CAST(id AS TEXT) = ?", (key,)).fetchone()
     found = "SELECT scope, CAST(id AS TEXT) FROM segments WHERE CAST(collection AS TEXT) = ?"
     segments = dict(db.execute(found, (key,)))
-    distance, threshold, links = read_settings(db, key)
+    distance, threshold, links = _read_settings(db, key)
     return ChromaCollection(
         id=key,
         name=str(row[0]),
@@ -180,13 +180,13 @@ def read_collection(db: apsw.Connection, key: str) -> ChromaCollection:
     )
 
 
-def read_settings(db: apsw.Connection, key: str) -> tuple[str | None, int, int]:
+def _read_settings(db: apsw.Connection, key: str) -> tuple[str | None, int, int]:
     """Return the distance, the sync threshold and M of a collection.
 
     Metadata takes precedence over the configuration, as in Chroma. Versions from 1.0 on write the configuration, from
     1.3 on the schema.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"space": "l2"}
     columns = _columns(db, "collections")
     # The configuration takes precedence over the schema.
     for column in sorted(columns.intersection(("schema_str", "config_json_str")), reverse=True):
@@ -205,7 +205,7 @@ def read_settings(db: apsw.Connection, key: str) -> tuple[str | None, int, int]:
     return (
         distance if distance in DISTANCES else None,
         threshold if isinstance(threshold, int) and threshold > 0 else _SYNC_THRESHOLD,
-        links if isinstance(links, int) and 0 < links <= MOST_LINKS else DEFAULT_LINKS,
+        links if isinstance(links, int) and 0 < links <= MAX_LINKS else DEFAULT_LINKS,
     )
 
 

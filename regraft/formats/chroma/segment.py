@@ -21,7 +21,7 @@ from regraft.formats.chroma.database import (
     DEFAULT_LINKS,
     ELEMENTS_FILE,
     HEADER_FILE,
-    MOST_LINKS,
+    MAX_LINKS,
     NORMS_FILE,
     UPPER_FILE,
 )
@@ -33,7 +33,9 @@ _HEADER = struct.Struct("<iQQQQQQiIQQQdQ")
 _VERSION = 1
 #: hnswlib's delete mark in the link count of an element, and the bits of the count.
 _DELETED, _COUNT = 1 << 16, 0xFFFF
-#: Most dimensions that are believed.
+#: The size of an element in a header, which a header that was cut may still have.
+_ELEMENT_BYTES, _ELEMENT_BYTES_AT = struct.Struct("<Q"), 28
+#: Limit of the dimensions that are believed.
 _MAX_DIMENSION = 1 << 20
 #: Bytes that are read at once: few enough to stay in the processor's cache while they are used.
 _BLOCK_BYTES = 1 << 18
@@ -106,7 +108,8 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
     norms: int
     #: What contradicts the header, as messages.
     problems: tuple[str, ...] = ()
-    #: Whether the header was derived from the sizes of the files, because there is no usable one.
+    #: Whether the layout was derived from the collection and the sizes of the files, because no header is usable. It
+    #: may be wrong: only the labels can confirm it.
     is_derived: bool = False
 
     def with_count(self, count: int) -> SegmentFiles:
@@ -228,13 +231,13 @@ def _read_upper_levels(file: BufferedReader, header: Header) -> int:
     return int(levels)
 
 
-def open_segment(folder: Path, dimension: int | None, links_of: int = DEFAULT_LINKS) -> SegmentFiles:
+def open_segment(folder: Path, dimension: int | None, links_if_unknown: int = DEFAULT_LINKS) -> SegmentFiles:
     """Read the header of a segment and the sizes of its files.
 
     Args:
         folder: the segment's folder; a link, or a file that is one, is not followed.
         dimension: that of the collection; None: unknown.
-        links_of: M in the settings of the collection, which is used if the header cannot be.
+        links_if_unknown: links of an element on the upper levels, used if the header does not tell.
 
     Raises:
         SegmentProblem: there are no elements that can be read.
@@ -257,11 +260,16 @@ def open_segment(folder: Path, dimension: int | None, links_of: int = DEFAULT_LI
         header = None
     # Chroma writes whole elements. The settings are believed only if they explain the size of the file, and the header
     # does not.
-    if header is not None and size % header.element_bytes and not size % _element_size(links_of, header.dimension):
+    if (
+        header is not None
+        and size % header.element_bytes
+        and not size % _element_size(links_if_unknown, header.dimension)
+    ):
         problem = tr("its sizes contradict the size of {name}", name=ELEMENTS_FILE)
         header = None
     if header is None:
-        return derive_segment(folder, size, norms, dimension, links_of, str(problem))
+        count_of_links = _read_cut_header(folder / HEADER_FILE, dimension) or links_if_unknown
+        return _derive_segment(folder, size, norms, dimension, count_of_links, str(problem))
     room = size // header.element_bytes
     count = min(header.count, room)
     problems = []
@@ -271,25 +279,42 @@ def open_segment(folder: Path, dimension: int | None, links_of: int = DEFAULT_LI
     return SegmentFiles(folder=folder, header=header, count=count, room=room, norms=norms, problems=tuple(problems))
 
 
-def derive_segment(
-    folder: Path, size: int, norms: int, dimension: int | None, links_of: int, problem: str
+def _derive_segment(
+    folder: Path, size: int, norms: int, dimension: int | None, count_of_links: int, problem: str
 ) -> SegmentFiles:
-    """Describe a segment without a usable header by the settings of its collection."""
+    """Describe a segment without a usable header by the dimension of its collection and its number of links."""
     message = tr("{name}: {problem}", name=HEADER_FILE, problem=problem)
     if dimension is None or not 0 < dimension <= _MAX_DIMENSION:
         raise SegmentProblem(message)
-    element_bytes = _element_size(links_of, dimension)
+    element_bytes = _element_size(count_of_links, dimension)
     count = size // element_bytes
     header = Header(
-        count=count, element_bytes=element_bytes, links=links_of, lowest_links=2 * links_of, highest_level=0
+        count=count,
+        element_bytes=element_bytes,
+        links=count_of_links,
+        lowest_links=2 * count_of_links,
+        highest_level=0,
     )
     return SegmentFiles(
         folder=folder, header=header, count=count, room=count, norms=norms, problems=(message,), is_derived=True
     )
 
 
-def _element_size(links_of: int, dimension: int) -> int:
-    return 12 + 8 * links_of + 4 * dimension
+def _element_size(count_of_links: int, dimension: int) -> int:
+    return 12 + 8 * count_of_links + 4 * dimension
+
+
+def _read_cut_header(path: Path, dimension: int | None) -> int | None:
+    """Return the links of an element according to what is left of a header, or None."""
+    if not file_paths.is_file(path):
+        return None
+    with links.open_for_reading(path) as file:
+        raw = file.read(_HEADER.size)
+    if len(raw) < _ELEMENT_BYTES_AT + _ELEMENT_BYTES.size:
+        return None
+    (size,) = _ELEMENT_BYTES.unpack_from(raw, _ELEMENT_BYTES_AT)
+    count, rest = divmod(size - 12 - 4 * (dimension or 0), 8)
+    return count if not rest and 0 < count <= MAX_LINKS else None
 
 
 def _read_header(path: Path) -> tuple[Header | None, str | None]:
@@ -304,7 +329,7 @@ def _read_header(path: Path) -> tuple[Header | None, str | None]:
     if version != _VERSION:
         return None, tr("its version {version} is unknown", version=version)
     is_sound = (
-        0 < upper <= MOST_LINKS
+        0 < upper <= MAX_LINKS
         and lowest == 2 * upper
         and m == upper
         and vector_at == 4 + 4 * lowest
