@@ -227,23 +227,27 @@ class CollectionState:
             # Nothing was ever written to the segment, or a version up to 0.4 keeps every operation in the queue.
             self.segment, self._unwritten = None, self.segment
             return
+        self._read_labels(self.segment, folder / label_map.FILE)
+
+    def _read_labels(self, segment: SegmentFiles, path: Path) -> None:
+        """Read the label map, and with it confirm or complete the elements that were read."""
         try:
             with sqlite.transaction(self._scratch):
-                self.labels = label_map.read_label_map(folder / label_map.FILE, self._add_labels)
+                self.labels = label_map.read_label_map(path, self._add_labels)
         except (LabelMapProblem, OSError) as error:
             self.has_foreign_labels = isinstance(error, ForeignInstruction)
             self.labels, self.label_problem = None, getattr(error, "strerror", None) or str(error)
+            return
+        self._scratch.execute("CREATE INDEX label_label ON label (label)")
+        self._scratch.execute("CREATE INDEX reverse_label ON reverse (label)")
+        if segment.is_derived and not self._has_confirmed_layout():
+            # With another number of links, each vector would consist of parts of two elements.
+            self.segment_problem = tr("without a header, the size of its elements is unknown")
+            self.segment = None
+            for table in ("element", "label", "reverse"):
+                self._scratch.execute(f"DELETE FROM {table}")
         else:
-            self._scratch.execute("CREATE INDEX label_label ON label (label)")
-            self._scratch.execute("CREATE INDEX reverse_label ON reverse (label)")
-            if self.segment.is_derived and not self._has_confirmed_layout():
-                # With another number of links, each vector would consist of parts of two elements.
-                self.segment_problem = tr("without a header, the size of its elements is unknown")
-                self.segment = None
-                for table in ("element", "label", "reverse"):
-                    self._scratch.execute(f"DELETE FROM {table}")
-            else:
-                self._read_uncounted(self.segment)
+            self._read_uncounted(segment)
 
     def _has_confirmed_layout(self) -> bool:
         """Whether the elements of a segment without a header have the labels of the label map."""
