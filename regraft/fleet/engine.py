@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from heapq import heappop, heappush
 from pathlib import Path
@@ -43,11 +43,9 @@ def available_memory() -> int:
 
 
 def _machine_memory() -> int | None:
-    with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                return int(value.split()[0]) * 1024
+    with suppress(OSError, ValueError, KeyError):
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
     with suppress(OSError, ValueError, AttributeError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
@@ -140,7 +138,7 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     status: int | None
-    seconds: float
+    seconds: float = 0.0
     summary: LibrarySummary | None = None
     error: TaskError | None = None
     attempts: int = 1
@@ -153,26 +151,6 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
 
 #: Runs a task's job; must be a function of a module, since other processes import it.
 Work = Callable[[Any], TaskResult]
-#: Whether a task that ended like this may succeed in another attempt.
-IsRetried = Callable[[TaskResult], bool]
-
-
-class PendingTask(msgspec.Struct, frozen=True, order=True):
-    """A task that waits to be started, not before ``ready_at``; sorted by priority. ``place`` is its index."""
-
-    ready_at: float
-    place: int
-    attempt: int
-    is_after_kill: bool = False
-
-
-def kill_reason(exit_status: int | None) -> str:
-    """Describe how a process ended that was killed, in English as all results; negative statuses are signals."""
-    if exit_status == -9:
-        return "the process was killed (SIGKILL), as systems do when memory is full"
-    with suppress(ValueError):
-        return f"the process was killed ({signal.Signals(-(exit_status or 0)).name})"
-    return f"the process ended (exit status {exit_status})"
 
 
 class Pool(Protocol):
@@ -190,122 +168,105 @@ class Pool(Protocol):
     def memory(self) -> int:
         """The most memory that started tasks may ask for in total, in bytes."""
 
-    @property
-    def running(self) -> Mapping[Any, tuple[PendingTask, float]]:
-        """The started tasks with the time of their start, by a handle of the pool."""
-
-    def start_task(self, task: Task, one: PendingTask) -> None:
+    def start_task(self, task: Task) -> None:
         """Start a task. OSError: no process can be started."""
 
-    def answers(self, seconds: float) -> Iterable[tuple[PendingTask, TaskResult]]:
-        """Yield the results of tasks that have ended; wait up to ``seconds`` for the first one."""
+    def answers(self, seconds: float) -> Iterable[tuple[int, TaskResult]]:
+        """Yield the numbers and results of tasks that have ended; wait up to ``seconds`` for the first one."""
 
     def close(self) -> None:
         """Kill all running tasks; the next run repeats them."""
 
 
-class PoolObserver(msgspec.Struct, frozen=True, kw_only=True):
-    """Callbacks for each attempt that starts, each attempt that ends, and before each wait for results."""
+class Attempt(msgspec.Struct, frozen=True, order=True):
+    """An attempt to run the task at ``place`` in :attr:`Schedule.tasks`, not before ``at``, or running since then."""
 
-    on_start: Callable[[Task, PendingTask], None] = lambda _, __: None
-    on_end: Callable[[Task], None] = lambda _: None
-    on_poll: Callable[[], None] = lambda: None
+    at: float
+    place: int
+    number: int = 1
+    is_after_kill: bool = False
 
 
-def run_tasks(
-    tasks: Iterable[Task],
-    pool: Pool,
-    *,
-    attempts: int,
-    is_retried: IsRetried,
-    pause_seconds: float = 1.0,
-    observers: Sequence[PoolObserver] = (),
-) -> Iterator[tuple[Task, TaskResult]]:
-    """Run tasks and yield each with its result, in the order in which they end. The largest are started first.
+class Schedule:
+    """Runs tasks in a pool, the largest first, as many as fit; yields each with its result when it has ended.
 
     Args:
         tasks: in any order.
-        pool: the processes.
+        pool: the processes. OSError: no process can be started.
         attempts: the most attempts of a task.
         is_retried: whether a task that was not killed may succeed in another attempt.
         pause_seconds: the wait before the second attempt; doubled for each further one.
-        observers: notified of starts, ends and retries of tasks.
-
-    Raises:
-        OSError: no process can be started.
+        on_start: called with each task that is started, and the number of the attempt.
+        on_poll: called after each wait for results.
     """
-    queue = _Queue(tasks, pool, observers)
-    while queue.waiting or pool.running:
-        seconds = queue.start_tasks()
-        if not pool.running:
-            time.sleep(seconds)
-            continue
-        for one, ended in pool.answers(seconds):
-            task = queue.end_task(one)
-            result = msgspec.structs.replace(ended, attempts=one.attempt, is_after_kill=one.is_after_kill)
-            if one.attempt < attempts and (ended.status is None or is_retried(result)):
-                pause = max(pause_seconds * 2 ** (one.attempt - 1), ended.wait_seconds)
-                queue.retry(one, pause, is_after_kill=one.is_after_kill or ended.status is None)
-            else:
-                # Start the next task before the caller stores this result.
-                queue.start_tasks()
-                yield task, result
-        for observer in observers:
-            observer.on_poll()
 
-
-class _Queue:
-    """The tasks that wait, and the cores and the memory of a pool that running ones use."""
-
-    def __init__(self, tasks: Iterable[Task], pool: Pool, observers: Sequence[PoolObserver]) -> None:
-        self._pool, self._observers = pool, observers
-        self._cores, self._memory = 0.0, 0
-        self._ordered = sorted(tasks, key=lambda task: (-task.bytes, task.number))
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        pool: Pool,
+        *,
+        attempts: int,
+        is_retried: Callable[[TaskResult], bool] = lambda _: False,
+        pause_seconds: float = 1.0,
+        on_start: Callable[[Task, int], None] = lambda _, __: None,
+        on_poll: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.pool, self._attempts, self._is_retried, self._pause = pool, attempts, is_retried, pause_seconds
+        self._on_start, self._on_poll = on_start, on_poll
+        self.tasks = sorted(tasks, key=lambda task: (-task.bytes, task.number))
         # A sorted list is a heap.
-        self.waiting = [PendingTask(0.0, place, 1) for place in range(len(self._ordered))]
+        self.waiting = [Attempt(0.0, place) for place in range(len(self.tasks))]
+        #: By the number of the task.
+        self.running: dict[int, Attempt] = {}
+        self.ended_at = time.monotonic()
 
-    def start_tasks(self) -> float:
+    def __iter__(self) -> Iterator[tuple[Task, TaskResult]]:
+        """Run the tasks, and yield each with its result, in the order in which they end."""
+        while self.waiting or self.running:
+            seconds = self._start_tasks()
+            if not self.running:
+                time.sleep(seconds)
+                continue
+            for number, ended in self.pool.answers(seconds):
+                one, self.ended_at = self.running.pop(number), time.monotonic()
+                is_after_kill = one.is_after_kill or ended.is_after_kill
+                result = msgspec.structs.replace(
+                    ended,
+                    seconds=ended.seconds or self.ended_at - one.at,
+                    attempts=one.number,
+                    is_after_kill=is_after_kill,
+                )
+                if one.number < self._attempts and (ended.status is None or self._is_retried(result)):
+                    at = self.ended_at + max(self._pause * 2 ** (one.number - 1), ended.wait_seconds)
+                    again = Attempt(at, one.place, one.number + 1, is_after_kill or ended.status is None)
+                    heappush(self.waiting, again)
+                else:
+                    # Start the next task before the caller stores this result.
+                    self._start_tasks()
+                    yield self.tasks[one.place], result
+            self._on_poll()
+
+    def _start_tasks(self) -> float:
         """Start as many waiting tasks as fit and are due; returns the seconds to wait for a result."""
-        now, waiting = time.monotonic(), self.waiting
-        passed: list[PendingTask] = []
-        while waiting and waiting[0].ready_at <= now and len(passed) < _MAX_PASSED and self._cores < self._pool.slots:
+        now, waiting, pool = time.monotonic(), self.waiting, self.pool
+        running = [self.tasks[one.place] for one in self.running.values()]
+        cores, memory = sum(task.cores for task in running), sum(task.memory for task in running)
+        passed: list[Attempt] = []
+        while waiting and waiting[0].at <= now and len(passed) < _MAX_PASSED and cores < pool.slots:
             one = heappop(waiting)
-            task = self._ordered[one.place]
-            if not self._fits(task):
-                # A smaller task may fit.
+            task = self.tasks[one.place]
+            # A task always fits if no other one is running; a smaller one may fit where this one does not.
+            if cores and (cores + task.cores > pool.slots or memory + task.memory > pool.memory):
                 passed.append(one)
                 continue
-            self._cores += task.cores
-            self._memory += task.memory
-            self._pool.start_task(task, one)
-            for observer in self._observers:
-                observer.on_start(task, one)
+            cores, memory = cores + task.cores, memory + task.memory
+            pool.start_task(task)
+            self.running[task.number] = msgspec.structs.replace(one, at=now)
+            self._on_start(task, one.number)
         for one in passed:
             heappush(waiting, one)
-        until_due = waiting[0].ready_at - now if waiting else 0.0
+        until_due = waiting[0].at - now if waiting else 0.0
         return min(until_due, _POLL_SECONDS) if until_due > 0 else _POLL_SECONDS
-
-    def _fits(self, task: Task) -> bool:
-        """Whether one more task fits; a task always fits if no other one is running."""
-        if not self._cores:
-            return True
-        return self._cores + task.cores <= self._pool.slots and self._memory + task.memory <= self._pool.memory
-
-    def end_task(self, one: PendingTask) -> Task:
-        """Free what a task used that has ended."""
-        task = self._ordered[one.place]
-        self._cores -= task.cores
-        self._memory -= task.memory
-        for observer in self._observers:
-            observer.on_end(task)
-        return task
-
-    def retry(self, one: PendingTask, pause: float, *, is_after_kill: bool) -> None:
-        """Have a task wait for another attempt, at least ``pause`` seconds."""
-        again = msgspec.structs.replace(
-            one, ready_at=time.monotonic() + pause, attempt=one.attempt + 1, is_after_kill=is_after_kill
-        )
-        heappush(self.waiting, again)
 
 
 class LocalPool:
@@ -316,32 +277,39 @@ class LocalPool:
         self.count = self.slots = count
         self.memory = available_memory()
         self._processes = ProcessPool(count, on_demand=True, may_start=True)
-        self.running: dict[int, tuple[PendingTask, float]] = {}
+        #: The numbers of the running tasks, by the job of the processes.
+        self._numbers: dict[int, int] = {}
 
-    def start_task(self, task: Task, one: PendingTask) -> None:
+    def start_task(self, task: Task) -> None:
         """Start a task in a process of this machine; OSError if none can be started."""
         try:
-            job = self._processes.put(self._work, task.job)
+            self._numbers[self._processes.put(self._work, task.job)] = task.number
         except JobFailed as error:
             raise error.__cause__ or error from None
-        self.running[job] = one, time.monotonic()
 
-    def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
-        """Yield the results of tasks that have ended; wait up to ``seconds`` for the first one."""
-        for job, result, error in self._processes.wait(seconds):
-            one, begun = self.running.pop(job)
+    def answers(self, seconds: float) -> Iterator[tuple[int, TaskResult]]:
+        """Yield the numbers and results of tasks that have ended; wait up to ``seconds`` for the first one."""
+        for job, ended, error in self._processes.wait(seconds):
+            number, host = self._numbers.pop(job), socket.gethostname()
             if error is None:
-                yield one, result
-                continue
-            seconds, host = time.monotonic() - begun, socket.gethostname()
-            if isinstance(error, ProcessKilled):
-                killed = TaskError(code=ProcessKilled.__name__, message=kill_reason(error.exit_status))
-                yield one, TaskResult(status=None, seconds=seconds, error=killed, host=host, pid=error.pid)
+                yield number, ended
+            elif isinstance(error, ProcessKilled):
+                found = TaskError(code=ProcessKilled.__name__, message=kill_reason(error.exit_status))
+                yield number, TaskResult(status=None, error=found, host=host, pid=error.pid)
             else:
                 # No command raises an exception.
-                fault = TaskError(code=FaultOfRegraft.__name__, message=str(error) or type(error).__name__)
-                yield one, TaskResult(status=STOPPED, seconds=seconds, error=fault, host=host)
+                found = TaskError(code=FaultOfRegraft.__name__, message=str(error) or type(error).__name__)
+                yield number, TaskResult(status=STOPPED, error=found, host=host)
 
     def close(self) -> None:
         """Kill all running tasks; the next run repeats them."""
         self._processes.end()
+
+
+def kill_reason(exit_status: int | None) -> str:
+    """Describe how a process ended that was killed, in English as all results; negative statuses are signals."""
+    if exit_status == -9:
+        return "the process was killed (SIGKILL), as systems do when memory is full"
+    with suppress(ValueError):
+        return f"the process was killed ({signal.Signals(-(exit_status or 0)).name})"
+    return f"the process ended (exit status {exit_status})"

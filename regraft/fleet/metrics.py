@@ -7,10 +7,11 @@ their number, except for failed libraries.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from heapq import nlargest
 from itertools import accumulate
@@ -22,7 +23,7 @@ import msgspec
 from regraft import __version__, identity
 from regraft.disk import links
 from regraft.errors import RegraftError
-from regraft.fleet.engine import PendingTask, Pool, PoolObserver, Task
+from regraft.fleet.engine import Schedule
 from regraft.fleet.results import GOOD, OUTCOMES, ResultRow, counts_of
 from regraft.report.metrics_file import MetricsFile
 from regraft.text import path_text
@@ -138,14 +139,12 @@ class Metrics(MetricsFile):
     ) -> None:
         super().__init__(path, "fleet", {"results": path_text(links.real_path(results))})
         self._about = {"command": command, "engine": engine, "version": __version__}
-        self._libraries = libraries
-        self._now = now
-        self._started_at = identity.now_ms() / 1000
-        self._written_at: float | None = None
+        self._libraries, self._now = libraries, now
+        self._started_at, self._written_at = identity.now_ms() / 1000, -math.inf
         self._tally = Tally()
-        self._pool: Pool | None = None
+        self._schedule: Schedule | None = None
         self._bytes = self._attempts = self._retries = 0
-        self._is_finished = False
+        self._has_begun = self._is_finished = False
         #: Why the last update failed; None: it did not.
         self.problem: Exception | None = None
 
@@ -160,38 +159,28 @@ class Metrics(MetricsFile):
             yield
             self._is_finished = True
         finally:
-            if self._is_finished or self._written_at is not None:
-                self._pool = None
-                self._try_to_write()
+            self._schedule, self._written_at = None, -math.inf
+            if self._is_finished or self._has_begun:
+                self.refresh()
 
-    def begin(self, tasks: Sequence[Task], pool: Pool) -> PoolObserver:
-        """Write the metrics file, and return an observer for the pool. Called for each round of tasks.
-
-        Raises:
-            OSError, RegraftError: the first write failed.
-        """
-        self._bytes = self._tally.bytes + sum(task.bytes for task in tasks)
-        self._pool = pool
-        if self._written_at is None:
-            self._attempts = self._tally.attempts
-            self._retries = self._attempts - self._tally.libraries.total()
-            self._written_at = self._now()
+    def begin(self, schedule: Schedule) -> None:
+        """Follow a round of tasks. OSError, RegraftError: the first write failed."""
+        tally, self._schedule = self._tally, schedule
+        self._bytes = tally.bytes + sum(task.bytes for task in schedule.tasks)
+        if not self._has_begun:
+            self._attempts, self._retries = tally.attempts, tally.attempts - tally.libraries.total()
+            self._has_begun, self._written_at = True, self._now()
             self.write()
-        else:
-            self._try_to_write()
-        return PoolObserver(on_start=self._count_attempt, on_poll=self.refresh)
 
-    def _count_attempt(self, _: Task, one: PendingTask) -> None:
+    def count_attempt(self, attempt: int) -> None:
+        """Count an attempt that starts, the first one of its library or a further one."""
         self._attempts += 1
-        self._retries += one.attempt > 1
+        self._retries += attempt > 1
 
     def refresh(self) -> None:
-        """Write the file if the last update is old enough."""
-        if self._written_at is None or self._now() - self._written_at >= _UPDATE_SECONDS:
-            self._try_to_write()
-
-    def _try_to_write(self) -> None:
-        """Write the file; a failure is logged, since the libraries matter more."""
+        """Write the file if the last update is old enough; a failure is logged, since the libraries matter more."""
+        if self._now() - self._written_at < _UPDATE_SECONDS:
+            return
         self._written_at = self._now()
         try:
             self.write()
@@ -203,43 +192,38 @@ class Metrics(MetricsFile):
 
     def collect(self) -> Iterator[Any]:
         """Yield all metrics; called by ``prometheus_client``."""
-        tally, pool = self._tally, self._pool
+        tally, schedule = self._tally, self._schedule
         ended = tally.libraries.total()
-        gauges = (
-            ("start_timestamp_seconds", "When this run began.", self._started_at),
-            ("update_timestamp_seconds", "When this file was written.", identity.now_ms() / 1000),
-            ("finished", "1: the results are written; 0: they are not yet.", self._is_finished),
-            ("libraries", "Libraries of the manifest.", self._libraries),
-            ("libraries_left", "Libraries that have not ended.", self._libraries - ended),
-            ("libraries_at_work", "Libraries that are being processed.", len(pool.running) if pool else 0),
-            ("workers", "The most libraries that are processed at a time.", pool.count if pool else 0),
-            (
-                "source_left_bytes",
-                "Bytes of the sources of the libraries that have not ended.",
-                max(self._bytes - tally.bytes, 0),
-            ),
-        )
-        counters = (
-            ("source_bytes", "Bytes of the sources of the libraries that ended.", tally.bytes),
-            ("attempts", "Attempts to process a library.", max(self._attempts, tally.attempts)),
-            ("retries", "Attempts after a failed one.", max(self._retries, tally.attempts - ended)),
-            ("rows_read", "Rows read in the libraries that ended.", tally.rows_read),
-            ("rows_carried", "Rows of these libraries that were migrated.", tally.rows_carried),
-        )
-        outcomes = dict.fromkeys(OUTCOMES.values(), 0) | tally.libraries
-        by_label: tuple[tuple[str, str, str, Mapping[str, int]], ...] = (
-            ("libraries_ended", "Libraries that ended.", "outcome", outcomes),
-            ("bases", "Bases of the libraries that ended.", "outcome", tally.bases),
-            ("rows_skipped", "Rows of these libraries that were not migrated, by reason.", "reason", tally.skipped),
-            ("findings", "Findings in the libraries that ended.", "finding", tally.findings),
-        )
+        at_work, workers = (len(schedule.running), schedule.pool.count) if schedule else (0, 0)
+        bytes_left = max(self._bytes - tally.bytes, 0)
         about = "The command and the engine of the fleet."
         yield self.family("Gauge", "run_info", about, tuple(self._about), {tuple(self._about.values()): 1})
-        for kind, numbers in (("Gauge", gauges), ("Counter", counters)):
-            for name, what, value in numbers:
-                yield self.family(kind, name, what, (), {(): value})
-        for name, what, label, counts in by_label:
-            yield self.family("Counter", name, what, (label,), {(key,): count for key, count in counts.items()})
+        outcomes = dict.fromkeys(OUTCOMES.values(), 0) | tally.libraries
+        # The values of the last ones by a label.
+        metrics: tuple[tuple[Any, ...], ...] = (
+            ("Gauge", "start_timestamp_seconds", "When this run began.", self._started_at),
+            ("Gauge", "update_timestamp_seconds", "When this file was written.", identity.now_ms() / 1000),
+            ("Gauge", "finished", "1: the results are written; 0: they are not yet.", self._is_finished),
+            ("Gauge", "libraries", "Libraries of the manifest.", self._libraries),
+            ("Gauge", "libraries_left", "Libraries that have not ended.", self._libraries - ended),
+            ("Gauge", "libraries_at_work", "Libraries that are being processed.", at_work),
+            ("Gauge", "workers", "The most libraries that are processed at a time.", workers),
+            ("Gauge", "source_left_bytes", "Source bytes of libraries that have not ended.", bytes_left),
+            ("Counter", "source_bytes", "Source bytes of the libraries that ended.", tally.bytes),
+            ("Counter", "attempts", "Attempts to process a library.", max(self._attempts, tally.attempts)),
+            ("Counter", "retries", "Attempts after a failed one.", max(self._retries, tally.attempts - ended)),
+            ("Counter", "rows_read", "Rows read in the libraries that ended.", tally.rows_read),
+            ("Counter", "rows_carried", "Rows of these libraries that were migrated.", tally.rows_carried),
+            ("Counter", "libraries_ended", "Libraries that ended.", outcomes, "outcome"),
+            ("Counter", "bases", "Bases of the libraries that ended.", tally.bases, "outcome"),
+            ("Counter", "rows_skipped", "Rows that were not migrated, by reason.", tally.skipped, "reason"),
+            ("Counter", "findings", "Findings in the libraries that ended.", tally.findings, "finding"),
+        )
+        for kind, name, about, value, *label in metrics:
+            by_label: dict[tuple[str, ...], float] = (
+                {(key,): count for key, count in value.items()} if label else {(): value}
+            )
+            yield self.family(kind, name, about, tuple(label), by_label)
         seconds = self.family("Histogram", "library_seconds", "Seconds that the last attempt of each library took.")
         so_far = accumulate(tally.by_seconds[place] for place in range(len(BUCKETS) + 1))
         buckets = list(zip((*map(str, BUCKETS), "+Inf"), so_far, strict=True))

@@ -27,7 +27,7 @@ from regraft.errors import (
     WrongUsage,
 )
 from regraft.fleet import engine, manifest, results
-from regraft.fleet.engine import PendingTask, Pool, PoolObserver, Task, TaskResult
+from regraft.fleet.engine import Pool, Schedule, Task, TaskResult
 from regraft.fleet.jobs import LibraryJob, ParseOptions
 from regraft.fleet.metrics import BaseReport, LibraryReport, Metrics, Tally
 from regraft.fleet.results import LIMITED, FleetOrder, Journal, Kind, KnownRows, ResultRow
@@ -104,7 +104,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         only: the kinds of libraries that are processed, of those that are left; empty: all.
         dry_run: write no results; the options make the command of each library write nothing.
         pause_seconds: the wait before a second attempt.
-        progress: notified of each library.
+        progress: told of each library.
         confirm: called with the plan before anything is changed; returns False to stop.
     """
 
@@ -242,22 +242,34 @@ class Fleet(msgspec.Struct, kw_only=True):
             has = min(cores, _MOST_CORES, math.ceil(size / fair_share)) if size >= _LARGE_BYTES else 1
             memory, name = engine.planned_memory(size, has), Path(libraries[number].source).name
             tasks.append(Task(number=number, job=job(number, has), name=name, bytes=size, cores=has, memory=memory))
-        observers = [_Liveness(len(tasks)).observer]
-        if self._journal is not None:
+
+        def started(task: Task, attempt: int) -> None:
+            if self._journal is not None and notes_starts:
+                self._journal.note_start(task, attempt)
+            if self.metrics is not None:
+                self.metrics.count_attempt(attempt)
+
+        def polled() -> None:
             # Libraries that end together are flushed together.
-            observers.append(PoolObserver(on_poll=self._journal.flush))
-            if notes_starts:
-                observers.append(PoolObserver(on_start=self._journal.note_start))
-        if self.metrics is not None:
-            observers.append(self.metrics.begin(tasks, pool))
-        return engine.run_tasks(
+            if self._journal is not None:
+                self._journal.flush()
+            if self.metrics is not None:
+                self.metrics.refresh()
+            notice.tell(schedule)
+
+        notice = _StallNotice()
+        schedule = Schedule(
             tasks,
             pool,
             attempts=self.attempts,
             is_retried=is_retried,
             pause_seconds=self.pause_seconds,
-            observers=observers,
+            on_start=started,
+            on_poll=polled,
         )
+        if self.metrics is not None:
+            self.metrics.begin(schedule)
+        return iter(schedule)
 
     def rows_of(self, task: Task, ended: TaskResult) -> list[ResultRow]:
         """Return the rows of a library that has ended."""
@@ -295,33 +307,28 @@ def left_libraries(order: FleetOrder, known: KnownRows, only: Iterable[Kind] = (
     return [number for number, kind in kinds.items() if kind in wanted]
 
 
-class _Liveness:
+class _StallNotice:
     """Tells the user what is running when no library has ended for some minutes."""
 
-    def __init__(self, count: int, now: Callable[[], float] = time.monotonic) -> None:
-        self._now, self._waiting = now, count
-        self._ended_at, self._quiet = now(), _QUIET_SECONDS
-        self._running: dict[int, tuple[Task, float]] = {}
-        self.observer = PoolObserver(on_start=self._start, on_end=self._end, on_poll=self._poll)
+    def __init__(self) -> None:
+        self._ended_at, self._quiet = 0.0, _QUIET_SECONDS
 
-    def _start(self, task: Task, one: PendingTask) -> None:
-        self._waiting -= one.attempt == 1
-        self._running[task.number] = task, self._now()
-
-    def _end(self, task: Task) -> None:
-        self._running.pop(task.number, None)
-        self._ended_at, self._quiet = self._now(), _QUIET_SECONDS
-
-    def _poll(self) -> None:
-        """Warn if no library has ended for a long time."""
-        now = self._now()
+    def tell(self, schedule: Schedule) -> None:
+        """Log a line if it is time for one; the next one follows after twice as long."""
+        now = time.monotonic()
+        if self._ended_at != schedule.ended_at:
+            self._ended_at, self._quiet = schedule.ended_at, _QUIET_SECONDS
         if now - self._ended_at < self._quiet:
             return
         self._quiet *= 2
-        oldest = sorted(self._running.values(), key=lambda one: one[1])
+        oldest = sorted(schedule.running.values())
         named = [
-            tr("{name} ({minutes} min)", name=one_line(task.name, LONGEST_NAME), minutes=int((now - begun) // 60))
-            for task, begun in oldest[:_NAMED]
+            tr(
+                "{name} ({minutes} min)",
+                name=one_line(schedule.tasks[one.place].name, LONGEST_NAME),
+                minutes=int((now - one.at) // 60),
+            )
+            for one in oldest[:_NAMED]
         ]
         if len(oldest) > _NAMED:
             named.append(tr("{count:,} more", count=len(oldest) - _NAMED))
@@ -331,7 +338,7 @@ class _Liveness:
                 "no library has ended for {minutes} min; running: {named}; waiting: {waiting:,}",
                 minutes=int((now - self._ended_at) // 60),
                 named=join_list(named),
-                waiting=self._waiting,
+                waiting=len(schedule.waiting),
             ),
         )
 
@@ -378,7 +385,7 @@ def demand_new_results(path: Path) -> None:
     writable.demand_output(path)
     if path.suffix.lower() in (".csv", ".html"):
         problem = tr("results are JSON Lines or Parquet, not {suffix}", suffix=path.suffix)
-        hint = tr("name a .jsonl or .parquet file; regraft fleet status converts it to the other formats")
+        hint = tr("name a file .jsonl or .parquet; regraft fleet status writes the others from it")
         raise WrongUsage(problem=problem, hint=hint)
     if path.exists() or not results.is_unused(results.journal_path(path)):
         raise WrongUsage(

@@ -21,7 +21,7 @@ from regraft import __version__, identity
 from regraft.cli.fleet import parse_library_options as parse
 from regraft.errors import FleetInterrupted, WrongUsage
 from regraft.fleet import results
-from regraft.fleet.engine import LocalPool, PendingTask, Task, TaskResult
+from regraft.fleet.engine import LocalPool, Task, TaskResult
 from regraft.fleet.manifest import Library
 from regraft.fleet.metrics import BUCKETS, Metrics
 from regraft.fleet.results import FleetOrder
@@ -178,21 +178,21 @@ class SlowPool:
     memory = 1 << 40
 
     def __init__(self, path: Path) -> None:
-        self.running: dict[Any, tuple[PendingTask, float]] = {}
+        self.running: set[int] = set()
         self.time = 0
         self.texts: dict[int, str] = {}
         self._path = path
 
-    def start_task(self, task: Task, one: PendingTask) -> None:
-        self.running[task.number] = one, self.time
+    def start_task(self, task: Task) -> None:
+        self.running.add(task.number)
 
     def answers(self, seconds: float) -> Any:
         self.texts[self.time] = self._path.read_text("utf-8")
         self.time += 1
         for number in list(self.running):
             if number or self.time >= 3_600:
-                one, _ = self.running.pop(number)
-                yield one, TaskResult(status=0, seconds=1.0)
+                self.running.remove(number)
+                yield number, TaskResult(status=0, seconds=1.0)
 
     def close(self) -> None:
         self.running.clear()
