@@ -75,18 +75,14 @@ _MAX_PASSED = 64
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """The work on one library, by its number in the manifest.
+    """The work on one library."""
 
-    ``job`` is a plain value, given to the work function in another process; ``name`` is for people; ``bytes`` is the
-    size of the source, ``memory`` the most that the task needs, in bytes.
-    """
-
-    number: int
-    job: Any
-    name: str = ""
-    bytes: int = 0
+    number: int  # of the library in the manifest
+    job: Any  # a plain value, given to the work function in another process
+    name: str = ""  # for people
+    bytes: int = 0  # the size of the source
     cores: float = 1
-    memory: int = 0
+    memory: int = 0  # the most that the task needs, in bytes
 
 
 class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,23 +126,18 @@ class TaskError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a command ended: its exit status, with the summary of its report or with an error; and its seconds.
+    """How a command ended, with the summary of its report or with an error."""
 
-    ``status`` is missing if the process was killed in every attempt; ``attempts`` counts them. ``wait_seconds`` must
-    pass before another attempt. ``is_after_kill``: a process was killed in an earlier attempt; if its machine was lost,
-    it may still be running. ``host`` and ``pid`` say where the last attempt ran, ``log`` where its output is there.
-    """
-
-    status: int | None
+    status: int | None  # its exit status; None: the process was killed in every attempt
     seconds: float = 0.0
     summary: LibrarySummary | None = None
     error: TaskError | None = None
     attempts: int = 1
-    wait_seconds: float = 0.0
-    is_after_kill: bool = False
-    host: str | None = None
+    wait_seconds: float = 0.0  # before another attempt
+    is_after_kill: bool = False  # an earlier attempt was killed; it may still run, if its machine was lost
+    host: str | None = None  # of the last attempt, as the next two
     pid: int | None = None
-    log: str | None = None
+    log: str | None = None  # the path of its output there
 
 
 #: Runs a task's job; must be a function of a module, since other processes import it.

@@ -11,7 +11,7 @@ import math
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from heapq import nlargest
 from itertools import accumulate
@@ -58,26 +58,22 @@ class BaseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """Counts of libraries that have ended, of their bases and their rows.
+    """Counts of libraries that have ended, of their bases and their rows."""
 
-    ``libraries`` and ``bases`` are counted by outcome, ``skipped`` rows by reason, ``findings`` by name, and
-    ``by_seconds`` has libraries by the index of their bucket in :data:`BUCKETS`.
-    """
-
-    libraries: Counter[str] = msgspec.field(default_factory=Counter)
+    libraries: Counter[str] = msgspec.field(default_factory=Counter)  # by outcome, as bases
     bases: Counter[str] = msgspec.field(default_factory=Counter)
-    findings: Counter[str] = msgspec.field(default_factory=Counter)
-    skipped: Counter[str] = msgspec.field(default_factory=Counter)
-    by_seconds: Counter[int] = msgspec.field(default_factory=Counter)
+    findings: Counter[str] = msgspec.field(default_factory=Counter)  # by name
+    skipped: Counter[str] = msgspec.field(default_factory=Counter)  # rows, by reason
+    by_seconds: Counter[int] = msgspec.field(default_factory=Counter)  # libraries, by the index of their bucket
     rows_read: int = 0
     rows_carried: int = 0
     bytes: int = 0
-    attempts: int = 0
+    attempts: int = 0  # that were started, as retries
+    retries: int = 0
     seconds: float = 0.0
-    #: The rows of the slowest libraries, the slowest first; of those that failed; and of the first bases that failed.
-    slowest: list[ResultRow] = []
-    failed: list[ResultRow] = []
-    failed_bases: list[ResultRow] = []
+    slowest: list[ResultRow] = []  # libraries, the slowest first
+    failed: list[ResultRow] = []  # libraries
+    failed_bases: list[ResultRow] = []  # the first ones
 
     def add(self, rows: list[ResultRow]) -> None:
         """Count a library that has ended, by its own row and those of its bases."""
@@ -89,7 +85,6 @@ class Tally(msgspec.Struct, kw_only=True):
         self.rows_read += own.rows_read or 0
         self.rows_carried += own.rows_carried or 0
         self.bytes += own.bytes or 0
-        self.attempts += own.attempts or 0
         seconds = own.seconds or 0.0
         self.seconds += seconds
         self.by_seconds[bisect_left(BUCKETS, seconds)] += 1
@@ -100,6 +95,11 @@ class Tally(msgspec.Struct, kw_only=True):
         elif room := _MOST_BASES - len(self.failed_bases):
             # Of a library that failed itself, its own reason is what counts.
             self.failed_bases += [base for base in bases if base.outcome in _FAILED_BASE][:room]
+
+    def count_attempt(self, number: int) -> None:
+        """Count an attempt that has started, the first one of its library or a further one."""
+        self.attempts += 1
+        self.retries += number > 1
 
     @property
     def good(self) -> int:
@@ -121,30 +121,19 @@ class Metrics(MetricsFile):
         results: the file of the results; a label of every metric, which keeps two fleets of one machine apart.
         command, engine: labels of ``run_info``.
         libraries: the number of libraries in the manifest.
-        now: returns a monotonic time in seconds.
 
     Raises:
         WrongUsage: the library prometheus_client is not installed.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        results: Path,
-        *,
-        command: str,
-        engine: str,
-        libraries: int,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, path: Path, results: Path, *, command: str, engine: str, libraries: int) -> None:
         super().__init__(path, "fleet", {"results": path_text(links.real_path(results))})
         self._about = {"command": command, "engine": engine, "version": __version__}
-        self._libraries, self._now = libraries, now
+        self._libraries = libraries
         self._started_at, self._written_at = identity.now_ms() / 1000, -math.inf
         self._tally = Tally()
         self._schedule: Schedule | None = None
-        self._bytes = self._attempts = self._retries = 0
-        self._has_begun = self._is_finished = False
+        self._bytes, self._has_begun, self._is_finished = 0, False, False
         #: Why the last update failed; None: it did not.
         self.problem: Exception | None = None
 
@@ -165,23 +154,17 @@ class Metrics(MetricsFile):
 
     def begin(self, schedule: Schedule) -> None:
         """Follow a round of tasks. OSError, RegraftError: the first write failed."""
-        tally, self._schedule = self._tally, schedule
-        self._bytes = tally.bytes + sum(task.bytes for task in schedule.tasks)
+        self._schedule = schedule
+        self._bytes = self._tally.bytes + sum(task.bytes for task in schedule.tasks)
         if not self._has_begun:
-            self._attempts, self._retries = tally.attempts, tally.attempts - tally.libraries.total()
-            self._has_begun, self._written_at = True, self._now()
+            self._has_begun, self._written_at = True, time.monotonic()
             self.write()
-
-    def count_attempt(self, attempt: int) -> None:
-        """Count an attempt that starts, the first one of its library or a further one."""
-        self._attempts += 1
-        self._retries += attempt > 1
 
     def refresh(self) -> None:
         """Write the file if the last update is old enough; a failure is logged, since the libraries matter more."""
-        if self._now() - self._written_at < _UPDATE_SECONDS:
+        if time.monotonic() - self._written_at < _UPDATE_SECONDS:
             return
-        self._written_at = self._now()
+        self._written_at = time.monotonic()
         try:
             self.write()
             self.problem = None
@@ -210,8 +193,8 @@ class Metrics(MetricsFile):
             ("Gauge", "workers", "The most libraries that are processed at a time.", workers),
             ("Gauge", "source_left_bytes", "Source bytes of libraries that have not ended.", bytes_left),
             ("Counter", "source_bytes", "Source bytes of the libraries that ended.", tally.bytes),
-            ("Counter", "attempts", "Attempts to process a library.", max(self._attempts, tally.attempts)),
-            ("Counter", "retries", "Attempts after a failed one.", max(self._retries, tally.attempts - ended)),
+            ("Counter", "attempts", "Attempts to process a library.", tally.attempts),
+            ("Counter", "retries", "Attempts after a failed one.", tally.retries),
             ("Counter", "rows_read", "Rows read in the libraries that ended.", tally.rows_read),
             ("Counter", "rows_carried", "Rows of these libraries that were migrated.", tally.rows_carried),
             ("Counter", "libraries_ended", "Libraries that ended.", outcomes, "outcome"),

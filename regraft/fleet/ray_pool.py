@@ -40,28 +40,24 @@ _MOST_FAILURES = 3
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that is alive: its id, its address, and the cores and bytes of memory that it has in total."""
+    """A node that is alive, with what it has in total."""
 
     id: str
     address: str
     cores: float
-    memory: int
+    memory: int  # in bytes
 
 
 class Submission(msgspec.Struct, kw_only=True):
-    """A task that was given to Ray, with the cores and bytes of memory that it asks for, of a ``node`` or of any.
-
-    It waits until ``started_on`` is known; ``place`` has the host, the process, and the file with its output there.
-    ``is_repeated``: it was submitted before, and may have started then.
-    """
+    """A task that was given to Ray, with what it asks for. It waits until ``started_on`` is known."""
 
     task: Task
     cores: float
-    memory: int
-    node: str | None
-    is_repeated: bool
-    started_on: str | None = None
-    place: dict[str, Any] = {}
+    memory: int  # in bytes
+    node: str | None  # the one on which it has to run
+    is_repeated: bool  # it was submitted before, and may have started then
+    started_on: str | None = None  # the id of its node
+    place: dict[str, Any] = {}  # the host, the process, and the file with its output there
 
     def fits(self, node: Node) -> bool:
         """Whether the task may start on a node when that is idle."""
@@ -183,9 +179,8 @@ class RayPool:
 
     def start_beside_driver(self, kind: type[Any], *arguments: Any) -> Any:
         """Start an actor that needs no core, on the node of this process: its files are this process's files."""
-        return self._ray.remote(num_cpus=0, **_on_node(self._ray.get_runtime_context().get_node_id()))(kind).remote(
-            *arguments
-        )
+        here = _on_node(self._ray.get_runtime_context().get_node_id())
+        return self._ray.remote(num_cpus=0, **here)(kind).remote(*arguments)
 
     def start_task(self, task: Task) -> None:
         """Submit a task, with at most the resources of the largest node."""

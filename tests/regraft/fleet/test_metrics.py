@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -205,7 +206,8 @@ def test_the_file_is_kept_up_to_date_while_nothing_ends_and_not_more_often_than_
     pool = SlowPool(path)
     # The time of writing is part of the text: with the pool's clock, no two writes have the same text.
     monkeypatch.setattr(identity, "now_ms", lambda: 1000 * (START + pool.time))
-    work.metrics = Metrics(path, work.path, command="check", engine="local", libraries=3, now=lambda: pool.time)
+    monkeypatch.setattr(time, "monotonic", lambda: pool.time)
+    work.metrics = Metrics(path, work.path, command="check", engine="local", libraries=3)
     work.pool = lambda: pool
     work.run(Run(command="fleet check"))
     changes = [time for time in range(1, 3_600) if pool.texts[time] != pool.texts[time - 1]]
