@@ -38,21 +38,13 @@ def planned_memory(source_bytes: int, cores: int) -> int:
 
 def available_memory() -> int:
     """Return the memory for more processes, in bytes; 1 TiB if the system does not tell."""
-    found = [size for size in (_machine_memory(), _container_memory()) if size is not None]
-    return int(min(found, default=1 << 40) * (1 - _RESERVED_SHARE))
-
-
-def _machine_memory() -> int | None:
+    found = [1 << 40]
+    with suppress(OSError, ValueError, AttributeError):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     with suppress(OSError, ValueError, KeyError):
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    with suppress(OSError, ValueError, AttributeError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
-def _container_memory() -> int | None:
-    """Return the memory that the control group of a container still allows, or None without a limit."""
+        found.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    # What the control group of a container still allows.
     group = Path("/sys/fs/cgroup")
     for folder, most, used, idle in (
         (group, "memory.max", "memory.current", "inactive_file"),
@@ -62,8 +54,8 @@ def _container_memory() -> int | None:
             of_files = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
             # The page cache is released under memory pressure.
             taken = int((folder / used).read_text()) - int(of_files[idle])
-            return int((folder / most).read_text()) - taken
-    return None
+            found.append(int((folder / most).read_text()) - taken)
+    return int(min(found) * (1 - _RESERVED_SHARE))
 
 
 # --- tasks -----------------------------------------------------------------------------------------------------------
@@ -169,11 +161,11 @@ class Pool(Protocol):
         """Kill all running tasks; the next run repeats them."""
 
 
-class Attempt(msgspec.Struct, frozen=True, order=True):
-    """An attempt to run the task at ``place`` in :attr:`Schedule.tasks`, not before ``at``, or running since then."""
+class Attempt(msgspec.Struct, frozen=True, order=True, kw_only=True):
+    """An attempt to run a task, not before ``at``, or running since then."""
 
-    at: float
-    place: int
+    at: float = 0.0
+    place: int  # of the task in :attr:`Schedule.tasks`
     number: int = 1
     is_after_kill: bool = False
 
@@ -206,7 +198,7 @@ class Schedule:
         self._on_start, self._on_poll = on_start, on_poll
         self.tasks = sorted(tasks, key=lambda task: (-task.bytes, task.number))
         # A sorted list is a heap.
-        self.waiting = [Attempt(0.0, place) for place in range(len(self.tasks))]
+        self.waiting = [Attempt(place=place) for place in range(len(self.tasks))]
         #: By the number of the task.
         self.running: dict[int, Attempt] = {}
         self.ended_at = time.monotonic()
@@ -228,8 +220,13 @@ class Schedule:
                     is_after_kill=is_after_kill,
                 )
                 if one.number < self._attempts and (ended.status is None or self._is_retried(result)):
-                    at = self.ended_at + max(self._pause * 2 ** (one.number - 1), ended.wait_seconds)
-                    again = Attempt(at, one.place, one.number + 1, is_after_kill or ended.status is None)
+                    pause = max(self._pause * 2 ** (one.number - 1), ended.wait_seconds)
+                    again = msgspec.structs.replace(
+                        one,
+                        at=self.ended_at + pause,
+                        number=one.number + 1,
+                        is_after_kill=is_after_kill or ended.status is None,
+                    )
                     heappush(self.waiting, again)
                 else:
                     # Start the next task before the caller stores this result.

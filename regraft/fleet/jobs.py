@@ -115,9 +115,14 @@ def run_library_job(job: LibraryJob, run: RunCommand) -> TaskResult:
         seconds = time.monotonic() - begun
         is_full = ended.error is not None and ended.error.code == WorkFolderTooSmall.__name__
         if not (is_full and seconds < _FULL_SECONDS and scratch.is_used_by_others()):
-            return msgspec.structs.replace(ended, seconds=seconds, error=_name_urls(ended.error, urls))
+            break
         # Copies of other libraries take the space; this one has been removed, and they end sooner or later.
         time.sleep(random.uniform(*_FULL_PAUSE))
+    if (said := ended.error) is not None:
+        # The folder of the copies last: theirs begin with it.
+        for copy in sorted(urls, key=len, reverse=True):
+            said = msgspec.structs.replace(said, message=said.message.replace(copy, urls[copy]))
+    return msgspec.structs.replace(ended, seconds=seconds, error=said)
 
 
 def failed_result(error: RegraftError) -> TaskResult:
@@ -170,14 +175,3 @@ def _fetch(remote: StoragePath, copy: Path, *, is_file: bool) -> Version:
     except ObjectGone as error:
         raise SourceNotFound(path=remote.url) from error
     return versions.NO_VERSION
-
-
-def _name_urls(error: TaskError | None, urls: dict[str, str]) -> TaskError | None:
-    """Replace paths of copies by their URLs in an error message."""
-    if error is None:
-        return None
-    message = error.message
-    # The folder of the copies last: theirs begin with it.
-    for copy in sorted(urls, key=len, reverse=True):
-        message = message.replace(copy, urls[copy])
-    return msgspec.structs.replace(error, message=message)
