@@ -109,6 +109,17 @@ def test_a_lock_of_one_that_was_killed_is_waited_for(first: TaskResult, attempts
     assert ended.attempts == attempts
 
 
+def test_a_lock_of_a_task_that_its_pool_has_submitted_again_is_waited_for() -> None:
+    """The first submission may have started just before it was cancelled."""
+    locked = TaskResult(status=2, error=TaskError(code="TargetLocked", message=""), is_after_kill=True)
+    answers = iter([locked, FINE])
+    pool = HerePool(lambda _: next(answers), 1)
+    [(_, ended)] = engine.Schedule(
+        [Task(number=0, job=None)], pool, attempts=3, is_retried=is_retried, pause_seconds=0.001
+    )
+    assert (ended.status, ended.attempts, ended.is_after_kill) == (0, 2, True)
+
+
 # --- large libraries -------------------------------------------------------------------------------------------------
 
 
