@@ -35,7 +35,7 @@ _LOOK_SECONDS = 2.0
 _AHEAD = 2
 #: Seconds without a running task after which the user is told what the tasks wait for.
 _NOTICE_SECONDS = 30.0
-#: A node where so many libraries fail, and none succeeds in between, is left out.
+#: A node is left out after this number of libraries failed there and none succeeded in between.
 _MOST_FAILURES = 3
 
 
@@ -103,7 +103,7 @@ def _join_cluster(address: str | None, cores: int | None) -> Any:
             try:
                 stack.enter_context(chdir(sys.prefix))
             except OSError:
-                # The directory was deleted, so there is none to return to.
+                # The directory was deleted, so the context could not return to it.
                 os.chdir(sys.prefix)
             ray.init(
                 # Without an address Ray would join a cluster that runs on this machine, whose size is not ours.
@@ -209,7 +209,7 @@ class RayPool:
             # All that have ended by now, so that they are stored together.
             ready, _ = self._ray.wait(streams, num_returns=len(streams), timeout=0)
         for stream in ready:
-            # A task may have been submitted again meanwhile, for another node.
+            # An earlier one in this loop may have caused this task to be submitted again, for another node.
             one = self.running.get(stream)
             if one is not None and (ended := self._read(stream, one)) is not None:
                 yield one.task.number, ended

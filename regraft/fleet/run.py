@@ -38,7 +38,7 @@ from regraft.text import LONGEST_NAME, one_line, path_argument
 
 logger = logging.getLogger(__name__)
 
-#: If so many libraries, the first to end, are refused for one reason, the others are not tried.
+#: If the first libraries to end, of this number, are all refused for one reason, the others are not tried.
 _FIRST = 10
 #: Smaller libraries gain little from several cores, and no command uses more.
 _LARGE_BYTES, _MOST_CORES = 64 << 20, 4
