@@ -189,6 +189,7 @@ class RayPool:
         self._submit(task)
 
     def _submit(self, task: Task, *, is_repeated: bool = False) -> None:
+        """Submit a task; while nodes are left out, for one of the others."""
         possible = [(min(task.cores, node.cores), min(task.memory, node.memory)) for node in self._nodes]
         cores, memory = max(possible, default=(task.cores, task.memory))
         one = Submission(task=task, cores=cores, memory=memory, node=None, is_repeated=is_repeated)
@@ -261,6 +262,7 @@ class RayPool:
         )
 
     def _note_activity(self) -> None:
+        """Note that something happened, so that the wait for it starts again."""
         self._active_at, self._is_noticed = time.monotonic(), False
 
     def _check_waiting(self) -> Iterator[tuple[int, TaskResult]]:
@@ -290,6 +292,7 @@ class RayPool:
             self._submit(self._cancel(stream), is_repeated=True)
 
     def _cancel(self, stream: Any) -> Task:
+        """Cancel a submitted task."""
         with suppress(self._ray.exceptions.RayError):
             self._ray.cancel(stream, force=True)
         return self.running.pop(stream).task

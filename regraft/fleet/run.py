@@ -207,12 +207,13 @@ class Fleet(msgspec.Struct, kw_only=True):
             tasks.append(Task(number=number, job=job(number, has), name=name, bytes=size, cores=has, memory=memory))
 
         def note_start(task: Task, attempt: int) -> None:
+            """Record that an attempt has started."""
             if self._journal is not None and notes_starts:
                 self._journal.note_start(task, attempt)
             self._tally.count_attempt(attempt)
 
         def flush() -> None:
-            # Libraries that end together are flushed together.
+            """Store what has ended: libraries that end together are flushed together."""
             if self._journal is not None:
                 self._journal.flush()
             if self.metrics is not None:
@@ -343,7 +344,7 @@ def demand_new_results(path: Path) -> None:
     writable.demand_output(path)
     if path.suffix.lower() in (".csv", ".html"):
         problem = tr("results are JSON Lines or Parquet, not {suffix}", suffix=path.suffix)
-        hint = tr("name a file .jsonl or .parquet; regraft fleet status writes the others from it")
+        hint = tr("name a .jsonl or .parquet file; regraft fleet status converts it to the other formats")
         raise WrongUsage(problem=problem, hint=hint)
     if path.exists() or not results.is_unused(results.journal_path(path)):
         raise WrongUsage(

@@ -123,6 +123,7 @@ def fetch_library(place: StoragePath, folder: Path) -> Version:
 
 
 def _fetch_version(place: StoragePath, version: Version, folder: Path) -> Version:
+    """Copy a published version, and compare its files with what was published."""
     sizes = {name: one.bytes for name, one in version.files.items()}
     _fetch(place / VERSIONS_FOLDER / version.folder, sizes, folder)
     for name in version.folders:
