@@ -118,11 +118,16 @@ def run_library_job(job: LibraryJob, run: RunCommand) -> TaskResult:
             break
         # Copies of other libraries take the space; this one has been removed, and they end sooner or later.
         time.sleep(random.uniform(*_FULL_PAUSE))
-    if (said := ended.error) is not None:
+    return msgspec.structs.replace(ended, seconds=seconds, error=_name_urls(ended.error, urls))
+
+
+def _name_urls(error: TaskError | None, urls: dict[str, str]) -> TaskError | None:
+    """Replace paths of copies by their URLs in an error message."""
+    if error is not None:
         # The folder of the copies last: theirs begin with it.
         for copy in sorted(urls, key=len, reverse=True):
-            said = msgspec.structs.replace(said, message=said.message.replace(copy, urls[copy]))
-    return msgspec.structs.replace(ended, seconds=seconds, error=said)
+            error = msgspec.structs.replace(error, message=error.message.replace(copy, urls[copy]))
+    return error
 
 
 def failed_result(error: RegraftError) -> TaskResult:
