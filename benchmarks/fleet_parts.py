@@ -36,16 +36,7 @@ from regraft.api.fleet import run_job
 from regraft.cli.fleet import parse_library_options as parse
 from regraft.disk.trees import total_size
 from regraft.fleet import manifest, results
-from regraft.fleet.engine import (
-    BaseResult,
-    LibrarySummary,
-    LocalPool,
-    PendingTask,
-    Pool,
-    RowCounts,
-    Task,
-    TaskResult,
-)
+from regraft.fleet.engine import BaseResult, LibrarySummary, LocalPool, Pool, RowCounts, Task, TaskResult
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.manifest import Library
 from regraft.fleet.ray_pool import RayPool
@@ -179,18 +170,18 @@ class InstantPool:
     memory = 1 << 40
 
     def __init__(self) -> None:
-        self.running: dict[Any, tuple[PendingTask, float]] = {}
+        self.running: list[int] = []
 
-    def start_task(self, task: Task, one: PendingTask) -> None:
-        self.running[task.number] = one, 0.0
+    def start_task(self, task: Task) -> None:
+        self.running.append(task.number)
 
-    def answers(self, _: float) -> Iterator[tuple[PendingTask, TaskResult]]:
-        ready, self.running = self.running, {}
-        for number, (one, _) in ready.items():
+    def answers(self, _: float) -> Iterator[tuple[int, TaskResult]]:
+        ready, self.running = self.running, []
+        for number in ready:
             # Ids are of no use to a compression, and differ in each library.
             base = msgspec.structs.replace(_BASE, id=str(uuid.uuid5(uuid.NAMESPACE_OID, str(number))))
             summary = msgspec.structs.replace(_SUMMARY, bases=(base,), run=f"20260131T120000Z-{number:06x}")
-            yield one, TaskResult(status=0, summary=summary, seconds=0.5 + number % 1_000 / 1_000)
+            yield number, TaskResult(status=0, summary=summary, seconds=0.5 + number % 1_000 / 1_000)
 
     def close(self) -> None:
         """Nothing is open."""

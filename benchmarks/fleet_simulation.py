@@ -96,7 +96,7 @@ def simulated(
     """
     course, now = Course(), 0.0
     ordered = sorted(range(len(sizes)), key=lambda number: (-sizes[number], number))
-    # As engine.Waiting: when it may be given, its place, and which attempt it is.
+    # As engine.Attempt: when it may be given, its place, and which attempt it is.
     waiting = [(0.0, place, 1) for place in range(len(ordered))]
     at_work: list[tuple[float, int, int, int, bool]] = []
     given = 0

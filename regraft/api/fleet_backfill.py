@@ -20,13 +20,13 @@ from regraft.fleet.ray_pool import RayPool
 from regraft.fleet.results import FleetOrder, result_files
 from regraft.fleet.run import Fleet, demand_new_results
 from regraft.language import tr
-from regraft.options import BackfillOptions, FleetBackfillOptions, FleetOptions
+from regraft.options import BackfillOptions, FleetBackfillOptions
 from regraft.report.document import Report
 from repair.embedding import answers
 from repair.embedding.answers import Keeper, SendingTerms
 from repair.embedding.budget import Limits, Rates
 from repair.embedding.fleet import BackfillSettings, FleetBackfill, Sending, work_folder
-from repair.embedding.fleet_sending import FleetSender, RaySending
+from repair.embedding.fleet_sending import FleetSender, RaySending, SendingJob, send_part
 from repair.embedding.fleet_texts import BackfillSummary, EmbeddingJob
 
 
@@ -72,7 +72,7 @@ def backfill_files(path: Path) -> tuple[Path, ...]:
     return (*result_files(path), work_folder(path))
 
 
-def prepare_backfill(order: FleetOrder, path: Path, options: FleetOptions) -> tuple[Callable[..., Fleet], Work]:
+def prepare_backfill(order: FleetOrder, path: Path) -> tuple[Callable[..., Fleet], Work]:
     """Return what :func:`regraft.api.fleet.run_fleet` needs to embed: ``make`` and ``work``.
 
     Raises:
@@ -89,20 +89,22 @@ def prepare_backfill(order: FleetOrder, path: Path, options: FleetOptions) -> tu
         FleetBackfill,
         embedder=choose_priced_embedder(config, settings.embedder, settings.limits, frozenset()),
         settings=settings,
-        open_sending=partial(open_sending, options),
+        open_sending=open_sending,
     )
     return make, run_embedding_job
 
 
-def open_sending(options: FleetOptions, pool: Pool, terms: SendingTerms) -> Sending:
+def open_sending(pool: Pool, terms: SendingTerms) -> Sending:
     """Return the processes that send texts: this one, or those of the cluster that the pool has joined."""
     if isinstance(pool, RayPool):
-        return RaySending(terms, cluster=pool.cluster, count=options.workers, max_wait=options.max_wait)
+        return RaySending(terms, pool)
     return FleetSender(terms.settings, Keeper(terms), owns_keeper=True)
 
 
-def run_embedding_job(job: EmbeddingJob) -> TaskResult:
-    """Collect the texts of one library, or fill it, in a worker process."""
+def run_embedding_job(job: EmbeddingJob | SendingJob) -> TaskResult:
+    """Collect the texts of one library, fill it, or send a part of the texts of all, in a worker process."""
+    if isinstance(job, SendingJob):
+        return send_part(job)
     source = job.embedder_source()
 
     def call(line: LibraryJob) -> tuple[Report, LibrarySummary]:

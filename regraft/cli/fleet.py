@@ -375,7 +375,7 @@ def _run(
     metrics = api_fleet.open_metrics(order, options, path, own)
     # Without a progress bar, a person gets a line for each library.
     is_logged = not (output.quiet or output.as_json or sys.stderr.isatty())
-    make, work = api_backfill.prepare_backfill(order, path, options) if is_backfill else (Fleet, api_fleet.run_job)
+    make, work = api_backfill.prepare_backfill(order, path) if is_backfill else (Fleet, api_fleet.run_job)
 
     # With -vv everything that is logged is printed already.
     with echo_retries(enabled=not (output.as_json or output.quiet or output.verbose > 1)):

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from heapq import heappop, heappush
 from pathlib import Path
@@ -38,23 +38,13 @@ def planned_memory(source_bytes: int, cores: int) -> int:
 
 def available_memory() -> int:
     """Return the memory for more processes, in bytes; 1 TiB if the system does not tell."""
-    found = [size for size in (_machine_memory(), _container_memory()) if size is not None]
-    return int(min(found, default=1 << 40) * (1 - _RESERVED_SHARE))
-
-
-def _machine_memory() -> int | None:
-    with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                return int(value.split()[0]) * 1024
+    found = [1 << 40]
     with suppress(OSError, ValueError, AttributeError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
-def _container_memory() -> int | None:
-    """Return the memory that the control group of a container still allows, or None without a limit."""
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with suppress(OSError, ValueError, KeyError):
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        found.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    # What the control group of a container still allows.
     group = Path("/sys/fs/cgroup")
     for folder, most, used, idle in (
         (group, "memory.max", "memory.current", "inactive_file"),
@@ -64,8 +54,8 @@ def _container_memory() -> int | None:
             of_files = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
             # The page cache is released under memory pressure.
             taken = int((folder / used).read_text()) - int(of_files[idle])
-            return int((folder / most).read_text()) - taken
-    return None
+            found.append(int((folder / most).read_text()) - taken)
+    return int(min(found) * (1 - _RESERVED_SHARE))
 
 
 # --- tasks -----------------------------------------------------------------------------------------------------------
@@ -77,18 +67,14 @@ _MAX_PASSED = 64
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """The work on one library, by its number in the manifest.
+    """The work on one library."""
 
-    ``job`` is a plain value, given to the work function in another process; ``name`` is for people; ``bytes`` is the
-    size of the source, ``memory`` the most that the task needs, in bytes.
-    """
-
-    number: int
-    job: Any
-    name: str = ""
-    bytes: int = 0
+    number: int  # of the library in the manifest
+    job: Any  # a plain value, given to the work function in another process
+    name: str = ""  # for people
+    bytes: int = 0  # the size of the source
     cores: float = 1
-    memory: int = 0
+    memory: int = 0  # the most that the task needs, in bytes
 
 
 class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,47 +118,22 @@ class TaskError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a command ended: its exit status, with the summary of its report or with an error; and its seconds.
+    """How a command ended, with the summary of its report or with an error."""
 
-    ``status`` is missing if the process was killed in every attempt; ``attempts`` counts them. ``wait_seconds`` must
-    pass before another attempt. ``is_after_kill``: a process was killed in an earlier attempt; if its machine was lost,
-    it may still be running. ``host`` and ``pid`` say where the last attempt ran, ``log`` where its output is there.
-    """
-
-    status: int | None
-    seconds: float
+    status: int | None  # its exit status; None: the process was killed in every attempt
+    seconds: float = 0.0
     summary: LibrarySummary | None = None
     error: TaskError | None = None
     attempts: int = 1
-    wait_seconds: float = 0.0
-    is_after_kill: bool = False
-    host: str | None = None
+    wait_seconds: float = 0.0  # before another attempt
+    is_after_kill: bool = False  # an earlier attempt was killed; it may still run, if its machine was lost
+    host: str | None = None  # of the last attempt, as the next two
     pid: int | None = None
-    log: str | None = None
+    log: str | None = None  # the path of its output there
 
 
 #: Runs a task's job; must be a function of a module, since other processes import it.
 Work = Callable[[Any], TaskResult]
-#: Whether a task that ended like this may succeed in another attempt.
-IsRetried = Callable[[TaskResult], bool]
-
-
-class PendingTask(msgspec.Struct, frozen=True, order=True):
-    """A task that waits to be started, not before ``ready_at``; sorted by priority. ``place`` is its index."""
-
-    ready_at: float
-    place: int
-    attempt: int
-    is_after_kill: bool = False
-
-
-def kill_reason(exit_status: int | None) -> str:
-    """Describe how a process ended that was killed, in English as all results; negative statuses are signals."""
-    if exit_status == -9:
-        return "the process was killed (SIGKILL), as systems do when memory is full"
-    with suppress(ValueError):
-        return f"the process was killed ({signal.Signals(-(exit_status or 0)).name})"
-    return f"the process ended (exit status {exit_status})"
 
 
 class Pool(Protocol):
@@ -190,122 +151,110 @@ class Pool(Protocol):
     def memory(self) -> int:
         """The most memory that started tasks may ask for in total, in bytes."""
 
-    @property
-    def running(self) -> Mapping[Any, tuple[PendingTask, float]]:
-        """The started tasks with the time of their start, by a handle of the pool."""
-
-    def start_task(self, task: Task, one: PendingTask) -> None:
+    def start_task(self, task: Task) -> None:
         """Start a task. OSError: no process can be started."""
 
-    def answers(self, seconds: float) -> Iterable[tuple[PendingTask, TaskResult]]:
-        """Yield the results of tasks that have ended; wait up to ``seconds`` for the first one."""
+    def answers(self, seconds: float) -> Iterable[tuple[int, TaskResult]]:
+        """Yield the numbers and results of tasks that have ended; wait up to ``seconds`` for the first one."""
 
     def close(self) -> None:
         """Kill all running tasks; the next run repeats them."""
 
 
-class PoolObserver(msgspec.Struct, frozen=True, kw_only=True):
-    """Callbacks for each attempt that starts, each attempt that ends, and before each wait for results."""
+class Attempt(msgspec.Struct, frozen=True, order=True, kw_only=True):
+    """An attempt to run a task, not before ``at``, or running since then."""
 
-    on_start: Callable[[Task, PendingTask], None] = lambda _, __: None
-    on_end: Callable[[Task], None] = lambda _: None
-    on_poll: Callable[[], None] = lambda: None
+    at: float = 0.0
+    place: int  # of the task in :attr:`Schedule.tasks`
+    number: int = 1
+    is_after_kill: bool = False
 
 
-def run_tasks(
-    tasks: Iterable[Task],
-    pool: Pool,
-    *,
-    attempts: int,
-    is_retried: IsRetried,
-    pause_seconds: float = 1.0,
-    observers: Sequence[PoolObserver] = (),
-) -> Iterator[tuple[Task, TaskResult]]:
-    """Run tasks and yield each with its result, in the order in which they end. The largest are started first.
+class Schedule:
+    """Runs tasks in a pool, the largest first, as many as fit; yields each with its result when it has ended.
 
     Args:
         tasks: in any order.
-        pool: the processes.
+        pool: the processes. OSError: no process can be started.
         attempts: the most attempts of a task.
         is_retried: whether a task that was not killed may succeed in another attempt.
         pause_seconds: the wait before the second attempt; doubled for each further one.
-        observers: notified of starts, ends and retries of tasks.
-
-    Raises:
-        OSError: no process can be started.
+        on_start: called with each task that is started, and the number of the attempt.
+        on_poll: called after each wait for results.
     """
-    queue = _Queue(tasks, pool, observers)
-    while queue.waiting or pool.running:
-        seconds = queue.start_tasks()
-        if not pool.running:
-            time.sleep(seconds)
-            continue
-        for one, ended in pool.answers(seconds):
-            task = queue.end_task(one)
-            result = msgspec.structs.replace(ended, attempts=one.attempt, is_after_kill=one.is_after_kill)
-            if one.attempt < attempts and (ended.status is None or is_retried(result)):
-                pause = max(pause_seconds * 2 ** (one.attempt - 1), ended.wait_seconds)
-                queue.retry(one, pause, is_after_kill=one.is_after_kill or ended.status is None)
-            else:
-                # Start the next task before the caller stores this result.
-                queue.start_tasks()
-                yield task, result
-        for observer in observers:
-            observer.on_poll()
 
-
-class _Queue:
-    """The tasks that wait, and the cores and the memory of a pool that running ones use."""
-
-    def __init__(self, tasks: Iterable[Task], pool: Pool, observers: Sequence[PoolObserver]) -> None:
-        self._pool, self._observers = pool, observers
-        self._cores, self._memory = 0.0, 0
-        self._ordered = sorted(tasks, key=lambda task: (-task.bytes, task.number))
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        pool: Pool,
+        *,
+        attempts: int,
+        is_retried: Callable[[TaskResult], bool] = lambda _: False,
+        pause_seconds: float = 1.0,
+        on_start: Callable[[Task, int], None] = lambda _, __: None,
+        on_poll: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.pool, self._attempts, self._is_retried, self._pause = pool, attempts, is_retried, pause_seconds
+        self._on_start, self._on_poll = on_start, on_poll
+        self.tasks = sorted(tasks, key=lambda task: (-task.bytes, task.number))
         # A sorted list is a heap.
-        self.waiting = [PendingTask(0.0, place, 1) for place in range(len(self._ordered))]
+        self.waiting = [Attempt(place=place) for place in range(len(self.tasks))]
+        #: By the number of the task.
+        self.running: dict[int, Attempt] = {}
+        self.ended_at = time.monotonic()
 
-    def start_tasks(self) -> float:
+    def __iter__(self) -> Iterator[tuple[Task, TaskResult]]:
+        """Run the tasks, and yield each with its result, in the order in which they end."""
+        while self.waiting or self.running:
+            seconds = self._start_tasks()
+            if not self.running:
+                time.sleep(seconds)
+                continue
+            for number, ended in self.pool.answers(seconds):
+                one, self.ended_at = self.running.pop(number), time.monotonic()
+                is_after_kill = one.is_after_kill or ended.is_after_kill
+                result = msgspec.structs.replace(
+                    ended,
+                    seconds=ended.seconds or self.ended_at - one.at,
+                    attempts=one.number,
+                    is_after_kill=is_after_kill,
+                )
+                if one.number < self._attempts and (ended.status is None or self._is_retried(result)):
+                    pause = max(self._pause * 2 ** (one.number - 1), ended.wait_seconds)
+                    again = msgspec.structs.replace(
+                        one,
+                        at=self.ended_at + pause,
+                        number=one.number + 1,
+                        is_after_kill=is_after_kill or ended.status is None,
+                    )
+                    heappush(self.waiting, again)
+                else:
+                    # Start the next task before the caller stores this result.
+                    self._start_tasks()
+                    yield self.tasks[one.place], result
+            self._on_poll()
+
+    def _start_tasks(self) -> float:
         """Start as many waiting tasks as fit and are due; returns the seconds to wait for a result."""
-        now, waiting = time.monotonic(), self.waiting
-        passed: list[PendingTask] = []
-        while waiting and waiting[0].ready_at <= now and len(passed) < _MAX_PASSED and self._cores < self._pool.slots:
+        now, waiting, pool = time.monotonic(), self.waiting, self.pool
+        running = [self.tasks[one.place] for one in self.running.values()]
+        cores, memory = sum(task.cores for task in running), sum(task.memory for task in running)
+        passed: list[Attempt] = []
+        while waiting and waiting[0].at <= now and len(passed) < _MAX_PASSED and cores < pool.slots:
             one = heappop(waiting)
-            task = self._ordered[one.place]
-            if not self._fits(task):
-                # A smaller task may fit.
+            task = self.tasks[one.place]
+            # A task always fits if no other one is running; a smaller one may fit where this one does not.
+            if cores and (cores + task.cores > pool.slots or memory + task.memory > pool.memory):
                 passed.append(one)
                 continue
-            self._cores += task.cores
-            self._memory += task.memory
-            self._pool.start_task(task, one)
-            for observer in self._observers:
-                observer.on_start(task, one)
+            cores, memory = cores + task.cores, memory + task.memory
+            pool.start_task(task)
+            self.running[task.number] = msgspec.structs.replace(one, at=now)
+            self._on_start(task, one.number)
         for one in passed:
             heappush(waiting, one)
-        until_due = waiting[0].ready_at - now if waiting else 0.0
+        until_due = waiting[0].at - now if waiting else 0.0
         return min(until_due, _POLL_SECONDS) if until_due > 0 else _POLL_SECONDS
-
-    def _fits(self, task: Task) -> bool:
-        """Whether one more task fits; a task always fits if no other one is running."""
-        if not self._cores:
-            return True
-        return self._cores + task.cores <= self._pool.slots and self._memory + task.memory <= self._pool.memory
-
-    def end_task(self, one: PendingTask) -> Task:
-        """Free what a task used that has ended."""
-        task = self._ordered[one.place]
-        self._cores -= task.cores
-        self._memory -= task.memory
-        for observer in self._observers:
-            observer.on_end(task)
-        return task
-
-    def retry(self, one: PendingTask, pause: float, *, is_after_kill: bool) -> None:
-        """Have a task wait for another attempt, at least ``pause`` seconds."""
-        again = msgspec.structs.replace(
-            one, ready_at=time.monotonic() + pause, attempt=one.attempt + 1, is_after_kill=is_after_kill
-        )
-        heappush(self.waiting, again)
 
 
 class LocalPool:
@@ -316,32 +265,39 @@ class LocalPool:
         self.count = self.slots = count
         self.memory = available_memory()
         self._processes = ProcessPool(count, on_demand=True, may_start=True)
-        self.running: dict[int, tuple[PendingTask, float]] = {}
+        #: The numbers of the running tasks, by the job of the processes.
+        self._numbers: dict[int, int] = {}
 
-    def start_task(self, task: Task, one: PendingTask) -> None:
+    def start_task(self, task: Task) -> None:
         """Start a task in a process of this machine; OSError if none can be started."""
         try:
-            job = self._processes.put(self._work, task.job)
+            self._numbers[self._processes.put(self._work, task.job)] = task.number
         except JobFailed as error:
             raise error.__cause__ or error from None
-        self.running[job] = one, time.monotonic()
 
-    def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
-        """Yield the results of tasks that have ended; wait up to ``seconds`` for the first one."""
-        for job, result, error in self._processes.wait(seconds):
-            one, begun = self.running.pop(job)
+    def answers(self, seconds: float) -> Iterator[tuple[int, TaskResult]]:
+        """Yield the numbers and results of tasks that have ended; wait up to ``seconds`` for the first one."""
+        for job, ended, error in self._processes.wait(seconds):
+            number, host = self._numbers.pop(job), socket.gethostname()
             if error is None:
-                yield one, result
-                continue
-            seconds, host = time.monotonic() - begun, socket.gethostname()
-            if isinstance(error, ProcessKilled):
-                killed = TaskError(code=ProcessKilled.__name__, message=kill_reason(error.exit_status))
-                yield one, TaskResult(status=None, seconds=seconds, error=killed, host=host, pid=error.pid)
+                yield number, ended
+            elif isinstance(error, ProcessKilled):
+                found = TaskError(code=ProcessKilled.__name__, message=kill_reason(error.exit_status))
+                yield number, TaskResult(status=None, error=found, host=host, pid=error.pid)
             else:
                 # No command raises an exception.
-                fault = TaskError(code=FaultOfRegraft.__name__, message=str(error) or type(error).__name__)
-                yield one, TaskResult(status=STOPPED, seconds=seconds, error=fault, host=host)
+                found = TaskError(code=FaultOfRegraft.__name__, message=str(error) or type(error).__name__)
+                yield number, TaskResult(status=STOPPED, error=found, host=host)
 
     def close(self) -> None:
         """Kill all running tasks; the next run repeats them."""
         self._processes.end()
+
+
+def kill_reason(exit_status: int | None) -> str:
+    """Describe how a process ended that was killed, in English as all results; negative statuses are signals."""
+    if exit_status == -9:
+        return "the process was killed (SIGKILL), as systems do when memory is full"
+    with suppress(ValueError):
+        return f"the process was killed ({signal.Signals(-(exit_status or 0)).name})"
+    return f"the process ended (exit status {exit_status})"

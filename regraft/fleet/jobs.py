@@ -10,7 +10,7 @@ import random
 import re
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -33,14 +33,11 @@ from regraft.options import FailOn
 
 
 class CommandForm(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command does with a library: ``has_target``: it writes to a target, a file if ``ending`` is set.
+    """What a command does with a library."""
 
-    ``changes``: it changes the source itself. ``ending``: the suffix of a target's name.
-    """
-
-    has_target: bool = False
-    changes: bool = False
-    ending: str = ""
+    has_target: bool = False  # it writes to a target
+    changes: bool = False  # it changes the source itself
+    ending: str = ""  # the suffix of a target's name, which is a file then
 
 
 COMMAND_FORMS = {
@@ -55,17 +52,11 @@ COMMAND_FORMS = {
 
 
 class CommandOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The parsed options of a library's command.
+    """The parsed options of a library's command."""
 
-    Args:
-        values: the struct of the command (:mod:`regraft.options`).
-        fail_on: the lowest severity that makes the exit status 1.
-        follows_links: whether links out of the source are followed.
-    """
-
-    values: msgspec.Struct
-    fail_on: FailOn = "warning"
-    follows_links: bool = False
+    values: msgspec.Struct  # the struct of the command (:mod:`regraft.options`)
+    fail_on: FailOn = "warning"  # the lowest severity that makes the exit status 1
+    follows_links: bool = False  # whether links out of the source are followed
 
     @property
     def is_dry(self) -> bool:
@@ -78,18 +69,14 @@ ParseOptions = Callable[[str, tuple[str, ...]], CommandOptions]
 
 
 class LibraryJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One command for one library, as plain values for another process.
-
-    ``source`` and ``target`` are paths or URLs; ``fleet`` is the fleet's id, by which it recognizes its own leases;
-    ``cores`` is the number of cores that the library gets.
-    """
+    """One command for one library, as plain values for another process."""
 
     command: str
     options: CommandOptions
-    source: str
+    source: str  # a path or URL, as the target
     target: str | None = None
-    fleet: str = ""
-    cores: int = 1
+    fleet: str = ""  # the fleet's id, by which it recognizes its own leases
+    cores: int = 1  # those that the library gets
 
     @property
     def form(self) -> CommandForm:
@@ -120,89 +107,76 @@ def run_library_job(job: LibraryJob, run: RunCommand) -> TaskResult:
         scratch.remove_leftovers()
         urls: dict[str, str] = {}
         try:
-            with scratch.temporary_folder() as folder, ExitStack() as stack:
+            with scratch.temporary_folder() as folder:
                 urls[str(folder)] = job.source
-                ended = _StagedJob(job, folder, urls).run(run, stack)
+                ended = _run_with_copies(job, folder, urls, run)
         except (RegraftError, OSError) as error:
             ended = failed_result(error if isinstance(error, RegraftError) else StoppedBySystem(reason=error))
         seconds = time.monotonic() - begun
         is_full = ended.error is not None and ended.error.code == WorkFolderTooSmall.__name__
         if not (is_full and seconds < _FULL_SECONDS and scratch.is_used_by_others()):
-            return msgspec.structs.replace(ended, seconds=seconds, error=_name_urls(ended.error, urls))
+            break
         # Copies of other libraries take the space; this one has been removed, and they end sooner or later.
         time.sleep(random.uniform(*_FULL_PAUSE))
-
-
-def failed_result(error: RegraftError, seconds: float = 0.0) -> TaskResult:
-    """Return the result of a library whose command failed, or whose output could not be published."""
-    wait = float(str(error.facts["seconds"])) if isinstance(error, LibraryHeld) else 0.0
-    said = TaskError(code=error.code, message=str(error))
-    return TaskResult(status=error.exit_status, error=said, seconds=seconds, wait_seconds=wait)
-
-
-class _StagedJob(msgspec.Struct, frozen=True):
-    """One job with a source or target in object storage; ``urls`` gets the URL of each copy in ``folder``."""
-
-    job: LibraryJob
-    folder: Path
-    urls: dict[str, str]
-
-    def run(self, run: RunCommand, stack: ExitStack) -> TaskResult:
-        """Fetch the source and the target, run the command, and publish what it wrote."""
-        job, is_file, written = self.job, bool(self.job.form.ending), self.job.written
-        if written is not None and not is_file:
-            stack.enter_context(versions.hold_lease(written, job.fleet))
-        source, before = self._fetch(job.source, "source")
-        target, found = (None, before) if job.target is None else self._fetch_target(job.target, is_file=is_file)
-        ended = run(msgspec.structs.replace(job, source=str(source), target=None if target is None else str(target)))
-        if written is not None and ended.error is None and ended.status in (0, WORTH_READING):
-            library = target or source
-            if is_file:
-                written.upload([(library, "")])
-            else:
-                versions.publish_version(written, library, found)
-        return ended
-
-    def _fetch(self, name: str, kind: str) -> tuple[Path, Version]:
-        """Return the path of a library or archive on this machine, and its version."""
-        if not is_url(name):
-            return Path(name), versions.NO_VERSION
-        remote, copy = storage_path(name), self._copy_path(name, kind)
-        size = remote.size()
-        if size is None:
-            return copy, versions.fetch_library(remote, copy)
-        require_free_space(self.folder, size)
-        try:
-            remote.download([("", copy)])
-        except ObjectGone as error:
-            raise SourceNotFound(path=name) from error
-        return copy, versions.NO_VERSION
-
-    def _fetch_target(self, name: str, *, is_file: bool) -> tuple[Path, Version]:
-        """Return the path of the target on this machine, with its present content, and its version."""
-        if is_url(name) and is_file and storage_path(name).size() is None:
-            return self._copy_path(name, "target"), versions.NO_VERSION
-        try:
-            return self._fetch(name, "target")
-        except SourceNotFound:
-            durable.remove_tree(self._copy_path(name, "target"))
-            return self._copy_path(name, "target"), versions.NO_VERSION
-
-    def _copy_path(self, name: str, kind: str) -> Path:
-        """Return the path for the copy of a URL, in an existing folder of its own."""
-        # Without characters that are special in file names on any system.
-        copy = self.folder / kind / re.sub(r"[\\/:\0]", "_", storage_path(name).name)
-        self.urls[str(copy)] = name
-        durable.make_folders(copy.parent, flush=False)
-        return copy
+    return msgspec.structs.replace(ended, seconds=seconds, error=_name_urls(ended.error, urls))
 
 
 def _name_urls(error: TaskError | None, urls: dict[str, str]) -> TaskError | None:
     """Replace paths of copies by their URLs in an error message."""
-    if error is None:
-        return None
-    message = error.message
-    # The folder of the copies last: theirs begin with it.
-    for copy in sorted(urls, key=len, reverse=True):
-        message = message.replace(copy, urls[copy])
-    return msgspec.structs.replace(error, message=message)
+    if error is not None:
+        # The folder of the copies last: theirs begin with it.
+        for copy in sorted(urls, key=len, reverse=True):
+            error = msgspec.structs.replace(error, message=error.message.replace(copy, urls[copy]))
+    return error
+
+
+def failed_result(error: RegraftError) -> TaskResult:
+    """Return the result of a library whose command failed, or whose output could not be published."""
+    wait = float(str(error.facts["seconds"])) if isinstance(error, LibraryHeld) else 0.0
+    said = TaskError(code=error.code, message=str(error))
+    return TaskResult(status=error.exit_status, error=said, wait_seconds=wait)
+
+
+def _run_with_copies(job: LibraryJob, folder: Path, urls: dict[str, str], run: RunCommand) -> TaskResult:
+    """Fetch source and target to a folder, run the command, and publish what it wrote; ``urls`` maps copies to URLs."""
+    is_file, written, version = bool(job.form.ending), job.written, versions.NO_VERSION
+    paths = {"source": job.source, "target": job.target}
+    with nullcontext() if written is None or is_file else versions.hold_lease(written, job.fleet):
+        for kind, name in paths.items():
+            if name is None or not is_url(name):
+                continue
+            # Without characters that are special in file names on any system.
+            copy = folder / kind / re.sub(r"[\\/:\0]", "_", storage_path(name).name)
+            paths[kind] = str(copy)
+            urls.update({str(copy): name, str(copy.parent): name})
+            durable.make_folders(copy.parent, flush=False)
+            try:
+                version = _fetch(storage_path(name), copy, is_file=is_file and kind == "target")
+            except SourceNotFound:
+                if kind == "source":
+                    raise
+                durable.remove_tree(copy)
+                version = versions.NO_VERSION
+        ended = run(msgspec.structs.replace(job, **paths))
+        if written is not None and ended.error is None and ended.status in (0, WORTH_READING):
+            library = Path(str(paths["target"] or paths["source"]))
+            if is_file:
+                written.upload([(library, "")])
+            else:
+                versions.publish_version(written, library, version)
+    return ended
+
+
+def _fetch(remote: StoragePath, copy: Path, *, is_file: bool) -> Version:
+    """Copy a file, or else a library unless it has to be a file; returns its version. SourceNotFound: it is missing."""
+    size = remote.size()
+    if size is None:
+        if is_file:
+            raise SourceNotFound(path=remote.url)
+        return versions.fetch_library(remote, copy)
+    require_free_space(copy.parent, size)
+    try:
+        remote.download([("", copy)])
+    except ObjectGone as error:
+        raise SourceNotFound(path=remote.url) from error
+    return versions.NO_VERSION

@@ -7,10 +7,11 @@ their number, except for failed libraries.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from heapq import nlargest
 from itertools import accumulate
@@ -22,7 +23,7 @@ import msgspec
 from regraft import __version__, identity
 from regraft.disk import links
 from regraft.errors import RegraftError
-from regraft.fleet.engine import PendingTask, Pool, PoolObserver, Task
+from regraft.fleet.engine import Schedule
 from regraft.fleet.results import GOOD, OUTCOMES, ResultRow, counts_of
 from regraft.report.metrics_file import MetricsFile
 from regraft.text import path_text
@@ -57,26 +58,22 @@ class BaseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """Counts of libraries that have ended, of their bases and their rows.
+    """Counts of libraries that have ended, of their bases and their rows."""
 
-    ``libraries`` and ``bases`` are counted by outcome, ``skipped`` rows by reason, ``findings`` by name, and
-    ``by_seconds`` has libraries by the index of their bucket in :data:`BUCKETS`.
-    """
-
-    libraries: Counter[str] = msgspec.field(default_factory=Counter)
+    libraries: Counter[str] = msgspec.field(default_factory=Counter)  # by outcome, as bases
     bases: Counter[str] = msgspec.field(default_factory=Counter)
-    findings: Counter[str] = msgspec.field(default_factory=Counter)
-    skipped: Counter[str] = msgspec.field(default_factory=Counter)
-    by_seconds: Counter[int] = msgspec.field(default_factory=Counter)
+    findings: Counter[str] = msgspec.field(default_factory=Counter)  # by name
+    skipped: Counter[str] = msgspec.field(default_factory=Counter)  # rows, by reason
+    by_seconds: Counter[int] = msgspec.field(default_factory=Counter)  # libraries, by the index of their bucket
     rows_read: int = 0
     rows_carried: int = 0
     bytes: int = 0
-    attempts: int = 0
+    attempts: int = 0  # that were started, as retries
+    retries: int = 0
     seconds: float = 0.0
-    #: The rows of the slowest libraries, the slowest first; of those that failed; and of the first bases that failed.
-    slowest: list[ResultRow] = []
-    failed: list[ResultRow] = []
-    failed_bases: list[ResultRow] = []
+    slowest: list[ResultRow] = []  # libraries, the slowest first
+    failed: list[ResultRow] = []  # libraries
+    failed_bases: list[ResultRow] = []  # the first ones
 
     def add(self, rows: list[ResultRow]) -> None:
         """Count a library that has ended, by its own row and those of its bases."""
@@ -88,7 +85,6 @@ class Tally(msgspec.Struct, kw_only=True):
         self.rows_read += own.rows_read or 0
         self.rows_carried += own.rows_carried or 0
         self.bytes += own.bytes or 0
-        self.attempts += own.attempts or 0
         seconds = own.seconds or 0.0
         self.seconds += seconds
         self.by_seconds[bisect_left(BUCKETS, seconds)] += 1
@@ -99,6 +95,11 @@ class Tally(msgspec.Struct, kw_only=True):
         elif room := _MOST_BASES - len(self.failed_bases):
             # Of a library that failed itself, its own reason is what counts.
             self.failed_bases += [base for base in bases if base.outcome in _FAILED_BASE][:room]
+
+    def count_attempt(self, number: int) -> None:
+        """Count an attempt that has started, the first one of its library or a further one."""
+        self.attempts += 1
+        self.retries += number > 1
 
     @property
     def good(self) -> int:
@@ -120,32 +121,19 @@ class Metrics(MetricsFile):
         results: the file of the results; a label of every metric, which keeps two fleets of one machine apart.
         command, engine: labels of ``run_info``.
         libraries: the number of libraries in the manifest.
-        now: returns a monotonic time in seconds.
 
     Raises:
         WrongUsage: the library prometheus_client is not installed.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        results: Path,
-        *,
-        command: str,
-        engine: str,
-        libraries: int,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, path: Path, results: Path, *, command: str, engine: str, libraries: int) -> None:
         super().__init__(path, "fleet", {"results": path_text(links.real_path(results))})
         self._about = {"command": command, "engine": engine, "version": __version__}
         self._libraries = libraries
-        self._now = now
-        self._started_at = identity.now_ms() / 1000
-        self._written_at: float | None = None
+        self._started_at, self._written_at = identity.now_ms() / 1000, -math.inf
         self._tally = Tally()
-        self._pool: Pool | None = None
-        self._bytes = self._attempts = self._retries = 0
-        self._is_finished = False
+        self._schedule: Schedule | None = None
+        self._bytes, self._has_begun, self._is_finished = 0, False, False
         #: Why the last update failed; None: it did not.
         self.problem: Exception | None = None
 
@@ -160,39 +148,23 @@ class Metrics(MetricsFile):
             yield
             self._is_finished = True
         finally:
-            if self._is_finished or self._written_at is not None:
-                self._pool = None
-                self._try_to_write()
+            self._schedule, self._written_at = None, -math.inf
+            if self._is_finished or self._has_begun:
+                self.refresh()
 
-    def begin(self, tasks: Sequence[Task], pool: Pool) -> PoolObserver:
-        """Write the metrics file, and return an observer for the pool. Called for each round of tasks.
-
-        Raises:
-            OSError, RegraftError: the first write failed.
-        """
-        self._bytes = self._tally.bytes + sum(task.bytes for task in tasks)
-        self._pool = pool
-        if self._written_at is None:
-            self._attempts = self._tally.attempts
-            self._retries = self._attempts - self._tally.libraries.total()
-            self._written_at = self._now()
+    def begin(self, schedule: Schedule) -> None:
+        """Follow a round of tasks. OSError, RegraftError: the first write failed."""
+        self._schedule = schedule
+        self._bytes = self._tally.bytes + sum(task.bytes for task in schedule.tasks)
+        if not self._has_begun:
+            self._has_begun, self._written_at = True, time.monotonic()
             self.write()
-        else:
-            self._try_to_write()
-        return PoolObserver(on_start=self._count_attempt, on_poll=self.refresh)
-
-    def _count_attempt(self, _: Task, one: PendingTask) -> None:
-        self._attempts += 1
-        self._retries += one.attempt > 1
 
     def refresh(self) -> None:
-        """Write the file if the last update is old enough."""
-        if self._written_at is None or self._now() - self._written_at >= _UPDATE_SECONDS:
-            self._try_to_write()
-
-    def _try_to_write(self) -> None:
-        """Write the file; a failure is logged, since the libraries matter more."""
-        self._written_at = self._now()
+        """Write the file if the last update is old enough; a failure is logged, since the libraries matter more."""
+        if time.monotonic() - self._written_at < _UPDATE_SECONDS:
+            return
+        self._written_at = time.monotonic()
         try:
             self.write()
             self.problem = None
@@ -203,43 +175,38 @@ class Metrics(MetricsFile):
 
     def collect(self) -> Iterator[Any]:
         """Yield all metrics; called by ``prometheus_client``."""
-        tally, pool = self._tally, self._pool
+        tally, schedule = self._tally, self._schedule
         ended = tally.libraries.total()
-        gauges = (
-            ("start_timestamp_seconds", "When this run began.", self._started_at),
-            ("update_timestamp_seconds", "When this file was written.", identity.now_ms() / 1000),
-            ("finished", "1: the results are written; 0: they are not yet.", self._is_finished),
-            ("libraries", "Libraries of the manifest.", self._libraries),
-            ("libraries_left", "Libraries that have not ended.", self._libraries - ended),
-            ("libraries_at_work", "Libraries that are being processed.", len(pool.running) if pool else 0),
-            ("workers", "The most libraries that are processed at a time.", pool.count if pool else 0),
-            (
-                "source_left_bytes",
-                "Bytes of the sources of the libraries that have not ended.",
-                max(self._bytes - tally.bytes, 0),
-            ),
-        )
-        counters = (
-            ("source_bytes", "Bytes of the sources of the libraries that ended.", tally.bytes),
-            ("attempts", "Attempts to process a library.", max(self._attempts, tally.attempts)),
-            ("retries", "Attempts after a failed one.", max(self._retries, tally.attempts - ended)),
-            ("rows_read", "Rows read in the libraries that ended.", tally.rows_read),
-            ("rows_carried", "Rows of these libraries that were migrated.", tally.rows_carried),
-        )
-        outcomes = dict.fromkeys(OUTCOMES.values(), 0) | tally.libraries
-        by_label: tuple[tuple[str, str, str, Mapping[str, int]], ...] = (
-            ("libraries_ended", "Libraries that ended.", "outcome", outcomes),
-            ("bases", "Bases of the libraries that ended.", "outcome", tally.bases),
-            ("rows_skipped", "Rows of these libraries that were not migrated, by reason.", "reason", tally.skipped),
-            ("findings", "Findings in the libraries that ended.", "finding", tally.findings),
-        )
+        at_work, workers = (len(schedule.running), schedule.pool.count) if schedule else (0, 0)
+        bytes_left = max(self._bytes - tally.bytes, 0)
         about = "The command and the engine of the fleet."
         yield self.family("Gauge", "run_info", about, tuple(self._about), {tuple(self._about.values()): 1})
-        for kind, numbers in (("Gauge", gauges), ("Counter", counters)):
-            for name, what, value in numbers:
-                yield self.family(kind, name, what, (), {(): value})
-        for name, what, label, counts in by_label:
-            yield self.family("Counter", name, what, (label,), {(key,): count for key, count in counts.items()})
+        outcomes = dict.fromkeys(OUTCOMES.values(), 0) | tally.libraries
+        # The values of the last ones by a label.
+        metrics: tuple[tuple[Any, ...], ...] = (
+            ("Gauge", "start_timestamp_seconds", "When this run began.", self._started_at),
+            ("Gauge", "update_timestamp_seconds", "When this file was written.", identity.now_ms() / 1000),
+            ("Gauge", "finished", "1: the results are written; 0: they are not yet.", self._is_finished),
+            ("Gauge", "libraries", "Libraries of the manifest.", self._libraries),
+            ("Gauge", "libraries_left", "Libraries that have not ended.", self._libraries - ended),
+            ("Gauge", "libraries_at_work", "Libraries that are being processed.", at_work),
+            ("Gauge", "workers", "The most libraries that are processed at a time.", workers),
+            ("Gauge", "source_left_bytes", "Source bytes of libraries that have not ended.", bytes_left),
+            ("Counter", "source_bytes", "Source bytes of the libraries that ended.", tally.bytes),
+            ("Counter", "attempts", "Attempts to process a library.", tally.attempts),
+            ("Counter", "retries", "Attempts after a failed one.", tally.retries),
+            ("Counter", "rows_read", "Rows read in the libraries that ended.", tally.rows_read),
+            ("Counter", "rows_carried", "Rows of these libraries that were migrated.", tally.rows_carried),
+            ("Counter", "libraries_ended", "Libraries that ended.", outcomes, "outcome"),
+            ("Counter", "bases", "Bases of the libraries that ended.", tally.bases, "outcome"),
+            ("Counter", "rows_skipped", "Rows that were not migrated, by reason.", tally.skipped, "reason"),
+            ("Counter", "findings", "Findings in the libraries that ended.", tally.findings, "finding"),
+        )
+        for kind, name, about, value, *label in metrics:
+            by_label: dict[tuple[str, ...], float] = (
+                {(key,): count for key, count in value.items()} if label else {(): value}
+            )
+            yield self.family(kind, name, about, tuple(label), by_label)
         seconds = self.family("Histogram", "library_seconds", "Seconds that the last attempt of each library took.")
         so_far = accumulate(tally.by_seconds[place] for place in range(len(BUCKETS) + 1))
         buckets = list(zip((*map(str, BUCKETS), "+Inf"), so_far, strict=True))

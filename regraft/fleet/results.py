@@ -21,7 +21,7 @@ import msgspec
 from regraft import identity
 from regraft.disk import durable, links, lock_files, scratch, writable
 from regraft.errors import INTERRUPTED, REFUSED, STOPPED, WORTH_READING, SourceNotFound, WrongUsage
-from regraft.fleet.engine import BaseResult, LibrarySummary, PendingTask, Task, TaskResult
+from regraft.fleet.engine import BaseResult, LibrarySummary, Task, TaskResult
 from regraft.fleet.jobs import COMMAND_FORMS, CommandForm
 from regraft.fleet.manifest import MAX_NUMBER, Count, Library, is_name
 from regraft.formats.parquet.unit_file import import_arrow
@@ -252,9 +252,9 @@ class Journal:
         self._file.flush()
         self._is_flushed = False
 
-    def note_start(self, task: Task, one: PendingTask) -> None:
+    def note_start(self, task: Task, attempt: int) -> None:
         """Add that an attempt has started; a power cut may lose it."""
-        line = StartedLine(started=task.number, attempt=one.attempt, at=identity.iso_time(identity.now_ms()))
+        line = StartedLine(started=task.number, attempt=attempt, at=identity.iso_time(identity.now_ms()))
         self._end += self._file.write(msgspec.json.encode(line) + b"\n")
         self._file.flush()
 

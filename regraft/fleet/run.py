@@ -27,7 +27,7 @@ from regraft.errors import (
     WrongUsage,
 )
 from regraft.fleet import engine, manifest, results
-from regraft.fleet.engine import PendingTask, Pool, PoolObserver, Task, TaskResult
+from regraft.fleet.engine import Pool, Schedule, Task, TaskResult
 from regraft.fleet.jobs import LibraryJob, ParseOptions
 from regraft.fleet.metrics import BaseReport, LibraryReport, Metrics, Tally
 from regraft.fleet.results import LIMITED, FleetOrder, Journal, Kind, KnownRows, ResultRow
@@ -38,40 +38,24 @@ from regraft.text import LONGEST_NAME, one_line, path_argument
 
 logger = logging.getLogger(__name__)
 
-#: Attempts for a library whose disk failed, or whose process was killed.
-ATTEMPTS = 3
-#: Outcomes by the exit status that the fleet gets from a library with that outcome; the worst status first.
-ENDING_WITH = {
-    STOPPED: ("killed", "interrupted", "stopped"),
-    REFUSED: ("refused",),
-    WORTH_READING: ("worth-reading", LIMITED),
-}
-#: If so many libraries, the first to end, are refused for one reason, the others are not tried.
+#: If the first libraries to end, of this number, are all refused for one reason, the others are not tried.
 _FIRST = 10
-#: Smaller libraries gain little from several cores.
-_LARGE_BYTES = 64 << 20
-#: No command uses more cores.
-_MOST_CORES = 4
+#: Smaller libraries gain little from several cores, and no command uses more.
+_LARGE_BYTES, _MOST_CORES = 64 << 20, 4
 #: Errors that another attempt would repeat.
 _FINAL = frozenset({"FaultOfRegraft", "VerificationFailed", "BooksDoNotBalance", "NoNodeFits"})
-
-
-#: Seconds without the end of a library after which the user is told what is running; doubled each time.
-_QUIET_SECONDS = 300.0
-#: Libraries that such a line names.
-_NAMED = 3
+#: Seconds without the end of a library after which the user is told what is running, doubled each time; and how many
+#: libraries such a line names.
+_QUIET_SECONDS, _NAMED = 300.0, 3
 
 
 class FleetReport(Report, kw_only=True):
-    """Counts of libraries and bases by outcome, counts of findings by name, and libraries and bases to look at.
+    """Counts of libraries and bases, and the libraries and bases to look at."""
 
-    ``left`` libraries have no result yet.
-    """
-
-    libraries: dict[str, int]
-    left: int
+    libraries: dict[str, int]  # by outcome, as bases
+    left: int  # libraries that have no result yet
     bases: dict[str, int]
-    findings: dict[str, int]
+    findings: dict[str, int]  # by name
     rows_carried: int
     seconds: float
     slowest: list[LibraryReport]
@@ -90,39 +74,22 @@ Watch = Callable[[ResultRow], None]
 
 
 class Fleet(msgspec.Struct, kw_only=True):
-    """One run over a fleet.
+    """One run over a fleet."""
 
-    Args:
-        order: the command and the libraries.
-        path: the file of the results.
-        pool: opens the pool; called only if a library is left.
-        parse: parses the options of a library.
-        attempts: the most attempts for a library.
-        known: the rows of libraries that ended in an earlier run.
-        metrics: updated during the run.
-        keep_going: go on when the first libraries are refused for the same reason.
-        only: the kinds of libraries that are processed, of those that are left; empty: all.
-        dry_run: write no results; the options make the command of each library write nothing.
-        pause_seconds: the wait before a second attempt.
-        progress: notified of each library.
-        confirm: called with the plan before anything is changed; returns False to stop.
-    """
-
-    order: FleetOrder
-    path: Path
-    pool: Callable[[], Pool]
-    parse: ParseOptions
-    attempts: int = ATTEMPTS
-    known: KnownRows = msgspec.field(default_factory=KnownRows)
-    metrics: Metrics | None = None
-    keep_going: bool = False
-    only: tuple[Kind, ...] = ()
-    dry_run: bool = False
-    pause_seconds: float = 1.0
+    order: FleetOrder  # the command and the libraries
+    path: Path  # the file of the results
+    pool: Callable[[], Pool]  # opens the pool; called only if a library is left
+    parse: ParseOptions  # parses the options of a library
+    attempts: int = 3  # for a library whose disk failed, or whose process was killed
+    known: KnownRows = msgspec.field(default_factory=KnownRows)  # of libraries that ended in an earlier run
+    metrics: Metrics | None = None  # updated during the run
+    keep_going: bool = False  # go on when the first libraries are refused for the same reason
+    only: tuple[Kind, ...] = ()  # the kinds of libraries that are processed, of those that are left; empty: all
+    dry_run: bool = False  # write no results; the options make the command of each library write nothing
+    pause_seconds: float = 1.0  # the wait before a second attempt
     progress: Progress = msgspec.field(default_factory=SilentProgress)
-    confirm: Callable[[FleetPlan], bool] = lambda _: True
-    #: The codes of the first libraries that ended in this run.
-    _first: list[str | None] = msgspec.field(default_factory=list)
+    confirm: Callable[[FleetPlan], bool] = lambda _: True  # called before anything is changed; False stops the run
+    _first: list[str | None] = msgspec.field(default_factory=list)  # codes of the first libraries that ended
     _watch: Watch = lambda _: None
     _tally: Tally = msgspec.field(default_factory=Tally)
     _journal: Journal | None = None
@@ -194,10 +161,11 @@ class Fleet(msgspec.Struct, kw_only=True):
         again = set(left)
 
         def known_rows() -> Iterator[list[ResultRow]]:
-            for number in self.known:
-                rows = self.known[number]
+            for number, rows in self.known.items():
                 if number not in again:
                     self._tally.add(rows)
+                    self._tally.attempts += (attempts := rows[0].attempts or 1)
+                    self._tally.retries += attempts - 1
                 yield rows
 
         self._journal = stack.enter_context(closing(Journal(self.path, self.order, known_rows())))
@@ -220,12 +188,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         return dict(zip(numbers, sizes, strict=True))
 
     def run_jobs(
-        self,
-        pool: Pool,
-        sizes: Mapping[int, int],
-        job: Callable[[int, int], Any],
-        *,
-        notes_starts: bool = True,
+        self, pool: Pool, sizes: Mapping[int, int], job: Callable[[int, int], Any], *, notes_starts: bool = True
     ) -> Iterator[tuple[Task, TaskResult]]:
         """Run a job for each library, and yield how each ends.
 
@@ -242,22 +205,34 @@ class Fleet(msgspec.Struct, kw_only=True):
             has = min(cores, _MOST_CORES, math.ceil(size / fair_share)) if size >= _LARGE_BYTES else 1
             memory, name = engine.planned_memory(size, has), Path(libraries[number].source).name
             tasks.append(Task(number=number, job=job(number, has), name=name, bytes=size, cores=has, memory=memory))
-        observers = [_Liveness(len(tasks)).observer]
-        if self._journal is not None:
-            # Libraries that end together are flushed together.
-            observers.append(PoolObserver(on_poll=self._journal.flush))
-            if notes_starts:
-                observers.append(PoolObserver(on_start=self._journal.note_start))
-        if self.metrics is not None:
-            observers.append(self.metrics.begin(tasks, pool))
-        return engine.run_tasks(
+
+        def note_start(task: Task, attempt: int) -> None:
+            """Record that an attempt has started."""
+            if self._journal is not None and notes_starts:
+                self._journal.note_start(task, attempt)
+            self._tally.count_attempt(attempt)
+
+        def flush() -> None:
+            """Store what has ended: libraries that end together are flushed together."""
+            if self._journal is not None:
+                self._journal.flush()
+            if self.metrics is not None:
+                self.metrics.refresh()
+            notice.tell(schedule)
+
+        notice = _StallNotice()
+        schedule = Schedule(
             tasks,
             pool,
             attempts=self.attempts,
             is_retried=is_retried,
             pause_seconds=self.pause_seconds,
-            observers=observers,
+            on_start=note_start,
+            on_poll=flush,
         )
+        if self.metrics is not None:
+            self.metrics.begin(schedule)
+        return iter(schedule)
 
     def rows_of(self, task: Task, ended: TaskResult) -> list[ResultRow]:
         """Return the rows of a library that has ended."""
@@ -267,7 +242,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         """Record the rows of a library that has ended.
 
         Raises:
-            FleetRefused: all of the first libraries were refused for the same reason.
+            FleetRefused: all of the first libraries were refused for the same reason, such as a wrong name of a bucket.
         """
         own = rows[0]
         logger.info("%s: %s after %.1f s", own.source, own.outcome, own.seconds)
@@ -275,12 +250,11 @@ class Fleet(msgspec.Struct, kw_only=True):
             self._journal.add(rows)
         self._tally.add(rows)
         self._watch(own)
-        if not self.keep_going and len(self._first) < _FIRST:
-            # The first libraries may all be refused for one reason, such as a wrong name of a bucket.
-            self._first.append(own.code if own.outcome == "refused" else None)
-            is_decided = len(self._first) == _FIRST < len(self.left)
-            if is_decided and own.code is not None and set(self._first) == {own.code}:
-                raise FleetRefused(count=_FIRST, code=own.code, reason=own.message, command=self.resume_command)
+        if self.keep_going or len(self._first) == _FIRST:
+            return
+        self._first.append(own.code if own.outcome == "refused" else None)
+        if len(self._first) == _FIRST < len(self.left) and own.code is not None and set(self._first) == {own.code}:
+            raise FleetRefused(count=_FIRST, code=own.code, reason=own.message, command=self.resume_command)
 
     @property
     def resume_command(self) -> str:
@@ -295,45 +269,33 @@ def left_libraries(order: FleetOrder, known: KnownRows, only: Iterable[Kind] = (
     return [number for number, kind in kinds.items() if kind in wanted]
 
 
-class _Liveness:
+class _StallNotice:
     """Tells the user what is running when no library has ended for some minutes."""
 
-    def __init__(self, count: int, now: Callable[[], float] = time.monotonic) -> None:
-        self._now, self._waiting = now, count
-        self._ended_at, self._quiet = now(), _QUIET_SECONDS
-        self._running: dict[int, tuple[Task, float]] = {}
-        self.observer = PoolObserver(on_start=self._start, on_end=self._end, on_poll=self._poll)
+    def __init__(self) -> None:
+        self._ended_at, self._quiet = 0.0, _QUIET_SECONDS
 
-    def _start(self, task: Task, one: PendingTask) -> None:
-        self._waiting -= one.attempt == 1
-        self._running[task.number] = task, self._now()
-
-    def _end(self, task: Task) -> None:
-        self._running.pop(task.number, None)
-        self._ended_at, self._quiet = self._now(), _QUIET_SECONDS
-
-    def _poll(self) -> None:
-        """Warn if no library has ended for a long time."""
-        now = self._now()
+    def tell(self, schedule: Schedule) -> None:
+        """Log a line if it is time for one; the next one follows after twice as long."""
+        now = time.monotonic()
+        if self._ended_at != schedule.ended_at:
+            self._ended_at, self._quiet = schedule.ended_at, _QUIET_SECONDS
         if now - self._ended_at < self._quiet:
             return
         self._quiet *= 2
-        oldest = sorted(self._running.values(), key=lambda one: one[1])
-        named = [
-            tr("{name} ({minutes} min)", name=one_line(task.name, LONGEST_NAME), minutes=int((now - begun) // 60))
-            for task, begun in oldest[:_NAMED]
-        ]
-        if len(oldest) > _NAMED:
-            named.append(tr("{count:,} more", count=len(oldest) - _NAMED))
-        logger.warning(
-            "%s",
-            tr(
-                "no library has ended for {minutes} min; running: {named}; waiting: {waiting:,}",
-                minutes=int((now - self._ended_at) // 60),
-                named=join_list(named),
-                waiting=self._waiting,
-            ),
+        named = []
+        for one in sorted(schedule.running.values())[:_NAMED]:
+            name = one_line(schedule.tasks[one.place].name, LONGEST_NAME)
+            named.append(tr("{name} ({minutes} min)", name=name, minutes=int((now - one.at) // 60)))
+        if len(schedule.running) > _NAMED:
+            named.append(tr("{count:,} more", count=len(schedule.running) - _NAMED))
+        text = tr(
+            "no library has ended for {minutes} min; running: {named}; waiting: {waiting:,}",
+            minutes=int((now - self._ended_at) // 60),
+            named=join_list(named),
+            waiting=len(schedule.waiting),
         )
+        logger.warning("%s", text)
 
 
 def is_retried(ended: TaskResult) -> bool:
@@ -369,8 +331,12 @@ def make_report(run: Run, tally: Tally, libraries: int) -> FleetReport:
 
 def fleet_exit_status(report: FleetReport) -> int:
     """Return the exit status of a fleet: that of its worst library."""
-    ends = (status for status, outcomes in ENDING_WITH.items() if not report.libraries.keys().isdisjoint(outcomes))
-    return next(ends, WORTH_READING if report.left else 0)
+    outcomes = report.libraries.keys()
+    if outcomes & {"killed", "interrupted", "stopped"}:
+        return STOPPED
+    if "refused" in outcomes:
+        return REFUSED
+    return WORTH_READING if report.left or outcomes & {"worth-reading", LIMITED} else 0
 
 
 def demand_new_results(path: Path) -> None:

@@ -37,8 +37,10 @@ from regraft.text import one_line
 
 #: The folder of all versions below the library.
 VERSIONS_FOLDER = "regraft-library"
+#: Names below it, which begin with a number of six digits or have one.
 _VERSION = re.compile(r"([0-9]{6})\.json")
 _VERSION_FOLDER = re.compile(r"([0-9]{6})-[0-9a-f]{16}")
+_LEASE = re.compile(r"lease-([0-9]{6})\.json")
 #: The last number that fits into a name.
 _LAST = 999_999
 _SCHEMA = 1
@@ -47,19 +49,19 @@ _TRIES = 5
 
 
 class VersionFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a version: its size in bytes, and its SHA-256."""
+    """A file of a version."""
 
     bytes: int
     sha256: str
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """One version: its folder, all files by relative path, and the folders without files."""
+    """One version of a library."""
 
     number: int
-    folder: str
-    files: dict[str, VersionFile]
-    folders: tuple[str, ...] = ()
+    folder: str  # its name
+    files: dict[str, VersionFile]  # by relative path
+    folders: tuple[str, ...] = ()  # those without files
     published_at: str = ""
     schema: int = _SCHEMA
 
@@ -78,22 +80,26 @@ def latest_version(place: StoragePath) -> Version:
         LibraryUnsafe: the object that names it is damaged, or has a path outside the library.
     """
     own = place / VERSIONS_FOLDER
-    numbers = [int(found[1]) for name in own.entries() if (found := _VERSION.fullmatch(name))]
-    if not numbers:
+    number, name = max(_numbered(own, _VERSION), default=(0, ""))
+    if not number:
         return NO_VERSION
-    name = f"{max(numbers):06}.json"
     try:
         version = msgspec.json.decode((own / name).content() or b"", type=Version)
     except (msgspec.MsgspecError, RecursionError) as error:
         reason = tr("{name} cannot be read: {error}", name=f"{VERSIONS_FOLDER}/{name}", error=error)
         raise LibraryUnsafe(url=place.url, reason=reason) from error
     folder = _VERSION_FOLDER.fullmatch(version.folder)
-    is_known = version.schema == _SCHEMA and version.number == max(numbers) < _LAST
-    if not is_known or folder is None or int(folder[1]) != version.number:
+    is_known = version.schema == _SCHEMA and version.number == number < _LAST
+    if not is_known or folder is None or int(folder[1]) != number:
         reason = tr("{name} is of an unknown version of regraft", name=f"{VERSIONS_FOLDER}/{name}")
         raise LibraryUnsafe(url=place.url, reason=reason)
     _demand_inside(place, (*version.files, *version.folders))
     return version
+
+
+def _numbered(own: StoragePath, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
+    """Return the names that match a pattern, with their numbers."""
+    return [(int(found[1]), name) for name in own.entries() if (found := pattern.fullmatch(name))]
 
 
 def fetch_library(place: StoragePath, folder: Path) -> Version:
@@ -109,25 +115,27 @@ def fetch_library(place: StoragePath, folder: Path) -> Version:
         durable.make_folders(folder, flush=False)
         version = latest_version(place)
         try:
-            if not version.number:
-                return _fetch_unpublished(place, folder)
-            sizes = {name: one.bytes for name, one in version.files.items()}
-            _fetch(place / VERSIONS_FOLDER / version.folder, sizes, folder)
+            return _fetch_version(place, version, folder) if version.number else _fetch_objects(place, folder)
         except ObjectGone:
-            # Another process has published the next version and removed the files of this one.
+            # Another process has published the next version and removed the files of this one, or changed an object.
             durable.remove_tree(folder)
-            continue
-        for name in version.folders:
-            durable.make_folders(folder / name, flush=False)
-        for name, file in version.files.items():
-            if file_hash(folder / name) != file.sha256:
-                raise LibraryUnsafe(url=place.url, reason=tr("{name} differs from the published file", name=name))
-        return version
     raise StorageFailed(url=place.url, reason=tr("it keeps changing"))
 
 
-def _fetch_unpublished(place: StoragePath, folder: Path) -> Version:
-    """Copy a library that was never published: all objects below it. ObjectGone: one was changed during the copy."""
+def _fetch_version(place: StoragePath, version: Version, folder: Path) -> Version:
+    """Copy a published version, and compare its files with what was published."""
+    sizes = {name: one.bytes for name, one in version.files.items()}
+    _fetch(place / VERSIONS_FOLDER / version.folder, sizes, folder)
+    for name in version.folders:
+        durable.make_folders(folder / name, flush=False)
+    for name, file in version.files.items():
+        if file_hash(folder / name) != file.sha256:
+            raise LibraryUnsafe(url=place.url, reason=tr("{name} differs from the published file", name=name))
+    return version
+
+
+def _fetch_objects(place: StoragePath, folder: Path) -> Version:
+    """Copy all objects of a library that was never published."""
 
     def states() -> dict[str, tuple[int, str]]:
         """Return the state of each object of the library, without its versions."""
@@ -172,15 +180,9 @@ def _demand_inside(place: StoragePath, names: Iterable[str]) -> None:
 
 
 def publish_version(place: StoragePath, folder: Path, before: Version) -> bool:
-    """Publish the content of a folder as the next version, completely or not at all, if it differs from ``before``.
+    """Publish the content of a folder as the next version, completely or not at all.
 
-    Args:
-        place: the library.
-        folder: the content.
-        before: the version that the content was made from.
-
-    Returns:
-        Whether it differed.
+    ``before`` is the version that the content was made from; returns False if it does not differ.
 
     Raises:
         LibraryChanged: another process has published a version first; nothing of this one remains.
@@ -212,8 +214,7 @@ def publish_version(place: StoragePath, folder: Path, before: Version) -> bool:
         _remove_files(own, [version.folder])
         raise LibraryChanged(url=place.url)
     # Other folders with this number are left to the next version.
-    found = (match for name in own.entries() if (match := _VERSION_FOLDER.fullmatch(name)))
-    _remove_files(own, [match[0] for match in found if int(match[1]) < version.number])
+    _remove_files(own, [name for number, name in _numbered(own, _VERSION_FOLDER) if number < version.number])
     return True
 
 
@@ -234,8 +235,7 @@ def _write_files(own: StoragePath, folder: Path, version: Version, before: Versi
     same = {name: known[file.sha256] for name, file in version.files.items() if file.sha256 in known}
     own.copy((f"{before.folder}/{old}", f"{version.folder}/{name}") for name, old in same.items())
     own.upload((folder / name, f"{version.folder}/{name}") for name in version.files.keys() - same.keys())
-    there = (own / version.folder).objects()
-    if there != {name: file.bytes for name, file in version.files.items()}:
+    if (own / version.folder).objects() != {name: file.bytes for name, file in version.files.items()}:
         raise StorageFailed(url=own.url, reason=tr("some of the files written are missing"))
 
 
@@ -250,7 +250,6 @@ def _remove_files(own: StoragePath, folders: Iterable[str]) -> None:
 
 #: A lease expires after this time, in ms, unless it is renewed.
 LEASE_MS = 60_000
-_LEASE = re.compile(r"lease-([0-9]{6})\.json")
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,10 +271,8 @@ def hold_lease(place: StoragePath, fleet: str) -> Iterator[None]:
         LibraryHeld: another fleet holds it.
         StorageRefused: the store denies writing, or cannot create an object only if it does not exist.
     """
-    own = place / VERSIONS_FOLDER
-    name = _take_lease(own, place, fleet)
-    stop = threading.Event()
-    renewing = threading.Thread(target=_renew, args=(own / name, fleet, stop), daemon=True)
+    lease, stop = _take_lease(place, fleet), threading.Event()
+    renewing = threading.Thread(target=_renew, args=(lease, fleet, stop), daemon=True)
     renewing.start()
     try:
         yield
@@ -284,36 +281,31 @@ def hold_lease(place: StoragePath, fleet: str) -> Iterator[None]:
         renewing.join()
         # If it cannot be deleted, it expires.
         with suppress(RegraftError):
-            own.remove([name])
+            lease.remove([""])
 
 
-def _take_lease(own: StoragePath, place: StoragePath, fleet: str) -> str:
-    """Create a lease; returns the name of its object."""
-    found = {int(match[1]): name for name in own.entries() if (match := _LEASE.fullmatch(name))}
-    if found:
-        _demand_free((own / found[max(found)]).content(), place, fleet)
-    name = f"lease-{max(found, default=0) + 1:06}.json"
-    if not (own / name).create(_encode_lease(fleet)):
+def _take_lease(place: StoragePath, fleet: str) -> StoragePath:
+    """Create the object of a lease, and remove those of earlier ones."""
+    own = place / VERSIONS_FOLDER
+    found = _numbered(own, _LEASE)
+    number, name = max(found, default=(0, ""))
+    # One that cannot be read has expired.
+    with suppress(msgspec.MsgspecError):
+        held = msgspec.json.decode((number and (own / name).content()) or b"", type=Lease)
+        left = held.until_ms - identity.now_ms()
+        # A much later time was written by a wrong clock, and is ignored.
+        if 0 < left < 2 * LEASE_MS and held.fleet != fleet:
+            raise LibraryHeld(url=place.url, seconds=min(left, LEASE_MS) // 1000 + 1)
+    lease = own / f"lease-{number + 1:06}.json"
+    if not lease.create(_encode_lease(fleet)):
         raise LibraryHeld(url=place.url, seconds=1)
-    if (own / name).create(_encode_lease(fleet)):
+    if lease.create(_encode_lease(fleet)):
         with suppress(RegraftError):
-            own.remove([name])
+            lease.remove([""])
         reason = tr("it overwrites existing objects although it was asked not to")
         raise StorageRefused(url=place.url, reason=reason)
-    own.remove(found.values())
-    return name
-
-
-def _demand_free(content: bytes | None, place: StoragePath, fleet: str) -> None:
-    """Raise LibraryHeld if a lease is another fleet's and has not expired; one that cannot be read has expired."""
-    try:
-        lease = msgspec.json.decode(content or b"", type=Lease)
-    except msgspec.MsgspecError:
-        return
-    left = lease.until_ms - identity.now_ms()
-    # A much later time was written by a wrong clock, and is ignored.
-    if 0 < left < 2 * LEASE_MS and lease.fleet != fleet:
-        raise LibraryHeld(url=place.url, seconds=min(left, LEASE_MS) // 1000 + 1)
+    own.remove(name for _, name in found)
+    return lease
 
 
 def _renew(lease: StoragePath, fleet: str, stop: threading.Event) -> None:

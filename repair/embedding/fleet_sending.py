@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,8 +25,8 @@ from regraft import embedders, errors
 from regraft.embedders import ServerFailing, Unanswered
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
 from regraft.errors import STOPPED, BackfillStopped, RegraftError, StoppedBySystem
-from regraft.fleet.engine import PoolObserver, Task, TaskResult, run_tasks
-from regraft.fleet.ray_pool import RayCluster, RayPool
+from regraft.fleet.engine import Schedule, Task, TaskResult
+from regraft.fleet.ray_pool import RayPool
 from regraft.language import to_english, tr
 from repair.embedding.answers import Keeper, KindAccount, SendingTerms, StopReason, TextAnswer, TextKind
 from repair.embedding.budget import LimitReached, MeteredEmbedder, SpendingAccount
@@ -244,29 +244,19 @@ class RaySending:
 
     Args:
         terms: the embedder, the limits, and a work folder for files that the other processes read.
-        cluster: the cluster.
-        count: the number of sending processes; None: as many as the cluster has cores for.
-        max_wait: seconds after which the run stops if no process can be started.
+        pool: the cluster; its work function is to call :func:`send_part`.
         sender: the class whose objects send in these processes.
     """
 
-    def __init__(
-        self,
-        terms: SendingTerms,
-        *,
-        cluster: RayCluster,
-        count: int | None,
-        max_wait: float,
-        sender: type[FleetSender] = FleetSender,
-    ) -> None:
-        self._terms, self._cluster, self._count, self._max_wait = terms, cluster, count, max_wait
+    def __init__(self, terms: SendingTerms, pool: RayPool, *, sender: type[FleetSender] = FleetSender) -> None:
+        self._terms, self._pool = terms, pool
         self._sender, self._run = sender, secrets.token_hex(8)
         # A process that waits for a server needs half a core.
         self._cores = 0.5 if isinstance(terms.settings, ServerSettings) else 1.0
         with ExitStack() as ending:
             # A process of its own on this machine, whose disk has the answers.
-            actor = cluster.start_beside_driver(Keeper, terms)
-            ending.callback(cluster.ray.kill, actor)
+            actor = pool.start_beside_driver(Keeper, terms)
+            ending.callback(_ray().kill, actor)
             self.keeper: AnyKeeper = RemoteKeeper(actor)
             # Ray prints messages about killed processes to standard output.
             ending.enter_context(redirect_stdout(io.StringIO()))
@@ -293,7 +283,6 @@ class RaySending:
         tasks = [Task(number=at, job=job(part=part), name=kind, cores=self._cores) for at, part in enumerate(parts)]
         if not tasks:
             return
-        count = None if self._count is None else min(self._count, len(parts))
         known = self._count_answers(kind)
 
         def report_answers() -> None:
@@ -301,24 +290,18 @@ class RaySending:
             before, known = known, self._count_answers(kind)
             step(known - before)
 
-        with (
-            _translated_errors(),
-            closing(RayPool(send_part, None, count, self._max_wait, cluster=self._cluster)) as pool,
-        ):
-            observers = [PoolObserver(on_poll=report_answers)]
+        with _translated_errors():
             try:
                 # Again if their process was killed: the keeper knows what was answered.
-                for _, ended in run_tasks(
-                    tasks, pool, attempts=_ATTEMPTS, is_retried=lambda _: False, observers=observers
-                ):
+                for _, ended in Schedule(tasks, self._pool, attempts=_ATTEMPTS, on_poll=report_answers):
                     if ended.error is not None and ended.status in (None, STOPPED):
                         raise StoppedBySystem(reason=f"{ended.error.code}: {ended.error.message}")
             except KeyboardInterrupt:
                 self.keeper.stop(StopReason(reason=tr("interrupted")))
                 # Later answers are lost: the senders end with the cluster, or with our job in it.
                 end = time.monotonic() + _LAST_WAIT
-                while pool.running and time.monotonic() < end:
-                    deque(pool.answers(_PAUSE), maxlen=0)
+                while self._pool.running and time.monotonic() < end:
+                    deque(self._pool.answers(_PAUSE), maxlen=0)
                 raise
             report_answers()
 

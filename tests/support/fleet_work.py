@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest import MonkeyPatch
 
-from regraft.fleet.engine import LibrarySummary, PendingTask, Task, TaskError, TaskResult, Work
+from regraft.fleet.engine import LibrarySummary, Task, TaskError, TaskResult, Work
 from regraft.fleet.jobs import CommandOptions, LibraryJob
 from regraft.options import OPTIONS
 from regraft.processes import pool
@@ -60,19 +60,16 @@ class HerePool:
         self.count = self.slots = count
         self.memory = 1 << 40
         self._work = work
-        self._jobs: dict[int, Any] = {}
-        self.running: dict[int, tuple[PendingTask, float]] = {}
+        self.jobs: dict[int, Any] = {}
 
-    def start_task(self, task: Task, one: PendingTask) -> None:
+    def start_task(self, task: Task) -> None:
         """Take note of a task."""
-        self.running[task.number] = one, 0.0
-        self._jobs[task.number] = task.job
+        self.jobs[task.number] = task.job
 
-    def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
+    def answers(self, seconds: float) -> Iterator[tuple[int, TaskResult]]:
         """Do the first task."""
-        number = next(iter(self.running))
-        one, _ = self.running.pop(number)
-        yield one, self._work(self._jobs.pop(number))
+        number = next(iter(self.jobs))
+        yield number, self._work(self.jobs.pop(number))
 
     def close(self) -> None:
         """Do nothing."""

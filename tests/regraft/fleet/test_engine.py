@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from regraft.cli.fleet import parse_library_options as parse
 from regraft.fleet import engine, manifest
-from regraft.fleet.engine import LocalPool, PendingTask, Task, TaskError, TaskResult
+from regraft.fleet.engine import LocalPool, Task, TaskError, TaskResult
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import FleetOrder
@@ -37,10 +37,10 @@ class Watched(HerePool):
         self.begun: list[Task] = []
         self.at_once: list[list[Task]] = []
 
-    def start_task(self, task: Task, one: PendingTask) -> None:
-        super().start_task(task, one)
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
         self.begun.append(task)
-        self.at_once.append([each for each in self.begun if each.number in self.running])
+        self.at_once.append([each for each in self.begun if each.number in self.jobs])
 
 
 def tasks(count: int, most_memory: int) -> st.SearchStrategy[list[Task]]:
@@ -57,7 +57,7 @@ def tasks(count: int, most_memory: int) -> st.SearchStrategy[list[Task]]:
 def test_cores_and_memory_are_never_given_twice(case: tuple[int, list[Task]]) -> None:
     count, found = case
     pool = Watched(count, 100)
-    ended = list(engine.run_tasks(found, pool, attempts=1, is_retried=lambda _: False))
+    ended = list(engine.Schedule(found, pool, attempts=1))
     assert sorted(task.number for task, _ in ended) == [task.number for task in found]
     for together in pool.at_once:
         assert len(together) == 1 or sum(task.cores for task in together) <= count
@@ -71,7 +71,7 @@ def test_small_ones_take_what_a_large_one_leaves() -> None:
     sizes = [(100, 3), (50, 2), (10, 1)]
     found = [Task(number=number, job=None, bytes=size, cores=cores) for number, (size, cores) in enumerate(sizes)]
     pool = Watched(4, 100)
-    assert len(list(engine.run_tasks(found, pool, attempts=1, is_retried=lambda _: False))) == 3
+    assert len(list(engine.Schedule(found, pool, attempts=1))) == 3
     assert [task.number for task in pool.begun] == [0, 2, 1]
 
 
@@ -84,14 +84,12 @@ def test_what_has_to_wait_waits_at_least_so_long(monkeypatch: pytest.MonkeyPatch
     begun: list[float] = []
 
     class Pool(HerePool):
-        def start_task(self, task: Task, one: PendingTask) -> None:
-            super().start_task(task, one)
+        def start_task(self, task: Task) -> None:
+            super().start_task(task)
             begun.append(now[0])
 
     pool = Pool(lambda _: next(answers), 1)
-    [(_, ended)] = engine.run_tasks(
-        [Task(number=0, job=None)], pool, attempts=2, is_retried=lambda one: one.status == 3
-    )
+    [(_, ended)] = engine.Schedule([Task(number=0, job=None)], pool, attempts=2, is_retried=lambda one: one.status == 3)
     assert (ended.status, ended.attempts) == (0, 2)
     assert begun[1] - begun[0] >= 42.0
 
@@ -101,7 +99,7 @@ def test_a_lock_of_one_that_was_killed_is_waited_for(first: TaskResult, attempts
     """Where a machine was lost, its process may be at work for a while longer."""
     locked = TaskResult(status=2, error=TaskError(code="TargetLocked", message=""), seconds=0.1)
     answers = iter([first, locked, FINE] if first.status is None else [locked])
-    [(_, ended)] = engine.run_tasks(
+    [(_, ended)] = engine.Schedule(
         [Task(number=0, job=None)],
         HerePool(lambda _: next(answers), 1),
         attempts=3,
@@ -109,6 +107,17 @@ def test_a_lock_of_one_that_was_killed_is_waited_for(first: TaskResult, attempts
         pause_seconds=0.001,
     )
     assert ended.attempts == attempts
+
+
+def test_a_lock_of_a_task_that_its_pool_has_submitted_again_is_waited_for() -> None:
+    """The first submission may have started just before it was cancelled."""
+    locked = TaskResult(status=2, error=TaskError(code="TargetLocked", message=""), is_after_kill=True)
+    answers = iter([locked, FINE])
+    pool = HerePool(lambda _: next(answers), 1)
+    [(_, ended)] = engine.Schedule(
+        [Task(number=0, job=None)], pool, attempts=3, is_retried=is_retried, pause_seconds=0.001
+    )
+    assert (ended.status, ended.attempts, ended.is_after_kill) == (0, 2, True)
 
 
 # --- large libraries -------------------------------------------------------------------------------------------------
@@ -148,9 +157,7 @@ def test_a_process_with_several_cores_has_helpers_and_one_with_one_has_none(tmp_
     found: list[Any] = []
     with closing(LocalPool(helped, 2)) as pool:
         for number, job in enumerate(jobs):
-            [(_, ended)] = engine.run_tasks(
-                [Task(number=number, job=job)], pool, attempts=1, is_retried=lambda _: False
-            )
+            [(_, ended)] = engine.Schedule([Task(number=number, job=job)], pool, attempts=1)
             found.append(json.loads(ended.summary.totals))
     several = min(2, processes_pool.usable_cores())
     one = {"cores": 1, "helped": False}

@@ -178,7 +178,7 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, "run_tasks", stopped)
+    monkeypatch.setattr(engine.Schedule, "__iter__", stopped)
     done = fleet("check", backups, "--results", tmp_path / "out.parquet", "--json")
     assert (done.status, done.document["error"]["code"]) == (130, "FleetInterrupted")
     assert done.stderr.count("\n") == 1
@@ -259,23 +259,25 @@ def test_a_process_has_its_next_task_before_somebody_writes_down_how_one_ended()
         """A pool of one process that ends each task at once."""
 
         count = slots = 1
+        memory = 1 << 40
 
         def __init__(self) -> None:
-            self.running: dict[Any, tuple[engine.PendingTask, float]] = {}
+            self.running: list[int] = []
 
-        def start_task(self, task: Task, one: engine.PendingTask) -> None:
+        def start_task(self, task: Task) -> None:
             given.append(task.number)
-            self.running[task.number] = one, 0.0
+            self.running.append(task.number)
 
-        def answers(self, seconds: float) -> Iterator[tuple[engine.PendingTask, TaskResult]]:
-            for number in list(self.running):
-                yield self.running.pop(number)[0], TaskResult(status=0, seconds=0)
+        def answers(self, seconds: float) -> Iterator[tuple[int, TaskResult]]:
+            ready, self.running = self.running, []
+            for number in ready:
+                yield number, TaskResult(status=0)
 
         def close(self) -> None:
             """Nothing is open."""
 
     tasks = [Task(number=number, job=None) for number in range(3)]
-    ends = engine.run_tasks(tasks, AtOnce(), attempts=1, is_retried=is_retried)
+    ends = engine.Schedule(tasks, AtOnce(), attempts=1, is_retried=is_retried)
     assert [(task.number, list(given)) for task, _ in ends] == [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2])]
 
 

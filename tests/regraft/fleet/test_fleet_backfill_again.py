@@ -21,7 +21,7 @@ from planted_v2 import index
 from three_libraries import NAMES, WANTED, backfill, is_filled, names_beside, resume, rows_in
 
 from regraft import identity
-from regraft.fleet.engine import PendingTask, Task, TaskResult
+from regraft.fleet.engine import Task, TaskResult
 from repair.embedding.filling import Filling
 from repair.embedding.sender import BatchResult
 
@@ -240,7 +240,7 @@ def test_texts_that_a_library_got_meanwhile_are_of_the_next_run(stores: Path, tm
 class Stopped(fleet_work.HerePool):
     """Is stopped by Ctrl-C before a library has ended."""
 
-    def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
+    def answers(self, seconds: float) -> Iterator[tuple[int, TaskResult]]:
         """Stop."""
         signal.raise_signal(signal.SIGINT)
         yield from super().answers(seconds)
@@ -315,10 +315,10 @@ def test_the_settings_of_the_embedder_are_held_once(
     class Noting(fleet_work.HerePool):
         """Takes note of the settings that each task has."""
 
-        def start_task(self, task: Task, one: PendingTask) -> None:
+        def start_task(self, task: Task) -> None:
             """Take note of a task."""
             told.append(task.job.embedder)
-            super().start_task(task, one)
+            super().start_task(task)
 
     monkeypatch.setattr("regraft.api.fleet.LocalPool", Noting)
     with FaultServer() as server:

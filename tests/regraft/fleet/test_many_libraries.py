@@ -17,7 +17,7 @@ from regraft.cli.fleet import parse_library_options as parse
 from regraft.disk import lock_files
 from regraft.errors import WrongUsage
 from regraft.fleet import results
-from regraft.fleet.engine import BaseResult, LibrarySummary, PendingTask, RowCounts, Task, TaskError, TaskResult
+from regraft.fleet.engine import BaseResult, LibrarySummary, RowCounts, Task, TaskError, TaskResult
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import FleetOrder, Journal, ResultRow
 from regraft.fleet.run import Fleet, FleetReport
@@ -38,21 +38,21 @@ class InstantPool:
     memory = 1 << 40
 
     def __init__(self) -> None:
-        self.running: dict[Any, tuple[PendingTask, float]] = {}
+        self.running: list[int] = []
 
-    def start_task(self, task: Task, one: PendingTask) -> None:
-        self.running[task.number] = one, 0.0
+    def start_task(self, task: Task) -> None:
+        self.running.append(task.number)
 
-    def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
-        ready, self.running = self.running, {}
-        for number, (one, _) in ready.items():
+    def answers(self, seconds: float) -> Iterator[tuple[int, TaskResult]]:
+        ready, self.running = self.running, []
+        for number in ready:
             counts = RowCounts(read=number, carried=number - number % 2, skipped={"orphan": number % 2})
             bases = tuple(
                 BaseResult(id=f"{number}-{place}", name="", status="completed", rows=counts)
                 for place in range(number % 3)
             )
             summary = LibrarySummary(run="r", rows=counts, bases=bases, findings={"base.failed": 2})
-            yield one, TaskResult(status=STATUS.get(number % 5, 0), summary=summary, seconds=float(number % 10))
+            yield number, TaskResult(status=STATUS.get(number % 5, 0), summary=summary, seconds=float(number % 10))
 
     def close(self) -> None:
         self.running.clear()
@@ -151,7 +151,7 @@ def test_libraries_that_end_together_are_flushed_together_before_anything_is_wai
         flushed.append(lines())
 
     class Looked(InstantPool):
-        def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
+        def answers(self, seconds: float) -> Iterator[tuple[int, TaskResult]]:
             assert not lines() or flushed[-1] == lines()
             yield from super().answers(seconds)
 

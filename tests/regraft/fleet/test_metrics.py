@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from regraft import __version__, identity
 from regraft.cli.fleet import parse_library_options as parse
 from regraft.errors import FleetInterrupted, WrongUsage
 from regraft.fleet import results
-from regraft.fleet.engine import LocalPool, PendingTask, Task, TaskResult
+from regraft.fleet.engine import LocalPool, Task, TaskResult
 from regraft.fleet.manifest import Library
 from regraft.fleet.metrics import BUCKETS, Metrics
 from regraft.fleet.results import FleetOrder
@@ -178,21 +179,21 @@ class SlowPool:
     memory = 1 << 40
 
     def __init__(self, path: Path) -> None:
-        self.running: dict[Any, tuple[PendingTask, float]] = {}
+        self.running: set[int] = set()
         self.time = 0
         self.texts: dict[int, str] = {}
         self._path = path
 
-    def start_task(self, task: Task, one: PendingTask) -> None:
-        self.running[task.number] = one, self.time
+    def start_task(self, task: Task) -> None:
+        self.running.add(task.number)
 
     def answers(self, seconds: float) -> Any:
         self.texts[self.time] = self._path.read_text("utf-8")
         self.time += 1
         for number in list(self.running):
             if number or self.time >= 3_600:
-                one, _ = self.running.pop(number)
-                yield one, TaskResult(status=0, seconds=1.0)
+                self.running.remove(number)
+                yield number, TaskResult(status=0, seconds=1.0)
 
     def close(self) -> None:
         self.running.clear()
@@ -205,7 +206,8 @@ def test_the_file_is_kept_up_to_date_while_nothing_ends_and_not_more_often_than_
     pool = SlowPool(path)
     # The time of writing is part of the text: with the pool's clock, no two writes have the same text.
     monkeypatch.setattr(identity, "now_ms", lambda: 1000 * (START + pool.time))
-    work.metrics = Metrics(path, work.path, command="check", engine="local", libraries=3, now=lambda: pool.time)
+    monkeypatch.setattr(time, "monotonic", lambda: pool.time)
+    work.metrics = Metrics(path, work.path, command="check", engine="local", libraries=3)
     work.pool = lambda: pool
     work.run(Run(command="fleet check"))
     changes = [time for time in range(1, 3_600) if pool.texts[time] != pool.texts[time - 1]]

@@ -16,6 +16,7 @@ from fleet_libraries import NOW, content, libraries_in
 from fleet_work import plain, put_in_place
 from harness import REPO, Outcome, run, run_as_given, snapshot
 
+from regraft import identity
 from regraft.disk import writable
 from regraft.fleet import jobs, versions
 from regraft.fleet.engine import TaskError, TaskResult
@@ -352,7 +353,7 @@ def test_of_two_that_work_on_a_library_one_publishes_and_the_other_comes_after_i
     migrated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One was long asleep, and its lease has run out; both do their work on the same version."""
-    place = storage_path(f"{migrated}/anna")
+    place, begun = storage_path(f"{migrated}/anna"), identity.now_ms()
 
     def changing(name: str) -> Any:
         def run(job: LibraryJob) -> TaskResult:
@@ -363,7 +364,7 @@ def test_of_two_that_work_on_a_library_one_publishes_and_the_other_comes_after_i
 
     def asleep(given: LibraryJob) -> TaskResult:
         with monkeypatch.context() as patched:
-            patched.setattr(versions, "_demand_free", lambda *_: None)
+            patched.setattr(identity, "now_ms", lambda: begun + 10 * versions.LEASE_MS)
             assert jobs.run_library_job(job(migrated, fleet="this"), changing("this")).status == 0
         return changing("asleep")(given)
 

@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from regraft.disk import lock_files
 from regraft.errors import WrongUsage
 from regraft.fleet import engine, jobs, results
 from regraft.fleet import run as fleet_run
-from regraft.fleet.engine import BaseResult, LibrarySummary, PendingTask, Task, TaskError, TaskResult
+from regraft.fleet.engine import BaseResult, LibrarySummary, Schedule, Task, TaskError, TaskResult
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import FleetOrder
@@ -145,7 +145,7 @@ class Watched(fleet_work.HerePool):
 
     look: Any = None
 
-    def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
+    def answers(self, seconds: float) -> Iterator[tuple[int, TaskResult]]:
         """Call it, and do the first task."""
         if len(self.seen) == 1:
             type(self).look()
@@ -156,10 +156,10 @@ class Watched(fleet_work.HerePool):
         """The numbers of the tasks so far."""
         return sorted(self._numbers)
 
-    def start_task(self, task: Task, one: PendingTask) -> None:
+    def start_task(self, task: Task) -> None:
         """Take note of a task."""
         self._numbers = getattr(self, "_numbers", set()) | {task.number}
-        super().start_task(task, one)
+        super().start_task(task)
 
 
 def test_the_state_of_a_run_is_read_without_disturbing_it(backups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,25 +298,40 @@ def test_a_base_without_findings_is_done_though_its_library_is_worth_reading() -
         assert [row.outcome for row in rows] == outcomes
 
 
-def test_what_runs_is_told_when_no_library_ends(caplog: pytest.LogCaptureFixture) -> None:
-    now = [0.0]
-    watching = fleet_run._Liveness(6, lambda: now[0]).observer
+class LatePool:
+    """A pool with a clock of its own, which looks at the time at certain seconds; its first task ends at the 602nd."""
+
+    count = slots = 5
+    memory = 1 << 40
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._looks = iter([299, 301, 400, 599, 601, 602, 850, 902])
+
+    def start_task(self, task: Task) -> None:
+        """Start nothing."""
+
+    def answers(self, seconds: float) -> Iterator[tuple[int, TaskResult]]:
+        """Look at the time."""
+        self.now = next(self._looks)
+        if self.now == 602:
+            yield 0, TaskResult(status=0)
+
+
+def test_what_runs_is_told_when_no_library_ends(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, notice = LatePool(), fleet_run._StallNotice()
+    monkeypatch.setattr("time.monotonic", lambda: pool.now)
     tasks = [Task(number=number, job=None, name=f"library {number}") for number in range(6)]
-    for place, task in enumerate(tasks[:5]):
-        watching.on_start(task, PendingTask(0.0, place, 1))
-    for seconds in (299, 301, 400, 599, 601):
-        now[0] = seconds
-        watching.on_poll()
-    said = [record.getMessage() for record in caplog.records]
+    schedule = Schedule(tasks, pool, attempts=1, on_poll=lambda: notice.tell(schedule))
+    with suppress(RuntimeError):
+        list(schedule)
     named = "running: library 0 ({0} min), library 1 ({0} min), library 2 ({0} min), 2 more; waiting: 1"
-    assert said == [f"no library has ended for {minutes} min; {named.format(minutes)}" for minutes in (5, 10)]
-    watching.on_end(tasks[0])
-    now[0] = 850
-    watching.on_poll()
-    assert len(caplog.records) == 2
-    now[0] = 902
-    watching.on_poll()
-    assert "for 5 min; running: library 1 (15 min)" in caplog.records[-1].getMessage()
+    said = [f"no library has ended for {minutes} min; {named.format(minutes)}" for minutes in (5, 10)]
+    named = "running: library 1 (15 min), library 2 (15 min), library 3 (15 min), 2 more; waiting: 0"
+    said.append(f"no library has ended for 5 min; {named}")
+    assert [record.getMessage() for record in caplog.records] == said
 
 
 @pytest.mark.parametrize(
@@ -423,7 +438,7 @@ def test_a_dry_run_that_is_stopped_says_nothing_of_resume(backups: Path, monkeyp
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, "run_tasks", stop)
+    monkeypatch.setattr(engine.Schedule, "__iter__", stop)
     before = snapshot(backups.parent)
     done = migrate(backups, "--dry-run", "--json")
     assert (done.status, done.document["error"]["code"], "resume" in done.stderr) == (130, "Interrupted", False)

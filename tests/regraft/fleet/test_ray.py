@@ -15,6 +15,7 @@ from harness import run_as_given
 
 from regraft.cli.fleet import parse_library_options as parse
 from regraft.fleet import results
+from regraft.fleet.engine import TaskResult
 from regraft.fleet.manifest import Library
 from regraft.fleet.ray_pool import RayPool
 from regraft.fleet.results import FleetOrder
@@ -73,19 +74,16 @@ def test_a_worker_that_is_killed_takes_only_its_library_along(joined: str, tmp_p
 def test_a_result_that_the_cluster_has_lost_is_made_again(
     joined: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int, end: tuple[str, str | None]
 ) -> None:
-    wait, get, ended = ray.wait, ray.get, []
-
-    def noting(handles: list[Any], **settings: Any) -> Any:
-        found = wait(handles, **settings)
-        ended.extend(handle for handle in found[0] if handle not in ended)
-        return found
+    get, ended = ray.get, []
 
     def losing(handle: Any, **settings: Any) -> Any:
-        if handle in ended[:1]:
-            raise ray.exceptions.ObjectLostError(handle.hex(), b"", "")
-        return get(handle, **settings)
+        found = get(handle, **settings)
+        if isinstance(found, TaskResult):
+            ended.append(found)
+            if len(ended) == 1:
+                raise ray.exceptions.ObjectLostError(handle.hex(), b"", "")
+        return found
 
-    monkeypatch.setattr(ray, "wait", noting)
     monkeypatch.setattr(ray, "get", losing)
     order = FleetOrder(command="check", options=(), libraries=(Library(source=str(tmp_path / "library")),))
     out, pool = tmp_path / "out.jsonl", partial(RayPool, LARGE, joined, 1)

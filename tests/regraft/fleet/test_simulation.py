@@ -13,7 +13,7 @@ import pytest
 from extras import needs, optional
 
 from regraft.fleet import engine
-from regraft.fleet.engine import PendingTask, Task, TaskResult
+from regraft.fleet.engine import Task, TaskResult
 
 if optional("pyarrow"):
     from benchmarks.fleet_parts import PARTS
@@ -28,22 +28,23 @@ class VirtualPool:
     def __init__(self, count: int, attempts: dict[tuple[int, int], Attempt]) -> None:
         self.count = self.slots = count
         self.memory, self._attempts = 1 << 40, attempts
-        self.running: dict[Any, tuple[PendingTask, float]] = {}
+        self.running: dict[Any, tuple[int, float]] = {}
         self.now = 0.0
         self.begun: list[tuple[int, int]] = []
-        self._given = 0
+        self._tried: Counter[int] = Counter()
 
-    def start_task(self, task: Task, one: PendingTask) -> None:
-        self._given += 1
-        seconds, fails = self._attempts[task.number, one.attempt]
-        self.running[self.now + seconds, self._given, fails] = one, self.now
-        self.begun.append((task.number, one.attempt))
+    def start_task(self, task: Task) -> None:
+        self._tried[task.number] += 1
+        attempt = task.number, self._tried[task.number]
+        seconds, fails = self._attempts[attempt]
+        self.begun.append(attempt)
+        self.running[self.now + seconds, len(self.begun), fails] = task.number, self.now
 
-    def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
+    def answers(self, seconds: float) -> Iterator[tuple[int, TaskResult]]:
         self.now = max(self.now, min(self.now + seconds, min(self.running)[0]))
         for key in sorted(key for key in self.running if key[0] <= self.now):
-            one, begun = self.running.pop(key)
-            yield one, TaskResult(status=None if key[2] else 0, seconds=key[0] - begun)
+            number, begun = self.running.pop(key)
+            yield number, TaskResult(status=None if key[2] else 0, seconds=key[0] - begun)
 
     def close(self) -> None:
         self.running.clear()
@@ -71,7 +72,7 @@ def test_the_simulation_begins_what_the_engine_begins(seed: int, workers: int, m
     pool = VirtualPool(workers, attempts)
     monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: pool.now, sleep=pool.sleep))
     tasks = [Task(number=number, job=None, bytes=size) for number, size in enumerate(sizes)]
-    ended = list(engine.run_tasks(tasks, pool, attempts=3, is_retried=lambda _: False))
+    ended = list(engine.Schedule(tasks, pool, attempts=3))
 
     course = simulated(sizes, lambda number, tried: attempts[number, tried], workers, is_traced=True)
 
