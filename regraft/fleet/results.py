@@ -165,6 +165,8 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
             name=base.name,
             outcome=base.status or outcome,
             code=base.code,
+            message=base.message,
+            totals=base.totals,
             bytes=base.bytes,
             rows_read=base.rows.read,
             rows_carried=base.rows.carried,
@@ -176,9 +178,7 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
 
 
 #: Columns that only the row of a library has.
-_OF_LIBRARY = dict.fromkeys(
-    ("exit_status", "message", "attempts", "seconds", "totals", "options", "host", "pid", "log", "extra")
-)
+_OF_LIBRARY = dict.fromkeys(("exit_status", "attempts", "seconds", "options", "host", "pid", "log", "extra"))
 
 
 def _json(value: Any) -> str | None:
