@@ -212,13 +212,12 @@ def is_unused(journal: Path) -> bool:
 @contextmanager
 def lock_results(results: Path) -> Iterator[None]:
     """Lock the results against other processes; raises WrongUsage if another one holds the lock."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(lock_files.hold_lock(result_files(results)[3]))
-        except lock_files.LockHeld as error:
-            problem = tr("another regraft process is using {path}", path=results)
-            raise WrongUsage(problem=problem, hint=tr("wait for it, or use another file")) from error
-        yield
+    try:
+        with lock_files.hold_lock(result_files(results)[3]):
+            yield
+    except lock_files.LockHeld as error:
+        problem = tr("another regraft process is using {path}", path=results)
+        raise WrongUsage(problem=problem, hint=tr("wait for it, or use another file")) from error
 
 
 class StartedLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,42 +231,41 @@ class StartedLine(msgspec.Struct, frozen=True, kw_only=True):
 class Journal:
     """The journal: the order in the first line, then a line for each attempt that starts and each library that ends.
 
-    An earlier journal is replaced once this one has all rows that were known. ``rows`` gives access to the rows.
+    An earlier journal is replaced once this one has all rows that were known.
     """
 
     def __init__(self, results: Path, order: FleetOrder, done: Iterable[list[ResultRow]] = ()) -> None:
         _, path, new, _ = result_files(results)
         self.rows = KnownRows(len(order.libraries), path)
         self._is_flushed = True
-        with _replace_file(path, new) as file:
-            self._end = file.write(msgspec.json.encode(order) + b"\n")
+        with _replace_file(path, new) as self._file:
+            self._write(order)
             for rows in done:
-                self._end += file.write(self._encode_line(rows))
+                self._write(rows)
         with writable.allow_writes(path.parent, entries_only=True):
             self._file = durable.open_binary(path, "ab")
 
     def add(self, rows: list[ResultRow]) -> None:
         """Add the rows of a library. They survive a kill at once, and a power cut after :meth:`flush`."""
-        self._end += self._file.write(self._encode_line(rows))
+        self._write(rows)
         self._file.flush()
         self._is_flushed = False
 
     def note_start(self, task: Task, one: PendingTask) -> None:
         """Add that an attempt has started; a power cut may lose it."""
-        line = StartedLine(started=task.number, attempt=one.attempt, at=identity.iso_time(identity.now_ms()))
-        self._end += self._file.write(msgspec.json.encode(line) + b"\n")
+        self._write(StartedLine(started=task.number, attempt=one.attempt, at=identity.iso_time(identity.now_ms())))
         self._file.flush()
+
+    def _write(self, line: FleetOrder | list[ResultRow] | StartedLine) -> None:
+        if isinstance(line, list):
+            self.rows.note(line, self._file.tell())
+        self._file.write(msgspec.json.encode(line) + b"\n")
 
     def flush(self) -> None:
         """Flush the file to the disk."""
         if not self._is_flushed:
             durable.flush(self._file.fileno())
             self._is_flushed = True
-
-    def _encode_line(self, rows: list[ResultRow]) -> bytes:
-        """Encode the line of a library, and note that it will begin at the end of the file."""
-        self.rows.note(rows, self._end)
-        return msgspec.json.encode(rows) + b"\n"
 
     def close(self) -> None:
         """Flush and close the file."""
