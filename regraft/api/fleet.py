@@ -211,8 +211,7 @@ def open_pool(options: FleetOptions, work: Work) -> Pool:
 def open_metrics(order: FleetOrder, options: FleetOptions, path: Path, own: Iterable[Path]) -> Metrics | None:
     """Return the writer of the metrics file, or None without one; ``own`` are the files that the fleet writes.
 
-    Raises:
-        WrongUsage: the library for them is not installed, or their file is not for them.
+    WrongUsage: the library for them is not installed, or their file is not for them.
     """
     if options.metrics is None:
         return None

@@ -44,7 +44,6 @@ _ARCHIVES = (".zip", ".bak", ".parquet")
 _ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 #: The drive at the beginning of a Windows path.
 _DRIVE = re.compile(r"[A-Za-z]:(?=[/\\]|$)")
-#: The beginning of a URL that is a path.
 _FILE = "file://"
 #: Threads that ask for sizes, since network shares and object storage answer slowly, and libraries asked for together.
 _AT_ONCE, _TOGETHER = 16, 1024
@@ -99,27 +98,32 @@ def _read(manifest: str) -> Iterator[Library]:
     """Yield the libraries of a manifest: storage URL, folder, table, or pattern."""
     manifest = _local_path(manifest)
     path = Path(manifest)
-    found: dict[str, int | None]
     if is_url(manifest):
-        place = storage_path(manifest)
-        has_wildcard = "*" in manifest or "?" in manifest
-        if glob.has_magic(manifest) and (has_wildcard or not place.entries()):
-            found = place.matches()
-        elif PurePosixPath(place.name).suffix.lower() in _TABLES and (content := place.content()) is not None:
-            yield from _read_table(place.url, place.url.rpartition("/")[0], io.BytesIO(content))
-            return
-        else:
-            found = {(place / name).url: size for name, size in place.entries().items() if not name.startswith(".")}
-    elif path.is_dir():
-        found = {str(entry): None for entry in path.iterdir() if not entry.name.startswith(".")}
+        yield from _read_storage(manifest)
     elif path.is_file() and path.suffix.lower() in _TABLES:
         with links.open_for_reading(path) as file:
             yield from _read_table(str(path), str(path.parent), file)
-        return
+    elif path.is_dir():
+        yield from _list(str(entry) for entry in path.iterdir() if not entry.name.startswith("."))
     elif glob.has_magic(manifest):
-        found = dict.fromkeys(glob.glob(manifest, recursive=True))  # noqa: PTH207 - a pattern may be absolute
+        yield from _list(glob.glob(manifest, recursive=True))  # noqa: PTH207 - a pattern may be absolute
     else:
         raise WrongUsage(problem=tr("{manifest} is not a manifest", manifest=manifest), hint=_HINT)
+
+
+def _list(names: Iterable[str]) -> Iterator[Library]:
+    return (Library(source=_absolute_name(name)) for name in sorted(names))
+
+
+def _read_storage(url: str) -> Iterator[Library]:
+    place = storage_path(url)
+    if glob.has_magic(url) and ("*" in url or "?" in url or not place.entries()):
+        found = place.matches()
+    elif PurePosixPath(place.name).suffix.lower() in _TABLES and (content := place.content()) is not None:
+        yield from _read_table(place.url, place.url.rpartition("/")[0], io.BytesIO(content))
+        return
+    else:
+        found = {(place / name).url: size for name, size in place.entries().items() if not name.startswith(".")}
     for name, size in sorted(found.items()):
         yield Library(source=_absolute_name(name), bytes=size)
 
@@ -213,26 +217,18 @@ def _absolute_name(name: str, folder: str = "") -> str:
 
 
 def _with_target(library: Library, targets: str | None, ending: str, needs_target: bool) -> Library:
-    if not needs_target:
-        if library.target is None:
-            return library
-        raise WrongUsage(
-            problem=tr("{source} has a target, but this command writes to none", source=library.source),
-            hint=tr("remove the column"),
-        )
-    if library.target is not None:
+    if needs_target is (library.target is not None):
         return library
+    if not needs_target:
+        problem = tr("{source} has a target, but this command writes to none", source=library.source)
+        raise WrongUsage(problem=problem, hint=tr("remove the column"))
     if targets is None:
-        raise WrongUsage(
-            problem=tr("{source} has no target", source=library.source),
-            hint=tr("--to FOLDER gives each library one, named after its source"),
-        )
+        problem = tr("{source} has no target", source=library.source)
+        raise WrongUsage(problem=problem, hint=tr("--to FOLDER gives each library one, named after its source"))
     name = f"{_library_name(library)}{ending}"
     if {name, _library_name(library)} & {"", ".", ".."} or (is_url(library.source) and re.search(r"[\\:\0]", name)):
-        raise WrongUsage(
-            problem=tr("the target of {source} cannot be named after it", source=printable(library.source)),
-            hint=tr("give its target in a table"),
-        )
+        problem = tr("the target of {source} cannot be named after it", source=printable(library.source))
+        raise WrongUsage(problem=problem, hint=tr("give its target in a table"))
     return msgspec.structs.replace(library, target=_absolute_name(name, _local_path(targets)))
 
 
@@ -274,11 +270,7 @@ def _size(library: Library) -> int:
 
 
 def demand_apart(found: Iterable[Library], own: Iterable[Path]) -> None:
-    """Check that no source or target is used twice or is inside another target, and that ``own`` files are in none.
-
-    Raises:
-        WrongUsage
-    """
+    """Raise WrongUsage if a source or target is used twice or is inside a target, or a file of ``own`` inside any."""
     every = list(found)
     #: The real path of each folder, since many libraries are in the same one.
     folders: dict[str, str] = {}

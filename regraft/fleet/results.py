@@ -28,7 +28,7 @@ from regraft.formats.parquet.unit_file import import_arrow
 from regraft.language import tr
 from regraft.text import printable
 
-#: The key in the metadata of the Parquet file whose value is the order.
+#: The key of the order in the metadata of the Parquet file.
 _ORDER_KEY = b"regraft.fleet"
 _SCHEMA = 1
 _ID = re.compile(r"[0-9a-f]*")
@@ -125,7 +125,12 @@ def counts_of(text: str | None) -> dict[str, int]:
 def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -> list[ResultRow]:
     """Return the rows of a library that has ended: its own first, then one for each base."""
     error, summary = ended.error, ended.summary or LibrarySummary(run="")
-    rows = summary.rows
+
+    def counts(one: LibrarySummary | BaseResult) -> dict[str, Any]:
+        skipped, findings = _json(one.rows.skipped), _json(one.findings)
+        read, carried = one.rows.read, one.rows.carried
+        return {"rows_read": read, "rows_carried": carried, "skipped": skipped, "findings": findings}
+
     own = ResultRow(
         library=task.number,
         source=library.source,
@@ -141,10 +146,6 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
         attempts=ended.attempts,
         seconds=round(ended.seconds, 3),
         bytes=task.bytes,
-        rows_read=rows.read,
-        rows_carried=rows.carried,
-        skipped=_json(rows.skipped),
-        findings=_json(summary.findings),
         totals=summary.totals,
         run=summary.run or None,
         options=_json(library.options or None),
@@ -152,6 +153,7 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
         pid=ended.pid,
         log=ended.log,
         extra=_json(library.extra or None),
+        **counts(summary),
     )
     has_findings = any(base.findings for base in summary.bases)
 
@@ -168,10 +170,7 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
             message=base.message,
             totals=base.totals,
             bytes=base.bytes,
-            rows_read=base.rows.read,
-            rows_carried=base.rows.carried,
-            skipped=_json(base.rows.skipped),
-            findings=_json(base.findings),
+            **counts(base),
         )
 
     return [own, *map(base_row, summary.bases)]

@@ -18,18 +18,10 @@ import apsw
 import msgspec
 
 from regraft import identity
-from regraft.disk import durable, scratch, untrusted_sqlite, writable
+from regraft.disk import durable, scratch, writable
 from regraft.embedders import TextsRejected, Unanswered
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import (
-    STOPPED,
-    AnswerUnfit,
-    BackfillStopped,
-    Declined,
-    EmbedderUnsteady,
-    FleetRefused,
-    RegraftError,
-)
+from regraft.errors import STOPPED, AnswerUnfit, Declined, EmbedderUnsteady, FleetRefused, RegraftError
 from regraft.fleet import results
 from regraft.fleet.engine import Pool, Task, TaskResult
 from regraft.fleet.results import LIMITED, ResultRow
@@ -38,21 +30,11 @@ from regraft.language import tr
 from regraft.options import BackfillOptions
 from regraft.report.document import Run
 from regraft.report.progress import stage
-from repair.embedding import answers, probing
+from repair.embedding import answers, fleet_texts, probing
 from repair.embedding.answers import NOTHING_SPENT, KnownEmbedder, SendingTerms, StopReason
 from repair.embedding.budget import Limits, Rates
-from repair.embedding.fleet_sending import AnyKeeper, FleetSender, RaySending
-from repair.embedding.fleet_texts import (
-    BackfillSummary,
-    BaseSample,
-    CountedText,
-    EmbeddingJob,
-    TextFile,
-    library_file,
-    read_samples,
-    read_texts,
-    write_texts,
-)
+from repair.embedding.fleet_sending import AnyKeeper, FleetSender, RaySending, stop_reason
+from repair.embedding.fleet_texts import BackfillSummary, BaseSample, CountedText, EmbeddingJob, TextFile, WantedTexts
 from repair.embedding.report import EmbedderName, Estimate, cost_of, empty_estimate
 from repair.embedding.survey import estimate_sending
 
@@ -135,7 +117,7 @@ class SurveyedLibrary(msgspec.Struct, frozen=True, kw_only=True):
     """A library that lacks vectors: the row that it gets if it is not filled, and what its survey found."""
 
     row: ResultRow
-    found: BackfillSummary
+    wanted: WantedTexts
 
 
 # --- the comparison --------------------------------------------------------------------------------------------------
@@ -191,8 +173,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         keys = [identity.text_hash(text) for text in texts]
         self.sending.keeper.forget_compared(keys)
         path = self.work / "asked.sqlite"
-        write_texts(path, ((key, text, 0) for key, text in zip(keys, texts, strict=True)))
-        with read_texts(path) as asked:
+        fleet_texts.write_texts(path, ((key, text, 0) for key, text in zip(keys, texts, strict=True)))
+        with fleet_texts.read_texts(path) as asked:
             self.sending.send(asked, "probes", None, lambda _: None)
         return self._known.embed(texts).vectors
 
@@ -202,7 +184,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         check_steadiness = cache(self._check_steadiness)
         refused: dict[int, StopReason] = {}
         for library in libraries:
-            for sample in read_samples(self.work, library):
+            for sample in fleet_texts.read_samples(self.work, library):
                 refusal = (None if sample.known else check_steadiness()) or self._compare(sample)
                 if refusal is not None:
                     refused[library] = refusal
@@ -235,10 +217,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         """Compare the answers with the vectors of a base; returns the error if they differ, or None."""
         try:
             sample.compare(self._known)
-        except Unanswered as unanswered:
-            return self.sending.keeper.stopped() or _stopped(str(unanswered))
-        except RegraftError as error:
-            return StopReason.of(error)
+        except (Unanswered, RegraftError) as error:
+            stop = self.sending.keeper.stopped() if isinstance(error, Unanswered) else None
+            return stop or stop_reason(error, self.settings)
         return None
 
 
@@ -283,7 +264,7 @@ class FleetBackfill(Fleet, kw_only=True):
             RegraftError, OSError, apsw.Error: the run cannot go on; the next one resumes it.
         """
         every = (self.folder, results.journal_path(self.path))
-        before = [path for path in every if path.exists()]
+        before = set(filter(Path.exists, every))
         try:
             self._run_phases()
         except BaseException as error:
@@ -330,11 +311,10 @@ class FleetBackfill(Fleet, kw_only=True):
         with stage(self.progress, "Looking", len(sizes), "libraries"):
             for task, ended in self._run_jobs(pool, sizes, fills=False):
                 self.progress.step(1, task.bytes)
-                found = ended.summary
-                if isinstance(found, BackfillSummary) and found.collected is not None:
+                summary = ended.summary
+                if isinstance(summary, BackfillSummary) and summary.wanted is not None:
                     [row] = self.rows_of(task, msgspec.structs.replace(ended, summary=None, status=0))
-                    found = msgspec.structs.replace(found, bases=())
-                    surveyed[task.number] = SurveyedLibrary(row=row, found=found)
+                    surveyed[task.number] = SurveyedLibrary(row=row, wanted=summary.wanted)
                 if task.number not in surveyed or self.dry_run:
                     self._end_library(task, ended, None)
         return dict(sorted(surveyed.items()))
@@ -347,21 +327,21 @@ class FleetBackfill(Fleet, kw_only=True):
     def _make_plan(self, libraries: dict[int, SurveyedLibrary]) -> BackfillPlan:
         """Merge the texts of all libraries, without those that have an answer, and estimate what sending them takes."""
         with answers.read_answers(self.folder) as known:
-            write_texts(self._texts, self._texts_of(libraries, known))
-        with read_texts(self._texts) as texts:
+            fleet_texts.write_texts(self._texts, self._texts_of(libraries, known))
+        with fleet_texts.read_texts(self._texts) as texts:
             sized = ((key, tokens) for key, _, tokens in texts.read())
             return BackfillPlan(
                 libraries=len(libraries),
-                wanted=sum(one.found.collected or 0 for one in libraries.values()),
+                wanted=sum(one.wanted.count for one in libraries.values()),
                 distinct=texts.count,
                 planned=estimate_sending(sized, self.embedder, self.settings.limits, empty_estimate(self.embedder)),
-                reused=sum(one.found.reused for one in libraries.values()),
+                reused=sum(one.wanted.reused for one in libraries.values()),
             )
 
     def _texts_of(self, libraries: Iterable[int], known: apsw.Connection | None = None) -> Iterator[CountedText]:
         """Yield the texts of libraries that have no known answer."""
         for library in libraries:
-            with read_texts(library_file(self.folder, library)) as own:
+            with fleet_texts.read_texts(fleet_texts.library_file(self.folder, library)) as own:
                 texts = own.read()
                 while chunk := list(islice(texts, _CHUNK)):
                     answered = answers.answered_keys(known, [key for key, _, _ in chunk])
@@ -372,16 +352,17 @@ class FleetBackfill(Fleet, kw_only=True):
     ) -> tuple[dict[int, StopReason], StopReason | None]:
         """Compare the embedder with the bases, then send all texts.
 
-        Returns:
-            The libraries that are refused and not filled, and why not all texts have an answer.
+        Returns the libraries that are refused and not filled, and why not all texts have an answer.
         """
         terms = SendingTerms(
             folder=self.folder, settings=self.embedder, limits=self.settings.limits, rates=self.settings.rates
         )
         compared = self.folder / "compared.sqlite"
-        samples = (sample for library in libraries for sample in read_samples(self.folder, library))
-        write_texts(compared, ((identity.text_hash(text), text, 0) for one in samples for text, _ in one.known))
-        with closing(self.open_sending(pool, terms)) as sending, read_texts(compared) as probes:
+        samples = (sample for library in libraries for sample in fleet_texts.read_samples(self.folder, library))
+        fleet_texts.write_texts(
+            compared, ((identity.text_hash(text), text, 0) for one in samples for text, _ in one.known)
+        )
+        with closing(self.open_sending(pool, terms)) as sending, fleet_texts.read_texts(compared) as probes:
             # From here on, files of the run stay: something may have been paid for.
             self._note_sent(plan)
             comparison = Comparison(
@@ -392,11 +373,11 @@ class FleetBackfill(Fleet, kw_only=True):
                 refused = comparison.run(libraries)
             filled = sorted(libraries.keys() - refused)
             if refused:
-                write_texts(self._texts, self._texts_of(filled))
+                fleet_texts.write_texts(self._texts, self._texts_of(filled))
             # An answer of another length would fit no base, in any run.
-            lengths = {size for number in filled for size in libraries[number].found.dimensions}
+            lengths = {size for number in filled for size in libraries[number].wanted.dimensions}
             known_lengths = None if None in lengths else frozenset(filter(None, lengths))
-            with read_texts(self._texts) as texts, stage(self.progress, "Embedding", texts.count, "texts"):
+            with fleet_texts.read_texts(self._texts) as texts, stage(self.progress, "Embedding", texts.count, "texts"):
                 sending.send(texts, "texts", known_lengths, self._step)
             self._note_sent(plan, sending.keeper, compared=probes.count, remembered=remembered)
             return refused, sending.keeper.stopped()
@@ -473,14 +454,12 @@ class FleetBackfill(Fleet, kw_only=True):
         own, *bases = self.rows_of(task, ended)
         if isinstance(ended.summary, BackfillSummary) and (reason := ended.summary.stopped) is not None:
             # If the fleet sent everything, these texts were added to the library after its survey.
-            own = _stopped_row(own, stop or _stopped(reason), reason)
+            own = _stopped_row(own, stop or stop_reason(Unanswered(reason), self.embedder), reason)
         self.end_library([own, *bases])
 
     def _remove_files(self, kept: Collection[Path]) -> None:
         """Remove all texts from the work folder, and the folder itself and the journal if they are not to be kept."""
-        ours = {f"{answers.ANSWERS_FILE}{ending}" for ending in ("", *untrusted_sqlite.COMPANION_SUFFIXES)}
-        found = list(self.folder.iterdir()) if self.folder.is_dir() else []
-        paths = [path for path in found if path.name not in ours]
+        paths = [path for path in self.folder.glob("*") if not path.name.startswith(answers.ANSWERS_FILE)]
         paths += [path for path in (self.folder, results.journal_path(self.path)) if path not in kept]
         with writable.allow_writes(self.folder.parent, entries_only=True), writable.allow_writes(self.folder):
             for path in paths:
@@ -490,10 +469,6 @@ class FleetBackfill(Fleet, kw_only=True):
 def work_folder(path: Path) -> Path:
     """Return the folder beside the results that holds texts and answers until all libraries are filled."""
     return path.with_name(f"{path.name}.backfill")
-
-
-def _stopped(reason: str) -> StopReason:
-    return StopReason(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
 
 
 def _stopped_row(own: ResultRow, stop: StopReason, message: str) -> ResultRow:

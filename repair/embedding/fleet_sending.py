@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from regraft import embedders, errors
-from regraft.embedders import ServerFailing
+from regraft.embedders import ServerFailing, Unanswered
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
 from regraft.errors import STOPPED, BackfillStopped, RegraftError, StoppedBySystem
 from regraft.fleet.engine import PoolObserver, Task, TaskResult, run_tasks
@@ -143,7 +143,6 @@ class FleetSender:
 
     def __init__(self, settings: EmbedderSettings, keeper: AnyKeeper, *, owns_keeper: bool = False) -> None:
         self.keeper = keeper
-        self._senders: dict[TextKind, Sender] = {}
         with ExitStack() as ending:
             if owns_keeper:
                 ending.callback(keeper.close)
@@ -159,25 +158,20 @@ class FleetSender:
     ) -> None:
         """Send the texts that have no answer, until all have one or the keeper permits no more requests.
 
-        Args:
-            texts: the texts with their keys.
-            kind: texts that lack a vector, or probes.
-            lengths: the lengths that a vector may have.
-            step: called with the number of texts that got an answer.
+        ``step`` is called with the number of texts that got an answer, ``lengths`` are those that a vector may have.
 
         Raises:
             KeyboardInterrupt: requests in flight were waited for five seconds, and their answers stored.
             apsw.Error, OSError: an answer cannot be stored.
         """
-        if kind not in self._senders:
-            halted, settings = Event(), self.embedder.settings
-            meter = MeteredEmbedder(self.embedder, self.keeper.account(kind), halted.wait)
-            pool = self._ending.enter_context(WorkerPool(settings.name, meter, settings.parallel))
-            self._senders[kind] = Sender(self.embedder, pool, halted.set, ahead=1)
-        self._senders[kind].send(FleetOutbox(texts, self, kind, lengths, step))
+        halted, settings = Event(), self.embedder.settings
+        meter = MeteredEmbedder(self.embedder, self.keeper.account(kind), halted.wait)
+        with WorkerPool(settings.name, meter, settings.parallel) as workers:
+            sender = Sender(self.embedder, workers, halted.set, ahead=1)
+            sender.send(FleetOutbox(texts, self, kind, lengths, step))
 
     def close(self) -> None:
-        """End the threads, and close the embedder."""
+        """Close the embedder."""
         self._ending.close()
 
 
@@ -185,12 +179,14 @@ def stop_reason(problem: BaseException, settings: EmbedderSettings) -> StopReaso
     """Return why nothing more is sent after an error. BaseException: the error is not one of the embedder."""
     if isinstance(problem, LimitReached):
         return StopReason(reason=str(problem))
-    if isinstance(problem, ServerFailing):
-        reason = tr("embedder {embedder} does not answer: {reason}", embedder=settings.name, reason=problem.reason)
-        return StopReason(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
     if isinstance(problem, RegraftError):
         return StopReason.of(problem)
-    raise problem
+    if not isinstance(problem, ServerFailing | Unanswered):
+        raise problem
+    reason = str(problem)
+    if isinstance(problem, ServerFailing):
+        reason = tr("embedder {embedder} does not answer: {reason}", embedder=settings.name, reason=problem.reason)
+    return StopReason(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
 
 
 # --- a cluster -------------------------------------------------------------------------------------------------------

@@ -69,14 +69,8 @@ class BaseSample(msgspec.Struct, frozen=True, kw_only=True):
 def write_texts(path: Path, texts: Iterable[CountedText], samples: Iterable[BaseSample] = ()) -> int:
     """Write the distinct ones of texts, in their order, and samples to a file in an existing folder.
 
-    An existing file, which a killed run has left, is replaced. The file is closed at the end: processes on other
-    machines may read it.
-
-    Returns:
-        How many texts were given.
-
-    Raises:
-        apsw.Error, OSError: it cannot be written.
+    A file that a killed run has left is replaced. The file is closed at the end, so that other machines can read it.
+    Returns how many texts were given. apsw.Error, OSError: it cannot be written.
     """
     count = 0
     with writable.allow_writes(path.parent):
@@ -147,30 +141,45 @@ def read_samples(work: Path, library: int) -> list[BaseSample]:
 # --- collecting ------------------------------------------------------------------------------------------------------
 
 
+class WantedTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many texts of a library lack a vector, and the vector lengths of their bases (None: unknown for one of them).
+
+    ``reused`` texts more get a vector of another store.
+    """
+
+    count: int
+    dimensions: frozenset[int | None]
+    reused: int
+
+
 class TextCollector(msgspec.Struct):
     """Writes the texts that a backfill of one library would send (:attr:`repair.embedding.run.EmbedderSource.looked`).
 
-    ``work`` is the fleet's work folder, ``library`` the library's number. ``texts`` counts what was written; None: the
-    library needs nothing, or was not surveyed.
+    ``work`` is the fleet's work folder, ``library`` the library's number. ``wanted`` is None if nothing was written:
+    the library needs nothing, or was not surveyed.
     """
 
     work: Path
     library: int
     settings: EmbedderSettings
-    texts: int | None = None
+    wanted: WantedTexts | None = None
 
     def __call__(self, store: Store, survey: BackfillSurvey) -> None:
-        """Write the texts and samples if there is anything to do.
-
-        Raises:
-            apsw.Error, OSError, ValueError: a base cannot be read, or the file cannot be written.
+        """Write the texts and samples if there is anything to do. apsw.Error, OSError, ValueError: a file is damaged,
+        or cannot be written.
         """
         if survey.is_needed:
             tokens_of = embedders.counter(self.settings)
             texts = (_texts_to_send(store, survey, one, tokens_of) for one in survey.targets)
             samples = (_samples_of(one, self.settings, tokens_of) for one in survey.targets)
             path = library_file(self.work, self.library)
-            self.texts = write_texts(path, chain.from_iterable(texts), chain.from_iterable(samples))
+            count = write_texts(path, chain.from_iterable(texts), chain.from_iterable(samples))
+            outcomes = [one.outcome for one in survey.targets]
+            self.wanted = WantedTexts(
+                count=count,
+                dimensions=frozenset(one.dimensions for one in outcomes if one.planned.texts),
+                reused=sum(one.planned.reused for one in outcomes),
+            )
 
 
 def _samples_of(one: SurveyedTarget, settings: EmbedderSettings, tokens_of: TokenCounter) -> Iterator[BaseSample]:
@@ -217,15 +226,10 @@ def _texts_to_send(
 
 
 class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Collect the texts of one library, or fill it with known answers.
+    """Collect the texts of one library, or, if it ``fills`` the library, write known answers to it.
 
-    Args:
-        library: the library's number.
-        line: its ``backfill`` command.
-        work: the fleet's work folder.
-        embedder: the settings of the embedder.
-        fills: whether the library is filled; otherwise its texts are collected.
-        why: the error message for a text without an answer.
+    ``line`` is the library's ``backfill`` command, ``work`` the fleet's work folder, and ``why`` the error message for
+    a text without an answer.
     """
 
     library: int
@@ -249,39 +253,24 @@ class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackfillSummary(LibrarySummary, frozen=True, kw_only=True):
-    """The summary of a backfill.
+    """The summary of a backfill: what was collected, if anything, and why not all texts of a base have a vector."""
 
-    ``collected`` texts lack a vector (None: none were collected), of bases with vectors of these ``dimensions`` (None:
-    unknown for one of them); ``reused`` ones get a vector of another store. ``stopped`` is why not all texts of a base
-    have a vector.
-    """
-
-    collected: int | None
-    dimensions: frozenset[int | None]
-    reused: int
+    wanted: WantedTexts | None
     stopped: str | None
 
     @classmethod
     def of(cls, summary: LibrarySummary, report: BackfillReport, source: EmbedderSource) -> BackfillSummary:
         """Add what a backfill reports, and what its source of vectors has collected, to a summary."""
-        scopes = {scope.scope: scope for scope in report.scopes}
-        bases = [
-            base
-            if (scope := scopes.get(base.id)) is None
-            else msgspec.structs.replace(
-                base, status=scope.stopped and "stopped", message=scope.stopped, totals=_sum_counts([scope])
-            )
-            for base in summary.bases
-        ]
-        more = msgspec.structs.replace(
-            summary, bases=tuple(bases), totals=_sum_counts(report.scopes) if scopes else None
-        )
+        more = {
+            one.scope: {"status": one.stopped and "stopped", "message": one.stopped, "totals": _sum_counts([one])}
+            for one in report.scopes
+        }
+        bases = [msgspec.structs.replace(base, **more.get(base.id, {})) for base in summary.bases]
+        totals = _sum_counts(report.scopes) if report.scopes else None
         return cls(
-            **msgspec.structs.asdict(more),
-            collected=source.looked.texts if isinstance(source.looked, TextCollector) else None,
-            dimensions=frozenset(scope.dimensions for scope in report.scopes if scope.planned.texts),
-            reused=sum(scope.planned.reused for scope in report.scopes),
-            stopped=next((scope.stopped for scope in report.scopes if scope.stopped), None),
+            **msgspec.structs.asdict(summary) | {"bases": tuple(bases), "totals": totals},
+            wanted=source.looked.wanted if isinstance(source.looked, TextCollector) else None,
+            stopped=next((one.stopped for one in report.scopes if one.stopped), None),
         )
 
 
