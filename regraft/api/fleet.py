@@ -25,7 +25,7 @@ from regraft.fleet.engine import BaseResult, LibrarySummary, LocalPool, Pool, Ro
 from regraft.fleet.jobs import LibraryJob, RunCommand
 from regraft.fleet.metrics import Metrics
 from regraft.fleet.ray_pool import RayPool
-from regraft.fleet.results import FleetOrder, export_results, is_json_lines, result_files
+from regraft.fleet.results import FleetOrder, export_results, is_json_lines, result_files, to_json
 from regraft.fleet.run import Fleet, FleetReport, Watch
 from regraft.fleet.status import FleetStatus, read_status, status_page
 from regraft.formats.parquet.unit_file import import_arrow
@@ -105,7 +105,7 @@ def _summarize_migration(report: MigrationReport) -> LibrarySummary:
         )
         for base in report.bases
     )
-    rows, totals = _count_rows(report.totals.rows), _encode(report.totals)
+    rows, totals = _count_rows(report.totals.rows), to_json(report.totals)
     return LibrarySummary(run=report.head.run.id, rows=rows, totals=totals, bases=tuple(bases))
 
 
@@ -117,7 +117,7 @@ def _summarize_check(report: CheckReport) -> LibrarySummary:
         BaseResult(id=base.id, name=base.name, rows=_count_rows(base.rows), findings=dict(found.get(base.id, {})))
         for base in report.statistics.bases or ()
     )
-    totals = _encode(report.checked)
+    totals = to_json(report.checked)
     return LibrarySummary(run=report.head.run.id, findings=report.summary.by_name, totals=totals, bases=tuple(bases))
 
 
@@ -133,11 +133,6 @@ def summarize_change(report: ChangeReport | BackfillReport) -> LibrarySummary:
 def _count_rows(rows: object) -> RowCounts:
     """Take the counts of rows that each kind of report has; None: it has none."""
     return RowCounts(**{name: getattr(rows, name, None) for name in RowCounts.__struct_fields__})
-
-
-def _encode(value: object) -> str:
-    """Encode a value as JSON with sorted keys."""
-    return msgspec.json.encode(value, order="sorted").decode()
 
 
 # --- all libraries ---------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
     error, summary = ended.error, ended.summary or LibrarySummary(run="")
 
     def counts(one: LibrarySummary | BaseResult) -> dict[str, Any]:
-        skipped, findings = _json(one.rows.skipped), _json(one.findings)
+        skipped, findings = to_json(one.rows.skipped), to_json(one.findings)
         read, carried = one.rows.read, one.rows.carried
         return {"rows_read": read, "rows_carried": carried, "skipped": skipped, "findings": findings}
 
@@ -148,11 +148,11 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
         bytes=task.bytes,
         totals=summary.totals,
         run=summary.run or None,
-        options=_json(library.options or None),
+        options=to_json(library.options or None),
         host=ended.host,
         pid=ended.pid,
         log=ended.log,
-        extra=_json(library.extra or None),
+        extra=to_json(library.extra or None),
         **counts(summary),
     )
     has_findings = any(base.findings for base in summary.bases)
@@ -180,7 +180,8 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
 _OF_LIBRARY = dict.fromkeys(("exit_status", "attempts", "seconds", "options", "host", "pid", "log", "extra"))
 
 
-def _json(value: Any) -> str | None:
+def to_json(value: object) -> str | None:
+    """Encode a value of a row that is JSON; None stays None."""
     return None if value is None else msgspec.json.encode(value, order="sorted").decode()
 
 

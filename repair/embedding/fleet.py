@@ -7,7 +7,6 @@ uses the answers of an interrupted one.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from functools import cache, partial
@@ -37,8 +36,6 @@ from repair.embedding.fleet_sending import AnyKeeper, FleetSender, RaySending, s
 from repair.embedding.fleet_texts import BackfillSummary, BaseSample, CountedText, EmbeddingJob, TextFile, WantedTexts
 from repair.embedding.report import EmbedderName, Estimate, cost_of, empty_estimate
 from repair.embedding.survey import estimate_sending
-
-logger = logging.getLogger(__name__)
 
 #: The processes that send.
 Sending = FleetSender | RaySending

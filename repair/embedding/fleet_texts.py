@@ -23,6 +23,7 @@ from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.fleet.engine import LibrarySummary
 from regraft.fleet.jobs import LibraryJob
+from regraft.fleet.results import to_json
 from repair.changes.store import Store
 from repair.embedding import answers, probing
 from repair.embedding.report import BackfillReport, ScopeReport
@@ -274,10 +275,9 @@ class BackfillSummary(LibrarySummary, frozen=True, kw_only=True):
         )
 
 
-def _sum_counts(scopes: Iterable[ScopeReport]) -> str:
+def _sum_counts(scopes: Iterable[ScopeReport]) -> str | None:
     """Sum the counts of scopes; returns a JSON object."""
-    counts = {name: sum(getattr(scope, name) for scope in scopes) for name in _COUNTS}
-    return msgspec.json.encode(counts, order="sorted").decode()
+    return to_json({name: sum(getattr(scope, name) for scope in scopes) for name in _COUNTS})
 
 
 def compared_sample(work: Path, library: int, one: SurveyedTarget) -> list[tuple[str, bytes]] | None:
