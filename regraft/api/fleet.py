@@ -44,16 +44,13 @@ if TYPE_CHECKING:
 
 # --- one library, in a worker ----------------------------------------------------------------------------------------
 
-#: Calls the function of a command, and returns its report with the summary of it.
-CallCommand = Callable[[LibraryJob], tuple[Report, LibrarySummary]]
-
 
 def run_job(job: LibraryJob) -> TaskResult:
     """Run the command of one library."""
     return run_command(job, _call)
 
 
-def run_command(job: LibraryJob, call: CallCommand) -> TaskResult:
+def run_command(job: LibraryJob, call: Callable[[LibraryJob], tuple[Report, LibrarySummary]]) -> TaskResult:
     """Run a command with its number of cores; an exception becomes its result, so that the fleet continues."""
     processes_pool.set_core_limit(job.cores)
 

@@ -279,13 +279,10 @@ class Journal:
 
 
 class KnownRows(Mapping[int, list[ResultRow]]):
-    """Rows by the number of their library, read from a line of a journal when they are asked for.
+    """Rows by the number of their library, read from a line of a file when they are asked for.
 
-    Args:
-        count: the number of libraries.
-        path: the journal, or the results.
-        copy: the lines of results that are not a journal. A journal is opened each time: Windows cannot replace an open
-            file.
+    ``copy`` has the lines of results at ``path`` that are not a journal. A journal is opened each time: Windows cannot
+    replace an open file.
 
     Raises, when rows are asked for: WrongUsage: another process has changed the file. OSError: it cannot be read.
     """

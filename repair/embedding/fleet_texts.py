@@ -115,11 +115,6 @@ class TextFile:
         """Yield every key with its text."""
         return ((key, text) for key, text, _ in self.read())
 
-    def samples(self) -> list[BaseSample]:
-        """Return the samples."""
-        rows: Any = self._db.execute("SELECT json FROM sample ORDER BY rowid")
-        return [msgspec.convert(json.loads(one), BaseSample) for (one,) in rows]
-
 
 @contextmanager
 def read_texts(path: Path) -> Iterator[TextFile]:
@@ -134,9 +129,10 @@ def library_file(work: Path, library: int) -> Path:
 
 
 def read_samples(work: Path, library: int) -> list[BaseSample]:
-    """Return the samples of a library's bases; raises as :func:`read_texts` does."""
-    with read_texts(library_file(work, library)) as own:
-        return own.samples()
+    """Return the samples of a library's bases. apsw.Error, OSError: its file cannot be read."""
+    with sqlite.open_readonly(library_file(work, library)) as db:
+        rows: Any = db.execute("SELECT json FROM sample ORDER BY rowid")
+        return [msgspec.convert(json.loads(one), BaseSample) for (one,) in rows]
 
 
 # --- collecting ------------------------------------------------------------------------------------------------------
