@@ -112,6 +112,7 @@ def _read(manifest: str) -> Iterator[Library]:
 
 
 def _list(names: Iterable[str]) -> Iterator[Library]:
+    """Return libraries of these names, sorted."""
     return (Library(source=_absolute_name(name)) for name in sorted(names))
 
 
@@ -147,6 +148,7 @@ def _read_table(name: str, folder: str, file: Any) -> Iterator[Library]:
     kind, number = name.lower().rpartition(".")[2], 0
 
     def count(found: Iterable[Any]) -> Iterator[Any]:
+        """Yield lines or rows, and count them, to name the one with an error."""
         nonlocal number
         for number, one in enumerate(found, 1):  # noqa: B007 - where an error is
             yield one
@@ -309,6 +311,7 @@ def _real_name(name: str, folders: dict[str, str]) -> str:
 
 
 def _parents(name: str) -> Iterator[str]:
+    """Yield all parent folders of a path."""
     return map(str, PurePosixPath(name).parents)
 
 

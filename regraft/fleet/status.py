@@ -75,6 +75,7 @@ def status_page(status: FleetStatus, rows: KnownRows) -> str:
     """Render the results of a fleet as an offline HTML page, failures first."""
 
     def cells(row: ResultRow | LibraryReport) -> tuple[str, ...]:
+        """Format a library as cells of a table."""
         seconds = "" if row.seconds is None else f"{row.seconds:,.1f}"
         return row.source, label_of(row.outcome), seconds, row.message or row.code or ""
 

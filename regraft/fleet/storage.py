@@ -71,6 +71,7 @@ class StoragePath(msgspec.Struct, frozen=True):
 
     @property
     def _path(self) -> str:
+        """The client's path."""
         return self.url.partition("://")[2]
 
     @property

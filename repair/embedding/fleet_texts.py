@@ -24,6 +24,7 @@ from regraft.embedders.settings import EmbedderSettings
 from regraft.fleet.engine import LibrarySummary
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.results import to_json
+from regraft.formats import json_text
 from repair.changes.store import Store
 from repair.embedding import answers, probing
 from repair.embedding.report import BackfillReport, ScopeReport
@@ -132,7 +133,7 @@ def read_samples(work: Path, library: int) -> list[BaseSample]:
     """Return the samples of a library's bases. apsw.Error, OSError: its file cannot be read."""
     with sqlite.open_readonly(library_file(work, library)) as db:
         rows: Any = db.execute("SELECT json FROM sample ORDER BY rowid")
-        return [msgspec.convert(json.loads(one), BaseSample) for (one,) in rows]
+        return [msgspec.convert(json_text.loads(one), BaseSample) for (one,) in rows]
 
 
 # --- collecting ------------------------------------------------------------------------------------------------------
