@@ -22,11 +22,11 @@ from regraft.disk import links, writable
 from regraft.errors import WrongUsage
 from regraft.fleet import jobs, manifest
 from regraft.fleet.engine import BaseResult, LibrarySummary, LocalPool, Pool, RowCounts, TaskResult, Work
-from regraft.fleet.jobs import LibraryJob, ParseOptions, RunCommand
+from regraft.fleet.jobs import LibraryJob, RunCommand
 from regraft.fleet.metrics import Metrics
 from regraft.fleet.ray_pool import RayPool
-from regraft.fleet.results import FleetOrder, KnownRows, export_results, is_json_lines, result_files
-from regraft.fleet.run import Fleet, FleetPlan, FleetReport, Watch
+from regraft.fleet.results import FleetOrder, export_results, is_json_lines, result_files, to_json
+from regraft.fleet.run import Fleet, FleetReport, Watch
 from regraft.fleet.status import FleetStatus, read_status, status_page
 from regraft.formats.parquet.unit_file import import_arrow
 from regraft.language import tr
@@ -34,7 +34,6 @@ from regraft.options import FleetOptions
 from regraft.processes import pool as processes_pool
 from regraft.report.document import Report, Run
 from regraft.report.html import check_page_path, write_page
-from regraft.report.progress import Progress, SilentProgress
 
 # Workers load the module of a report only with the command that makes it.
 if TYPE_CHECKING:
@@ -46,16 +45,12 @@ if TYPE_CHECKING:
 # --- one library, in a worker ----------------------------------------------------------------------------------------
 
 
-#: Calls the function of a command, and returns its report with the summary of it.
-CallCommand = Callable[[LibraryJob], tuple[Report, LibrarySummary]]
-
-
 def run_job(job: LibraryJob) -> TaskResult:
     """Run the command of one library."""
     return run_command(job, _call)
 
 
-def run_command(job: LibraryJob, call: CallCommand) -> TaskResult:
+def run_command(job: LibraryJob, call: Callable[[LibraryJob], tuple[Report, LibrarySummary]]) -> TaskResult:
     """Run a command with its number of cores; an exception becomes its result, so that the fleet continues."""
     processes_pool.set_core_limit(job.cores)
 
@@ -107,7 +102,7 @@ def _summarize_migration(report: MigrationReport) -> LibrarySummary:
         )
         for base in report.bases
     )
-    rows, totals = _count_rows(report.totals.rows), _encode(report.totals)
+    rows, totals = _count_rows(report.totals.rows), to_json(report.totals)
     return LibrarySummary(run=report.head.run.id, rows=rows, totals=totals, bases=tuple(bases))
 
 
@@ -119,7 +114,7 @@ def _summarize_check(report: CheckReport) -> LibrarySummary:
         BaseResult(id=base.id, name=base.name, rows=_count_rows(base.rows), findings=dict(found.get(base.id, {})))
         for base in report.statistics.bases or ()
     )
-    totals = _encode(report.checked)
+    totals = to_json(report.checked)
     return LibrarySummary(run=report.head.run.id, findings=report.summary.by_name, totals=totals, bases=tuple(bases))
 
 
@@ -137,11 +132,6 @@ def _count_rows(rows: object) -> RowCounts:
     return RowCounts(**{name: getattr(rows, name, None) for name in RowCounts.__struct_fields__})
 
 
-def _encode(value: object) -> str:
-    """Encode a value as JSON with sorted keys."""
-    return msgspec.json.encode(value, order="sorted").decode()
-
-
 # --- all libraries ---------------------------------------------------------------------------------------------------
 
 
@@ -149,16 +139,11 @@ def run_fleet(
     order: FleetOrder,
     path: Path,
     options: FleetOptions,
-    parse: ParseOptions,
-    *,
-    known: KnownRows,
-    metrics: Metrics | None = None,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    confirm: Callable[[FleetPlan], bool] = lambda _: True,
-    watch: Watch = lambda _: None,
-    make: Callable[..., Fleet] = Fleet,
+    make: Callable[..., Fleet],
     work: Work = run_job,
+    *,
+    dry_run: bool = False,
+    watch: Watch = lambda _: None,
 ) -> FleetReport:
     """Run a command on the libraries of an order that are left, and write the results.
 
@@ -166,19 +151,13 @@ def run_fleet(
         order: the command and the libraries.
         path: the file of the results.
         options: of the fleet.
-        parse: parses the options of a library.
-        known: the rows of libraries that ended in an earlier run.
-        metrics: updated during the run.
-        dry_run: write no results; the options of the order make each command write nothing.
-        progress: notified of each library.
-        confirm: called with the plan before anything is changed or sent; False stops the run.
-        watch: called with the row of each library that ends.
-        make: makes the fleet.
+        make: makes the fleet: its class, with the arguments that ``options`` do not have.
         work: runs the job of a library.
+        dry_run: write no results; the options of the order make each command write nothing.
+        watch: called with the row of each library that ends.
 
     Raises:
-        Declined: ``confirm`` returned False.
-        RegraftError: any error of ``docs/errors.md``.
+        RegraftError: any error of ``docs/errors.md``; Declined: the plan was declined.
     """
     check_engine(order, options, path)
     kind = "jsonl" if is_json_lines(path) else "parquet"
@@ -189,16 +168,11 @@ def run_fleet(
         order=order,
         path=path,
         pool=partial(open_pool, options, work),
-        parse=parse,
         attempts=options.attempts,
-        known=known,
-        metrics=metrics,
         # A dry run leaves nothing that could be continued.
         keep_going=options.keep_going or dry_run,
         only=getattr(options, "only", ()),
         dry_run=dry_run,
-        progress=progress or SilentProgress(),
-        confirm=confirm,
     )
     # Results are for programs.
     with language.language_of_children(language.ENGLISH):
@@ -229,8 +203,7 @@ def open_pool(options: FleetOptions, work: Work) -> Pool:
 def open_metrics(order: FleetOrder, options: FleetOptions, path: Path, own: Iterable[Path]) -> Metrics | None:
     """Return the writer of the metrics file, or None without one; ``own`` are the files that the fleet writes.
 
-    Raises:
-        WrongUsage: the library for them is not installed, or their file is not for them.
+    WrongUsage: the library for them is not installed, or their file is not for them.
     """
     if options.metrics is None:
         return None
@@ -266,25 +239,19 @@ def fleet_status(
     """
     own = result_files(path)
     check_page_path("fleet", page, *own)
-    if table is not None:
-        _check_table(table, own, is_lines=False)
-    if lines is not None:
-        _check_table(lines, own, is_lines=True)
+    tables = [(file, is_lines) for file, is_lines in ((table, False), (lines, True)) if file is not None]
+    for file, is_lines in tables:
+        _check_table(file, own, is_lines=is_lines)
     found, rows = read_status(path)
     if page is not None:
         write_page(page, status_page(found, rows))
-    for file in (table, lines):
-        if file is not None:
-            export_results(file, rows)
+    for file, _ in tables:
+        export_results(file, rows)
     return found
 
 
 def _check_table(path: Path, own: Iterable[Path], *, is_lines: bool) -> None:
-    """Check that a table can be written: its file is new, is none of the fleet's own, and is named by its format.
-
-    Raises:
-        WrongUsage
-    """
+    """Check that a table is a new file, none of the fleet's own, and named by its format; raises WrongUsage."""
     if path.exists() or path.is_symlink() or links.real_path(path) in map(links.real_path, own):
         raise WrongUsage(problem=tr("{path} already exists", path=path), hint=tr("use another file"))
     writable.demand_output(path)

@@ -33,8 +33,7 @@ from repair.embedding.fleet_texts import BackfillSummary, EmbeddingJob
 def make_backfill_order(options: FleetBackfillOptions, words: tuple[str, ...], libraries: list[Library]) -> FleetOrder:
     """Choose the embedder of a fleet, and make its order; ``words`` are the options of every library.
 
-    Raises:
-        RegraftError: as :func:`regraft.api.embedding.choose_priced_embedder` does.
+    Raises as :func:`regraft.api.embedding.choose_priced_embedder` does.
     """
     limits = Limits(options.limit, options.max_requests, options.max_cost)
     settings = BackfillSettings(
@@ -75,9 +74,7 @@ def backfill_files(path: Path) -> tuple[Path, ...]:
 def prepare_backfill(order: FleetOrder, path: Path) -> tuple[Callable[..., Fleet], Work]:
     """Return what :func:`regraft.api.fleet.run_fleet` needs to embed: ``make`` and ``work``.
 
-    Raises:
-        WrongUsage: the order is not one of a backfill.
-        RegraftError: as :func:`regraft.api.embedding.choose_priced_embedder` does.
+    Raises as :func:`make_backfill_order` does; WrongUsage: the order is not one of a backfill.
     """
     try:
         settings = msgspec.convert(order.told, BackfillSettings)

@@ -6,7 +6,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -377,21 +377,24 @@ def _run(
     is_logged = not (output.quiet or output.as_json or sys.stderr.isatty())
     make, work = api_backfill.prepare_backfill(order, path) if is_backfill else (Fleet, api_fleet.run_job)
 
+    make = partial(
+        make,
+        parse=parse_library_options,
+        known=known,
+        metrics=metrics,
+        progress=output.progress(),
+        confirm=lambda plan: confirm_plan(_plan_lines(order, plan), yes=output.yes, as_json=output.as_json),
+    )
     # With -vv everything that is logged is printed already.
     with echo_retries(enabled=not (output.as_json or output.quiet or output.verbose > 1)):
         report = api_fleet.run_fleet(
             order,
             path,
             options,
-            parse_library_options,
-            known=known,
-            metrics=metrics,
+            make,
+            work,
             dry_run=dry_run,
-            progress=output.progress(),
-            confirm=lambda plan: confirm_plan(_plan_lines(order, plan), yes=output.yes, as_json=output.as_json),
             watch=lambda row: echo_error(_line(row)) if is_logged else None,
-            make=make,
-            work=work,
         )
     text = _as_text(report, verbose=output.verbose > 0) + _written(report, path, dry_run=dry_run)
     _print_and_exit(report, metrics, output, text)

@@ -86,12 +86,17 @@ class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a report says of one base. Without a ``status``, the base ended as its library did."""
+    """What a report says of one base. Without a ``status``, the base ended as its library did.
+
+    ``totals`` is JSON of the command's own.
+    """
 
     id: str
     name: str
     status: str | None = None
     code: str | None = None
+    message: str | None = None
+    totals: str | None = None
     bytes: int | None = None
     rows: RowCounts = RowCounts()
     findings: dict[str, int] = {}

@@ -44,7 +44,6 @@ _ARCHIVES = (".zip", ".bak", ".parquet")
 _ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 #: The drive at the beginning of a Windows path.
 _DRIVE = re.compile(r"[A-Za-z]:(?=[/\\]|$)")
-#: The beginning of a URL that is a path.
 _FILE = "file://"
 #: Threads that ask for sizes, since network shares and object storage answer slowly, and libraries asked for together.
 _AT_ONCE, _TOGETHER = 16, 1024
@@ -82,9 +81,13 @@ def read_manifest(manifest: str, targets: str | None, ending: str, *, needs_targ
             are used twice.
         StorageFailed, StorageRefused, OSError: it cannot be read.
     """
-    found = [_make_absolute(_with_target(library, targets, ending, needs_target)) for library in _read(manifest)]
+    found = [_with_target(library, targets, ending, needs_target) for library in _read(manifest)]
     if not found:
         raise WrongUsage(problem=tr("{manifest} has no libraries", manifest=manifest), hint=_HINT)
+    for library in found:
+        if not is_name(f"{library.source}{library.target}"):
+            problem = tr("{name} is not valid UTF-8", name=printable(library.source, LONGEST_NAME))
+            raise WrongUsage(problem=problem, hint=tr("run the command on this library alone"))
     return found
 
 
@@ -94,35 +97,36 @@ _HINT = tr("give a folder of sources, a pattern like 'backups/*.zip', or a table
 def _read(manifest: str) -> Iterator[Library]:
     """Yield the libraries of a manifest: storage URL, folder, table, or pattern."""
     manifest = _local_path(manifest)
+    path = Path(manifest)
     if is_url(manifest):
         yield from _read_storage(manifest)
-        return
-    path = Path(manifest)
-    if path.is_dir():
-        for entry in sorted(path.iterdir()):
-            if not entry.name.startswith("."):
-                yield Library(source=str(entry))
     elif path.is_file() and path.suffix.lower() in _TABLES:
         with links.open_for_reading(path) as file:
             yield from _read_table(str(path), str(path.parent), file)
+    elif path.is_dir():
+        yield from _list(str(entry) for entry in path.iterdir() if not entry.name.startswith("."))
     elif glob.has_magic(manifest):
-        for found in sorted(glob.glob(manifest, recursive=True)):  # noqa: PTH207 - a pattern may be absolute
-            yield Library(source=found)
+        yield from _list(glob.glob(manifest, recursive=True))  # noqa: PTH207 - a pattern may be absolute
     else:
         raise WrongUsage(problem=tr("{manifest} is not a manifest", manifest=manifest), hint=_HINT)
 
 
+def _list(names: Iterable[str]) -> Iterator[Library]:
+    """Return libraries of these names, sorted."""
+    return (Library(source=_absolute_name(name)) for name in sorted(names))
+
+
 def _read_storage(url: str) -> Iterator[Library]:
     place = storage_path(url)
-    if glob.has_magic(url) and not ("*" not in url and "?" not in url and place.entries()):
-        for found, size in sorted(place.matches().items()):
-            yield Library(source=found, bytes=size)
+    if glob.has_magic(url) and ("*" in url or "?" in url or not place.entries()):
+        found = place.matches()
     elif PurePosixPath(place.name).suffix.lower() in _TABLES and (content := place.content()) is not None:
         yield from _read_table(place.url, place.url.rpartition("/")[0], io.BytesIO(content))
+        return
     else:
-        for name, size in sorted(place.entries().items()):
-            if not name.startswith("."):
-                yield Library(source=(place / name).url, bytes=size)
+        found = {(place / name).url: size for name, size in place.entries().items() if not name.startswith(".")}
+    for name, size in sorted(found.items()):
+        yield Library(source=_absolute_name(name), bytes=size)
 
 
 def _local_path(name: str, *, windows: bool = os.name == "nt") -> str:
@@ -133,42 +137,32 @@ def _local_path(name: str, *, windows: bool = os.name == "nt") -> str:
     if not name.lower().startswith(_FILE):
         return name
     host, slash, rest = name[len(_FILE) :].partition("/")
-    host = "" if host.lower() == "localhost" else host
-    path = unquote(slash + rest)
+    host, path = "" if host.lower() == "localhost" else unquote(host), unquote(slash + rest)
     if not windows:
-        return unquote(host) + path
-    if _DRIVE.match(path.lstrip("/")):
-        return str(PureWindowsPath(path.lstrip("/")))
-    return str(PureWindowsPath(host + path if not host or _DRIVE.match(host) else f"//{host}{path}"))
+        return host + path
+    on_drive = (host + path).lstrip("/")
+    return str(PureWindowsPath(on_drive if _DRIVE.match(on_drive) else f"//{host}{path}" if host else path))
 
 
 def _read_table(name: str, folder: str, file: Any) -> Iterator[Library]:
-    lines = _Lines()
-    kind = name.lower().rpartition(".")[2]
+    kind, number = name.lower().rpartition(".")[2], 0
+
+    def count(found: Iterable[Any]) -> Iterator[Any]:
+        """Yield lines or rows, and count them, to name the one with an error."""
+        nonlocal number
+        for number, one in enumerate(found, 1):  # noqa: B007 - where an error is
+            yield one
+
     try:
-        if kind == "parquet":
-            rows = _parquet_rows(file, lines)
-        else:
-            rows = (_csv_rows if kind == "csv" else _json_rows)(lines.count(file))
-        for row in rows:
+        # Lines are counted as they are read, empty ones and those inside of quotes as well.
+        lines = {"csv": _csv_rows, "jsonl": _json_rows}
+        for row in lines[kind](count(file)) if kind in lines else count(_parquet_rows(file)):
             yield _library(row, folder)
     except (ValueError, msgspec.MsgspecError, csv.Error) as error:
-        at = max(1, lines.number)
+        at = max(1, number)
         place = tr("row {number:,}", number=at) if kind == "parquet" else tr("line {number:,}", number=at)
         problem = tr("{path}, {place}: {error}", path=name, place=place, error=error)
         raise WrongUsage(problem=problem, hint=_HINT) from error
-
-
-class _Lines:
-    """Counts the lines of a file as they are read, empty ones and those inside of quotes as well."""
-
-    number = 0
-
-    def count(self, found: Iterable[Any]) -> Iterator[Any]:
-        """Yield the lines of a file, or the rows of a table."""
-        for one in found:
-            self.number += 1
-            yield one
 
 
 def _csv_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
@@ -187,11 +181,11 @@ def _json_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     return (msgspec.json.decode(line, type=dict[str, Any]) for line in file if line.strip())
 
 
-def _parquet_rows(file: Any, lines: _Lines) -> Iterator[dict[str, Any]]:
+def _parquet_rows(file: Any) -> Iterator[dict[str, Any]]:
     _, parquet = import_arrow()
-    batches = parquet.ParquetFile(file).iter_batches()
-    for row in lines.count(row for batch in batches for row in batch.to_pylist()):
-        yield {name: value for name, value in row.items() if value is not None}
+    for batch in parquet.ParquetFile(file).iter_batches():
+        for row in batch.to_pylist():
+            yield {name: value for name, value in row.items() if value is not None}
 
 
 def _library(row: dict[str, Any], folder: str) -> Library:
@@ -208,45 +202,36 @@ def _library(row: dict[str, Any], folder: str) -> Library:
         raise ValueError(tr("its other columns have more than {bytes:,} bytes", bytes=_MOST_EXTRA))
     options = row.get("options", [])
     words = shlex.split(options) if isinstance(options, str) else options
-    known = {name: value for name, value in row.items() if name not in extra}
     # Not strict: numbers in CSV are text.
-    library = msgspec.convert({**known, "options": words, "extra": msgspec.json.decode(encoded)}, Library, strict=False)
-    target = None if library.target is None else _resolve(folder, library.target)
-    return msgspec.structs.replace(library, source=_resolve(folder, library.source), target=target)
+    library = msgspec.convert({**row, "options": words, "extra": msgspec.json.decode(encoded)}, Library, strict=False)
+    target = None if library.target is None else _absolute_name(library.target, folder)
+    return msgspec.structs.replace(library, source=_absolute_name(library.source, folder), target=target)
 
 
-def _resolve(folder: str, name: str) -> str:
-    """Resolve a name of a table against its folder."""
+def _absolute_name(name: str, folder: str = "") -> str:
+    """Make a name absolute, which may be relative to a folder or its URL, so that any process can use it."""
     own = _local_path(name)
+    if _ANY_URL.match(folder) and not _ANY_URL.match(own):
+        own = f"{folder.rstrip('/')}/{own.removeprefix('./')}"
     if _ANY_URL.match(own):
-        return own
-    if _ANY_URL.match(folder):
-        return f"{folder.rstrip('/')}/{own.removeprefix('./')}"
-    return str(Path(folder) / own)
+        return storage_path(own, is_shared=True).url
+    return str(Path(folder, own).absolute())
 
 
 def _with_target(library: Library, targets: str | None, ending: str, needs_target: bool) -> Library:
-    if not needs_target:
-        if library.target is None:
-            return library
-        raise WrongUsage(
-            problem=tr("{source} has a target, but this command writes to none", source=library.source),
-            hint=tr("remove the column"),
-        )
-    if library.target is not None:
+    if needs_target is (library.target is not None):
         return library
+    if not needs_target:
+        problem = tr("{source} has a target, but this command writes to none", source=library.source)
+        raise WrongUsage(problem=problem, hint=tr("remove the column"))
     if targets is None:
-        raise WrongUsage(
-            problem=tr("{source} has no target", source=library.source),
-            hint=tr("--to FOLDER gives each library one, named after its source"),
-        )
+        problem = tr("{source} has no target", source=library.source)
+        raise WrongUsage(problem=problem, hint=tr("--to FOLDER gives each library one, named after its source"))
     name = f"{_library_name(library)}{ending}"
     if {name, _library_name(library)} & {"", ".", ".."} or (is_url(library.source) and re.search(r"[\\:\0]", name)):
-        raise WrongUsage(
-            problem=tr("the target of {source} cannot be named after it", source=printable(library.source)),
-            hint=tr("give its target in a table"),
-        )
-    return msgspec.structs.replace(library, target=_resolve(_local_path(targets), name))
+        problem = tr("the target of {source} cannot be named after it", source=printable(library.source))
+        raise WrongUsage(problem=problem, hint=tr("give its target in a table"))
+    return msgspec.structs.replace(library, target=_absolute_name(name, _local_path(targets)))
 
 
 def _library_name(library: Library) -> str:
@@ -258,29 +243,9 @@ def _library_name(library: Library) -> str:
     return source.name if source.is_dir() else source.stem
 
 
-def _make_absolute(library: Library) -> Library:
-    """Make the names of a library absolute, so that any process in any folder can use them."""
-    target = None if library.target is None else _absolute_name(library.target)
-    absolute = msgspec.structs.replace(library, source=_absolute_name(library.source), target=target)
-    if not is_name(f"{absolute.source}{absolute.target}"):
-        problem = tr("{name} is not valid UTF-8", name=printable(library.source, LONGEST_NAME))
-        raise WrongUsage(problem=problem, hint=tr("run the command on this library alone"))
-    return absolute
-
-
 def is_name(name: str) -> bool:
     """Whether a name is valid UTF-8 and has no NUL, so that it can be stored and opened."""
     return replace_surrogates(name) == name and "\0" not in name
-
-
-def _absolute_name(name: str) -> str:
-    """Return a name as an absolute path or a normalized URL."""
-    if is_url(name) and not name.startswith("memory:"):
-        return storage_path(name).url
-    if _ANY_URL.match(name):
-        problem = tr("{url} is not a URL of object storage that regraft supports", url=printable(name, LONGEST_NAME))
-        raise WrongUsage(problem=problem, hint=tr("use s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"))
-    return str(Path(name).absolute())
 
 
 def source_sizes(found: Iterable[Library]) -> array[int]:
@@ -307,11 +272,7 @@ def _size(library: Library) -> int:
 
 
 def demand_apart(found: Iterable[Library], own: Iterable[Path]) -> None:
-    """Check that no source or target is used twice or is inside another target, and that ``own`` files are in none.
-
-    Raises:
-        WrongUsage
-    """
+    """Raise WrongUsage if a source or target is used twice or is inside a target, or a file of ``own`` inside any."""
     every = list(found)
     #: The real path of each folder, since many libraries are in the same one.
     folders: dict[str, str] = {}
@@ -351,10 +312,7 @@ def _real_name(name: str, folders: dict[str, str]) -> str:
 
 def _parents(name: str) -> Iterator[str]:
     """Yield all parent folders of a path."""
-    end = name.rfind("/")
-    while end > 0:
-        yield name[:end]
-        end = name.rfind("/", 0, end)
+    return map(str, PurePosixPath(name).parents)
 
 
 def _resolve_distinct(names: Iterable[str | None], folders: dict[str, str], problem: str) -> set[str]:

@@ -28,7 +28,7 @@ from regraft.formats.parquet.unit_file import import_arrow
 from regraft.language import tr
 from regraft.text import printable
 
-#: The key in the metadata of the Parquet file whose value is the order.
+#: The key of the order in the metadata of the Parquet file.
 _ORDER_KEY = b"regraft.fleet"
 _SCHEMA = 1
 _ID = re.compile(r"[0-9a-f]*")
@@ -125,7 +125,12 @@ def counts_of(text: str | None) -> dict[str, int]:
 def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -> list[ResultRow]:
     """Return the rows of a library that has ended: its own first, then one for each base."""
     error, summary = ended.error, ended.summary or LibrarySummary(run="")
-    rows = summary.rows
+
+    def counts(one: LibrarySummary | BaseResult) -> dict[str, Any]:
+        skipped, findings = to_json(one.rows.skipped), to_json(one.findings)
+        read, carried = one.rows.read, one.rows.carried
+        return {"rows_read": read, "rows_carried": carried, "skipped": skipped, "findings": findings}
+
     own = ResultRow(
         library=task.number,
         source=library.source,
@@ -141,17 +146,14 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
         attempts=ended.attempts,
         seconds=round(ended.seconds, 3),
         bytes=task.bytes,
-        rows_read=rows.read,
-        rows_carried=rows.carried,
-        skipped=_json(rows.skipped),
-        findings=_json(summary.findings),
         totals=summary.totals,
         run=summary.run or None,
-        options=_json(library.options or None),
+        options=to_json(library.options or None),
         host=ended.host,
         pid=ended.pid,
         log=ended.log,
-        extra=_json(library.extra or None),
+        extra=to_json(library.extra or None),
+        **counts(summary),
     )
     has_findings = any(base.findings for base in summary.bases)
 
@@ -165,23 +167,21 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
             name=base.name,
             outcome=base.status or outcome,
             code=base.code,
+            message=base.message,
+            totals=base.totals,
             bytes=base.bytes,
-            rows_read=base.rows.read,
-            rows_carried=base.rows.carried,
-            skipped=_json(base.rows.skipped),
-            findings=_json(base.findings),
+            **counts(base),
         )
 
     return [own, *map(base_row, summary.bases)]
 
 
 #: Columns that only the row of a library has.
-_OF_LIBRARY = dict.fromkeys(
-    ("exit_status", "message", "attempts", "seconds", "totals", "options", "host", "pid", "log", "extra")
-)
+_OF_LIBRARY = dict.fromkeys(("exit_status", "attempts", "seconds", "options", "host", "pid", "log", "extra"))
 
 
-def _json(value: Any) -> str | None:
+def to_json(value: object) -> str | None:
+    """Encode a value of a row that is JSON; None stays None."""
     return None if value is None else msgspec.json.encode(value, order="sorted").decode()
 
 
@@ -212,9 +212,9 @@ def is_unused(journal: Path) -> bool:
 @contextmanager
 def lock_results(results: Path) -> Iterator[None]:
     """Lock the results against other processes; raises WrongUsage if another one holds the lock."""
-    with ExitStack() as stack:
+    with ExitStack() as held:
         try:
-            stack.enter_context(lock_files.hold_lock(result_files(results)[3]))
+            held.enter_context(lock_files.hold_lock(result_files(results)[3]))
         except lock_files.LockHeld as error:
             problem = tr("another regraft process is using {path}", path=results)
             raise WrongUsage(problem=problem, hint=tr("wait for it, or use another file")) from error
@@ -232,42 +232,41 @@ class StartedLine(msgspec.Struct, frozen=True, kw_only=True):
 class Journal:
     """The journal: the order in the first line, then a line for each attempt that starts and each library that ends.
 
-    An earlier journal is replaced once this one has all rows that were known. ``rows`` gives access to the rows.
+    An earlier journal is replaced once this one has all rows that were known.
     """
 
     def __init__(self, results: Path, order: FleetOrder, done: Iterable[list[ResultRow]] = ()) -> None:
         _, path, new, _ = result_files(results)
         self.rows = KnownRows(len(order.libraries), path)
         self._is_flushed = True
-        with _replace_file(path, new) as file:
-            self._end = file.write(msgspec.json.encode(order) + b"\n")
+        with _replace_file(path, new) as self._file:
+            self._write(order)
             for rows in done:
-                self._end += file.write(self._encode_line(rows))
+                self._write(rows)
         with writable.allow_writes(path.parent, entries_only=True):
             self._file = durable.open_binary(path, "ab")
 
     def add(self, rows: list[ResultRow]) -> None:
         """Add the rows of a library. They survive a kill at once, and a power cut after :meth:`flush`."""
-        self._end += self._file.write(self._encode_line(rows))
+        self._write(rows)
         self._file.flush()
         self._is_flushed = False
 
     def note_start(self, task: Task, attempt: int) -> None:
         """Add that an attempt has started; a power cut may lose it."""
-        line = StartedLine(started=task.number, attempt=attempt, at=identity.iso_time(identity.now_ms()))
-        self._end += self._file.write(msgspec.json.encode(line) + b"\n")
+        self._write(StartedLine(started=task.number, attempt=attempt, at=identity.iso_time(identity.now_ms())))
         self._file.flush()
+
+    def _write(self, line: FleetOrder | list[ResultRow] | StartedLine) -> None:
+        if isinstance(line, list):
+            self.rows.note(line, self._file.tell())
+        self._file.write(msgspec.json.encode(line) + b"\n")
 
     def flush(self) -> None:
         """Flush the file to the disk."""
         if not self._is_flushed:
             durable.flush(self._file.fileno())
             self._is_flushed = True
-
-    def _encode_line(self, rows: list[ResultRow]) -> bytes:
-        """Encode the line of a library, and note that it will begin at the end of the file."""
-        self.rows.note(rows, self._end)
-        return msgspec.json.encode(rows) + b"\n"
 
     def close(self) -> None:
         """Flush and close the file."""
@@ -281,13 +280,10 @@ class Journal:
 
 
 class KnownRows(Mapping[int, list[ResultRow]]):
-    """Rows by the number of their library, read from a line of a journal when they are asked for.
+    """Rows by the number of their library, read from a line of a file when they are asked for.
 
-    Args:
-        count: the number of libraries.
-        path: the journal, or the results.
-        copy: the lines of results that are not a journal. A journal is opened each time: Windows cannot replace an open
-            file.
+    ``copy`` has the lines of results at ``path`` that are not a journal. A journal is opened each time: Windows cannot
+    replace an open file.
 
     Raises, when rows are asked for: WrongUsage: another process has changed the file. OSError: it cannot be read.
     """

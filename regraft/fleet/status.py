@@ -5,7 +5,6 @@ Only the journal or the results are read; the run is neither slowed down nor loc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -14,8 +13,8 @@ import msgspec
 
 from regraft.disk import lock_files
 from regraft.fleet import results
-from regraft.fleet.metrics import Tally
-from regraft.fleet.results import GOOD, KnownRows, ResultRow
+from regraft.fleet.metrics import LibraryReport, Tally
+from regraft.fleet.results import KnownRows, ResultRow
 from regraft.fleet.run import FleetReport, make_report
 from regraft.language import format_count, tr
 from regraft.report.document import Run
@@ -75,20 +74,17 @@ def read_status(path: Path) -> tuple[FleetStatus, KnownRows]:
 def status_page(status: FleetStatus, rows: KnownRows) -> str:
     """Render the results of a fleet as an offline HTML page, failures first."""
 
-    def cells(row: ResultRow) -> tuple[str, ...]:
+    def cells(row: ResultRow | LibraryReport) -> tuple[str, ...]:
         """Format a library as cells of a table."""
         seconds = "" if row.seconds is None else f"{row.seconds:,.1f}"
         return row.source, label_of(row.outcome), seconds, row.message or row.code or ""
 
-    def ended(*, well: bool) -> Iterator[ResultRow]:
-        """Yield the rows of libraries that ended well, or of those that did not."""
-        return (own for number in rows if ((own := rows[number][0]).outcome in GOOD) is well)
-
+    good = (rows[number][0] for number in rows if rows.kind(number) is None)
     counts = {label_of(name): f"{count:,}" for name, count in status.libraries.items() if name != "all"}
     if status.left:
         counts[tr("left")] = f"{status.left:,}"
     sections = [
-        (tr("Failed libraries"), [cells(row) for row in islice(ended(well=False), _MOST_ROWS)]),
+        (tr("Failed libraries"), [cells(row) for row in status.failed[:_MOST_ROWS]]),
         (
             tr("Failed bases"),
             [
@@ -97,7 +93,7 @@ def status_page(status: FleetStatus, rows: KnownRows) -> str:
             ],
         ),
         (tr("In progress"), [(one.source, label_of("running"), "", one.since) for one in status.in_progress]),
-        (tr("Libraries that ended well"), [cells(row) for row in islice(ended(well=True), _MOST_ROWS)]),
+        (tr("Libraries that ended well"), [cells(row) for row in islice(good, _MOST_ROWS)]),
     ]
     return render_page(
         "fleet.html",

@@ -107,22 +107,19 @@ class StoragePath(msgspec.Struct, frozen=True):
             if one["type"] == "file" and not path.endswith("/")
         }
 
+    def _find(self, action: str, **options: Any) -> Any:
+        """Ask the client about this path; returns None if there is nothing."""
+        with _translated_errors(self), suppress(FileNotFoundError):
+            return getattr(self._files, action)(self._path, **options)
+        return None
+
     def size(self) -> int | None:
         """Return the size of an object, or None if there is no such object."""
-        with _translated_errors(self):
-            try:
-                return _size(self._files.info(self._path))
-            except FileNotFoundError:
-                return None
+        return _size(self._find("info"))
 
     def entries(self) -> dict[str, int | None]:
         """Return the direct entries by name, with the sizes of objects; None for folders."""
-        with _translated_errors(self):
-            try:
-                found = self._files.ls(self._path, detail=True)
-            except FileNotFoundError:
-                return {}
-        sizes = {str(one["name"]).strip("/"): _size(one) for one in found}
+        sizes = {str(one["name"]).strip("/"): _size(one) for one in self._find("ls", detail=True) or ()}
         return {path.rpartition("/")[2]: size for path, size in sizes.items() if path != self._path}
 
     def matches(self) -> dict[str, int | None]:
@@ -133,11 +130,8 @@ class StoragePath(msgspec.Struct, frozen=True):
 
     def content(self) -> bytes | None:
         """Return the content of an object, or None if there is none."""
-        with _translated_errors(self):
-            try:
-                return bytes(self._files.cat_file(self._path))
-            except FileNotFoundError:
-                return None
+        found = self._find("cat_file")
+        return None if found is None else bytes(found)
 
     def download(self, files: Iterable[tuple[str, Path]]) -> None:
         """Copy objects below it to new files in existing folders; ObjectGone if one was deleted."""
@@ -208,9 +202,9 @@ class StoragePath(msgspec.Struct, frozen=True):
             self._files.rm_file((self / name)._path)
 
 
-def _size(found: dict[str, Any]) -> int | None:
-    """Return the size of an object in a listing, or None for a folder."""
-    return int(found["size"] or 0) if found["type"] == "file" else None
+def _size(found: dict[str, Any] | None) -> int | None:
+    """Return the size of an object in a listing, or None for a folder or nothing."""
+    return int(found["size"] or 0) if found and found["type"] == "file" else None
 
 
 def _multipart_options(kind: str, size: int) -> dict[str, Any]:
@@ -220,11 +214,14 @@ def _multipart_options(kind: str, size: int) -> dict[str, Any]:
     return settings.get(kind, {})
 
 
-def storage_path(url: str) -> StoragePath:
-    """Parse a URL of object storage. WrongUsage: it is invalid, or of an unknown kind."""
+def storage_path(url: str, *, is_shared: bool = False) -> StoragePath:
+    """Parse a URL of object storage. WrongUsage: it is invalid, of an unknown kind, or in the memory of this process
+    although other processes are to use it.
+    """
     kind, _, path = url.partition("://")
     parts = path.rstrip("/").split("/")
-    if kind not in _STORES or not all(parts) or {".", ".."}.intersection(parts):
+    is_usable = kind in _STORES and not (is_shared and kind == "memory")
+    if not is_usable or not all(parts) or {".", ".."}.intersection(parts):
         problem = tr("{url} is not a URL of object storage that regraft supports", url=printable(url, LONGEST_NAME))
         raise WrongUsage(problem=problem, hint=tr("use s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"))
     return StoragePath(f"{kind}://{'/'.join(parts)}")

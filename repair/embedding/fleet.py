@@ -7,10 +7,9 @@ uses the answers of an interrupted one.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -18,18 +17,10 @@ import apsw
 import msgspec
 
 from regraft import identity
-from regraft.disk import durable, scratch, untrusted_sqlite, writable
+from regraft.disk import durable, scratch, writable
 from regraft.embedders import TextsRejected, Unanswered
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import (
-    STOPPED,
-    AnswerUnfit,
-    BackfillStopped,
-    Declined,
-    EmbedderUnsteady,
-    FleetRefused,
-    RegraftError,
-)
+from regraft.errors import STOPPED, AnswerUnfit, Declined, EmbedderUnsteady, FleetRefused, RegraftError
 from regraft.fleet import results
 from regraft.fleet.engine import Pool, Task, TaskResult
 from regraft.fleet.results import LIMITED, ResultRow
@@ -41,12 +32,10 @@ from regraft.report.progress import stage
 from repair.embedding import answers, fleet_texts, probing
 from repair.embedding.answers import NOTHING_SPENT, KnownEmbedder, SendingTerms, StopReason
 from repair.embedding.budget import Limits, Rates
-from repair.embedding.fleet_sending import AnyKeeper, FleetSender, RaySending
-from repair.embedding.fleet_texts import BackfillSummary, EmbeddingJob, TextFile, create_texts
-from repair.embedding.report import EmbedderName, Estimate, ScopeReport, cost_of, empty_estimate
+from repair.embedding.fleet_sending import AnyKeeper, FleetSender, RaySending, stop_reason
+from repair.embedding.fleet_texts import BackfillSummary, BaseSample, CountedText, EmbeddingJob, TextFile, WantedTexts
+from repair.embedding.report import EmbedderName, Estimate, cost_of, empty_estimate
 from repair.embedding.survey import estimate_sending
-
-logger = logging.getLogger(__name__)
 
 #: The processes that send.
 Sending = FleetSender | RaySending
@@ -54,8 +43,6 @@ Sending = FleetSender | RaySending
 _CHUNK = 256
 #: Why a text has no answer although no limit or error kept it from being sent.
 _CHANGED = tr("the library was changed during the run")
-#: Counts of a scope's report that are summed up for its library.
-_COUNTS = ("eligible", "skipped_ready", "newly_ready", "shared", "reused", "ready", "failed")
 
 
 # --- reports ---------------------------------------------------------------------------------------------------------
@@ -124,16 +111,10 @@ class BackfillSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SurveyedLibrary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the run keeps of a library that lacks vectors, for ``texts`` texts.
+    """A library that lacks vectors: the row that it gets if it is not filled, and what its survey found."""
 
-    ``dimensions`` are the vector lengths of its bases that lack vectors; None: unknown for one of them.
-    ``reused`` texts get a vector of another store. ``ended`` is the result of the job that collected its texts.
-    """
-
-    ended: TaskResult
-    texts: int
-    dimensions: frozenset[int | None]
-    reused: int
+    row: ResultRow
+    wanted: WantedTexts
 
 
 # --- the comparison --------------------------------------------------------------------------------------------------
@@ -161,25 +142,22 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         The server may serve another model under the same name by now.
         """
         keeper = self.sending.keeper
-        sentences = ((identity.text_hash(text), text) for text in probing.SENTENCES)
-        texts = chain(self.compared, sentences)
+        texts = chain(self.compared, ((identity.text_hash(text), text) for text in probing.SENTENCES))
         before: dict[str, bytes] = {}
         # Many at a time: the keeper may be another process.
         while not before and (chunk := dict(islice(texts, _CHUNK))):
             found = keeper.find(list(chunk), "probes")
-            before = {key: one.vector for key, one in found.items() if one.vector is not None}
-        if not before:
-            keeper.forget_compared()
-            return False
-        key, known = min(before.items(), key=lambda one: len(chunk[one[0]]))
-        try:
-            [vector] = self._ask([chunk[key]])
-        except Unanswered:
-            # Nothing more is sent by this run either.
-            return True
-        except TextsRejected:
-            vector = b""
-        is_same = probing.is_same_vector(known, vector)
+            before = {chunk[key]: one.vector for key, one in found.items() if one.vector is not None}
+        is_same = False
+        if before:
+            text = min(before, key=len)
+            try:
+                is_same = probing.is_same_vector(before[text], *self._ask([text]))
+            except Unanswered:
+                # Nothing more is sent by this run either.
+                return True
+            except TextsRejected:
+                pass
         if not is_same:
             keeper.forget_compared()
         return is_same
@@ -189,22 +167,26 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises TextsRejected or Unanswered if one of them was rejected, or was not sent.
         """
-        self.sending.keeper.forget_compared([identity.text_hash(text) for text in texts])
-        with create_texts(self.work, self.work / "asked.sqlite") as asked:
-            asked.add((text, 0) for text in texts)
+        keys = [identity.text_hash(text) for text in texts]
+        self.sending.keeper.forget_compared(keys)
+        path = self.work / "asked.sqlite"
+        fleet_texts.write_texts(path, ((key, text, 0) for key, text in zip(keys, texts, strict=True)))
+        with fleet_texts.read_texts(path) as asked:
             self.sending.send(asked, "probes", None, lambda _: None)
         return self._known.embed(texts).vectors
 
-    def run(self, libraries: Collection[int]) -> dict[int, StopReason]:
+    def run(self, libraries: Iterable[int]) -> dict[int, StopReason]:
         """Send the samples of all bases; returns the libraries that have a base of another model, and the error."""
         self.sending.send(self.compared, "probes", None, self.step)
-        keeper = self.sending.keeper
-        has_empty_base = any(
-            not sample.raw for library in libraries for sample in fleet_texts.read_samples(self.work, library)
-        )
-        unsteady = self._check_steadiness() if has_empty_base and keeper.stopped() is None else None
-        refusals = ((library, self._check(library, unsteady, keeper.stopped())) for library in libraries)
-        return {library: refusal for library, refusal in refusals if refusal is not None}
+        check_steadiness = cache(self._check_steadiness)
+        refused: dict[int, StopReason] = {}
+        for library in libraries:
+            for sample in fleet_texts.read_samples(self.work, library):
+                refusal = (None if sample.known else check_steadiness()) or self._compare(sample)
+                if refusal is not None:
+                    refused[library] = refusal
+                    break
+        return refused
 
     def _check_steadiness(self) -> StopReason | None:
         """Check that the embedder gives one vector for one text; returns the error for bases without vectors, or None.
@@ -228,20 +210,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             pass
         return None
 
-    def _check(self, library: int, unsteady: StopReason | None, stop: StopReason | None) -> StopReason | None:
-        """Compare the answers with the bases of a library; returns the error if one differs, or None.
-
-        ``unsteady`` is the error for bases without vectors, ``stop`` why some samples have no answer, if so.
-        """
-        for sample in fleet_texts.read_samples(self.work, library):
-            if not sample.raw and unsteady is not None:
-                return unsteady
-            try:
-                sample.compare(self._known)
-            except Unanswered as unanswered:
-                return stop or StopReason(code=BackfillStopped.__name__, reason=str(unanswered), exit_status=STOPPED)
-            except RegraftError as error:
-                return StopReason.of(error)
+    def _compare(self, sample: BaseSample) -> StopReason | None:
+        """Compare the answers with the vectors of a base; returns the error if they differ, or None."""
+        try:
+            sample.compare(self._known)
+        except (Unanswered, RegraftError) as error:
+            stop = self.sending.keeper.stopped() if isinstance(error, Unanswered) else None
+            return stop or stop_reason(error, self.settings)
         return None
 
 
@@ -260,8 +235,6 @@ class FleetBackfill(Fleet, kw_only=True):
     embedder: EmbedderSettings
     settings: BackfillSettings
     open_sending: Callable[[Pool, SendingTerms], Sending]
-    #: The size in bytes of each library, by its number.
-    _sizes: dict[int, int] = msgspec.field(default_factory=dict)
     _sent: SentReport | None = None
 
     @property
@@ -288,7 +261,7 @@ class FleetBackfill(Fleet, kw_only=True):
             RegraftError, OSError, apsw.Error: the run cannot go on; the next one resumes it.
         """
         every = (self.folder, results.journal_path(self.path))
-        before = [path for path in every if path.exists()]
+        before = set(filter(Path.exists, every))
         try:
             self._run_phases()
         except BaseException as error:
@@ -297,16 +270,14 @@ class FleetBackfill(Fleet, kw_only=True):
             is_kept = not self.dry_run and (self._sent is not None or is_interrupted)
             self._remove_files(every if is_kept else before)
             raise
-        if self.dry_run:
-            self._remove_files(before)
-            return
         # First, so that a failure below leaves no texts behind, and the limits of the next run start at zero.
-        self._remove_files(every)
-        answers.end_run(self.folder)
-        self.write_results()
-        if self._tally.good == len(self.order.libraries):
-            # The answers stay until every library is filled.
-            self._remove_files(every[1:])
+        self._remove_files(before if self.dry_run else every)
+        if not self.dry_run:
+            answers.end_run(self.folder)
+            self.write_results()
+            if self._tally.good == len(self.order.libraries):
+                # The answers stay until every library is filled.
+                self._remove_files(every[1:])
 
     def _run_phases(self) -> None:
         with ExitStack() as stack:
@@ -322,88 +293,90 @@ class FleetBackfill(Fleet, kw_only=True):
                 durable.make_folder(self.folder, exist_ok=True)
                 durable.sync_folder(self.folder.parent)
             libraries = self._collect_texts(pool)
-            texts = stack.enter_context(create_texts(self.folder, self.folder / "texts.sqlite"))
-            plan = self._make_plan(texts, libraries)
+            plan = self._make_plan(libraries)
             if libraries and not self.dry_run:
                 if not self.confirm(plan):
                     raise Declined(path=self.path)
-                self._fill(pool, libraries, *self._send(pool, texts, libraries, plan))
+                self._fill(pool, libraries, *self._send(pool, libraries, plan))
             else:
                 self._note_sent(plan)
 
     def _collect_texts(self, pool: Pool) -> dict[int, SurveyedLibrary]:
         """Run the collecting job of each library; returns those that lack vectors, by number. The others have ended."""
         surveyed: dict[int, SurveyedLibrary] = {}
-        left = self.left
-        self._sizes = self.measure(left)
-        with stage(self.progress, "Looking", len(left), "libraries"):
-            for task, ended in self._run_jobs(pool, left, fills=False):
+        sizes = self.measure(self.left)
+        with stage(self.progress, "Looking", len(sizes), "libraries"):
+            for task, ended in self._run_jobs(pool, sizes, fills=False):
                 self.progress.step(1, task.bytes)
                 summary = ended.summary
-                if isinstance(summary, BackfillSummary) and summary.collected is not None:
-                    surveyed[task.number] = SurveyedLibrary(
-                        ended=msgspec.structs.replace(ended, summary=None),
-                        texts=summary.collected,
-                        dimensions=frozenset(scope.dimensions for scope in summary.scopes if scope.planned.texts),
-                        reused=sum(scope.planned.reused for scope in summary.scopes),
-                    )
+                if isinstance(summary, BackfillSummary) and summary.wanted is not None:
+                    [row] = self.rows_of(task, msgspec.structs.replace(ended, summary=None, status=0))
+                    surveyed[task.number] = SurveyedLibrary(row=row, wanted=summary.wanted)
                 if task.number not in surveyed or self.dry_run:
                     self._end_library(task, ended, None)
         return dict(sorted(surveyed.items()))
 
-    def _make_plan(self, texts: TextFile, libraries: dict[int, SurveyedLibrary]) -> BackfillPlan:
-        """Merge the texts of all libraries, without those that have an answer, and estimate what sending them takes."""
-        with answers.read_answers(self.folder) as db:
-            self._merge(texts, libraries, db)
-        return BackfillPlan(
-            libraries=len(libraries),
-            wanted=sum(one.texts for one in libraries.values()),
-            distinct=texts.count,
-            planned=estimate_sending(texts.sized(), self.embedder, self.settings.limits, empty_estimate(self.embedder)),
-            reused=sum(one.reused for one in libraries.values()),
-        )
+    @property
+    def _texts(self) -> Path:
+        """The file with the texts of all libraries."""
+        return self.folder / "texts.sqlite"
 
-    def _merge(self, texts: TextFile, libraries: Iterable[int], known: apsw.Connection | None = None) -> None:
+    def _make_plan(self, libraries: dict[int, SurveyedLibrary]) -> BackfillPlan:
+        """Merge the texts of all libraries, without those that have an answer, and estimate what sending them takes."""
+        with answers.read_answers(self.folder) as known:
+            fleet_texts.write_texts(self._texts, self._texts_of(libraries, known))
+        with fleet_texts.read_texts(self._texts) as texts:
+            sized = ((key, tokens) for key, _, tokens in texts.read())
+            return BackfillPlan(
+                libraries=len(libraries),
+                wanted=sum(one.wanted.count for one in libraries.values()),
+                distinct=texts.count,
+                planned=estimate_sending(sized, self.embedder, self.settings.limits, empty_estimate(self.embedder)),
+                reused=sum(one.wanted.reused for one in libraries.values()),
+            )
+
+    def _texts_of(self, libraries: Iterable[int], known: apsw.Connection | None = None) -> Iterator[CountedText]:
+        """Yield the texts of libraries that have no known answer."""
         for library in libraries:
             with fleet_texts.read_texts(fleet_texts.library_file(self.folder, library)) as own:
-                texts.merge(own, known)
+                texts = own.read()
+                while chunk := list(islice(texts, _CHUNK)):
+                    answered = answers.answered_keys(known, [key for key, _, _ in chunk])
+                    yield from (one for one in chunk if one[0] not in answered)
 
     def _send(
-        self, pool: Pool, texts: TextFile, libraries: dict[int, SurveyedLibrary], plan: BackfillPlan
+        self, pool: Pool, libraries: dict[int, SurveyedLibrary], plan: BackfillPlan
     ) -> tuple[dict[int, StopReason], StopReason | None]:
         """Compare the embedder with the bases, then send all texts.
 
-        Returns:
-            The libraries that are refused and not filled, and why not all texts have an answer.
+        Returns the libraries that are refused and not filled, and why not all texts have an answer.
         """
         terms = SendingTerms(
             folder=self.folder, settings=self.embedder, limits=self.settings.limits, rates=self.settings.rates
         )
-        with (
-            closing(self.open_sending(pool, terms)) as sending,
-            create_texts(self.folder, self.folder / "compared.sqlite") as compared,
-        ):
+        compared = self.folder / "compared.sqlite"
+        samples = (sample for library in libraries for sample in fleet_texts.read_samples(self.folder, library))
+        fleet_texts.write_texts(
+            compared, ((identity.text_hash(text), text, 0) for one in samples for text, _ in one.known)
+        )
+        with closing(self.open_sending(pool, terms)) as sending, fleet_texts.read_texts(compared) as probes:
             # From here on, files of the run stay: something may have been paid for.
             self._note_sent(plan)
-            for library in libraries:
-                for sample in fleet_texts.read_samples(self.folder, library):
-                    compared.add((text, 0) for text, _ in sample.known)
             comparison = Comparison(
-                work=self.folder, settings=self.embedder, sending=sending, compared=compared, step=self._step
+                work=self.folder, settings=self.embedder, sending=sending, compared=probes, step=self._step
             )
-            remembered = bool(texts.count) and comparison.recall()
-            with stage(self.progress, "Comparing", compared.count, "texts"):
+            remembered = plan.distinct > 0 and comparison.recall()
+            with stage(self.progress, "Comparing", probes.count, "texts"):
                 refused = comparison.run(libraries)
             filled = sorted(libraries.keys() - refused)
             if refused:
-                texts.clear()
-                self._merge(texts, filled)
+                fleet_texts.write_texts(self._texts, self._texts_of(filled))
             # An answer of another length would fit no base, in any run.
-            lengths = {size for number in filled for size in libraries[number].dimensions}
+            lengths = {size for number in filled for size in libraries[number].wanted.dimensions}
             known_lengths = None if None in lengths else frozenset(filter(None, lengths))
-            with stage(self.progress, "Embedding", texts.count, "texts"):
+            with fleet_texts.read_texts(self._texts) as texts, stage(self.progress, "Embedding", texts.count, "texts"):
                 sending.send(texts, "texts", known_lengths, self._step)
-            self._note_sent(plan, sending.keeper, compared=compared.count, remembered=remembered)
+            self._note_sent(plan, sending.keeper, compared=probes.count, remembered=remembered)
             return refused, sending.keeper.stopped()
 
     def _note_sent(
@@ -438,13 +411,11 @@ class FleetBackfill(Fleet, kw_only=True):
     ) -> None:
         """End the libraries that were refused, and fill the others with the answers."""
         for number, refusal in refused.items():
-            ended = msgspec.structs.replace(libraries[number].ended, status=refusal.exit_status)
-            [own] = self.rows_of(Task(number=number, job=None, bytes=self._sizes[number]), ended)
-            self.end_library([_stopped_row(own, refusal, refusal.reason)])
-        fillable = [number for number in libraries if number not in refused]
+            self.end_library([_stopped_row(libraries[number].row, refusal, refusal.reason)])
+        sizes = {number: one.row.bytes or 0 for number, one in libraries.items() if number not in refused}
         why = _CHANGED if stop is None else stop.reason
-        with stage(self.progress, "Filling", len(fillable), "libraries"):
-            for task, ended in self._run_jobs(pool, fillable, fills=True, why=why):
+        with stage(self.progress, "Filling", len(sizes), "libraries"):
+            for task, ended in self._run_jobs(pool, sizes, fills=True, why=why):
                 self.progress.step(1, task.bytes)
                 self._end_library(task, ended, stop)
 
@@ -457,10 +428,8 @@ class FleetBackfill(Fleet, kw_only=True):
     # --- libraries ---------------------------------------------------------------------------------------------------
 
     def _run_jobs(
-        self, pool: Pool, numbers: Iterable[int], *, fills: bool, why: str = ""
+        self, pool: Pool, sizes: Mapping[int, int], *, fills: bool, why: str = ""
     ) -> Iterator[tuple[Task, TaskResult]]:
-        sizes = {number: self._sizes[number] for number in numbers}
-
         def job(number: int, cores: int) -> EmbeddingJob:
             line = self.make_job(number, cores)
             assert isinstance(line.options.values, BackfillOptions)
@@ -478,17 +447,16 @@ class FleetBackfill(Fleet, kw_only=True):
         return self.run_jobs(pool, sizes, job, notes_starts=fills)
 
     def _end_library(self, task: Task, ended: TaskResult, stop: StopReason | None) -> None:
-        """Record how a library ended."""
-        rows = self.rows_of(task, ended)
-        if isinstance(ended.summary, BackfillSummary):
-            rows = _filled_rows(rows, ended.summary.scopes, stop)
-        self.end_library(rows)
+        """Record how a library ended; ``stop`` is why the fleet did not send all texts, if so."""
+        own, *bases = self.rows_of(task, ended)
+        if isinstance(ended.summary, BackfillSummary) and (reason := ended.summary.stopped) is not None:
+            # If the fleet sent everything, these texts were added to the library after its survey.
+            own = _stopped_row(own, stop or stop_reason(Unanswered(reason), self.embedder), reason)
+        self.end_library([own, *bases])
 
     def _remove_files(self, kept: Collection[Path]) -> None:
         """Remove all texts from the work folder, and the folder itself and the journal if they are not to be kept."""
-        ours = {f"{answers.ANSWERS_FILE}{ending}" for ending in ("", *untrusted_sqlite.COMPANION_SUFFIXES)}
-        found = list(self.folder.iterdir()) if self.folder.is_dir() else []
-        paths = [path for path in found if path.name not in ours]
+        paths = [path for path in self.folder.glob("*") if not path.name.startswith(answers.ANSWERS_FILE)]
         paths += [path for path in (self.folder, results.journal_path(self.path)) if path not in kept]
         with writable.allow_writes(self.folder.parent, entries_only=True), writable.allow_writes(self.folder):
             for path in paths:
@@ -500,45 +468,9 @@ def work_folder(path: Path) -> Path:
     return path.with_name(f"{path.name}.backfill")
 
 
-# --- results ---------------------------------------------------------------------------------------------------------
-
-
-def _filled_rows(rows: list[ResultRow], found: Sequence[ScopeReport], stop: StopReason | None) -> list[ResultRow]:
-    """Add the counts and stop reasons of a backfill's scopes to the rows of its library.
-
-    Args:
-        rows: of the library and its bases.
-        found: the scopes of the library; none if its command failed.
-        stop: why the fleet did not send all texts, if so.
-    """
-    own, *bases = rows
-    scopes = {scope.scope: scope for scope in found}
-
-    def with_scope(base: ResultRow) -> ResultRow:
-        scope = scopes.get(str(base.base))
-        if scope is None:
-            return base
-        outcome = base.outcome if scope.stopped is None else "stopped"
-        return msgspec.structs.replace(base, outcome=outcome, message=scope.stopped, totals=_sum_counts([scope]))
-
-    own = msgspec.structs.replace(own, totals=_sum_counts(found) if found else own.totals)
-    reason = next((scope.stopped for scope in found if scope.stopped), None)
-    if reason is not None:
-        # If the fleet sent everything, these texts were added to the library after its survey.
-        changed = StopReason(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
-        own = _stopped_row(own, stop or changed, reason)
-    return [own, *map(with_scope, bases)]
-
-
 def _stopped_row(own: ResultRow, stop: StopReason, message: str) -> ResultRow:
     """Record in the row of a library why it is not filled completely."""
     if stop.code is None:
         return msgspec.structs.replace(own, outcome=LIMITED, message=message)
     outcome = "stopped" if stop.exit_status == STOPPED else "refused"
     return msgspec.structs.replace(own, outcome=outcome, message=message, code=stop.code, exit_status=stop.exit_status)
-
-
-def _sum_counts(scopes: Sequence[ScopeReport]) -> str:
-    """Sum the counts of scopes; returns a JSON object."""
-    counts = {name: sum(getattr(scope, name) for scope in scopes) for name in _COUNTS}
-    return msgspec.json.encode(counts, order="sorted").decode()

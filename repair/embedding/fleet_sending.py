@@ -13,8 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
-from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -40,8 +39,8 @@ OnAnswered = Callable[[int], None]
 
 #: Texts for which the keeper is asked at a time whether they have an answer.
 _CHUNK = 256
-#: Requests' worth of texts that a process of a cluster gets at a time, for each of its threads.
-_AHEAD = 4
+#: Requests' worth of texts that a process of a cluster gets at a time, for each of its threads, and the most texts.
+_AHEAD, _PART_TEXTS = 4, 1000
 #: How often a part is sent again after its process was killed.
 _ATTEMPTS = 5
 #: Seconds to wait for senders of a cluster when the run is interrupted, and between two looks at their progress.
@@ -114,24 +113,16 @@ class FleetOutbox(Outbox):
 
     def write(self, results: Sequence[BatchResult]) -> None:
         """Have the keeper store the vectors."""
-        found: dict[str, TextAnswer] = {}
-        for result in results:
-            vectors = zip(result.batch.keys, result.vectors, strict=True)
-            found.update((key, TextAnswer(vector=vector)) for key, vector in vectors)
-        self._keep(found)
+        vectors = chain.from_iterable(zip(one.batch.keys, one.vectors, strict=True) for one in results)
+        self._keep({key: TextAnswer(vector=vector) for key, vector in vectors})
 
     def fail(self, batch: TextBatch, code: str, reason: str) -> None:
         """Have the keeper store that a text cannot be embedded."""
-        [key] = batch.keys
-        self._keep({key: TextAnswer(code=code, reason=str(to_english(reason)))})
+        self._keep({key: TextAnswer(code=code, reason=str(to_english(reason))) for key in batch.keys})
 
     def _keep(self, found: dict[str, TextAnswer]) -> None:
         self._keeper.keep(found, self._kind)
         self._step(len(found))
-
-    def skip(self, batch: TextBatch, problem: Unanswered) -> None:  # noqa: ARG002
-        """Raise: only an embedder with known answers has none."""
-        raise problem
 
     def stop(self, batch: TextBatch, problem: BaseException) -> None:  # noqa: ARG002
         """Have the keeper permit no more requests, of any sender."""
@@ -152,7 +143,6 @@ class FleetSender:
 
     def __init__(self, settings: EmbedderSettings, keeper: AnyKeeper, *, owns_keeper: bool = False) -> None:
         self.keeper = keeper
-        self._senders: dict[TextKind, Sender] = {}
         with ExitStack() as ending:
             if owns_keeper:
                 ending.callback(keeper.close)
@@ -168,25 +158,20 @@ class FleetSender:
     ) -> None:
         """Send the texts that have no answer, until all have one or the keeper permits no more requests.
 
-        Args:
-            texts: the texts with their keys.
-            kind: texts that lack a vector, or probes.
-            lengths: the lengths that a vector may have.
-            step: called with the number of texts that got an answer.
+        ``step`` is called with the number of texts that got an answer, ``lengths`` are those that a vector may have.
 
         Raises:
             KeyboardInterrupt: requests in flight were waited for five seconds, and their answers stored.
             apsw.Error, OSError: an answer cannot be stored.
         """
-        if kind not in self._senders:
-            halted, settings = Event(), self.embedder.settings
-            meter = MeteredEmbedder(self.embedder, self.keeper.account(kind), halted.wait)
-            pool = self._ending.enter_context(WorkerPool(settings.name, meter, settings.parallel))
-            self._senders[kind] = Sender(self.embedder, pool, halted.set, ahead=1)
-        self._senders[kind].send(FleetOutbox(texts, self, kind, lengths, step))
+        halted, settings = Event(), self.embedder.settings
+        meter = MeteredEmbedder(self.embedder, self.keeper.account(kind), halted.wait)
+        with WorkerPool(settings.name, meter, settings.parallel) as workers:
+            sender = Sender(self.embedder, workers, halted.set, ahead=1)
+            sender.send(FleetOutbox(texts, self, kind, lengths, step))
 
     def close(self) -> None:
-        """End the threads, and close the embedder."""
+        """Close the embedder."""
         self._ending.close()
 
 
@@ -194,21 +179,25 @@ def stop_reason(problem: BaseException, settings: EmbedderSettings) -> StopReaso
     """Return why nothing more is sent after an error. BaseException: the error is not one of the embedder."""
     if isinstance(problem, LimitReached):
         return StopReason(reason=str(problem))
-    if isinstance(problem, ServerFailing):
-        reason = tr("embedder {embedder} does not answer: {reason}", embedder=settings.name, reason=problem.reason)
-        return StopReason(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
     if isinstance(problem, RegraftError):
         return StopReason.of(problem)
-    raise problem
+    if not isinstance(problem, ServerFailing | Unanswered):
+        raise problem
+    reason = str(problem)
+    if isinstance(problem, ServerFailing):
+        reason = tr("embedder {embedder} does not answer: {reason}", embedder=settings.name, reason=problem.reason)
+    return StopReason(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
 
 
 # --- a cluster -------------------------------------------------------------------------------------------------------
 
 
 class SendingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the texts, for a process of a cluster, which has one sender for each ``run``."""
+    """A part of the texts in a file, for a process of a cluster, which has one sender for each ``run``."""
 
-    part: Path
+    path: Path
+    first: int
+    count: int
     run: str
     sender: type[FleetSender]
     settings: EmbedderSettings
@@ -217,25 +206,24 @@ class SendingJob(msgspec.Struct, frozen=True, kw_only=True):
     lengths: VectorLengths
 
 
-#: The sender of this process, by the run that it is for: a local model is loaded once. None: it cannot be opened.
-_open_senders: dict[str, FleetSender | None] = {}
+#: The sender of this process, by the run that it is for: a local model is loaded once.
+_open_senders: dict[str, FleetSender] = {}
 
 
 def send_part(job: SendingJob) -> TaskResult:
     """Send a part of the texts, in a process of a cluster; if the embedder cannot be opened there, all senders stop."""
     begun = time.monotonic()
-    if job.run not in _open_senders:
-        while _open_senders:
-            if (sender := _open_senders.popitem()[1]) is not None:
-                sender.close()
-        try:
+    try:
+        if job.run not in _open_senders:
+            while _open_senders:
+                _open_senders.popitem()[1].close()
             _open_senders[job.run] = job.sender(job.settings, job.keeper)
-        except RegraftError as error:
-            _open_senders[job.run] = None
-            job.keeper.stop(stop_reason(error, job.settings))
-    if (sender := _open_senders[job.run]) is not None:
-        with read_texts(job.part) as part:
-            sender.send(part, job.kind, job.lengths)
+    except RegraftError as error:
+        job.keeper.stop(stop_reason(error, job.settings))
+    else:
+        with read_texts(job.path) as texts:
+            part = ((key, text) for key, text, _ in texts.read(job.first, job.count))
+            _open_senders[job.run].send(part, job.kind, job.lengths)
     return TaskResult(status=0, seconds=time.monotonic() - begun)
 
 
@@ -270,8 +258,10 @@ class RaySending:
             StoppedBySystem: a part could not be sent, or its process was killed in every attempt.
         """
         settings = self._terms.settings
-        job = partial(
-            SendingJob,
+        job = SendingJob(
+            path=texts.path,
+            first=0,
+            count=min(_PART_TEXTS, _AHEAD * settings.batch.texts * settings.parallel),
             run=self._run,
             sender=self._sender,
             settings=settings,
@@ -279,8 +269,10 @@ class RaySending:
             kind=kind,
             lengths=lengths,
         )
-        parts = texts.split(self._terms.folder, _AHEAD * settings.batch.texts * settings.parallel)
-        tasks = [Task(number=at, job=job(part=part), name=kind, cores=self._cores) for at, part in enumerate(parts)]
+        tasks = [
+            Task(number=first, job=msgspec.structs.replace(job, first=first), name=kind, cores=self._cores)
+            for first in range(0, texts.count, job.count)
+        ]
         if not tasks:
             return
         known = self._count_answers(kind)

@@ -1,13 +1,13 @@
 """The texts that the libraries of a fleet lack vectors for, and the job that collects them or fills one library.
 
-Each library's job writes its texts to a :class:`TextFile` in the work folder, with a sample of texts with vectors. The
-process that runs the fleet merges them into another one. The files hold the user's texts and are removed when the run
-ends.
+Each library's job writes its texts to a file in the work folder, with a sample of texts with vectors. The process that
+runs the fleet merges them into another one. The files hold the user's texts and are removed when the run ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain, islice
@@ -18,11 +18,13 @@ import apsw
 import msgspec
 
 from regraft import embedders, identity
-from regraft.disk import durable, sqlite, untrusted_sqlite, writable
+from regraft.disk import durable, sqlite, writable
 from regraft.embedders import Embedder
 from regraft.embedders.settings import EmbedderSettings
 from regraft.fleet.engine import LibrarySummary
 from regraft.fleet.jobs import LibraryJob
+from regraft.fleet.results import to_json
+from regraft.formats import json_text
 from repair.changes.store import Store
 from repair.embedding import answers, probing
 from repair.embedding.report import BackfillReport, ScopeReport
@@ -30,14 +32,12 @@ from repair.embedding.reuse import Canary
 from repair.embedding.run import EmbedderSource
 from repair.embedding.survey import BackfillSurvey, ExpectedTexts, SurveyedTarget, TokenCounter
 
-#: The folder in the work folder for the parts that a cluster reads.
-_PARTS_FOLDER = "parts"
-#: A text as it is stored: its key, the text as UTF-8, and its tokens.
-_TextRow = tuple[str, bytes, int]
-#: Texts written or read at a time, and the bytes after which fewer are.
-_ROWS, _BYTES = 1000, 8 << 20
+#: A text with its key and its tokens.
+CountedText = tuple[str, str, int]
 #: Texts held in memory at a time.
 _CHUNK = 256
+#: Counts of a scope's report that are summed up for its library.
+_COUNTS = ("eligible", "skipped_ready", "newly_ready", "shared", "reused", "ready", "failed")
 
 
 class BaseSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +50,7 @@ class BaseSample(msgspec.Struct, frozen=True, kw_only=True):
     scope: str
     base: str
     dimensions: int | None
-    #: Texts encoded by :func:`encode_text`.
-    raw: list[tuple[bytes, bytes]]
+    known: list[tuple[str, bytes]] = []
     source: str | None = None
     source_base: str = ""
 
@@ -65,59 +64,40 @@ class BaseSample(msgspec.Struct, frozen=True, kw_only=True):
             source=source, base=self.source_base, store=self.base, dimensions=size, sample=tuple(self.known)
         ).compare(embedder)
 
-    @property
-    def known(self) -> list[tuple[str, bytes]]:
-        """The texts with their vectors."""
-        return [(decode_text(text), vector) for text, vector in self.raw]
-
-
-def encode_text(text: str) -> bytes:
-    """Encode a text as UTF-8; lone surrogates, which some applications store, are kept."""
-    return text.encode("utf-8", "surrogatepass")
-
-
-def decode_text(written: bytes) -> str:
-    """Decode what :func:`encode_text` encoded."""
-    return written.decode("utf-8", "surrogatepass")
-
 
 # --- files of texts --------------------------------------------------------------------------------------------------
 
 
-class TextFile:
-    """Distinct texts in the order in which they were added, and the samples of a library: a SQLite file in the work
-    folder.
+def write_texts(path: Path, texts: Iterable[CountedText], samples: Iterable[BaseSample] = ()) -> int:
+    """Write the distinct ones of texts, in their order, and samples to a file in an existing folder.
+
+    A file that a killed run has left is replaced. The file is closed at the end, so that other machines can read it.
+    Returns how many texts were given. apsw.Error, OSError: it cannot be written.
     """
+    count = 0
+    with writable.allow_writes(path.parent):
+        durable.remove(path, missing_ok=True)
+        with sqlite.open_writable(path, create=True) as db:
+            # No durability needed: the next run creates it again.
+            db.execute("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF")
+            db.execute("CREATE TABLE text (key TEXT PRIMARY KEY, text BLOB NOT NULL, tokens INTEGER NOT NULL)")
+            db.execute("CREATE TABLE sample (json TEXT NOT NULL)")
+            with sqlite.transaction(db):
+                for key, text, tokens in texts:
+                    count += 1
+                    # Lone surrogates, which some applications store, are kept, here and in JSON.
+                    row = key, text.encode("utf-8", "surrogatepass"), tokens
+                    db.execute("INSERT OR IGNORE INTO text VALUES (?, ?, ?)", row)
+                for sample in samples:
+                    db.execute("INSERT INTO sample VALUES (?)", (json.dumps(msgspec.to_builtins(sample)),))
+    return count
 
-    def __init__(self, db: apsw.Connection) -> None:
-        self._db = db
 
-    def add(self, texts: Iterable[tuple[str, int]], known: apsw.Connection | None = None) -> int:
-        """Add texts, with their tokens, that are new and have no known answer; returns how many were given."""
-        return self._insert(((identity.text_hash(text), encode_text(text), tokens) for text, tokens in texts), known)
+class TextFile:
+    """A file of texts that is open for reading; iterating yields every key with its text."""
 
-    def merge(self, other: TextFile, known: apsw.Connection | None = None) -> None:
-        """Add the texts of another file that are new and have no known answer."""
-        self._insert(other._rows(), known)
-
-    def _insert(self, rows: Iterable[_TextRow], known: apsw.Connection | None = None) -> int:
-        count = 0
-        for chunk in _chunks(rows, _ROWS):
-            count += len(chunk)
-            answered = answers.answered_keys(known, [key for key, _, _ in chunk])
-            with sqlite.transaction(self._db):
-                self._db.executemany(
-                    "INSERT OR IGNORE INTO text VALUES (?, ?, ?)", (row for row in chunk if row[0] not in answered)
-                )
-        return count
-
-    def _rows(self) -> Iterator[_TextRow]:
-        rows: Any = self._db.execute("SELECT key, text, tokens FROM text ORDER BY rowid")
-        yield from rows
-
-    def clear(self) -> None:
-        """Remove all texts."""
-        self._db.execute("DELETE FROM text")
+    def __init__(self, path: Path, db: apsw.Connection) -> None:
+        self.path, self._db = path, db
 
     @property
     def count(self) -> int:
@@ -125,144 +105,100 @@ class TextFile:
         found: Any = self._db.execute("SELECT count(*) FROM text").get
         return int(found)
 
-    def sized(self) -> Iterator[tuple[str, int]]:
-        """Yield the key and the tokens of every text."""
-        rows: Any = self._db.execute("SELECT key, tokens FROM text ORDER BY rowid")
-        yield from rows
+    def read(self, first: int = 0, count: int = -1) -> Iterator[CountedText]:
+        """Yield all texts, or up to ``count`` of them from the index ``first`` on."""
+        rows: Any = self._db.execute(
+            "SELECT key, text, tokens FROM text WHERE rowid > ? ORDER BY rowid LIMIT ?", (first, count)
+        )
+        return ((key, text.decode("utf-8", "surrogatepass"), tokens) for key, text, tokens in rows)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """Yield every key with its text."""
-        for key, text, _ in self._rows():
-            yield key, decode_text(text)
-
-    def add_samples(self, samples: list[BaseSample]) -> None:
-        """Add samples of bases."""
-        self._db.executemany("INSERT INTO sample VALUES (?)", ((msgspec.json.encode(one),) for one in samples))
-
-    def samples(self) -> list[BaseSample]:
-        """Return the samples."""
-        rows: Any = self._db.execute("SELECT json FROM sample ORDER BY rowid")
-        return [msgspec.json.decode(one, type=BaseSample) for (one,) in rows]
-
-    def split(self, work: Path, limit: int) -> list[Path]:
-        """Write the texts to files of up to ``limit`` texts, for other processes; returns the files.
-
-        Raises:
-            apsw.Error, OSError: they cannot be written.
-        """
-        with writable.allow_writes(work):
-            durable.remove_tree(work / _PARTS_FOLDER)
-        paths: list[Path] = []
-        for chunk in _chunks(self._rows(), min(limit, _ROWS)):
-            paths.append(work / _PARTS_FOLDER / f"{len(paths):06}.sqlite")
-            with create_texts(work, paths[-1]) as part:
-                part._insert(chunk)
-        return paths
-
-
-def _chunks(rows: Iterable[_TextRow], most: int) -> Iterator[list[_TextRow]]:
-    """Group rows into lists of a limited length and size."""
-    chunk: list[_TextRow] = []
-    size = 0
-    for row in rows:
-        chunk.append(row)
-        size += len(row[1])
-        if len(chunk) == most or size >= _BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-@contextmanager
-def create_texts(work: Path, path: Path) -> Iterator[TextFile]:
-    """Create an empty file of texts in the work folder, in the place of one that a killed run has left.
-
-    Raises:
-        apsw.Error, OSError: it cannot be written.
-    """
-    with writable.allow_writes(work):
-        durable.make_folders(path.parent, flush=False)
-        for ending in ("", *untrusted_sqlite.COMPANION_SUFFIXES):
-            durable.remove(path.with_name(f"{path.name}{ending}"), missing_ok=True)
-        with sqlite.open_writable(path, create=True) as db:
-            # No durability needed: the next run creates it again.
-            db.execute("PRAGMA journal_mode = OFF")
-            db.execute("PRAGMA synchronous = OFF")
-            db.execute("CREATE TABLE text (key TEXT PRIMARY KEY, text BLOB NOT NULL, tokens INTEGER NOT NULL)")
-            db.execute("CREATE TABLE sample (json BLOB NOT NULL)")
-            yield TextFile(db)
+        return ((key, text) for key, text, _ in self.read())
 
 
 @contextmanager
 def read_texts(path: Path) -> Iterator[TextFile]:
     """Open a file of texts for reading. apsw.Error, OSError: it cannot be read."""
     with sqlite.open_readonly(path) as db:
-        yield TextFile(db)
+        yield TextFile(path, db)
 
 
 def library_file(work: Path, library: int) -> Path:
     """Return the file with the texts and samples of a library."""
-    return work / "wanted" / f"{library:06}.sqlite"
+    return work / f"{library:06}.sqlite"
 
 
 def read_samples(work: Path, library: int) -> list[BaseSample]:
-    """Return the samples of a library's bases; raises as :func:`read_texts` does."""
-    with read_texts(library_file(work, library)) as own:
-        return own.samples()
+    """Return the samples of a library's bases. apsw.Error, OSError: its file cannot be read."""
+    with sqlite.open_readonly(library_file(work, library)) as db:
+        rows: Any = db.execute("SELECT json FROM sample ORDER BY rowid")
+        return [msgspec.convert(json_text.loads(one), BaseSample) for (one,) in rows]
 
 
 # --- collecting ------------------------------------------------------------------------------------------------------
 
 
+class WantedTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many texts of a library lack a vector, and the vector lengths of their bases (None: unknown for one of them).
+
+    ``reused`` texts more get a vector of another store.
+    """
+
+    count: int
+    dimensions: frozenset[int | None]
+    reused: int
+
+
 class TextCollector(msgspec.Struct):
     """Writes the texts that a backfill of one library would send (:attr:`repair.embedding.run.EmbedderSource.looked`).
 
-    ``work`` is the fleet's work folder, ``library`` the library's number. ``texts`` counts what was written; None: the
-    library needs nothing, or was not surveyed.
+    ``work`` is the fleet's work folder, ``library`` the library's number. ``wanted`` is None if nothing was written:
+    the library needs nothing, or was not surveyed.
     """
 
     work: Path
     library: int
     settings: EmbedderSettings
-    texts: int | None = None
+    wanted: WantedTexts | None = None
 
     def __call__(self, store: Store, survey: BackfillSurvey) -> None:
-        """Write the texts and samples if there is anything to do.
-
-        Raises:
-            apsw.Error, OSError, ValueError: a base cannot be read, or the file cannot be written.
+        """Write the texts and samples if there is anything to do. apsw.Error, OSError, ValueError: a file is damaged,
+        or cannot be written.
         """
         if survey.is_needed:
             tokens_of = embedders.counter(self.settings)
-            with create_texts(self.work, library_file(self.work, self.library)) as file:
-                sent = (_texts_to_send(store, survey, one, tokens_of) for one in survey.targets)
-                self.texts = file.add(chain.from_iterable(sent))
-                file.add_samples(self._collect_samples(survey))
+            texts = (_texts_to_send(store, survey, one, tokens_of) for one in survey.targets)
+            samples = (_samples_of(one, self.settings, tokens_of) for one in survey.targets)
+            path = library_file(self.work, self.library)
+            count = write_texts(path, chain.from_iterable(texts), chain.from_iterable(samples))
+            outcomes = [one.outcome for one in survey.targets]
+            self.wanted = WantedTexts(
+                count=count,
+                dimensions=frozenset(one.dimensions for one in outcomes if one.planned.texts),
+                reused=sum(one.planned.reused for one in outcomes),
+            )
 
-    def _collect_samples(self, survey: BackfillSurvey) -> list[BaseSample]:
-        count_tokens, settings = embedders.counter(self.settings), self.settings
 
-        def fitting(sample: Sequence[tuple[str, bytes]]) -> list[tuple[bytes, bytes]]:
-            known = probing.texts_for_probe(sample, lambda text: count_tokens(settings.prefix + text), settings.batch)
-            return [(encode_text(text), vector) for text, vector in known] if sample else []
+def _samples_of(one: SurveyedTarget, settings: EmbedderSettings, tokens_of: TokenCounter) -> Iterator[BaseSample]:
+    """Yield the texts by which the embedder is compared with a target, and with each source of vectors for it."""
 
-        found = []
-        for one in survey.targets:
-            outcome, supply = one.outcome, one.expected.supply
-            own = BaseSample(scope=outcome.scope, base=outcome.name, dimensions=outcome.dimensions, raw=[])
-            if one.sample is not None:
-                found.append(msgspec.structs.replace(own, raw=fitting(one.sample)))
-            for canary in () if supply is None else supply.canaries:
-                raw, source = fitting(canary.sample), str(canary.source.absolute())
-                found.append(msgspec.structs.replace(own, raw=raw, source=source, source_base=canary.base))
-        return found
+    def fitting(sample: Iterable[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+        return probing.texts_for_probe(list(sample), lambda text: tokens_of(settings.prefix + text), settings.batch)
+
+    outcome, supply = one.outcome, one.expected.supply
+    own = BaseSample(scope=outcome.scope, base=outcome.name, dimensions=outcome.dimensions)
+    if one.sample is not None:
+        yield msgspec.structs.replace(own, known=fitting(one.sample))
+    for canary in () if supply is None else supply.canaries:
+        known, source = fitting(canary.sample), str(canary.source.absolute())
+        yield msgspec.structs.replace(own, known=known, source=source, source_base=canary.base)
 
 
 def _texts_to_send(
     store: Store, survey: BackfillSurvey, one: SurveyedTarget, tokens_of: TokenCounter
-) -> Iterator[tuple[str, int]]:
-    """Yield the texts of a target that are sent, with their tokens, including those of units created first."""
+) -> Iterator[CountedText]:
+    """Yield the texts of a target that are sent, including those of units created first."""
     planned = one.expected
     expected = ExpectedTexts(
         coming=planned.coming,
@@ -274,30 +210,24 @@ def _texts_to_send(
     with one.target.opened(store.root) as scope:
         sized = expected.sized(scope, tokens_of)
         while chunk := dict(islice(sized, _CHUNK)):
-            found = scope.texts(list(chunk))
-            for key, lacking in found.items():
-                yield lacking.text or "", chunk[key]
+            found = {key: lacking.text or "" for key, lacking in scope.texts(list(chunk)).items()}
+            yield from ((identity.text_hash(text), text, chunk[key]) for key, text in found.items())
             coming.update((key, tokens) for key, tokens in chunk.items() if key not in found)
     if not coming:
         return
     for key, text in survey.first.bodies[one.target.base_id]():
         if key in coming:
-            yield text, coming.pop(key)
+            yield identity.text_hash(text), text, coming.pop(key)
 
 
 # --- the job of one library ------------------------------------------------------------------------------------------
 
 
 class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Collect the texts of one library, or fill it with known answers.
+    """Collect the texts of one library, or, if it ``fills`` the library, write known answers to it.
 
-    Args:
-        library: the library's number.
-        line: its ``backfill`` command.
-        work: the fleet's work folder.
-        embedder: the settings of the embedder.
-        fills: whether the library is filled; otherwise its texts are collected.
-        why: the error message for a text without an answer.
+    ``line`` is the library's ``backfill`` command, ``work`` the fleet's work folder, and ``why`` the error message for
+    a text without an answer.
     """
 
     library: int
@@ -321,16 +251,30 @@ class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackfillSummary(LibrarySummary, frozen=True, kw_only=True):
-    """The summary of a backfill, with its scopes. ``collected`` texts lack a vector; None: none were collected."""
+    """The summary of a backfill: what was collected, if anything, and why not all texts of a base have a vector."""
 
-    scopes: tuple[ScopeReport, ...]
-    collected: int | None = None
+    wanted: WantedTexts | None
+    stopped: str | None
 
     @classmethod
     def of(cls, summary: LibrarySummary, report: BackfillReport, source: EmbedderSource) -> BackfillSummary:
         """Add what a backfill reports, and what its source of vectors has collected, to a summary."""
-        collected = source.looked.texts if isinstance(source.looked, TextCollector) else None
-        return cls(**msgspec.structs.asdict(summary), scopes=tuple(report.scopes), collected=collected)
+        more = {
+            one.scope: {"status": one.stopped and "stopped", "message": one.stopped, "totals": _sum_counts([one])}
+            for one in report.scopes
+        }
+        bases = [msgspec.structs.replace(base, **more.get(base.id, {})) for base in summary.bases]
+        totals = _sum_counts(report.scopes) if report.scopes else None
+        return cls(
+            **msgspec.structs.asdict(summary) | {"bases": tuple(bases), "totals": totals},
+            wanted=source.looked.wanted if isinstance(source.looked, TextCollector) else None,
+            stopped=next((one.stopped for one in report.scopes if one.stopped), None),
+        )
+
+
+def _sum_counts(scopes: Iterable[ScopeReport]) -> str | None:
+    """Sum the counts of scopes; returns a JSON object."""
+    return to_json({name: sum(getattr(scope, name) for scope in scopes) for name in _COUNTS})
 
 
 def compared_sample(work: Path, library: int, one: SurveyedTarget) -> list[tuple[str, bytes]] | None:

@@ -210,8 +210,9 @@ class Outbox(Protocol):
     def fail(self, batch: TextBatch, code: str, reason: str) -> None:
         """Record that the only text of a batch cannot be embedded."""
 
-    def skip(self, batch: TextBatch, problem: Unanswered) -> None:
-        """Record that the only text of a batch has no answer in this run."""
+    def skip(self, batch: TextBatch, problem: Unanswered) -> None:  # noqa: ARG002
+        """Record that the only text of a batch has no answer, which only happens with an embedder of known answers."""
+        raise problem
 
     def stop(self, batch: TextBatch, problem: BaseException) -> None:
         """Record why no more batches are claimed.

@@ -25,7 +25,7 @@ from repair.embedding import answers
 from repair.embedding.answers import Keeper, SendingTerms, SpentTotals, StopReason, TextAnswer
 from repair.embedding.budget import LimitReached, Limits, MeteredEmbedder, Pacer, Permit, Rates
 from repair.embedding.fleet_sending import FleetSender
-from repair.embedding.fleet_texts import EmbeddingJob
+from repair.embedding.fleet_texts import BaseSample, EmbeddingJob, library_file, read_samples, read_texts, write_texts
 
 SETTINGS = ServerSettings(name="mine", model="m", base_url="http://127.0.0.1:9/v1", price_per_million_tokens=1e6)
 ALL, AT_ONCE = Limits(), Rates()
@@ -215,6 +215,22 @@ def test_who_only_looks_cannot_send(tmp_path: Path) -> None:
     look = EmbeddingJob(embedder=SETTINGS, library=0, line=line, work=str(tmp_path)).embedder_source()
     with pytest.raises(AssertionError, match="mine was opened to collect texts"):
         look.opened(look.choose(None))  # type: ignore[arg-type]
+
+
+def test_texts_come_back_from_their_file_once_and_in_order_whatever_they_consist_of(tmp_path: Path) -> None:
+    texts = [("b", "half a pair \ud83d", 4), ("a", "x\0y\n", 2), ("c", "", 1)]
+    known = [("the other half \ude00", b"\0\xff\x80?")]
+    sample = BaseSample(scope="1", base="one", dimensions=1, known=known, source="/other", source_base="two")
+    path = library_file(tmp_path, 7)
+    path.write_bytes(b"what a killed run left")
+    assert write_texts(path, [*texts, texts[0]], [sample]) == 4
+    with read_texts(path) as file:
+        assert (file.count, list(file.read())) == (3, texts)
+        assert list(file) == [(key, text) for key, text, _ in texts]
+        # Parts of it, as processes of a cluster read them.
+        assert [list(file.read(first, 2)) for first in (0, 2, 4)] == [texts[:2], texts[2:], []]
+    assert read_samples(tmp_path, 7) == [sample]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 STRANGE = [
