@@ -415,7 +415,11 @@ class _BaseWriter:
 def base_record(plan: BasePlan, now_ms: int) -> BaseRecord:
     """Return the catalog rows of a base, without its items."""
     draft = plan.draft
-    choices = [choice for choice in (draft.embedding, draft.rerank) if choice.model and choice.provider]
+    choices = [
+        (choice.model, choice.provider)
+        for choice in (draft.embedding, draft.rerank)
+        if choice.model and choice.provider
+    ]
     return BaseRecord(
         base=BaseRow(
             id=draft.id,
@@ -435,8 +439,8 @@ def base_record(plan: BasePlan, now_ms: int) -> BaseRecord:
             created_at=now_ms if draft.created_at is None else draft.created_at,
             updated_at=now_ms if draft.updated_at is None else draft.updated_at,
         ),
-        models=tuple(choice.model for choice in choices if choice.model),
-        providers=tuple(choice.provider for choice in choices if choice.provider),
+        models=tuple(model for model, _ in choices),
+        providers=tuple(provider for _, provider in choices),
         now_ms=now_ms,
     )
 

@@ -217,27 +217,29 @@ class Schedule:
                 continue
             for number, ended in self.pool.answers(seconds):
                 one, self.ended_at = self.running.pop(number), time.monotonic()
-                is_after_kill = one.is_after_kill or ended.is_after_kill
-                result = msgspec.structs.replace(
-                    ended,
-                    seconds=ended.seconds or self.ended_at - one.at,
-                    attempts=one.number,
-                    is_after_kill=is_after_kill,
-                )
-                if one.number < self._attempts and (ended.status is None or self._is_retried(result)):
-                    pause = max(self._pause * 2 ** (one.number - 1), ended.wait_seconds)
-                    again = msgspec.structs.replace(
-                        one,
-                        at=self.ended_at + pause,
-                        number=one.number + 1,
-                        is_after_kill=is_after_kill or ended.status is None,
-                    )
-                    heappush(self.waiting, again)
-                else:
+                result = self._finish(one, ended)
+                if result is not None:
                     # Start the next task before the caller stores this result.
                     self._start_tasks()
                     yield self.tasks[one.place], result
             self._on_poll()
+
+    def _finish(self, one: Attempt, ended: TaskResult) -> TaskResult | None:
+        """Return the result of a task after its last attempt; None: another attempt was put in the queue."""
+        is_after_kill = one.is_after_kill or ended.is_after_kill
+        result = msgspec.structs.replace(
+            ended, seconds=ended.seconds or self.ended_at - one.at, attempts=one.number, is_after_kill=is_after_kill
+        )
+        if one.number >= self._attempts or not (ended.status is None or self._is_retried(result)):
+            return result
+        again = msgspec.structs.replace(
+            one,
+            at=self.ended_at + max(self._pause * 2 ** (one.number - 1), ended.wait_seconds),
+            number=one.number + 1,
+            is_after_kill=is_after_kill or ended.status is None,
+        )
+        heappush(self.waiting, again)
+        return None
 
     def _start_tasks(self) -> float:
         """Start as many waiting tasks as fit and are due; returns the seconds to wait for a result."""

@@ -92,9 +92,10 @@ class Tally(msgspec.Struct, kw_only=True):
         self.slowest = nlargest(SLOWEST, [*self.slowest, own], key=lambda row: (row.seconds or 0.0, -row.library))
         if own.outcome not in GOOD:
             self.failed.append(own)
-        elif room := _MOST_BASES - len(self.failed_bases):
+        else:
             # Of a library that failed itself, its own reason is what counts.
-            self.failed_bases += [base for base in bases if base.outcome in _FAILED_BASE][:room]
+            failed = [base for base in bases if base.outcome in _FAILED_BASE]
+            self.failed_bases += failed[: _MOST_BASES - len(self.failed_bases)]
 
     def count_attempt(self, number: int) -> None:
         """Count an attempt that has started, the first one of its library or a further one."""

@@ -26,7 +26,7 @@ from regraft.disk import file_paths, links, sqlite
 from regraft.errors import SourceUnreadable
 from regraft.formats.chroma import database
 from regraft.formats.chroma.collection import KEPT_FILE, CollectionState, KeptSegment, Origin, open_collection
-from regraft.formats.chroma.database import ChromaProblem
+from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
 from regraft.language import format_count, tr
 from regraft.text import one_line
 from repair.changes import schema_objects, undo
@@ -106,15 +106,17 @@ def plan(store: Store, options: RepairOptions) -> Plan:
 
 def _plan_segments(made: Plan, store: Store, options: RepairOptions, wanted: dict[str, list[Finding]]) -> list[int]:
     """Plan the new segments. Returns the operations of the queue that must not have an effect on them."""
-    bases = sorted({str(one.base) for findings in wanted.values() for one in findings if one.base is not None})
+    names_by_base: dict[str, list[str]] = {}
+    for name, findings in wanted.items():
+        for base in {one.base for one in findings} - {None}:
+            names_by_base.setdefault(str(base), []).append(name)
     path = store.root / database.FILE
     ignored: list[int] = []
     try:
         with database.open_chroma(path) as db:
             collections = {one.id: one for one in database.list_collections(db)}
-            for base in bases:
+            for base, names in sorted(names_by_base.items()):
                 with open_collection(db, collections[base], store.root) as state, ExitStack() as opened:
-                    names = [name for name, every in wanted.items() if any(one.base == base for one in every)]
                     kept = opened.enter_context(_open_kept(db, state)) if options.unproven else []
                     changes = len(made.changes)
                     _plan_segment(made, db, state, names, kept, keeps_unproven=options.unproven)
@@ -146,23 +148,7 @@ def _plan_segment(
     made.left += left
     names = [name for name in names if name != chroma.VECTOR_MISSING or not lost]
     if count and folder is not None and of.vectors is not None:
-        message = tr(
-            "rebuild the vector segment of {name} from its {vectors}",
-            name=of.name,
-            vectors=format_count(count, "vector"),
-        )
-        if lost:
-            message = tr(
-                "{message_}; {entries} without a proven vector are left out, and searches do not find them until "
-                "regraft backfill embeds them",
-                message_=message,
-                entries=format_count(lost, "entry"),
-            )
-        finding = names[0] if names else chroma.VECTOR_MISSING
-        action = Action(
-            action="rebuild-segment", message=message, base=of.id, subject=of.vectors, count=count, finding=finding
-        )
-        made.changes += plan_new_segment(state, job, (action,), count)
+        made.changes += plan_new_segment(state, job, (_describe_rebuild(of, names, count, lost),), count)
     elif _is_damaged(state, names):
         assert folder is not None
         message = tr(
@@ -179,6 +165,24 @@ def _plan_segment(
         made.left += [Unresolved.registered(name, reason, base=of.id) for name in names]
         return
     made.resolves |= {(name, of.id) for name in names}
+
+
+def _describe_rebuild(of: ChromaCollection, names: list[str], count: int, lost: int) -> Action:
+    """Describe the new segment of a collection: the number of its vectors, and of the entries that are left out."""
+    message = tr(
+        "rebuild the vector segment of {name} from its {vectors}", name=of.name, vectors=format_count(count, "vector")
+    )
+    if lost:
+        message = tr(
+            "{message_}; {entries} without a proven vector are left out, and searches do not find them until "
+            "regraft backfill embeds them",
+            message_=message,
+            entries=format_count(lost, "entry"),
+        )
+    finding = names[0] if names else chroma.VECTOR_MISSING
+    return Action(
+        action="rebuild-segment", message=message, base=of.id, subject=of.vectors, count=count, finding=finding
+    )
 
 
 def _is_damaged(state: CollectionState, names: Collection[str]) -> bool:
@@ -200,17 +204,17 @@ def _lost(db: apsw.Connection, state: CollectionState, kept: _Kept, *, keeps_unp
         )
     ids = (key for key in state.missing_ids() if _find_kept(state, kept, key) is None)
     yield from _name_entries(db, state, ids, chroma.VECTOR_MISSING, missing)
-    if not keeps_unproven:
-        unproven = tr(
-            "nothing proves that its vector is of this text; --unproven keeps it, and regraft backfill embeds its text"
-        )
-        ids = (key for key in state.ids_of(Origin.UNPROVEN) if not state.lacks_length(key))
-        yield from _name_entries(db, state, ids, chroma.VECTOR_MISSING, unproven)
-        lengthless = tr(
-            "the length of its vector is lost; --unproven keeps it with length 1, and regraft backfill embeds its text"
-        )
-        ids = (key for key in state.ids_of(Origin.UNPROVEN) if state.lacks_length(key))
-        yield from _name_entries(db, state, ids, chroma.VECTOR_MISSING, lengthless)
+    if keeps_unproven:
+        return
+    unproven = tr(
+        "nothing proves that its vector is of this text; --unproven keeps it, and regraft backfill embeds its text"
+    )
+    lengthless = tr(
+        "the length of its vector is lost; --unproven keeps it with length 1, and regraft backfill embeds its text"
+    )
+    for lacks_length, reason in ((False, unproven), (True, lengthless)):
+        ids = (key for key in state.ids_of(Origin.UNPROVEN) if state.lacks_length(key) == lacks_length)
+        yield from _name_entries(db, state, ids, chroma.VECTOR_MISSING, reason)
 
 
 def _name_entries(

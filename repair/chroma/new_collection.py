@@ -395,7 +395,7 @@ def _as_value(value: Any) -> Any:
         return value
     if isinstance(value, float) and math.isfinite(value):
         return value
-    if isinstance(value, list) and value and len({type(one) for one in value}) == 1 and value == _as_list(value):
+    if isinstance(value, list) and len({type(one) for one in value}) == 1 and value == _as_list(value):
         return value
     return json.dumps(value, ensure_ascii=False)
 

@@ -359,11 +359,12 @@ def plan_new_segment(
     folder, of = state.folder, state.of
     assert folder is not None
     assert of.vectors is not None
-    is_there = folder.is_dir()
-    size = files.size_on_disk(folder) if is_there else 0
-    leaves_out = not job.keeps_unproven and any(origin is Origin.UNPROVEN for _, origin, _ in state.segment_ids())
-    if is_there and (leaves_out or state.labels is None or state.segment is None):
-        yield from keep_segment(state, folder)
+    size = 0
+    if folder.is_dir():
+        size = files.size_on_disk(folder)
+        leaves_out = not job.keeps_unproven and any(origin is Origin.UNPROVEN for _, origin, _ in state.segment_ids())
+        if leaves_out or None in (state.labels, state.segment):
+            yield from keep_segment(state, folder)
     vectors = count * (4 * (state.dimension or 0) + 8)
     yield FileChange(path=of.vectors, actions=actions, make=job.write, bytes=3 * max(size, vectors))
 

@@ -208,26 +208,27 @@ class CollectionState:
         folder = self.folder
         if folder is None or not folder.is_dir():
             # Chroma creates the folder with the first operation that it moves there.
-            if self.of.vectors is not None and stated:
-                self.segment_problem = tr("its folder does not exist")
+            self.segment_problem = tr("its folder does not exist") if self.of.vectors is not None and stated else None
             return
         try:
-            self.segment = open_segment(folder, self.of.dimension, self.of.links)
-            self._read_elements(self.segment)
+            segment = open_segment(folder, self.of.dimension, self.of.links)
+            self._read_elements(segment)
         except (SegmentProblem, OSError) as error:
-            self.segment, self.segment_problem = None, str(error)
+            self.segment_problem = str(error)
             return
-        has_labels = file_paths.exists(folder / label_map.FILE)
-        if not self.segment.count and not (self.segment.room and has_labels):
-            if not self.segment.problems and not has_labels:
-                # Chroma reads no other file of a segment that was never written to.
-                self.segment = None
-            return
-        if stated is None and not file_paths.exists(folder / label_map.FILE):
+        if file_paths.exists(folder / label_map.FILE):
+            self.segment = segment
+            if segment.room:
+                self._read_labels(segment, folder / label_map.FILE)
+        elif segment.count and stated is None:
             # Nothing was ever written to the segment, or a version up to 0.4 keeps every operation in the queue.
-            self.segment, self._unwritten = None, self.segment
-            return
-        self._read_labels(self.segment, folder / label_map.FILE)
+            self._unwritten = segment
+        elif segment.count:
+            self.segment = segment
+            self._read_labels(segment, folder / label_map.FILE)
+        elif segment.problems:
+            # Chroma reads no other file of a segment that was never written to, if the header is sound.
+            self.segment = segment
 
     def _read_labels(self, segment: SegmentFiles, path: Path) -> None:
         """Read the label map, and with it confirm or complete the elements that were read."""

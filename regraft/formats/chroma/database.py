@@ -167,21 +167,23 @@ def read_collection(db: apsw.Connection, key: str) -> ChromaCollection:
     row: Any = db.execute("SELECT name, dimension FROM collections WHERE CAST(id AS TEXT) = ?", (key,)).fetchone()
     found = "SELECT scope, CAST(id AS TEXT) FROM segments WHERE CAST(collection AS TEXT) = ?"
     segments = dict(db.execute(found, (key,)))
-    distance, threshold, links = _read_settings(db, key)
+    settings = _read_settings(db, key)
+    distance, threshold = settings.get("space", "l2"), settings.get("sync_threshold")
+    links = settings.get("M", settings.get("max_neighbors"))
     return ChromaCollection(
         id=key,
         name=str(row[0]),
         dimension=row[1],
         vectors=segments.get("VECTOR"),
         metadata=segments.get("METADATA"),
-        distance=distance,
-        sync_threshold=threshold,
-        links=links,
+        distance=distance if distance in DISTANCES else None,
+        sync_threshold=threshold if isinstance(threshold, int) and threshold > 0 else _SYNC_THRESHOLD,
+        links=links if isinstance(links, int) and 0 < links <= MAX_LINKS else DEFAULT_LINKS,
     )
 
 
-def _read_settings(db: apsw.Connection, key: str) -> tuple[str | None, int, int]:
-    """Return the distance, the sync threshold and M of a collection.
+def _read_settings(db: apsw.Connection, key: str) -> dict[str, Any]:
+    """Return the settings of a collection's vector index, as far as they are stated; see ``_SETTINGS``.
 
     Metadata takes precedence over the configuration, as in Chroma. Versions from 1.0 on write the configuration, from
     1.3 on the schema.
@@ -200,13 +202,7 @@ def _read_settings(db: apsw.Connection, key: str) -> tuple[str | None, int, int]
         )
         for name, value in db.execute(f"{query} AND key IN ('hnsw:space', 'hnsw:sync_threshold', 'hnsw:M')", (key,)):
             found[str(name).removeprefix("hnsw:")] = value
-    distance, threshold = found.get("space", "l2"), found.get("sync_threshold", _SYNC_THRESHOLD)
-    links = found.get("M", found.get("max_neighbors"))
-    return (
-        distance if distance in DISTANCES else None,
-        threshold if isinstance(threshold, int) and threshold > 0 else _SYNC_THRESHOLD,
-        links if isinstance(links, int) and 0 < links <= MAX_LINKS else DEFAULT_LINKS,
-    )
+    return found
 
 
 #: Settings of the vector index that are read. Versions from 1.0 on call M ``max_neighbors``.
