@@ -305,12 +305,12 @@ def _element_size(count_of_links: int, dimension: int) -> int:
 
 
 def _read_cut_header(path: Path, dimension: int | None) -> int | None:
-    """Return the links of an element according to what is left of a header, or None."""
+    """Return the links of an element according to what is left of a header that is too short, or None."""
     if not file_paths.is_file(path):
         return None
     with links.open_for_reading(path) as file:
         raw = file.read(_HEADER.size)
-    if len(raw) < _ELEMENT_BYTES_AT + _ELEMENT_BYTES.size:
+    if not _ELEMENT_BYTES_AT + _ELEMENT_BYTES.size <= len(raw) < _HEADER.size:
         return None
     (size,) = _ELEMENT_BYTES.unpack_from(raw, _ELEMENT_BYTES_AT)
     count, rest = divmod(size - 12 - 4 * (dimension or 0), 8)
