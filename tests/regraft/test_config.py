@@ -199,7 +199,7 @@ MISTAKES = {
     "no model": (one("", "openai"), 3, "`model` of embedder a is missing (what the server calls the model)"),
     "no path": (one("", "local"), 3, "`path` of embedder a is missing"),
     "a mistyped field": (one("    parralel: 3\n"), 5, "of embedder a is not a known field; write `parallel`"),
-    "a field of another provider": (one("    path: x\n"), 5, "it can have provider, model, model_ids"),
+    "a field of another provider": (one("    path: x\n"), 5, "known fields: provider, model, model_ids"),
     "the name as a field": (one("    name: x\n"), 5, "`name` of embedder a is not a known field"),
     "a mistyped field of a batch": (one("    batch:\n      text: 3\n"), 6, "of the batch of embedder a is not a known"),
     "text for a number": (one("    parallel: many\n"), 5, "must be a whole number from 1 to 64 (requests at the"),
