@@ -113,7 +113,7 @@ def test_a_failed_upgrade_is_rescued_without_a_terminal(browser, tmp_path, langu
     with page_site.site(home) as server, page_site.reading(browser, server, language=language) as reader:
         rescue_and_back(reader, server, profile, look)
         assert reader.tab.complaints() == []
-    assert ("They can be undone." if language == "en" else "可以撤销") in seen["rescued"]
+    assert ("It can be undone." if language == "en" else "可以撤销") in seen["rescued"]
     assert "base.failed" in seen["check-profile"]
 
 
