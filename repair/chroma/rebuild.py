@@ -396,6 +396,9 @@ def keep_segment(state: CollectionState, folder: Path) -> Iterator[FileChange]:
 
 def _is_equal_copy(kept: Path, folder: Path) -> bool:
     """Whether a kept segment has the same files as a segment, and the note on its operations."""
+    if file_paths.is_link(kept) or not file_paths.is_folder(kept):
+        # Another program made it: only the name is taken.
+        return False
     names = sorted(path.name for path in folder.iterdir())
     return sorted(path.name for path in kept.iterdir()) == sorted([*names, KEPT_FILE]) and all(
         files.bytes_fingerprint(kept / name) == files.bytes_fingerprint(folder / name) for name in names

@@ -465,6 +465,29 @@ def test_kept_files_whose_operations_are_unknown_are_not_used(note: bytes, store
     assert {one["samples"][0] for one in check(store.root)["vector-missing"]} <= lost
 
 
+@pytest.mark.parametrize("taken_by", ["a file", pytest.param("a link", marks=posix)])
+def test_a_name_that_another_program_took_is_no_kept_copy(taken_by: str, store: ChromaStore, tmp_path: Path) -> None:
+    remove_labels(store)
+    folder = store.folder("plain")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    taken = store.root / f"{folder.name}.unproven"
+    elsewhere = tmp_path / "elsewhere"
+    if taken_by == "a file":
+        taken.write_bytes(b"mine")
+    else:
+        shutil.copytree(folder, elsewhere)
+        (elsewhere / "regraft.json").write_bytes(b"{}")
+        taken.symlink_to(elsewhere, target_is_directory=True)
+    repair(store.root)
+    kept = store.root / f"{folder.name}.unproven-2"
+    assert {path.name: path.read_bytes() for path in kept.iterdir() if path.name != "regraft.json"} == before
+    if taken_by == "a file":
+        assert taken.read_bytes() == b"mine"
+    else:
+        assert taken.is_symlink()
+        assert (elsewhere / "regraft.json").read_bytes() == b"{}"
+
+
 def test_a_segment_without_any_proven_vector_is_set_aside(store: ChromaStore, tmp_path: Path) -> None:
     purge_queue(store)
     labels = read_label_map(store, "products")["id_to_label"]
