@@ -139,7 +139,7 @@ def _plan_segment(
         keeps_orphans=chroma.VECTOR_ORPHAN not in names,
         new=_kept_vectors if kept else no_new_vectors,
     )
-    added = sum(1 for _ in job.new(db, state))
+    added = sum(1 for key in state.missing_ids() if _find_kept(state, kept, key) is not None)
     if names == [chroma.VECTOR_MISSING] and not added:
         return
     count = sum(1 for _ in job.rows(state)) + added

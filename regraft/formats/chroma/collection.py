@@ -537,10 +537,8 @@ class CollectionState:
     def read_last_operation(self) -> int:
         """Return the number of the last operation on any entry."""
         found = "SELECT max(seq_id) FROM embeddings WHERE segment_id = ? AND typeof(seq_id) = ?"
-        as_integer: Any = self._db.execute(found, (self.of.metadata, "integer")).get
-        as_bytes: Any = self._db.execute(found, (self.of.metadata, "blob")).get
-        numbers = (self._last_operation(), as_integer, None if as_bytes is None else int.from_bytes(as_bytes, "big"))
-        return max(0, self.applied, *(number for number in numbers if isinstance(number, int)))
+        highest = [self._db.execute(found, (self.of.metadata, kind)).get for kind in ("integer", "blob")]
+        return max(0, self.applied, self._last_operation(), *(database.read_number(one) or 0 for one in highest))
 
     def is_changed_since(self, kept: KeptSegment, key: str) -> bool:
         """Whether an operation changed an entry after its segment's files were kept."""
