@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 import struct
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,16 @@ def test_every_vector_is_what_the_api_returned(version: str, tmp_path: Path) -> 
             assert all(entries[key].metadata == (one["metadata"] or {}) for key, one in expected.items())
             with open_collection(db, collections[name], store.root) as state:
                 assert_same_vectors(state, expected)
+
+
+@contextmanager
+def read_state(store: ChromaStore, name: str = "plain") -> Iterator[CollectionState]:
+    """Open a collection of a folder."""
+    with database.open_chroma(store.database) as db:
+        of = database.find_collection(db, name)
+        assert of is not None
+        with open_collection(db, of, store.root) as state:
+            yield state
 
 
 def assert_same_vectors(state: CollectionState, expected: dict[str, Any]) -> None:
@@ -148,11 +159,8 @@ def test_forged_sizes_are_not_believed(offset: int, form: str, value: int, store
     segment = open_segment(store.folder("plain"), DIMENSION)
     assert segment.problems
     assert segment.count * segment.header.element_bytes <= (store.folder("plain") / "data_level0.bin").stat().st_size
-    with database.open_chroma(store.database) as db:
-        of = database.find_collection(db, "plain")
-        assert of is not None
-        with open_collection(db, of, store.root) as state:
-            assert_same_vectors(state, store.expected["plain"])
+    with read_state(store) as state:
+        assert_same_vectors(state, store.expected["plain"])
 
 
 @pytest.mark.parametrize("count", [1, 30])
@@ -162,30 +170,24 @@ def test_elements_that_the_header_does_not_count_are_read(version: str, name: st
     """A header that is older than the other files, or forged: the label map still names the elements."""
     store = extract(version, tmp_path)
     forge_count(store, count, name)
-    with database.open_chroma(store.database) as db:
-        of = database.find_collection(db, name)
-        assert of is not None
-        with open_collection(db, of, store.root) as state:
-            assert state.segment is not None
-            said = f"header.bin: it counts {count}, and the label map has more"
-            assert state.segment.problems == (said,)
-            assert_same_vectors(state, store.expected[name])
+    with read_state(store, name) as state:
+        assert state.segment is not None
+        said = f"header.bin: it counts {count}, and the label map has more"
+        assert state.segment.problems == (said,)
+        assert_same_vectors(state, store.expected[name])
 
 
 def test_elements_that_no_link_leads_to_are_unproven(store: ChromaStore) -> None:
     """The unused space of a file may have elements of another collection, under the same labels."""
     forge_count(store, 0)
-    with database.open_chroma(store.database) as db:
-        of = database.find_collection(db, "plain")
-        assert of is not None
-        with open_collection(db, of, store.root) as state:
-            unproven = set(state.ids_of(Origin.UNPROVEN))
-            assert unproven <= set(state.contradicting_ids())
-            assert len(unproven) > 70
-            for key in unproven:
-                found = state.vector_of(key)
-                assert found is not None
-                assert found[1].hex() == store.expected["plain"][key]["vector"]
+    with read_state(store) as state:
+        unproven = set(state.ids_of(Origin.UNPROVEN))
+        assert unproven <= set(state.contradicting_ids())
+        assert len(unproven) > 70
+        for key in unproven:
+            found = state.vector_of(key)
+            assert found is not None
+            assert found[1].hex() == store.expected["plain"][key]["vector"]
 
 
 def test_an_older_segment_takes_no_element_from_unused_space(tmp_path: Path) -> None:
@@ -201,15 +203,12 @@ def test_an_older_segment_takes_no_element_from_unused_space(tmp_path: Path) -> 
     path = store.folder("plain") / "index_metadata.pickle"
     found, labels = label_map.read_labels(path)
     path.write_bytes(encode_label_map(found, [*labels, ("newer", 1_000_000)]))
-    with database.open_chroma(store.database) as db:
-        of = database.find_collection(db, "plain")
-        assert of is not None
-        with open_collection(db, of, store.root) as state:
-            assert state.place_of("newer") == (Origin.UNPROVEN, count)
-            for key, one in store.expected["plain"].items():
-                vector = state.vector_of(key)
-                assert vector is not None
-                assert vector[1].hex() == one["vector"]
+    with read_state(store) as state:
+        assert state.place_of("newer") == (Origin.UNPROVEN, count)
+        for key, one in store.expected["plain"].items():
+            vector = state.vector_of(key)
+            assert vector is not None
+            assert vector[1].hex() == one["vector"]
 
 
 def test_unused_space_behind_the_elements_proves_nothing(tmp_path: Path) -> None:
@@ -228,18 +227,15 @@ def test_unused_space_behind_the_elements_proves_nothing(tmp_path: Path) -> None
     path = store.folder("plain") / "index_metadata.pickle"
     found, labels = label_map.read_labels(path)
     path.write_bytes(encode_label_map(found, [*labels, ("ghost", 2_000_000)]))
-    with database.open_chroma(store.database) as db:
-        of = database.find_collection(db, "plain")
-        assert of is not None
-        with open_collection(db, of, store.root) as state:
-            assert list(state.contradicting_ids()) == ["ghost"]
-            assert state.segment is not None
-            assert state.segment.problems == ()
-            assert state.place_of("ghost") is None
-            for key, one in store.expected["plain"].items():
-                found = state.vector_of(key)
-                assert found is not None
-                assert found[1].hex() == one["vector"]
+    with read_state(store) as state:
+        assert list(state.contradicting_ids()) == ["ghost"]
+        assert state.segment is not None
+        assert state.segment.problems == ()
+        assert state.place_of("ghost") is None
+        for key, one in store.expected["plain"].items():
+            found = state.vector_of(key)
+            assert found is not None
+            assert found[1].hex() == one["vector"]
 
 
 @pytest.mark.parametrize("links", [4, 8, 32])
@@ -252,13 +248,10 @@ def test_a_header_with_other_links_than_the_file_has_is_not_believed(links: int,
     values[4:7] = label_at + 8, label_at, vector_at
     values[9:12] = links, 2 * links, links
     file.write_bytes(struct.pack("<iQQQQQQiIQQQdQ", *values))
-    with database.open_chroma(store.database) as db:
-        of = database.find_collection(db, "plain")
-        assert of is not None
-        with open_collection(db, of, store.root) as state:
-            assert state.segment is not None
-            assert state.segment.problems == ("header.bin: its sizes contradict the size of data_level0.bin",)
-            assert_same_vectors(state, store.expected["plain"])
+    with read_state(store) as state:
+        assert state.segment is not None
+        assert state.segment.problems == ("header.bin: its sizes contradict the size of data_level0.bin",)
+        assert_same_vectors(state, store.expected["plain"])
 
 
 def test_labels_that_sqlite_cannot_store_belong_to_no_id(store: ChromaStore) -> None:
@@ -266,12 +259,9 @@ def test_labels_that_sqlite_cannot_store_belong_to_no_id(store: ChromaStore) -> 
     raw = bytearray(file.read_bytes())
     raw[196:204] = b"\xff" * 8
     file.write_bytes(raw)
-    with database.open_chroma(store.database) as db:
-        of = database.find_collection(db, "plain")
-        assert of is not None
-        with open_collection(db, of, store.root) as state:
-            assert len([*state.missing_ids(), *state.orphan_ids()]) <= 1
-            assert len(list(state.contradicting_ids())) == 1
+    with read_state(store) as state:
+        assert len([*state.missing_ids(), *state.orphan_ids()]) <= 1
+        assert len(list(state.contradicting_ids())) == 1
 
 
 def test_a_segment_that_is_a_link_is_not_followed(store: ChromaStore, tmp_path: Path) -> None:
@@ -284,18 +274,15 @@ def test_a_segment_that_is_a_link_is_not_followed(store: ChromaStore, tmp_path: 
 
 def test_without_labels_only_the_queue_proves_a_vector(store: ChromaStore) -> None:
     remove_labels(store, "products")
-    with database.open_chroma(store.database) as db:
-        of = database.find_collection(db, "products")
-        assert of is not None
-        with open_collection(db, of, store.root) as state:
-            proven = [*state.ids_of(Origin.QUEUE), *state.ids_of(Origin.RECOVERED)]
-            assert proven
-            for key in proven:
-                found = state.vector_of(key)
-                assert found is not None
-                assert found[1].hex() == store.expected["products"][key]["vector"]
-            # Rows were updated and deleted, so the order of insertion proves nothing and suggests nothing.
-            assert list(state.ids_of(Origin.UNPROVEN)) == []
+    with read_state(store, "products") as state:
+        proven = [*state.ids_of(Origin.QUEUE), *state.ids_of(Origin.RECOVERED)]
+        assert proven
+        for key in proven:
+            found = state.vector_of(key)
+            assert found is not None
+            assert found[1].hex() == store.expected["products"][key]["vector"]
+        # Rows were updated and deleted, so the order of insertion proves nothing and suggests nothing.
+        assert list(state.ids_of(Origin.UNPROVEN)) == []
 
 
 def test_operations_that_chroma_ignored_prove_no_vector(store: ChromaStore) -> None:
@@ -319,14 +306,9 @@ def test_operations_that_chroma_ignored_prove_no_vector(store: ChromaStore) -> N
             "VALUES (?, ?, ?, ?, ?, 'FLOAT32')",
             *(place, operation, topic, name, struct.pack("<f", value) * DIMENSION),
         )
-    with database.open_chroma(store.database) as db:
-        of = database.find_collection(db, "plain")
-        assert of is not None
-        with open_collection(db, of, store.root) as state:
-            assert state.applied > number + 4
-            assert {name: raw for name, _, raw in state.queued_vectors()} == {
-                "again": struct.pack("<f", 3.0) * DIMENSION
-            }
+    with read_state(store) as state:
+        assert state.applied > number + 4
+        assert {name: raw for name, _, raw in state.queued_vectors()} == {"again": struct.pack("<f", 3.0) * DIMENSION}
 
 
 @pytest.mark.thorough

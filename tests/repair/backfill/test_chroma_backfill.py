@@ -72,6 +72,15 @@ def lost_ids(store: ChromaStore, name: str = "plain") -> set[str]:
     }
 
 
+def cut_store(server: FaultServer, folder: Path) -> tuple[ChromaStore, set[str]]:
+    """Extract and repair a folder whose elements are cut in half; the server answers with the vectors that are lost."""
+    store = extract("1.5", folder)
+    cut_elements(store)
+    lost = lost_ids(store)
+    serve(server, store)
+    return store, lost
+
+
 def documents(store: ChromaStore, ids: set[str], name: str = "plain") -> list[str]:
     return sorted(store.expected[name][key]["document"] for key in ids)
 
@@ -96,10 +105,7 @@ def vectors_of(store: ChromaStore, name: str = "plain") -> dict[str, str]:
 
 @CHROMA
 def test_lost_entries_get_vectors_and_no_other_changes(server: FaultServer, settings: Path, tmp_path: Path) -> None:
-    store = extract("1.5", tmp_path)
-    cut_elements(store)
-    lost = lost_ids(store)
-    serve(server, store)
+    store, lost = cut_store(server, tmp_path)
     rows = store.rows("SELECT * FROM embedding_metadata ORDER BY id, key")
     before = snapshot(tmp_path)
     planned = fill(store, settings, "--dry-run")
@@ -228,10 +234,7 @@ def test_a_backup_gives_its_vectors_and_nothing_is_sent(server: FaultServer, set
 def test_limits_keep_what_was_paid_and_the_next_run_goes_on(
     server: FaultServer, settings: Path, tmp_path: Path
 ) -> None:
-    store = extract("1.5", tmp_path)
-    cut_elements(store)
-    lost = lost_ids(store)
-    serve(server, store)
+    store, lost = cut_store(server, tmp_path)
     assert fill(store, settings, "--yes", "--limit", 10).status == 0
     assert len(sent(server, store, lost)) == 10
     assert check(store.root)["vector-missing"][0]["count"] == len(lost) - 10
@@ -244,10 +247,7 @@ def test_limits_keep_what_was_paid_and_the_next_run_goes_on(
 def test_vectors_that_arrived_before_a_failure_are_not_paid_for_again(
     server: FaultServer, settings: Path, tmp_path: Path
 ) -> None:
-    store = extract("1.5", tmp_path)
-    cut_elements(store)
-    lost = lost_ids(store)
-    serve(server, store)
+    store, lost = cut_store(server, tmp_path)
     before = snapshot(store.root)
     rightly, asked = server.behave, []
 
@@ -276,10 +276,7 @@ def test_vectors_that_arrived_before_a_failure_are_not_paid_for_again(
 def test_a_kill_leaves_the_old_or_the_new_segment_and_nothing_is_paid_twice(
     server: FaultServer, settings: Path, tmp_path: Path
 ) -> None:
-    store = extract("1.5", tmp_path / "store")
-    cut_elements(store)
-    lost_ids(store)
-    serve(server, store)
+    store, _ = cut_store(server, tmp_path / "store")
     old = (store.folder("plain") / "data_level0.bin").read_bytes()
     expected = vectors_of(store)
 
@@ -310,10 +307,7 @@ def test_a_segment_that_a_killed_run_moved_away_is_no_damage(
     server: FaultServer, settings: Path, tmp_path: Path
 ) -> None:
     """The old folder is moved to the undo data, and the new one to its place: a kill between leaves neither there."""
-    store = extract("1.5", tmp_path / "store")
-    cut_elements(store)
-    lost_ids(store)
-    serve(server, store)
+    store, _ = cut_store(server, tmp_path / "store")
     folder = store.folder("plain")
 
     def work() -> None:
