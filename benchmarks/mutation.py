@@ -42,6 +42,8 @@ BACKUP_SUFFIX = ".unchanged"
 #: What ``make test`` runs.
 MARKS = "not slow and not needs and not thorough"
 
+#: Tests of every part.
+EVERY_PART = ("tests/project/test_structs.py",)
 #: The tests of each part of the core, the fastest first. The longest prefix of a module's path counts.
 TESTS = {
     "regraft/disk/": (
@@ -399,7 +401,7 @@ def _name(function: ast.expr) -> str:
 def tests_of(module: str) -> tuple[str, ...]:
     """Return the tests of a module that exist."""
     prefix = max((one for one in TESTS if module.startswith(one)), key=len)
-    return tuple(path for path in TESTS[prefix] if (ROOT / path).exists())
+    return tuple(path for path in (*EVERY_PART, *TESTS[prefix]) if (ROOT / path).exists())
 
 
 def all_mutants() -> Iterator[Mutant]:
