@@ -23,13 +23,21 @@ from migrators.cherry_v1.draft import draft_library
 from migrators.pipeline import plan as plan_module
 from migrators.pipeline.accounting import LoaderOwners, expand_folders
 from migrators.pipeline.losses import folder_read_times
-from migrators.pipeline.plan import BasePlan, plan_base
+from migrators.pipeline.plan import BasePlan, FolderCounts, MaterialPlan, plan_base
 from migrators.pipeline.source import BaseDraft, Duplicate, Hints, LibraryDraft
 from regraft.disk.file_paths import FreeNames
 from regraft.formats import vector_survey
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.formats.vector_survey import MISSING, UNSUPPORTED, LoaderRows, RowTally, StoreProblem, VectorSurvey
+from regraft.formats.vector_survey import (
+    MISSING,
+    UNSUPPORTED,
+    LoaderRows,
+    RowTally,
+    SalvageTally,
+    StoreProblem,
+    VectorSurvey,
+)
 from regraft.identity import replace
 from regraft.report.notices import Notice
 
@@ -508,6 +516,265 @@ def test_an_item_too_large_for_sqlite_is_skipped_by_name(monkeypatch: pytest.Mon
     assert said == {"large": 4, "d": 4}, "skipped by name"
 
 
+def messages(plan: BasePlan, *codes: str) -> list[tuple[str | None, str, int]]:
+    """Return the item, the text and the count of the notices with these codes."""
+    return [(one.item, one.message, one.count) for one in plan.notices if one.code in codes]
+
+
+def usable_texts() -> VectorSurvey:
+    """A survey of two items: one has vectors, and rows whose vectors are missing, of another length or embedder."""
+    found = survey(*rows("A", "A"), *rows("A", "A", kind=MISSING), *rows("A", kind=20), *rows("B", kind=-16))
+    own = found.loaders["A"]
+    own.refused = {"row_lost": tally(2, 7), "other_embedder": tally(2, 9)}
+    found.rows += 4
+    own.rows += 4
+    own.kinds[16].digest, own.kinds[16].degenerate = 1000, 2
+    missing = own.kinds[MISSING]
+    missing.text_digest, missing.blank = 70, RowTally(count=1, body_bytes=4, text_digest=50, samples=["A_4"])
+    own.kinds[20].text_digest, own.kinds[20].degenerate = 3, 1
+    found.loaders["B"].kinds[-16].text_digest = 8
+    return found
+
+
+def tally(count: int, first: int) -> RowTally:
+    samples = [f"A_{number}" for number in range(first, first + count)]
+    return RowTally(count=count, first_rowid=first, body_bytes=10 * count, text_digest=100 * count, samples=samples)
+
+
+def test_texts_are_planned_without_vectors_for_the_reasons_that_leave_them_usable() -> None:
+    draft, found = drafted(note("a", "A"), note("b", "B")), usable_texts()
+    plan = plan_base(draft, found, carry_text=True)
+    assert (plan.rows.read, plan.rows.carried, plan.rows.without_vector) == (10, 7, 5)
+    assert plan.rows.skipped == {"row_lost": 2, "missing_vector_payload": 1}
+    assert (plan.error, plan.has_index, plan.vector_bytes, plan.carry_text) == (None, True, 16, True)
+    # Two vectors, a text with its blank twin left out, one of another length and two of another embedder.
+    assert plan.materials == (
+        MaterialPlan(item=0, runs=((1, 5),), rows=6, body_bytes=66, digest=1000 + 20 + 3 + 200, is_finite=True),
+        MaterialPlan(item=1, runs=((6, 6),), rows=1, body_bytes=10, digest=8, is_finite=False),
+    )
+    assert [(one.code, one.message, one.count, one.samples) for one in plan.notices] == [
+        ("row_lost", "2 rows not migrated (for example A_7, A_8)", 2, ("A_7", "A_8")),
+        ("missing_vector_payload", "without text as well; 1 row not migrated (for example A_4)", 1, ("A_4",)),
+        (
+            "carried_without_vector",
+            (
+                "5 rows migrated without a vector: 2 other_embedder, 1 missing_vector_payload, 1 dimension_mismatch,"
+                " 1 non_finite_vector (for example A_9, A_10, A_3)"
+            ),
+            5,
+            ("A_9", "A_10", "A_3"),
+        ),
+        (
+            "degenerate_vector",
+            "2 vectors without a direction (all zeros, or a norm beyond single precision), migrated unchanged",
+            2,
+            (),
+        ),
+    ]
+
+
+def test_only_vectors_are_migrated_unless_texts_are_asked_for() -> None:
+    plan = plan_base(drafted(note("a", "A"), note("b", "B")), usable_texts())
+    assert (plan.rows.carried, plan.rows.without_vector, plan.carry_text) == (2, 0, False)
+    assert plan.rows.skipped == {
+        "row_lost": 2,
+        "other_embedder": 2,
+        "missing_vector_payload": 2,
+        "dimension_mismatch": 1,
+        "non_finite_vector": 1,
+    }
+    assert plan.materials == (MaterialPlan(item=0, runs=((1, 5),), rows=2, body_bytes=20, digest=1000, is_finite=True),)
+
+
+FAILED = [note("a", "A"), folder("d", "D"), folder("e", path="/e")]
+
+
+def test_a_base_without_usable_vectors_has_an_index_only_of_texts() -> None:
+    found = survey(*rows("A", "A", "D", kind=MISSING))
+    texts, plan = (plan_base(drafted(*FAILED), found, carry_text=carry) for carry in (True, False))
+    assert (texts.error, texts.dimensions, texts.has_index, texts.vector_bytes) == (
+        "missing_vector_store",
+        None,
+        True,
+        0,
+    )
+    assert [(one.item, one.rows, one.is_finite) for one in texts.materials] == [(0, 2, True), (2, 1, True)]
+    assert (texts.rows.carried, texts.rows.without_vector, texts.rows.skipped) == (3, 3, {})
+    assert texts.directories == FolderCounts(expanded=1, children=1, tombstones=1)
+    assert messages(texts, "missing_vector_store", "directory_not_migrated") == [
+        (None, "its vector file kb holds no usable vector", 1),
+        ("e", "folder /e stays one failed item: v1 lists no files in it", 1),
+    ]
+    assert (plan.error, plan.has_index, plan.vector_bytes, plan.materials) == ("missing_vector_store", False, 0, ())
+    assert plan.rows.skipped == {"missing_vector_store": 3}
+    assert plan.directories == FolderCounts(expanded=0, children=0, tombstones=2)
+    lost = "its vector file kb holds no usable vector; 3 rows not migrated (for example A_1, A_2, D_3)"
+    assert messages(plan, "missing_vector_store", "directory_not_migrated") == [
+        (None, lost, 3),
+        ("d", "folder /home/alice/docs stays one failed item: its base failed", 1),
+        ("e", "folder /e stays one failed item: its base failed", 1),
+    ]
+
+
+def test_what_a_file_that_can_be_read_later_will_bring_is_said() -> None:
+    plan = plan_base(drafted(*FAILED), StoreProblem("cannot be read"), carry_text=True)
+    assert (plan.has_index, plan.carry_text, plan.rows.read) == (False, False, 0)
+    later = "its base failed; a later run can recover it once the vector file can be read"
+    assert messages(plan, "missing_vector_store", "directory_not_migrated") == [
+        (None, "its vector file kb cannot be read", 1),
+        ("d", f"folder /home/alice/docs stays one failed item: {later}", 1),
+        ("e", f"folder /e stays one failed item: {later}", 1),
+    ]
+    # No later run has the model.
+    plan = plan_base(drafted(folder("d", "D"), model=None), StoreProblem("cannot be read"))
+    assert messages(plan, "directory_not_migrated") == [
+        ("d", "folder /home/alice/docs stays one failed item: its base failed", 1)
+    ]
+
+
+def test_an_empty_file_has_the_dimensions_that_its_source_says() -> None:
+    empty = replace(drafted(note("a", "A")), dimensions_if_empty=3)
+    plan = plan_base(empty, VectorSurvey())
+    assert (plan.error, plan.dimensions, plan.vector_bytes, plan.has_index) == (None, 3, 12, True)
+    assert plan_base(empty, survey(*rows("A"))).dimensions == 4
+    assert plan_base(drafted(note("a", "A")), VectorSurvey()).error == "missing_vector_store"
+
+
+def test_what_is_said_of_folders_and_their_files() -> None:
+    items = [
+        note("n", "A"),
+        folder("d", "D", "odd", "none", "E"),
+        folder("c"),
+        folder("t", "A", path="/t"),
+        folder("x", "x1", "x2", "x1", path="/x"),
+        file("f1", name="a.md"),
+        file("f2", name="a.md"),
+    ]
+    found = survey(*rows("A", "D"), ("odd", 20, "/home/alice/docs/odd.md"))
+    plan = plan_base(drafted(*items), found, Hints(paths={"E": "/home/alice/docs/sub/e.md"}))
+    assert plan.directories == FolderCounts(expanded=2, children=3, tombstones=2)
+    outside = "stored under their file name alone: the path that v1 recorded is not inside the folder"
+    assert [(one.code, one.item, one.message, one.count) for one in plan.notices if one.code.startswith("dir")] == [
+        (
+            "directory_entries_without_rows",
+            "d",
+            "2 of 4 files of the folder /home/alice/docs have no rows in v1 (sub/e.md)",
+            2,
+        ),
+        (
+            "directory_child_not_migrated",
+            "d",
+            "1 of 2 files of the folder /home/alice/docs have no row that can be migrated",
+            1,
+        ),
+        ("directory_child_outside", "d", f"1 file of the folder /home/alice/docs {outside}", 1),
+        (
+            "directory_not_migrated",
+            "t",
+            "folder /t is marked as failed: the rows of all its files belong to other items",
+            1,
+        ),
+        ("directory_child_outside", "t", f"1 file of the folder /t {outside}", 1),
+        (
+            "directory_child_loader_conflict",
+            "t",
+            "1 file of the folder also added as single items; the rows stay with those items",
+            1,
+        ),
+        (
+            "directory_not_migrated",
+            "c",
+            "folder /home/alice/docs stays one failed item: v1 lists no files in it",
+            1,
+        ),
+        ("directory_not_migrated", "x", "folder /x stays one failed item: none of its 2 files has rows", 1),
+    ]
+    assert messages(plan, "renamed_files") == [(None, "1 file renamed because the name was taken", 1)]
+    assert messages(plan, "dimension_mismatch") == [(None, "1 row not migrated (for example odd_3)", 1)]
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        (1, "1 completed file without rows, and so without any text: 0.md"),
+        (5, "5 completed files without rows, and so without any text: 0.md, 1.md, 2.md, 3.md, 4.md"),
+        (6, "6 completed files without rows, and so without any text: 0.md, 1.md, 2.md, 3.md, 4.md and 1 more"),
+    ],
+)
+def test_of_many_files_some_are_named(files: int, named: str) -> None:
+    items = [file(f"f{number}", f"F{number}", name=f"{number}.md") for number in range(files)]
+    assert messages(planned(rows("N"), note("n", "N"), *items), "file_without_rows") == [(None, named, files)]
+
+
+# --- losses of a damaged file --------------------------------------------------------------------------------------
+
+
+def damaged_survey(**known: Any) -> VectorSurvey:
+    """A survey of what is left of three items: one is whole, one lost two rows, one may have lost some."""
+    found = survey(*rows("W", "W", "L", "G", "G"))
+    found.rows += 2
+    found.loaders["L"].rows += 2
+    found.loaders["L"].refused = {"row_lost": tally(2, 6)}
+    found.loaders["G"].highest_number = 4
+    usual = {"problem": "is damaged", "rows": 5, "about": 9, "pages": 8, "pages_read": 7, "page_bytes": 512}
+    found.salvage = SalvageTally(**{**usual, **known})
+    return found
+
+
+DAMAGED = [note("w", "W", text="whole"), note("l", "L", text="lost"), note("g", "G", text="gaps")]
+
+
+def test_what_damage_took_is_said_of_the_base_and_of_each_item() -> None:
+    plan = plan_base(drafted(*DAMAGED), damaged_survey())
+    assert (plan.whole_items, plan.damaged_items) == (1, 2)
+    whole = "7 of its 8 pages could be read (87 %); 1 item complete as far as row numbers show, 2 damaged"
+    assert messages(plan, "salvaged", "rows_lost", "v1_deduplicated", "v1_deduplicated_item") == [
+        (None, f"its vector file kb is damaged; 5 of about 9 rows were salvaged; {whole}", 4),
+        ("l", "lost: 2 rows could not be recovered from the damaged file", 2),
+        ("g", "gaps: rows may be lost, because numbers are missing among its rows", 1),
+    ]
+
+
+def test_where_all_rows_are_known_gaps_are_no_losses() -> None:
+    found = damaged_survey(is_exact=True, about=5, weaker={"scan": 2, "index": 1})
+    found.loaders["gone"] = LoaderRows(rows=1, refused={"row_lost": tally(1, 8)})
+    found.rows += 1
+    plan = plan_base(drafted(*DAMAGED), found)
+    assert (plan.whole_items, plan.damaged_items) == (2, 1)
+    said = "its vector file kb is damaged; 5 of about 5 rows were salvaged; 7 of its 8 pages could be read (87 %)"
+    assert messages(plan, "salvaged", "rows_lost") == [
+        (None, f"{said}; 2 items complete, 1 damaged; 3 rows found outside the b-tree of the table", 1),
+        ("l", "lost: 2 rows could not be recovered from the damaged file", 2),
+    ]
+    assert plan.rows.v1_deduplicated == 3
+    assert messages(plan, "v1_deduplicated_item") == [
+        ("g", "gaps: at least 3 of its 5 chunks never stored by v1 because the same text was stored already", 3)
+    ]
+
+
+def test_a_file_that_lost_no_row_names_no_item() -> None:
+    found = survey(*rows("W", "L", "G"))
+    found.salvage = SalvageTally(problem="is damaged", rows=3, about=3)
+    plan = plan_base(drafted(*DAMAGED), found)
+    assert (plan.whole_items, plan.damaged_items) == (3, 0)
+    said = "its vector file kb is damaged; 3 of about 3 rows were salvaged; 0 of its 0 pages could be read (0 %)"
+    assert messages(plan, "salvaged", "rows_lost") == [
+        (None, f"{said}; 3 items complete as far as row numbers show, 0 damaged", 1)
+    ]
+
+
+def test_a_base_that_was_not_salvaged_has_no_losses() -> None:
+    whole = plan_base(drafted(*DAMAGED), survey(*rows("W", "L", "G")))
+    assert (whole.salvage, whole.whole_items, whole.damaged_items) == (None, 0, 0)
+    assert messages(whole, "salvaged", "rows_lost") == []
+    assert messages(plan_base(drafted(*DAMAGED, model=None), damaged_survey()), "salvaged", "rows_lost") == []
+    # What could be salvaged is reported, too.
+    tally = damaged_survey().salvage
+    failed = plan_base(drafted(*DAMAGED), StoreProblem("is damaged", is_damage=True, salvage=tally))
+    assert failed.salvage == tally
+    assert messages(failed, "salvaged", "rows_lost") == []
+
+
 # --- duplicates ----------------------------------------------------------------------------------------------------
 
 DUPLICATES = [
@@ -549,6 +816,10 @@ def test_restored_materials_come_last_and_are_outside_the_books() -> None:
     # Other children are what they were, in their order.
     assert [item for item in plan.items if item.data["source"] != "/docs/gone"] == list(plain.items)
     assert [child for child in by_name(plan).values() if "/" in child] == ["d//docs/D", "d//docs/gone", "d//docs/odd"]
+    [gone] = [item for item in plan.items if item.data["source"] == "/docs/gone"]
+    assert gone.group_id is not None
+    own = derived("regraft/v1-directory-child", gone.group_id, "GONE", "0")
+    assert gone.id == as_uuid(CREATED.to_bytes(6, "big") + own[6:16], 7)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apsw
@@ -16,8 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_damage import Layout, Made, make
 
+from migrators.pipeline import losses
 from regraft.formats.cherry_v1 import salvage
-from regraft.formats.vector_survey import SalvageTally, StoreProblem
+from regraft.formats.vector_survey import SalvageTally, StoreProblem, VectorSurvey
+from regraft.identity import replace
 
 #: So many bytes of a file are changed by one bit.
 _FLIPS = 5
@@ -119,6 +124,139 @@ def test_any_overwritten_places_give_no_wrong_row(made: Made, data: st.DataObjec
 
     assert not wrong
     assert len(missed) <= 1 + len(made.rows) // 100
+
+
+# --- a file of any layout --------------------------------------------------------------------------------------------
+
+DRAFT: Any = SimpleNamespace(id="a base")
+TALLY = SalvageTally(rows=2, about=5)
+
+
+class StandIn:
+    """Salvages what it is told to, or fails."""
+
+    def __init__(self, answer: SalvageTally | Exception, said: str | Exception | None = None) -> None:
+        self.answer, self.said = answer, said
+        self.asked: list[tuple[Any, ...]] = []
+        self.ended = 0
+        self.table: Any = SimpleNamespace(survey=self.survey)
+
+    def __call__(self, path: Path, work: Path | None, draft: Any, *, keep: bool) -> AbstractContextManager[Any]:
+        self.asked.append((path, work, draft, keep))
+        return self.salvaged(keep)
+
+    @contextmanager
+    def salvaged(self, keep: bool) -> Iterator[tuple[Path | None, SalvageTally]]:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        yield (Path("salvaged") if keep else None), self.answer
+        self.ended += 1
+
+    def survey(self, path: Path, work: Path | None, *, texts: bool) -> VectorSurvey:
+        self.asked.append((path, work, texts))
+        return VectorSurvey(rows=2)
+
+    def doubt(self, path: Path, work: Path | None) -> str | None:
+        self.asked.append((path, work))
+        if isinstance(self.said, Exception):
+            raise self.said
+        return self.said
+
+
+def salvage_with(
+    salvager: StandIn | None, problem: StoreProblem, keep: ExitStack, *, is_wanted: bool = True
+) -> losses.SalvageResult:
+    wish = losses.SalvageRequest(is_wanted=is_wanted, work=Path("work"), texts=True)
+    return losses.salvage_file(salvager, Path("damaged"), DRAFT, problem, wish, keep)
+
+
+DAMAGE = StoreProblem("is damaged", 16, is_damage=True)
+NO_ROOM = [apsw.FullError("disk full"), OSError(errno.ENOSPC, "No space left on device")]
+
+
+def test_rows_that_are_salvaged_stay_until_the_run_is_done() -> None:
+    salvager = StandIn(TALLY)
+    with ExitStack() as keep:
+        result = salvage_with(salvager, DAMAGE, keep)
+        assert (result.vectors, result.table) == (Path("salvaged"), salvager.table)
+        assert isinstance(result.found, VectorSurvey)
+        assert result.found.salvage == SalvageTally(rows=2, about=5, problem="is damaged", is_carried=True)
+        assert salvager.ended == 0
+    assert salvager.ended == 1
+    assert salvager.asked == [
+        (Path("damaged"), Path("work"), DRAFT, True),
+        (Path("salvaged"), Path("work"), True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tally", "is_wanted", "offer"),
+    [
+        (TALLY, False, "; --salvage can salvage 2 of about 5 rows"),
+        (SalvageTally(rows=0, about=5), True, "; none of its rows (about 5) can be salvaged"),
+        (SalvageTally(rows=0, about=5), False, "; none of its rows (about 5) can be salvaged"),
+        (SalvageTally(rows=0, about=0), True, ""),
+    ],
+)
+def test_rows_that_are_only_counted_are_offered(tally: SalvageTally, is_wanted: bool, offer: str) -> None:
+    salvager = StandIn(tally)
+    with ExitStack() as keep:
+        result = salvage_with(salvager, DAMAGE, keep, is_wanted=is_wanted)
+        assert salvager.ended == 1
+    assert isinstance(result.found, StoreProblem)
+    assert (str(result.found), result.found.vector_bytes, result.found.is_damage) == (f"is damaged{offer}", 16, True)
+    assert result.found.salvage == replace(tally, problem="is damaged", is_carried=False)
+    assert (result.vectors, result.table) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("salvager", "problem"),
+    [
+        (None, DAMAGE),
+        (StandIn(TALLY), StoreProblem("does not exist")),
+        (StandIn(SalvageTally(rows=0, about=5)), StoreProblem("has no table", may_be_damage=True)),
+        (StandIn(StoreProblem("no such file")), DAMAGE),
+        (StandIn(apsw.CorruptError("malformed")), DAMAGE),
+        (StandIn(OSError(errno.EIO, "Input/output error")), DAMAGE),
+    ],
+    ids=["no salvage", "no damage", "no rows", "another file", "unreadable", "a failing disk"],
+)
+def test_where_nothing_can_be_salvaged_the_problem_stays(salvager: StandIn | None, problem: StoreProblem) -> None:
+    with ExitStack() as keep:
+        result = salvage_with(salvager, problem, keep)
+    assert result.found is problem
+    assert (result.vectors, result.table) == (None, None)
+
+
+def test_what_may_be_damage_is_damage_if_it_has_rows() -> None:
+    with ExitStack() as keep:
+        result = salvage_with(StandIn(TALLY), StoreProblem("has no table", may_be_damage=True), keep)
+    assert result.vectors == Path("salvaged")
+
+
+@pytest.mark.parametrize("error", NO_ROOM)
+def test_too_little_room_stops_a_salvage_and_says_nothing_of_the_file(error: Exception) -> None:
+    with ExitStack() as keep, pytest.raises(type(error)):
+        salvage_with(StandIn(error), DAMAGE, keep)
+    with pytest.raises(type(error)):
+        losses.check_for_damage(StandIn(TALLY, error), Path("vectors"), Path("work"), is_wanted=True)
+
+
+def test_a_contradiction_is_looked_for_where_a_salvage_is_wanted() -> None:
+    contradictory = StandIn(TALLY, "a row comes twice")
+    losses.check_for_damage(contradictory, Path("vectors"), Path("work"), is_wanted=False)
+    assert contradictory.asked == []
+    losses.check_for_damage(None, Path("vectors"), Path("work"), is_wanted=True)
+    sound = StandIn(TALLY)
+    losses.check_for_damage(sound, Path("vectors"), Path("work"), is_wanted=True)
+    assert sound.asked == [(Path("vectors"), Path("work"))]
+    with pytest.raises(StoreProblem, match=r"^is damaged, although SQLite can read it: a row comes twice$") as raised:
+        losses.check_for_damage(contradictory, Path("vectors"), Path("work"), is_wanted=True)
+    assert raised.value.is_damage
+    unreadable = StandIn(TALLY, OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(StoreProblem, match=r"^cannot be read: .*Input/output error$") as raised:
+        losses.check_for_damage(unreadable, Path("vectors"), Path("work"), is_wanted=True)
+    assert not raised.value.is_damage
 
 
 # --- as a user -------------------------------------------------------------------------------------------------------
