@@ -51,7 +51,7 @@ _EXTRA_64, _EXTRA_NAME = 0x0001, 0x7075
 _LINK_MODE, _MODE_MASK = 0xA000, 0xF000
 _READ_BYTES = 1 << 20
 #: Largest LZMA dictionary that packers use, at their strongest setting; the format allows 4 GiB.
-_MOST_DICTIONARY_BYTES = 1 << 27
+MOST_DICTIONARY_BYTES = 1 << 27
 
 _TABLES = """
 CREATE TABLE entry (
@@ -181,7 +181,7 @@ class ZipDirectory:
         self._refuse_unsafe_name(name)
         if record.flags & _IS_ENCRYPTED:
             raise ArchiveEncrypted(path=self._path)
-        if record.size > BOMB_BYTES and record.size > BOMB_RATIO * max(record.packed, 1):
+        if record.size > BOMB_BYTES and record.size > BOMB_RATIO * record.packed:
             raise self._unsafe(
                 tr(
                     "{name} would grow from {packed:,} to {size:,} bytes (a zip bomb)",
@@ -343,11 +343,11 @@ def _refuse_large_dictionary(file: BinaryIO, start: int) -> None:
         NotImplementedError
     """
     file.seek(start + 26)
-    of_name, of_extra = struct.unpack("<2H", file.read(4).ljust(4, b"\0"))
+    of_name, of_extra = struct.unpack("<2H", file.read(4))
     file.seek(start + 30 + of_name + of_extra)
     # LZMA header: version (2 bytes), length of the properties (2), properties (1), dictionary size (4).
     dictionary = int.from_bytes(file.read(9)[5:], "little")
-    if dictionary > _MOST_DICTIONARY_BYTES:
+    if dictionary > MOST_DICTIONARY_BYTES:
         raise NotImplementedError(
             tr("unpacking it would take {dictionary:,} bytes of memory (its LZMA dictionary)", dictionary=dictionary)
         )

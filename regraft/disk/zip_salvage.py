@@ -22,10 +22,10 @@ import apsw
 import msgspec
 
 from regraft.disk import checksums, durable, sqlite
-from regraft.disk.zip_directory import BOMB_BYTES, BOMB_RATIO, LONGEST_NAME, MOST_ENTRIES
+from regraft.disk.zip_directory import BOMB_BYTES, BOMB_RATIO, LONGEST_NAME, MOST_DICTIONARY_BYTES, MOST_ENTRIES
 from regraft.language import tr
 
-#: A file with at most this many bytes before its first member is still treated as a damaged archive.
+#: A file with fewer bytes than this before its first member is still treated as a damaged archive.
 MOST_LEADING = 1 << 20
 #: Damaged members that are reported by name; of the others only the number is kept.
 MOST_NAMED = 1_000
@@ -44,6 +44,8 @@ _END = struct.Struct("<4s4H2LH")
 _IS_ENCRYPTED, _HAS_DESCRIPTOR = 0x1, 0x8
 _ELSEWHERE = 0xFFFF_FFFF
 _STORED, _DEFLATED, _BZIP2, _LZMA = 0, 8, 12, 14
+#: All methods of the format (4.4.5): a member of one that is not unpacked here is reported, too.
+_METHODS = frozenset((*range(11), 12, 14, 16, 18, 19, 20, *range(93, 100)))
 _NEWEST_VERSION = 63
 _EXTRA_64 = 1
 
@@ -95,12 +97,10 @@ def looks_like_zip(path: Path) -> bool:
     """Whether a file has a local header of a zip member near its start."""
     with path.open("rb") as file:
         data = _File(file)
-        place = data.find(_LOCAL_MAGIC)
-        while 0 <= place <= MOST_LEADING:
-            if _read_header(data, place) is not None:
-                return True
-            place = data.find(_LOCAL_MAGIC, place + 1, MOST_LEADING)
-    return False
+        place = data.find(_LOCAL_MAGIC, 0, MOST_LEADING)
+        while place is not None and _read_header(data, place) is None:
+            place = data.find(_LOCAL_MAGIC, place + len(_LOCAL_MAGIC), MOST_LEADING)
+    return place is not None
 
 
 def salvage_zip(path: Path, new: Path) -> ZipSalvage:
@@ -145,14 +145,14 @@ class _File:
         self._file.seek(start)
         return self._file.read(max(min(end, self._size) - start, 0))
 
-    def find(self, pattern: bytes, start: int = 0, end: int | None = None) -> int:
-        """Return where a pattern first begins, from ``start`` on and before ``end``; -1 where it does not."""
+    def find(self, pattern: bytes, start: int = 0, end: int | None = None) -> int | None:
+        """Return where a pattern first begins, from ``start`` on and before ``end``; None if it does not."""
         limit = self._size if end is None else min(end, self._size)
         for place, length in _ranges(start, limit):
             found = self.read(place, place + length + len(pattern) - 1).find(pattern)
             if found >= 0:
-                return place + found if place + found < limit else -1
-        return -1
+                return place + found
+        return None
 
 
 def _ranges(start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -182,9 +182,9 @@ class _Salvaging:
     def run(self) -> ZipSalvage:
         """Copy every intact member to the target archive."""
         place = self._data.find(_LOCAL_MAGIC)
-        while place >= 0:
+        while place is not None:
             header = _read_header(self._data, place)
-            after = place + 1 if header is None else self._process(header)
+            after = place + len(_LOCAL_MAGIC) if header is None else self._process(header)
             place = self._data.find(_LOCAL_MAGIC, after)
         for name in _directory_names(self._data, self._end):
             if self._names.execute("SELECT 1 FROM copied WHERE name = ?", (name,)).get is None:
@@ -205,7 +205,7 @@ class _Salvaging:
                 if self._data.read(end, end + 4) in (_LOCAL_MAGIC, _ENTRY_MAGIC, _DESCRIPTOR_MAGIC):
                     return end
             return header.data
-        self._end = max(self._end, end)
+        self._end = end
         self._names.execute("INSERT OR IGNORE INTO copied VALUES (?)", (header.raw_name,))
         if not self._names.changes():
             self._record_lost(header.name, tr("another intact member has its name"))
@@ -255,12 +255,12 @@ class _Salvaging:
         if header.method == _STORED:
             crc = self._compute_crc(header.data, limit)
             return limit - header.data, limit - header.data, crc
-        unpacker, start = _unpacker(header, self._data, limit)
         given = size = crc = 0
         try:
+            unpacker, start = _unpacker(header, self._data, limit)
             for given, piece in _pieces(unpacker, self._data, start, limit):
                 size, crc = size + len(piece), zlib.crc32(piece, crc)
-                if size > BOMB_BYTES and size > BOMB_RATIO * max(given, 1):
+                if size > BOMB_BYTES and size > BOMB_RATIO * given:
                     self._spend(size)
                     raise _Broken(tr("it unpacks to too many bytes (a zip bomb)"))
                 if header.size is not None and size > header.size:
@@ -269,7 +269,8 @@ class _Salvaging:
         except (zlib.error, OSError, lzma.LZMAError, EOFError, ValueError) as error:
             self._spend(given + size)
             raise _Broken(tr("it cannot be unpacked")) from error
-        if not unpacker.eof:
+        # Most packers end LZMA data without a mark; its size tells.
+        if not unpacker.eof and (header.method != _LZMA or size != header.size):
             self._spend(given + size)
             raise _Broken(tr("it is truncated"))
         packed = start + given - len(unpacker.unused_data) - header.data
@@ -287,14 +288,14 @@ class _Salvaging:
         """Find the end of an uncompressed member whose size only its data descriptor states."""
         crc, at = 0, header.data
         place = self._data.find(_DESCRIPTOR_MAGIC, at)
-        while place >= 0:
+        while place is not None:
             crc, at = self._compute_crc(at, place, crc), place
             size = place - header.data
             for stated_crc, stated_packed, stated_size, after in _descriptors(self._data, place):
                 if (stated_crc, stated_packed, stated_size) == (crc, size, size):
                     return size, size, crc, after
             self._spend(_LOCAL.size)
-            place = self._data.find(_DESCRIPTOR_MAGIC, place + 1)
+            place = self._data.find(_DESCRIPTOR_MAGIC, place + len(_DESCRIPTOR_MAGIC))
         self._spend(self._size - header.data)
         raise _Broken(tr("it is truncated"))
 
@@ -343,7 +344,7 @@ def _read_header(data: _File, place: int) -> _Header | None:
     )
     start = place + _LOCAL.size
     raw_name = bytes(data.read(start, start + of_name))
-    is_known = method in (_STORED, _DEFLATED, _BZIP2, _LZMA) and (version & 0xFF) <= _NEWEST_VERSION
+    is_known = method in _METHODS and (version & 0xFF) <= _NEWEST_VERSION
     if not is_known or not 0 < of_name <= LONGEST_NAME or len(raw_name) < of_name or b"\0" in raw_name:
         return None
     wide = _wide_sizes(bytes(data.read(start + of_name, start + of_name + of_extra)), size, packed)
@@ -371,7 +372,8 @@ def _wide_sizes(extra: bytes, size: int, packed: int) -> tuple[int, int] | None:
     if _ELSEWHERE not in (size, packed):
         return size, packed
     place = 0
-    while place + 4 <= len(extra):
+    # A field that has both takes 20 bytes.
+    while place + 20 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, place)
         if kind == _EXTRA_64 and length >= 16:
             return struct.unpack_from("<2Q", extra, place + 4)
@@ -395,17 +397,18 @@ def _unpacker(header: _Header, data: _File, limit: int) -> tuple[_Unpacker, int]
         return zlib.decompressobj(-15), header.data
     if header.method == _BZIP2:
         return bz2.BZ2Decompressor(), header.data
-    head = bytes(data.read(header.data, min(header.data + 9, limit)))
-    if len(head) < 9 or head[2:4] != b"\5\0":
+    start = header.data + 9
+    head = bytes(data.read(header.data, start))
+    if header.method != _LZMA or start > limit or head[2:4] != b"\5\0":
         raise _Broken(tr("it cannot be unpacked"))
     dictionary = int.from_bytes(head[5:9], "little")
     properties, rest = head[4] % 9, head[4] // 9
-    if dictionary > BOMB_BYTES or rest >= 45:
+    if dictionary > MOST_DICTIONARY_BYTES:
         raise _Broken(tr("it cannot be unpacked"))
     chain = [
         {"id": lzma.FILTER_LZMA1, "dict_size": max(dictionary, 4096), "lc": properties, "lp": rest % 5, "pb": rest // 5}
     ]
-    return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=chain), header.data + 9
+    return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=chain), start
 
 
 def _pieces(unpacker: _Unpacker, data: _File, start: int, limit: int) -> Iterator[tuple[int, bytes]]:
@@ -427,7 +430,7 @@ def _pieces(unpacker: _Unpacker, data: _File, start: int, limit: int) -> Iterato
 def _directory_names(data: _File, start: int) -> Iterator[bytes]:
     """Yield the file names that the remains of the directory list, from ``start`` on."""
     place, count = data.find(_ENTRY_MAGIC, start), 0
-    while place >= 0 and place + _ENTRY.size <= len(data) and count < MOST_ENTRIES:
+    while place is not None and place + _ENTRY.size <= len(data) and count < MOST_ENTRIES:
         entry = _ENTRY.unpack(data.read(place, place + _ENTRY.size))
         of_name, of_extra, of_comment = entry[11:14]
         raw_name = bytes(data.read(place + _ENTRY.size, place + _ENTRY.size + of_name))

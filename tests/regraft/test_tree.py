@@ -5,18 +5,22 @@ from __future__ import annotations
 import errno
 import io
 import os
+import random
 import sqlite3
 import struct
+import threading
 import unicodedata
 import zipfile
 import zlib
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 from harness import REPO, run
 
-from regraft.disk import checksums, links
+from regraft.disk import checksums, links, zip_directory
 from regraft.disk.trees import (
     FolderTree,
     SourceReadFailed,
@@ -27,7 +31,7 @@ from regraft.disk.trees import (
     join_path,
     open_tree,
 )
-from regraft.disk.zip_directory import BOMB_BYTES
+from regraft.disk.zip_directory import BOMB_BYTES, BOMB_RATIO
 from regraft.errors import ArchiveEncrypted, ArchiveUnsafe, RegraftError, SourceUnreadable
 
 WAL_START = b"\x37\x7f\x06\x82"
@@ -721,6 +725,297 @@ def test_more_members_than_the_old_format_counts(tmp_path: Path) -> None:
     with opened(path) as tree:
         assert len(tree.children("f")) == 0x10001
         assert tree.kind("f/65536") == "file"
+
+
+# --- directories by hand ---------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Entry:
+    """A stored member, and what the directory says of it."""
+
+    name: bytes
+    content: bytes = b"content"
+    system: int = 3
+    flags: int = 0
+    mode: int = 0
+    packed: int | None = None
+    size: int | None = None
+    start: int | None = None
+    extra: bytes = b""
+    comment: bytes = b""
+    of_comment: int | None = None
+
+
+def directory(*entries: Entry, leading: bytes = b"", behind: bytes = b"") -> bytes:
+    """Return an archive; ``behind`` counts as part of its directory."""
+    members, found = leading, b""
+    for one in entries:
+        start, crc, size = len(members) - len(leading), zlib.crc32(one.content), len(one.content)
+        members += struct.pack("<4s5H3L2H", LOCAL_HEADER, 20, one.flags, 0, 0, 33, crc, size, size, len(one.name), 0)
+        members += one.name + one.content
+        sizes = (size if stated is None else stated for stated in (one.packed, one.size))
+        lengths = len(one.name), len(one.extra), len(one.comment) if one.of_comment is None else one.of_comment
+        found += struct.pack("<4sBB5H3L", CENTRAL_HEADER, 20, one.system, 20, one.flags, 0, 0, 33, crc, *sizes)
+        found += struct.pack("<5H2L", *lengths, 0, 0, one.mode, start if one.start is None else one.start)
+        found += one.name + one.extra + one.comment
+    found += behind
+    end = len(members) - len(leading)
+    return members + found + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, len(entries), len(entries), len(found), end, 0)
+
+
+def by_hand(folder: Path, *entries: Entry, leading: bytes = b"", behind: bytes = b"") -> Path:
+    path = folder / "a.zip"
+    path.write_bytes(directory(*entries, leading=leading, behind=behind))
+    return path
+
+
+def content_of(path: Path) -> dict[str, bytes]:
+    found = {}
+    with opened(path) as tree:
+        for name in tree.files(""):
+            with tree.open(name) as file:
+                found[name] = file.read()
+    return found
+
+
+ONE, TWO = Entry(name=b"one", content=b"first"), Entry(name=b"two", content=b"second")
+ELSEWHERE = 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"comment": b"a note"},
+        {"extra": struct.pack("<2H5x", 0x5455, 5)},
+        {"extra": struct.pack("<2H", 0x9999, 0), "comment": b"a note"},
+        # What looks like one half of the end of a large archive.
+        {"comment": b"PK\6\6" + bytes(72)},
+        {"comment": bytes(56) + b"PK\6\7" + bytes(16)},
+    ],
+)
+@pytest.mark.parametrize("leading", [b"", b"#!/bin/sh\n"])
+def test_fields_and_notes_beside_a_name_are_passed_over(
+    tmp_path: Path, changed: dict[str, bytes], leading: bytes
+) -> None:
+    entries = [replace(ONE, **changed), replace(TWO, **changed)]
+    assert content_of(by_hand(tmp_path, *entries, leading=leading)) == {"one": b"first", "two": b"second"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"size": ELSEWHERE, "extra": struct.pack("<2HQ", 1, 8, 6)},
+        {"packed": ELSEWHERE, "extra": struct.pack("<2HQ", 1, 8, 6)},
+        {"start": ELSEWHERE, "extra": struct.pack("<2HQ", 1, 8, 38)},
+        {"size": ELSEWHERE, "packed": ELSEWHERE, "start": ELSEWHERE, "extra": struct.pack("<2H3Q", 1, 24, 6, 6, 38)},
+        {"start": ELSEWHERE, "extra": struct.pack("<2H5x2HQ", 0x5455, 5, 1, 8, 38)},
+    ],
+)
+def test_large_numbers_are_read_from_the_field_for_them(tmp_path: Path, changed: dict[str, Any]) -> None:
+    path = by_hand(tmp_path, ONE, replace(TWO, **changed))
+    assert content_of(path) == {"one": b"first", "two": b"second"}
+    with opened(path) as tree:
+        assert tree.size("two") == 6
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"extra": struct.pack("<2H5x", 0x5455, 6)}, "its directory is damaged"),
+        ({"size": ELSEWHERE}, "a size is missing in its directory"),
+        ({"size": ELSEWHERE, "extra": struct.pack("<2H7x", 1, 7)}, "a size is missing in its directory"),
+        (
+            {"size": ELSEWHERE, "start": ELSEWHERE, "extra": struct.pack("<2HQ", 1, 8, 6)},
+            "a size is missing in its directory",
+        ),
+        ({"start": ELSEWHERE, "extra": struct.pack("<2HQ", 1, 8, 1 << 62)}, "a size in its directory is not valid"),
+        ({"of_comment": 1}, "its directory is truncated"),
+    ],
+)
+def test_a_directory_that_says_too_little_is_damaged(tmp_path: Path, changed: dict[str, Any], reason: str) -> None:
+    assert reason in unreadable(by_hand(tmp_path, ONE, replace(TWO, **changed)))
+
+
+@pytest.mark.parametrize("behind", [b"PK\1\2", CENTRAL_HEADER + bytes(41), b"PK\1\3" + bytes(42)])
+def test_a_directory_whose_last_entry_is_none_is_damaged(tmp_path: Path, behind: bytes) -> None:
+    assert "its directory is damaged" in unreadable(by_hand(tmp_path, ONE, behind=behind))
+
+
+def test_a_member_that_is_larger_than_the_archive_is_refused(tmp_path: Path) -> None:
+    assert refusal(by_hand(tmp_path, ONE, replace(TWO, packed=10_000, size=10_000))) == "its members overlap"
+
+
+def test_the_bounds_of_a_bomb_are_a_size_and_a_factor(tmp_path: Path) -> None:
+    """What unpacks to this much and no more is none, however small it is packed."""
+    for content, size in ((b"x", BOMB_BYTES), (b"", BOMB_BYTES), (b"x" * 40_000, BOMB_RATIO * 40_000)):
+        with opened(by_hand(tmp_path, replace(ONE, content=content, size=size))) as tree:
+            assert tree.size("one") == size
+        grown = f"one would grow from {len(content):,} to {size + 1:,} bytes (a zip bomb)"
+        assert refusal(by_hand(tmp_path, replace(ONE, content=content, size=size + 1))) == grown
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (b"x" * 4096, None),
+        (b"x" * 4097, "a name in it has 4,097 bytes"),
+        # Two bytes for each of one in the old code page.
+        (b"\x82" * 2048, None),
+        (b"\x82" * 2048 + b"x", "a name in it has 4,097 bytes"),
+        (b"a/" * 254 + b"x", None),
+        (b"a/" * 255 + b"x", "a name in it has 256 parts"),
+        (b"a\0b", r"'a\x00b' holds a NUL"),
+        (b"1:/x", None),
+        (b"x", None),
+    ],
+)
+def test_the_bounds_of_a_name(tmp_path: Path, name: bytes, reason: str | None) -> None:
+    path = by_hand(tmp_path, ONE, replace(TWO, name=name))
+    if reason is None:
+        assert content_of(path) == {"one": b"first", name.decode("cp437"): b"second"}
+    else:
+        assert refusal(path) == reason
+
+
+@pytest.mark.parametrize(
+    ("extra", "name"),
+    [
+        (b"\1" + struct.pack("<L", zlib.crc32(b"caf\x82")) + "咖啡".encode(), "咖啡"),
+        # Of another version, and of another name.
+        (b"\2" + struct.pack("<L", zlib.crc32(b"caf\x82")) + "咖啡".encode(), "café"),
+        (b"\1" + struct.pack("<L", zlib.crc32(b"caf")) + "咖啡".encode(), "café"),
+    ],
+)
+def test_a_name_in_unicode_beside_one_in_the_old_code_page(tmp_path: Path, extra: bytes, name: str) -> None:
+    fields = struct.pack("<2H5x", 0x5455, 5) + struct.pack("<2H", 0x7075, len(extra)) + extra
+    assert content_of(by_hand(tmp_path, Entry(name=b"caf\x82", extra=fields))) == {name: b"content"}
+    other = struct.pack("<2H", 0x7076, len(extra)) + extra
+    assert content_of(by_hand(tmp_path, Entry(name=b"caf\x82", extra=other))) == {"café": b"content"}
+
+
+def test_a_name_that_is_not_in_the_code_it_claims_is_damage(tmp_path: Path) -> None:
+    assert "codec can't decode" in unreadable(by_hand(tmp_path, Entry(name=b"caf\x82", flags=UTF8_FLAG)))
+
+
+def test_a_backslash_beside_a_slash_is_part_of_a_name_on_windows_too(tmp_path: Path) -> None:
+    assert content_of(by_hand(tmp_path, Entry(name=b"a\\b/c", system=0))) == {"a\\b/c": b"content"}
+
+
+@pytest.mark.parametrize(
+    ("system", "mode", "is_link"),
+    [(3, 0xA1FF, True), (3, 0x81FF, False), (3, 0, False), (0, 0xA1FF, False), (1, 0xA000, True), (3, 0xE1FF, False)],
+)
+def test_links_in_archives_are_those_that_systems_with_links_made(
+    tmp_path: Path, system: int, mode: int, is_link: bool
+) -> None:
+    with opened(by_hand(tmp_path, Entry(name=b"a", system=system, mode=mode << 16))) as tree:
+        assert tree.is_link("a") == is_link
+
+
+def test_two_forms_of_one_name_are_two_members(tmp_path: Path) -> None:
+    exact, other = unicodedata.normalize("NFC", "é"), unicodedata.normalize("NFD", "é")
+    path = by_hand(tmp_path, Entry(name=exact.encode(), content=b"NFC"), Entry(name=other.encode(), content=b"NFD"))
+    assert content_of(path) == {exact: b"NFC", other: b"NFD"}
+    for stored, asked in ((exact, other), (other, exact)):
+        with opened(by_hand(tmp_path, Entry(name=stored.encode()))) as tree, tree.open(asked) as file:
+            assert file.read() == b"content"
+            assert (tree.kind("ü"), tree.kind("é\0"), tree.kind("a\0")) == (None, None, None)
+
+
+@pytest.mark.parametrize("remembered", [1, 2, 10_000])
+def test_files_and_folders_are_counted_and_each_is_found(
+    tmp_path: Path, remembered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few folders are remembered while the directory is read."""
+    monkeypatch.setattr(zip_directory, "_KNOWN_FOLDERS", remembered)
+    names = ["a/b/one", "c/two", "a/b/three", "c/d/four", "a/five", "c/six"]
+    path = by_hand(tmp_path, *(Entry(name=name.encode(), content=name.encode()) for name in names))
+    monkeypatch.setattr(zip_directory, "MOST_ENTRIES", 10)
+    assert content_of(path) == {name: name.encode() for name in sorted(names)}
+    with opened(path) as tree:
+        assert list(tree.files("a")) == ["a/b/one", "a/b/three", "a/five"]
+        assert [*tree.files("a/five"), *tree.files("missing")] == []
+    monkeypatch.setattr(zip_directory, "MOST_ENTRIES", 9)
+    assert refusal(path) == "it has more than 9 files and folders"
+
+
+def test_files_come_in_the_order_of_their_paths(tmp_path: Path) -> None:
+    names = ["b", "a0", "a/x", "a.b", "a/b/c", "a/b.c"]
+    path = by_hand(tmp_path, *(Entry(name=name.encode()) for name in names))
+    with opened(path) as tree:
+        assert list(tree.files("")) == sorted(names)
+
+
+def test_an_archive_that_was_closed_is_not_read(tmp_path: Path) -> None:
+    tree = ZipTree(by_hand(tmp_path, ONE))
+    tree.close()
+    with pytest.raises(ValueError, match="the archive was closed already"):
+        tree.kind("one")
+
+
+def test_the_longest_note_behind_an_archive_is_passed_over(tmp_path: Path) -> None:
+    path = by_hand(tmp_path, ONE)
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-2] + struct.pack("<H", 0xFFFF) + b"x" * 0xFFFF)
+    assert content_of(path) == {"one": b"first"}
+
+
+@pytest.mark.parametrize("entries", [(), (ONE,), (ONE, TWO)])
+def test_the_end_of_a_large_archive_says_where_its_directory_is(tmp_path: Path, entries: tuple[Entry, ...]) -> None:
+    """Also where nothing precedes it, because it has no members."""
+    raw = directory(*entries)
+    size, start = struct.unpack_from("<2L", raw, len(raw) - 10)
+    end = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, len(entries), len(entries), size, start)
+    end += struct.pack("<4sLQL", b"PK\6\7", 0, start + size, 1)
+    end += struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, ELSEWHERE, ELSEWHERE, 0)
+    for leading in (b"", b"leading"):
+        path = tmp_path / "a.zip"
+        path.write_bytes(leading + raw[:-22] + end)
+        assert content_of(path) == {one.name.decode(): one.content for one in entries}
+
+
+def test_python_is_given_one_member_in_an_archive_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive as the format says, whose sizes are all of 64 bits."""
+    given: list[bytes] = []
+
+    def read(file: BinaryIO) -> zipfile.ZipFile:
+        given.append(file.read())
+        return made(file)
+
+    made = zipfile.ZipFile
+    path = by_hand(tmp_path, ONE, replace(TWO, extra=struct.pack("<2H5x", 0x5455, 5), comment=b"a note"))
+    raw = path.read_bytes()
+    with opened(path) as tree:
+        monkeypatch.setattr(zipfile, "ZipFile", read)
+        with tree.open("two") as file:
+            assert file.read() == b"second"
+    start = raw.find(CENTRAL_HEADER)
+    record = struct.pack("<4sBB5H3L", CENTRAL_HEADER, 20, 3, 20, 0, 0, 0, 33, zlib.crc32(b"second"), *[ELSEWHERE] * 2)
+    record += struct.pack("<5H2L", 3, 28, 0, 0, 0, 0, ELSEWHERE) + b"two" + struct.pack("<2H3Q", 1, 24, 6, 6, 38)
+    end = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, len(record), start)
+    end += struct.pack("<4sLQL", b"PK\6\7", 0, start + len(record), 1)
+    end += struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, ELSEWHERE, ELSEWHERE, 0)
+    assert given == [raw[:start] + record + end]
+
+
+def test_a_member_and_the_end_behind_it_are_read_like_one_file(tmp_path: Path) -> None:
+    head, tail = random.Random(1).randbytes(50), random.Random(2).randbytes(30)
+    (tmp_path / "file").write_bytes(head + b"what follows in the file")
+    with (tmp_path / "file").open("rb") as file:
+        spliced = zip_directory._Spliced(file, threading.Lock(), 50, tail)
+        plain = io.BytesIO(head + tail)
+        assert (spliced.readable(), spliced.seekable()) == (True, True)
+        for place in (0, 1, 49, 50, 51, 79, 80, 81):
+            for count in (-1, 0, 1, 2, 30, 31, 50, 200):
+                assert (spliced.seek(place), spliced.tell()) == (place, place)
+                assert spliced.read(count) == plain.getvalue()[place:][: count if count >= 0 else None]
+                assert spliced.tell() == max(place, min(80, place + count if count >= 0 else 80))
+        for offset, whence in ((-80, io.SEEK_END), (0, io.SEEK_END), (-22, io.SEEK_END), (3, io.SEEK_CUR)):
+            assert spliced.seek(offset, whence) == plain.seek(offset, whence)
+            assert spliced.read(7) == plain.read(7)
+        with pytest.raises(ValueError, match="a place before the beginning"):
+            spliced.seek(-81, io.SEEK_END)
 
 
 # --- logs and journals beside a member -----------------------------------------------------------------------------

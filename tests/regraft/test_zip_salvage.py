@@ -233,6 +233,344 @@ def test_any_damage_gives_members_as_they_were_or_none(tmp_path: Path) -> None:
             assert content in MEMBERS.values() or zlib.crc32(content) in map(zlib.crc32, MEMBERS.values()), name
 
 
+# --- headers by hand -------------------------------------------------------------------------------------------------
+
+
+def member(
+    name: bytes,
+    data: bytes,
+    content: bytes | None = None,
+    *,
+    method: int = 0,
+    version: int = 20,
+    flags: int = 0,
+    crc: int | None = None,
+    packed: int | None = None,
+    size: int | None = None,
+    extra: bytes = b"",
+) -> bytes:
+    """Return a local header and data, with the CRC-32 and size of ``content`` (default: the data) unless given."""
+    content = data if content is None else content
+    stated = (
+        zlib.crc32(content) if crc is None else crc,
+        len(data) if packed is None else packed,
+        len(content) if size is None else size,
+    )
+    return (
+        struct.pack("<4s5H3L2H", b"PK\3\4", version, flags, method, 0x6000, 0x5CCF, *stated, len(name), len(extra))
+        + name
+        + extra
+        + data
+    )
+
+
+def listed(name: bytes, *, extra: bytes = b"", comment: bytes = b"") -> bytes:
+    """Return an entry of the directory for a file whose sizes nobody looks at."""
+    sizes = 0, 0, 0, len(name), len(extra), len(comment), 0, 0, 0, 0
+    return struct.pack("<4sBB5H3L5H2L", b"PK\1\2", 20, 3, 20, 0, 0, 0, 0, *sizes) + name + extra + comment
+
+
+def deflated(content: bytes) -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return packer.compress(content) + packer.flush()
+
+
+GOOD = member(b"good", b"content")
+
+
+def test_a_salvaged_archive_is_written_as_the_format_says(tmp_path: Path) -> None:
+    names = {b"one": b"content", "zwölf".encode(): b"", b"far": b"x" * 1000}
+    salvaged(tmp_path, b"noise" + b"".join(member(name, content, flags=0x800) for name, content in names.items()))
+    expected, directory = b"", b""
+    for name, content in names.items():
+        start, crc, length = len(expected), zlib.crc32(content), len(content)
+        common = 0x800, 0, 0x6000, 0x5CCF, crc, 0xFFFFFFFF, 0xFFFFFFFF, len(name)
+        expected += struct.pack("<4s5H3L2H", b"PK\3\4", 45, *common, 20) + name
+        expected += struct.pack("<2H2Q", 1, 16, length, length) + content
+        directory += struct.pack("<4s6H3L5H2L", b"PK\1\2", 45, 45, *common, 28, 0, 0, 0, 0, 0xFFFFFFFF) + name
+        directory += struct.pack("<2H3Q", 1, 24, length, length, start)
+    start, length = len(expected), len(directory)
+    end = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 3, 3, length, start)
+    end += struct.pack("<4sLQL", b"PK\6\7", 0, start + length, 1)
+    end += struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    assert (tmp_path / "new.zip").read_bytes() == expected + directory + end
+
+
+@pytest.mark.parametrize("at_once", [5, 1 << 20])
+@pytest.mark.parametrize("leading", [0, 1, 1020, 1021, 1022, 1023, 1024, 1025])
+def test_a_member_is_found_wherever_it_begins(
+    tmp_path: Path, leading: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its signature is at the end of one piece that is read and the beginning of the next."""
+    monkeypatch.setattr(zip_salvage, "_AT_ONCE", at_once)
+    content = b"some of it repeats, some of it repeats" * 9
+    data = bytes(leading) + member(b"a", deflated(content), content, method=8) + member(b"b", content)
+    found, told = salvaged(tmp_path, data)
+    assert found == {"a": content, "b": content}
+    assert (told.lost, told.missing) == (0, {})
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("layout", ["<4s3L", "<4sL2Q", "<3L", "<L2Q"])
+def test_a_descriptor_of_any_layout_may_be_the_end_of_the_file(tmp_path: Path, method: str, layout: str) -> None:
+    streamed = archive({"a": b"content" * 50}, method=METHODS[method], streamed=True)
+    streamed = streamed[: directory_of(streamed)]
+    packed = headers(archive({"a": b"content" * 50}, method=METHODS[method]))[0].compress_size
+    sizes = zlib.crc32(b"content" * 50), packed, 350
+    data = streamed[:-16] + struct.pack(layout, *([b"PK\7\x08"] if "4s" in layout else []), *sizes)
+    if "4s" in layout or method != "stored":
+        assert salvaged(tmp_path, data)[0] == {"a": b"content" * 50}
+    else:
+        # Nothing tells where such data ends.
+        with pytest.raises(zipfile.BadZipFile, match="none of its members is intact"):
+            salvaged(tmp_path, data)
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
+    with pytest.raises(zipfile.BadZipFile, match="it is empty"):
+        salvaged(tmp_path, b"")
+
+
+def test_what_looks_like_a_descriptor_in_the_data_is_data(tmp_path: Path) -> None:
+    content = b"PK\7\x08" * 5 + b"PK\7\x08PK\3\4" + b"x" * 40 + b"PK\7\x08"
+    found, told = salvaged(tmp_path, archive({"a": content, "b": b"2"}, method=0, streamed=True)[:-22])
+    assert found == {"a": content, "b": b"2"}
+    assert told.missing == {}
+
+
+def test_sizes_in_the_header_count_though_a_descriptor_is_announced(tmp_path: Path) -> None:
+    content = b"content" * 9
+    data = member(b"a", content, flags=8) + member(b"b", deflated(content), content, method=8, flags=8)
+    found, told = salvaged(tmp_path, data + GOOD)
+    assert found == {"a": content, "b": content, "good": b"content"}
+    assert told.missing == {}
+
+
+def test_the_system_that_made_a_member_says_nothing_of_the_version_that_reads_it(tmp_path: Path) -> None:
+    """The version takes the lower byte. Later ones than 6.3 are not known."""
+    versions = {b"a": 63, b"b": 64, b"c": 0x033F, b"d": 0x0340, b"e": 0x0314}
+    data = b"".join(member(name, b"content", version=version) for name, version in versions.items())
+    found, told = salvaged(tmp_path, data)
+    assert ([*found], told.missing) == (["a", "c", "e"], {})
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        member(b"", b"content"),
+        member(b"a\0b", b"content"),
+        member(b"x" * 4097, b"content"),
+        member(b"a", b"content", method=11),
+        member(b"a", b"content", packed=0xFFFFFFFF),
+        member(b"a", b"content", packed=0xFFFFFFFF, extra=struct.pack("<2H", 1, 16)),
+        member(b"a", b"content", packed=0xFFFFFFFF, extra=struct.pack("<2H15s", 1, 16, b"")),
+        member(b"a", b"content", packed=0xFFFFFFFF, extra=struct.pack("<2H16s", 2, 16, b"")),
+        member(b"a", b"content")[:29],
+    ],
+    ids=["nameless", "NUL", "long name", "method", "no size", "cut field", "short field", "other field", "cut header"],
+)
+def test_what_cannot_be_a_member_is_passed_over(tmp_path: Path, noise: bytes) -> None:
+    found, told = salvaged(tmp_path, noise + GOOD if len(noise) > 29 else GOOD + noise)
+    assert (found, told.lost, told.missing) == ({"good": b"content"}, 0, {})
+
+
+def test_a_name_of_the_greatest_length_is_read(tmp_path: Path) -> None:
+    assert salvaged(tmp_path, member(b"x" * 4096, b"content"))[0] == {"x" * 4096: b"content"}
+
+
+CONTENT = random.Random(5).randbytes(3000)
+#: Members that are not intact: why, and the bytes that were read and unpacked to find that out.
+FAILING = {
+    "stored": (member(b"a", CONTENT, crc=1), "its checksum or size does not match", 6000),
+    "deflated": (
+        member(b"a", deflated(CONTENT), CONTENT, method=8, crc=1),
+        "its checksum or size does not match",
+        3000 + len(deflated(CONTENT)),
+    ),
+    "more than stated": (
+        member(b"a", deflated(CONTENT), CONTENT, method=8, size=2999),
+        "its checksum or size does not match",
+        3000,
+    ),
+    "packed size": (
+        member(b"a", deflated(CONTENT) + b"x", CONTENT, method=8),
+        "its checksum or size does not match",
+        len(deflated(CONTENT)) + 1 + 3000,
+    ),
+    "damaged": (
+        member(b"a", CONTENT[:1024].join((b"\0\x00\x04\xff\xfb", b"\7" * 100)), method=8),
+        "it cannot be unpacked",
+        1024 + 1019,
+    ),
+    "cut": (
+        member(b"a", deflated(CONTENT)[:2000], CONTENT, method=8),
+        "it is truncated",
+        2000 + len(zlib.decompressobj(-15).decompress(deflated(CONTENT)[:2000])),
+    ),
+    "no descriptor": (member(b"a", CONTENT, flags=8, crc=0, packed=0, size=0), "it is truncated", 3000),
+    "descriptors": (
+        member(b"a", b"PK\7\x08" * 10, flags=8, crc=0, packed=0, size=0),
+        "it is truncated",
+        10 * 30 + 40,
+    ),
+    "bomb": (
+        member(b"a", deflated(bytes(5001)), bytes(5001), method=8),
+        "it unpacks to too many bytes (a zip bomb)",
+        5001,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", FAILING)
+def test_all_that_is_read_in_vain_is_counted(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forged headers could make every byte be read again and again, so there is a limit."""
+    data, reason, cost = FAILING[how]
+    monkeypatch.setattr(zip_salvage, "_MOST_FAILED", 0)
+    monkeypatch.setattr(zip_salvage, "BOMB_BYTES", 5000)
+    monkeypatch.setattr(zip_salvage, "BOMB_RATIO", 100)
+    for limit, message in (
+        (cost, "none of its members is intact"),
+        (cost - 1, "too many of its bytes look like members that are not intact"),
+    ):
+        monkeypatch.setattr(zip_salvage, "_LEAST_BUDGET", limit)
+        (tmp_path / str(limit)).mkdir()
+        with pytest.raises(zipfile.BadZipFile, match=message):
+            salvaged(tmp_path / str(limit), data)
+    monkeypatch.setattr(zip_salvage, "_MOST_FAILED", 4)
+    monkeypatch.setattr(zip_salvage, "_LEAST_BUDGET", 1 << 20)
+    before = b"" if how in ("no descriptor", "descriptors") else GOOD
+    (tmp_path / "both").mkdir()
+    found, told = salvaged(tmp_path / "both", before + data + (GOOD if not before else b""))
+    assert found == {"good": b"content"}
+    assert (told.whole, told.lost, told.missing) == (1, 1, {"a": reason})
+
+
+def test_zeros_are_a_bomb_beyond_a_size_and_a_factor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zip_salvage, "BOMB_BYTES", 5000)
+    # The first that unpacks to a whole multiple of its size.
+    size = next(count for count in range(5001, 9000) if not count % len(deflated(bytes(count))))
+    factor = size // len(deflated(bytes(size)))
+    data = b"".join(
+        member(b"%d" % count, deflated(bytes(count)), bytes(count), method=8) for count in (4999, 5000, 5001, size)
+    )
+    for ratio, whole in ((factor, ["4999", "5000", "5001", str(size)]), (factor - 1, ["4999", "5000"])):
+        monkeypatch.setattr(zip_salvage, "BOMB_RATIO", ratio)
+        (tmp_path / str(ratio)).mkdir()
+        found, told = salvaged(tmp_path / str(ratio), data)
+        assert [name for name in found if name != "5001" or ratio == factor] == whole
+        assert str(size) in found or told.missing[str(size)] == "it unpacks to too many bytes (a zip bomb)"
+
+
+def test_a_member_that_is_intact_further_on_is_not_lost(tmp_path: Path) -> None:
+    data = member(b"a", b"content", crc=1) + member(b"b", b"content", crc=1) + member(b"a", b"content")
+    found, told = salvaged(tmp_path, data)
+    assert found == {"a": b"content"}
+    assert (told.lost, [*told.missing]) == (1, ["b"])
+
+
+def test_only_so_many_members_are_named_and_all_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zip_salvage, "MOST_NAMED", 2)
+    lost = b"".join(member(name, b"content", crc=1) for name in (b"a", b"b", b"c"))
+    found, told = salvaged(tmp_path, lost + GOOD + listed(b"d"))
+    assert [*found] == ["good"]
+    assert (told.lost, [*told.missing]) == (4, ["a", "b"])
+
+
+def test_more_members_than_an_archive_may_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"".join(member(b"%d" % number, b"content") for number in range(3))
+    monkeypatch.setattr(zip_salvage, "MOST_ENTRIES", 3)
+    assert [*salvaged(tmp_path, data)[0]] == ["0", "1", "2"]
+    monkeypatch.setattr(zip_salvage, "MOST_ENTRIES", 2)
+    (tmp_path / "again").mkdir()
+    with pytest.raises(zipfile.BadZipFile, match="it has more than 2 members"):
+        salvaged(tmp_path / "again", data)
+
+
+def test_what_is_left_of_the_directory_names_the_files_that_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = [
+        listed(b"before"),
+        listed(b"good", extra=b"\x99\x99\2\0xx"),
+        listed(b"one", extra=b"\x99\x99\2\0xx", comment=b"a note"),
+        listed(b"folder/"),
+        listed(b"x" * 4097),
+        listed(b""),
+        listed("zwölf".encode()),
+        listed("zwölf".encode("cp437"), comment=b"PK\1\2"),
+        listed(b"z"),
+    ]
+    # Those that are cut off are not known.
+    for number, end in enumerate((b"", listed(b"cut")[:-1], listed(b"cut")[:30])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        found, told = salvaged(folder, lost[0] + GOOD + b"".join(lost[1:]) + end)
+        assert [*found] == ["good"]
+        assert told.missing == dict.fromkeys(("one", "zwölf", "z"), "only the archive's directory lists it")
+        assert told.lost == 3
+    monkeypatch.setattr(zip_salvage, "MOST_ENTRIES", 2)
+    (tmp_path / "few").mkdir()
+    assert [*salvaged(tmp_path / "few", GOOD + b"".join(lost[1:]))[1].missing] == ["one"]
+
+
+@pytest.mark.parametrize("place", [4, 5, 6, 7, 8])
+@pytest.mark.parametrize("value", [0, 1, 0x2C, 0xE1, 0xFF])
+def test_a_byte_of_how_lzma_packed_leaves_out_its_member_alone(tmp_path: Path, place: int, value: int) -> None:
+    data = archive({"m": b"hello " * 100}, method=zipfile.ZIP_LZMA)
+    data = data[: directory_of(data)]
+    raw = bytearray(data)
+    raw[31 + place] = value
+    found, told = salvaged(tmp_path, bytes(raw) + GOOD)
+    assert found["good"] == b"content"
+    # A smaller or larger dictionary may do as well.
+    assert found.get("m", b"hello " * 100) == b"hello " * 100
+    assert told.missing in ({}, {"m": "it cannot be unpacked"}, {"m": "it is truncated"})
+    assert ("m" in found) is not bool(told.missing)
+
+
+def test_lzma_is_unpacked_with_as_much_memory_as_any_packer_makes_it_take(tmp_path: Path) -> None:
+    data = archive({"m": b"hello " * 100}, method=zipfile.ZIP_LZMA)
+    for size, missing in ((1 << 27, {}), ((1 << 27) + 1, {"m": "it cannot be unpacked"})):
+        raw = bytearray(data[: directory_of(data)])
+        struct.pack_into("<L", raw, 31 + 5, size)
+        (tmp_path / str(size)).mkdir()
+        assert salvaged(tmp_path / str(size), bytes(raw) + GOOD)[1].missing == missing
+
+
+def test_lzma_without_a_mark_at_its_end_is_whole_when_its_size_is_reached(tmp_path: Path) -> None:
+    """7-Zip writes none. Without its last byte, Python's mark is not one, and the text is there."""
+    content = random.Random(2).randbytes(500) * 3
+    with_mark = archive({"m": content}, method=zipfile.ZIP_LZMA)
+    packed = with_mark[31 : directory_of(with_mark) - 1]
+    unmarked = member(b"m", packed, content, method=14, version=63)
+    found, told = salvaged(tmp_path, unmarked + GOOD)
+    assert (found, told.missing) == ({"m": content, "good": b"content"}, {})
+    (tmp_path / "short").mkdir()
+    short = member(b"m", packed, content, method=14, version=63, size=len(content) + 1)
+    assert salvaged(tmp_path / "short", short + GOOD)[1].missing == {"m": "it is truncated"}
+
+
+def test_a_member_of_a_method_that_is_not_read_here_is_named(tmp_path: Path) -> None:
+    lzma = archive({"m": b"hello " * 100}, method=zipfile.ZIP_LZMA)
+    packed = lzma[31 : directory_of(lzma)]
+    data = b"".join(member(b"%d" % method, packed, b"hello " * 100, method=method) for method in (1, 9, 93, 99))
+    found, told = salvaged(tmp_path, data + member(b"cut", packed[:8], b"hello " * 100, method=14) + GOOD)
+    assert [*found] == ["good"]
+    assert told.missing == dict.fromkeys(("1", "9", "93", "99", "cut"), "it cannot be unpacked")
+
+
+def test_an_archive_is_known_by_a_member_near_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zip_salvage, "MOST_LEADING", 50)
+    path = tmp_path / "a"
+    for leading, is_one in ((0, True), (1, True), (49, True), (50, False), (2000, False)):
+        for before in (bytes(leading), (b"PK\3\4" * leading)[:leading], b"P" * leading):
+            path.write_bytes(before + GOOD)
+            assert zip_salvage.looks_like_zip(path) is is_one, (leading, before)
+    for data in (b"", b"PK\3\4", bytes(5000)):
+        path.write_bytes(data)
+        assert not zip_salvage.looks_like_zip(path)
+
+
 # --- the commands ----------------------------------------------------------------------------------------------------
 
 
