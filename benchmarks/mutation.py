@@ -130,6 +130,7 @@ TESTS = {
         "tests/migrators/test_odd_sources.py",
     ),
     "migrators/pipeline/base_writer": (
+        "tests/migrators/test_base_writer.py",
         "tests/migrators/test_plan.py",
         "tests/migrators/test_two_readings.py",
         "tests/migrators/test_twins.py",

@@ -60,7 +60,7 @@ class MissingChunks(msgspec.Struct, frozen=True, kw_only=True):
 
 def count_missing_chunks(rows: LoaderRows) -> int:
     """Count the chunks of a loader id that v1 never stored, according to the numbers in its row ids."""
-    return max(0, rows.highest_number + 1 - rows.rows) if rows.highest_number >= 0 else 0
+    return max(0, rows.highest_number + 1 - rows.rows)
 
 
 def folder_read_times(draft: BaseDraft) -> dict[str, int]:

@@ -24,7 +24,7 @@ from migrators.pipeline import plan as plan_module
 from migrators.pipeline.accounting import LoaderOwners, expand_folders
 from migrators.pipeline.losses import folder_read_times
 from migrators.pipeline.plan import BasePlan, FolderCounts, MaterialPlan, plan_base
-from migrators.pipeline.source import BaseDraft, Duplicate, Hints, LibraryDraft
+from migrators.pipeline.source import BaseDraft, Duplicate, Hints, LibraryDraft, SkippedItem
 from regraft.disk.file_paths import FreeNames
 from regraft.formats import vector_survey
 from regraft.formats.cherry_v1.state import V1State
@@ -514,6 +514,8 @@ def test_an_item_too_large_for_sqlite_is_skipped_by_name(monkeypatch: pytest.Mon
     assert [item.status for item in plan.items] == ["completed", "failed", "failed", "failed"]
     said = {notice.item: notice.count for notice in plan.notices if notice.code == "content_too_large"}
     assert said == {"large": 4, "d": 4}, "skipped by name"
+    monkeypatch.setattr(plan_module, "MAX_CONTENT_BYTES", 33)
+    assert planned(rows(*"AAA"), note("large", "A")).rows.skipped == {"content_too_large": 3}
 
 
 def messages(plan: BasePlan, *codes: str) -> list[tuple[str | None, str, int]]:
@@ -633,9 +635,9 @@ def test_what_a_file_that_can_be_read_later_will_bring_is_said() -> None:
 
 
 def test_an_empty_file_has_the_dimensions_that_its_source_says() -> None:
-    empty = replace(drafted(note("a", "A")), dimensions_if_empty=3)
+    empty = replace(drafted(note("a", "A")), dimensions_if_empty=8)
     plan = plan_base(empty, VectorSurvey())
-    assert (plan.error, plan.dimensions, plan.vector_bytes, plan.has_index) == (None, 3, 12, True)
+    assert (plan.error, plan.dimensions, plan.vector_bytes, plan.has_index) == (None, 8, 32, True)
     assert plan_base(empty, survey(*rows("A"))).dimensions == 4
     assert plan_base(drafted(note("a", "A")), VectorSurvey()).error == "missing_vector_store"
 
@@ -643,23 +645,38 @@ def test_an_empty_file_has_the_dimensions_that_its_source_says() -> None:
 def test_what_is_said_of_folders_and_their_files() -> None:
     items = [
         note("n", "A"),
-        folder("d", "D", "odd", "none", "E"),
+        folder("d", "D", "odd", "none", "E", "F", "blank"),
         folder("c"),
         folder("t", "A", path="/t"),
         folder("x", "x1", "x2", "x1", path="/x"),
         file("f1", name="a.md"),
         file("f2", name="a.md"),
     ]
-    found = survey(*rows("A", "D"), ("odd", 20, "/home/alice/docs/odd.md"))
-    plan = plan_base(drafted(*items), found, Hints(paths={"E": "/home/alice/docs/sub/e.md"}))
+    found = survey(*rows("A", "D"), ("odd", 20, "/home/alice/docs/odd.md"), ("blank", 16, " "))
+    paths = {"E": "/home/alice/docs/sub/e.md", "F": "/home/alice/docs2/f.md", "n": "/elsewhere"}
+    plan = plan_base(drafted(*items), found, Hints(paths=paths))
+    assert plan.found.paths == {"E": paths["E"], "F": paths["F"]}
     assert plan.directories == FolderCounts(expanded=2, children=3, tombstones=2)
+    failed = ("failed", "directory_not_migrated")
+    assert [(one.data.get("relativePath"), one.status, one.error) for one in plan.items] == [
+        (None, "completed", None),
+        ("docs", "completed", None),
+        ("docs/D", "completed", None),
+        ("docs/odd.md", *failed),
+        (None, *failed),
+        ("t", *failed),
+        ("t/A", *failed),
+        (None, *failed),
+        ("a.md", "idle", None),
+        ("a_1.md", "idle", None),
+    ]
     outside = "stored under their file name alone: the path that v1 recorded is not inside the folder"
     assert [(one.code, one.item, one.message, one.count) for one in plan.notices if one.code.startswith("dir")] == [
         (
             "directory_entries_without_rows",
             "d",
-            "2 of 4 files of the folder /home/alice/docs have no rows in v1 (sub/e.md)",
-            2,
+            "3 of 6 files of the folder /home/alice/docs have no rows in v1 (sub/e.md, /home/alice/docs2/f.md)",
+            3,
         ),
         (
             "directory_child_not_migrated",
@@ -706,6 +723,21 @@ def test_of_many_files_some_are_named(files: int, named: str) -> None:
     assert messages(planned(rows("N"), note("n", "N"), *items), "file_without_rows") == [(None, named, files)]
 
 
+@pytest.mark.parametrize(("length", "shown"), [(100, f"{'x' * 97}.md"), (101, f"{'x' * 98}.…")])
+def test_long_names_are_cut(length: int, shown: str) -> None:
+    name = f"{'x' * (length - 3)}.md"
+    plan = planned(rows("N"), note("n", "N"), file("f", "F", name=name))
+    said = f"1 completed file without rows, and so without any text: {shown}"
+    assert messages(plan, "file_without_rows") == [(None, said, 1)]
+
+
+def test_rows_of_an_item_that_is_not_migrated_are_skipped_for_its_reason() -> None:
+    draft = replace(drafted(note("n", "M")), skipped_items=(SkippedItem("gone", "deleted", ("L", "M")),))
+    plan = plan_base(draft, survey(*rows("L", "M", "X", None)))
+    assert plan.rows.skipped == {"deleted": 1, "unmapped_loader": 2}
+    assert materials(plan) == [("n", ((2, 2),))]
+
+
 # --- losses of a damaged file --------------------------------------------------------------------------------------
 
 
@@ -724,12 +756,16 @@ def damaged_survey(**known: Any) -> VectorSurvey:
 DAMAGED = [note("w", "W", text="whole"), note("l", "L", text="lost"), note("g", "G", text="gaps")]
 
 
+def damaged_draft() -> BaseDraft:
+    return replace(drafted(*DAMAGED), vector_file="kb_")
+
+
 def test_what_damage_took_is_said_of_the_base_and_of_each_item() -> None:
-    plan = plan_base(drafted(*DAMAGED), damaged_survey())
+    plan = plan_base(damaged_draft(), damaged_survey())
     assert (plan.whole_items, plan.damaged_items) == (1, 2)
     whole = "7 of its 8 pages could be read (87 %); 1 item complete as far as row numbers show, 2 damaged"
     assert messages(plan, "salvaged", "rows_lost", "v1_deduplicated", "v1_deduplicated_item") == [
-        (None, f"its vector file kb is damaged; 5 of about 9 rows were salvaged; {whole}", 4),
+        (None, f"its vector file kb_ is damaged; 5 of about 9 rows were salvaged; {whole}", 4),
         ("l", "lost: 2 rows could not be recovered from the damaged file", 2),
         ("g", "gaps: rows may be lost, because numbers are missing among its rows", 1),
     ]
@@ -752,12 +788,21 @@ def test_where_all_rows_are_known_gaps_are_no_losses() -> None:
     ]
 
 
+def test_a_damaged_file_of_a_folder_is_named_as_it_is_in_it() -> None:
+    found = survey(("D", 16, "/home/alice/docs/sub/d.md"))
+    found.loaders["D"].refused = {"row_lost": tally(1, 2)}
+    found.rows += 1
+    found.salvage = SalvageTally(problem="is damaged", rows=1, about=2, is_exact=True)
+    plan = plan_base(drafted(note("n", "N"), folder("d", "D")), found)
+    assert messages(plan, "rows_lost") == [("d", "sub/d.md: 1 row could not be recovered from the damaged file", 1)]
+
+
 def test_a_file_that_lost_no_row_names_no_item() -> None:
     found = survey(*rows("W", "L", "G"))
-    found.salvage = SalvageTally(problem="is damaged", rows=3, about=3)
+    found.salvage = SalvageTally(problem="is damaged", rows=3, about=3, pages=1, pages_read=1)
     plan = plan_base(drafted(*DAMAGED), found)
     assert (plan.whole_items, plan.damaged_items) == (3, 0)
-    said = "its vector file kb is damaged; 3 of about 3 rows were salvaged; 0 of its 0 pages could be read (0 %)"
+    said = "its vector file kb is damaged; 3 of about 3 rows were salvaged; 1 of its 1 page could be read (100 %)"
     assert messages(plan, "salvaged", "rows_lost") == [
         (None, f"{said}; 3 items complete as far as row numbers show, 0 damaged", 1)
     ]
@@ -900,6 +945,34 @@ def test_what_hints_have_to_say_is_said() -> None:
     said = Notice(code="dropped_field", message="found beside it", base="kb")
     plan = plan_base(drafted(note("n", "N")), survey(*rows("N")), Hints(notices=(said,)))
     assert plan.notices == (said,)
+
+
+@pytest.mark.parametrize("left_out", ["nothing", "a chunk", "a vector"])
+def test_a_file_gets_as_much_as_v1_stored_of_its_twin(left_out: str) -> None:
+    found = survey(*DUPLICATE_ROWS)
+    if left_out == "a chunk":
+        found.loaders["F"].highest_number += 1
+    elif left_out == "a vector":
+        found.loaders["F"].rows += 1
+        found.loaders["F"].kinds[MISSING] = tally(1, 6)
+        found.rows += 1
+    part = "" if left_out == "nothing" else ", as far as v1 stored it"
+    for restore, ending in ((True, "gets"), (False, "would get")):
+        plan = plan_base(drafted(*DUPLICATES), found, Hints(twins=(twin("LOST", "F"),), restore_twins=restore))
+        [(item, message, count)] = messages(plan, "restored_duplicate", "lost_duplicate")
+        more = "" if restore else " if --no-restore-duplicates were left out"
+        why = "LOST.md: v1 stored no chunks of it, because F.md has the same bytes"
+        assert (item, message, count) == ("lost", f"{why}; it {ending} the same 2 chunks{part}{more}", 2)
+
+
+def test_a_twin_that_may_have_changed_since_is_said() -> None:
+    plan = with_twins(twin("GONE", "F", "/docs/gone", changed=True))
+    why = "and F.md has the same bytes now, but one of the two was changed after v1 read it"
+    assert messages(plan, "restored_duplicate") == [
+        ("d", f"GONE.md: v1 stored no chunks of it, {why}; it gets the same 2 chunks", 2)
+    ]
+    # A later run finds the pair again even if the file is gone by then.
+    assert plan.found.twins == (twin("GONE", "F", "/docs/gone", changed=True),)
 
 
 def test_names_taken_by_files_stay_taken_for_snapshots() -> None:
