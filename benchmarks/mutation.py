@@ -213,6 +213,12 @@ TESTS = {
         "tests/checks/test_rolling_check.py",
         "tests/repair/test_mend_catalog.py",
     ),
+    "checks/cherry_v2/catalog_rows": (
+        "tests/checks/test_catalog_rows.py",
+        "tests/checks/test_check_v2.py",
+        "tests/repair/test_mend_catalog.py",
+        "tests/repair/test_moved_sources.py",
+    ),
     "checks/cherry_v2/advice": ("tests/repair/test_advice.py", "tests/checks/test_check_v2.py"),
     "checks/cherry_v2/inspect": ("tests/checks/test_inspect.py",),
     "checks/cherry_v2/installed": ("tests/checks/test_installed.py", "tests/repair/test_install.py"),
