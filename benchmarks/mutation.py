@@ -202,8 +202,9 @@ TESTS = {
         "tests/repair/test_repair.py",
     ),
     "checks/cherry_v2/": (
-        "tests/checks/test_check_v2.py",
+        "tests/checks/test_index_rows.py",
         "tests/checks/test_row_pass.py",
+        "tests/checks/test_check_v2.py",
         "tests/checks/test_check_damage.py",
         "tests/checks/test_damage_cases.py",
         "tests/checks/test_vectors_by_catalog.py",

@@ -626,7 +626,7 @@ _VECTOR_BATCH = 1024
 _FIRST_LENGTH = """SELECT octet_length(vector_blob) FROM embedding WHERE typeof(vector_blob) = 'blob' LIMIT 1"""
 #: NULL for a vector of another length, and one with a NaN or an infinite norm.
 _NORMS = f"""SELECT CASE WHEN {HAS_LENGTH_SQL} THEN nullif(vec_distance_l2(vector_blob, :origin), 9e999) END,
-       substr(vector_blob, 1, :prefix)
+       CASE WHEN typeof(vector_blob) = 'blob' THEN substr(vector_blob, 1, :prefix) END
   FROM embedding"""
 
 
