@@ -141,6 +141,7 @@ TESTS = {
     ),
     "migrators/pipeline/packed": ("tests/migrators/test_packed.py", "tests/repair/test_pack.py"),
     "migrators/pipeline/preflight": (
+        "tests/migrators/test_preflight.py",
         "tests/migrators/test_room.py",
         "tests/migrators/test_target.py",
         "tests/migrators/test_items.py",

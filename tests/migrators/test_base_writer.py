@@ -86,6 +86,7 @@ def test_the_index_has_what_the_source_has(tmp_path: Path) -> None:
     raw = sorted((made.staging / "raw").iterdir())
     assert sorted(done.paths.values()) == [path.name for path in raw]
     assert [path.read_text("utf-8").splitlines()[-1] for path in raw] == ["three", "two"]
+    assert {path.read_text("utf-8").splitlines()[0] for path in raw} == {"---"}
     content = (made.staging / INDEX).read_bytes()
     assert (done.index_bytes, done.index_hash) == (len(content), hashlib.sha256(content).hexdigest())
     assert (done.has_files, done.notices, done.unread) == (True, (), frozenset())
@@ -123,6 +124,79 @@ def test_progress_is_reported_while_sqlite_builds_an_index() -> None:
         db.execute("WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 9000) SELECT sum(i) FROM n")
     assert len(reported) > 1
     assert reported[:2] == [(pytest.approx(175), 0)] * 2
+
+
+def test_all_that_was_written_is_on_the_disk_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[Path] = []
+    monkeypatch.setattr(durable, "sync_tree", flushed.append)
+    made = with_uploads(tmp_path / "made")
+    made.write()
+    assert flushed == [made.staging]
+    nothing = writing(tmp_path / "nothing", [Row("L", "one")], note("n", "L"), model=None)
+    nothing.write()
+    assert flushed == [made.staging]
+
+    def failing(_: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(durable, "sync_tree", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        with_uploads(tmp_path / "failing").write()
+
+
+def test_a_large_index_is_flushed_while_its_words_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[tuple[str, Path]] = []
+
+    def flush(name: str) -> Callable[[Path], None]:
+        return lambda path: flushed.append((name, path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "sync_tree", flush("tree"))
+        real = durable.sync_file
+        patch.setattr(durable, "sync_file", lambda path: (flush("file")(path), real(path)))
+        # Two texts of three bytes with vectors of 16: one byte more is not large.
+        for limit in (39, 38):
+            patch.setattr(base_writer, "_LARGE_INDEX_BYTES", limit)
+            made = with_uploads(tmp_path / str(limit))
+            assert made.plan.units * made.plan.vector_bytes + made.plan.body_bytes == 38
+            made.write()
+            index_file, raw = ("file", made.staging / INDEX), ("tree", made.staging / "raw")
+            assert (index_file in flushed, raw in flushed) == (limit == 38, limit == 38)
+            assert flushed.count(("tree", made.staging)) == 1
+
+    def failing(path: Path) -> None:
+        if path.name == "raw":
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(durable, "sync_tree", failing)
+    monkeypatch.setattr(base_writer, "_LARGE_INDEX_BYTES", 1)
+    with pytest.raises(OSError, match="Input/output error"):
+        with_uploads(tmp_path / "failing").write()
+
+
+@pytest.mark.parametrize("carry_text", [False, True])
+def test_large_texts_are_read_in_parts(carry_text: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The items of more than ten bytes here, of which one has a text alone."""
+    monkeypatch.setattr(base_writer, "LARGE_BYTES", 10)
+    rows = [Row("L", "ten bytes!"), Row("M", "eleven byte"), Row("M", "of no vector", None)]
+    made = writing(tmp_path, rows, note("l", "L"), note("m", "M"), carry_text=carry_text)
+    large: list[Any] = []
+    build = index.build_index
+
+    def built(path: Path, base_id: str, now: int, materials: Any, *some: Any, **more: Any) -> Any:
+        def each() -> Any:
+            for material in materials:
+                large.append(material.is_large)
+                yield material
+
+        return build(path, base_id, now, each(), *some, **more)
+
+    monkeypatch.setattr(index, "build_index", built)
+    made.write(verify=True)
+    assert large == [False, True]
+    texts = ["ten bytes!", "eleven byte", *(["of no vector"] if carry_text else [])]
+    query = "SELECT t.text FROM search_unit u JOIN search_text t ON t.target_id = u.unit_id ORDER BY u.rowid"
+    assert made.rows(query) == [(text,) for text in texts]
 
 
 # --- rows that do not add up ---------------------------------------------------------------------------------------
@@ -368,6 +442,27 @@ def test_what_cannot_be_opened_is_an_error_of_the_source_unless_room_is_lacking(
         made.write()
 
 
+def test_the_vector_file_is_closed_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = base_writer.sqlite.open_readonly
+    closed: list[str] = []
+
+    class Watched:
+        def __init__(self, path: Path, **more: Any) -> None:
+            self.name, self.inner = path.name, real(path, **more)
+
+        def __enter__(self) -> Any:
+            return self.inner.__enter__()
+
+        def __exit__(self, *exception: Any) -> Any:
+            closed.append(self.name)
+            return self.inner.__exit__(*exception)
+
+    made = writing(tmp_path, [Row("L", "one")], note("n", "L"))
+    monkeypatch.setattr(base_writer.sqlite, "open_readonly", Watched)
+    made.write()
+    assert closed == ["vectors", "index.sqlite"]
+
+
 def test_a_source_that_breaks_while_it_is_read_is_an_error_of_the_source(tmp_path: Path) -> None:
     made = writing(tmp_path, [Row("L", "one"), Row("L", "two")], note("n", "L"))
 
@@ -417,6 +512,8 @@ def test_rows_of_the_catalog_have_the_times_of_the_source_or_of_the_run(tmp_path
     assert [one.data.get("relativePath") for one in found] == [done.paths[0], None, "docs", "docs/x.md"]
     known = writing(tmp_path / "known", rows, *items).write()
     assert (known.record.base.created_at, known.record.base.updated_at) == (CREATED, UPDATED)
+    assert [(one.id, one.provider_id) for one in known.record.models] == [("acme::embed-3", "acme")]
+    assert [one.provider_id for one in known.record.providers] == ["acme"]
     failed = writing(tmp_path / "failed", rows, *items, model=None).write()
     assert (failed.record.base.status, failed.record.base.error) == ("failed", "missing_embedding_model")
     assert (failed.record.models, failed.record.providers) == ((), ())
