@@ -174,6 +174,7 @@ TESTS = {
         "tests/regraft/test_large_texts.py",
     ),
     "repair/changes/": (
+        "tests/repair/test_changesets.py",
         "tests/repair/test_endings.py",
         "tests/repair/test_outdated_plans.py",
         "tests/repair/test_moving.py",

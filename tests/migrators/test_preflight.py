@@ -181,6 +181,7 @@ def test_a_source_is_the_folders_that_it_is_read_from(tmp_path: Path) -> None:
     assert beside[0] == tmp_path / "data.json"
     assert set(beside[1:]) == {tmp_path / "KnowledgeBase", tmp_path / "Files"}
     assert roots("data.json", Kind.V1_EXPORT) == [tmp_path / "data.json"]
+    assert roots("v1", Kind.V1_EXPORT, vectors="KnowledgeBase") == [tmp_path / "v1", tmp_path / "KnowledgeBase"]
 
 
 # --- what is there already -----------------------------------------------------------------------------------------
@@ -302,6 +303,7 @@ def test_what_an_index_takes_grows_with_rows_vectors_and_texts() -> None:
     assert preflight.estimate_index_bytes(0, 0, 0, 0) == 130_000
     assert preflight.estimate_index_bytes(3, 0, 0, 100) == 130_000 + 3 * 1_300 + 1_080
     assert preflight.estimate_index_bytes(3, 2, 2 * 2048, 0) == 130_000 + 3 * 1_300 + 2 * 4096
+    assert preflight.estimate_index_bytes(1, 1, 2048, 0) == 130_000 + 1_300 + 4096
     assert preflight.estimate_library_bytes(2, 3) == 130_000 + 2 * 15_000 + 3 * 2_500
     plan = planned()
     assert preflight.estimate_base_bytes(plan) == preflight.estimate_index_bytes(2, 2, 32, 1000)
