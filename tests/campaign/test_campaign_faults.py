@@ -53,6 +53,7 @@ def test_a_power_cut_loses_nothing(work: Path) -> None:
     assert dose(PowerLoss, work, 12, ("gc",)).bad_cases == []
 
 
+@pytest.mark.thorough
 def test_a_power_cut_is_noticed_where_nothing_is_flushed(work: Path) -> None:
     assert dose(PowerLoss, work, 300, ("gc",), "no-sync").bad == 1
 

@@ -116,6 +116,7 @@ def test_the_text_says_how_far_the_cycle_is(store: Path) -> None:
     assert "cycle 2." in run("check", store, "--part", "1/2").stdout
 
 
+@pytest.mark.thorough
 def test_one_flipped_bit_is_found_at_every_position(store: Path) -> None:
     path, state = index(store), store / "state"
     cycle(path, "1/2", state=state)

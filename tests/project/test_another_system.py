@@ -206,6 +206,7 @@ def test_it_is_checked_and_its_finding_is_explained(packages: Path, folder: Path
     assert "jotter.json" in run(packages, folder.parent, "explain", "jotter.stray")[1]
 
 
+@pytest.mark.thorough
 def test_it_is_changed_and_the_change_is_undone(packages: Path, folder: Path) -> None:
     planned = document(packages, folder, "gc", "--dry-run")
     assert [one["finding"] for one in planned["actions"]] == ["jotter.stray"]

@@ -369,6 +369,7 @@ def decoys(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.skipif(not SCRIPT.exists(), reason="no console script is installed next to the interpreter")
 @pytest.mark.parametrize(
     "arguments",

@@ -88,6 +88,7 @@ def test_two_builds_are_the_same_bytes(built: Path, tmp_path: Path) -> None:
     assert build(other) == {path.suffix: path.read_bytes() for path in (built / "dist").iterdir()}
 
 
+@pytest.mark.thorough
 def test_a_catalog_has_no_time_of_its_build(built: Path) -> None:
     with zipfile.ZipFile(one(built, ".whl")) as wheel:
         compiled = wheel.read("regraft/locale/zh/LC_MESSAGES/regraft.mo")

@@ -380,6 +380,7 @@ def test_what_is_no_plain_file_is_refused_and_not_waited_for(
         assert "a pipe, a socket or a device, not a file" in refused(here, arguments)
 
 
+@pytest.mark.thorough
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     for text in (b"# a comment", b"- ", b"x: [1]\n", b"\0"):
         (tmp_path / "regraft.yaml").write_bytes(text * (21_000_000 // len(text)))

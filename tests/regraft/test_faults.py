@@ -314,6 +314,7 @@ def test_killed_from_outside(moment: str, larger: Journey, tmp_path: Path) -> No
 # --- interrupted ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @posix
 @pytest.mark.parametrize("moment", ["the first index is begun", "a base is in place"])
 def test_control_c(moment: str, larger: Journey, tmp_path: Path) -> None:

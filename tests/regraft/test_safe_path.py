@@ -92,6 +92,7 @@ def test_what_is_planted_runs_in_a_plain_process_of_multiprocessing(prepared: tu
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_migrating_several_bases_at_once(here: Path) -> None:
     done = regraft(here, "migrate", "backup", "--to", "out", "--jobs", 2, "--yes", "--json", "--now", NOW)
     assert bases_done(done).count("written") > 1
@@ -105,6 +106,7 @@ def test_migrating_a_source_with_a_large_file(here: Path) -> None:
     assert bases_done(done).count("written") > 1
 
 
+@pytest.mark.thorough
 def test_filling_a_library(here: Path) -> None:
     with FaultServer() as server:
         configured(here / "regraft.yaml", server)
@@ -202,6 +204,7 @@ def test_chromadb(here: Path) -> None:
 # --- how an interpreter is started -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name == "nt", reason="there is no other coding of names")
 def test_a_command_that_begins_again_in_another_coding(here: Path) -> None:
     """Python has UTF-8 by itself in the locales C and POSIX, unless it is told not to."""
@@ -352,6 +355,7 @@ main()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name == "nt", reason="what stands for such a program is a script of a shell")
 def test_a_frozen_program(here: Path, tmp_path: Path) -> None:
     frozen, program, refused = tmp_path / "frozen", tmp_path / "program.py", tmp_path / "refused"

@@ -108,6 +108,7 @@ def test_json_stays_as_it_is(library: Path) -> None:
 # --- colour ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @posix
 def test_colours_on_a_terminal(library: Path) -> None:
     assert f"{RED}failed" in on_terminal(80, "inspect", library)

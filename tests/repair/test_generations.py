@@ -255,6 +255,7 @@ def embedding(store: Path, config: Path, command: str, *options: object) -> Outc
     return run(*words)
 
 
+@pytest.mark.one_in(3)
 @each_generation
 def test_restore(store: Path, server: FaultServer, config: Path) -> None:
     before, files = dump(store), files_of(store / "Data" / "KnowledgeBase")
@@ -380,6 +381,7 @@ def test_rescue_of_the_applications_own_profiles(name: str, tmp_path: Path) -> N
     assert [one["action"] for one in document["actions"]].count("complete-base") == 3
 
 
+@pytest.mark.one_in(3)
 @each_generation
 def test_reconcile(store: Path) -> None:
     changed(store, f"DELETE FROM knowledge_item WHERE base_id = '{KB}' AND type = 'note'")

@@ -198,6 +198,7 @@ def test_the_configuration_lists_sources_and_a_missing_one_is_an_error_only_if_i
     assert installed_vectors(target) == all_vectors()
 
 
+@pytest.mark.thorough
 def test_after_a_kill_at_any_write_the_same_command_completes_it(lacking, built, tmp_path, monkeypatch):
     def wire(patch: pytest.MonkeyPatch, at: int) -> Tripwire:
         found = Tripwire(patch, die, at)

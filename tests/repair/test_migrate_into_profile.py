@@ -125,6 +125,7 @@ def two_commands(source: Path, place: Path, options: tuple[str, ...]) -> None:
     assert done.document["undo"], done.stdout
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("with_keys", [True, False], ids=["providers are there", "providers are created"])
 def test_it_gives_what_two_commands_give(case, tmp_path, with_keys):
     more = [

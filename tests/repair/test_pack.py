@@ -680,6 +680,7 @@ def outcome_of(place: Path) -> tuple[Any, Any]:
     return {name: found[name] for name in names}, files_of(place / "Data" / "KnowledgeBase")
 
 
+@pytest.mark.thorough
 def test_every_source_of_the_same_bases_gives_the_same_profile(library, target, tmp_path):
     pack(library, target)
     shutil.unpack_archive(target, tmp_path / "unpacked")

@@ -465,6 +465,7 @@ def test_what_would_be_overwritten_is_not_taken_back(store: RsclawStore) -> None
         assert run("undo", root, "-y", "--json").document["error"]["code"] == "UndoRefused"
 
 
+@pytest.mark.thorough
 def test_many_files_are_few_lines_for_a_person(store: RsclawStore) -> None:
     for number in range(300):
         store.file(f"raw/{number}.pdf", b"x")

@@ -114,6 +114,7 @@ def test_enter_at_every_question_upgrades(home, monkeypatch, capsys):
     assert list((home / "here").iterdir()) == []
 
 
+@pytest.mark.one_in(3)
 @posix
 @pytest.mark.parametrize("answer", ["", "n", EOFError])
 def test_the_application_is_started_after_a_question(home, monkeypatch, capsys, answer):

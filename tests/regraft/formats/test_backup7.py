@@ -128,6 +128,7 @@ def test_of_a_slim_backup_nothing_is_installed_and_why_is_said(installed, tmp_pa
     assert tables(place) == before
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("make", [full, early])
 def test_bases_of_a_backup_come_into_another_profile(installed, tmp_path, make: Callable[..., Path], form):

@@ -145,6 +145,7 @@ def undo_of(twin: Twin, store: Path, run_id: str, *, has_answers: bool = False) 
     twin.compared(has_answers=has_answers)
 
 
+@pytest.mark.thorough
 def test_an_upgrade_into_a_profile_and_its_undo(twin: Twin) -> None:
     profile = profiles.profile(twin.page / "profile")
     before = profiles.tables(profile)

@@ -319,6 +319,7 @@ def test_what_changed_since_the_plan_is_shown_before_anything_is_written(reader,
     assert done.state == "done" and contents(library) != before
 
 
+@pytest.mark.thorough
 @posix
 def test_the_application_is_started_by_a_button_of_the_result(reader, home, tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
@@ -515,6 +516,7 @@ def lacking_name(store: Path) -> str:
         return str(db.execute("SELECT name FROM knowledge_base WHERE id = ?", (lacking.KB,)).fetchone()[0])
 
 
+@pytest.mark.thorough
 def test_many_months_are_shown_by_year(reader, tmp_path):
     library = planted_v2.library(tmp_path)
     with closing(sqlite3.connect(library / "catalog.sqlite")) as db, db:
