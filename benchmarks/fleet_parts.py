@@ -36,7 +36,7 @@ from regraft.api.fleet import run_job
 from regraft.cli.fleet import parse_library_options as parse
 from regraft.disk.trees import total_size
 from regraft.fleet import manifest, results
-from regraft.fleet.engine import BaseResult, LibrarySummary, LocalPool, Pool, RowCounts, Task, TaskResult
+from regraft.fleet.engine import LibrarySummary, LocalPool, Pool, ReportValues, Task, TaskResult
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.manifest import Library
 from regraft.fleet.ray_pool import RayPool
@@ -147,18 +147,24 @@ def _per_row(found: list[dict[str, Any]], name: str) -> int:
 # --- the driver ------------------------------------------------------------------------------------------------------
 
 #: What a migration of a library with one base says.
-_ROWS = RowCounts(read=200, carried=200, skipped={})
-_BASE = BaseResult(
-    id="3ef4ee57-45e1-4471-a166-dcdcd2472839",
+_ROWS: dict[str, Any] = {"rows_read": 200, "rows_carried": 200, "skipped": {}}
+_BASE = ReportValues(
+    base="3ef4ee57-45e1-4471-a166-dcdcd2472839",
     name="Harbour museum",
-    status="completed",
+    outcome="completed",
     code="written",
     bytes=2_000_000,
-    rows=_ROWS,
+    **_ROWS,
 )
-_TOTALS = {"bases": 1, "items": {"completed": 4}, "rows": _ROWS, "embeddings": 200, "files": {"copied": 4}}
+_TOTALS = {
+    "bases": 1,
+    "items": {"completed": 4},
+    "rows": {"read": 200, "carried": 200},
+    "embeddings": 200,
+    "files": {"copied": 4},
+}
 _SUMMARY = LibrarySummary(
-    run="20260131T120000Z-367f7e", rows=_ROWS, totals=msgspec.json.encode(_TOTALS).decode(), bases=(_BASE,)
+    run="20260131T120000Z-367f7e", totals=msgspec.json.encode(_TOTALS).decode(), bases=(_BASE,), **_ROWS
 )
 
 

@@ -21,7 +21,7 @@ from regraft.api.outcome import as_regraft_error, exit_status
 from regraft.disk import links, writable
 from regraft.errors import WrongUsage
 from regraft.fleet import jobs, manifest
-from regraft.fleet.engine import BaseResult, LibrarySummary, LocalPool, Pool, RowCounts, TaskResult, Work
+from regraft.fleet.engine import LibrarySummary, LocalPool, Pool, ReportValues, TaskResult, Work
 from regraft.fleet.jobs import LibraryJob, RunCommand
 from regraft.fleet.metrics import Metrics
 from regraft.fleet.ray_pool import RayPool
@@ -80,7 +80,7 @@ def _call(job: LibraryJob) -> tuple[Report, LibrarySummary]:
         return migrated, _summarize_migration(migrated)
     if job.command == "export":
         exported = api.export(job.source, str(job.target), values)
-        bases = (BaseResult(id=base.id, name=base.name, rows=_count_rows(base.rows)) for base in exported.bases)
+        bases = (ReportValues(base=base.id, name=base.name, **_count_rows(base.rows)) for base in exported.bases)
         return exported, LibrarySummary(run=exported.head.run.id, bases=tuple(bases))
     if job.command == "check":
         checked = api.check(job.source, values)
@@ -92,18 +92,18 @@ def _call(job: LibraryJob) -> tuple[Report, LibrarySummary]:
 
 def _summarize_migration(report: MigrationReport) -> LibrarySummary:
     bases = (
-        BaseResult(
-            id=base.id,
+        ReportValues(
+            base=base.id,
             name=base.name,
-            status=base.status,
+            outcome=base.status,
             code=base.error or base.outcome,
             bytes=None if base.index is None else base.index.bytes,
-            rows=_count_rows(base.rows),
+            **_count_rows(base.rows),
         )
         for base in report.bases
     )
-    rows, totals = _count_rows(report.totals.rows), to_json(report.totals)
-    return LibrarySummary(run=report.head.run.id, rows=rows, totals=totals, bases=tuple(bases))
+    totals, counts = to_json(report.totals), _count_rows(report.totals.rows)
+    return LibrarySummary(run=report.head.run.id, totals=totals, bases=tuple(bases), **counts)
 
 
 def _summarize_check(report: CheckReport) -> LibrarySummary:
@@ -111,7 +111,7 @@ def _summarize_check(report: CheckReport) -> LibrarySummary:
     for one in report.findings:
         found.setdefault(one.base, Counter())[one.name] += one.count
     bases = (
-        BaseResult(id=base.id, name=base.name, rows=_count_rows(base.rows), findings=dict(found.get(base.id, {})))
+        ReportValues(base=base.id, name=base.name, findings=dict(found.get(base.id, {})), **_count_rows(base.rows))
         for base in report.statistics.bases or ()
     )
     totals = to_json(report.checked)
@@ -123,13 +123,14 @@ def summarize_change(report: ChangeReport | BackfillReport) -> LibrarySummary:
     left: Counter[str] = Counter()
     for one in report.left:
         left[one.finding] += one.count
-    bases = tuple(BaseResult(id=base.id, name=base.name) for base in report.bases)
+    bases = tuple(ReportValues(base=base.id, name=base.name) for base in report.bases)
     return LibrarySummary(run=report.head.run.id, findings=dict(left), bases=bases)
 
 
-def _count_rows(rows: object) -> RowCounts:
+def _count_rows(rows: object) -> dict[str, Any]:
     """Take the counts of rows that each kind of report has; None: it has none."""
-    return RowCounts(**{name: getattr(rows, name, None) for name in RowCounts.__struct_fields__})
+    names = {"rows_read": "read", "rows_carried": "carried", "skipped": "skipped"}
+    return {column: getattr(rows, name, None) for column, name in names.items()}
 
 
 # --- all libraries ---------------------------------------------------------------------------------------------------

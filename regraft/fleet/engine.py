@@ -77,42 +77,31 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     memory: int = 0  # the most that the task needs, in bytes
 
 
-class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many rows were read and migrated, and how many were skipped, by reason; None: the command does not count."""
+class ReportValues(msgspec.Struct, frozen=True, kw_only=True):
+    """What the results of a fleet keep of a command's report, for the library or for one base: counts, without texts.
 
-    read: int | None = None
-    carried: int | None = None
-    skipped: dict[str, int] | None = None
-
-
-class BaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a report says of one base. Without a ``status``, the base ended as its library did.
-
-    ``totals`` is JSON of the command's own.
+    Names and values are those of the columns (:class:`~regraft.fleet.results.ResultRow`); None: the report has none.
+    Without an ``outcome``, a base ended as its library did.
     """
 
-    id: str
-    name: str
-    status: str | None = None
+    base: str | None = None
+    name: str | None = None
+    outcome: str | None = None
     code: str | None = None
     message: str | None = None
-    totals: str | None = None
     bytes: int | None = None
-    rows: RowCounts = RowCounts()
-    findings: dict[str, int] = {}
+    rows_read: int | None = None
+    rows_carried: int | None = None
+    skipped: dict[str, int] | None = None  # rows, by reason
+    findings: dict[str, int] = {}  # by name
+    totals: str | None = None  # JSON of the command's own
 
 
-class LibrarySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the results of a fleet keep of a command's report: counts, without texts.
+class LibrarySummary(ReportValues, frozen=True, kw_only=True):
+    """The summary of a command's report, whose run has the id ``run``. Commands may add fields in a subclass."""
 
-    ``run`` is the id of the run, ``totals`` JSON of the command's own. Commands may add fields in a subclass.
-    """
-
-    run: str
-    rows: RowCounts = RowCounts()
-    findings: dict[str, int] = {}
-    totals: str | None = None
-    bases: tuple[BaseResult, ...] = ()
+    run: str | None = None
+    bases: tuple[ReportValues, ...] = ()
 
 
 class TaskError(msgspec.Struct, frozen=True, kw_only=True):

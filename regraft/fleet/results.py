@@ -21,7 +21,7 @@ import msgspec
 from regraft import identity
 from regraft.disk import durable, links, lock_files, scratch, writable
 from regraft.errors import INTERRUPTED, REFUSED, STOPPED, WORTH_READING, SourceNotFound, WrongUsage
-from regraft.fleet.engine import BaseResult, LibrarySummary, Task, TaskResult
+from regraft.fleet.engine import LibrarySummary, Task, TaskResult
 from regraft.fleet.jobs import COMMAND_FORMS, CommandForm
 from regraft.fleet.manifest import MAX_NUMBER, Count, Library, is_name
 from regraft.formats.parquet.unit_file import import_arrow
@@ -124,13 +124,7 @@ def counts_of(text: str | None) -> dict[str, int]:
 
 def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -> list[ResultRow]:
     """Return the rows of a library that has ended: its own first, then one for each base."""
-    error, summary = ended.error, ended.summary or LibrarySummary(run="")
-
-    def counts(one: LibrarySummary | BaseResult) -> dict[str, Any]:
-        skipped, findings = to_json(one.rows.skipped), to_json(one.findings)
-        read, carried = one.rows.read, one.rows.carried
-        return {"rows_read": read, "rows_carried": carried, "skipped": skipped, "findings": findings}
-
+    error, summary = ended.error, ended.summary or LibrarySummary()
     own = ResultRow(
         library=task.number,
         source=library.source,
@@ -146,34 +140,29 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
         attempts=ended.attempts,
         seconds=round(ended.seconds, 3),
         bytes=task.bytes,
+        rows_read=summary.rows_read,
+        rows_carried=summary.rows_carried,
+        skipped=to_json(summary.skipped),
+        findings=to_json(summary.findings),
         totals=summary.totals,
-        run=summary.run or None,
+        run=summary.run,
         options=to_json(library.options or None),
         host=ended.host,
         pid=ended.pid,
         log=ended.log,
         extra=to_json(library.extra or None),
-        **counts(summary),
     )
-    has_findings = any(base.findings for base in summary.bases)
-
-    def base_row(base: BaseResult) -> ResultRow:
+    rows, has_findings = [own], any(base.findings for base in summary.bases)
+    for base in summary.bases:
         # Where findings are counted by base, a base without any is done, whatever its library is.
         outcome = "done" if has_findings and not base.findings and own.outcome in GOOD else own.outcome
-        return msgspec.structs.replace(
-            own,
-            **_OF_LIBRARY,
-            base=base.id,
-            name=base.name,
-            outcome=base.status or outcome,
-            code=base.code,
-            message=base.message,
-            totals=base.totals,
-            bytes=base.bytes,
-            **counts(base),
-        )
-
-    return [own, *map(base_row, summary.bases)]
+        columns = msgspec.structs.asdict(base) | {
+            "outcome": base.outcome or outcome,
+            "skipped": to_json(base.skipped),
+            "findings": to_json(base.findings),
+        }
+        rows.append(msgspec.structs.replace(own, **_OF_LIBRARY, **columns))
+    return rows
 
 
 #: Columns that only the row of a library has.
@@ -212,13 +201,12 @@ def is_unused(journal: Path) -> bool:
 @contextmanager
 def lock_results(results: Path) -> Iterator[None]:
     """Lock the results against other processes; raises WrongUsage if another one holds the lock."""
-    with ExitStack() as held:
-        try:
-            held.enter_context(lock_files.hold_lock(result_files(results)[3]))
-        except lock_files.LockHeld as error:
-            problem = tr("another regraft process is using {path}", path=results)
-            raise WrongUsage(problem=problem, hint=tr("wait for it, or use another file")) from error
-        yield
+    try:
+        with lock_files.hold_lock(result_files(results)[3]):
+            yield
+    except lock_files.LockHeld as error:
+        problem = tr("another regraft process is using {path}", path=results)
+        raise WrongUsage(problem=problem, hint=tr("wait for it, or use another file")) from error
 
 
 class StartedLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -259,11 +259,11 @@ class BackfillSummary(LibrarySummary, frozen=True, kw_only=True):
     @classmethod
     def of(cls, summary: LibrarySummary, report: BackfillReport, source: EmbedderSource) -> BackfillSummary:
         """Add what a backfill reports, and what its source of vectors has collected, to a summary."""
-        more = {
-            one.scope: {"status": one.stopped and "stopped", "message": one.stopped, "totals": _sum_counts([one])}
+        more: dict[str | None, dict[str, str | None]] = {
+            one.scope: {"outcome": one.stopped and "stopped", "message": one.stopped, "totals": _sum_counts([one])}
             for one in report.scopes
         }
-        bases = [msgspec.structs.replace(base, **more.get(base.id, {})) for base in summary.bases]
+        bases = [msgspec.structs.replace(base, **more.get(base.base, {})) for base in summary.bases]
         totals = _sum_counts(report.scopes) if report.scopes else None
         return cls(
             **msgspec.structs.asdict(summary) | {"bases": tuple(bases), "totals": totals},

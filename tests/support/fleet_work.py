@@ -47,7 +47,7 @@ def _is_first(source: Path) -> bool:
 
 def large(job: LibraryJob) -> TaskResult:
     """Return more than a cluster sends along with the end of a task: it stays on the node until it is asked for."""
-    return TaskResult(status=0, summary=LibrarySummary(run="", totals='"' + "x" * 1_000_000 + '"'), seconds=0.1)
+    return TaskResult(status=0, summary=LibrarySummary(totals='"' + "x" * 1_000_000 + '"'), seconds=0.1)
 
 
 TROUBLE, LARGE = work, large
@@ -83,7 +83,7 @@ def helped(job: LibraryJob) -> TaskResult:
         with pool.open_pool() as helpers:
             helper = helpers.take(helpers.put(os.getpid))
     totals = {"cores": pool.usable_cores(), "helped": helper not in (None, os.getpid())}
-    return TaskResult(status=0, summary=LibrarySummary(run="", totals=json.dumps(totals)), seconds=0.1)
+    return TaskResult(status=0, summary=LibrarySummary(totals=json.dumps(totals)), seconds=0.1)
 
 
 def put_in_place(monkeypatch: MonkeyPatch) -> None:

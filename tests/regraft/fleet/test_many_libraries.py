@@ -17,7 +17,7 @@ from regraft.cli.fleet import parse_library_options as parse
 from regraft.disk import lock_files
 from regraft.errors import WrongUsage
 from regraft.fleet import results
-from regraft.fleet.engine import BaseResult, LibrarySummary, RowCounts, Task, TaskError, TaskResult
+from regraft.fleet.engine import LibrarySummary, ReportValues, Task, TaskError, TaskResult
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import FleetOrder, Journal, ResultRow
 from regraft.fleet.run import Fleet, FleetReport
@@ -46,12 +46,12 @@ class InstantPool:
     def answers(self, seconds: float) -> Iterator[tuple[int, TaskResult]]:
         ready, self.running = self.running, []
         for number in ready:
-            counts = RowCounts(read=number, carried=number - number % 2, skipped={"orphan": number % 2})
+            counts = {"rows_read": number, "rows_carried": number - number % 2, "skipped": {"orphan": number % 2}}
             bases = tuple(
-                BaseResult(id=f"{number}-{place}", name="", status="completed", rows=counts)
+                ReportValues(base=f"{number}-{place}", name="", outcome="completed", **counts)
                 for place in range(number % 3)
             )
-            summary = LibrarySummary(run="r", rows=counts, bases=bases, findings={"base.failed": 2})
+            summary = LibrarySummary(run="r", bases=bases, findings={"base.failed": 2}, **counts)
             yield number, TaskResult(status=STATUS.get(number % 5, 0), summary=summary, seconds=float(number % 10))
 
     def close(self) -> None:

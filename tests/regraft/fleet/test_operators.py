@@ -24,7 +24,7 @@ from regraft.disk import lock_files
 from regraft.errors import WrongUsage
 from regraft.fleet import engine, jobs, results
 from regraft.fleet import run as fleet_run
-from regraft.fleet.engine import BaseResult, LibrarySummary, Schedule, Task, TaskError, TaskResult
+from regraft.fleet.engine import LibrarySummary, ReportValues, Schedule, Task, TaskError, TaskResult
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import FleetOrder
@@ -108,7 +108,7 @@ def test_a_format_that_cannot_be_written_is_refused_first(
 def test_both_formats_have_the_same_rows(tmp_path: Path) -> None:
     library = Library(source="/a", options=("--deep",), extra={"owner": "x", "year": 2026})
     order = FleetOrder(command="check", options=("--only", "a"), libraries=(library,), id="ab")
-    summary = LibrarySummary(run="r", bases=(BaseResult(id="1", name="one"),))
+    summary = LibrarySummary(run="r", bases=(ReportValues(base="1", name="one"),))
     ended = TaskResult(status=0, seconds=1.5, summary=summary, host="h", pid=7, log="/l")
     rows = results.result_rows(library, Task(number=0, job=None, bytes=5), "check", ended)
     found = []
@@ -262,7 +262,7 @@ def test_the_page_and_the_tables_have_what_the_results_have(backups: Path) -> No
 def test_a_text_that_a_spreadsheet_would_evaluate_is_quoted(tmp_path: Path) -> None:
     library = Library(source="/a")
     for number, name in enumerate(("=1+1", "+1", "-1", "@x", "plain")):
-        summary = LibrarySummary(run="r", bases=(BaseResult(id="1", name=name),))
+        summary = LibrarySummary(run="r", bases=(ReportValues(base="1", name=name),))
         rows = results.result_rows(
             library, Task(number=0, job=None), "check", TaskResult(status=0, seconds=0, summary=summary)
         )
@@ -290,7 +290,7 @@ def test_the_summary_names_what_failed_first(backups: Path) -> None:
 
 
 def test_a_base_without_findings_is_done_though_its_library_is_worth_reading() -> None:
-    bases = (BaseResult(id="1", name="good"), BaseResult(id="2", name="bad", findings={"base.failed": 1}))
+    bases = (ReportValues(base="1", name="good"), ReportValues(base="2", name="bad", findings={"base.failed": 1}))
     summary = LibrarySummary(run="r", bases=bases)
     for status, outcomes in ((1, ["worth-reading", "done", "worth-reading"]), (0, ["done"] * 3)):
         ended = TaskResult(status=status, seconds=0, summary=summary)
