@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import apsw
 import pytest
 from faults import fails
 
-from regraft.disk import sqlite, writable
+from regraft.disk import durable, sqlite, writable
 from regraft.ledger import ledger
 from regraft.ledger.ledger import Ledger
 from regraft.ledger.values import RecordedChange
@@ -67,6 +67,7 @@ def recorded(changeset: Path) -> list[tuple[str, str]]:
 
 def test_a_transaction_is_kept_unless_it_fails_or_is_a_trial(path: Path) -> None:
     with changesets.write_transaction(path) as db:
+        assert db.pragma("synchronous") == 3
         db.execute("UPDATE note SET text = 'new' WHERE id = 1")
     assert rows(path)[0] == (1, "a", "new")
     with changesets.write_transaction(path, keep=False) as db:
@@ -233,6 +234,48 @@ def test_a_change_proves_that_it_can_be_reverted(path: Path) -> None:
         db.execute("INSERT INTO note VALUES (3, 'a', 'three')")
         assert changesets.verify_revert(db, changeset) is None
     assert rows(path) == [*BEFORE[:2], (3, "a", "three")]
+    # Nor is a change that was never made.
+    with changesets.write_transaction(path) as db:
+        with changesets.record_changeset(db, path, ["note"], changeset):
+            db.execute("UPDATE note SET text = 'new' WHERE id = 2")
+        assert changesets.verify_revert(db, changeset) == 0
+        db.execute("UPDATE note SET text = 'two' WHERE id = 2")
+        assert changesets.verify_revert(db, changeset) is None
+
+
+def test_a_system_guards_its_rows_against_every_revert(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changeset = changed(path, *CHANGE)
+
+    class Guarding:
+        counters: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+        @contextmanager
+        def guarded(self, db: apsw.Connection) -> Iterator[None]:
+            guarded.append(rows(path))
+            yield
+
+    guarded: list[object] = []
+    monkeypatch.setattr(changesets.systems, "all_systems", lambda: [Guarding()])
+    with changesets.write_transaction(path) as db:
+        changesets.find_revert_conflicts(db, [(changeset, 1)])
+        assert guarded == [AFTER]
+        changesets.revert_changeset(db, changeset, 1)
+    assert guarded == [AFTER, AFTER]
+    assert rows(path) == BEFORE
+
+
+def test_words_of_another_program_are_not_reverted_with_texts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(changesets.untrusted_sqlite, "refuse_shadow_indexes", asked.append)
+    changeset = changed(path, *CHANGE)
+    changeset = changeset.rename(changeset.with_name("notes"))
+    other_program(path, "CREATE TABLE search_text (id TEXT PRIMARY KEY)")
+    texts = changed(path, "INSERT INTO search_text VALUES ('x')", tables=("search_text",))
+    with changesets.write_transaction(path) as db:
+        changesets.find_revert_conflicts(db, [(changeset, 1)])
+        assert asked == []
+        changesets.find_revert_conflicts(db, [(changeset, 1), (texts, 0)])
+        assert asked == [db]
 
 
 def test_rows_that_were_damaged_before_are_reverted_too(path: Path) -> None:
@@ -267,6 +310,8 @@ def test_a_changeset_that_regraft_does_not_record_is_told(path: Path) -> None:
     assert problem(own) is None
     with closing(sqlite3.connect(path)) as db:
         db.executescript("DROP TABLE embedding; DROP TABLE search_text")
+    assert problem(own) == "it changes embedding, which regraft never does"
+    other_program(path, "CREATE VIEW embedding AS SELECT 1 AS id")
     assert problem(own) == "it changes embedding, which regraft never does"
 
 
@@ -332,6 +377,14 @@ def insert(change: IncrementalChange, db: apsw.Connection, number: int) -> None:
         db.execute("INSERT INTO note VALUES (?, NULL, 'more')", (number,))
 
 
+def insert_too_much(change: IncrementalChange, db: apsw.Connection) -> None:
+    """Insert a long row whose reference leads nowhere, which shows when the transaction is committed."""
+    db.execute("PRAGMA foreign_keys = ON")
+    with change.transaction(db, ["note"]):
+        db.execute("PRAGMA defer_foreign_keys = ON")
+        db.execute("INSERT INTO note VALUES (99, 'nowhere', ?)", ("x" * 10_000,))
+
+
 def only_change(book: Ledger) -> RecordedChange:
     [found] = book.changes.every()
     return found
@@ -349,17 +402,25 @@ def test_each_transaction_adds_a_section_to_one_record(path: Path, book: Ledger)
         recorded_change = only_change(book)
         assert (recorded_change.state, recorded_change.bytes, recorded_change.path) == ("intended", 0, "notes.sqlite")
         assert (recorded_change.rows.grows, recorded_change.detail.actions) == (True, (2, 3))
+        assert recorded_change.rows.dangling == 0
         insert(change, db, 11)
         assert (begun, only_change(book).bytes) == (["begun"], first)
-        # A transaction that fails leaves a section behind, which the next one or the end removes.
-        with pytest.raises(apsw.ConstraintError):
-            insert(change, db, 11)
-        whole = kept.stat().st_size
-        assert whole > first
+        second = kept.stat().st_size
+        assert second > first
+        # A transaction that fails at its end leaves a section behind, which the next one or the end removes.
+        for number in (12, 13):
+            with pytest.raises(apsw.ConstraintError):
+                insert_too_much(change, db)
+            assert kept.stat().st_size > second + 9_000
+            if number == 12:
+                insert(change, db, number)
+                whole = kept.stat().st_size
+                assert second < whole < second + 100
+                second = whole
         change.end()
     assert kept.stat().st_size == whole
     assert (only_change(book).state, only_change(book).bytes) == ("done", whole)
-    assert recorded(kept) == [("note", "INSERT"), ("note", "INSERT")]
+    assert recorded(kept) == [("note", "INSERT")] * 3
     with changesets.write_transaction(path) as db:
         assert changesets.revert_changeset(db, kept, 0) == ()
     assert rows(path) == BEFORE
@@ -376,6 +437,27 @@ def test_a_change_without_a_committed_transaction_leaves_no_record(path: Path, b
     assert not change.has_changed
     assert (only_change(book).state, only_change(book).bytes) == ("dropped", 0)
     assert not (path.parent / ".regraft" / "undo" / RUN / "000001").exists()
+
+
+def test_a_section_is_on_the_disk_before_its_rows_are_committed(
+    path: Path, book: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+
+    def look(name: str) -> Callable[..., None]:
+        return lambda *_: seen.append((name, len(rows(path)), kept.exists() and kept.stat().st_size > 0))
+
+    kept = path.parent / ".regraft" / "undo" / RUN / "000001"
+    with changesets.open_writer(path) as db:
+        assert db.pragma("busy_timeout") == 60_000
+        assert db.pragma("synchronous") == 3
+        with monkeypatch.context() as patch:
+            patch.setattr(durable, "sync_folder", look("folder"))
+            patch.setattr(durable, "flush", look("flush"))
+            insert(growing(path, book, []), db, 10)
+    assert ("folder", 3, False) in seen
+    assert seen[-1] == ("flush", 3, True)
+    assert len(rows(path)) == 4
 
 
 @pytest.mark.parametrize("last", ["none", "committed", "not committed", "torn"])
