@@ -223,6 +223,12 @@ TESTS = {
         "tests/repair/test_mend_catalog.py",
         "tests/repair/test_moved_sources.py",
     ),
+    "checks/cherry_v2/raw_files": (
+        "tests/checks/test_raw_files.py",
+        "tests/checks/test_check_v2.py",
+        "tests/checks/test_damage_cases.py",
+        "tests/repair/test_gc.py",
+    ),
     "checks/cherry_v2/advice": ("tests/repair/test_advice.py", "tests/checks/test_check_v2.py"),
     "checks/cherry_v2/inspect": ("tests/checks/test_inspect.py",),
     "checks/cherry_v2/installed": ("tests/checks/test_installed.py", "tests/repair/test_install.py"),
