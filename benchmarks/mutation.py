@@ -229,7 +229,11 @@ TESTS = {
         "tests/checks/test_damage_cases.py",
         "tests/repair/test_gc.py",
     ),
-    "checks/cherry_v2/advice": ("tests/repair/test_advice.py", "tests/checks/test_check_v2.py"),
+    "checks/cherry_v2/advice": (
+        "tests/checks/test_next_commands.py",
+        "tests/repair/test_advice.py",
+        "tests/checks/test_check_v2.py",
+    ),
     "checks/cherry_v2/inspect": ("tests/checks/test_inspect.py",),
     "checks/cherry_v2/installed": ("tests/checks/test_installed.py", "tests/repair/test_install.py"),
     "checks/cherry_v2/schema": (
