@@ -243,6 +243,7 @@ TESTS = {
         "tests/repair/test_upgrade.py",
     ),
     "checks/audit/": (
+        "tests/checks/test_collector.py",
         "tests/checks/test_check_v2.py",
         "tests/checks/test_check_damage.py",
         "tests/checks/test_row_pass.py",
