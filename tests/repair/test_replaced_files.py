@@ -141,6 +141,33 @@ def test_counters_do_not_count_in_fingerprints_of_this_version(place: Path) -> N
     assert files.is_changed(path, earlier)
 
 
+def test_fingerprints_that_earlier_versions_stored_stay_comparable(place: Path) -> None:
+    """A ledger holds them: with another digest, no earlier run could be undone."""
+    path = database(place / "a.db", "CREATE TABLE t (id INTEGER PRIMARY KEY, x)", "CREATE TABLE u (y, fts_rowid)")
+    database(path, "INSERT INTO t VALUES (1, 'a'), (2, NULL), (3, 0.5)", "INSERT INTO u VALUES (x'ff', 9)")
+    assert files.fingerprint(path) == "rows 5f4c772f5a0bea271807cc94fa051b3c"
+    database(path, "UPDATE u SET fts_rowid = 10")
+    assert files.fingerprint(path) == "rows 5f4c772f5a0bea271807cc94fa051b3c"
+    (place / "folder" / "deep").mkdir(parents=True)
+    shutil.copyfile(path, place / "folder" / "b")
+    (place / "folder" / "deep" / "a").write_text("a")
+    assert files.fingerprint(place / "folder") == "58100cfb3b8b8cd3a40048ef991a7203457294e423f3fc4cd5ce32c52b0fd6ba"
+    (place / "folder" / "b").write_text("b")
+    assert (
+        files.bytes_fingerprint(place / "folder")
+        == "bytes a613071687ea32fb7c9cd1e8f0242dea01d25f88f7c3af45c17ff9c172731c0b"
+    )
+
+
+def test_a_mark_of_rows_is_none_of_a_folder_or_of_nothing(place: Path) -> None:
+    mark = files.fingerprint(database(place / "a"))
+    (place / "folder").mkdir()
+    assert files.is_changed(place / "folder", mark)
+    assert files.is_changed(place / "missing", mark)
+    assert not files.is_changed(place / "missing", None)
+    assert files.is_changed(place / "a", None)
+
+
 def test_a_database_that_cannot_be_read_is_known_by_its_bytes(place: Path) -> None:
     path = place / "a"
     path.write_bytes(b"SQLite format 3\0" + b"\xa5" * 4096)
@@ -389,7 +416,10 @@ def test_empty_folders_are_removed_up_to_one(place: Path) -> None:
     (place / "a" / "file").write_text("x")
     files.remove_empty_folders(place / "a" / "b" / "c", place)
     assert tree(place) == {"a": None, "a/file": "x"}
-    files.remove_empty_folders(place, place / "a")
+    (place / "empty").mkdir()
+    files.remove_empty_folders(place / "empty", place / "a")
+    assert (place / "empty").exists()
+    (place / "empty").rmdir()
     files.remove_empty_folders(place / "a", place / "a")
     assert tree(place) == {"a": None, "a/file": "x"}
 
