@@ -114,6 +114,7 @@ TESTS = {
         "tests/migrators/test_resume.py",
     ),
     "migrators/pipeline/": (
+        "tests/migrators/test_kept_bases.py",
         "tests/migrators/test_plan.py",
         "tests/migrators/test_published.py",
         "tests/migrators/test_items.py",
@@ -151,6 +152,8 @@ TESTS = {
         "tests/migrators/test_odd_sources.py",
     ),
     "migrators/pipeline/publication": (
+        "tests/migrators/test_kept_bases.py",
+        "tests/migrators/test_preflight.py",
         "tests/migrators/test_published.py",
         "tests/migrators/test_copied_library.py",
         "tests/regraft/test_unfinished.py",
@@ -158,15 +161,23 @@ TESTS = {
         "tests/migrators/test_target.py",
         "tests/migrators/test_resume.py",
         "tests/regraft/test_faults.py",
+        "tests/repair/test_crash_semantics.py",
     ),
     "migrators/pipeline/session": (
         "tests/migrators/test_target.py",
         "tests/regraft/test_unfinished.py",
         "tests/repair/test_hostile_links.py",
         "tests/migrators/test_resume.py",
+        "tests/repair/test_crash_semantics.py",
     ),
-    "migrators/pipeline/source_files": ("tests/migrators/test_helping.py", "tests/migrators/test_items.py"),
+    "migrators/pipeline/source_files": (
+        "tests/migrators/test_base_writer.py",
+        "tests/migrators/test_kept_bases.py",
+        "tests/migrators/test_helping.py",
+        "tests/migrators/test_items.py",
+    ),
     "migrators/pipeline/workers": (
+        "tests/migrators/test_kept_bases.py",
         "tests/migrators/test_salvage.py",
         "tests/migrators/test_salvage_of_what_is_read.py",
         "tests/migrators/test_two_readings.py",
