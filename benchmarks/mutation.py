@@ -229,6 +229,13 @@ TESTS = {
         "tests/checks/test_rolling_check.py",
         "tests/repair/test_mend_catalog.py",
     ),
+    "checks/cherry_v2/audit": (
+        "tests/checks/test_check_stores.py",
+        "tests/checks/test_check_v2.py",
+        "tests/checks/test_damage_cases.py",
+        "tests/repair/test_pack.py",
+        "tests/repair/test_generations.py",
+    ),
     "checks/cherry_v2/catalog_rows": (
         "tests/checks/test_catalog_rows.py",
         "tests/checks/test_check_v2.py",

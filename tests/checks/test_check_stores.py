@@ -1,0 +1,328 @@
+"""What ``regraft check`` looks at beside rows: packs and their checksums, folders, links, reports and statistics."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from faults import untouched
+from harness import run
+from planted_v2 import KB, KB_ROW, OLD, OTHER, catalog, index, run_sql
+
+from checks.audit.collector import FindingCollector
+from checks.cherry_v2 import audit
+from checks.cherry_v2.audit import collect_statistics
+from checks.cherry_v2.index_file import IndexFacts
+from regraft.kinds import Kind
+
+Found = list[tuple[Any, ...]]
+
+
+def checked(path: Path, *options: object) -> Found:
+    """Return name, base, message without advice on copies, and samples of each finding; a check writes nothing."""
+    with untouched(path):
+        done = run("check", path, "--json", *options)
+    assert done.stderr == ""
+    document = done.document
+    assert done.status == any(one["severity"] != "note" for one in document["findings"])
+    return [
+        (one["name"], one["base"], one["message"].partition("; if ")[0], tuple(one["samples"]))
+        for one in document["findings"]
+    ]
+
+
+# --- packs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def packed(healthy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("packed")
+    assert run("pack", healthy, place / "pack.zip", "-q").status == 0
+    with zipfile.ZipFile(place / "pack.zip") as archive:
+        archive.extractall(place / "unpacked")
+    return place / "unpacked"
+
+
+@pytest.fixture
+def pack(packed: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(packed, tmp_path / "pack")
+
+
+def raw_file(pack: Path, base: str = KB) -> Path:
+    """Return the first file of a base."""
+    return min(path for path in (pack / "KnowledgeBase" / base / "raw").rglob("*") if path.is_file())
+
+
+def differs(pack: Path, path: Path, how: str) -> tuple[Any, ...]:
+    name = path.relative_to(pack).as_posix()
+    return ("file.corrupt", KB, f"differs from what was packed: {how}", (name,))
+
+
+def change_manifest(pack: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    manifest = json.loads((pack / "pack.json").read_text("utf-8"))
+    change(manifest)
+    (pack / "pack.json").write_text(json.dumps(manifest), "utf-8")
+
+
+def test_a_whole_pack_has_no_finding(pack: Path) -> None:
+    assert checked(pack) == checked(pack, "--deep") == []
+
+
+def test_a_file_of_a_pack_with_other_bytes(pack: Path) -> None:
+    path = raw_file(pack)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert checked(pack) == [differs(pack, path, "its bytes do not match their checksum")]
+    # Bytes are not read at this level.
+    assert checked(pack, "--quick") == []
+    assert checked(pack, "--base", OTHER) == []
+    path.write_bytes(content + b"x")
+    assert checked(pack) == [differs(pack, path, f"it has {len(content) + 1:,} bytes, not {len(content):,}")]
+    assert checked(pack, "--quick", "--base", KB) == [differs(pack, path, "its size differs")]
+    # A pack that was changed on purpose is a library.
+    (pack / ".regraft").mkdir()
+    assert checked(pack) == []
+
+
+def test_a_file_of_a_pack_that_is_gone(pack: Path) -> None:
+    path = raw_file(pack)
+    path.unlink()
+    for options, how in (((), "it is missing"), (("--quick",), "its size differs")):
+        assert differs(pack, path, how) in checked(pack, *options)
+
+
+def test_files_that_the_manifest_of_a_pack_does_not_list(pack: Path) -> None:
+    folder = pack / "KnowledgeBase"
+    (folder / KB / "raw" / "more").mkdir()
+    for name in (f"{KB}/raw/more/x.md", f"{KB}/other.md", "beside.md"):
+        (folder / name).write_text("x")
+    expected = [
+        ("file.corrupt", KB, "it is not listed in the manifest of the pack", (f"KnowledgeBase/{KB}/raw/more/x.md",))
+    ]
+    assert checked(pack, "--only", "file.corrupt") == expected
+    assert checked(pack, "--only", "file.corrupt", "--base", OTHER) == []
+    change_manifest(pack, lambda manifest: manifest["files"].pop())
+    assert len(checked(pack, "--only", "file.corrupt")) > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("../outside", "pack.json names a file outside of the pack"),
+        ("a/../../outside", "pack.json names a file outside of the pack"),
+        ("/etc/hostname", "pack.json names a file outside of the pack"),
+        ("gone", "differs from what was packed: it is missing"),
+    ],
+)
+def test_a_manifest_names_a_file_that_is_not_there(path: str, message: str, pack: Path) -> None:
+    change_manifest(pack, lambda one: one["files"].append({"path": path, "bytes": 1, "sha256": "0" * 64}))
+    assert checked(pack) == [("file.corrupt", None, message, (path,))]
+    # What belongs to no base is compared whatever bases are chosen.
+    assert checked(pack, "--base", OTHER) == [("file.corrupt", None, message, (path,))]
+
+
+def test_a_manifest_that_cannot_be_read(pack: Path) -> None:
+    (pack / "pack.json").write_text("{")
+    [(name, base, message, samples)] = checked(pack)
+    assert (name, base, samples) == ("file.corrupt", None, ("pack.json",))
+    assert message.startswith("pack.json cannot be read: ")
+
+
+def test_checksums_that_there_was_no_time_for(pack: Path) -> None:
+    document = run("check", pack, "--json", "--max-duration", "0").document
+    assert "checksums" in document["not_checked"]
+
+
+# --- folders and links -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a right of their own there")
+@pytest.mark.parametrize("what", ["raw", ".cherry"])
+def test_files_behind_a_link_are_not_read(what: str, store: Path, tmp_path: Path) -> None:
+    folder = store / "KnowledgeBase" / KB / what
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    found = checked(store)
+    name, sample = ("raw.missing", (f"KnowledgeBase/{KB}/raw",)) if what == "raw" else ("base.no-index", ())
+    [(_, base, message, samples)] = [one for one in found if one[0] == name]
+    assert (base, samples) == (KB, sample)
+    start = "its files are behind a link: " if what == "raw" else "completed, and its index file is behind a link: "
+    assert message.startswith(start)
+    assert len(message) > len(start)
+    # Nothing is said of files that were not looked at.
+    assert {one[0] for one in found} <= {name, "index.orphan"}
+
+
+def test_a_base_without_its_index(store: Path) -> None:
+    index(store).unlink()
+    assert [one for one in checked(store) if one[0] != "index.orphan"] == [
+        ("base.no-index", KB, "completed, and its index file is missing", ())
+    ]
+    catalog(KB_ROW.format("status = 'failed', error = 'missing_vector_store'"))(store)
+    stray = store / "KnowledgeBase" / KB / "raw" / "stray.bin"
+    stray.write_bytes(b"stray")
+    os.utime(stray, (OLD, OLD))
+    document = run("check", store, "--json").document
+    found = {one["name"]: one["samples"] for one in document["findings"]}
+    # Its files are compared with its items although nothing is indexed.
+    assert found == {"base.failed": [], "raw.orphan": ["stray.bin"]}
+    assert document["checked"]["raw_files"] == sum(path.is_file() for path in store.rglob("raw/**/*"))
+
+
+def test_the_ids_of_bases_that_can_be_folders() -> None:
+    names = {"b": True, "a b": True, "": False, ".": False, "..": False, "a/b": False, "../b": False, "a\0b": False}
+    assert {name: audit.is_folder_name(name) for name in names} == names
+
+
+def test_entries_beside_the_folders_of_bases(store: Path, tmp_path: Path) -> None:
+    folder = store / "KnowledgeBase"
+    uuid = "aaaaaaaa-0000-4000-8000-00000000000"
+    for name in ("plain", f"{uuid}2", f"{uuid}3", "indexed"):
+        (folder / name).mkdir()
+    (folder / f"{uuid}3" / "x").write_text("x")
+    (folder / "text").write_text("x")
+    for name in ("v1", "other"):
+        run_sql(folder / name, "CREATE TABLE vectors (id)" if name == "v1" else "CREATE TABLE mine (id)")
+    strays = audit.find_strays(folder, {KB}, {OTHER, "indexed"})
+    assert [(finding, path.name) for finding, path in strays] == [
+        *[("index.orphan", name) for name in sorted({OTHER, f"{uuid}3"})],
+        ("index.orphan", "indexed"),
+        ("v1.leftover", "v1"),
+    ]
+    assert list(audit.find_strays(tmp_path / "gone", (), ())) == []
+
+
+@pytest.mark.parametrize(("count", "noun"), [(1, "1 vector file"), (2, "2 vector files")])
+def test_vector_files_that_v1_left(count: int, noun: str, store: Path) -> None:
+    names = [f"v1-{number}" for number in range(count)]
+    for name in names:
+        run_sql(store / "KnowledgeBase" / name, "CREATE TABLE vectors (id)")
+    size = sum((store / "KnowledgeBase" / name).stat().st_size for name in names)
+    [(name, base, message, samples)] = checked(store)
+    assert (name, base, samples) == ("v1.leftover", None, tuple(names))
+    assert message == f"{noun} of v1 still on disk, {size / 1000:.1f} kB"
+
+
+def test_bases_that_only_have_a_folder(store: Path) -> None:
+    run_sql(store / "catalog.sqlite", f"DELETE FROM knowledge_base WHERE id = '{KB}'")
+    found = [one for one in checked(store) if one[0] == "index.orphan"]
+    message = (
+        "1 folder not listed in the catalog: repair --only index.orphan --adopt lists such bases again; gc removes "
+        "them only with --only index.orphan"
+    )
+    assert found == [("index.orphan", None, message, (KB,))]
+    document = run("check", store, "--json", "--base", KB).document
+    assert "index.orphan" not in {one["name"] for one in document["findings"]}
+    assert [base["name"] for base in document["statistics"]["bases"]] == [KB]
+
+
+def test_a_damaged_catalog_is_named(store: Path) -> None:
+    (store / "catalog.sqlite").write_bytes(b"SQLite format 3\0" + bytes(500))
+    [(base, message, samples)] = [one[1:] for one in checked(store) if one[0] == "file.unreadable"]
+    assert (base, samples) == (None, ("catalog.sqlite",))
+    assert message.startswith("the catalog cannot be read: ")
+
+
+# --- slim backups, members and statistics ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("chosen", "bases"), [(None, "2 bases"), ({"a", "x"}, "1 base"), (set(), "0 bases")])
+def test_a_slim_backup_says_of_how_many_bases_it_is(chosen: set[str] | None, bases: str) -> None:
+    findings = FindingCollector()
+    audit.report_slim_backup({"a", "b"}, chosen, findings)
+    [one] = findings.to_findings()
+    assert (one.name, one.base, one.severity) == ("backup.slim", None, "note")
+    assert one.message == (
+        f"a slim backup: the rows of {bases} are in it, their indexes and files are not; restoring it leaves those of "
+        "the profile as they are"
+    )
+
+
+def test_members_of_an_archive_that_cannot_be_read_are_of_their_base() -> None:
+    damaged = {
+        "Data/KnowledgeBase/b/.cherry/index.sqlite": "bad checksum",
+        "Data/KnowledgeBase/b": "one",
+        "Data/KnowledgeBase": "two",
+        "Data/Other/b/x": "three",
+        "KnowledgeBase/b/x/y": "four",
+    }
+    findings = FindingCollector()
+    audit.report_unreadable_members(
+        SimpleNamespace(damaged=damaged, stores=SimpleNamespace(bases="Data/KnowledgeBase")), findings
+    )
+    found = {one.samples[0]: (one.name, one.base, one.message) for one in findings.to_findings()}
+    assert found == {
+        name: (
+            "file.corrupt",
+            "b" if name.endswith("index.sqlite") else None,
+            f"a member of the archive cannot be read: {reason}",
+        )
+        for name, reason in damaged.items()
+    }
+
+
+def test_statistics_have_the_counts_of_each_base_and_the_rows_of_its_migration() -> None:
+    counts = {"units": 5, "bodies": 4, "covered": 3, "duplicates": 1, "embeddings": 2}
+    indexes = {"a": IndexFacts(counts=dict(counts), lengths=Counter({20: 1, 16: 2}), norms={"1.0": 3})}
+    rows = {"read": 9, "carried": 7, "skipped": {"x": 2}}
+    report = json.dumps({"bases": [{"id": "a", "rows": rows}, {"id": "b"}], "more": 1}).encode()
+    found = collect_statistics(indexes, {"a": "A", "b": "B"}, {"a": {"2026-01": 2}}, report)
+    one, other = found.bases
+    assert {name: getattr(one, name) for name in counts} == counts
+    assert (one.id, one.name, one.lengths, one.norms, one.ages) == (
+        "a",
+        "A",
+        {"4": 2, "5": 1},
+        {"1.0": 3},
+        {"2026-01": 2},
+    )
+    assert list(one.lengths) == ["4", "5"]
+    assert (one.rows.read, one.rows.carried, one.rows.without_vector, one.rows.skipped) == (9, 7, 0, {"x": 2})
+    assert (other.id, other.name, other.units, other.lengths, other.norms, other.ages, other.rows) == (
+        *("b", "B", None, {}, None, None, None),
+    )
+    for odd in (
+        b"",
+        b"{",
+        b"[]",
+        b'{"bases": 7}',
+        b'{"bases": [{"id": "a", "rows": {"read": -1}}]}',
+        b"\xff",
+        b"[" * 9999,
+    ):
+        assert [base.rows for base in collect_statistics({}, {"a": "A"}, {}, odd).bases] == [None]
+
+
+def test_items_are_counted_by_the_month_in_which_they_were_added() -> None:
+    january, february = 1_767_225_600_000, 1_769_904_000_000
+    times = [january, february - 1, february, 0, -1, "2026", None, 253_402_300_800_000, 253_402_300_799_999]
+    rows = [{"created_at": time} for time in reversed(times)]
+    rows += [{"created_at": january, "deleted_at": january}, {}]
+    ages = audit._count_ages(rows)
+    assert list(ages.items()) == [("2026-01", 2), ("2026-02", 1), ("9999-12", 1)]
+
+
+def test_files_that_v1_had_no_rows_of_are_in_the_report_of_a_library(tmp_path: Path) -> None:
+    warning = {"code": "file_without_rows", "base": "v1", "count": 2}
+    report = {"bases": [{"legacy_id": "v1", "id": "b"}], "warnings": [warning]}
+
+    def recorded(document: object, kind: Kind = Kind.LIBRARY, *, is_copy: bool = False) -> dict[str, int]:
+        (tmp_path / "report.json").write_text(document if isinstance(document, str) else json.dumps(document))
+        return audit._recorded_without_rows(
+            tmp_path, SimpleNamespace(kind=kind, stores=SimpleNamespace(is_copy=is_copy))
+        )
+
+    assert recorded(report) == {"b": 2}
+    assert recorded(report, Kind.V2_PROFILE) == recorded(report, is_copy=True) == {}
+    for change in ({"code": "other"}, {"base": "gone"}, {"count": "2"}):
+        assert recorded({**report, "warnings": [warning | change]}) == {}
+    for odd in ("{", [], {}, {"bases": 7, "warnings": []}, {**report, "warnings": [7]}, "[" * 9999):
+        assert recorded(odd) == {}
