@@ -609,6 +609,108 @@ def test_vectors_stay_where_the_catalog_may_have_lost_the_model(store: Path) -> 
     assert gc(store, "--only", "embedding.unexpected", "--base", OTHER)["actions"] == []
 
 
+def test_vectors_without_a_model_stay_where_v1_files_are_removed(store: Path) -> None:
+    PLANTED["vectors without a model"].damage(store)
+    with untouched(store):
+        assert gc(store, "--v1-leftovers", "--dry-run")["actions"] == []
+    orphan_vectors(2)(store)
+    # Every vector of the base goes, and each of them once.
+    [action] = gc(store, "--only", "embedding.unexpected", "--only", "embedding.orphan")["actions"]
+    assert (action["finding"], action["message"]) == (
+        "embedding.unexpected",
+        f"delete {action['count']} vectors of a base without a model",
+    )
+    assert rows_of(index(store))["embedding"] == []
+
+
+def test_files_and_folders_go_after_rows(store: Path) -> None:
+    EVERYTHING(store)
+    rows, files = done_by(gc(store, *NAMED))[:3], {"trash-file", "trash-folder"}
+    assert rows == ["delete-bodies", "delete-embeddings", "delete-contents"]
+    assert run("undo", store, "--yes").status == 0
+    assert set(done_by(gc(store, *NAMED, "--dry-run"))[3:]) == files
+
+
+def test_a_body_without_its_unit_leaves_no_vector_behind(store: Path) -> None:
+    run_sql(index(store), UNIT_GONE)
+    document = gc(store, *NAMED)
+    assert {(one["action"], one["count"]) for one in document["actions"]} == {
+        ("delete-bodies", 1),
+        ("delete-embeddings", 1),
+    }
+    assert not {name for name, _ in findings(store)} & {"body.orphan", "embedding.orphan"}
+
+
+def test_of_several_folders_those_that_are_young_stay(store: Path) -> None:
+    a_folder_of_nobody(store)
+    young = store / KNOWLEDGE / f"{NEW_BASE[:-1]}9"
+    shutil.copytree(store / KNOWLEDGE / OTHER, young)
+    (young / "raw" / "young.md").write_text("young")
+    document = gc(store, "--only", "index.orphan", status=1)
+    assert done_by(document) == ["trash-folder"]
+    reason = f"the folder {young.name} is kept: something in it is younger than an hour"
+    assert [(one["reason"], one["subject"]) for one in document["left"]] == [(reason, young.name)]
+    assert young.is_dir()
+    assert not (store / KNOWLEDGE / NEW_BASE).exists()
+
+
+@pytest.mark.parametrize(("age", "goes"), [(3500, False), (3700, True), (100_000, True)])
+def test_a_file_goes_an_hour_after_its_last_change(age: int, goes: bool, store: Path) -> None:
+    path = index(store).parent.parent / "raw" / "stray.bin"
+    path.write_bytes(b"stray")
+    now = identity.now_ms() / 1000
+    os.utime(path, (now - age, now - age))
+    document = gc(store, "--only", "raw.orphan")
+    assert done_by(document) == (["trash-file"] if goes else [])
+    # A file that may belong to an item that is being added is no finding at all.
+    assert document["left"] == []
+    assert path.exists() is not goes
+
+
+def test_the_copy_that_proves_a_raw_file_is_named(store: Path) -> None:
+    raw = index(store).parent.parent / "raw"
+    with closing(apsw.Connection(str(index(store)))) as db:
+        [(item, text)] = db.execute(
+            "SELECT material_id, text FROM material JOIN content ON content_hash = current_content_hash LIMIT 1"
+        ).fetchall()
+    (raw / "copy.md").write_text(text, "utf-8")
+    shutil.copyfile(raw / "report.pdf", raw / "copy.pdf")
+    for name in ("copy.md", "copy.pdf"):
+        aged(raw / name)
+    start = "move raw/{}, which no item names, to the trash"
+    planned = [one["message"] for one in gc(store, "--dry-run")["actions"]]
+    assert planned == [
+        f"{start.format('copy.md')}: it is the same as the indexed text of item {item}",
+        f"{start.format('copy.pdf')}: it is the same as raw/report.pdf",
+    ]
+    # Where the finding is named, no copy is looked for.
+    named = [one["message"] for one in gc(store, "--only", "raw.orphan", "--dry-run")["actions"]]
+    assert named == [start.format("copy.md"), start.format("copy.pdf")]
+    # The text of an item that is being deleted goes with it, so it proves nothing.
+    catalog(f"UPDATE knowledge_item SET status = 'deleting' WHERE id = '{item}'")(store)
+    left = {one["subject"]: one["reason"] for one in gc(store, "--base", KB, "--dry-run", status=1)["left"]}
+    assert left["copy.md"] == "raw/copy.md: kept: no other copy of it is known; --only raw.orphan removes it"
+
+
+def test_a_file_in_the_folder_of_an_item_stays_whatever_the_case_of_its_letters(store: Path) -> None:
+    raw = index(store).parent.parent / "raw"
+    [(folder,)] = query_catalog(store, "SELECT data ->> 'relativePath' FROM knowledge_item WHERE type = 'directory'")
+    (raw / str(folder).upper()).mkdir(parents=True, exist_ok=True)
+    (raw / str(folder).upper() / "x.md").write_text("x")
+    (raw / f"{folder}-more.md").write_text("y")
+    aged(raw)
+    document = gc(store, "--only", "raw.orphan", status=1)
+    assert [one["subject"].rpartition("/")[2] for one in document["actions"]] == [f"{folder}-more.md"]
+    [left] = document["left"]
+    assert left["subject"] == f"{str(folder).upper()}/x.md"
+    assert left["reason"].endswith("an item refers to it with other letter case or Unicode normalization")
+
+
+def query_catalog(store: Path, sql: str) -> list[Any]:
+    with closing(apsw.Connection(str(store / "catalog.sqlite"))) as db:
+        return db.execute(sql).fetchall()
+
+
 # --- what is kept, and for how long ----------------------------------------------------------------------------------
 
 
