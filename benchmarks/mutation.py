@@ -74,6 +74,7 @@ TESTS = {
         "tests/repair/test_imitated_windows.py",
     ),
     "regraft/disk/trees": (
+        "tests/regraft/test_checksums.py",
         "tests/regraft/test_tree.py",
         "tests/regraft/test_early.py",
         "tests/regraft/test_own_records.py",
@@ -81,7 +82,18 @@ TESTS = {
         "tests/migrators/test_items.py",
         "tests/regraft/test_locate.py",
     ),
+    "regraft/disk/checksums": ("tests/regraft/test_checksums.py", "tests/regraft/test_tree.py"),
+    "regraft/disk/links": (
+        "tests/regraft/test_links.py",
+        "tests/regraft/test_tree.py",
+        "tests/regraft/test_following.py",
+        "tests/regraft/test_outputs.py",
+        "tests/regraft/test_other_systems.py",
+        "tests/migrators/test_items.py",
+        "tests/repair/test_hostile_links.py",
+    ),
     "regraft/disk/sqlite": (
+        "tests/regraft/test_sqlite_files.py",
         "tests/regraft/test_areas.py",
         "tests/regraft/test_other_systems.py",
         "tests/regraft/formats/test_index_store.py",
@@ -92,6 +104,7 @@ TESTS = {
         "tests/checks/test_rolling_check.py",
     ),
     "regraft/disk/untrusted_sqlite": (
+        "tests/regraft/test_sqlite_files.py",
         "tests/regraft/test_areas.py",
         "tests/regraft/ledger/test_failing_disk.py",
         "tests/regraft/test_other_systems.py",
@@ -104,8 +117,11 @@ TESTS = {
     "regraft/disk/zip_directory": ("tests/regraft/test_tree.py", "tests/regraft/test_zip_salvage.py"),
     "regraft/disk/zip_salvage": ("tests/regraft/test_zip_salvage.py", "tests/regraft/test_tree.py"),
     "regraft/ledger/": (
+        "tests/regraft/ledger/test_ledger.py",
+        "tests/regraft/ledger/test_ledger_values.py",
         "tests/repair/test_crash_order.py",
         "tests/regraft/ledger",
+        "tests/regraft/test_unfinished.py",
         "tests/regraft/test_readable_paths.py",
         "tests/repair/test_stranger_undo.py",
         "tests/repair/test_endings.py",

@@ -531,8 +531,11 @@ def _read_version(db: apsw.Connection, found: dict[str, str]) -> int:
     wanted = _statements_by_table(_OF_VERSION[version])
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
-            what = tr("lacks") if name not in found else tr("has another") if name in wanted else tr("also has")
-            raise InvalidValue(tr("it {what} the table {name!r}", what=what, name=name))
+            if name not in found:
+                raise InvalidValue(tr("it lacks the table {name!r}", name=name))
+            if name in wanted:
+                raise InvalidValue(tr("its table {name!r} is not the one that a ledger has", name=name))
+            raise InvalidValue(tr("it also has the table {name!r}", name=name))
     return version
 
 

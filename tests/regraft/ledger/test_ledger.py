@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import apsw
 import pytest
-from faults import untouched
+from faults import posix, untouched
 from stand_ins import FullDisk, on_disk
 
-from regraft.disk import sqlite
+from regraft.disk import sqlite, untrusted_sqlite
 from regraft.errors import LedgerUnreadable, TargetLocked
 from regraft.ledger import ledger
 from regraft.ledger.ledger import Ledger, LedgerEntry
+from regraft.ledger.values import RowsDetail
 
 ONE, TWO = LedgerEntry("0a" * 20, b"one"), LedgerEntry("0b" * 20, b'{"two": 2}')
 RUN, LATER = "20260615T120000Z-0a1b2c", "20260615T120001Z-0a1b2c"
@@ -134,6 +136,73 @@ def test_details_are_kept_once(target: Path) -> None:
     assert ledger.read_entries(target)["a"].detail == b"x" * 1000
 
 
+def test_the_parts_of_an_entry_are_those_of_its_last_step(target: Path) -> None:
+    """Those of the entry before go with it, those of an intent that was abandoned at once."""
+
+    def work(book: Ledger) -> None:
+        book.done(book.intend("a", "publish", ONE, [b"1", b"2"]))
+        book.done(book.intend("b", "publish", ONE, [b"other"]))
+        later = book.intend("a", "publish", TWO, [b"4", b"", b"3"])
+        assert [*book.parts("a")] == [b"1", b"2"]
+        assert [*book.parts_of(later)] == [b"4", b"", b"3"]
+        book.done(later)
+        dropped = book.intend("a", "publish", ONE, [b"5"])
+        book.drop(dropped)
+        assert [*book.parts_of(dropped)] == []
+        book.amend("a", b"amended")
+        assert [*book.parts("a")] == [b"4", b"", b"3"]
+        assert [*book.parts("b")] == [b"other"]
+
+    ran(target, work)
+    assert ledger.read_entries(target) == {"a": LedgerEntry(TWO.fingerprint, b"amended"), "b": ONE}
+    assert rows(target, "SELECT number, body FROM part ORDER BY step_id, number") == [
+        (0, b"other"),
+        *((0, b"4"), (1, b""), (2, b"3")),
+    ]
+
+
+def test_a_run_that_never_began_does_not_end_and_all_that_run_can_be_stopped(target: Path) -> None:
+    ran(target)
+    ran(target, lambda book: book.end_run("finished"), LATER)
+    with ledger.open_exclusive(target) as book:
+        book.end_run("interrupted")
+        book.stop_runs()
+    assert rows(target, "SELECT run_id, status, finished_at IS NULL FROM run ORDER BY run_id") == [
+        (RUN, "stopped", 1),
+        (LATER, "finished", 0),
+    ]
+
+
+def test_changes_are_read_in_order_and_by_what_became_of_them(target: Path) -> None:
+    """A backup has the size that was recorded last."""
+    detail = RowsDetail(dangling=0, actions=(0, 0))
+
+    def work(book: Ledger) -> None:
+        log = book.changes
+        one, two, three = (
+            log.intend(RUN, "rows", f"{name}.sqlite", f"undo/{RUN}/00000{name}", detail) for name in "123"
+        )
+        assert [(found.state, found.bytes) for found in log.changes_of(RUN)] == [("intended", 0)] * 3
+        log.settle(two, "done", 7)
+        log.settle(three, "undoing", 8)
+        log.settle(three, "undoing")
+        assert [found.change_id for found in log.open_changes()] == [one, three]
+        log.settle(one, "dropped")
+
+    ran(target, work)
+    with ledger.open_exclusive(target) as book:
+        found = book.changes.every()
+        assert [(one.path, one.kept, one.state, one.bytes) for one in found] == [
+            ("1.sqlite", f"undo/{RUN}/000001", "dropped", 0),
+            ("2.sqlite", f"undo/{RUN}/000002", "done", 7),
+            ("3.sqlite", f"undo/{RUN}/000003", "undoing", 8),
+        ]
+        assert book.changes.changes_of(RUN) == found
+        assert book.changes.changes_of(LATER) == []
+        assert [one.path for one in book.changes.open_changes()] == ["3.sqlite"]
+        assert found[0].detail == detail
+
+
 def test_entries_hold_any_bytes_and_any_text(target: Path) -> None:
     detail = bytes(range(256)) * 40
     entry = LedgerEntry("", detail)
@@ -209,6 +278,69 @@ def test_a_second_writer_is_kept_out(target: Path) -> None:
     assert caught.value.exit_status == 2
     with ledger.open_exclusive(target):
         pass
+
+
+def test_runs_that_share_a_ledger_keep_out_one_that_does_not(target: Path) -> None:
+    with ledger.open_exclusive(target):
+        pass
+    with ledger.open_shared(target) as book, ledger.open_shared(target) as other:
+        book.begin_run("migrate", "/v1", RUN)
+        other.begin_run("migrate", "/v1", LATER)
+        for one in (book, other):
+            one.done(one.intend("a" if one is book else "b", "publish", ONE))
+        assert book.entries() == other.entries() == {"a": ONE, "b": ONE}
+        with pytest.raises(TargetLocked), ledger.open_exclusive(target):
+            pass
+        # It waits for the records of the others.
+        assert book._db.execute("PRAGMA busy_timeout").get == 60_000
+        assert book._db.execute("PRAGMA synchronous").get == 3
+    with ledger.open_exclusive(target) as book:
+        assert book.entries() == {"a": ONE, "b": ONE}
+        assert book._db.execute("PRAGMA synchronous").get == 3
+    assert [path.name for path in (target / ledger.FOLDER).iterdir()] == [ledger.FILE]
+
+
+def test_a_ledger_that_one_run_has_is_not_shared(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 0)
+    with ledger.open_exclusive(target):
+        with pytest.raises(TargetLocked) as caught, ledger.open_shared(target):
+            pass
+        assert caught.value.facts == {"path": target}
+
+
+def test_a_ledger_that_was_shared_and_one_that_is_read_only(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ledger.open_shared(target) as book:
+        book.begin_run("migrate", "/v1", RUN)
+    assert ledger.ledger_path(target).read_bytes()[18:20] == b"\2\2"
+    with ledger.open_exclusive(target) as book:
+        assert [path.name for path in (target / ledger.FOLDER).iterdir() if "journal" not in path.name] == [ledger.FILE]
+        assert book._db.execute("PRAGMA journal_mode").get == "delete"
+        assert [one.run_id for one in book.changes.runs()] == [RUN]
+
+    @contextmanager
+    def read_only(path: Path, **_: object) -> Iterator[apsw.Connection]:
+        with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+            yield db
+
+    monkeypatch.setattr(sqlite, "open_writable", read_only)
+    for opened in (ledger.open_exclusive, ledger.open_shared):
+        with pytest.raises(apsw.ReadOnlyError, match="it is read-only"), opened(target):
+            pass
+
+
+@posix
+def test_one_run_has_the_ledger_alone_where_it_cannot_be_shared(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a file system has no shared memory for the index of a log, there is no log."""
+    uri = untrusted_sqlite.database_uri
+    monkeypatch.setattr(
+        untrusted_sqlite, "database_uri", lambda path, **options: uri(path, **options, vfs="unix-dotfile")
+    )
+    with ledger.open_shared(target) as book:
+        book.begin_run("migrate", "/v1", RUN)
+        with pytest.raises(TargetLocked), ledger.open_exclusive(target):
+            pass
+        assert book._db.execute("PRAGMA journal_mode").get != "wal"
+        assert book._db.execute("PRAGMA locking_mode").get == "exclusive"
 
 
 HOLD = """
@@ -309,6 +441,119 @@ def test_a_ledger_that_is_not_ours_to_read(mode: str, how: str, target: Path) ->
                 book.entries()
     assert str(ledger.ledger_path(target)) in str(caught.value)
     assert "migrate to another folder" in str(caught.value)
+
+
+@pytest.mark.parametrize(("times", "is_read"), [(4, True), (5, False)])
+def test_a_ledger_that_is_being_written_is_read_again(
+    times: int, is_read: bool, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can look damaged then. One that stays as it is, is damaged."""
+    ran(target, lambda book: book.done(book.intend("a", "publish", ONE)))
+    path, check, tries = ledger.ledger_path(target), ledger.check_schema, []
+
+    def written(db: apsw.Connection) -> int:
+        tries.append(1)
+        os.utime(path, ns=(len(tries), len(tries) if changes else 1))
+        if len(tries) <= times:
+            raise ledger.InvalidValue("it is damaged: half written")
+        return check(db)
+
+    monkeypatch.setattr(ledger, "check_schema", written)
+    changes = True
+    if is_read:
+        assert ledger.read_entries(target) == {"a": ONE}
+    else:
+        with pytest.raises(LedgerUnreadable, match="half written"):
+            ledger.read_entries(target)
+    assert len(tries) == 5
+    changes = False
+    tries.clear()
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(LedgerUnreadable, match="half written"):
+        ledger.read_entries(target)
+    assert len(tries) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (apsw.IOError("disk I/O error"), "disk I/O error"),
+    ],
+)
+def test_the_reason_of_a_ledger_that_cannot_be_read_is_the_disk(
+    error: Exception, reason: str, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran(target)
+
+    def fail(_: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(sqlite, "open_readonly", fail)
+    with pytest.raises(LedgerUnreadable) as caught:
+        ledger.read_runs(target)
+    assert str(caught.value.facts["reason"]) == reason
+
+
+def test_a_file_has_no_ledger(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert ledger.read_entries(tmp_path / "file") == {}
+    assert ledger.read_runs(tmp_path / "file") == []
+
+
+def test_a_ledger_of_version_1_has_runs_without_changes_and_gets_the_tables(target: Path) -> None:
+    ran(target, lambda book: book.done(book.intend("a", "publish", ONE)))
+    with closing(sqlite3.connect(ledger.ledger_path(target))) as db, db:
+        db.execute("DROP TABLE change")
+        db.execute("DROP TABLE action")
+        db.execute("UPDATE ledger SET version = 1")
+    with untouched(target):
+        (run,) = ledger.read_runs(target)
+        assert (run.run_id, run.actions, run.changes) == (RUN, (), ())
+        assert ledger.read_entries(target) == {"a": ONE}
+    with ledger.open_exclusive(target) as book:
+        assert book.changes.every() == []
+        assert [one.run_id for one in book.changes.runs()] == [RUN]
+    assert rows(target, "SELECT version FROM ledger") == [(2,)]
+
+
+# --- suggesting a source ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "may_be"),
+    [
+        *(
+            (path, True)
+            for path in ("/home/mei/v1", "v1", "../v1", "C:\\Users\\Mei", "D:/v1", "/dev/shm/v1", "../../home")
+        ),
+        *((path, True) for path in ("/home/dev/x", "dev/x", "a/../dev", "/home/net", "console", "x" * 4096, "/com10")),
+        *(
+            (path, False)
+            for path in ("", "  ", "a\0b", "x" * 4097, "//nas/share", "\\\\nas\\share", "\\??\\C:\\x", "/??/x")
+        ),
+        *((path, False) for path in ("https://host/x", "file:///x", "/dev/sda", "/DEV/null", "/proc/1", "/net/nas")),
+        *(
+            (path, False)
+            for path in ("/dev/shm", "../dev/sda", "../../proc", "/home/../dev/sda", "//dev/sda", "/.vol/1")
+        ),
+        *((path, False) for path in ("con", "a/NUL.txt", "C:\\aux", "com1", "LPT¹", "conin$", "ab:c/con", "\\\\.\\x")),
+    ],
+)
+def test_only_plain_paths_of_this_computer_are_suggested(path: str, may_be: bool) -> None:
+    assert ledger.is_suggestible(path) is may_be
+    assert (ledger.suggested_argument(path) is not None) is may_be
+
+
+def test_the_source_of_the_last_run_of_a_command_is_suggested(target: Path) -> None:
+    for number, (command, source) in enumerate((("migrate", "/one"), ("migrate", "/two words"), ("import", "/three"))):
+        with ledger.open_exclusive(target) as book:
+            book.begin_run(command, source, f"20260615T12000{number}Z-0a1b2c")
+    assert ledger.suggested_source(target, ["migrate"]) == "/two words"
+    assert ledger.suggested_source(target, ["import", "migrate"]) == "/three"
+    assert ledger.suggested_source(target, ["repair"]) is None
+    ledger.ledger_path(target).write_text("no database at all\n" * 50)
+    assert ledger.suggested_source(target, ["migrate"]) is None
 
 
 def test_the_version_that_is_too_new_is_named(target: Path) -> None:

@@ -16,7 +16,7 @@ from toys import change, library
 from regraft.disk import sqlite
 from regraft.disk.file_paths import is_folder_name
 from regraft.errors import REFUSED, LedgerUnreadable
-from regraft.ledger import ledger
+from regraft.ledger import ledger, values
 from regraft.ledger.values import MAX_TIME, InvalidValue, check_path
 
 BASE, RUN = "2f0b8e9c-7d3a-4c52-9e61-0a1b2c3d4e5f", "20260615T120000Z-0a1b2c"
@@ -191,6 +191,11 @@ CONTRADICTIONS = {
     "the first action gone": "DELETE FROM action WHERE number = 0",
     "one file for two": "UPDATE change SET kept = (SELECT kept FROM change c WHERE c.run_id = change.run_id"
     " AND kept LIKE 'undo%' LIMIT 1) WHERE kept LIKE 'undo%'",
+    "rows without a backup": "UPDATE change SET kept = NULL WHERE means = 'rows'",
+    "rows in the trash": "UPDATE change SET kept = 'trash/2026-06-15-RUN/catalog.sqlite', path = 'catalog.sqlite'"
+    " WHERE change_id = (SELECT min(change_id) FROM change WHERE means = 'rows')",
+    "a file without a date": "UPDATE change SET kept = 'trash/today-RUN/KnowledgeBase', path = 'KnowledgeBase'"
+    " WHERE change_id = (SELECT min(change_id) FROM change WHERE means = 'file')",
 }
 SCHEMAS = {
     "a trigger": "CREATE TRIGGER t AFTER INSERT ON run BEGIN DELETE FROM change; END",
@@ -212,16 +217,51 @@ SCHEMAS = {
 }
 
 
+#: Why each of them is refused.
+REASONS = {
+    "a second version": "its version None is not supported",
+    "no version": "its version None is not supported",
+    "a run that is gone": "a row of step refers to a missing run",
+    "a step that is gone": "a row of part refers to a missing step",
+    "a part of no step": "a row of part refers to a missing step",
+    "a part that is missing": "it has parts of a step that are not numbered from 0",
+    "parts from 1 on": "it has parts of a step that are not numbered from 0",
+    "an entry of another": "it has an entry that belongs to another step",
+    "an entry of an intent": "it has an entry that belongs to another step",
+    "actions that are gone": "it has a change for an action that its run does not have",
+    "the first action gone": "it has actions of a run that are not numbered from 0",
+    "one file for two": "it has two changes with one backup",
+    "rows without a backup": "it has None in place of the backup of rows",
+    "rows in the trash": "it has 'trash/2026-06-15-RUN/catalog.sqlite' in place of the backup of a change",
+    "a file without a date": "it has 'trash/today-RUN/KnowledgeBase' in place of the backup of a change",
+    "a trigger": "it has the trigger 't', which no ledger has",
+    "a view": "it has the view 'v', which no ledger has",
+    "an index": "it has the index 'i', which no ledger has",
+    "a table": "it also has the table 't'",
+    "a virtual table": "it also has the table 't'",
+    "statistics": "it also has the table 'sqlite_stat1'",
+    "a column": "its table 'change' is not the one that a ledger has",
+    "a generated column": "its table 'run' is not the one that a ledger has",
+    "another name": "its table 'change' is not the one that a ledger has",
+    "no table": "it lacks the table 'entry'",
+    "hardly a table": "it lacks the table 'action'",
+    "a view of a table": "it has the view 'run', which no ledger has",
+    "a table without rowids": "its table 'entry' is not the one that a ledger has",
+    "an older version": "it also has the table 'action'",
+}
+
+
 @pytest.mark.parametrize("how", CONTRADICTIONS)
 def test_no_rows_contradict_each_other(how: str, store: Path) -> None:
-    lie(store, CONTRADICTIONS[how])
-    refused(store)
+    run_id = next(one.run_id for one in ledger.read_runs(store) if one.changes)
+    lie(store, CONTRADICTIONS[how].replace("-RUN", f"-{run_id}"))
+    assert refused(store) == REASONS[how].replace("-RUN", f"-{run_id}")
 
 
 @pytest.mark.parametrize("how", SCHEMAS)
 def test_a_ledger_has_the_tables_that_regraft_makes_and_no_more(how: str, store: Path) -> None:
     lie(store, *SCHEMAS[how].split("; ") if "BEGIN" not in SCHEMAS[how] else [SCHEMAS[how]])
-    refused(store)
+    assert refused(store) == REASONS[how]
 
 
 DETAILS = {
@@ -344,6 +384,65 @@ def test_every_command_refuses_such_a_ledger(lied: str, command: str, made: Path
     assert "move .regraft away" in error["message"]
 
 
+# --- what is read ----------------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_became_invalid_since_it_was_opened_is_not_used(store: Path) -> None:
+    with ledger.open_exclusive(store) as book:
+        book._db.execute("UPDATE change SET path = '../victim'")
+        for read in (book.changes.every, book.changes.runs):
+            with pytest.raises(LedgerUnreadable, match="victim' in place of a path below the store") as caught:
+                read()
+            assert caught.value.facts["path"] == ledger.ledger_path(store)
+
+
+def test_a_change_is_one_of_rows_or_of_a_file(store: Path) -> None:
+    changes = [one for run in ledger.read_runs(store) for one in run.changes]
+    assert {one.means for one in changes} == {"rows", "file"}
+    for one in changes:
+        if one.means == "rows":
+            assert one.rows is one.detail
+            with pytest.raises(TypeError, match="a change of rows"):
+                assert one.file
+        else:
+            assert one.file is one.detail
+            with pytest.raises(TypeError, match="a change of a file"):
+                assert one.rows
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [("x" * 78, repr("x" * 78)), ("x" * 79, "'" + "x" * 78 + "…"), (7, "7"), (None, "None")],
+)
+def test_a_value_that_is_not_valid_is_shown_in_part(value: object, shown: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        values.check_run_id(value)
+    assert str(caught.value) == f"it has {shown} in place of the id of a run"
+
+
+@pytest.mark.parametrize(
+    ("number", "most", "is_valid"),
+    [(0, 5, True), (5, 5, True), (6, 5, False), (-1, 5, False), (True, 5, True), (1.0, 5, False), ("1", 5, False)],
+)
+def test_the_bounds_of_a_number(number: object, most: int, is_valid: bool) -> None:
+    if is_valid:
+        assert values._check_int("a time", number, 0, most) == number
+    else:
+        with pytest.raises(InvalidValue, match="in place of a time"):
+            values._check_int("a time", number, 0, most)
+
+
+def test_the_last_time_and_the_largest_numbers_are_read(store: Path) -> None:
+    lie(
+        store,
+        f"UPDATE run SET started_at = 0, finished_at = {MAX_TIME} WHERE run_id = '{RUN}'",
+        "UPDATE change SET bytes = 9223372036854775807",
+    )
+    (run,) = [one for one in ledger.read_runs(store) if one.run_id == RUN]
+    assert (run.started_at, run.finished_at) == (0, MAX_TIME)
+    assert {one.bytes for other in ledger.read_runs(store) for one in other.changes} == {9223372036854775807}
+
+
 # --- names and paths -------------------------------------------------------------------------------------------------
 
 
@@ -352,6 +451,24 @@ def test_every_command_refuses_such_a_ledger(lied: str, command: str, made: Path
 )
 def test_a_path_below_the_store(name: str) -> None:
     assert check_path(name, windows=False) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"), [("x" * 4096, True), ("x" * 4097, False), ("é" * 2048, True), ("é" * 2048 + "x", False)]
+)
+def test_the_longest_path_is_counted_in_bytes(name: str, is_one: bool) -> None:
+    if is_one:
+        assert check_path(name) == name
+    else:
+        with pytest.raises(InvalidValue, match="a path below the store"):
+            check_path(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/", "/a", "a//b", "a/.", "a/../b", "a\0b", ".regraft", ".REGRAFT/x"])
+def test_no_path_below_the_store(name: str) -> None:
+    for windows in (True, False):
+        with pytest.raises(InvalidValue, match="a path below the store"):
+            check_path(name, windows=windows)
 
 
 @pytest.mark.parametrize("name", ["a\\b", "C:x", "a/C:x", "a\\..\\b", "\\\\host\\share"])
