@@ -201,12 +201,14 @@ def is_unused(journal: Path) -> bool:
 @contextmanager
 def lock_results(results: Path) -> Iterator[None]:
     """Lock the results against other processes; raises WrongUsage if another one holds the lock."""
-    try:
-        with lock_files.hold_lock(result_files(results)[3]):
-            yield
-    except lock_files.LockHeld as error:
-        problem = tr("another regraft process is using {path}", path=results)
-        raise WrongUsage(problem=problem, hint=tr("wait for it, or use another file")) from error
+    with ExitStack() as held:
+        # Only here: a lock that the work finds held is another one.
+        try:
+            held.enter_context(lock_files.hold_lock(result_files(results)[3]))
+        except lock_files.LockHeld as error:
+            problem = tr("another regraft process is using {path}", path=results)
+            raise WrongUsage(problem=problem, hint=tr("wait for it, or use another file")) from error
+        yield
 
 
 class StartedLine(msgspec.Struct, frozen=True, kw_only=True):
