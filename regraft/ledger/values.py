@@ -488,8 +488,6 @@ CHANGE_TABLES = (
 )
 _OF_VERSION = {1: TABLES, 2: (*TABLES, *CHANGE_TABLES)}
 _NAME = re.compile(r"CREATE TABLE (\w+)")
-#: SQLite creates and names the indexes of primary keys.
-_OWN_INDEX = re.compile(r"sqlite_autoindex_(\w+)_1")
 
 
 def _statements_by_table(statements: tuple[str, ...]) -> dict[str, str]:
@@ -515,8 +513,9 @@ def check_schema(db: apsw.Connection) -> int:
     if "ledger" not in found:
         raise InvalidValue(tr("it belongs to another program"))
     for kind, name, table, sql in rows:
-        automatic = _OWN_INDEX.fullmatch(str(name)) if kind == "index" and sql is None else None
-        if kind != "table" and (automatic is None or automatic[1] != table):
+        # SQLite creates and names the indexes of primary keys.
+        is_automatic = kind == "index" and sql is None and name == f"sqlite_autoindex_{table}_1"
+        if kind != "table" and not is_automatic:
             raise InvalidValue(tr("it has the {kind} {name!r}, which no ledger has", kind=kind, name=name))
     return _read_version(db, {name: " ".join(sql.split()) for name, sql in found.items()})
 

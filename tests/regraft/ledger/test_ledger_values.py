@@ -201,6 +201,9 @@ SCHEMAS = {
     "a trigger": "CREATE TRIGGER t AFTER INSERT ON run BEGIN DELETE FROM change; END",
     "a view": "CREATE VIEW v AS SELECT * FROM run",
     "an index": "CREATE INDEX i ON run (command)",
+    "an index of SQLite's own on another table": "CREATE TABLE t (x UNIQUE)",
+    "an index of a table that has another": "PRAGMA writable_schema = ON; UPDATE sqlite_schema SET"
+    " tbl_name = 'step' WHERE name = 'sqlite_autoindex_run_1'",
     "a table": "CREATE TABLE t (x)",
     "a virtual table": "CREATE VIRTUAL TABLE t USING fts5 (x)",
     "statistics": "ANALYZE",
@@ -237,6 +240,8 @@ REASONS = {
     "a trigger": "it has the trigger 't', which no ledger has",
     "a view": "it has the view 'v', which no ledger has",
     "an index": "it has the index 'i', which no ledger has",
+    "an index of SQLite's own on another table": "it also has the table 't'",
+    "an index of a table that has another": "it has the index 'sqlite_autoindex_run_1', which no ledger has",
     "a table": "it also has the table 't'",
     "a virtual table": "it also has the table 't'",
     "statistics": "it also has the table 'sqlite_stat1'",
