@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import zipfile
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,7 @@ from checks.cherry_v2 import audit
 from checks.cherry_v2.audit import collect_statistics
 from checks.cherry_v2.index_file import IndexFacts
 from regraft.kinds import Kind
+from regraft.testing import DAMAGES
 
 Found = list[tuple[Any, ...]]
 
@@ -229,6 +232,98 @@ def test_a_damaged_catalog_is_named(store: Path) -> None:
     [(base, message, samples)] = [one[1:] for one in checked(store) if one[0] == "file.unreadable"]
     assert (base, samples) == (None, ("catalog.sqlite",))
     assert message.startswith("the catalog cannot be read: ")
+
+
+def query(path: Path, sql: str) -> list[Any]:
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute(sql).fetchall()
+
+
+def test_the_numbers_of_what_was_checked(store: Path) -> None:
+    document = run("check", store, "--json").document
+    indexes = [index(store), index(store, OTHER)]
+
+    def count(table: str) -> int:
+        return sum(query(path, f"SELECT count(*) FROM {table}")[0][0] for path in indexes)
+
+    assert document["checked"] == {
+        "bases": 2,
+        "items": query(store / "catalog.sqlite", "SELECT count(*) FROM knowledge_item")[0][0],
+        "materials": count("material"),
+        "units": count("search_unit"),
+        "bodies": count("search_text"),
+        "embeddings": count("embedding"),
+        "raw_files": sum(path.is_file() for path in store.rglob("raw/**/*")),
+        "bytes": sum(path.stat().st_size for path in indexes),
+    }
+    months = Counter[str]()
+    for base in document["statistics"]["bases"]:
+        months.update(base["ages"])
+    assert months.total() == document["checked"]["items"]
+
+
+def test_a_failed_base_of_a_library_failed_at_the_migration(store: Path) -> None:
+    catalog(KB_ROW.format("status = 'failed', error = 'missing_vector_store'"))(store)
+    found = {one[0]: one[1:3] for one in checked(store)}
+    assert found["base.failed"] == (KB, "failed at the migration: missing_vector_store")
+
+
+def test_models_that_bases_use(store: Path) -> None:
+    [(model,)] = query(store / "catalog.sqlite", f"SELECT embedding_model_id FROM knowledge_base WHERE id = '{KB}'")
+    lacking = ("ALTER TABLE user_model DROP COLUMN name", "ALTER TABLE user_model ADD COLUMN name TEXT")
+    catalog(*lacking, f"DELETE FROM user_model WHERE id <> '{model}'")(store)
+    found = [one for one in checked(store) if one[0] == "model.incomplete"]
+    assert found == [("model.incomplete", None, "1 model that bases use, without name", (model,))]
+    assert "model.incomplete" not in {one[0] for one in checked(store, "--base", KB)}
+    catalog("DELETE FROM user_model")(store)
+    assert ("base.model", KB, f"its model {model} does not exist", (model,)) in checked(store)
+    # Without a table of models it is unknown which there are.
+    catalog("DROP TABLE user_model")(store)
+    assert checked(store) == []
+
+
+@pytest.mark.parametrize("given", ["one model", "two models", "another base"])
+def test_vectors_get_the_only_model_that_can_have_made_them(given: str, store: Path) -> None:
+    [(model,)] = query(store / "catalog.sqlite", f"SELECT embedding_model_id FROM knowledge_base WHERE id = '{KB}'")
+    statements = [KB_ROW.format("embedding_model_id = NULL, dimensions = NULL")]
+    statements.append(f"DELETE FROM user_model WHERE id <> '{model}'")
+    if given == "two models":
+        statements += ["CREATE TABLE more AS SELECT * FROM user_model", "UPDATE more SET id = 'x::y', model_id = 'y'"]
+        statements += ["INSERT INTO user_model SELECT * FROM more", "DROP TABLE more"]
+    if given == "another base":
+        # It has vectors of this model, with other dimensions.
+        statements.append(
+            f"UPDATE knowledge_base SET embedding_model_id = '{model}', dimensions = 9 WHERE id = '{OTHER}'"
+        )
+    catalog(*statements)(store)
+    findings = run("check", store, "--json", "--quick").document["findings"]
+    [one] = [one for one in findings if one["name"] == "embedding.unexpected"]
+    attach = f"regraft repair {store} --only embedding.unexpected --model {model} --base {KB}"
+    assert one["repair"] == (attach if given == "one model" else None)
+    assert one["count"] == query(index(store), "SELECT count(*) FROM embedding")[0][0]
+
+
+def test_triggers_and_views_of_the_catalog(store: Path) -> None:
+    trigger = "CREATE TRIGGER mine AFTER DELETE ON knowledge_item BEGIN SELECT 1; END"
+    catalog(trigger, "CREATE VIEW other AS SELECT 1 AS one")(store)
+    message = "1 trigger that is not part of the layout, on a table that would be changed"
+    assert checked(store) == [("schema.foreign-trigger", None, message, ("mine",))]
+
+
+def test_a_database_of_a_beta_beside_the_live_one(store: Path) -> None:
+    DAMAGES["a beta's database"].plant(store, KB)
+    [(name, base, message, samples)] = [one for one in checked(store) if one[0] == "catalog.stale-copy"]
+    assert (name, base, samples) == ("catalog.stale-copy", None, ("cherrystudio.sqlite",))
+    assert message == (
+        "cherrystudio.sqlite is a left-over of a beta, which nothing reads: the live database is Data/cherrystudio.sqlite"
+    )
+
+
+def test_rows_of_a_preview_build(store: Path) -> None:
+    planted = DAMAGES["a preview store"].plant(store, KB)
+    message = "its rows are in the table of a preview build, which the application does not read"
+    found = [one for one in checked(store) if one[1] == planted.base]
+    assert found == [("schema.preview", planted.base, message, (planted.subject,))]
 
 
 # --- slim backups, members and statistics ----------------------------------------------------------------------------
