@@ -651,8 +651,11 @@ def test_texts_in_pieces_have_the_findings_of_whole_ones(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: dict[Path, list[detect.DetectedRow]] = {}
+    # The schema of another file is tried out each time, which takes longer than all that is compared here.
     of_texts = [
-        statements for statements, _ in CASES.values() if "search_" in str(statements) or "content" in str(statements)
+        statements
+        for statements, _ in CASES.values()
+        if any(one in str(statements) for one in ("search_", "content")) and "DROP" not in str(statements)
     ]
     for number, statements in enumerate([[], *of_texts, *ODD_TEXTS]):
         path = shutil.copy(whole, tmp_path / f"{number}.sqlite")
@@ -660,9 +663,9 @@ def test_texts_in_pieces_have_the_findings_of_whole_ones(
         found[path] = every_row(path)
     assert [len(rows) for rows in list(found.values())[-4:]] == [0, 0, 1, 1]
     assert sum(map(bool, found.values())) > 30
-    for size in (1, 7):
+    for size, separator in ((1, ""), (7, None)):
         with monkeypatch.context() as patch:
             read_in_pieces(patch, size)
             for path, rows in found.items():
-                assert every_row(path) == rows
-                assert every_row(path, None) == [row for row in rows if row.finding != "unit.missing"]
+                expected = [row for row in rows if separator is not None or row.finding != "unit.missing"]
+                assert every_row(path, separator) == expected
