@@ -205,6 +205,7 @@ TESTS = {
         "tests/repair/test_replaced_files.py",
         "tests/repair/test_plans_and_runs.py",
         "tests/repair/test_executed_changes.py",
+        "tests/repair/test_run_rules.py",
         "tests/repair/test_endings.py",
         "tests/repair/test_outdated_plans.py",
         "tests/repair/test_moving.py",

@@ -1,0 +1,442 @@
+"""Rules of a run that changes a store: which stores it takes, what it promises, and how it ends if it is stopped."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import apsw
+import pytest
+from faults import INTERRUPTED, REFUSED, STOPPED, fails
+
+from checks.audit import findings
+from checks.audit.collector import Level
+from checks.audit.findings import Finding
+from regraft.disk import writable
+from regraft.errors import StoreBusy
+from regraft.kinds import Kind
+from regraft.ledger import ledger
+from regraft.ledger.ledger import Ledger
+from regraft.ledger.values import RowsDetail
+from regraft.report.document import Run
+from repair.changes import execution, run, session, store, undo
+from repair.changes.plan import Action, FileChange, Plan, Reclaim, Unresolved
+
+LIBRARY, PREVIEW, NOTES = Kind.LIBRARY, Kind.PREVIEW, Kind.CODEX_MEM
+
+
+def finding(name: str, base: str | None = "kb", severity: Any = "error", **more: Any) -> Finding:
+    return Finding(name=name, base=base, severity=severity, message=name, **more)
+
+
+# --- promises --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "breaks"),
+    [
+        (finding("a"), True),
+        (finding("a", severity="note"), True),
+        (finding("a", is_beyond_repair=True), False),
+        (finding("a", "other"), False),
+        (finding("b"), False),
+        (finding("a", None), False),
+        (finding("c", None), True),
+        (finding("new", "made"), True),
+        (finding("inherited", "made"), False),
+        (finding("new", "made", "warning"), False),
+        (finding("v1.new", "made"), False),
+        (finding("new", None), False),
+        (finding("a", "made", is_beyond_repair=True), True),
+    ],
+)
+def test_what_a_run_promised_and_what_a_new_base_may_have(found: Finding, breaks: bool) -> None:
+    plan = Plan(resolves={("a", "kb"), ("c", None)}, new_bases={"made": frozenset({"inherited"})})
+    assert run._breaks_promise(found, plan) == breaks
+
+
+class Audited:
+    """A store whose audits are given, and recorded."""
+
+    def __init__(self, kind: Kind, *found: Finding) -> None:
+        self.found: Any = SimpleNamespace(kind=kind)
+        self.known = found
+        self.asked: list[tuple[Any, ...]] = []
+
+    def audit(self, level: Level, bases: Any = None, names: Any = frozenset()) -> Any:
+        self.asked.append((level, bases, names))
+        return SimpleNamespace(findings=list(self.known))
+
+
+def test_only_what_was_promised_is_audited_again() -> None:
+    every = [finding("a"), finding("a", None), finding("a", "other")]
+    audited: Any = Audited(LIBRARY, *every)
+    plan = Plan(resolves={("a", "kb"), ("b", "kb")}, level=Level.QUICK)
+    assert list(run._audit_after(audited, plan)) == every
+    assert audited.asked == [(Level.QUICK, frozenset({"kb"}), frozenset({"a", "b"}))]
+    # A new base is audited for everything.
+    audited = Audited(LIBRARY, *every)
+    list(run._audit_after(audited, Plan(resolves={("a", "kb")}, new_bases={"made": frozenset()})))
+    assert audited.asked == [(Level.DEFAULT, frozenset({"kb", "made"}), frozenset())]
+    # Findings of no base, and of bases that were not looked at yet.
+    for kind, level in ((LIBRARY, Level.QUICK), (NOTES, Level.DEFAULT)):
+        audited = Audited(kind, *every)
+        assert list(run._audit_after(audited, Plan(resolves={("a", None)}))) == every
+        assert audited.asked == [(level, None, frozenset({"a"}))]
+    audited = Audited(LIBRARY, *every)
+    assert list(run._audit_after(audited, Plan(resolves={("a", None), ("b", "kb")}))) == [*every, *every[1:]]
+    assert [asked[1:] for asked in audited.asked] == [
+        (frozenset({"kb"}), frozenset({"b"})),
+        (None, frozenset({"a"})),
+    ]
+    audited = Audited(LIBRARY, *every)
+    assert list(run._audit_after(audited, Plan())) == []
+    assert audited.asked == []
+
+
+def checked(
+    found: list[Finding], plan: Plan, patch: pytest.MonkeyPatch, *, broken: str = ""
+) -> tuple[list[Unresolved], list[str]]:
+    """Check a run whose audit finds something; return what is left, and the runs that were undone."""
+    undone: list[str] = []
+    patch.setattr(run, "reopen_for_check", lambda *_: nullcontext(Audited(LIBRARY, *found)))
+    patch.setattr(undo, "undo_changes", lambda root, book, run_id: undone.append(run_id))
+    current: Any = SimpleNamespace(store=SimpleNamespace(path=Path("store"), root=Path("store")), ledger=None)
+    asked: Any = SimpleNamespace(id="the-run", command="repair")
+    if broken:
+        with fails("NotMended", STOPPED, match=broken):
+            run.check_resolved(current, asked, plan)
+        return [], undone
+    return run.check_resolved(current, asked, plan), undone
+
+
+def test_a_run_that_does_not_keep_its_promise_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(
+        resolves={("a", "kb"), ("b", "kb"), ("left", "kb")},
+        left=[Unresolved(finding="left", reason="as planned", base="kb")],
+    )
+    assert checked([finding("b"), finding("a"), finding("a")], plan, monkeypatch, broken="a, b") == ([], ["the-run"])
+    assert checked([finding("left"), finding("other")], plan, monkeypatch) == ([], [])
+    # Nothing was promised, so nothing is audited.
+    monkeypatch.setattr(run, "reopen_for_check", None)
+    nothing: Any = SimpleNamespace()
+    assert run.check_resolved(nothing, nothing, Plan()) == []
+
+
+def test_errors_that_a_new_base_inherits_are_left_where_that_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    error, warning = (
+        next(name for name, one in findings.FINDINGS.items() if one.severity == severity)
+        for severity in ("error", "warning")
+    )
+    known = finding(error, "made", repair="regraft repair")
+    plan = Plan(new_bases={"made": frozenset({error})}, lists_inherited=True)
+    left, undone = checked([finding(warning, "made", "warning"), known, finding(error, "kb")], plan, monkeypatch)
+    assert (left, undone) == ([Unresolved.with_remedy(known, repair="regraft repair")], [])
+    plan.lists_inherited = False
+    assert checked([known], plan, monkeypatch) == ([], [])
+
+
+# --- before it -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_needs_the_room_of_its_changes_and_of_the_largest_file_that_shrinks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = FileChange(path="a", actions=(), make=None, bytes=100)
+    action = Action(action="vacuum", message="x")
+    plan = Plan(changes=[change, change], reclaims=[Reclaim("a", action, 7), Reclaim("b", action, 5)])
+    needed = (1 << 20) + 200 + 2 * 7
+    there: Any = SimpleNamespace(root=tmp_path)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed))
+    run.demand_space(there, plan)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
+    with fails("NotEnoughSpace", match=str(tmp_path)):
+        run.demand_space(there, plan)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
+    run.demand_space(there, Plan())
+
+
+def test_a_plan_counts_as_long_as_the_files_that_it_was_made_from_stay(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    there: Any = SimpleNamespace(root=tmp_path)
+    stamp = run.files.file_stamp(tmp_path / "a")
+    run.demand_unchanged_files(there, Plan(read={"a": stamp, "missing": None}))
+    for read in ({"a": None}, {"a": stamp, "missing": stamp}):
+        with fails("PlanOutdated", match="it was changed in the meantime"):
+            run.demand_unchanged_files(there, Plan(read=read))
+
+
+def test_a_report_names_the_bases_that_it_is_about() -> None:
+    there: Any = SimpleNamespace(names={"kb": "My base"})
+    plan = Plan(
+        outside=[Action(action="x", message="x", base="kb")], left=[Unresolved(finding="x", reason="y", base="a")]
+    )
+    report = run.report_plan(there, Run(command="repair"), plan, "an id")
+    assert [(one.id, one.name) for one in report.bases] == [("a", "a"), ("kb", "My base")]
+    assert (report.actions, report.left, report.undo) == (plan.actions, plan.left, "an id")
+    assert report.salvaged is run.msgspec.UNSET
+    assert report.head is not None
+
+
+# --- which stores ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "accepted"),
+    [
+        ("repair", LIBRARY, True),
+        ("rebuild", LIBRARY, False),
+        ("clear-failed", LIBRARY, False),
+        ("rebuild", NOTES, True),
+        ("install", NOTES, False),
+        ("fix", PREVIEW, True),
+        ("undo", PREVIEW, True),
+        ("repair", PREVIEW, False),
+        ("repair", Kind.V1_BACKUP, False),
+        ("history", Kind.V1_BACKUP, False),
+    ],
+)
+def test_which_commands_change_which_stores(command: str, kind: Kind, accepted: bool) -> None:
+    assert store._is_accepted(command, kind) == accepted
+
+
+def test_what_to_do_with_a_store_that_is_not_changed() -> None:
+    def advice(command: str, kind: Kind, *, is_archive: bool = False) -> str:
+        found: Any = SimpleNamespace(kind=kind, is_archive=is_archive)
+        return store._choose_advice(command, found)
+
+    assert "regraft install" in advice("repair", Kind.V2_BACKUP, is_archive=True)
+    assert advice("repair", LIBRARY, is_archive=True) == "extract it first"
+    assert advice("install", NOTES).startswith("commands that change it: ")
+    assert "rebuild" in advice("install", NOTES)
+    said = advice("clear-failed", LIBRARY)
+    assert said.startswith("the command is for ")
+    assert "codex-mem" in said
+    assert "regraft migrate" in advice("repair", Kind.V1_EXPORT)
+    assert advice("install", Kind.V1_EXPORT) == "name a v2 profile with --profile"
+
+
+def located(kind: Kind = LIBRARY, catalog: str | None = "catalog.sqlite", **more: Any) -> Any:
+    stores = SimpleNamespace(catalog=catalog, bases="KnowledgeBase", current=(), preview=(), **more)
+    return SimpleNamespace(kind=kind, stores=stores, path=Path("/store"))
+
+
+def made_store(found: Any, root: Path = Path("/store"), **more: Any) -> store.Store:
+    return store.Store(path=root, root=root, found=found, **more)
+
+
+def test_what_a_store_is(tmp_path: Path) -> None:
+    plain = made_store(located(), chosen=frozenset({"kb"}))
+    assert (plain.is_profile, plain.system, plain.own) == (False, None, Path("/store/.regraft"))
+    assert made_store(located(catalog="cherrystudio.sqlite")).is_profile
+    assert not made_store(located(catalog=None)).is_profile
+    assert (plain.wants("kb"), plain.wants("other"), plain.wants(None)) == (True, False, False)
+    assert made_store(located()).wants(None)
+    assert made_store(located(catalog=None)).names == {}
+    assert made_store(located(), tmp_path).names == {}
+    found = located()
+    found.stores.current = (SimpleNamespace(base_id="kb", name="folder"), SimpleNamespace(base_id=None, name="lone"))
+    assert sorted(made_store(found).stores) == ["kb", "lone"]
+    noted = made_store(located(NOTES))
+    assert noted.system is not None
+    assert noted.system.kind is NOTES
+
+
+def test_runs_of_other_stores_in_the_folder_are_none_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def past(name: str, *paths: str, source: str = "/elsewhere") -> Any:
+        return SimpleNamespace(run_id=name, source=source, changes=[SimpleNamespace(path=path) for path in paths])
+
+    every = [
+        past("own", "notes.db", "other.db"),
+        past("other", "other.db", source="/store"),
+        past("nothing", source="/store"),
+        past("nothing of theirs"),
+    ]
+    there = made_store(located(NOTES))
+    for names, expected in ((frozenset({"notes.db"}), ["own", "nothing"]), (None, [one.run_id for one in every])):
+        system = SimpleNamespace(changeable_paths=lambda _, names=names: names)
+        monkeypatch.setattr(store.Store, "system", property(lambda _, system=system: system))
+        assert [one.run_id for one in there.runs(every)] == expected
+
+
+def test_a_store_whose_application_has_it_open_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    flushed: list[Path] = []
+    system = SimpleNamespace(open_file="open.db", alone=lambda _: nullcontext())
+    monkeypatch.setattr(store.Store, "system", property(lambda _: system))
+    monkeypatch.setattr(store.files, "flush_log", flushed.append)
+    there = made_store(located(NOTES), tmp_path)
+    store.demand_not_running(there)
+    assert flushed == [tmp_path / "open.db"]
+
+    def busy(path: Path) -> None:
+        raise StoreBusy(path=path)
+
+    monkeypatch.setattr(store.files, "flush_log", busy)
+    with fails("ApplicationOpen", match=r"it has open\.db open"):
+        store.demand_not_running(there)
+    system.open_file = None  # type: ignore[assignment]
+    store.demand_not_running(there)
+    monkeypatch.setattr(store.profile, "detect_running_app", lambda path: f"a lock in {path.name}")
+    store.demand_not_running(there)
+    monkeypatch.setattr(store.Store, "system", property(lambda _: None))
+    with fails("ApplicationOpen", match=f"a lock in {tmp_path.name}"):
+        store.demand_not_running(made_store(located(catalog="cherrystudio.sqlite"), tmp_path))
+
+
+def test_a_store_is_opened_again_by_what_is_left_of_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(store, "open_for_change", lambda *some, **more: asked.append((*some, more["now_ms"])))
+    for kind in (LIBRARY, PREVIEW):
+        there = store.Store(path=tmp_path / "gone", root=tmp_path, found=located(kind), now_ms=5)
+        store.reopen_for_check(there, "repair")
+        (tmp_path / "there").mkdir(exist_ok=True)
+        store.reopen_for_check(store.Store(path=tmp_path / "there", root=tmp_path, found=located(kind), now_ms=6), "x")
+    assert asked == [
+        (tmp_path, LIBRARY, "repair", 5),
+        (tmp_path / "there", LIBRARY, "x", 6),
+        (tmp_path, None, "repair", 5),
+        (tmp_path / "there", None, "x", 6),
+    ]
+
+
+# --- how it ends -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_finished"),
+    [
+        (None, "done", True),
+        (None, "undone", False),
+        (None, "dropped", False),
+        ("done", "done", False),
+        ("done", "undone", True),
+        ("done", "expired", False),
+        ("intended", "done", False),
+        ("undone", "undone", False),
+    ],
+)
+def test_which_changes_a_run_made(before: str | None, now: str, is_finished: bool) -> None:
+    assert session._is_finished(before, now) == is_finished
+
+
+def test_what_an_error_says() -> None:
+    assert session._reason(OSError(5, "Input/output error", "/store/raw")) == "/store/raw: Input/output error"
+    assert session._reason(OSError(5, "Input/output error")) == "Input/output error"
+    assert session._reason(OSError("odd")) == "odd"
+    assert session._reason(apsw.CorruptError("malformed")) == "malformed"
+    for number, is_damage in ((errno.ENOTDIR, True), (errno.ELOOP, True), (errno.EIO, False), (errno.ENOSPC, False)):
+        assert session.is_store_damage(OSError(number, "x")) == is_damage
+    assert session.is_store_damage(apsw.CorruptError("x"))
+    assert session.is_store_damage(UnicodeDecodeError("utf-8", b"x", 0, 1, "odd"))
+    assert not session.is_store_damage(apsw.FullError("x"))
+    for finished, code in ((None, "StoreDamaged"), ("one", "StoppedAtDamage")):
+        assert session.damage_error(Path("x"), "why", finished).code == code
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[tuple[Any, Ledger]]:
+    (tmp_path / ".regraft").mkdir()
+    there = made_store(located(), tmp_path)
+    with writable.allow_writes(tmp_path), ledger.open_exclusive(tmp_path) as book:
+        yield there, book
+
+
+@contextmanager
+def running(there: Any, book: Ledger, changes: int, run_id: str = "20261121T120000Z-abcdef") -> Iterator[None]:
+    """A run that makes some changes, and then does what is in the block."""
+    with session._clean_stop(there, book):
+        book.begin_run("toy", "x", run_id)
+        for number in range(changes):
+            change = book.changes.intend(run_id, "rows", "a.db", f"undo/{run_id}/00000{number}", RowsDetail(0, (0, 1)))
+            book.changes.settle(change, "done", 0)
+        (there.own / "work" / run_id).mkdir(parents=True)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("error", "changes", "code", "status", "said"),
+    [
+        (KeyboardInterrupt(), 2, "Interrupted", INTERRUPTED, "2"),
+        (StoreBusy(path="x"), 0, "StoreBusy", REFUSED, "x"),
+        (StoreBusy(path="x"), 2, "ChangesStopped", STOPPED, "so far: 2"),
+        (OSError(5, "Input/output error", "/x"), 0, "ChangesStopped", STOPPED, "/x: Input/output error"),
+        (OSError(errno.EROFS, "Read-only file system"), 0, "StoreNotWritable", REFUSED, "it is read-only"),
+        (OSError(errno.EROFS, "Read-only file system"), 1, "ChangesStopped", STOPPED, "Read-only file system"),
+        (apsw.ReadOnlyError("readonly"), 0, "StoreNotWritable", REFUSED, "it is read-only"),
+        (apsw.CorruptError("malformed"), 0, "StoreDamaged", REFUSED, "malformed"),
+        (apsw.CorruptError("malformed"), 2, "StoppedAtDamage", STOPPED, "changes made: 2"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)
+def test_a_run_that_is_stopped_ends_as_what_it_is(
+    error: BaseException, changes: int, code: str, status: int, said: str, opened: tuple[Any, Ledger]
+) -> None:
+    there, book = opened
+    with fails(code, status, match=said), running(there, book, changes):
+        raise error
+    [ended] = book.changes.runs()
+    assert ended.status == ("interrupted" if isinstance(error, KeyboardInterrupt) else "stopped")
+    assert ended.finished_at is not None
+    assert not (there.own / "work").exists()
+
+
+def test_a_defect_ends_its_run_and_is_shown(opened: tuple[Any, Ledger]) -> None:
+    there, book = opened
+    with pytest.raises(ZeroDivisionError), running(there, book, 1):
+        raise ZeroDivisionError
+    assert [one.status for one in book.changes.runs()] == ["stopped"]
+    assert not (there.own / "work").exists()
+
+
+def test_a_ledger_that_nothing_was_recorded_in_is_removed_again(tmp_path: Path) -> None:
+    there = made_store(located(), tmp_path)
+    with writable.allow_writes(tmp_path):
+        with session.open_ledger(there) as book:
+            assert there.own.is_dir()
+        assert not there.own.exists()
+        # The folder was there before, so that only the ledger goes.
+        there.own.mkdir()
+        with session.open_ledger(there):
+            pass
+        assert list(there.own.iterdir()) == []
+        # Vectors that were paid for wait below it.
+        (there.own / execution.RESTORING).mkdir()
+        with session.open_ledger(there):
+            pass
+        assert (there.own / "ledger.sqlite").exists()
+        (there.own / execution.RESTORING).rmdir()
+        shutil.rmtree(there.own)
+        for state in ("dropped", "undone"):
+            with session.open_ledger(there) as book:
+                book.begin_run("toy", "x", "20261121T120000Z-abcdef")
+                book.changes.record_actions("20261121T120000Z-abcdef", [Action(action="toy", message="x")])
+                detail = RowsDetail(0, (0, 1))
+                kept = "undo/20261121T120000Z-abcdef/000001"
+                number = book.changes.intend("20261121T120000Z-abcdef", "rows", "a.db", kept, detail)
+                book.changes.settle(number, state)
+            assert there.own.exists() == (state == "undone")
+        with session.open_ledger(there), fails("TargetLocked"), session.open_ledger(there):
+            raise AssertionError("it was entered")
+        assert (there.own / "ledger.sqlite").exists()
+
+
+def test_reading_a_store_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    there: Any = SimpleNamespace(path=Path("/store"))
+    for error, said in (
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        (OSError("odd"), "odd"),
+        (apsw.CorruptError("malformed"), "malformed"),
+    ):
+        with fails("SourceUnreadable", match=f"/store.*{said}"), session.reading_store(there):
+            raise error
+    with fails("StoreBusy"), session.reading_store(there):
+        raise StoreBusy(path="x")
+    monkeypatch.setattr(session.sqlite, "is_write_failure", lambda _: True)
+    with pytest.raises(apsw.FullError), session.reading_store(there):
+        raise apsw.FullError("disk full")
