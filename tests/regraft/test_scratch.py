@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -143,6 +144,34 @@ def test_threads_share_it_too(root: Path) -> None:
     for thread in threads:
         thread.join()
     assert not problems
+    assert names(root) == []
+
+
+def test_folders_of_other_processes_are_seen_and_ones_own_are_not(root: Path) -> None:
+    assert not scratch.is_used_by_others()
+    assert not scratch.is_used_by_others(root / "missing")
+    with scratch.temporary_folder():
+        assert not scratch.is_used_by_others()
+        other = leftover(root)
+        assert not scratch.is_used_by_others()
+        with writable.allow_writes(other), lock_files.hold_lock(other / "lock", is_kept=lambda: True):
+            assert scratch.is_used_by_others()
+            assert scratch.is_used_by_others(root)
+            other.rename(root / "another-0123abc_")
+            assert not scratch.is_used_by_others()
+            (root / "another-0123abc_").rename(other)
+
+
+def test_a_folder_that_cannot_be_made_is_no_user_of_the_run_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkdtemp", full)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)), scratch.temporary_folder():
+            pass
+    with scratch.temporary_folder() as folder:
+        assert folder.is_dir()
     assert names(root) == []
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import apsw
 import pytest
+from faults import posix
+from harness import nothing_opened
 
-from regraft.disk import durable, writable
-from regraft.errors import LinkInStore
+from regraft.disk import durable, lock_files, writable
+from regraft.errors import LinkInStore, OutsideStore
 
 
 @pytest.fixture
@@ -282,7 +287,9 @@ def test_what_a_link_leads_to_is_not_removed(tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "file").read_text() == "x"
 
 
-def test_what_cannot_be_removed_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_removed_is_no_success(
+    tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("x")
 
     def deny(*_: Any, **__: Any) -> None:
@@ -291,6 +298,7 @@ def test_what_cannot_be_removed_is_no_success(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "unlink", deny)
     with pytest.raises(PermissionError):
         durable.remove_tree(tmp_path / "file")
+    assert len(waits) == durable.REPLACE_TRIES - 1
 
 
 # --- folders that were made ------------------------------------------------------------------------------------------
@@ -504,3 +512,251 @@ def test_a_copy_gets_the_mode_and_the_times_of_the_original(tmp_path: Path) -> N
     one, other = ((tmp_path / name).stat() for name in ("one", "other"))
     assert (one.st_mode, one.st_atime_ns, one.st_mtime_ns) == (other.st_mode, other.st_atime_ns, other.st_mtime_ns)
     assert one.st_mtime_ns == 10**18 + 123_456_700
+
+
+# --- what is left and what is refused --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ENOTEMPTY, errno.EEXIST])
+@pytest.mark.parametrize(("times", "is_removed"), [(0, True), (9, True), (10, False)])
+def test_leftovers_that_a_dying_process_still_fills_are_removed_after_some_tries(
+    times: int, is_removed: bool, number: int, tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "left" / "deep").mkdir(parents=True)
+    real, tries = durable.remove_tree, []
+
+    def remove(path: Path) -> None:
+        tries.append(path)
+        if len(tries) <= times:
+            raise OSError(number, os.strerror(number))
+        real(path)
+
+    monkeypatch.setattr(durable, "remove_tree", remove)
+    if is_removed:
+        durable.remove_leftovers(tmp_path / "left")
+    else:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            durable.remove_leftovers(tmp_path / "left")
+    assert (tmp_path / "left").exists() is not is_removed
+    assert len(tries) == min(times + 1, 10)
+    assert waits == [durable.REPLACE_WAIT_SECONDS] * (len(tries) - 1)
+
+
+def test_leftovers_that_come_back_or_cannot_be_removed(
+    tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other errors are raised at once; a folder that is there again is tried again, and is no error."""
+    tries: list[Path] = []
+    (tmp_path / "left").mkdir()
+    monkeypatch.setattr(durable, "remove_tree", tries.append)
+    durable.remove_leftovers(tmp_path / "left")
+    assert (len(tries), len(waits)) == (10, 9)
+
+    def fail(path: Path) -> None:
+        tries.append(path)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(durable, "remove_tree", fail)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        durable.remove_leftovers(tmp_path / "left")
+    assert (len(tries), len(waits)) == (11, 9)
+
+
+def test_each_wait_is_twice_the_one_before(tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_text("x")
+    monkeypatch.setattr(os, "replace", failing(10**6, PermissionError(errno.EACCES, "held")))
+    with pytest.raises(PermissionError):
+        durable.replace(tmp_path / "a", tmp_path / "b")
+    assert waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
+
+
+def test_a_file_of_the_users_gets_a_second_name_in_a_store(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "store").mkdir()
+    with nothing_opened(), writable.allow_writes(tmp_path / "store"):
+        durable.link(tmp_path / "mine", tmp_path / "store" / "name")
+        durable.link(tmp_path / "store" / "name", tmp_path / "store" / "other")
+        with pytest.raises(OutsideStore):
+            durable.link(tmp_path / "store" / "name", tmp_path / "other")
+    assert (tmp_path / "mine").samefile(tmp_path / "store" / "other")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "name", "other", "store"]
+
+
+def test_files_are_filled_shortened_and_touched(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    durable.touch(path)
+    assert path.read_bytes() == b""
+    durable.put_text(path, "a\r\nb\né")
+    durable.touch(path)
+    assert path.read_bytes() == "a\r\nb\né".encode()
+    durable.truncate(path, 3)
+    assert path.read_bytes() == b"a\r\n"
+    durable.put_text(path, "a\nb", newline="\r\n")
+    assert path.read_bytes() == b"a\r\nb"
+    durable.put_bytes(path, b"new")
+    assert path.read_bytes() == b"new"
+    with pytest.raises(FileExistsError):
+        durable.open_text(path, "x")
+    durable.write_text_atomically(path, "a\nb\r\n", tmp_path / "temporary")
+    assert path.read_bytes() == b"a\nb\r\n"
+    durable.copy_file(path, tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"a\nb\r\n"
+    durable.make_link(tmp_path / "link", "file")
+    assert str((tmp_path / "link").readlink()) == "file"
+    with pytest.raises(FileExistsError):
+        durable.make_link(tmp_path / "link", "copy")
+
+
+def test_only_an_empty_folder_is_removed(tmp_path: Path, waits: list[float]) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("x")
+    with pytest.raises(OSError) as caught:
+        durable.remove_folder(tmp_path / "folder")
+    assert caught.value.errno in (errno.ENOTEMPTY, errno.EEXIST)
+    (tmp_path / "folder" / "file").unlink()
+    durable.remove_folder(tmp_path / "folder")
+    assert (list(tmp_path.iterdir()), waits) == ([], [])
+
+
+@posix
+def test_what_windows_would_not_remove_is_a_read_only_file(tmp_path: Path) -> None:
+    for name, mode in (("closed", 0o444), ("open", 0o644), ("others", 0o466)):
+        (tmp_path / name).write_text("x")
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "link").symlink_to(tmp_path / "closed")
+    (tmp_path / "folder").mkdir(mode=0o555)
+    names = ("closed", "open", "others", "link", "folder", "missing")
+    assert [name for name in names if durable._is_read_only(str(tmp_path / name))] == ["closed", "others"]
+
+
+def test_errors_name_the_whole_path(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "file"
+    for act in (durable.make_folder, durable.remove, durable.touch):
+        with pytest.raises(FileNotFoundError) as caught:
+            act(path)
+        assert Path(caught.value.filename).is_relative_to(tmp_path / "missing")
+
+
+# --- lock files ------------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_seen_while_it_is_held_and_may_be_kept(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not lock_files.is_lock_held(path)
+    for is_kept in (True, False):
+        with lock_files.hold_lock(path, is_kept=lambda is_kept=is_kept: is_kept):
+            assert lock_files.is_lock_held(path)
+        assert path.exists() is is_kept
+        assert not lock_files.is_lock_held(path)
+    with lock_files.hold_lock(path):
+        path.unlink()
+    assert list(tmp_path.iterdir()) == []
+
+
+@posix
+def test_what_is_no_lock_file_is_not_held(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no lock at all\n" * 50)
+    (tmp_path / "folder").mkdir()
+    with lock_files.hold_lock(tmp_path / "lock"):
+        (tmp_path / "link").symlink_to(tmp_path / "lock")
+        assert lock_files.is_lock_held(tmp_path / "lock")
+        for name in ("text", "folder", "link", "missing"):
+            assert not lock_files.is_lock_held(tmp_path / name), name
+    with pytest.raises(apsw.CantOpenError), lock_files.hold_lock(tmp_path / "missing" / "lock"):
+        pass
+
+
+@pytest.mark.parametrize("second", [2, None])
+def test_a_lock_file_that_was_removed_meanwhile_is_the_lock_of_another(
+    second: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = iter([1, second])
+
+    def number(_: Path) -> int:
+        found = next(numbers)
+        if found is None:
+            raise FileNotFoundError
+        return found
+
+    monkeypatch.setattr(lock_files, "_file_number", number)
+    with pytest.raises(lock_files.LockHeld), lock_files.hold_lock(tmp_path / "lock"):
+        pass
+
+
+# --- what may be written ---------------------------------------------------------------------------------------------
+
+
+@posix
+def test_a_root_that_leads_elsewhere_since_it_was_opened_is_refused(tmp_path: Path) -> None:
+    for name in ("mine", "theirs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "mine")
+    with nothing_opened(), writable.allow_writes(tmp_path / "root"):
+        durable.put_text(tmp_path / "root" / "file", "x")
+        durable.put_text(tmp_path / "mine" / "other", "x")
+        (tmp_path / "root").unlink()
+        (tmp_path / "root").symlink_to(tmp_path / "theirs")
+        with pytest.raises(LinkInStore) as caught:
+            durable.put_text(tmp_path / "root" / "file", "y")
+        assert caught.value.facts == {"path": tmp_path / "root", "goal": tmp_path / "theirs"}
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "mine", "other", "root", "theirs"]
+
+
+@posix
+@pytest.mark.parametrize("supported", [True, False])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_link_on_the_way_is_named_and_where_it_leads(
+    depth: int, supported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writable, "SUPPORTS_DIR_FD", supported and writable.SUPPORTS_DIR_FD)
+    (tmp_path / "goal").mkdir()
+    folder = tmp_path.joinpath("store", *["inner"] * (depth - 1))
+    folder.mkdir(parents=True)
+    (folder / "link").symlink_to(Path(*[".."] * depth, "goal"))
+    with nothing_opened(), writable.allow_writes(tmp_path / "store"):
+        for path in (folder / "link" / "file", folder / "link" / "a" / "file"):
+            with pytest.raises(LinkInStore) as caught:
+                durable.put_text(path, "x")
+            assert caught.value.facts["path"] == folder / "link"
+            assert Path(caught.value.facts["goal"]).resolve() == tmp_path / "goal"
+
+
+def test_junctions_of_windows_are_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    tag = 0xA0000003
+    monkeypatch.setattr(stat, "IO_REPARSE_TAG_MOUNT_POINT", tag, raising=False)
+    for mode, reparse, is_link in (
+        *((stat.S_IFDIR, tag, True), (stat.S_IFDIR, 0xA000000C, False), (stat.S_IFDIR, 0, False)),
+        *((stat.S_IFLNK, 0, True), (stat.S_IFREG, 0, False)),
+    ):
+        status: Any = SimpleNamespace(st_mode=mode, st_reparse_tag=reparse)
+        assert writable.is_link(status) is is_link
+    assert not writable.is_link(SimpleNamespace(st_mode=stat.S_IFDIR))  # type: ignore[arg-type]
+
+
+def test_a_child_process_may_write_where_its_parent_may(tmp_path: Path) -> None:
+    with nothing_opened():
+        with writable.allow_writes(tmp_path / "store", entries_only=True) as real:
+            roots = writable.open_roots()
+        assert roots == (writable.WritableRoot(tmp_path / "store", real, True),)
+        assert writable.open_roots() == ()
+        writable.adopt_roots(roots)
+        try:
+            assert writable.is_writable(tmp_path / "store" / "file")
+            with pytest.raises(OutsideStore):
+                writable.require_writable(tmp_path / "store" / "a" / "file")
+        finally:
+            writable._roots.clear()
+
+
+def test_a_last_file_that_cannot_be_written_is_reported_and_nothing_else(tmp_path: Path) -> None:
+    """The result of the command is printed anyway."""
+    assert writable.write_last_output(tmp_path / "page", lambda: None) is None
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    lost = writable.write_last_output(tmp_path / "page", full)
+    assert lost is not None
+    assert lost.facts == {"output": tmp_path / "page", "reason": os.strerror(errno.ENOSPC)}
+    with pytest.raises(ValueError, match="own"):
+        writable.write_last_output(tmp_path / "page", lambda: int("own"))
