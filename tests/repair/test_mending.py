@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 import struct
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 import pytest
@@ -100,6 +102,241 @@ def ask(path: Path, sql: str) -> Any:
 CONTENT_A = "(SELECT current_content_hash FROM material WHERE material_id = 'a')"
 LAST_OF_A = "material_id = 'a' AND unit_index = 2"
 UNIT = f"(SELECT unit_id FROM search_unit WHERE {LAST_OF_A})"
+
+# --- what is done, what is left, and what comes of it ----------------------------------------------------------------
+
+REBUILT = ("rebuild-full-text", "rebuild 1 full-text index", 1, None)
+GONE_VECTOR = "delete {} that can never be used, to be embedded again"
+MISSING = "{} without a vector: to be embedded again"
+FORGET_WORDS = """INSERT INTO search_text_fts (search_text_fts, rowid, text)
+    SELECT 'delete', fts_rowid, text FROM search_text WHERE rowid = 1"""
+OF_OTHER_TEXT = (
+    "1 unit referring to a different text than the material, or to no material. To fix it: Index the item again in the "
+    "application."
+)
+INCOMPLETE = (
+    "missing or different: 1 part of the layout. To fix it: `regraft upgrade` rebuilds the layout and keeps all rows."
+)
+
+
+def set_vector(value: str, row: int) -> str:
+    return f"UPDATE embedding SET vector_blob = {value} WHERE rowid = {row}"
+
+
+class Repaired(NamedTuple):
+    """Damage, and what a repair does, leaves, and makes of the rows: ``then`` is what is different from before."""
+
+    damage: list[str]
+    actions: list[tuple[str, str, int, str | None]]
+    left: Sequence[tuple[str, str, int]] = ()
+    then: Sequence[str] = ()
+
+
+REPAIRS = {
+    "no identity": Repaired(
+        ["DELETE FROM meta"],
+        [("write-identity", "write 1 identity row with the id of the base", 1, "meta.missing")],
+    ),
+    "another body": Repaired(
+        ["UPDATE search_text SET text = 'x' WHERE rowid = 1"],
+        [("restore-bodies", "restore 1 body to the text that was embedded", 1, "body.hash"), REBUILT],
+    ),
+    "no bodies": Repaired(
+        ["DELETE FROM search_text WHERE rowid IN (1, 2)"],
+        [("write-bodies", "write 2 bodies again from the text of its unit", 2, "unit.no-body"), REBUILT],
+    ),
+    "wrong offsets": Repaired(
+        ["UPDATE search_unit SET char_end = char_end - 1, char_start = char_start + 3 WHERE rowid IN (2, 3)"],
+        [
+            (
+                "place-units",
+                "correct the offsets of 2 units, from where the text contains its body",
+                2,
+                "unit.offsets",
+            )
+        ],
+    ),
+    "a wrong unit id": Repaired(
+        [
+            "UPDATE search_text SET target_id = 'u' WHERE rowid = 2",
+            "UPDATE search_unit SET unit_id = 'u' WHERE rowid = 2",
+        ],
+        [
+            ("rekey-units", "recompute the id of 1 unit from its fields", 1, "unit.id"),
+            ("rekey-bodies", "recompute the id of 1 body from its fields", 1, "body.id"),
+        ],
+    ),
+    "a wrong body id": Repaired(
+        ["UPDATE search_text SET search_text_id = 'x' WHERE rowid = 2"],
+        [("rekey-bodies", "recompute the id of 1 body from its fields", 1, "body.id")],
+    ),
+    "a gap": Repaired(
+        ["UPDATE search_unit SET unit_index = 9 WHERE rowid = 3"],
+        [("number-units", "renumber 1 unit", 1, "unit.gap")],
+    ),
+    "another text": Repaired(
+        ["UPDATE content SET text = replace(text, 'dusk', 'dawn') WHERE rowid = 1"],
+        [("restore-contents", "restore 1 text from its bodies, as its hash proves", 1, "content.hash")],
+    ),
+    "a text of bad bytes": Repaired(
+        ["UPDATE content SET text = CAST(x'ff' AS TEXT) WHERE rowid = 1"],
+        [],
+        [("content.hash", "the stored value is not text, and the bodies of its units do not reproduce it", 1)],
+        ["UPDATE content SET text = CAST(x'ff' AS TEXT) WHERE rowid = 1"],
+    ),
+    "no texts": Repaired(
+        ["UPDATE material SET current_content_hash = NULL"],
+        [("link-contents", "link 2 materials to the text of its units", 2, "material.no-content")],
+    ),
+    "a wrong hash": Repaired(
+        ["UPDATE search_text SET embedding_text_hash = 'x' WHERE rowid = 2"],
+        [("rehash-bodies", "correct the hash of 1 body", 1, "body.hash")],
+    ),
+    "a body without words": Repaired(
+        [FORGET_WORDS],
+        [("rebuild-full-text", "rebuild 1 full-text index", 1, "fts.desync")],
+    ),
+    "no number": Repaired(
+        ["UPDATE search_text SET fts_rowid = NULL WHERE rowid = 1"],
+        [
+            ("number-bodies", "give 1 body a new row number in the full-text index", 1, "body.rowid"),
+            ("rebuild-full-text", "rebuild 1 full-text index", 1, "fts.desync"),
+        ],
+    ),
+    "another number": Repaired(
+        ["UPDATE search_text SET fts_rowid = 99 WHERE rowid = 1"],
+        [("rebuild-full-text", "rebuild 1 full-text index", 1, "body.rowid")],
+    ),
+    "a body of another unit": Repaired(
+        ["UPDATE search_text SET target_id = 'gone' WHERE rowid = 4"],
+        [
+            ("link-bodies", "link 1 body to its unit again", 1, "unit.no-body"),
+            ("rekey-bodies", "recompute the id of 1 body from its fields", 1, "body.id"),
+        ],
+    ),
+    "bodies that changed places": Repaired(
+        ["UPDATE search_text SET text = (SELECT text FROM search_text WHERE rowid = 5) WHERE rowid = 1"],
+        [("restore-bodies", "restore 1 body to the text that was embedded", 1, "body.hash"), REBUILT],
+    ),
+    "units that bodies prove": Repaired(
+        ["DELETE FROM search_unit WHERE rowid IN (2, 4)"],
+        [("write-units", "restore 2 units, proven by the ids in their bodies", 2, "body.orphan")],
+        [("unit.gap", "units are written again first; run regraft repair again for the rest", 2)],
+    ),
+    # Two bodies share the first vector.
+    "vectors of zeros": Repaired(
+        [set_vector("zeroblob(16)", 1), set_vector("zeroblob(16)", 3)],
+        [("delete-embeddings", GONE_VECTOR.format("2 vectors"), 2, "embedding.zero")],
+        [("embedding.missing", MISSING.format("3 bodies"), 3)],
+        ["DELETE FROM embedding WHERE rowid IN (1, 3)"],
+    ),
+    "a vector with NaN": Repaired(
+        [set_vector("x'0000c07f0000803f0000803f0000803f'", 2)],
+        [("delete-embeddings", GONE_VECTOR.format("1 vector"), 1, "embedding.non-finite")],
+        [("embedding.missing", MISSING.format("1 body"), 1)],
+        ["DELETE FROM embedding WHERE rowid = 2"],
+    ),
+    "vectors of other lengths": Repaired(
+        [set_vector("zeroblob(8)", 1), set_vector("x'00'", 2)],
+        [("delete-embeddings", GONE_VECTOR.format("2 vectors"), 2, "embedding.length")],
+        [("embedding.missing", MISSING.format("3 bodies"), 3)],
+        ["DELETE FROM embedding WHERE rowid IN (1, 2)"],
+    ),
+    "vectors of which half have another length": Repaired(
+        [set_vector("x'0000803f0000803f'", 1), set_vector("x'0000803f00000040'", 2)],
+        [],
+        [("embedding.length", "the right vector length of the base is unknown", 2)],
+        [set_vector("x'0000803f0000803f'", 1), set_vector("x'0000803f00000040'", 2)],
+    ),
+    "unsafe paths": Repaired(
+        [
+            "UPDATE material SET relative_path = '../x' WHERE rowid = 1",
+            "UPDATE material SET relative_path = 'y\\z' WHERE rowid = 2",
+        ],
+        [("rename-materials", "give 2 materials a path below raw/", 2, "material.path-unsafe")],
+        [],
+        [
+            "UPDATE material SET relative_path = 'x' WHERE rowid = 1",
+            "UPDATE material SET relative_path = 'y/z' WHERE rowid = 2",
+        ],
+    ),
+    "an unused text with a wrong hash": Repaired(
+        ["INSERT INTO content VALUES ('x', 'unused', 0)"],
+        [("rekey-contents", "store 1 text under the hash of its text", 1, "content.hash")],
+        [("content.orphan", "1 text not referenced by any material or unit", 1)],
+        [f"INSERT INTO content VALUES ('{identity.text_hash('unused')}', 'unused', 0)"],
+    ),
+    "a unit of no material": Repaired(
+        ["UPDATE search_unit SET material_id = 'gone' WHERE rowid = 5"],
+        [],
+        [
+            (
+                "unit.gap",
+                "neither the numbers nor the offsets of its units show their order, or the material is missing",
+                1,
+            ),
+            (
+                "unit.id",
+                "its id is kept, because its material, content or body is unknown and the id may show which it was",
+                1,
+            ),
+            (
+                "unit.content",
+                OF_OTHER_TEXT,
+                1,
+            ),
+        ],
+        ["UPDATE search_unit SET material_id = 'gone' WHERE rowid = 5"],
+    ),
+    "a layout with a part missing": Repaired(
+        ["DROP INDEX search_unit_content_idx", "UPDATE search_text SET search_text_id = 'x' WHERE rowid = 2"],
+        [],
+        [
+            ("body.id", "the layout of the file is incomplete: fix that first", 1),
+            (
+                "schema.missing",
+                INCOMPLETE,
+                1,
+            ),
+        ],
+        ["UPDATE search_text SET search_text_id = 'x' WHERE rowid = 2"],
+    ),
+}
+#: What a repair must give back of each table: all but times, and numbers in the full-text index.
+COLUMNS = {
+    "meta": "schema_version, base_id",
+    "content": "content_hash, text",
+    "material": "material_id, relative_path, current_content_hash",
+    "search_unit": "unit_id, material_id, content_hash, unit_type, unit_index, char_start, char_end",
+    "search_text": "search_text_id, target_type, target_id, kind, text, embedding_text_hash",
+    "embedding": "embedding_text_hash, vector_blob",
+}
+
+
+def tables(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    with closing(sqlite3.connect(path)) as db:
+        db.text_factory = bytes
+        return {name: sorted(db.execute(f"SELECT {of} FROM {name}"), key=repr) for name, of in COLUMNS.items()}
+
+
+@pytest.mark.parametrize("name", REPAIRS)
+def test_what_a_repair_does_and_leaves_and_makes_of_the_rows(name: str, path: Path, tmp_path: Path) -> None:
+    case = REPAIRS[name]
+    other = shutil.copyfile(path, tmp_path / "other.sqlite")
+    run_sql(path, *case.damage)
+    run_sql(other, *case.then)
+    before = path.read_bytes()
+    done = run("repair", path, "--json")
+    document = done.document
+    assert [
+        (one["action"], one["message"], one["count"], one["finding"]) for one in document["actions"]
+    ] == case.actions
+    assert [(one["finding"], one["reason"], one["count"]) for one in document["left"]] == [*case.left]
+    assert {one["base"] for one in (*document["actions"], *document["left"])} <= {BASE}
+    assert done.status == int(bool(case.left))
+    assert tables(path) == tables(other)
+    assert (path.read_bytes() == before) is not bool(case.actions)
+
 
 # --- contents --------------------------------------------------------------------------------------------------------
 
