@@ -396,7 +396,6 @@ def _writing(target: Path) -> Iterator[apsw.Connection]:
     with sqlite.open_writable(path, create=True) as db:
         # Without a log, closing removes what opening has created.
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(has_log))
-        db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
         # SQLite silently opens a file for reading if it may not write it (read-only media, missing permission).
         if db.readonly("main"):
             raise apsw.ReadOnlyError(tr("it is read-only"))

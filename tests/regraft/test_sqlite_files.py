@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import apsw
@@ -15,7 +18,13 @@ import pytest
 from faults import fails, posix, untouched
 
 from regraft.disk import durable, sqlite, untrusted_sqlite
-from regraft.errors import OtherRowsChanged, RowsMayBeRefused, SchemaForeign, TemporaryCopyFailed
+from regraft.errors import (
+    OtherRowsChanged,
+    RowsMayBeRefused,
+    SchemaForeign,
+    TemporaryCopyFailed,
+    VectorExtensionUnusable,
+)
 
 
 def short(value: object) -> str | None:
@@ -200,6 +209,40 @@ def test_a_file_beside_writers_is_read_with_locks(path: Path) -> None:
             rows = db.execute("SELECT x FROM t")
             assert next(rows) == (1,)
             writer.execute("INSERT INTO child VALUES (1)")
+
+
+def test_a_journal_that_a_killed_writer_left_is_applied_to_a_copy(path: Path, tmp_path: Path) -> None:
+    """Also where locks would do without it."""
+    journal = path.with_name("file.sqlite-journal")
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("BEGIN; UPDATE t SET y = 'changed'")
+        db.cache_flush()
+        changed, rollback = path.read_bytes(), journal.read_bytes()
+        db.execute("ROLLBACK")
+    path.write_bytes(changed)
+    journal.write_bytes(rollback)
+    for beside_writers in (True, False):
+        with untouched(tmp_path), sqlite.open_readonly(path, beside_writers=beside_writers) as db:
+            assert db.execute("SELECT y FROM t").fetchall() == [("one",), ("two",)]
+    assert b"changed" in changed
+
+
+def test_vectors_need_a_package_that_can_be_loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found without importing it, which would take long."""
+    package = ModuleType("sqlite_vec")
+    package.__spec__ = find_spec("sqlite_vec")
+    monkeypatch.setitem(sys.modules, "sqlite_vec", package)
+    with sqlite.open_readonly(path, vectors=True) as db:
+        assert db.execute("SELECT vec_length(x'0000803f')").get == 1
+    for error in (ImportError("no package"), OSError("no library"), apsw.ExtensionLoadingError("no entry")):
+
+        def fail(error: Exception = error) -> str:
+            raise error
+
+        monkeypatch.setattr(sqlite, "_find_vector_extension", fail)
+        with pytest.raises(VectorExtensionUnusable) as caught, sqlite.open_readonly(path, vectors=True):
+            pass
+        assert caught.value.facts == {"reason": error}
 
 
 @pytest.mark.parametrize("number", sorted(durable.NO_ROOM))

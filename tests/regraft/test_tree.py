@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import os
 import random
+import shutil
 import sqlite3
 import struct
 import threading
@@ -30,9 +32,10 @@ from regraft.disk.trees import (
     is_plain_name,
     join_path,
     open_tree,
+    stream_crc32,
 )
 from regraft.disk.zip_directory import BOMB_BYTES, BOMB_RATIO
-from regraft.errors import ArchiveEncrypted, ArchiveUnsafe, RegraftError, SourceUnreadable
+from regraft.errors import ArchiveEncrypted, ArchiveUnsafe, RegraftError, SourceUnreadable, WorkFolderTooSmall
 
 WAL_START = b"\x37\x7f\x06\x82"
 JOURNAL_START = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
@@ -1016,6 +1019,34 @@ def test_a_member_and_the_end_behind_it_are_read_like_one_file(tmp_path: Path) -
             assert spliced.read(7) == plain.read(7)
         with pytest.raises(ValueError, match="a place before the beginning"):
             spliced.seek(-81, io.SEEK_END)
+
+
+# --- members on disk -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 5, 1 << 20, (1 << 20) + 1, (2 << 20) + 5])
+def test_a_member_is_written_and_hashed_at_once(tmp_path: Path, size: int) -> None:
+    content = random.Random(size).randbytes(size)
+    with opened(archive(tmp_path / "a.zip", {"a/b": content}, zipfile.ZIP_STORED)) as tree:
+        assert tree.extract_hashed("a/b", tmp_path / "b") == hashlib.sha256(content).hexdigest()
+        with tree.open("a/b") as file:
+            assert file.read(3) == content[:3]
+            assert stream_crc32(file) == zlib.crc32(content[3:])
+    assert (tmp_path / "b").read_bytes() == content
+
+
+def test_a_member_that_has_no_room_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = tmp_path / "work"
+    usage = shutil.disk_usage(tmp_path)
+    with opened(archive(tmp_path / "a.zip", {"a": b"content"})) as tree:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=7))
+        with tree.local("a", work) as place:
+            assert place.read_bytes() == b"content"
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=6))
+        with pytest.raises(WorkFolderTooSmall) as caught, tree.local("a", work):
+            pass
+        assert (caught.value.facts["needed"], caught.value.facts["free"]) == ("7 bytes", "6 bytes")
+    assert list(work.iterdir()) == []
 
 
 # --- logs and journals beside a member -----------------------------------------------------------------------------

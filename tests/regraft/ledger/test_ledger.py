@@ -22,7 +22,7 @@ from regraft.disk import sqlite, untrusted_sqlite
 from regraft.errors import LedgerUnreadable, TargetLocked
 from regraft.ledger import ledger
 from regraft.ledger.ledger import Ledger, LedgerEntry
-from regraft.ledger.values import RowsDetail
+from regraft.ledger.values import RecordedAction, RowsDetail
 
 ONE, TWO = LedgerEntry("0a" * 20, b"one"), LedgerEntry("0b" * 20, b'{"two": 2}')
 RUN, LATER = "20260615T120000Z-0a1b2c", "20260615T120001Z-0a1b2c"
@@ -171,6 +171,21 @@ def test_a_run_that_never_began_does_not_end_and_all_that_run_can_be_stopped(tar
         (RUN, "stopped", 1),
         (LATER, "finished", 0),
     ]
+
+
+def test_the_actions_of_a_run_are_recorded_in_order_and_in_place_of_others(target: Path) -> None:
+    actions = [
+        RecordedAction(action=name, base=None, subject=name, count=number, bytes=-1, finding=None, message=f"do {name}")
+        for number, name in enumerate(("one", "two", "three"))
+    ]
+    with ledger.open_exclusive(target) as book:
+        book.begin_run("repair", "/library", RUN, actions[:2])
+        book.begin_run("repair", "/library", LATER)
+        book.changes.record_actions(LATER, actions)
+        book.changes.record_actions(RUN, actions[2:])
+        assert book._db.execute("PRAGMA busy_timeout").get == 0
+    first, second = ledger.read_runs(target)
+    assert (first.actions, second.actions) == ((actions[2], actions[1]), tuple(actions))
 
 
 def test_changes_are_read_in_order_and_by_what_became_of_them(target: Path) -> None:
@@ -554,6 +569,15 @@ def test_the_source_of_the_last_run_of_a_command_is_suggested(target: Path) -> N
     assert ledger.suggested_source(target, ["repair"]) is None
     ledger.ledger_path(target).write_text("no database at all\n" * 50)
     assert ledger.suggested_source(target, ["migrate"]) is None
+
+
+def test_a_table_of_another_program_is_no_ledger(target: Path) -> None:
+    for made in (foreign, other_shape):
+        made(ledger.ledger_path(target))
+        with pytest.raises(LedgerUnreadable) as caught:
+            ledger.read_entries(target)
+        assert str(caught.value.facts["reason"]) == "it belongs to another program"
+        ledger.ledger_path(target).unlink()
 
 
 def test_the_version_that_is_too_new_is_named(target: Path) -> None:

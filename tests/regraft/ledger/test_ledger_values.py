@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 from faults import untouched
 from harness import run
@@ -390,6 +391,38 @@ def test_every_command_refuses_such_a_ledger(lied: str, command: str, made: Path
 
 
 # --- what is read ----------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_file_whose_rows_are_valid_is_refused(store: Path) -> None:
+    """Its header counts free pages that it does not have."""
+    path = ledger.ledger_path(store)
+    raw = bytearray(path.read_bytes())
+    raw[36:40] = (int.from_bytes(raw[36:40], "big") + 5).to_bytes(4, "big")
+    path.write_bytes(raw)
+    assert refused(store).startswith("it is damaged: ")
+
+
+@pytest.mark.parametrize("value", ["..", "a/b", "", ".cherry", 7, None, b"a"])
+def test_a_subject_that_names_no_folder_is_refused(value: object) -> None:
+    with pytest.raises(InvalidValue, match="in place of the id of a base"):
+        values.check_subject(value)
+    assert values.check_subject("catalog") == "catalog"
+
+
+def test_what_a_detail_does_not_say_is_false() -> None:
+    raw = b'{"dangling":0,"actions":[0,1]}'
+    assert msgspec.json.decode(raw, type=values.RowsDetail).grows is False
+    file = values.FileDetail(new=False, mark=None, staged="work/x/000001", made=None, actions=(0, 1))
+    assert file.cache is False
+    assert b"cache" not in msgspec.json.encode(file)
+
+
+def test_a_path_is_judged_as_on_this_system() -> None:
+    if os.name == "nt":
+        with pytest.raises(InvalidValue):
+            check_path("C:x")
+    else:
+        assert check_path("C:x") == "C:x"
 
 
 def test_a_row_that_became_invalid_since_it_was_opened_is_not_used(store: Path) -> None:
