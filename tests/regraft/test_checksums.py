@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from faults import posix
 
-from regraft.disk import checksums, trees, writable
+from regraft.disk import checksums, links, trees, writable
 from regraft.disk.trees import FolderTree, SourceFolder
 from regraft.errors import SourceUnreadable, WorkFolderTooSmall
 
@@ -87,6 +87,18 @@ def test_a_file_that_is_mostly_holes_is_refused(
             checksums.refuse_sparse_file(file.fileno())
         assert caught.value.errno == errno.EINVAL
         assert caught.value.strerror == f"{refused}, the rest are holes"
+
+
+def test_a_file_that_is_refused_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sparse(tmp_path / "file", {}, 1 << 40)
+    opened: list[int] = []
+    real = links.open_descriptor
+    monkeypatch.setattr(links, "open_descriptor", lambda path: (opened.append(real(path)), opened[-1])[1])
+    with pytest.raises(SourceUnreadable, match="the rest are holes"):
+        FolderTree(tmp_path).open("file")
+    with pytest.raises(OSError) as caught:
+        os.fstat(opened.pop())
+    assert caught.value.errno == errno.EBADF
 
 
 @posix

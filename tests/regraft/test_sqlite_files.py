@@ -116,6 +116,18 @@ def test_a_temporary_database_is_closed_at_the_end(opened: Callable[[], Any]) ->
         db.execute("SELECT 1")
 
 
+@posix
+def test_only_a_file_is_opened_as_a_database(tmp_path: Path) -> None:
+    """Opening a pipe would wait for a writer."""
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, reason in (("folder", "unable to open database file"), ("pipe", "pipe is not a file")):
+        for opened in (sqlite.open_readonly, sqlite.open_writable):
+            with pytest.raises(apsw.CantOpenError, match=reason), opened(tmp_path / name):
+                pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe"]
+
+
 def test_a_missing_file_is_made_only_where_that_is_wanted(tmp_path: Path) -> None:
     with pytest.raises(apsw.CantOpenError), sqlite.open_writable(tmp_path / "new"):
         pass
