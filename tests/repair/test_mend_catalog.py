@@ -259,6 +259,143 @@ def test_folders_follow_from_the_inside_out(store: Path) -> None:
     assert findings(store) == []
 
 
+# --- statuses and folders of items, without a store ------------------------------------------------------------------
+
+
+def row(
+    key: str, kind: Any = "file", status: str = "completed", group: str | None = None, **more: Any
+) -> dict[str, Any]:
+    return {"id": key, "type": kind, "status": status, "error": None, "group_id": group} | more
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "error", "is_indexed", "result"),
+    [
+        ("file", "completed", None, None, None),
+        ("file", "failed", "x", None, None),
+        ("file", "failed", " ", None, ("failed", rules_catalog.NO_REASON)),
+        ("file", "deleting", "x", None, ("deleting", None)),
+        ("file", "idle", "", None, ("idle", None)),
+        ("file", "completed", "", False, ("completed", None)),
+        ("file", "completed", "x", True, ("completed", None)),
+        ("file", "completed", "x", False, ("failed", "x")),
+        ("file", "completed", "x", None, "its index cannot be read, so its status is unknown"),
+        ("file", "embedding", None, True, ("failed", rules_catalog.INTERRUPTED)),
+        ("file", "embedding", "x", True, ("failed", "x")),
+        ("file", "unknown", None, True, ("completed", None)),
+        ("file", "unknown", None, False, ("failed", rules_catalog.INTERRUPTED)),
+        ("file", b"\0", None, None, "its index cannot be read, so its status is unknown"),
+        ("directory", "reading", None, None, ("failed", rules_catalog.INTERRUPTED)),
+        ("directory", "preparing", None, None, ("failed", rules_catalog.INTERRUPTED)),
+        ("directory", "processing", "", None, ("processing", None)),
+        ("external", "unknown", "x", True, None),
+        (None, "completed", None, True, "its type is None, so its status is unknown"),
+    ],
+)
+def test_the_status_that_follows_from_an_item(
+    kind: Any, status: Any, error: str | None, is_indexed: bool | None, result: tuple[str, str | None] | str | None
+) -> None:
+    one = row("i", kind, status, error=error)
+    items = rules_catalog.ItemRepairs([row("other"), one])
+    asked: list[str] = []
+
+    def tell(key: str) -> bool | None:
+        asked.append(key)
+        return is_indexed
+
+    rules_catalog.repair_statuses(items, False, tell)
+    if isinstance(result, tuple):
+        assert (one["status"], one["error"], items.statuses, items.left) == (*result, {1: "item.status"}, [])
+    else:
+        assert (one["status"], one["error"], items.statuses) == (status, error, {})
+        assert items.left == ([] if result is None else [("item.status", result, "i")])
+    assert set(asked) <= {"i"}
+
+
+@pytest.mark.parametrize(
+    ("status", "children", "result"),
+    [
+        ("reading", ["completed"], ("completed", None)),
+        ("reading", ["deleting"], ("failed", rules_catalog.INTERRUPTED)),
+        ("reading", [], ("failed", rules_catalog.INTERRUPTED)),
+        ("preparing", ["completed"], ("failed", rules_catalog.INTERRUPTED)),
+    ],
+)
+def test_a_folder_that_was_read_is_completed_where_it_has_children(
+    status: str, children: list[str], result: tuple[str, str | None]
+) -> None:
+    folder = row("d", "directory", status)
+    items = rules_catalog.ItemRepairs([folder, *(row(f"c{one}", status=one, group="d") for one in children)])
+    rules_catalog.repair_statuses(items, False, lambda _: True)
+    assert (folder["status"], folder["error"], items.statuses) == (*result, {0: "item.status"})
+
+
+def moved(*rows: dict[str, Any]) -> tuple[dict[str, str], list[tuple[str, str, str]]]:
+    """Return the items that are moved to the top, each with its problem, and those that are left."""
+    before = {one["id"]: one["group_id"] for one in rows}
+    items = rules_catalog.ItemRepairs(list(rows))
+    rules_catalog.repair_folders(items)
+    assert {one["id"] for one in rows if one["group_id"] != before[one["id"]]} == {
+        rows[number]["id"] for number in items.moves
+    }
+    assert all(rows[number]["group_id"] is None for number in items.moves)
+    return {rows[number]["id"]: problem for number, problem in items.moves.items()}, items.left
+
+
+def test_items_of_no_folder_move_to_the_top() -> None:
+    rows = [row("a", group="gone"), row("b", group="n"), row("n", "note"), row("c", group="d"), row("d", "directory")]
+    assert moved(*rows) == (
+        {"a": "whose folder is missing", "b": "inside something that is not a folder"},
+        [],
+    )
+
+
+def test_a_circle_of_folders_is_cut_at_its_oldest() -> None:
+    circle = [row(key, "directory", group=group) for key, group in (("b", "c"), ("c", "a"), ("a", "b"))]
+    assert moved(row("x", group="c"), *circle, row("e", "directory", group="e")) == (
+        {"a": "inside itself", "e": "inside itself"},
+        [],
+    )
+
+
+def test_what_is_inside_an_item_of_an_unknown_type_is_left() -> None:
+    rows = [row("a", group="u"), row("u", b"\0")]
+    reason = "the item that it is in is of type b'\\x00'"
+    assert moved(*rows) == ({}, [("item.container", reason, "a")])
+    circle = [row("a", "directory", group="b"), row("b", None, group="a"), row("i", group="a")]
+    found, left = moved(*circle)
+    assert found == {}
+    assert {one[2]: one[1] for one in left} == {
+        "a": "the item that it is in is of type None",
+        "b": "a folder that contains it is of an unknown type",
+        "i": "a folder that contains it is of an unknown type",
+    }
+
+
+@pytest.mark.parametrize("changed", [None, [3]])
+def test_the_statuses_of_folders_follow_up_to_the_top(changed: list[int] | None) -> None:
+    rows = [
+        row("a", "directory", "completed"),
+        row("b", "directory", "completed", "a"),
+        row("c", "directory", "completed", "b"),
+        row("i", status="embedding", group="c"),
+        row("z", "directory", "processing"),
+        row("f", "directory", "failed"),
+        row("g", status="embedding", group="f"),
+    ]
+    items = rules_catalog.ItemRepairs(rows)
+    rules_catalog.update_folder_statuses(items, changed)
+    expected = dict.fromkeys("abc", "processing") | {"i": "embedding", "f": "failed", "g": "embedding"}
+    # A folder without children is completed, where every folder is looked at.
+    assert {one["id"]: one["status"] for one in rows} == expected | {
+        "z": "completed" if changed is None else "processing"
+    }
+    assert items.statuses == dict.fromkeys((0, 1, 2, *([4] if changed is None else ())), "item.container")
+    items = rules_catalog.ItemRepairs([row("d", "directory", "processing"), row("x", "external", group="d")])
+    rules_catalog.update_folder_statuses(items, None)
+    assert items.statuses == {}
+
+
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
