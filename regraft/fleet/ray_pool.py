@@ -148,8 +148,8 @@ class RayPool:
         #: By node, the libraries that failed there since the last one that did not; and the nodes not used any more.
         self._failed: dict[str, set[int]] = {}
         self._left_out: set[str] = set()
-        # When a task was last started or ended, and whether the user was told that none is.
-        self._active_at, self._is_noticed = time.monotonic(), False
+        # When a task was last started or ended, and the value of that when the user was told that none is running.
+        self._active_at, self._noticed = time.monotonic(), 0.0
         self._look_at_nodes()
 
     def _look_at_nodes(self) -> None:
@@ -185,7 +185,7 @@ class RayPool:
     def start_task(self, task: Task) -> None:
         """Submit a task, with at most the resources of the largest node."""
         if not self.running:
-            self._note_activity()
+            self._active_at = time.monotonic()
         self._submit(task)
 
     def _submit(self, task: Task, *, is_repeated: bool = False) -> None:
@@ -220,7 +220,7 @@ class RayPool:
 
     def _read(self, stream: Any, one: Submission) -> TaskResult | None:
         """Return the result of a task that has ended, or None if it has started; note whether its node works."""
-        self._note_activity()
+        self._active_at = time.monotonic()
         try:
             found: Any = self._ray.get(next(stream))
         except self._ray.exceptions.RayError as error:
@@ -261,10 +261,6 @@ class RayPool:
             ),
         )
 
-    def _note_activity(self) -> None:
-        """Note that something happened, so that the wait for it starts again."""
-        self._active_at, self._is_noticed = time.monotonic(), False
-
     def _check_waiting(self) -> Iterator[tuple[int, TaskResult]]:
         """Submit tasks again that no node has room for any more; if no task runs, say what the tasks wait for, and end
         all of them after the longest wait.
@@ -277,8 +273,8 @@ class RayPool:
         if not is_idle or seconds < min(_NOTICE_SECONDS, self._max_wait):
             return
         reason = self._wait_reason(next(iter(waiting.values())))
-        if not self._is_noticed:
-            self._is_noticed = True
+        if self._noticed != self._active_at:
+            self._noticed = self._active_at
             logger.warning("%s", tr("no library is running; {reason}", reason=reason))
         if seconds >= self._max_wait:
             error = NoNodeFits(reason=reason, seconds=round(seconds))
