@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import unicodedata
+from pathlib import Path, PurePosixPath
 
 import pytest
+from faults import posix
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regraft.disk import file_paths
 from regraft.disk.file_paths import ChildPaths, FolderPrefixes, path_segments, safe_segment
 from regraft.text import utf16_len
 
@@ -187,3 +192,84 @@ def test_paths_are_unique_and_safe_whatever_they_come_from(folders: list[str], s
                 assert part not in ("", ".", "..")
                 assert utf16_len(part) <= 255
                 assert not set(part) & set('<>:"/\\|?*\0\n')
+
+
+# --- files that are stored -------------------------------------------------------------------------------------------
+
+
+def test_no_stored_file_is_where_a_folder_is_or_below_another_file(tmp_path: Path) -> None:
+    """Whether these are on disk already or were chosen before."""
+    (tmp_path / "p" / "folder").mkdir(parents=True)
+    (tmp_path / "p" / "file").write_text("x")
+    names = ["/d/folder", "/d/file/a", "/d/one", "/d/ONE/b", "/d/new/c", "/d/new", "/d/taken/d", "/d/file/e"]
+    stored = ChildPaths("/d", "p", ["p/taken", "p/above/x"], raw=tmp_path)
+    assert [stored.take(name) for name in [*names, "/d/above"]] == [
+        *("p/folder_1", "p/file_1/a", "p/one", "p/ONE_1/b", "p/new/c", "p/new_1", "p/taken_1/d", "p/file_1/e"),
+        "p/above_1",
+    ]
+    # Names alone may be those of a folder, or below a file.
+    only = ChildPaths("/d", "p", ["p/taken"])
+    assert [only.take(name) for name in names] == [f"p{name.removeprefix('/d')}" for name in names]
+
+
+# --- walking and lengths ---------------------------------------------------------------------------------------------
+
+
+@posix
+def test_folders_are_walked_in_their_order_and_links_are_not_followed(tmp_path: Path) -> None:
+    for name in ("a/x", "a/b/y", "c/z", "c/d/e/f"):
+        (tmp_path / "top" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "top" / name).write_text(name)
+    (tmp_path / "top" / "link").symlink_to(tmp_path / "top" / "a")
+    (tmp_path / "top" / "dangling").symlink_to(tmp_path / "missing")
+    found = {}
+    for folder, folders, files in file_paths.walk(tmp_path / "top"):
+        found[os.path.relpath(folder, tmp_path)] = (sorted(folders), sorted(files))
+        folders[:] = sorted(name for name in folders if name != "d")
+    assert found == {
+        "top": (["a", "c", "link"], ["dangling"]),
+        "top/a": (["b"], ["x"]),
+        "top/a/b": ([], ["y"]),
+        "top/c": (["d"], ["z"]),
+    }
+    assert list(found) == ["top", "top/a", "top/a/b", "top/c"]
+    below = {path.relative_to(tmp_path / "top").as_posix() for path in file_paths.iterate_below(tmp_path / "top")}
+    assert below == {"a", "a/x", "a/b", "a/b/y", "c", "c/z", "c/d", "c/d/e", "c/d/e/f", "link", "dangling"}
+    assert list(file_paths.iterate_below(tmp_path / "missing")) == []
+    errors: list[OSError] = []
+    assert list(file_paths.walk(tmp_path / "missing", errors.append)) == []
+    assert [error.errno for error in errors] == [errno.ENOENT]
+
+
+def test_errors_that_say_that_a_path_is_too_long() -> None:
+    too_long, missing, other = (OSError(number, "") for number in (errno.ENAMETOOLONG, errno.ENOENT, errno.EACCES))
+    windows = OSError(errno.EINVAL, "")
+    windows.winerror = 206  # type: ignore[attr-defined]
+    found = [file_paths.is_too_long_error(error) for error in (too_long, windows, missing, other)]
+    assert found == [True, True, False, False]
+    for length, is_one in ((259, False), (260, True)):
+        path = PurePosixPath("/" + "x" * (length - 1))
+        assert file_paths.is_too_long_write_error(missing, path) is is_one
+        assert not file_paths.is_too_long_write_error(other, path)
+        assert file_paths.is_too_long_write_error(too_long, path)
+
+
+@posix
+def test_a_path_that_the_system_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = "x" * 255
+    (tmp_path / "folder").mkdir()
+    for name, fits in ((longest, True), (longest + "x", False), (f"a/{longest}x/b", False), ("a/b", True)):
+        assert file_paths.fits_system(tmp_path / "folder" / name, tmp_path / "folder") is fits
+    (tmp_path / "folder" / "listed").write_text("x")
+    real = os.lstat
+
+    def lstat(path: str) -> os.stat_result:
+        if "listed" in path:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        return real(path)
+
+    assert not file_paths.is_hidden_by_length(tmp_path / "folder" / "listed")
+    monkeypatch.setattr(os, "lstat", lstat)
+    names = ("listed", "unlisted", "missing", "a\0b", "no/listed")
+    hidden = [file_paths.is_hidden_by_length(tmp_path / "folder" / name) for name in names]
+    assert hidden == [True, False, False, False, False]
