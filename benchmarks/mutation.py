@@ -168,6 +168,7 @@ TESTS = {
         "tests/migrators/test_odd_sources.py",
     ),
     "migrators/pipeline/publication": (
+        "tests/migrators/test_target_library.py",
         "tests/migrators/test_kept_bases.py",
         "tests/migrators/test_preflight.py",
         "tests/migrators/test_published.py",
@@ -180,6 +181,7 @@ TESTS = {
         "tests/repair/test_crash_semantics.py",
     ),
     "migrators/pipeline/session": (
+        "tests/migrators/test_target_library.py",
         "tests/migrators/test_target.py",
         "tests/regraft/test_unfinished.py",
         "tests/repair/test_hostile_links.py",

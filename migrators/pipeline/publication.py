@@ -389,6 +389,8 @@ class TargetLibrary:
             ledger.done(step)
             return
         if old.exists():
+            # Without its only base the folder is empty, and somebody may have removed it.
+            durable.make_folders(final.parent)
             durable.replace(old, final)
         ledger.drop(step)
 
