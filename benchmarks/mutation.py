@@ -236,6 +236,16 @@ TESTS = {
         "tests/checks/test_foreign_schema.py",
         "tests/repair/test_repair.py",
     ),
+    "repair/cherry_v2/rules/planner": (
+        "tests/repair/test_repair.py",
+        "tests/repair/test_mending.py",
+        "tests/repair/test_salvage_index.py",
+        "tests/repair/test_mend_catalog.py",
+        "tests/regraft/test_readable_paths.py",
+        "tests/repair/test_moved_sources.py",
+        "tests/checks/test_foreign_schema.py",
+        "tests/repair/test_adopt.py",
+    ),
     "checks/cherry_v2/": (
         "tests/checks/test_index_rows.py",
         "tests/checks/test_row_pass.py",

@@ -14,7 +14,7 @@ import pytest
 from audits import audit
 from faults import Tripwire, files_of, forked, said, untouched
 from harness import run
-from planted_v2 import KB, MATERIAL, OTHER, PLANTED, index, run_sql, several
+from planted_v2 import ITEM, KB, KB_ROW, MATERIAL, OTHER, PLANTED, Plant, catalog, index, run_sql, several, sql
 from stand_ins import KILLED, die
 
 from regraft.disk import durable
@@ -164,6 +164,108 @@ def test_any_part_of_the_store(inside: str, store: Path) -> None:
 
 def test_every_name_is_a_finding_that_can_be_planted() -> None:
     assert set(planner.NAMES) == {PLANTED[name].finding for name in MENDED}
+
+
+# --- findings that depend on each other ------------------------------------------------------------------------------
+
+WRONG_ID = sql("UPDATE search_text SET search_text_id = 'x' WHERE rowid = 1", "DELETE FROM embedding")
+REKEYED = ("rekey-bodies", KB, 1, "body.id", "recompute the id of 1 body from its fields")
+TRIGGER = catalog("CREATE TRIGGER mine AFTER DELETE ON knowledge_item BEGIN SELECT 1; END")
+DROPPED = ("drop-triggers", None, 1, "schema.foreign-trigger", "drop 1 trigger not defined by the layout")
+ACTIVE_ITEM = catalog(ITEM.format("status = 'embedding'", "file"))
+NO_DATA = catalog(ITEM.format("data = '{'", "file"))
+WITH_AN_ERROR = catalog(KB_ROW.format("error = 'x'"))
+UNSAFE_PATH = sql("UPDATE material SET relative_path = '../x' WHERE relative_path = 'report.pdf'")
+NO_ERROR = ("update-bases", KB, 1, "base.status", "set error NULL")
+
+
+@pytest.mark.parametrize(
+    ("damage", "options", "done", "left"),
+    [
+        # Bodies need vectors where the base has a model, and is completed.
+        ([WRONG_ID], (), [REKEYED], {("embedding.missing", KB, 15)}),
+        (
+            [WRONG_ID, catalog(KB_ROW.format("embedding_model_id = NULL, dimensions = NULL"))],
+            *((), [REKEYED], set()),
+        ),
+        (
+            [WRONG_ID, catalog(KB_ROW.format("status = 'failed', error = 'x'"))],
+            *((), [REKEYED], {("base.failed", KB, 1)}),
+        ),
+        # Of what is named, nothing else is repaired or reported.
+        ([WRONG_ID, ACTIVE_ITEM], ("--only", "body.id"), [REKEYED], set()),
+        ([WRONG_ID, TRIGGER], (), [DROPPED, REKEYED], {("embedding.missing", KB, 15)}),
+        ([WRONG_ID, TRIGGER], ("--only", "body.id"), [REKEYED], set()),
+        ([WRONG_ID, TRIGGER], ("--only", "schema.foreign-trigger"), [DROPPED], set()),
+        # With the path of its item, a material agrees with it.
+        (
+            [UNSAFE_PATH],
+            (),
+            [("rename-materials", KB, 1, "material.path-unsafe", "give 1 material a path below raw/")],
+            set(),
+        ),
+        # The vectors show the dimensions, so that their length is right.
+        (
+            [catalog(KB_ROW.format("dimensions = 768"))],
+            (),
+            [("update-bases", KB, 1, "base.dimensions", "set dimensions 4")],
+            set(),
+        ),
+        (
+            [WITH_AN_ERROR, ACTIVE_ITEM],
+            (),
+            [
+                NO_ERROR,
+                ("update-items", KB, 1, "item.status", "set 1 item to failed (indexing_interrupted)"),
+            ],
+            set(),
+        ),
+        (
+            [WITH_AN_ERROR, NO_DATA],
+            (),
+            [NO_ERROR, ("update-items", KB, 1, "item.data", "rewrite the data of 1 file")],
+            set(),
+        ),
+        ([WITH_AN_ERROR, NO_DATA], ("--only", "base.status"), [NO_ERROR], set()),
+    ],
+)
+def test_what_is_repaired_and_reported_of_several_findings(
+    damage: list[Plant],
+    options: tuple[str, ...],
+    done: list[tuple[Any, ...]],
+    left: set[tuple[str, str | None, int]],
+    store: Path,
+) -> None:
+    for plant in damage:
+        plant(store)
+    found, before = names(store), state(store)
+    document = repair(store, *options)
+    actions = [
+        (one["action"], one["base"], one["count"], one["finding"], one["message"]) for one in document["actions"]
+    ]
+    assert actions == done
+    assert {(one["finding"], one["base"], one["count"]) for one in document["left"]} == left
+    remaining = names(store)
+    assert {one[3] for one in done} <= found - remaining
+    if not options:
+        assert remaining == {one[0] for one in left}
+    assert run("undo", store, "--yes").status == 0
+    assert state(store) == before
+
+
+def test_the_index_of_a_base_that_cannot_be_read_is_reported_once(store: Path) -> None:
+    path = index(store)
+    path.write_bytes(path.read_bytes()[:9000])
+    run_sql(index(store, OTHER), "UPDATE search_text SET search_text_id = 'x' WHERE rowid = 1")
+    with untouched(store):
+        planned = run("repair", store, "--json", "--dry-run").document
+    document = repair(store)
+    assert planned["actions"] == document["actions"]
+    assert [(one["action"], one["base"]) for one in document["actions"]] == [("rekey-bodies", OTHER)]
+    [one] = document["left"]
+    assert (one["finding"], one["base"]) == ("file.unreadable", KB)
+    assert one["reason"].endswith("nothing can be salvaged: none of its remaining rows can be verified")
+    assert path.stat().st_size == 9000
 
 
 # --- paths ---------------------------------------------------------------------------------------------------------
