@@ -22,7 +22,7 @@ from regraft.errors import StoreBusy
 from regraft.kinds import Kind
 from regraft.ledger import ledger
 from regraft.ledger.ledger import Ledger
-from regraft.ledger.values import RowsDetail
+from regraft.ledger.values import FileDetail, RecordedAction, RecordedChange, RowsDetail
 from regraft.report.document import Run
 from repair.changes import execution, run, session, store, undo
 from repair.changes.plan import Action, FileChange, Plan, Reclaim, Unresolved
@@ -440,3 +440,126 @@ def test_reading_a_store_before_anything_is_written(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(session.sqlite, "is_write_failure", lambda _: True)
     with pytest.raises(apsw.FullError), session.reading_store(there):
         raise apsw.FullError("disk full")
+
+
+# --- what is reported ------------------------------------------------------------------------------------------------
+
+
+def test_progress_names_each_file_and_its_bytes() -> None:
+    seen: list[tuple[Any, ...]] = []
+    progress: Any = SimpleNamespace(
+        at=lambda name: seen.append(("at", name)),
+        step=lambda *some: seen.append(("step", *some)),
+    )
+    changes = [FileChange(path=name, actions=(), make=None, bytes=size) for name, size in (("a", 5), ("b", 7))]
+    executor: Any = SimpleNamespace(make=lambda change: seen.append(("make", change.path)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "stage", lambda *_: nullcontext())
+        run.apply_changes(executor, Plan(changes=list(changes)), progress)
+    assert seen == [("at", "a"), ("make", "a"), ("step", 1, 5), ("at", "b"), ("make", "b"), ("step", 1, 7)]
+
+
+def test_an_undo_reports_what_it_takes_back_inside_and_outside() -> None:
+    def done(name: str, subject: str | None, base: str | None = None, finding: str | None = None) -> RecordedAction:
+        return RecordedAction(name, base, subject, 1, 5, finding, f"do {name}")
+
+    cache = RecordedChange(
+        change_id=1,
+        run_id="r",
+        means="file",
+        path="idx/cache",
+        state="done",
+        kept="undo/r/000001",
+        bytes=1,
+        detail=FileDetail(new=False, mark=None, staged="x", made=None, actions=(1, 1), cache=True),
+    )
+    chosen: Any = SimpleNamespace(
+        run_id="r",
+        status="finished",
+        changes=(cache,),
+        actions=(
+            done("first", "file", "kb"),
+            done("drop-cache", "idx/cache", finding="kb.index"),
+            done("read-library", "elsewhere"),
+            done("write-library", "elsewhere"),
+            done("last", None),
+        ),
+    )
+    outside = run.OutsideUndo(actions=[Action(action="outside", message="undo it there", base="other")])
+    there: Any = SimpleNamespace(names={})
+    report = run._undo_report(there, Run(command="undo"), chosen, [cache], outside)
+    assert [(one.action, one.message, one.bytes) for one in report.actions] == [
+        ("first", "undo: do first", 5),
+        ("last", "undo: do last", 5),
+        ("outside", "undo it there", 0),
+    ]
+    [left] = report.left
+    said = "the application has rebuilt the cache idx/cache, so the old one is deleted instead of restored"
+    assert (left.finding, left.subject, left.reason) == ("kb.index", "idx/cache", said)
+    assert [one.id for one in report.bases] == ["kb", "other"]
+    assert (report.undone, report.undo) == ("r", None)
+
+
+def test_a_run_that_keeps_nothing_deletes_what_it_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[Any] = []
+    monkeypatch.setattr(execution, "expire_changes", lambda root, book, changes: gone.append((root, list(changes))))
+    made = [SimpleNamespace(state="done"), SimpleNamespace(state="dropped")]
+    book = SimpleNamespace(changes=SimpleNamespace(changes_of=lambda run_id: made if run_id == "r" else []))
+    current: Any = SimpleNamespace(store=SimpleNamespace(root=Path("store")), ledger=book)
+    asked: Any = SimpleNamespace(id="r")
+    earlier: Any = SimpleNamespace(state="done", run_id="earlier")
+    run._expire(current, asked, Plan(expired=[earlier]))
+    run._expire(current, asked, Plan(expired=[earlier], keeps_undo=False))
+    assert gone == [(Path("store"), [earlier]), (Path("store"), [earlier, made[0]])]
+
+
+def opening(patch: pytest.MonkeyPatch, root: Path, **more: Any) -> Any:
+    """Let a library be found at any path."""
+    found = located(is_copy=more.pop("is_copy", False))
+    found.is_archive, found.tree = more.pop("is_archive", False), SimpleNamespace(path=root)
+    patch.setattr(store, "open_store", lambda *_: nullcontext(found))
+    patch.setattr(store.audits, "resolve_base_ids", lambda _, bases: bases)
+    patch.setattr(store, "find_pending_change", lambda _: more.get("pending"))
+    patch.setattr(store.write_checks, "refuse_store_links", more.get("links", lambda _: None))
+    return found
+
+
+def test_a_store_is_opened_if_it_may_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = opening(monkeypatch, tmp_path)
+    with store.open_for_change(tmp_path, None, "repair", ("kb",), 5) as there:
+        assert (there.root, there.found, there.chosen, there.now_ms) == (tmp_path, found, frozenset({"kb"}), 5)
+        (tmp_path / "new").mkdir()
+        writable.require_writable(tmp_path / "new" / "file")
+    for more, code, said in (
+        ({"is_archive": True}, "NotChanged", "extract it first"),
+        (
+            {"is_copy": True},
+            "NotChanged",
+            "a copy of a catalog in a folder that is not its own.*copy it to a new folder",
+        ),
+        ({"pending": "it is going to be replaced"}, "ProfilePending", "it is going to be replaced"),
+        (
+            {"links": raising(PermissionError(13, "Permission denied", "/x"))},
+            "SourceUnreadable",
+            "/x.*Permission denied",
+        ),
+        ({"links": raising(OSError("odd"))}, "SourceUnreadable", "/store.*odd"),
+        ({"links": raising(StoreBusy(path="y"))}, "StoreBusy", "y"),
+    ):
+        opening(monkeypatch, tmp_path, **more)
+        with fails(code, match=said), store.open_for_change(tmp_path, None, "repair"):
+            raise AssertionError("it was entered")
+    opening(monkeypatch, tmp_path)
+    with fails("NotChanged", match="the command is for"), store.open_for_change(tmp_path, None, "rebuild"):
+        raise AssertionError("it was entered")
+    # Reading the history asks for nothing of that.
+    opening(monkeypatch, tmp_path, pending="it is going to be replaced", links=raising(OSError("odd")))
+    with store.open_for_change(tmp_path, None, "history") as there:
+        assert there.now_ms > 5
+
+
+def raising(error: Exception) -> Any:
+    def fail(_: object) -> None:
+        raise error
+
+    return fail
