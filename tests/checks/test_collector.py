@@ -181,10 +181,10 @@ def test_statements_are_stopped_by_their_number_of_instructions(monkeypatch: pyt
     with closing(apsw.Connection(":memory:")) as db:
         with FindingCollector().watched(db, 0), pytest.raises(apsw.InterruptError):
             db.execute(LONG.format(1000))
+        assert db.execute(LONG.format(1000)).get == 1000
         # A larger file may take longer.
         with FindingCollector().watched(db, 100_000):
             assert db.execute(LONG.format(1000)).get == 1000
-        assert db.execute(LONG.format(10_000)).get == 10_000
         calls = []
         monkeypatch.setattr(FindingCollector, "_is_out_of_time", lambda _: calls.append(1) is not None)
         with FindingCollector().watched(db, 0), pytest.raises(apsw.InterruptError):
