@@ -540,6 +540,13 @@ def test_what_is_no_archive(tmp_path: Path, content: bytes) -> None:
     unreadable(path)
 
 
+@pytest.mark.parametrize("content", [b"", b"text", b"text" * 100, b"PK\x05\x06" + bytes(17)])
+def test_what_has_no_end_of_an_archive_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.zip"
+    path.write_bytes(content)
+    assert "archive: File is not a zip file)" in unreadable(path)
+
+
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.999])
 def test_a_truncated_archive(tmp_path: Path, part: float) -> None:
     path = archive(tmp_path / "a.zip", CONTENT)

@@ -326,6 +326,18 @@ def test_a_descriptor_of_any_layout_may_be_the_end_of_the_file(tmp_path: Path, m
             salvaged(tmp_path, data)
 
 
+def test_an_archive_of_holes_is_not_searched(tmp_path: Path) -> None:
+    path = tmp_path / "holes.zip"
+    with path.open("wb") as file:
+        file.write(GOOD)
+        file.truncate(1 << 40)
+    if getattr(path.stat(), "st_blocks", 1 << 40) * 512 > 1 << 30:
+        pytest.skip("this file system makes no holes")
+    with disk_writable.allow_writes(tmp_path), pytest.raises(OSError, match="the rest are holes"):
+        zip_salvage.salvage_zip(path, tmp_path / "new.zip")
+    assert [one.name for one in tmp_path.iterdir()] == ["holes.zip"]
+
+
 def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
     with pytest.raises(zipfile.BadZipFile, match="it is empty"):
         salvaged(tmp_path, b"")

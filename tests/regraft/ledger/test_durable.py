@@ -339,6 +339,13 @@ def test_folders_above_a_root_that_were_made_are_removed_too(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_users_folders_above_a_root_that_were_made_are_removed_by_their_paths(tmp_path: Path) -> None:
+    (tmp_path / "made" / "above" / "root" / "inner").mkdir(parents=True)
+    with nothing_opened(), writable.allow_writes(tmp_path / "made" / "above" / "root"):
+        durable.remove_made_folders(tmp_path / "made" / "above" / "root" / "inner", tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- making folders --------------------------------------------------------------------------------------------------
 
 
