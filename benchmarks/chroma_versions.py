@@ -2,10 +2,10 @@
 
 ``python -m benchmarks.chroma_versions PYTHON... --rows 20000`` takes the Python of an environment for each version.
 Each writes a folder with collections of three distances, from whose queue everything is purged that the segments have.
-Then one file at a time is damaged, in a copy: the upper layers of a graph are overwritten, the label map is removed,
-the full-text index is cut, sequence numbers are mixed, the elements, the lengths or the header are cut in half.
-``regraft repair`` runs in an interpreter in which no socket can connect. At the end, the version that wrote the folder
-reads it through its API.
+``--links`` sets the links of an element. Then one file at a time is damaged, in a copy: the upper layers of a graph are
+overwritten, the label map is removed, the full-text index is cut, sequence numbers are mixed, and each file of the
+segments is cut in half. ``regraft repair`` runs in an interpreter in which no socket can connect. At the end, the
+version that wrote the folder reads it through its API, and ``--reader``, the Python of another version.
 
 The exit status is 1 when a vector differs, when an entry without a vector is not named by the repair, or when a named
 one has its vector in what was left of the files.
@@ -44,14 +44,16 @@ from chroma_store import (  # noqa: E402
     remove_labels,
 )
 
-#: The collections that are damaged: all elements of both kinds of distance.
-NAMES = ("plain", "angles")
+#: The collections that are damaged, one of each distance.
+NAMES = ("plain", "angles", "products")
 _WRITE = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import chromadb, chroma_fixtures
-found = chroma_fixtures.write_folder(Path(sys.argv[2]), int(sys.argv[4]), 500, 1000)
+rows, links = int(sys.argv[4]), json.loads(sys.argv[5])
+batch = min(500, rows // 10)
+found = chroma_fixtures.write_folder(Path(sys.argv[2]), rows, batch, 2 * batch, links)
 Path(sys.argv[3]).write_text(json.dumps(found), "utf-8")
 print(chromadb.__version__)
 """
@@ -113,17 +115,19 @@ DAMAGES: dict[str, Callable[[ChromaStore], None]] = {
     "elements cut": damage_each(cut_elements),
     "lengths cut": lambda store: cut_file(store, "length.bin", "angles"),
     "header cut": damage_each(lambda store, name: cut_file(store, "header.bin", name)),
+    "links cut": damage_each(lambda store, name: cut_file(store, "link_lists.bin", name)),
+    "labels cut": damage_each(lambda store, name: cut_file(store, "index_metadata.pickle", name)),
 }
 
 
-def try_damage(store: ChromaStore, damage: str, python: str, folder: Path) -> list[str]:
-    """Damage a copy, repair it, and read it back; returns what is wrong."""
+def try_damage(store: ChromaStore, damage: str, readers: list[str], folder: Path) -> list[str]:
+    """Damage a copy, repair it, and read it back with each version; returns what is wrong."""
     known = {
         name: provable(
             store,
             name,
             kept_elements(store, name, damage),
-            has_labels=damage != "labels removed" or name not in NAMES,
+            has_labels=damage not in ("labels removed", "labels cut") or name not in NAMES,
         )
         for name in store.expected
         if store.expected[name]
@@ -139,14 +143,7 @@ def try_damage(store: ChromaStore, damage: str, python: str, folder: Path) -> li
     if done.returncode not in (0, 1):
         return [f"repair ended with {done.returncode}: {done.stderr}"]
     left = [row for row in json.loads(done.stdout)["left"] if row["finding"] == "chroma.vector-missing"]
-    problems, lost, exact, rounded = [], 0, 0, 0
-    wanted = {name: sorted(ids) for name, ids in known.items()}
-    (folder / "wanted.json").write_text(json.dumps(wanted), "utf-8")
-    read = [python, "-c", _READ, str(one.root), str(folder / "wanted.json"), str(folder / "found.json")]
-    reading = subprocess.run(read, capture_output=True, text=True, check=False)
-    if reading.returncode:
-        return [f"the API failed: {reading.stderr[-500:]}"]
-    found = json.loads((folder / "found.json").read_text("utf-8"))
+    problems, lost = [], 0
     for name, ids in known.items():
         of_base = [row for row in left if row["base"] == store.collection_id(name)]
         named = {row["subject"] for row in of_base if row["subject"] is not None}
@@ -155,6 +152,35 @@ def try_damage(store: ChromaStore, damage: str, python: str, folder: Path) -> li
         lost += len(missing)
         if count != len(missing) or named - missing:
             problems.append(f"{name}: {count} named as lost, {len(missing)} are; {len(named & ids)} of them have one")
+        texts = {key: store.expected[name][key]["document"] for key in named & missing}
+        problems += [
+            f"{name}: {row['subject']} is named without its text"
+            for row in of_base
+            if texts.get(row["subject"], "") not in row["reason"]
+        ]
+    for python in readers:
+        wrong, exact, rounded = read_back(store, one.root, python, known, folder)
+        problems += wrong
+        counts = f"{exact:,} bit-equal, {rounded:,} by Chroma's rounding, {lost:,} lost and named"
+        print(f"  {damage}: {counts}, {seconds:.1f} s", flush=True)
+    return problems
+
+
+def read_back(
+    store: ChromaStore, root: Path, python: str, known: dict[str, set[str]], folder: Path
+) -> tuple[list[str], int, int]:
+    """Read a copy with a version; returns what is wrong, and how many vectors are equal, or differ by its rounding."""
+    copy, problems, exact, rounded = folder / "read", [], 0, 0
+    # Chroma applies its queue when it opens a folder.
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns(".regraft"))
+    (folder / "wanted.json").write_text(json.dumps({name: sorted(ids) for name, ids in known.items()}), "utf-8")
+    read = [python, "-c", _READ, str(copy), str(folder / "wanted.json"), str(folder / "found.json")]
+    reading = subprocess.run(read, capture_output=True, text=True, check=False)
+    shutil.rmtree(copy)
+    if reading.returncode:
+        return [f"the API failed: {reading.stderr[-500:]}"], 0, 0
+    found = json.loads((folder / "found.json").read_text("utf-8"))
+    for name, ids in known.items():
         for key in ids:
             vector, text = found[name].get(key, (None, None))
             expected = store.expected[name][key]
@@ -164,10 +190,7 @@ def try_damage(store: ChromaStore, damage: str, python: str, folder: Path) -> li
                 rounded += 1
             else:
                 problems.append(f"{name}: {key} differs")
-    print(
-        f"  {damage}: {exact:,} bit-equal, {rounded:,} by Chroma's rounding, {lost:,} lost and named, {seconds:.1f} s"
-    )
-    return problems
+    return problems, exact, rounded
 
 
 def _is_close(one: str, other: str) -> bool:
@@ -180,13 +203,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("python", nargs="+")
     parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--links", type=int)
+    parser.add_argument("--reader", help="the Python of another version, which reads each folder, too")
     given, bad = parser.parse_args(), 0
     assert ELEMENT > DIMENSION
     for python in given.python:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             command = [python, "-c", _WRITE, str(SUPPORT), str(folder / "chroma"), str(folder / "expected.json")]
-            written = subprocess.run([*command, str(given.rows)], capture_output=True, text=True, check=True)
+            written = subprocess.run(
+                [*command, str(given.rows), json.dumps(given.links)], capture_output=True, text=True, check=True
+            )
             store = ChromaStore(folder / "chroma", json.loads((folder / "expected.json").read_text("utf-8")))
             purge_queue(store)
             with closing(sqlite3.connect(store.database)) as db:
@@ -194,7 +221,9 @@ def main() -> int:
             print(f"chromadb {written.stdout.split()[-1]}: {rows:,} entries", flush=True)
             for damage in DAMAGES:
                 with tempfile.TemporaryDirectory() as work:
-                    problems = try_damage(store, damage, python, Path(work))
+                    problems = try_damage(
+                        store, damage, [python, *([given.reader] if given.reader else [])], Path(work)
+                    )
                 for problem in problems[:5]:
                     print(f"  {damage}: {problem}", flush=True)
                 bad += len(problems)

@@ -18,6 +18,7 @@ from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, 
 from checks.audit.findings import Audit
 from checks.chroma import findings as chroma
 from regraft.disk import durable, scratch, sqlite, untrusted_sqlite
+from regraft.errors import LinkInStore
 from regraft.formats.chroma import core, database, layouts
 from regraft.formats.chroma.collection import CollectionState, Origin, open_collection
 from regraft.formats.chroma.core import ChromaFailed
@@ -27,6 +28,12 @@ from regraft.language import format_count, tr
 from regraft.report.progress import stage
 from regraft.stores.locate import Located
 
+_TEXT, _TEXT_OR_NULL, _INTEGER_OR_NULL, _REAL_OR_NULL = (
+    ("text",),
+    ("text", "null"),
+    ("integer", "null"),
+    ("real", "null"),
+)
 #: Tables that Chroma writes.
 TABLES = (
     "collections",
@@ -38,6 +45,29 @@ TABLES = (
     "embeddings_queue",
     "max_seq_id",
 )
+#: Types of the values that Chroma reads, in the order of the columns; it fails at the first row with another one.
+_SETTING = {"key": _TEXT, "str_value": _TEXT_OR_NULL, "int_value": _INTEGER_OR_NULL, "float_value": _REAL_OR_NULL}
+_VALUE_TYPES: dict[str, dict[str, tuple[str, ...]]] = {
+    "collections": {"id": _TEXT, "name": _TEXT, "dimension": _INTEGER_OR_NULL},
+    "collection_metadata": _SETTING,
+    "segments": {"id": _TEXT, "type": _TEXT, "scope": _TEXT, "collection": _TEXT},
+    "segment_metadata": _SETTING,
+    "embeddings": {"segment_id": _TEXT, "embedding_id": _TEXT},
+    "embedding_metadata": {
+        "key": _TEXT,
+        "string_value": _TEXT_OR_NULL,
+        "int_value": _INTEGER_OR_NULL,
+        "float_value": _REAL_OR_NULL,
+        "bool_value": _INTEGER_OR_NULL,
+    },
+    "embeddings_queue": {
+        "topic": _TEXT,
+        "id": _TEXT,
+        "encoding": _TEXT_OR_NULL,
+        "metadata": _TEXT_OR_NULL,
+        "created_at": _TEXT,
+    },
+}
 #: A norm is an outlier if it differs from the median by more than this factor.
 _OUTLIER = 10
 #: With fewer vectors, no norm is typical.
@@ -104,6 +134,7 @@ def _steps(state: _StoreAudit, collections: list[ChromaCollection], wanted: list
     if state.findings.level >= Level.DEFAULT:
         yield "full text", None, partial(_check_full_text, state)
         yield "sequence numbers", None, partial(_check_sequence_numbers, state)
+        yield "types", None, partial(_check_types, state)
     if state.findings.level is Level.DEEP:
         yield database.FILE, None, partial(_check_whole, state)
     for one in wanted:
@@ -208,7 +239,8 @@ def _check_full_text(state: _StoreAudit) -> None:
 
 def count_byte_numbers(db: apsw.Connection) -> tuple[int, int]:
     """Count the sequence numbers that are stored as bytes, and as integers."""
-    query = """SELECT total(typeof(seq_id) = 'blob' AND length(seq_id) = 8), total(typeof(seq_id) = 'integer') FROM
+    query = """SELECT total(typeof(seq_id) = 'blob' AND length(seq_id) = 8 AND seq_id < x'80'),
+                      total(typeof(seq_id) = 'integer' AND seq_id >= 0) FROM
                (SELECT seq_id FROM embeddings UNION ALL SELECT seq_id FROM max_seq_id)"""
     row: Any = db.execute(query).fetchone()
     return int(row[0]), int(row[1])
@@ -223,6 +255,21 @@ def _check_sequence_numbers(state: _StoreAudit) -> None:
             integers=as_integers,
         )
         state.findings.add(chroma.SEQ_ID_MIXED, message, sample=database.FILE)
+
+
+def _check_types(state: _StoreAudit) -> None:
+    """Report rows with values of other types than Chroma reads: it cannot open the collection then."""
+    for table, types in _VALUE_TYPES.items():
+        existing = {str(name) for (name,) in state.db.execute("SELECT name FROM pragma_table_info(?)", (table,))}
+        others = [
+            f"typeof({column}) NOT IN ({', '.join(map(repr, kinds))})"
+            for column, kinds in types.items()
+            if column in existing
+        ]
+        found = state.db.execute(f"SELECT count(*) FROM {table} WHERE {' OR '.join(others)}").get if others else 0
+        if found:
+            message = tr("{{n}} of the table {table} with a value of a type that Chroma does not read", table=table)
+            state.findings.add(chroma.UNREADABLE, message, noun="row", sample=database.FILE, count=int(str(found)))
 
 
 def _check_whole(state: _StoreAudit) -> None:
@@ -429,7 +476,10 @@ def measure_recall(
     """
     with scratch.temporary_folder() as place:
         copy = place / "chroma"
-        durable.copy_tree(root, copy, without=("-shm",))
+        durable.make_folders(copy, flush=False)
+        for path in (root / database.FILE, *untrusted_sqlite.find_companions(root / database.FILE)):
+            if not path.name.endswith("-shm"):
+                durable.copy_file(path, copy / path.name)
         for of in collections:
             with open_collection(db, of, root) as state:
                 queries = _sample(state)
@@ -454,8 +504,10 @@ def _sample(state: CollectionState) -> Any:
 
 def _measure_collection(copy: Path, state: CollectionState, queries: Any) -> Recall:
     try:
+        if state.folder is not None and state.folder.is_dir():
+            durable.copy_tree(state.folder, copy / state.folder.name)
         answers: list[list[str]] = core.run_in_child(_search, copy, state.of.name, queries.tolist(), NEAREST)
-    except ChromaFailed as failed:
+    except (ChromaFailed, LinkInStore) as failed:
         return Recall(0.0, str(failed))
     nearest = _nearest_distances(state, queries)
     found = expected = 0

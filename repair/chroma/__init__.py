@@ -132,6 +132,11 @@ def _plan_segment(
 ) -> None:
     """Plan to rebuild the vector segment of a collection, to set it aside, or report why nothing is changed."""
     of, folder = state.of, state.folder
+    foreign = _find_foreign(folder)
+    if foreign is not None:
+        reason = tr("{name} is a link or a pipe, and left as it is; replace it by a file or a folder", name=foreign)
+        made.left += [Unresolved.registered(name, reason, base=of.id) for name in names]
+        return
     job = Rebuild(
         root=state.root,
         of=of,
@@ -165,6 +170,18 @@ def _plan_segment(
         made.left += [Unresolved.registered(name, reason, base=of.id) for name in names]
         return
     made.resolves |= {(name, of.id) for name in names}
+
+
+def _find_foreign(folder: Path | None) -> str | None:
+    """Return the name of a segment's folder, or of something in it, that is a link or a pipe; None without one."""
+    if folder is None or not (file_paths.is_link(folder) or file_paths.is_folder(folder)):
+        return None
+    paths = [folder] if file_paths.is_link(folder) else sorted(folder.iterdir())
+    return next((path.name for path in paths if not _is_plain(path)), None)
+
+
+def _is_plain(path: Path) -> bool:
+    return not file_paths.is_link(path) and (file_paths.is_file(path) or file_paths.is_folder(path))
 
 
 def _describe_rebuild(of: ChromaCollection, names: list[str], count: int, lost: int) -> Action:

@@ -25,6 +25,7 @@ from chroma_store import (
     destroy_header,
     extract,
     forge_count,
+    forge_field,
     hostile_labels,
     mix_numbers,
     overwrite_links,
@@ -33,6 +34,7 @@ from chroma_store import (
     write_vector,
 )
 from extras import needs
+from faults import posix
 from harness import run, snapshot
 
 from checks.systems import load_findings
@@ -167,6 +169,8 @@ PLANTED: dict[str, tuple[str, Plant, int, set[str]]] = {
                            {"vector-missing", "queue-unapplied", "vector-shared"}),
     "no header": ("header", destroy_header, 1, set()),
     "half of the elements": ("header", cut_elements, 1, {"labels-inconsistent", "vector-missing", "queue-unapplied"}),
+    "an offset": ("header", lambda store: forge_field(store, "<Q", 4, 1 << 31), 1, set()),
+    "no level factor": ("header", lambda store: forge_field(store, "<d", 84, float("nan")), 1, set()),
     "too few elements": ("header", lambda store: forge_count(store, 9), 1, set()),
     "a foreign operation": ("unreadable", foreign_operation, 3, {"vector-missing"}),
     "a shared segment": ("collection-incomplete", share_segment, 2, {"segment-orphan", "vector-missing"}),
@@ -216,6 +220,7 @@ def test_each_finding_is_found_alone_and_explained(case: str, version: str, tmp_
         ("UPDATE max_seq_id SET seq_id = x'01020304'", "max_seq_id has an invalid value"),
         ("UPDATE max_seq_id SET seq_id = 'soon'", "max_seq_id has an invalid value"),
         ("UPDATE collections SET dimension = 'many'", "the dimension of its collection plain is not valid"),
+        ("UPDATE collections SET dimension = 1 << 62", "the dimension of its collection plain is not valid"),
     ],
 )
 def test_a_value_of_another_type_is_named_and_nothing_is_written(
@@ -232,6 +237,30 @@ def test_a_value_of_another_type_is_named_and_nothing_is_written(
         assert message in found.stdout + found.stderr
         assert "bug in regraft" not in found.stderr
     assert snapshot(store.root) == before
+
+
+@pytest.mark.parametrize(
+    ("table", "statement"),
+    [
+        ("collection_metadata", "UPDATE collection_metadata SET int_value = 0.5 WHERE rowid = 1"),
+        ("embedding_metadata", "UPDATE embedding_metadata SET string_value = x'00' WHERE rowid = 1"),
+        ("embeddings_queue", "UPDATE embeddings_queue SET created_at = x'00' WHERE id = 'only'"),
+        ("segments", "UPDATE segments SET type = x'00' WHERE rowid = 1"),
+    ],
+)
+def test_a_row_that_chroma_fails_at_is_reported(table: str, statement: str, store: ChromaStore) -> None:
+    store.execute(statement)
+    before = snapshot(store.root)
+    messages = [one["message"] for one in check(store.root)["unreadable"]]
+    assert messages == [f"1 row of the table {table} with a value of a type that Chroma does not read"]
+    assert snapshot(store.root) == before
+
+
+@pytest.mark.parametrize("number", [-1, b"\xff" * 8])
+def test_a_number_that_no_operation_has_is_not_mixed(number: int | bytes, store: ChromaStore) -> None:
+    """It cannot be stored in the other form, so a repair could not change it."""
+    store.execute("UPDATE embeddings SET seq_id = ? WHERE id = 1", number)
+    assert "seq-id-mixed" not in check(store.root)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -260,6 +289,20 @@ def test_quick_reads_no_vectors(store: ChromaStore) -> None:
     nan(store)
     assert check(store.root, "--quick") == {}
     assert check(store.root).keys() == {"vector-unusable"}
+
+
+@needs("chroma")
+@posix
+@pytest.mark.parametrize("inside", ["", "link_lists.bin", "length.bin"])
+def test_deep_checks_the_others_if_a_segment_has_a_link(inside: str, store: ChromaStore, tmp_path: Path) -> None:
+    path = store.folder("plain") / inside
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    overwrite_links(store, "angles")
+    found = check(store.root, "--deep")
+    assert path.name in found["segment-missing"][0]["message"]
+    assert {one["base"] for one in found["segment-missing"]} == {store.collection_id("plain")}
+    assert {one["base"] for one in found["graph"]} == {store.collection_id("angles")}
 
 
 @needs("chroma")

@@ -107,6 +107,43 @@ def test_damage_that_no_vector_is_in_costs_no_vector(damage: str, store: ChromaS
     assert_reads_back(store, tmp_path / "copy", {})
 
 
+@posix
+@pytest.mark.parametrize("inside", ["link_lists.bin", "length.bin"])
+def test_a_segment_with_a_link_is_left_and_the_others_are_repaired(
+    inside: str, store: ChromaStore, tmp_path: Path
+) -> None:
+    path = store.folder("plain") / inside
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    overwrite_links(store, "angles")
+    elsewhere = (tmp_path / "elsewhere").stat().st_mtime_ns
+    planned = run("repair", store.root, "--dry-run", "--json").document
+    document = repair(store.root)
+    for made in (planned, document):
+        actions = [(one["action"], one["base"]) for one in made["actions"]]
+        assert actions == [("rebuild-segment", store.collection_id("angles"))]
+    reasons = {one["reason"] for one in document["left"] if one["base"] == store.collection_id("plain")}
+    assert f"{path.name} is a link or a pipe, and left as it is; replace it by a file or a folder" in reasons
+    assert path.is_symlink()
+    assert (tmp_path / "elsewhere").stat().st_mtime_ns == elsewhere
+    assert "graph" not in check(store.root)
+
+
+@pytest.mark.parametrize("value", ["text", b"", bytes(8)])
+def test_a_vector_of_the_queue_that_is_none_is_not_taken(value: str | bytes, store: ChromaStore) -> None:
+    """Operations that the segment has are no longer read by Chroma, so they do no harm."""
+    remove_labels(store)
+    known = repair(store.copy_into(store.root.parent).root)
+    key = store.collection_id("plain")
+    taken = store.rows(
+        "SELECT id FROM embeddings_queue WHERE substr(topic, -36) = ? AND vector IS NOT NULL AND id <> 'late'", key
+    )
+    ((spoiled,), *_) = taken
+    store.execute("UPDATE embeddings_queue SET vector = ? WHERE id = ? AND substr(topic, -36) = ?", value, spoiled, key)
+    document = repair(store.root)
+    assert lost_ids(document, key) == lost_ids(known, key) | {spoiled}
+
+
 def test_a_folder_of_an_older_version_keeps_its_form(tmp_path: Path) -> None:
     store = extract("0.6", tmp_path)
     migrations = store.rows("SELECT dir, version FROM migrations ORDER BY 1, 2")

@@ -17,8 +17,13 @@ from typing import Any
 COUNT, DIMENSION, BATCH, THRESHOLD = 90, 16, 7, 20
 
 
-def write_folder(folder: Path, count: int = COUNT, batch: int = BATCH, threshold: int = THRESHOLD) -> dict[str, Any]:
-    """Write collections of both kinds of distance, with changes, and return what Chroma's API returns for each."""
+def write_folder(
+    folder: Path, count: int = COUNT, batch: int = BATCH, threshold: int = THRESHOLD, links: int | None = None
+) -> dict[str, Any]:
+    """Write collections of each distance, with changes, and return what Chroma's API returns for each.
+
+    ``links``: of an element on the upper levels; Chroma's default without.
+    """
     import chromadb
     import numpy as np
     from chromadb.config import Settings
@@ -28,6 +33,8 @@ def write_folder(folder: Path, count: int = COUNT, batch: int = BATCH, threshold
     expected: dict[str, Any] = {}
     for name, space in (("plain", "l2"), ("angles", "cosine"), ("products", "ip")):
         settings = {"hnsw:space": space, "hnsw:sync_threshold": threshold, "hnsw:batch_size": 10}
+        if links is not None:
+            settings["hnsw:M"] = links
         collection = client.create_collection(name, embedding_function=None, metadata=settings)
         vectors = numbers.normal(size=(count, DIMENSION)).astype("<f4")
         for start in range(0, count, batch):

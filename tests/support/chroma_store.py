@@ -64,8 +64,8 @@ class ChromaStore:
         if not (self.folder(name) / "header.bin").exists():
             return {}
         raw = (self.folder(name) / "data_level0.bin").read_bytes()
-        (count,) = struct.unpack_from("<Q", (self.folder(name) / "header.bin").read_bytes(), 20)
-        return {struct.unpack_from("<Q", raw, at * ELEMENT + ELEMENT - 8)[0]: at for at in range(count)}
+        count, size = struct.unpack_from("<QQ", (self.folder(name) / "header.bin").read_bytes(), 20)
+        return {struct.unpack_from("<Q", raw, (at + 1) * size - 8)[0]: at for at in range(count)}
 
 
 def extract(version: str, folder: Path) -> ChromaStore:
@@ -151,6 +151,14 @@ def forge_count(store: ChromaStore, count: int, name: str = "plain") -> None:
     file.write_bytes(raw)
 
 
+def forge_field(store: ChromaStore, form: str, offset: int, value: float, name: str = "plain") -> None:
+    """Write a field of a header."""
+    file = store.folder(name) / "header.bin"
+    raw = bytearray(file.read_bytes())
+    struct.pack_into(form, raw, offset, value)
+    file.write_bytes(raw)
+
+
 def cut_file(store: ChromaStore, file: str, name: str) -> None:
     """Keep the first half of a file of a segment."""
     path = store.folder(name) / file
@@ -181,7 +189,7 @@ def applied(store: ChromaStore, name: str) -> int:
     return min(found)
 
 
-class _Labels(pickle.Unpickler):
+class Labels(pickle.Unpickler):
     """Reads the label maps that chromadb wrote for the tests, without the version that wrote them."""
 
     def find_class(self, _: str, name: str) -> Any:
@@ -196,7 +204,7 @@ def read_label_map(store: ChromaStore, name: str) -> dict[str, Any]:
     if not path.exists():
         return {}
     with path.open("rb") as file:
-        found = _Labels(file).load()
+        found = Labels(file).load()
     return found if isinstance(found, dict) else dict(vars(found))
 
 

@@ -365,9 +365,15 @@ class CollectionState:
             elif (
                 has_vector
                 and origin in (None, Origin.RECOVERED, Origin.UNPROVEN)
+                and self._has_vector(number)
                 and self._took_effect(number, code, key, is_known=origin == Origin.RECOVERED)
             ):
                 self._set(key, Origin.RECOVERED, number)
+
+    def _has_vector(self, number: int) -> bool:
+        """Whether an operation has a vector that a segment can get."""
+        size = len(self._queued(number))
+        return size > 0 and size == 4 * (self.dimension or size // 4)
 
     def _took_effect(self, number: int, code: int, key: str, *, is_known: bool) -> bool:
         """Whether an operation did not find its id in the wrong state; ``is_known``: an earlier one added the id."""
@@ -393,7 +399,8 @@ class CollectionState:
                 self._scratch.execute("DELETE FROM label WHERE id = ?", (key,))
             elif has_vector and (code == database.UPSERT or (code == database.ADD) != is_known):
                 found = self.place_of(key)
-                if code == database.UPDATE and (found is None or found[0] is Origin.UNPROVEN):
+                lacks_vector = found is None or found[0] is Origin.UNPROVEN
+                if code == database.UPDATE and lacks_vector and self._has_vector(number):
                     # Chroma only updates what the segment has.
                     found = Origin.RECOVERED, number
                 if found is not None and found[0] is not Origin.QUEUE:

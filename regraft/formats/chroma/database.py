@@ -63,6 +63,8 @@ _NUMBER_BYTES = (8, 24)
 DEFAULT_LINKS, MAX_LINKS = 16, 4096
 #: Characters of the id of a collection or a segment.
 _ID_CHARACTERS = 36
+#: Limit of the dimensions that are believed.
+MAX_DIMENSION = 1 << 20
 #: SQL: the collection of an operation in the queue, whose id ends the topic.
 TOPIC_COLLECTION = f"substr(topic, -{_ID_CHARACTERS})"
 #: SQL: whether an operation in the queue has a number or a code that Chroma never writes.
@@ -261,7 +263,7 @@ def _columns(db: apsw.Connection, table: str) -> set[str]:
 
 def check_dimension(of: ChromaCollection) -> None:
     """Raise ChromaProblem if the dimension of a collection is invalid."""
-    if not (of.dimension is None or (isinstance(of.dimension, int) and of.dimension > 0)):
+    if not (of.dimension is None or (isinstance(of.dimension, int) and 0 < of.dimension <= MAX_DIMENSION)):
         raise ChromaProblem(tr("the dimension of its collection {name} is not valid", name=of.name))
 
 

@@ -21,6 +21,7 @@ from regraft.formats.chroma.database import (
     DEFAULT_LINKS,
     ELEMENTS_FILE,
     HEADER_FILE,
+    MAX_DIMENSION,
     MAX_LINKS,
     NORMS_FILE,
     UPPER_FILE,
@@ -35,8 +36,8 @@ _VERSION = 1
 _DELETED, _COUNT = 1 << 16, 0xFFFF
 #: The size of an element in a header, which a header that was cut may still have.
 _ELEMENT_BYTES, _ELEMENT_BYTES_AT = struct.Struct("<Q"), 28
-#: Limit of the dimensions that are believed.
-_MAX_DIMENSION = 1 << 20
+#: The level factor is 1 / ln(M), for M from 2 on.
+_MAX_FACTOR = 2
 #: Bytes that are read at once: few enough to stay in the processor's cache while they are used.
 _BLOCK_BYTES = 1 << 18
 _WORD = struct.Struct("<I")
@@ -272,7 +273,7 @@ def open_segment(folder: Path, dimension: int | None, links_if_unknown: int = DE
         return _derive_segment(folder, size, norms, dimension, count_of_links, str(problem))
     room = size // header.element_bytes
     count = min(header.count, room)
-    problems = []
+    problems = [] if problem is None else [tr("{name}: {problem}", name=HEADER_FILE, problem=problem)]
     if count < header.count:
         missing = format_count(header.count - count, "element")
         problems.append(tr("{name} ends before the last {missing}", name=ELEMENTS_FILE, missing=missing))
@@ -284,7 +285,7 @@ def _derive_segment(
 ) -> SegmentFiles:
     """Describe a segment without a usable header by the dimension of its collection and its number of links."""
     message = tr("{name}: {problem}", name=HEADER_FILE, problem=problem)
-    if dimension is None or not 0 < dimension <= _MAX_DIMENSION:
+    if dimension is None or not 0 < dimension <= MAX_DIMENSION:
         raise SegmentProblem(message)
     element_bytes = _element_size(count_of_links, dimension)
     count = size // element_bytes
@@ -318,14 +319,15 @@ def _read_cut_header(path: Path, dimension: int | None) -> int | None:
 
 
 def _read_header(path: Path) -> tuple[Header | None, str | None]:
-    """Read a header; None and the reason if it cannot be one."""
+    """Read a header, and what is wrong with it; None if it cannot be one."""
     if not file_paths.is_file(path):
         return None, tr("it does not exist")
     with links.open_for_reading(path) as file:
         raw = file.read(_HEADER.size + 1)
     if len(raw) != _HEADER.size:
         return None, tr("it has {found} instead of {size} bytes", found=len(raw), size=_HEADER.size)
-    version, _, _, count, element_bytes, label_at, vector_at, level, entry, upper, lowest, m, _, _ = _HEADER.unpack(raw)
+    fields = _HEADER.unpack(raw)
+    version, offset, _, count, element_bytes, label_at, vector_at, level, entry, upper, lowest, m, factor, _ = fields
     if version != _VERSION:
         return None, tr("its version {version} is unknown", version=version)
     is_sound = (
@@ -334,7 +336,7 @@ def _read_header(path: Path) -> tuple[Header | None, str | None]:
         and m == upper
         and vector_at == 4 + 4 * lowest
         and label_at == element_bytes - 8
-        and 0 < label_at - vector_at <= 4 * _MAX_DIMENSION
+        and 0 < label_at - vector_at <= 4 * MAX_DIMENSION
         and not (label_at - vector_at) % 4
         and -1 <= level < 1 << 10
         and count < 1 << 40
@@ -349,4 +351,7 @@ def _read_header(path: Path) -> tuple[Header | None, str | None]:
         lowest_links=lowest,
         highest_level=level,
     )
+    if offset or not (0 < factor < _MAX_FACTOR or m == 1):
+        # Nothing is read by them here. Chroma crashes.
+        return header, tr("its offset or its level factor is none that Chroma writes")
     return header, None
