@@ -156,6 +156,13 @@ class TargetLocked(RegraftError, BlockingIOError):
     message = "{path}: another regraft process is using this target; wait until it has finished."
 
 
+class ChangeUnfinished(RegraftError, BlockingIOError):
+    message = (
+        "{path}: a run that was stopped, or is still at work, has moved {name} away; wait until it has finished, or "
+        "run this command without --dry-run, which completes or reverts the change first."
+    )
+
+
 class TargetNotWritable(RegraftError, PermissionError):
     message = "{path}: cannot be written ({reason}); choose another place."
 

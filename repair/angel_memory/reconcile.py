@@ -27,7 +27,7 @@ from regraft.report.progress import Progress
 from repair.angel_memory import collection, staging, vectors
 from repair.angel_memory.staging import Staging, VectorOrigin
 from repair.angel_memory.vectors import CollectionBuild, CollectionState
-from repair.changes import files
+from repair.changes import execution, files
 from repair.changes.execution import RECONCILING
 from repair.changes.plan import Plan
 from repair.changes.run import report_plan, run_command
@@ -75,7 +75,9 @@ def reconcile(
     run = Run(command="reconcile", dry_run=options.dry_run, source=options.path)
     with open_for_change(options.path, options.kind, "reconcile") as store:
         run.source_kind = store.found.kind.value
-        if not options.dry_run:
+        if options.dry_run:
+            execution.demand_in_place(store.root)
+        else:
             recover_before_survey(store)
         state = vectors.compare_collection(store.root, options.provider)
         if state is None or not state.is_needed:

@@ -18,10 +18,12 @@ from pathlib import Path
 import apsw
 
 from regraft.disk import durable, links, sqlite, untrusted_sqlite, writable
-from regraft.errors import LedgerUnreadable, PlanOutdated
+from regraft.errors import ChangeUnfinished, LedgerUnreadable, PlanOutdated
 from regraft.language import tr
+from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import FOLDER, Ledger, ledger_path
 from regraft.ledger.values import TRASH, UNDO, WORK, ChangeState, FileDetail, RecordedChange, RowsDetail
+from regraft.text import printable
 from repair.changes import changesets, files
 from repair.changes.files import back_up_database, copy_database
 from repair.changes.plan import Change, FileChange, RowsChange
@@ -259,6 +261,21 @@ def _undo_data_size(root: Path, kept: Path) -> int:
 
 
 # --- recovery after a kill -------------------------------------------------------------------------------------------
+
+
+def demand_in_place(root: Path) -> None:
+    """Refuse a store from which a stopped run has moved a file or folder away, which would be read as damage.
+
+    Raises:
+        ChangeUnfinished
+        LedgerUnreadable: the ledger is damaged.
+    """
+    for change in (change for run in ledgers.read_runs(root) for change in run.changes):
+        if change.means != "file" or change.kept is None:
+            continue
+        is_open = change.state == "undoing" or (change.state == "intended" and change.file.new)
+        if is_open and not os.path.lexists(root / change.path) and os.path.lexists(root / FOLDER / change.kept):
+            raise ChangeUnfinished(path=root, name=printable(change.path))
 
 
 def recover(root: Path, ledger: Ledger) -> bool:

@@ -156,12 +156,14 @@ def run_command(  # noqa: PLR0913 - what every command is given
         show_plan: called with the report of the plan before anything is changed. False stops the run.
 
     Raises:
+        ChangeUnfinished: a dry run would take what a stopped run has left for damage.
         RegraftError: refused (exit status 2), stopped after some changes (3) or interrupted (130).
     """
     again = partial(open_for_change, path, kind, command, bases, now_ms)
     with again() as named:
         run = Run(command=command, dry_run=dry_run, source_kind=named.found.kind.value, source=path)
         if dry_run:
+            execution.demand_in_place(named.root)
             plan = make_plan(named, planner)
             logger.info("nothing is written: only the plan was asked for")
             return report_plan(named, run, plan)

@@ -27,6 +27,7 @@ from regraft.errors import (
     RegraftError,
     SourceUnreadable,
     TargetNotWritable,
+    UndoRefused,
     WrongUsage,
 )
 from regraft.formats import json_text
@@ -37,6 +38,7 @@ from regraft.formats.parquet.export import BaseExport, WrittenCollection, stream
 from regraft.formats.parquet.unit_file import UnitRow
 from regraft.kinds import Kind
 from regraft.language import format_count, tr
+from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import FOLDER
 from regraft.ledger.values import WORK
 from regraft.report import notices
@@ -46,9 +48,11 @@ from regraft.text import printable
 from repair.changes.files import copy_database
 from repair.changes.plan import Action, FileChange, Plan
 from repair.changes.run import run_command, undo_run
-from repair.changes.store import Store
+from repair.changes.session import recover_if_interrupted
+from repair.changes.store import Store, open_for_change
 from repair.chroma.rebuild import restore_bytes
 
+_ACTION = "write-collection"
 #: Names of collections that chromadb accepts.
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,510}[a-zA-Z0-9]")
 #: How far the length of a vector may be from 1 if Chroma is to compare it by cosine without changing it.
@@ -101,27 +105,29 @@ def write_collection(
         job.check_target(target)
         job.count_rows()
         return WrittenCollection(name=name, distance=job.distance, entries=part.rows, undo=None)
-    with _open_target(target, job.version):
+    with _open_target(target, job.version, command):
         try:
             report = run_command(command, target, job.plan, kind=Kind.CHROMA, progress=SilentProgress())
         except (ChangesStopped, Interrupted) as stopped:
             if stopped.facts.get("finished"):
-                # The segment was in place, and the database was not: nothing refers to the segment.
                 with suppress(RegraftError):
-                    undo_run(target, None, kind=Kind.CHROMA, progress=SilentProgress())
+                    _undo_unfinished(target, command)
             raise
     return WrittenCollection(name=name, distance=job.distance, entries=part.rows, undo=report.undo)
 
 
 @contextmanager
-def _open_target(target: Path, version: str) -> Iterator[None]:
+def _open_target(target: Path, version: str, command: str) -> Iterator[None]:
     """Give a new or empty folder an empty database of Chroma, which is removed again if the run fails.
+
+    In a folder of Chroma, first undo what a killed run has left.
 
     Raises:
         WrongUsage: the path is something else.
         CollectionRefused: chromadb cannot write there.
     """
     if _is_chroma_folder(target):
+        _undo_unfinished(target, command)
         yield
         return
     is_there = file_paths.exists(target)
@@ -145,6 +151,19 @@ def _open_target(target: Path, version: str) -> Iterator[None]:
                 else:
                     durable.remove_made_folders(target, first)
             raise
+
+
+def _undo_unfinished(target: Path, command: str) -> None:
+    """Undo runs that were stopped when their segment was in place, but not the database that refers to it."""
+    with open_for_change(target, Kind.CHROMA, command) as store:
+        recover_if_interrupted(store)
+        runs = store.runs(ledgers.read_runs(store.root))
+    for run in runs:
+        paths = {change.path for change in run.changes if change.state == "done"}
+        if paths and database.FILE not in paths and any(one.action == _ACTION for one in run.actions):
+            # A segment that was changed since stays.
+            with suppress(UndoRefused):
+                undo_run(target, run.run_id, kind=Kind.CHROMA, progress=SilentProgress())
 
 
 def _is_chroma_folder(target: Path) -> bool:
@@ -197,7 +216,7 @@ class _Job:
         summary = self.part.summary
         rows = 0 if summary is None else summary.bodies
         message = tr("write {entries} to the collection {name}", entries=format_count(rows, "entry"), name=self.name)
-        action = Action(action="write-collection", message=message, subject=self.name, count=rows)
+        action = Action(action=_ACTION, message=message, subject=self.name, count=rows)
         size = path.stat().st_size + 4 * rows * (self.part.vector_bytes or 0)
         plan = Plan()
         plan.changes = [

@@ -442,7 +442,15 @@ class FleetBackfill(Fleet, kw_only=True):
             )
             line = msgspec.structs.replace(line, options=msgspec.structs.replace(line.options, values=values))
             work = str(self.folder)
-            return EmbeddingJob(embedder=self.embedder, library=number, line=line, work=work, fills=fills, why=why)
+            return EmbeddingJob(
+                embedder=self.embedder,
+                library=number,
+                line=line,
+                work=work,
+                fills=fills,
+                why=why,
+                settles=not self.dry_run,
+            )
 
         return self.run_jobs(pool, sizes, job, notes_starts=fills)
 

@@ -227,7 +227,7 @@ class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
     """Collect the texts of one library, or, if it ``fills`` the library, write known answers to it.
 
     ``line`` is the library's ``backfill`` command, ``work`` the fleet's work folder, and ``why`` the error message for
-    a text without an answer.
+    a text without an answer. ``settles``: the library is filled later, so what a killed run left in it is settled.
     """
 
     library: int
@@ -236,13 +236,16 @@ class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
     embedder: EmbedderSettings
     fills: bool = False
     why: str = ""
+    settles: bool = False
 
     def embedder_source(self) -> EmbedderSource:
         """Return where the command gets its vectors from."""
         settings, work = self.embedder, Path(self.work)
         if not self.fills:
             collector = TextCollector(work, self.library, settings)
-            return EmbedderSource(choose=lambda _: settings, looked=collector, opened=_refuse_to_open)
+            return EmbedderSource(
+                choose=lambda _: settings, looked=collector, opened=_refuse_to_open, settles=self.settles
+            )
         return EmbedderSource(
             choose=lambda _: settings,
             opened=partial(answers.open_known_embedder, work, why=self.why),

@@ -27,6 +27,7 @@ from regraft.ledger.values import UNDO
 from regraft.processes import interrupts
 from regraft.report.document import Run, Suggestion
 from regraft.report.progress import Progress
+from repair.changes import execution
 from repair.changes.changesets import IncrementalChange
 from repair.changes.plan import Action, Unresolved
 from repair.changes.run import ChangeReport, Planner, base_names, run_command
@@ -64,12 +65,14 @@ class EmbedderSource(msgspec.Struct, frozen=True, kw_only=True):
         opened: opens the embedder.
         looked: called with the survey.
         sampled: replaces the sample that the embedder is compared by; None: keep the target's own.
+        settles: :attr:`repair.embedding.scope.BackfillOptions.settles`.
     """
 
     choose: ChooseEmbedder
     opened: OpenEmbedder = embedders.open_embedder
     looked: OnSurvey = lambda _store, _survey: None
     sampled: SampleOf = lambda _one: None
+    settles: bool = False
 
 
 #: Texts that are looked up in another base at a time.
@@ -102,6 +105,7 @@ def backfill(
         sampled: replaces the sample that the embedder is compared by; None: keep the target's own.
 
     Raises:
+        ChangeUnfinished: a dry run would take what a stopped run has left for damage.
         AnswerUnfit, EmbedderDiffers, EmbedderUnsteady, EmbedderRefused: the embedder cannot be used.
         ReuseDiffers: the vectors of another store cannot be used.
         BackfillStopped, BackfillInterrupted: vectors written before stay.
@@ -111,11 +115,13 @@ def backfill(
     again = partial(open_for_change, options.path, options.kind, options.command, options.bases)
     with ExitStack() as stack:
         store = stack.enter_context(again())
-        if not options.dry_run:
+        if options.settles or not options.dry_run:
             # Changes of another run that is at work stay as they are.
             with suppress(TargetLocked):
                 if recover_before_survey(store):
                     store = stack.enter_context(again())
+        if options.dry_run:
+            execution.demand_in_place(store.root)
         run.source_kind = store.found.kind.value
         filler = fillers[store.found.kind]
         settings = choose_settings(choose, store, filler, options)

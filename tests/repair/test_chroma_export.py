@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chroma_store import ChromaStore, check, extract, opened
+from deaths import dies, killed
 from extras import needs
 from faults import posix
 from harness import NOW_MS, Outcome, run, snapshot
@@ -21,6 +22,7 @@ from toys import killed_at_or_before, quick_disk, steps_of
 import regraft
 from regraft.errors import RegraftError
 from regraft.formats.cherry_v2 import index
+from regraft.ledger.ledger import ChangeLog
 
 pytestmark = needs("chroma")
 
@@ -392,6 +394,27 @@ def test_a_kill_leaves_no_part_of_a_collection(command: str, tmp_path: Path) -> 
                 assert work(one).status == 0
             kept = read_folder(one.root, tmp_path / f"copy-{at}")
             assert {document: vector for vector, document, _ in kept.values()} == vectors
+
+
+@posix
+def test_the_segment_that_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    """The folder of the segment takes its place before the database that refers to it."""
+    store = extract("1.5", tmp_path / "target")
+    vectors = unit_vectors(12)
+    source = write_base(tmp_path / "library", vectors)
+    before = contents(store.root)
+    begins_database = dies(ChangeLog, "intend", lambda *given: "chroma.sqlite3" in given)
+    killed(begins_database, lambda: export(source, store.root))
+    left = {name: raw for name, raw in contents(store.root).items() if name not in before}
+    assert {Path(name).name for name in left} >= {"header.bin", "data_level0.bin"}
+
+    assert export(source, store.root).status == 0
+    assert not left.keys() & contents(store.root).keys()
+    assert check(store.root) == {}
+    kept = read_folder(store.root, tmp_path / "copy")
+    assert {document: vector for vector, document, _ in kept.values()} == vectors
+    assert run("undo", store.root, "--yes").status == 0
+    assert contents(store.root) == before
 
 
 def test_lists_in_metadata_are_read(tmp_path: Path) -> None:

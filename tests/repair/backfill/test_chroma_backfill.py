@@ -7,10 +7,12 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import fleet_work
 import pytest
 from chroma_store import (
     DIMENSION,
@@ -308,9 +310,54 @@ def test_a_segment_that_a_killed_run_moved_away_is_no_damage(
 ) -> None:
     """The old folder is moved to the undo data, and the new one to its place: a kill between leaves neither there."""
     store, _ = cut_store(server, tmp_path / "store")
+    kill_in_the_swap(store, lambda: fill(store, settings, "--yes"))
+    begun = len(server.texts)
+    again = fill(store, settings, "--yes")
+    assert again.status == 0, again.document["left"]
+    assert check(store.root) == {}
+    assert read_back(store, tmp_path / "copy") == vectors_of(store)
+    assert len(server.texts) == begun
+
+
+@CHROMA
+@posix
+@needs("parquet")
+def test_a_dry_run_takes_a_segment_that_was_moved_away_for_no_damage(
+    server: FaultServer, settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run settles it first, and so does a fleet before it looks for texts."""
+    fleet_work.put_in_place(monkeypatch)
+    store, lost = cut_store(server, tmp_path / "store")
+    kill_in_the_swap(store, lambda: fill(store, settings, "--yes"))
+    before, begun = snapshot(tmp_path), len(server.texts)
+    message = (
+        f"{store.root}: a run that was stopped, or is still at work, has moved {store.segment('plain')} away; wait "
+        "until it has finished, or run this command without --dry-run, which completes or reverts the change first."
+    )
+    for words in (("backfill", store.root, "--config", settings), ("repair", store.root)):
+        dry = run(*words, "--dry-run")
+        assert (dry.status, dry.stdout, dry.stderr) == (2, "", f"regraft: {message}\n")
+    assert snapshot(tmp_path) == before
+    (store.root.parent / "expected.json").unlink()
+    before = snapshot(tmp_path)
+    fleet = ("fleet", "backfill", store.root.parent, "--config", settings, "--results", tmp_path / "out.parquet")
+    dry = run(*fleet, "--workers", 1, "--json", "--dry-run")
+    assert dry.status == 2
+    assert [row["message"] for row in dry.document["failed"]] == [message]
+    assert (snapshot(tmp_path), len(server.texts)) == (before, begun)
+
+    done = run(*fleet, "--workers", 1, "--json", "--yes")
+    assert done.status == 0, done
+    assert check(store.root) == {}
+    assert read_back(store, tmp_path / "copy") == vectors_of(store)
+    assert not set(documents(store, lost)) & set(server.texts[begun:])
+
+
+def kill_in_the_swap(store: ChromaStore, work: Callable[[], object]) -> None:
+    """Kill a run between the move of the old segment of "plain" to the undo data and that of the new one."""
     folder = store.folder("plain")
 
-    def work() -> None:
+    def killed() -> None:
         with pytest.MonkeyPatch.context() as patch:
             real = os.replace
 
@@ -320,16 +367,10 @@ def test_a_segment_that_a_killed_run_moved_away_is_no_damage(
                     die()
 
             patch.setattr(os, "replace", replaced)
-            fill(store, settings, "--yes")
+            work()
 
-    assert forked(work) == KILLED
+    assert forked(killed) == KILLED
     assert not folder.exists()
-    begun = len(server.texts)
-    again = fill(store, settings, "--yes")
-    assert again.status == 0, again.document["left"]
-    assert check(store.root) == {}
-    assert read_back(store, tmp_path / "copy") == vectors_of(store)
-    assert len(server.texts) == begun
 
 
 def staged_keys(root: Path) -> set[str]:
