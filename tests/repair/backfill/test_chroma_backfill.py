@@ -335,8 +335,9 @@ def test_a_dry_run_takes_a_segment_that_was_moved_away_for_no_damage(
         "until it has finished, or run this command without --dry-run, which completes or reverts the change first."
     )
     for words in (("backfill", store.root, "--config", settings), ("repair", store.root)):
-        dry = run(*words, "--dry-run")
-        assert (dry.status, dry.stdout, dry.stderr) == (2, "", f"regraft: {message}\n")
+        dry = run(*words, "--dry-run", "--json")
+        assert (dry.status, dry.stderr) == (2, f"regraft: {message}\n")
+        assert dry.document["error"]["code"] == "ChangeUnfinished"
     assert snapshot(tmp_path) == before
     (store.root.parent / "expected.json").unlink()
     before = snapshot(tmp_path)
