@@ -158,7 +158,6 @@ class FindingCollector(msgspec.Struct):
                     subject=tally.samples[0] if tally.samples and tally.count == 1 else None,
                     count=tally.count,
                     samples=tuple(tally.samples),
-                    repair=None,
                     is_beyond_repair=tally.is_beyond_repair,
                     rows=tally.rows,
                 )

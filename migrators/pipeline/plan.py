@@ -669,7 +669,6 @@ class _Planner:
                 code=reason,
                 message=message,
                 base=self._draft.legacy_id,
-                item=None,
                 count=max(count, 1),
                 samples=samples,
                 model=missing_model,

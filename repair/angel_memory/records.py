@@ -47,7 +47,6 @@ def plan_full_text(root: Path) -> Iterator[FileChange]:
         action = Action(
             action="rebuild-full-text",
             message=tr("rebuild the full-text index of {name} from its documents", name=name),
-            base=None,
             subject=name,
             finding=angel.FULL_TEXT,
         )
@@ -180,7 +179,7 @@ def _file_index_change(planned: _RecordChanges) -> RowsChange | None:
                 db.execute(f"INSERT INTO {FILES} (id, relative_path, file_timestamp) VALUES (?, ?, ?)", values)
 
     message = tr("update {files} in the file index", files=format_count(len(changed), "file"))
-    action = Action(action="index-files", message=message, base=None, subject=database.FILE_INDEX, count=len(changed))
+    action = Action(action="index-files", message=message, subject=database.FILE_INDEX, count=len(changed))
     return RowsChange(
         path=database.FILE_INDEX, actions=(action,), apply=apply, tables=(FILES,), bytes=_RECORD_BYTES * len(changed)
     )
@@ -230,7 +229,6 @@ def _replace_actions(planned: _RecordChanges) -> Iterator[Action]:
         yield Action(
             action=name,
             message=message.format(path=one.path, gone=_format_ranges(gone), come=_format_ranges(come)),
-            base=None,
             subject=one.path,
             count=count,
             finding=finding,
@@ -255,16 +253,11 @@ def _number_actions(planned: _RecordChanges) -> Iterable[Action]:
     if planned.doubles:
         message = tr("assign unique short ids to {records}", records=format_count(len(planned.doubles), "record"))
         yield Action(
-            action="renumber-records",
-            message=message,
-            base=None,
-            subject=None,
-            count=len(planned.doubles),
-            finding=angel.SHORT_ID_DOUBLE,
+            action="renumber-records", message=message, count=len(planned.doubles), finding=angel.SHORT_ID_DOUBLE
         )
     if planned.sets_sequence:
         message = tr("set the next short id above the highest one in use")
-        yield Action(action="set-sequence", message=message, base=None, subject=None, finding=angel.SHORT_ID_SEQUENCE)
+        yield Action(action="set-sequence", message=message, finding=angel.SHORT_ID_SEQUENCE)
 
 
 def _delete_records(db: apsw.Connection, keys: Iterable[str]) -> None:

@@ -281,12 +281,7 @@ def _rebuild_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:
             before=before,
         )
         yield Action(
-            action="rebuild-collection",
-            message=message,
-            base=None,
-            subject=folder,
-            count=count,
-            finding=angel.PROVIDER_CHANGED,
+            action="rebuild-collection", message=message, subject=folder, count=count, finding=angel.PROVIDER_CHANGED
         )
     elif state.unreadable is not None:
         message = tr(
@@ -294,24 +289,14 @@ def _rebuild_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:
             vectors=format_count(count, "vector"),
         )
         yield Action(
-            action="rebuild-collection",
-            message=message,
-            base=None,
-            subject=folder,
-            count=count,
-            finding=angel.VECTOR_UNUSABLE,
+            action="rebuild-collection", message=message, subject=folder, count=count, finding=angel.VECTOR_UNUSABLE
         )
     else:
         message = tr(
             "write {vectors} into a new collection, because none can be kept", vectors=format_count(count, "vector")
         )
         yield Action(
-            action="rebuild-collection",
-            message=message,
-            base=None,
-            subject=folder,
-            count=count,
-            finding=angel.VECTOR_MISSING,
+            action="rebuild-collection", message=message, subject=folder, count=count, finding=angel.VECTOR_MISSING
         )
 
 
@@ -332,7 +317,6 @@ def _update_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:
             yield Action(
                 action=action,
                 message=message.format(format_count(len(keys), "vector")),
-                base=None,
                 subject=folder,
                 count=len(keys),
                 finding=finding,
@@ -345,7 +329,6 @@ def _update_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:
         yield Action(
             action="update-metadata",
             message=message,
-            base=None,
             subject=folder,
             count=len(work.relabelled),
             finding=angel.METADATA,
@@ -355,7 +338,6 @@ def _update_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:
         yield Action(
             action="delete-vectors",
             message=message,
-            base=None,
             subject=folder,
             count=len(work.deleted),
             finding=angel.VECTOR_ORPHAN,
@@ -428,7 +410,7 @@ def _state_change(build: CollectionBuild) -> FileChange:
     message = tr("record {name} as the provider in the state file", name=state.folder.name)
     return FileChange(
         path=STATE,
-        actions=(Action(action="write-state", message=message, base=None, subject=STATE, finding=finding),),
+        actions=(Action(action="write-state", message=message, subject=STATE, finding=finding),),
         make=partial(_write_state, build),
     )
 

@@ -143,11 +143,5 @@ def _actions(planned: Sequence[tuple[ForeignObject, tuple[str, ...]]], base: str
         if count:
             message = tr("drop {counted} not defined by the layout", counted=format_count(count, _NOUNS[finding]))
             yield Action(
-                action=_ACTIONS[finding],
-                message=message,
-                base=base,
-                subject=name,
-                count=count,
-                bytes=0,
-                finding=finding,
+                action=_ACTIONS[finding], message=message, base=base, subject=name, count=count, finding=finding
             )

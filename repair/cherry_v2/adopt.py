@@ -534,7 +534,6 @@ def _make_action(adopted: _Adopted, size: int) -> Action:
         action="insert-base",
         message=message,
         base=adopted.folder.base,
-        subject=None,
         count=1 + len(adopted.items),
         bytes=size,
         finding=v2.INDEX_ORPHAN,

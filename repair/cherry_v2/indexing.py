@@ -477,7 +477,6 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             message=tr("write {path}, the text of a note", path=path),
             base=self.key,
             subject=name,
-            count=1,
             bytes=size,
         )
         return FileChange(path=name, actions=(action,), make=write, bytes=size)
@@ -495,13 +494,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         if moved:
             message = tr("give {items} the path of its snapshot", items=format_count(len(moved), "item"))
             yield Action(
-                action="update-items",
-                message=message,
-                base=self.key,
-                subject=None,
-                count=len(moved),
-                bytes=0,
-                finding=v2.ITEM_NOT_INDEXED,
+                action="update-items", message=message, base=self.key, count=len(moved), finding=v2.ITEM_NOT_INDEXED
             )
 
     def index(self) -> Iterator[Change]:

@@ -229,12 +229,7 @@ def _item_actions(paths: NewPaths) -> Iterator[Action]:
                 next=next(iter(of_these.values())),
             )
             yield Action(
-                action=action,
-                message=message,
-                base=paths.base,
-                subject=None,
-                count=len(of_these),
-                finding=v2.ITEM_PATH_IS_ID,
+                action=action, message=message, base=paths.base, count=len(of_these), finding=v2.ITEM_PATH_IS_ID
             )
 
 
@@ -255,12 +250,7 @@ def plan_index_change(root: Path, index: str, paths: NewPaths, materials: dict[s
         return None
     message = tr("set the path of {materials} to the path of its item", materials=format_count(len(moves), "material"))
     action = Action(
-        action="update-paths",
-        message=message,
-        base=paths.base,
-        subject=None,
-        count=len(moves),
-        finding=v2.ITEM_PATH_IS_ID,
+        action="update-paths", message=message, base=paths.base, count=len(moves), finding=v2.ITEM_PATH_IS_ID
     )
 
     def apply(db: apsw.Connection) -> None:

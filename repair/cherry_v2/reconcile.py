@@ -349,7 +349,6 @@ class _Follows(msgspec.Struct):
                     base=self.base,
                     subject=subject,
                     count=len(moves),
-                    bytes=0,
                     finding=v2.MATERIAL_PATH,
                 )
             )
@@ -380,13 +379,7 @@ class _Follows(msgspec.Struct):
                 finding = v2.MATERIAL_ORPHAN if kind.table == "material" else None
                 message = tr("delete {counted} {which}", counted=format_count(count, kind.noun), which=which)
                 yield Action(
-                    action=kind.action,
-                    message=message,
-                    base=self.base,
-                    subject=None,
-                    count=count,
-                    bytes=size,
-                    finding=finding,
+                    action=kind.action, message=message, base=self.base, count=count, bytes=size, finding=finding
                 )
 
 

@@ -75,7 +75,7 @@ def add_catalog_upgrade(own: Plan, store: Store) -> Plan:
         kept = [one for one in own.changes if one not in others]
         return replace(own, changes=[*kept[:position], rewrite, *kept[position:]])
     message = tr("the catalog was not upgraded: {refused}", refused=refused)
-    left = Unresolved(finding=v2.BASE_STATUS, reason=message, base=None, subject=store.catalog, severity="error")
+    left = Unresolved(finding=v2.BASE_STATUS, reason=message, subject=store.catalog, severity="error")
     return replace(own, left=[*own.left, left])
 
 
@@ -109,7 +109,7 @@ def _rewrite_change(name: str, path: Path, count: int, others: list[RowsChange])
         "rewrite the catalog with its {rows} in the current layout",
         rows=format_count(count, "row"),
     )
-    action = Action(action="upgrade-catalog", message=message, base=None, subject=name, count=count, bytes=size)
+    action = Action(action="upgrade-catalog", message=message, subject=name, count=count, bytes=size)
 
     def make(new: Path) -> None:
         _convert(path, others, new)

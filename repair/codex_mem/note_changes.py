@@ -211,13 +211,7 @@ def _plan_own(store: Store, found: dict[str, list[Finding]], names: list[str]) -
         size = db.execute(f"SELECT ifnull(sum(octet_length(block)), 0) FROM {FULL_TEXT}_data").get
     message = tr("rebuild the full-text index with {notes:,} searchable notes", notes=notes)
     action = Action(
-        action="rebuild-full-text",
-        message=message,
-        base=None,
-        subject=path.name,
-        count=notes,
-        bytes=size,
-        finding=names[0],
+        action="rebuild-full-text", message=message, subject=path.name, count=notes, bytes=size, finding=names[0]
     )
     # The size counts the old index and the new one.
     change = RowsChange(
@@ -280,9 +274,7 @@ def plan_clear_failed(store: Store) -> Plan:
             action="clear-failed",
             message=tr("mark {failed_notes} as pending", failed_notes=format_count(count, "failed note")),
             base=base,
-            subject=None,
             count=count,
-            bytes=0,
             finding=codex.FAILED,
         )
         for base, count in ((_project_of(project), count) for project, count in counts.items())

@@ -503,7 +503,7 @@ def _plan_sidecar(store: Store, settings: EmbedderSettings, model: str, options:
     def make(new: Path) -> None:
         sidecar.create_sidecar(new, model, None, identity.iso_time(now), rebuilding=rebuilding)
 
-    action = Action(action="make-sidecar", message=message, base=None, subject=path.name)
+    action = Action(action="make-sidecar", message=message, subject=path.name)
     return Plan([*made.changes, FileChange(path=path.name, actions=(action,), make=make)], made.left, made.resolves)
 
 

@@ -289,13 +289,7 @@ class IndexGarbage:
         count, held = next(db.execute(f"SELECT count(*), {size} FROM {waste.table} WHERE {where}"))
         message = tr("delete {counted} {which}", counted=format_count(count, waste.noun), which=waste.which)
         return Action(
-            action=waste.action,
-            message=message,
-            base=self.base,
-            subject=None,
-            count=count,
-            bytes=held,
-            finding=waste.finding,
+            action=waste.action, message=message, base=self.base, count=count, bytes=held, finding=waste.finding
         )
 
     def _change(self, removed: list[tuple[_Garbage, Action]]) -> RowsChange:

@@ -498,12 +498,7 @@ class _Planner:
         name = str(self._store.catalog)
         actions = [
             Action(
-                action="back-up-database",
-                message=tr("back up {name}", name=self._path.name),
-                base=None,
-                subject=name,
-                count=1,
-                bytes=size,
+                action="back-up-database", message=tr("back up {name}", name=self._path.name), subject=name, bytes=size
             ),
             *(self._insert_provider(str(row["provider_id"])) for row in providers),
             *map(self._insert_model, models),
@@ -555,14 +550,11 @@ class _Planner:
         return Action(
             action="insert-provider",
             message=tr("add provider {provider}, disabled and without API keys", provider=provider),
-            base=None,
             subject=provider,
         )
 
     def _insert_model(self, row: Row) -> Action:
-        return Action(
-            action="insert-model", message=tr("add model {id}", id=row["id"]), base=None, subject=str(row["id"])
-        )
+        return Action(action="insert-model", message=tr("add model {id}", id=row["id"]), subject=str(row["id"]))
 
     def _insert_action(self, base: NewBase) -> Action:
         size = "ifnull(sum(length(CAST(data AS BLOB))), 0)"

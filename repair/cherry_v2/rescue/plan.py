@@ -134,7 +134,6 @@ class RescuePlanBuilder:
                 message=tr("copy {path} from v1's files", path=path),
                 base=key,
                 subject=name,
-                count=1,
                 bytes=size,
                 finding=v2.RAW_MISSING,
             )
@@ -152,7 +151,6 @@ class RescuePlanBuilder:
                     message=tr("write the snapshot {path}", path=one.path),
                     base=key,
                     subject=name,
-                    count=1,
                     bytes=one.bytes,
                 )
                 yield FileChange(
@@ -214,7 +212,7 @@ class RescuePlanBuilder:
             self.statements.insert_item(key, item, rescued.rows[str(item.group_id)])
         if new:
             message = tr("add {files} of its folders to the catalog", files=format_count(len(new), "file"))
-            self.rows.append(Action(action="insert-items", message=message, base=key, subject=None, count=len(new)))
+            self.rows.append(Action(action="insert-items", message=message, base=key, count=len(new)))
 
     # --- findings -----------------------------------------------------------------------------------------------------
 
@@ -241,9 +239,7 @@ class RescuePlanBuilder:
         }
         for folder in _tombstones(rescued):
             why = reasons.get(folder, tr("v1 has no rows for its files"))
-            self.plan.left.append(
-                Unresolved(finding=v2.ITEM_TOMBSTONE, reason=why, base=key, subject=folder, severity="warning")
-            )
+            self.plan.left.append(Unresolved(finding=v2.ITEM_TOMBSTONE, reason=why, base=key, subject=folder))
         without = _without_text(rescued)
         if without:
             message = tr(

@@ -103,9 +103,7 @@ def new_rows(source: RestoreSource, wanted: RestoredBase, items: Sequence[ItemCo
     )
     message = f"{message} {format_count(len(items), 'item')}"
     actions.append(
-        Action(
-            action="insert-base", message=message, base=base, subject=None, count=1 + len(items), bytes=statements.bytes
-        )
+        Action(action="insert-base", message=message, base=base, count=1 + len(items), bytes=statements.bytes)
     )
     return make_model_change(source, statements, actions)
 
@@ -181,9 +179,7 @@ def publish_plan(source: RestoreSource, wanted: RestoredBase, restored: BuiltBas
     if missing:
         message = tr("{bodys} without a vector", bodys=format_count(missing, "body"))
         made.left.append(
-            Unresolved(
-                finding=v2.VECTOR_MISSING, reason=message, base=base, subject=None, count=missing, severity="error"
-            )
+            Unresolved(finding=v2.VECTOR_MISSING, reason=message, base=base, count=missing, severity="error")
         )
     # Findings about rows of the old base, which their copies may have as well.
     found = source.store.audit(Level.QUICK, frozenset({source.key})).findings
@@ -199,9 +195,7 @@ def _tombstones(source: RestoreSource, restored: BuiltBase) -> Iterator[Unresolv
     for item in restored.items:
         if is_tombstone({**rows[item.old], "status": item.status, "error": item.error}):
             reason = tr("a folder that the application's upgrade left behind; the index has no texts of it")
-            yield Unresolved(
-                finding=v2.ITEM_TOMBSTONE, reason=reason, base=restored.base, subject=item.id, severity="warning"
-            )
+            yield Unresolved(finding=v2.ITEM_TOMBSTONE, reason=reason, base=restored.base, subject=item.id)
 
 
 def _report_left(restored: BuiltBase) -> Iterator[Unresolved]:
@@ -210,9 +204,7 @@ def _report_left(restored: BuiltBase) -> Iterator[Unresolved]:
         severity: notices.Severity = "note" if one.severity == "note" else "warning"
         # The record keeps reasons in English, since another run may have built the base.
         reason = language.translate_kept_text(one.reason)
-        yield Unresolved(
-            finding=one.finding, reason=reason, base=restored.base, subject=one.item, count=1, severity=severity
-        )
+        yield Unresolved(finding=one.finding, reason=reason, base=restored.base, subject=one.item, severity=severity)
 
 
 def _copy_files(built: Path, raw: Path, paths: tuple[str, ...]) -> Callable[[Path], None]:

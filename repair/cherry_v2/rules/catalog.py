@@ -308,9 +308,7 @@ class _CatalogRepair:
                 action=action,
                 message=insert_at_mark(message, "{n}", format_count(count, noun)),
                 base=base,
-                subject=None,
                 count=count,
-                bytes=0,
                 finding=finding,
             )
             for (action, message, noun, base, finding), count in self._actions.items()
@@ -709,7 +707,6 @@ def plan_item_paths(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) 
             action="rename-items",
             message=tr("give {items} a path below raw/", items=format_count(len(of_base), "item")),
             base=base,
-            subject=None,
             count=len(of_base),
             finding=v2.PATH_UNSAFE,
         )

@@ -225,9 +225,7 @@ def _list_actions(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
                 action=name,
                 message=message.format(n=format_count(count, noun)),
                 base=target.base,
-                subject=None,
                 count=count,
-                bytes=0,
                 finding=mended,
             )
 
@@ -268,13 +266,7 @@ def _drop_vectors(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
             "delete {vectors} that can never be used, to be embedded again", vectors=format_count(count, "vector")
         )
         yield Action(
-            action="delete-embeddings",
-            message=message,
-            base=target.base,
-            subject=None,
-            count=count,
-            bytes=size,
-            finding=flaw,
+            action="delete-embeddings", message=message, base=target.base, count=count, bytes=size, finding=flaw
         )
 
 
