@@ -55,6 +55,14 @@ LONGEST_NAME = 200
 _LONGEST_LINE = 4 * LONGEST_SHOWN
 
 
+def decode_utf16(wide: bytes) -> str | None:
+    """Decode little-endian UTF-16; None if it is not valid."""
+    try:
+        return wide.decode("utf-16-le")
+    except UnicodeDecodeError:
+        return None
+
+
 def trim(text: str) -> str:
     """Remove leading and trailing JavaScript white space."""
     return text.strip(JS_WHITESPACE)

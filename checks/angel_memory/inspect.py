@@ -131,16 +131,6 @@ def _map_states(found: VectorDifferences, more: tuple[str, list[str]]) -> Mappin
     return states | dict.fromkeys(keys, state)
 
 
-def format_lists(records: list[RecordSummary], vectors: list[VectorSummary]) -> Iterator[str]:
-    """Yield both lists as lines of text output."""
-    yield tr("Records:")
-    yield from (one.line() for one in records)
-    yield ""
-    yield tr("Vectors of the provider in use:")
-    yield from (one.line() for one in vectors)
-    yield ""
-
-
 _PROBLEMS = (AngelProblem, ChromaProblem, OSError, apsw.Error, UnicodeDecodeError)
 
 
@@ -178,7 +168,12 @@ class AngelHealthSummary(HealthSummary, frozen=True, kw_only=True):
     def lines(self) -> Iterator[str]:
         """Yield its lines of text output."""
         if self.record_list is not UNSET and self.vector_list is not UNSET:
-            yield from format_lists(self.record_list, self.vector_list)
+            yield tr("Records:")
+            yield from (one.line() for one in self.record_list)
+            yield ""
+            yield tr("Vectors of the provider in use:")
+            yield from (one.line() for one in self.vector_list)
+            yield ""
         if self.records is not UNSET and self.tags is not UNSET:
             parts = join_list((format_count(self.records, "record"), format_count(self.tags, "tag")))
             yield tr("{parts}, {size}.", parts=parts, size=format_bytes(self.bytes))

@@ -211,6 +211,11 @@ def _is_own(trial: TriggerTrial, table: str, action: int, first: str | None, sec
     return action == apsw.SQLITE_SELECT
 
 
+def deny_other_files(operation: int, *_: object) -> int:
+    """Authorizer that denies opening other files."""
+    return apsw.SQLITE_DENY if operation in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH) else apsw.SQLITE_OK
+
+
 def find_called_functions(statement: str) -> frozenset[str]:
     """Return the functions that the rules of a table call, by creating the table in a private database."""
     return _rules_call(statement) if len(statement) <= _REMEMBERED else _rules_call.__wrapped__(statement)

@@ -210,7 +210,17 @@ def _catalog(
         if only in (None, base_id):
             own = None if found.items is None else found.items.get(base_id, [])
             store, problem = _stored(row, own, indexes.get(str(base_id)), is_slim=is_slim)
-            base = _combine_with_row(row, own or [], store, problem)
+            statuses = Counter(str(item.get("status")) for item in (own or []))
+            base = BaseSummary(
+                id=row.get("id"),
+                name=_readable(row.get("name", row.get("id"))),
+                status=_readable(row.get("status")),
+                error=_readable(row.get("error")),
+                model=_readable(row.get("embedding_model_id")),
+                items=dict(sorted(statuses.items())),
+                store=store,
+                problem=problem,
+            )
             if items:
                 base = structs.replace(base, item_list=_items(own or [], indexes.get(str(base_id))))
             bases.append(base)
@@ -244,21 +254,6 @@ def _units_by_material(index: Path | None) -> dict[str, int]:
             return {lenient_text(material): count for material, count in db.execute(query) if material is not None}
     except (apsw.Error, OSError, UnicodeDecodeError):
         return {}
-
-
-def _combine_with_row(row: Row, items: list[Row], store: Store | None, problem: str | None) -> BaseSummary:
-    """Combine the catalog's row of a base with the summary of its index."""
-    statuses = Counter(str(item.get("status")) for item in items)
-    return BaseSummary(
-        id=row.get("id"),
-        name=_readable(row.get("name", row.get("id"))),
-        status=_readable(row.get("status")),
-        error=_readable(row.get("error")),
-        model=_readable(row.get("embedding_model_id")),
-        items=dict(sorted(statuses.items())),
-        store=store,
-        problem=problem,
-    )
 
 
 def _readable(value: Any) -> Any:

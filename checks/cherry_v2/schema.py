@@ -19,6 +19,7 @@ from checks.audit.collector import FindingCollector
 from checks.audit.sqlite_checks import (
     ForeignObject,
     TriggerTrial,
+    deny_other_files,
     find_called_functions,
     find_foreign_on_tables,
     find_foreign_views,
@@ -257,7 +258,7 @@ def _try_statements(
         db.execute("PRAGMA journal_mode = MEMORY")
         # The scratch file is private, so its triggers may run.
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
-        db.authorizer = _no_other_file
+        db.authorizer = deny_other_files
         for (_, name), statement in statements.items():
             try:
                 db.execute(statement)
@@ -271,11 +272,6 @@ def _try_statements(
         )
         if all(("trigger", name) in statements for name in _TRIGGERS):
             yield from _wrong_triggers(db, shape, findings)
-
-
-def _no_other_file(operation: int, *_: object) -> int:
-    """Authorizer that denies opening other files."""
-    return apsw.SQLITE_DENY if operation in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH) else apsw.SQLITE_OK
 
 
 def _is_refused(db: apsw.Connection, sql: str, findings: FindingCollector) -> bool:

@@ -18,6 +18,7 @@ from checks.audit.sqlite_checks import (
     AVERAGES,
     ForeignObject,
     TriggerTrial,
+    deny_other_files,
     find_foreign_on_tables,
     find_full_text_indexes,
     has_extra_effects,
@@ -105,7 +106,7 @@ def _find_wrong_trigger(columns: list[str], triggers: dict[str, str]) -> Iterato
     with sqlite.open_in_memory() as db:
         # The scratch database is private, so its triggers may run.
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
-        db.authorizer = _no_other_file
+        db.authorizer = deny_other_files
         db.execute(f"CREATE TABLE {NOTES} ({', '.join(map(untrusted_sqlite.quote_name, columns))})")
         db.execute(_SCRATCH_FULL_TEXT)
         for name, sql in triggers.items():
@@ -128,11 +129,6 @@ def _has_effect(db: apsw.Connection, statement: str, word: str, wanted: list[int
         return [row[0] for row in db.execute(query, (word,))] == wanted
     except apsw.Error:
         return False
-
-
-def _no_other_file(operation: int, *_: object) -> int:
-    """Authorizer that denies opening other files."""
-    return apsw.SQLITE_DENY if operation in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH) else apsw.SQLITE_OK
 
 
 def check_migration(db: apsw.Connection, findings: FindingCollector, *, has_vectors: bool) -> None:

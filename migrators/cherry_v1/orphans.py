@@ -368,17 +368,6 @@ class ReconstructedItems(msgspec.Struct, kw_only=True):
     partial: int = 0
 
 
-def reconstruct_items(base: str, loaders: list[LoaderSummary], source_files: SourceFiles) -> ReconstructedItems:
-    """Reconstruct the items that the rows of a vector file were made from, in the order of their first rows.
-
-    Args:
-        base: id of the base, used as prefix of the item ids.
-        loaders: what the rows contain, by loader id.
-        beside: other files of the source.
-    """
-    return _ItemBuilder(base, loaders, source_files).found
-
-
 def _has_uploaded_text(loader: LoaderSummary) -> bool:
     """Whether the source of the rows is a text, which an upload may contain."""
     is_text = loader.loader_id.startswith((TEXT_LOADER, JSON_LOADER))
@@ -638,7 +627,7 @@ def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, opened: OpenVe
             message = tr("no base was made from {name}: {reason}", name=name, reason=problem)
             messages.append(Notice(code=notices.NOT_ADOPTED, message=message))
             continue
-        found = reconstruct_items(name, summary.loaders, source_files)
+        found = _ItemBuilder(name, summary.loaders, source_files).found
         logger.info("vector file %s: %s items reconstructed from %s rows", name, len(found.raws), summary.rows)
         items = LazyItems([msgspec.Raw(msgspec.json.encode(raw)) for raw in found.raws])
         name_of_base = _folder_name(found.folders) or name

@@ -438,15 +438,6 @@ def _notices(plan: BaseImportPlan, base_report: BaseReport) -> Iterator[Notice]:
         yield Notice(code=notices.NO_BASE, message=said, count=plan.strays)
 
 
-def count_skipped(outcomes: list[BaseOutcome]) -> Counter[str]:
-    """Count the items, and the rows without a base, that are not imported, by reason."""
-    skipped: Counter[str] = Counter()
-    for outcome in outcomes:
-        skipped.update(outcome.base.skipped_items or {})
-        skipped.update({one.code: one.count for one in outcome.notices if one.code == notices.NO_BASE})
-    return skipped
-
-
 COMMAND = "import"
 #: Raise it when the same file gives a different library: bases of earlier runs are then imported again.
 WRITER_VERSION = 1
@@ -572,7 +563,11 @@ def plan_import(
 def build_import_report(run: Run, outcomes: dict[str, BaseOutcome]) -> MigrationReport:
     """Build the report of an import."""
     ordered = list(outcomes.values())
-    return report.build_report(run, ordered, count_skipped(ordered), ())
+    skipped: Counter[str] = Counter()
+    for outcome in ordered:
+        skipped.update(outcome.base.skipped_items or {})
+        skipped.update({one.code: one.count for one in outcome.notices if one.code == notices.NO_BASE})
+    return report.build_report(run, ordered, skipped, ())
 
 
 def _fingerprints(bases: list[tuple[int, UnitsFile, BaseMetadata]], entries: dict[str, LedgerEntry]) -> dict[str, str]:

@@ -361,7 +361,19 @@ def reconcile(
             kind = store.found.kind
         _refuse_unused(kind, options)
         if kind is Kind.ANGEL_MEMORY:
-            return _reconcile_angel_memory(path, options, progress, confirm)
+            wanted = angel_memory.AngelReconcileOptions(
+                path=Path(path),
+                kind=options.kind,
+                dry_run=options.dry_run,
+                provider=options.provider,
+                probes=options.probe,
+            )
+            return angel_memory.reconcile(
+                partial(choose_embedder, options.config, options.embedder),
+                wanted,
+                progress=progress_or_silent(progress),
+                show_plan=confirm or (lambda _: True),
+            )
         if kind is Kind.CODEX_MEM and not options.only:
             try:
                 return _fill("reconcile", path, options, None, progress, confirm)
@@ -370,27 +382,6 @@ def reconcile(
                 if options.embedder is not None:
                     raise
     return plan_reconcile(path, options, progress, confirm)
-
-
-def _reconcile_angel_memory(
-    path: str | Path,
-    options: ReconcileOptions,
-    progress: Progress | None,
-    confirm: Callable[[EmbeddingReport], bool] | None,
-) -> EmbeddingReport:
-    wanted = angel_memory.AngelReconcileOptions(
-        path=Path(path),
-        kind=options.kind,
-        dry_run=options.dry_run,
-        provider=options.provider,
-        probes=options.probe,
-    )
-    return angel_memory.reconcile(
-        partial(choose_embedder, options.config, options.embedder),
-        wanted,
-        progress=progress_or_silent(progress),
-        show_plan=confirm or (lambda _: True),
-    )
 
 
 def _refuse_unused(kind: Kind, options: ReconcileOptions) -> None:

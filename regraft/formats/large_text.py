@@ -47,7 +47,15 @@ class LargeText:
             apsw.Error: it cannot be read.
         """
         raw = read_pieces(self.db, self.table, self.column, self.rowid)
-        yield from _repair_utf8(raw if self.codec is None else _convert_to_utf8(raw, self.codec))
+        left = b""
+        for piece in raw if self.codec is None else _convert_to_utf8(raw, self.codec):
+            whole = left + piece
+            end = _split_position(whole)
+            left = whole[end:]
+            if end:
+                yield _to_utf8(whole[:end])
+        if left:
+            yield _to_utf8(left)
 
     def whole(self) -> str:
         """Read the whole text.
@@ -98,18 +106,6 @@ def _convert_to_utf8(raw: Iterator[bytes], codec: str) -> Iterator[bytes]:
     for piece in raw:
         yield decoder.decode(piece).encode("utf-8", "replace")
     yield decoder.decode(b"", final=True).encode("utf-8", "replace")
-
-
-def _repair_utf8(raw: Iterator[bytes]) -> Iterator[bytes]:
-    left = b""
-    for piece in raw:
-        whole = left + piece
-        end = _split_position(whole)
-        left = whole[end:]
-        if end:
-            yield _to_utf8(whole[:end])
-    if left:
-        yield _to_utf8(left)
 
 
 def _split_position(raw: bytes) -> int:

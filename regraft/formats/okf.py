@@ -65,11 +65,6 @@ def leading_line(text: str) -> str:
     return first
 
 
-def first_line(text: str) -> str:
-    """Return the first non-empty line of ``text``, including heading marks, else ``""``."""
-    return next(filter(None, _lines(text)), "")
-
-
 def _cut_title(text: str) -> str:
     """Cut a text to the length of a title."""
     return trim(utf16_cut(text, MAX_TITLE_UNITS))
@@ -104,5 +99,5 @@ def url_snapshot(url: str, content: str) -> Snapshot:
 
 def note_snapshot(source: str) -> Snapshot:
     """Describe the snapshot of a note. ``source`` is its source URL or its text."""
-    line = first_line(source)
+    line = next(filter(None, _lines(source)), "")
     return Snapshot(stem=_stem(line) or "note", type="Note", title=line)

@@ -83,6 +83,11 @@ class Mode(StrEnum):
     HYBRID = "hybrid"
     SIMPLE = "simple"
 
+    @property
+    def score_kind(self) -> str:
+        """Meaning of scores: ``relevance`` measures similarity, ``ranking`` only orders the hits."""
+        return "relevance" if self is Mode.VECTOR else "ranking"
+
 
 class UnitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A search request. For None, the base's setting applies, otherwise the application's default."""
@@ -118,11 +123,6 @@ class UnitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     #: Whether scores depend on text length only, as for queries of short words.
     is_by_length: bool = False
-
-    @property
-    def score_kind(self) -> str:
-        """Meaning of scores: ``relevance`` measures similarity, ``ranking`` only orders the hits."""
-        return "relevance" if self.mode is Mode.VECTOR else "ranking"
 
 
 # --- selection of the base -------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from regraft.formats.cherry_v2.index.search import Hit
 from regraft.ranking.angel_memory import NoteExcerpt, RecordAnswer
-from regraft.ranking.cherry_v2 import Mode, UnitAnswer
+from regraft.ranking.cherry_v2 import UnitAnswer
 from regraft.ranking.codex_mem import NoteAnswer
 from regraft.ranking.rsclaw import ChunkAnswer
 from regraft.ranking.several_bases import CombinedAnswer
@@ -69,7 +69,7 @@ def search_report(head: Head, found: UnitAnswer | CombinedAnswer) -> SearchRepor
         mode=found.mode.value,
         count=found.count,
         alpha=found.alpha,
-        score_kind=found.score_kind,
+        score_kind=found.mode.score_kind,
         dropped=found.dropped,
         notes=found.notes,
         hits=[_build_unit(found, hit, rank, hit.score) for rank, hit in enumerate(found.hits, 1)],
@@ -85,7 +85,7 @@ def _combined_report(head: Head, found: CombinedAnswer) -> SearchReport:
             base_name=answer.base_name,
             mode=answer.mode.value,
             alpha=answer.alpha,
-            score_kind=answer.score_kind,
+            score_kind=answer.mode.score_kind,
             found=len(answer.hits),
             dropped=answer.dropped,
         )
@@ -174,7 +174,7 @@ def chunk_search_report(head: Head, answer: ChunkAnswer) -> ChunksReport:
         as_=answer.scope.words,
         mode=answer.mode.value,
         count=answer.count,
-        score_kind=answer.score_kind,
+        score_kind=answer.mode.score_kind,
         notes=answer.notes,
         hits=[
             FoundChunk(
@@ -324,7 +324,7 @@ def record_search_report(head: Head, answer: RecordAnswer) -> RecordsReport:
         head=head,
         mode=answer.mode.value,
         count=answer.count,
-        score_kind="relevance" if answer.mode is Mode.VECTOR else "ranking",
+        score_kind=answer.mode.score_kind,
         notes=answer.notes,
         hits=[
             FoundRecordReport(

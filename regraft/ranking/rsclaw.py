@@ -216,11 +216,6 @@ class ChunkAnswer(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether pages of the KB are damaged.
     is_damaged: bool
 
-    @property
-    def score_kind(self) -> str:
-        """Meaning of scores: ``relevance`` measures similarity, ``ranking`` only orders the hits."""
-        return "relevance" if self.mode is Mode.VECTOR else "ranking"
-
 
 def search(path: Path, request: ChunkRequest) -> ChunkAnswer:
     """Search a KB on behalf of a caller.

@@ -274,30 +274,25 @@ def _rebuild_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:
         return
     if state.providers.is_changed:
         before = tr(" (was {stated})", stated=state.providers.stated) if state.providers.stated else ""
+        finding = angel.PROVIDER_CHANGED
         message = tr(
             "embed {notes} again with provider {name}{before}",
             notes=format_count(count, "note"),
             name=state.folder.name,
             before=before,
         )
-        yield Action(
-            action="rebuild-collection", message=message, subject=folder, count=count, finding=angel.PROVIDER_CHANGED
-        )
     elif state.unreadable is not None:
+        finding = angel.VECTOR_UNUSABLE
         message = tr(
             "write {vectors} into a new collection, because chromadb cannot read the old one",
             vectors=format_count(count, "vector"),
         )
-        yield Action(
-            action="rebuild-collection", message=message, subject=folder, count=count, finding=angel.VECTOR_UNUSABLE
-        )
     else:
+        finding = angel.VECTOR_MISSING
         message = tr(
             "write {vectors} into a new collection, because none can be kept", vectors=format_count(count, "vector")
         )
-        yield Action(
-            action="rebuild-collection", message=message, subject=folder, count=count, finding=angel.VECTOR_MISSING
-        )
+    yield Action(action="rebuild-collection", message=message, subject=folder, count=count, finding=finding)
 
 
 def _update_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:

@@ -375,17 +375,6 @@ def _demand_matching_model(
         raise ModelDiffers(embedder=settings.name, model=settings.model, reason=different[0])
 
 
-def index_models(store: Store, new: NewModel | None) -> frozenset[str]:
-    """Return the model ids of the selected bases, including ``new``.
-
-    Raises:
-        SourceUnreadable: the catalog cannot be read.
-    """
-    rows = _selected_rows(store, _catalog_rows(store) or {}).values()
-    ids = {row.get("embedding_model_id") for row in rows} | {None if new is None else new.model_id}
-    return frozenset(str(one) for one in ids if one is not None)
-
-
 def _selected_rows(store: Store, rows: dict[str, Row]) -> dict[str, Row]:
     """Return the catalog rows of the selected bases; of a base's folder or index file, only those of that base."""
     is_whole = store.found.stores.is_whole
@@ -504,7 +493,9 @@ class IndexFiller:
 
     def models(self, store: Store, options: BackfillOptions) -> frozenset[str]:
         """Return the model ids of the selected bases."""
-        return index_models(store, options.new)
+        rows = _selected_rows(store, _catalog_rows(store) or {}).values()
+        ids = {row.get("embedding_model_id") for row in rows} | {None if options.new is None else options.new.model_id}
+        return frozenset(str(one) for one in ids if one is not None)
 
     def targets(self, store: Store, settings: EmbedderSettings, options: BackfillOptions) -> FillTargets:
         """Return the bases that an embedder can fill, and steps that build missing indexes and set models."""

@@ -109,7 +109,8 @@ def is_damaged(findings: Sequence[Finding]) -> bool:
 
 def suggest_salvage(index: DamagedIndex) -> list[Unresolved]:
     """Leave a damaged index as it is, and say how much of it can be salvaged."""
-    line = salvage_command(index.store, index.base)
+    chosen = ("--base", index.base) if index.store.found.stores.is_whole else ()
+    line = shlex.join(["regraft", "repair", path_argument(index.store.path), "--salvage", *chosen])
     try:
         with salvage.salvage_index(index.path, index.expected) as found:
             tally = found.tally
@@ -122,12 +123,6 @@ def suggest_salvage(index: DamagedIndex) -> list[Unresolved]:
         option="--salvage",
     )
     return [_leave(one, offered, repair=line) for one in _file_findings(index)]
-
-
-def salvage_command(store: Store, base: str) -> str:
-    """Command line that salvages one base."""
-    chosen = ("--base", base) if store.found.stores.is_whole else ()
-    return shlex.join(["regraft", "repair", path_argument(store.path), "--salvage", *chosen])
 
 
 def plan(index: DamagedIndex) -> Plan:

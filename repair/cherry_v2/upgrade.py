@@ -382,7 +382,10 @@ def _rebuild_change(path: Path, base: str, place: Place, old: OldIndex, state: _
     )
 
     def make(new: Path) -> None:
-        demand_no_log(path)
+        # SQLite would apply a log beside the old file to the new one.
+        beside = untrusted_sqlite.find_companions(path)
+        if beside:
+            raise PlanOutdated(path=path, reason=tr("it has an unfinished transaction ({name})", name=beside[0].name))
         with cherry_preview.readable_copy(path) as copy:
             older.build_current_index(copy, new, old, str(place.base_id))
             kept = cherry_preview.copy_remaining_rows(copy, new) if state.previews else 0
@@ -391,14 +394,3 @@ def _rebuild_change(path: Path, base: str, place: Place, old: OldIndex, state: _
         durable.copy_mode(path, new)
 
     return FileChange(path=place.name, actions=(action,), make=make, bytes=size)
-
-
-def demand_no_log(path: Path) -> None:
-    """Refuse to replace a file that has a log beside it: SQLite would apply the log to the new file.
-
-    Raises:
-        PlanOutdated
-    """
-    beside = untrusted_sqlite.find_companions(path)
-    if beside:
-        raise PlanOutdated(path=path, reason=tr("it has an unfinished transaction ({name})", name=beside[0].name))

@@ -129,26 +129,14 @@ def migration_changes(store: Store, now_ms: int) -> list[FileChange]:
         copy_database(path, new)
         own = (MIGRATIONS,)
         with sqlite.open_writable(new) as db, sqlite.transaction(db), untrusted_sqlite.change_only(db, path, own):
-            apply_migration(db, path, applied_at)
+            for name in missing_columns(db, path):
+                db.execute(f"ALTER TABLE {NOTES} ADD COLUMN {name} {COLUMNS[name]}")
+            if database.recorded_migration_name(db) is None:
+                db.execute(
+                    f"INSERT INTO {MIGRATIONS} (version, name, applied_at) VALUES (?, ?, ?)", (*MIGRATION, applied_at)
+                )
 
     return [FileChange(path=path.name, actions=(action,), make=make, bytes=path.stat().st_size)]
-
-
-def apply_migration(db: apsw.Connection, path: Path, applied_at: str) -> None:
-    """Add the missing columns and record the migration, in the caller's transaction.
-
-    Args:
-        db: the database, open for writing.
-        path: the database's name in errors.
-        applied_at: the time, RFC 3339.
-
-    Raises:
-        MigrationForeign: the database has another migration 006, or a column with another definition.
-    """
-    for name in missing_columns(db, path):
-        db.execute(f"ALTER TABLE {NOTES} ADD COLUMN {name} {COLUMNS[name]}")
-    if database.recorded_migration_name(db) is None:
-        db.execute(f"INSERT INTO {MIGRATIONS} (version, name, applied_at) VALUES (?, ?, ?)", (*MIGRATION, applied_at))
 
 
 def missing_columns(db: apsw.Connection, path: Path) -> list[str]:

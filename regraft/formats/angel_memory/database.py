@@ -105,7 +105,8 @@ def read_notes(place: Path, relative: str) -> list[Note]:
     """
     data = links.read_bytes(place)
     lines = len(split_lines(data))
-    path = path_tags(relative)
+    parts = (part.strip() for part in relative.replace("\\", "/").strip("/").split("/"))
+    path = [part for part in parts if part]
     if Path(relative).suffix.lower() == ".md":
         try:
             leaves = list(leaf_headings(_normalize_newlines(data.decode("utf-8"))))
@@ -138,12 +139,6 @@ def split_lines(data: bytes) -> list[str]:
 
 def _normalize_newlines(text: str) -> str:
     return io.IncrementalNewlineDecoder(None, translate=True).decode(text, final=True)
-
-
-def path_tags(relative: str) -> list[str]:
-    """Return the parts of a path including the file name, stripped of white space."""
-    parts = (part.strip() for part in relative.replace("\\", "/").strip("/").split("/"))
-    return [part for part in parts if part]
 
 
 def leaf_headings(text: str) -> Iterator[tuple[str, ...]]:

@@ -67,19 +67,6 @@ class Generation(StrEnum):
     THIRD = "2.1"
 
 
-def detect_generation(columns: Mapping[str, Collection[str]]) -> Generation:
-    """Recognize the generation by the columns of the existing tables."""
-    models, bases = columns.get(MODELS, ()), columns.get(BASES, ())
-    if "preset_model_id" not in models:
-        is_current = "search_mode" not in bases and "supports_streaming" in models
-        return Generation.LIBRARY if is_current else Generation.EARLIER_LIBRARY
-    if "search_mode" in bases:
-        return Generation.BEFORE_RELEASE
-    if "input_modalities_explicit" not in models:
-        return Generation.FIRST
-    return Generation.SECOND if "api_features" in columns.get(PROVIDERS, ()) else Generation.THIRD
-
-
 class CatalogTables(msgspec.Struct, frozen=True):
     """The tables of one catalog. ``columns`` maps each table's columns to whether a row must provide a value."""
 
@@ -89,7 +76,15 @@ class CatalogTables(msgspec.Struct, frozen=True):
     @property
     def generation(self) -> Generation:
         """The generation of the catalog."""
-        return detect_generation(self.columns)
+        models, bases = self.columns.get(MODELS, ()), self.columns.get(BASES, ())
+        if "preset_model_id" not in models:
+            is_current = "search_mode" not in bases and "supports_streaming" in models
+            return Generation.LIBRARY if is_current else Generation.EARLIER_LIBRARY
+        if "search_mode" in bases:
+            return Generation.BEFORE_RELEASE
+        if "input_modalities_explicit" not in models:
+            return Generation.FIRST
+        return Generation.SECOND if "api_features" in self.columns.get(PROVIDERS, ()) else Generation.THIRD
 
     def demand(self, table: str, needed: Collection[str]) -> None:
         """Check that the catalog has a table with certain columns.

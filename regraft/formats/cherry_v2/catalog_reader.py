@@ -192,6 +192,12 @@ def parse_item_data(item: Row) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def relative_path(item: Row) -> str | None:
+    """Return the path below ``raw/`` of an item's file; None if its data have none."""
+    path = parse_item_data(item).get("relativePath")
+    return path if isinstance(path, str) else None
+
+
 def list_unknown_fields(item: Row) -> list[str]:
     """List the fields of an item's ``data`` that its type does not define. They are always preserved."""
     needed, more = DATA_FIELDS.get(str(item.get("type")), ((), ()))

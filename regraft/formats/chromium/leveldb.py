@@ -267,11 +267,6 @@ def _is_complete_fragment(block: bytes, at: int) -> bool:
     return end <= len(block) and mask_checksum(crc32c.crc32c(block[at + 6 : end])) == int(checksum)
 
 
-def batch_sequence(batch: bytes) -> int:
-    """Return the sequence number of a write batch's first record. The batch must be valid."""
-    return int(_BATCH_HEADER.unpack_from(batch)[0])
-
-
 def batch_records(batch: bytes, holds: Callable[[bytes], bool]) -> list[Record]:
     """Return the records of a write batch whose keys ``holds`` accepts.
 
@@ -873,7 +868,8 @@ def _scan_log(path: Path, wanted: KeyFilter, take: Callable[[Record], None]) -> 
             except MalformedStorage:
                 malformed += 1
                 continue
-            oldest = min(batch_sequence(batch), _MAX_SEQUENCE if oldest is None else oldest)
+            # The number of the batch's first record.
+            oldest = min(int(_BATCH_HEADER.unpack_from(batch)[0]), _MAX_SEQUENCE if oldest is None else oldest)
             for record in records:
                 take(record)
     passed_over = log.passed_over + malformed + log.is_cut_off

@@ -123,17 +123,6 @@ def _take_numbers(numbers: Iterator[int], count: int) -> list[int]:
     return found
 
 
-def check_format(db: apsw.Connection, table: str) -> None:
-    """Refuse an index with another format version.
-
-    Raises:
-        IndexBuildRefused: the version is not supported.
-    """
-    found: Any = db.execute(f"SELECT v FROM {table}_config WHERE k = 'version'").get
-    if found != FORMAT:
-        raise IndexBuildRefused(f"the index is of format {found}")
-
-
 def read_record(db: apsw.Connection, table: str, number: int) -> bytes:
     """Return a row of the index's ``data`` table, or empty bytes if it does not exist."""
     found: Any = db.execute(f"SELECT block FROM {table}_data WHERE id = ?", (number,)).get
@@ -269,7 +258,9 @@ class IndexWriter:
         #: The last page on which a term begins, with its separator and the doclist index of its last term.
         self._last: tuple[int, bytes, DoclistIndex] | None = None
         self._terms: list[tuple[int, bytes, int]] = []
-        check_format(db, index.table)
+        found: Any = db.execute(f"SELECT v FROM {index.table}_config WHERE k = 'version'").get
+        if found != FORMAT:
+            raise IndexBuildRefused(f"the index is of format {found}")
         db.execute(f"INSERT INTO {index.table} ({index.table}) VALUES ('delete-all')")
         structure = Structure.read(read_record(db, index.table, STRUCTURE))
         if structure.segments:

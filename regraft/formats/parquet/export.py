@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -318,16 +318,6 @@ _CHUNKS_QUERY = (
     """SELECT id, doc_id, seq, title, path, source, body, vector FROM chunks WHERE reason IS NULL ORDER BY rowid"""
 )
 _REASONS = "SELECT reason, count(*) FROM chunks WHERE reason IS NOT NULL GROUP BY 1 ORDER BY 1"
-
-
-def open_chunks(source: Located, visible_to: tuple[str, ...]) -> AbstractContextManager[ChunkTable]:
-    """Write the chunks of a knowledge base to a temporary table, by :func:`regraft.formats.rsclaw.chunk_table.written`.
-
-    Raises:
-        WrongUsage: an entry of ``visible_to`` is malformed.
-        RedbError, NotEnoughSpace, OSError
-    """
-    return rsclaw_chunks.write_chunk_table(source.path, None, parse_scope(visible_to, "--visible-to"))
 
 
 def describe_base(chunks: ChunkTable) -> BaseMetadata:
@@ -751,7 +741,9 @@ def _rsclaw_export(
     source: Located, bases: tuple[str, ...], visible_to: tuple[str, ...], stack: ExitStack
 ) -> SourceExport:
     """Prepare the export of an rsclaw knowledge base."""
-    written = stack.enter_context(open_chunks(source, visible_to))
+    written = stack.enter_context(
+        rsclaw_chunks.write_chunk_table(source.path, None, parse_scope(visible_to, "--visible-to"))
+    )
     part = BaseExport(
         describe_base(written),
         file=written.path,

@@ -67,14 +67,6 @@ class FileMetadata(msgspec.Struct):
 
 def encode_metadata(metadata: FileMetadata) -> dict[bytes, bytes]:
     """Encode the metadata for a Parquet file."""
-    return {
-        METADATA_KEY: msgspec.json.encode(_encodable(msgspec.to_builtins(metadata))),
-        VDF_KEY: msgspec.json.encode(_encodable(_vdf_metadata(metadata))),
-    }
-
-
-def _vdf_metadata(metadata: FileMetadata) -> dict[str, Any]:
-    """Describe the vectors for other tools in the format of vdf-io (``docs/formats/parquet.md``, "Metadata")."""
     indexes = {}
     for base in metadata.bases:
         described = {
@@ -86,7 +78,10 @@ def _vdf_metadata(metadata: FileMetadata) -> dict[str, Any]:
             "metric": "Cosine",
         }
         indexes[base.id] = [described]
-    return {"id_column": "unit_id", "indexes": indexes}
+    return {
+        METADATA_KEY: msgspec.json.encode(_encodable(msgspec.to_builtins(metadata))),
+        VDF_KEY: msgspec.json.encode(_encodable({"id_column": "unit_id", "indexes": indexes})),
+    }
 
 
 def _encodable(value: Any) -> Any:

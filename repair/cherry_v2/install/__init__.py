@@ -29,7 +29,7 @@ from regraft.formats.cherry_v2.catalog_generation import (
     make_provider_row,
     read_tables,
 )
-from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.catalog_reader import Row, relative_path
 from regraft.formats.cherry_v2.layout import DATA_FOLDER
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.identity import replace
@@ -370,11 +370,7 @@ class _Planner:
         there = {
             path.relative_to(folder).as_posix() for path in self._library.files(base).files if folder in path.parents
         }
-        lost = [
-            row
-            for row in rows
-            if row.get("type") == profile_rows.EXTERNAL and profile_rows.external_file_path(row) not in there
-        ]
+        lost = [row for row in rows if row.get("type") == profile_rows.EXTERNAL and relative_path(row) not in there]
         staged = profile_rows.unfinished_external_items(rows)
         lost = [row for row in lost if row not in staged]
         if lost:

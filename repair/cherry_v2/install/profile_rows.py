@@ -74,12 +74,6 @@ def unfinished_external_items(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.get("type") == EXTERNAL and row.get("status") == "deleting"]
 
 
-def external_file_path(row: Row) -> str | None:
-    """Path below ``raw/`` of an external item's file; None if its data has none."""
-    path = parse_item_data(row).get("relativePath")
-    return path if isinstance(path, str) else None
-
-
 def describe_refused_items(refused: dict[str, list[Row]]) -> str:
     """Describe the items whose types the profile does not have.
 

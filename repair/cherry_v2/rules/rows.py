@@ -21,6 +21,7 @@ from checks.audit.findings import RowNumbers
 from checks.cherry_v2 import detect
 from checks.cherry_v2 import findings as v2
 from regraft.language import tr
+from regraft.text import decode_utf16
 from repair.cherry_v2.indexing import find_lost_units
 
 #: The columns have no type, so that damaged values are not converted.
@@ -553,20 +554,13 @@ class _TextAssembly:
     def texts(self) -> Iterator[bytes]:
         """Yield the text as UTF-8: all of it, and up to the last body."""
         for wide in (self._wide, self._wide[: self._end]):
-            text = _decode_utf16(bytes(wide))
+            text = decode_utf16(bytes(wide))
             if text is not None:
                 yield text.encode()
 
     def text(self) -> bytes | None:
         """Return the whole text as UTF-8; None if it is not valid."""
         return next(self.texts(), None)
-
-
-def _decode_utf16(wide: bytes) -> str | None:
-    try:
-        return wide.decode("utf-16-le")
-    except UnicodeDecodeError:
-        return None
 
 
 def _rekey_contents(job: RowRepair) -> None:
@@ -609,7 +603,7 @@ class _ContentText:
         if not detect.is_valid_span(start, end, len(self._wide) // self._width):
             return None
         part = self._wide[start * self._width : end * self._width]
-        return part.decode() if self._width == 1 else _decode_utf16(part)
+        return part.decode() if self._width == 1 else decode_utf16(part)
 
     def find_offsets(self, body: bytes) -> tuple[int, int] | None:
         """Return the offsets of a body that occurs exactly once, or None."""

@@ -173,7 +173,10 @@ def _plan_base(
     made.bodies[base] = partial(read_bodies, texts, options.reader)
     lacking = {key for one in texts if one.text is not None for key in one.text.lacking}
     if lacking and base not in options.embedded and not is_blank(row.get("embedding_model_id")):
-        made.left.append(_without_vector(store, base, len(lacking)))
+        count = len(lacking)
+        repair = shlex.join(["regraft", "backfill", path_argument(store.path), "--base", base])
+        reason = tr("left for backfill: {texts} without a vector", texts=format_count(count, "new text"))
+        made.left.append(Unresolved(finding=v2.VECTOR_MISSING, reason=reason, base=base, count=count, repair=repair))
     return made, changes
 
 
@@ -191,13 +194,6 @@ def _removed_items(compared: BaseComparison, protected: str | None) -> list[Row]
         source = compared.sources.get(str(item.get("id"))) or str(parse_item_data(item).get("source"))
         compared.leave(v2.SOURCE_GONE, reason, source)
     return []
-
-
-def _without_vector(store: Store, base: str, count: int) -> Unresolved:
-    """Make the unresolved finding that new texts wait for backfill."""
-    repair = shlex.join(["regraft", "backfill", path_argument(store.path), "--base", base])
-    reason = tr("left for backfill: {texts} without a vector", texts=format_count(count, "new text"))
-    return Unresolved(finding=v2.VECTOR_MISSING, reason=reason, base=base, count=count, repair=repair)
 
 
 def _moved_sources(items: list[Row], options: SyncRequest) -> Iterator[tuple[str, str]]:

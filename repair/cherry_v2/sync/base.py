@@ -21,7 +21,7 @@ from regraft import identity
 from regraft.disk import file_paths, untrusted_sqlite
 from regraft.disk.file_paths import NO_TEXT_EXTENSIONS, ChildPaths, FolderPrefixes, sanitize_material_name
 from regraft.errors import WrongUsage
-from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data
+from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data, relative_path
 from regraft.formats.cherry_v2.index import schema, store
 from regraft.formats.cherry_v2.settings import Settings
 from regraft.language import format_count, join_list, tr
@@ -659,7 +659,11 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         ids = {one.id for one in waiting}
         materials = [one.path for key, one in self.index.materials.items() if key not in ids]
         taken = find_taken_paths(self.items, materials, self.raw)
-        used = [*materials, *filter(None, map(_relative, self.items)), *filter(None, map(get_indexed_path, self.items))]
+        used = [
+            *materials,
+            *filter(None, map(relative_path, self.items)),
+            *filter(None, map(get_indexed_path, self.items)),
+        ]
         prefixes = [folder.path for folder in self.folders]
         reserves = not is_blank(self.row.get("file_processor_id"))
         names = free_snapshot_names(taken, prefixes, reserve_processed=reserves)
@@ -701,12 +705,6 @@ class BaseComparison(msgspec.Struct, kw_only=True):
                 self.leave(v2.SOURCE_UNREACHABLE, reason, folder.source)
             else:
                 self.gone += items
-
-
-def _relative(item: Row) -> str | None:
-    """Return the path of an item's file, or None."""
-    path = parse_item_data(item).get("relativePath")
-    return path if isinstance(path, str) else None
 
 
 def _processed_path(item: Row) -> str | None:

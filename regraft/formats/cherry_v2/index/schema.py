@@ -19,7 +19,7 @@ from regraft import identity
 from regraft.disk.file_paths import RESERVED_NAME
 from regraft.errors import MaterialRefused, UnitRefused
 from regraft.language import tr
-from regraft.text import utf16_len
+from regraft.text import decode_utf16, utf16_len
 
 #: ``meta.schema_version``. The application drops all tables of a file that has another version.
 SCHEMA_VERSION = 2
@@ -249,7 +249,7 @@ def cut_units(material_id: str, content: str, units: Iterable[tuple[int, int]]) 
         if not 0 <= start <= end <= length:
             reason = tr("ends before it starts") if end < start else tr("is beyond the end of the text")
             raise UnitRefused(material=material_id, unit=index, start=start, end=end, reason=reason, length=length)
-        body = content[start:end] if wide is None else _decode_utf16(wide[2 * start : 2 * end])
+        body = content[start:end] if wide is None else decode_utf16(wide[2 * start : 2 * end])
         if body is None:
             reason = tr("starts or ends inside a surrogate pair")
             raise UnitRefused(material=material_id, unit=index, start=start, end=end, reason=reason, length=length)
@@ -266,13 +266,6 @@ def cut_units(material_id: str, content: str, units: Iterable[tuple[int, int]]) 
             )
         )
     return found
-
-
-def _decode_utf16(wide: bytes) -> str | None:
-    try:
-        return wide.decode("utf-16-le")
-    except UnicodeDecodeError:
-        return None
 
 
 def check_storable(material_id: str, relative_path: str, content: str) -> None:
