@@ -270,12 +270,13 @@ def demand_in_place(root: Path) -> None:
         ChangeUnfinished
         LedgerUnreadable: the ledger is damaged.
     """
-    for change in (change for run in ledgers.read_runs(root) for change in run.changes):
-        if change.means != "file" or change.kept is None:
-            continue
-        is_open = change.state == "undoing" or (change.state == "intended" and change.file.new)
-        if is_open and not os.path.lexists(root / change.path) and os.path.lexists(root / FOLDER / change.kept):
-            raise ChangeUnfinished(path=root, name=printable(change.path))
+    for run in ledgers.read_runs(root):
+        for change in run.changes:
+            if change.means != "file" or change.kept is None:
+                continue
+            is_open = change.state == "undoing" or (change.state == "intended" and change.file.new)
+            if is_open and not os.path.lexists(root / change.path) and os.path.lexists(root / FOLDER / change.kept):
+                raise ChangeUnfinished(path=root, name=printable(change.path))
 
 
 def recover(root: Path, ledger: Ledger) -> bool:
