@@ -10,6 +10,7 @@ from regraft.disk import sqlite, untrusted_sqlite
 from regraft.errors import FullTextNotRebuilt
 from regraft.formats.chroma import database as chroma
 from regraft.formats.chroma.database import DIFFERING_DOCUMENTS, FULL_TEXT_CONTENT, FULL_TEXT_TABLE
+from regraft.language import tr
 from repair.changes.files import copy_database
 
 #: Version of FTS5's tables; FTS5 does not open them without it.
@@ -25,6 +26,10 @@ def rebuild_in_copy(path: Path, new: Path) -> None:
     copy_database(path, new)
     try:
         with sqlite.open_writable(new) as db:
+            # With one, FTS5's rebuild ends the process.
+            for name in untrusted_sqlite.full_text_shadow_indexes(db):
+                reason = tr("{name} is an index on a table of the full-text index", name=name)
+                raise FullTextNotRebuilt(path=path, reason=reason)
             with sqlite.transaction(db):
                 rebuild(db)
             problem = chroma.find_full_text_damage(db)

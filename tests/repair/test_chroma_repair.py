@@ -664,6 +664,17 @@ def test_the_full_text_is_that_of_the_documents_again(store: ChromaStore) -> Non
     assert found == [(3,)]
 
 
+def test_a_full_text_index_with_an_index_on_its_tables_is_not_rebuilt(store: ChromaStore) -> None:
+    """FTS5's rebuild would end the process."""
+    cut_full_text(store)
+    store.execute(f"CREATE INDEX foreign_index ON {FULL_TEXT}_data (1)")
+    before = snapshot(store.root)
+    found = run("repair", store.root, "--yes", "--json")
+    assert (found.status, found.document["error"]["code"]) == (2, "FullTextNotRebuilt")
+    assert "foreign_index is an index on a table of the full-text index" in found.document["error"]["message"]
+    assert snapshot(store.root) == before
+
+
 def test_a_folder_in_use_is_not_written(store: ChromaStore) -> None:
     overwrite_links(store)
     before = snapshot(store.root)
