@@ -54,6 +54,24 @@ def test_each_collection_becomes_a_base(version: str, tmp_path: Path) -> None:
     assert run("check", tmp_path / "library", "--json").document["findings"] == []
 
 
+def test_documents_and_metadata_that_are_bytes_are_migrated_as_text(tmp_path: Path) -> None:
+    store = extract("1.5", tmp_path / "source")
+    key, number = store.rows("SELECT embedding_id, id FROM embeddings ORDER BY id LIMIT 1")[0]
+    store.execute(
+        "UPDATE embedding_metadata SET string_value = x'e4bda0ff' WHERE id = ? AND key = 'chroma:document'", number
+    )
+    store.execute("INSERT INTO embedding_metadata (id, key, int_value) VALUES (?, 'bytes', x'3132')", number)
+    found = run("migrate", store.root, "--to", tmp_path / "library", *MODELS, "--yes", "--json")
+    assert found.status == 0, found.stderr
+    units = []
+    for index in (tmp_path / "library").rglob("index.sqlite"):
+        with closing(apsw.Connection(str(index), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+            query = "SELECT text, locator_json FROM search_text JOIN search_unit ON unit_id = target_id"
+            units += [(text, json.loads(locator)) for text, locator in db.execute(query)]
+    [(text, locator)] = [one for one in units if "bytes" in (one[1]["metadata"] or {})]
+    assert (locator["chroma_id"], text, locator["metadata"]["bytes"]) == (key, "你\ufffd", "12")
+
+
 def test_a_document_in_the_queue_that_is_no_text_is_migrated_as_text(tmp_path: Path) -> None:
     store = extract("1.5", tmp_path / "source")
     topic = f"persistent://default/default/{store.collection_id('plain')}"

@@ -370,10 +370,12 @@ def read_document(db: apsw.Connection, of: ChromaCollection, key: str) -> str | 
 
 
 def _pick_value(text: Any, whole: Any, number: Any, flag: Any) -> Any:
-    """Return the metadata value: the one of four typed columns that is not NULL."""
+    """Return the metadata value: the one of four typed columns that is not NULL, bytes as text."""
     if flag is not None:
         return bool(flag)
-    return next((value for value in (text, whole, number) if value is not None), None)
+    found = next((value for value in (text, whole, number) if value is not None), None)
+    # Chroma stores no bytes and fails at them (chroma.unreadable).
+    return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
 
 
 class _Operation(msgspec.Struct, frozen=True):
