@@ -112,16 +112,8 @@ def backfill(
         RegraftError: refused, nothing was written.
     """
     run = Run(command=options.command, dry_run=options.dry_run, source=options.path)
-    again = partial(open_for_change, options.path, options.kind, options.command, options.bases)
     with ExitStack() as stack:
-        store = stack.enter_context(again())
-        if options.settles or not options.dry_run:
-            # Changes of another run that is at work stay as they are.
-            with suppress(TargetLocked):
-                if recover_before_survey(store):
-                    store = stack.enter_context(again())
-        if options.dry_run:
-            execution.demand_in_place(store.root)
+        store = _open_settled(options, stack)
         run.source_kind = store.found.kind.value
         filler = fillers[store.found.kind]
         settings = choose_settings(choose, store, filler, options)
@@ -144,6 +136,20 @@ def backfill(
             if not show_plan(planned):
                 raise Declined(path=options.path)
             return work.execute(embedder)
+
+
+def _open_settled(options: BackfillOptions, stack: ExitStack) -> Store:
+    """Open the store after settling what a killed run has left; a dry run refuses that."""
+    again = partial(open_for_change, options.path, options.kind, options.command, options.bases)
+    store = stack.enter_context(again())
+    if options.settles or not options.dry_run:
+        # Changes of another run that is at work stay as they are.
+        with suppress(TargetLocked):
+            if recover_before_survey(store):
+                store = stack.enter_context(again())
+    if options.dry_run:
+        execution.demand_in_place(store.root)
+    return store
 
 
 @contextmanager
