@@ -6,6 +6,7 @@ database keeps its rows: ids, texts and metadata are never deleted.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -174,9 +175,9 @@ def _plan_segment(
 
 def _find_foreign(folder: Path | None) -> str | None:
     """Return the name of a segment's folder, or of something in it, that is a link or a pipe; None without one."""
-    if folder is None or not (file_paths.is_link(folder) or file_paths.is_folder(folder)):
+    if folder is None or not os.path.lexists(file_paths.extended_path(folder)):
         return None
-    paths = [folder] if file_paths.is_link(folder) else sorted(folder.iterdir())
+    paths = sorted(folder.iterdir()) if file_paths.is_folder(folder) and not file_paths.is_link(folder) else [folder]
     return next((path.name for path in paths if not _is_plain(path)), None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -127,6 +128,21 @@ def test_a_segment_with_a_link_is_left_and_the_others_are_repaired(
     assert path.is_symlink()
     assert (tmp_path / "elsewhere").stat().st_mtime_ns == elsewhere
     assert "graph" not in check(store.root)
+
+
+@posix
+def test_a_pipe_in_the_place_of_a_segment_is_left(store: ChromaStore, tmp_path: Path) -> None:
+    """Undo data has no pipes."""
+    store.folder("plain").rename(tmp_path / "elsewhere")
+    os.mkfifo(store.folder("plain"))
+    overwrite_links(store, "angles")
+    document = repair(store.root)
+    assert {one["base"] for one in document["actions"]} == {store.collection_id("angles")}
+    reasons = {one["reason"] for one in document["left"] if one["base"] == store.collection_id("plain")}
+    name = store.folder("plain").name
+    assert f"{name} is a link or a pipe, and left as it is; replace it by a file or a folder" in reasons
+    assert store.folder("plain").is_fifo()
+    assert run("undo", store.root, "--yes").status == 0
 
 
 @pytest.mark.parametrize("value", ["text", b"", bytes(8)])
