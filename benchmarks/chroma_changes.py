@@ -216,7 +216,8 @@ def _leave_log(root: Path, numbers: random.Random) -> str:
         (root / f"{DATABASE}-journal").write_bytes(start + numbers.randbytes(600))
         return "a journal of noise"
     copy = root.parent / "log"
-    shutil.copytree(root, copy, symlinks=True)
+    copy.mkdir()
+    shutil.copy(path, copy)
     try:
         with closing(sqlite3.connect(copy / DATABASE)) as db:
             db.execute("PRAGMA journal_mode = WAL")
