@@ -190,7 +190,7 @@ def text(value: Any) -> str:
 def read_with_chroma(root: Path, copy: Path) -> dict[str, dict[str, bytes | None]]:
     """Read a copy of a folder with Chroma's API: None for an id whose vector it does not return.
 
-    Links that lead nowhere are not copied: Chroma would write through them.
+    What links lead to is copied, because Chroma would write through them.
 
     Raises:
         ChromaFailed: it cannot open the folder.
@@ -200,7 +200,7 @@ def read_with_chroma(root: Path, copy: Path) -> dict[str, dict[str, bytes | None
         paths = {name: Path(folder, name) for name in names}
         return {name for name, path in paths.items() if name == ".regraft" or path.is_fifo() or not path.exists()}
 
-    shutil.copytree(root, copy, ignore=ignored, symlinks=True)
+    shutil.copytree(root, copy, ignore=ignored)
     try:
         return fork(_read_all, copy)
     finally:
