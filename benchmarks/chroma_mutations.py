@@ -16,6 +16,7 @@ the log is one folder, and a run continues after the last one. The exit status i
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import multiprocessing
 import os
@@ -125,8 +126,7 @@ def read_file(path: Path) -> bytes:
 def read_labels(path: Path) -> dict[str, int]:
     """Read the ids of a label map on which both of its directions agree."""
     try:
-        with path.open("rb") as file:
-            found = Labels(file).load()
+        found = Labels(io.BytesIO(read_file(path))).load()
         found = found if isinstance(found, dict) else vars(found)
         back = found["label_to_id"]
         return {one: label for one, label in found["id_to_label"].items() if back.get(label) == one}

@@ -189,8 +189,11 @@ def applied(store: ChromaStore, name: str) -> int:
     return min(found)
 
 
-class Labels(pickle.Unpickler):
-    """Reads the label maps that chromadb wrote for the tests, without the version that wrote them."""
+class Labels(pickle._Unpickler):
+    """Reads the label maps that chromadb wrote for the tests, without the version that wrote them.
+
+    The unpickler in C would make room for any number that a changed map gives an object.
+    """
 
     def find_class(self, _: str, name: str) -> Any:
         """Take the one class of versions before 1.0 for a namespace."""
