@@ -28,12 +28,6 @@ from regraft.language import format_count, tr
 from regraft.report.progress import stage
 from regraft.stores.locate import Located
 
-_TEXT, _TEXT_OR_NULL, _INTEGER_OR_NULL, _REAL_OR_NULL = (
-    ("text",),
-    ("text", "null"),
-    ("integer", "null"),
-    ("real", "null"),
-)
 #: Tables that Chroma writes.
 TABLES = (
     "collections",
@@ -45,9 +39,11 @@ TABLES = (
     "embeddings_queue",
     "max_seq_id",
 )
-#: Types of the values that Chroma reads, in the order of the columns; it fails at the first row with another one.
+_TEXT, _TEXT_OR_NULL = "'text'", "'text', 'null'"
+_INTEGER_OR_NULL, _REAL_OR_NULL = "'integer', 'null'", "'real', 'null'"
+#: SQL: the types of the values that Chroma reads, by table and column; it fails at the first row with another one.
 _SETTING = {"key": _TEXT, "str_value": _TEXT_OR_NULL, "int_value": _INTEGER_OR_NULL, "float_value": _REAL_OR_NULL}
-_VALUE_TYPES: dict[str, dict[str, tuple[str, ...]]] = {
+_VALUE_TYPES = {
     "collections": {"id": _TEXT, "name": _TEXT, "dimension": _INTEGER_OR_NULL},
     "collection_metadata": _SETTING,
     "segments": {"id": _TEXT, "type": _TEXT, "scope": _TEXT, "collection": _TEXT},
@@ -260,12 +256,8 @@ def _check_sequence_numbers(state: _StoreAudit) -> None:
 def _check_types(state: _StoreAudit) -> None:
     """Report rows with values of other types than Chroma reads: it cannot open the collection then."""
     for table, types in _VALUE_TYPES.items():
-        existing = {str(name) for (name,) in state.db.execute("SELECT name FROM pragma_table_info(?)", (table,))}
-        others = [
-            f"typeof({column}) NOT IN ({', '.join(map(repr, kinds))})"
-            for column, kinds in types.items()
-            if column in existing
-        ]
+        existing = database.column_names(state.db, table)
+        others = [f"typeof({column}) NOT IN ({kinds})" for column, kinds in types.items() if column in existing]
         found = state.db.execute(f"SELECT count(*) FROM {table} WHERE {' OR '.join(others)}").get if others else 0
         if found:
             message = tr("{{n}} of the table {table} with a value of a type that Chroma does not read", table=table)
@@ -478,8 +470,7 @@ def measure_recall(
         copy = place / "chroma"
         durable.make_folders(copy, flush=False)
         for path in (root / database.FILE, *untrusted_sqlite.find_companions(root / database.FILE)):
-            if not path.name.endswith("-shm"):
-                durable.copy_file(path, copy / path.name)
+            durable.copy_file(path, copy / path.name)
         for of in collections:
             with open_collection(db, of, root) as state:
                 queries = _sample(state)

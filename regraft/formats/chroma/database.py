@@ -134,7 +134,7 @@ def _check_layout(db: apsw.Connection) -> None:
             )
         )
     for table, columns in _READ.items():
-        existing = _columns(db, table)
+        existing = column_names(db, table)
         if not existing:
             raise ChromaProblem(tr("it has no table {table}: not a Chroma database", table=table))
         missing = [column for column in columns if column not in existing]
@@ -149,7 +149,7 @@ def _check_layout(db: apsw.Connection) -> None:
 
 def find_collection(db: apsw.Connection, name: str) -> ChromaCollection | None:
     """Return the collection with a name, or None. The default database takes precedence."""
-    columns = _columns(db, "collections")
+    columns = column_names(db, "collections")
     order = "database_id <> ?2" if "database_id" in columns else "?2"
     found = f"SELECT CAST(id AS TEXT) FROM collections WHERE name = ?1 ORDER BY {order}, id"
     key: Any = db.execute(found, (name, _DEFAULT_DATABASE)).get
@@ -191,14 +191,14 @@ def _read_settings(db: apsw.Connection, key: str) -> dict[str, Any]:
     1.3 on the schema.
     """
     found: dict[str, Any] = {"space": "l2"}
-    columns = _columns(db, "collections")
+    columns = column_names(db, "collections")
     # The configuration takes precedence over the schema.
     for column in sorted(columns.intersection(("schema_str", "config_json_str")), reverse=True):
         text: Any = db.execute(f"SELECT {column} FROM collections WHERE CAST(id AS TEXT) = ?", (key,)).get
         for path in (("hnsw_configuration",), ("hnsw",), _VECTOR_INDEX, (*_VECTOR_INDEX, "hnsw")):
             inner = _find_in(_decode(text), path)
             found |= {name: inner[name] for name in _SETTINGS if inner.get(name) is not None}
-    if _columns(db, "collection_metadata"):
+    if column_names(db, "collection_metadata"):
         query = (
             "SELECT key, coalesce(str_value, int_value) FROM collection_metadata WHERE CAST(collection_id AS TEXT) = ?"
         )
@@ -217,7 +217,7 @@ def read_model(db: apsw.Connection, of: ChromaCollection) -> tuple[str, str] | N
     Versions from 1.0 on record an embedding function, if the application did not embed the texts itself. regraft
     records the model of a base that it exported in the collection's metadata.
     """
-    columns = _columns(db, "collections")
+    columns = column_names(db, "collections")
     for column in ("config_json_str", "schema_str"):
         text: Any = db.execute(
             f"SELECT {column if column in columns else 'NULL'} FROM collections WHERE CAST(id AS TEXT) = ?", (of.id,)
@@ -229,7 +229,7 @@ def read_model(db: apsw.Connection, of: ChromaCollection) -> tuple[str, str] | N
             model = config.get("model_name", config.get("model")) if isinstance(config, dict) else None
             if isinstance(name, str) and isinstance(model, str) and name.strip() and model.strip():
                 return name, model
-    if _columns(db, "collection_metadata"):
+    if column_names(db, "collection_metadata"):
         query = "SELECT str_value FROM collection_metadata WHERE CAST(collection_id AS TEXT) = ? AND key = ?"
         recorded: Any = db.execute(query, (of.id, MODEL_KEY)).get
         provider, separator, model = recorded.partition("::") if isinstance(recorded, str) else ("", "", "")
@@ -257,7 +257,8 @@ def _find_in(found: Any, path: tuple[str, ...]) -> dict[str, Any]:
 _VECTOR_INDEX = ("keys", "#embedding", "float_list", "vector_index", "config")
 
 
-def _columns(db: apsw.Connection, table: str) -> set[str]:
+def column_names(db: apsw.Connection, table: str) -> set[str]:
+    """Return the names of a table's columns; none if there is no such table."""
     return {str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")}
 
 
@@ -282,7 +283,7 @@ def count_entries(db: apsw.Connection, of: ChromaCollection) -> int:
 
 def last_write_time(db: apsw.Connection, of: ChromaCollection) -> float | None:
     """Return when the latest entry of a collection was written (Unix time in seconds), or None if unknown."""
-    if "created_at" not in _columns(db, "embeddings"):
+    if "created_at" not in column_names(db, "embeddings"):
         return None
     query = "SELECT CAST(max(unixepoch(created_at)) AS REAL) FROM embeddings WHERE segment_id = ?"
     latest: Any = db.execute(query, (of.metadata,)).get
@@ -322,7 +323,7 @@ def iterate_ids(db: apsw.Connection, of: ChromaCollection) -> Iterator[str]:
 
 def _iterate_stored_entries(db: apsw.Connection, of: ChromaCollection) -> Iterator[ChromaEntry]:
     """Yield the entries in the tables, without queued operations."""
-    flag = "bool_value" in _columns(db, "embedding_metadata")
+    flag = "bool_value" in column_names(db, "embedding_metadata")
     rows = db.execute(
         "SELECT e.id, e.embedding_id, m.key, m.string_value, m.int_value, m.float_value, "
         f"{'m.bool_value' if flag else 'NULL'} FROM embeddings e LEFT JOIN embedding_metadata m ON m.id = e.id "
@@ -341,7 +342,7 @@ def _iterate_stored_entries(db: apsw.Connection, of: ChromaCollection) -> Iterat
 def _has_lists(db: apsw.Connection) -> bool:
     """Whether metadata has lists, which versions from 1.5 on store in a table of their own."""
     needed = {"id", "key", "string_value", "int_value", "float_value", "bool_value"}
-    if not needed <= _columns(db, _LISTS):
+    if not needed <= column_names(db, _LISTS):
         return False
     return db.execute(f"SELECT 1 FROM {_LISTS} LIMIT 1").get is not None
 
