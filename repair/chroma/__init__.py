@@ -157,13 +157,7 @@ def _plan_segment(
         made.changes += plan_new_segment(state, job, (_describe_rebuild(of, names, count, lost),), count)
     elif _is_damaged(state, names):
         assert folder is not None
-        message = tr(
-            "remove the vector segment of {name}, because nothing proves any of its vectors; searches do not find its "
-            "entries until regraft backfill embeds them",
-            name=of.name,
-        )
-        action = Action(action="remove-segment", message=message, base=of.id, subject=of.vectors, finding=names[0])
-        made.changes += [*keep_segment(state, folder), FileChange(path=str(of.vectors), actions=(action,), make=None)]
+        made.changes += _remove_segment(state, folder, names[0])
         # Chroma makes a new folder with the next vectors that it gets.
         names = [name for name in names if name != chroma.SEGMENT_MISSING]
     else:
@@ -171,6 +165,20 @@ def _plan_segment(
         made.left += [Unresolved.registered(name, reason, base=of.id) for name in names]
         return
     made.resolves |= {(name, of.id) for name in names}
+
+
+def _remove_segment(state: CollectionState, folder: Path, finding: str) -> Iterator[FileChange]:
+    """Plan to remove a segment without a proven vector, and to keep a copy of it."""
+    message = tr(
+        "remove the vector segment of {name}, because nothing proves any of its vectors; searches do not find its "
+        "entries until regraft backfill embeds them",
+        name=state.of.name,
+    )
+    action = Action(
+        action="remove-segment", message=message, base=state.of.id, subject=state.of.vectors, finding=finding
+    )
+    yield from keep_segment(state, folder)
+    yield FileChange(path=str(state.of.vectors), actions=(action,), make=None)
 
 
 def _find_foreign(folder: Path | None) -> str | None:
