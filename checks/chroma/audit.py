@@ -61,7 +61,6 @@ _VALUE_TYPES = {
         "id": _TEXT,
         "encoding": _TEXT_OR_NULL,
         "metadata": _TEXT_OR_NULL,
-        "created_at": _TEXT,
     },
 }
 #: A norm is an outlier if it differs from the median by more than this factor.
@@ -254,13 +253,18 @@ def _check_sequence_numbers(state: _StoreAudit) -> None:
 
 
 def _check_types(state: _StoreAudit) -> None:
-    """Report rows with values of other types than Chroma reads: it cannot open the collection then."""
+    """Report rows with values that Chroma does not read: it cannot open the collection then.
+
+    A queued operation without a valid time is different: versions from 1.0 on skip it.
+    """
     for table, types in _VALUE_TYPES.items():
         existing = database.column_names(state.db, table)
         others = [f"typeof({column}) NOT IN ({kinds})" for column, kinds in types.items() if column in existing]
+        if table == "embeddings_queue" and "created_at" in existing:
+            others.append("unixepoch(created_at) IS NULL")
         found = state.db.execute(f"SELECT count(*) FROM {table} WHERE {' OR '.join(others)}").get if others else 0
         if found:
-            message = tr("{{n}} of the table {table} with a value of a type that Chroma does not read", table=table)
+            message = tr("{{n}} of the table {table} with a value that Chroma does not read", table=table)
             state.findings.add(chroma.UNREADABLE, message, noun="row", sample=database.FILE, count=int(str(found)))
 
 

@@ -245,6 +245,8 @@ def test_a_value_of_another_type_is_named_and_nothing_is_written(
         ("collection_metadata", "UPDATE collection_metadata SET int_value = 0.5 WHERE rowid = 1"),
         ("embedding_metadata", "UPDATE embedding_metadata SET string_value = x'00' WHERE rowid = 1"),
         ("embeddings_queue", "UPDATE embeddings_queue SET created_at = x'00' WHERE id = 'only'"),
+        ("embeddings_queue", "UPDATE embeddings_queue SET created_at = '' WHERE id = 'only'"),
+        ("embeddings_queue", "UPDATE embeddings_queue SET created_at = '2026-13-01 00:00:00' WHERE id = 'only'"),
         ("segments", "UPDATE segments SET type = x'00' WHERE rowid = 1"),
     ],
 )
@@ -252,7 +254,7 @@ def test_a_row_that_chroma_fails_at_is_reported(table: str, statement: str, stor
     store.execute(statement)
     before = snapshot(store.root)
     messages = [one["message"] for one in check(store.root)["unreadable"]]
-    assert messages == [f"1 row of the table {table} with a value of a type that Chroma does not read"]
+    assert messages == [f"1 row of the table {table} with a value that Chroma does not read"]
     assert snapshot(store.root) == before
 
 
