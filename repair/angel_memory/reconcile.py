@@ -31,6 +31,7 @@ from repair.changes import execution, files
 from repair.changes.execution import RECONCILING
 from repair.changes.plan import Plan
 from repair.changes.run import report_plan, run_command
+from repair.changes.session import recover_if_interrupted
 from repair.changes.store import Store, demand_not_running, open_for_change
 from repair.embedding import probing
 from repair.embedding.filling import EmbeddingRun, FillPart
@@ -81,9 +82,11 @@ def reconcile(
             recover_before_survey(store)
         state = vectors.compare_collection(store.root, options.provider)
         if state is None or not state.is_needed:
-            if state is not None and not options.dry_run:
-                # A run that was killed after its last change left its staging file.
-                staging.delete_staging(_staging_path(store, state))
+            if not options.dry_run:
+                # A run that was killed after its last change left its files.
+                recover_if_interrupted(store)
+                if state is not None:
+                    staging.delete_staging(_staging_path(store, state))
             return make_embedding_report(report_plan(store, run, Plan()), None, None)
         reconciliation = _Reconciliation(
             store=store, options=options, run=run, state=state, choose=choose, progress=progress, show_plan=show_plan

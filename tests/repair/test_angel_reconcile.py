@@ -30,6 +30,7 @@ from regraft.formats.angel_memory import database
 from regraft.formats.chroma import core
 from regraft.formats.chroma.core import ChromaFailed
 from repair.angel_memory import reconcile as reconciling
+from repair.changes import execution
 from repair.changes import run as changing
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
@@ -526,6 +527,25 @@ def test_killed_before_the_collection_is_built_nothing_is_paid_twice(damaged, se
     assert entries(damaged) == expected(damaged)
     assert server.paid == sent
     assert not (damaged.root / ".regraft" / "reconciling").exists()
+
+
+def test_killed_after_its_last_change_the_next_run_leaves_no_work_files(damaged, config):
+    work = damaged.root / ".regraft" / "work"
+
+    def killed() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(core, "run_in_child", APART)
+            # The run looks for files of earlier ones, too, when it begins.
+            patch.setattr(execution, "clear_work_folder", lambda root: work.exists() and die())
+            reconcile(damaged, "--config", config)
+
+    assert forked(killed) == KILLED
+    assert work.is_dir()
+    assert entries(damaged) == expected(damaged)
+    done = reconcile(damaged, "--config", config)
+    assert (done.status, actions(done)) == (0, {})
+    assert not work.exists()
+    assert names(damaged) == set()
 
 
 @pytest.mark.slow
