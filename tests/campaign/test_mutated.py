@@ -179,6 +179,7 @@ def test_a_collection_of_an_impossible_dimension_is_a_finding_and_not_embedded(
 # --- what is no file -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", [["check"], ["inspect"], ["gc", "--yes"], ["repair", "--yes"], ["undo", "--yes"]])
 def test_a_pipe_in_the_place_of_an_index_holds_nobody_up(tmp_path: Path, command: list[str]) -> None:
     store = small_library(tmp_path)
@@ -204,6 +205,7 @@ def test_a_pipe_in_the_place_of_what_takes_rows_back_is_refused(tmp_path: Path) 
     assert contents(store) == before
 
 
+@pytest.mark.thorough
 def test_a_pipe_in_the_place_of_any_file_of_angel_memory_holds_nobody_up(tmp_path: Path) -> None:
     whole = angel_store.build(tmp_path / "whole").root
     for number, path in enumerate(sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())):

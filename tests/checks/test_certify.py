@@ -346,6 +346,7 @@ def test_a_finding_names_the_text(library: Library) -> None:
     assert "Contradicted by a finding:\n  every vector can be used" in shown.stdout
 
 
+@pytest.mark.thorough
 def test_what_b_has_beyond_a_is_a_note(library: Library) -> None:
     copy = library.path.parent / "copy"
     shutil.copytree(library.path, copy)
@@ -416,6 +417,7 @@ def test_two_models_in_one_base_are_a_suspicion_and_no_finding(tmp_path: Path) -
 # --- sources of other kinds ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["folder", "file", "vector folder", "index", "pack"])
 def test_every_form_of_the_same_data_is_certified(kind: str, library: Library, tmp_path: Path) -> None:
     paths = {
@@ -478,6 +480,7 @@ def test_notes_of_codex_mem_that_words_do_not_find_are_found(tmp_path: Path) -> 
     assert messages[1] == "not in the full-text index: 1 text"
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("version", chroma_store.VERSIONS)
 def test_documents_of_chroma_that_words_do_not_find_are_found(version: str, tmp_path: Path) -> None:
@@ -518,6 +521,7 @@ def test_an_index_of_chroma_that_lost_its_links_is_found(tmp_path: Path) -> None
     assert names(certified(store.root)) == {"certify.index-differs"}
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("version", chroma_store.VERSIONS)
 def test_collections_of_chroma_are_read(version: str, tmp_path: Path) -> None:
@@ -711,6 +715,7 @@ def test_api_and_command_say_the_same(library: Library) -> None:
         regraft.certify(library.path, sample=0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -740,6 +745,7 @@ def test_where_there_is_no_base_nothing_is_proven(tmp_path: Path) -> None:
     assert run("certify", source).stdout.endswith("\n\nThere is no base to certify.\n")
 
 
+@pytest.mark.thorough
 def test_hostile_values_make_findings_and_no_traceback(library: Library) -> None:
     path = library.index_path("one")
     edit(path, "UPDATE embedding SET vector_blob = zeroblob(40000003) WHERE embedding_text_hash = ?", sha(TEXTS[0]))

@@ -140,6 +140,7 @@ def test_severities_are_the_gravest_of_the_registry() -> None:
         assert order.index(one.severity) <= order.index(FINDINGS[one.finding].severity)
 
 
+@pytest.mark.thorough
 def test_many_of_one_kind_are_counted_and_some_are_named(root: Path) -> None:
     store = healthy(root)
     for number in range(2_500):

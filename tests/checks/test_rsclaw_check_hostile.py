@@ -147,6 +147,7 @@ PATHS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", PATHS)
 def test_paths_are_not_followed(store: RsclawStore, path: str) -> None:
@@ -271,6 +272,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=examples(120))
 @given(data=st.data())
 def test_no_store_makes_the_audit_fail(data: st.DataObject) -> None:

@@ -188,6 +188,7 @@ def _lost_text(library: Library) -> None:
     edited(library, "DELETE FROM search_text WHERE text = ?", TEXTS[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("damage", [_changed_vector, _lost_vector, _lost_text])
 def test_a_text_that_is_not_found_any_more_is_a_difference(upgraded, tmp_path, damage: Callable[[Library], None]):
     numbers = list(memoryview(vector_of(TEXTS[0])).cast("f"))
@@ -261,6 +262,7 @@ def test_an_index_of_another_dimension_is_a_difference(upgraded):
 # --- what is refused -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("content", "said"),
     [

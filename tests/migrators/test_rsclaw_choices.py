@@ -63,6 +63,7 @@ def seen(visibility: dict[str, Any], owner: str | None, callers: list[str]) -> b
     return kind == "global"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("callers", CALLERS, ids=" ".join)
 def test_only_what_those_may_see_for_whom_is_migrated_is_carried(store, callers):
     for number, (visibility, owner) in enumerate(VISIBILITIES):
@@ -190,6 +191,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(store):
     assert not list(only_base(store.root).glob("raw/*"))
 
 
+@pytest.mark.thorough
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=6))
 def test_titles_of_any_text_give_names_of_files(tmp_path_factory, titles):
     store = RsclawStore(tmp_path_factory.mktemp("titles") / "kb")

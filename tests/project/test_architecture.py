@@ -320,6 +320,7 @@ def written(node: ast.AST) -> str:
     return ast.unparse(node)
 
 
+@pytest.mark.thorough
 @each_module
 def test_one_module_prints(module):
     """All that is printed goes through one function, which shows names so that they cannot write on the terminal."""
@@ -369,6 +370,7 @@ def decoys(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.skipif(not SCRIPT.exists(), reason="no console script is installed next to the interpreter")
 @pytest.mark.parametrize(

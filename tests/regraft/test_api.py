@@ -50,6 +50,7 @@ def printed(*words: object) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in _TIMES}
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("call", "words"),

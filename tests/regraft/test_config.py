@@ -238,6 +238,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_has_its_line_and_what_to_write(name, written, tmp_path):
     text, line, advice = MISTAKES[name]
@@ -350,6 +351,7 @@ def refused(place: Path, arguments: tuple[object, ...]) -> str:
 COMMANDS = [("embedders",), ("backfill", ".", "--dry-run")]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.skipif(os.name == "nt", reason="there are no such files there")
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda words: words[0])
@@ -389,6 +391,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.thorough
 def test_as_much_as_may_be_is_read(written) -> None:
     text = one("    base_url: http://127.0.0.1/v1\n")
     comment = "# note\n" * ((config._MOST_BYTES - len(text)) // 7)

@@ -241,6 +241,7 @@ UNFIT = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "encoding"),
     # Only bytes can be cut within a number.
@@ -570,6 +571,7 @@ def test_a_key_that_the_server_says_back_is_in_no_message(status: int, server: F
     assert len(getattr(error.value, "reason", "")) <= 200
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "body",
     [b'{"error": "%s"}', b'{"message": ["%s"]}', b'{"data": "%s"}', b"%s", b'{"error": {"code": "%s", "type": "%s"}}'],
@@ -752,6 +754,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", ENDLESS)
 @pytest.mark.parametrize("status", [200, 400, 500])

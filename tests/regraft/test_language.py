@@ -70,6 +70,7 @@ def test_the_locale_or_an_option_chooses_chinese(locale: str, words: tuple[str, 
     assert spoken("inspect", "nowhere", *words, locale=locale).stderr.startswith("regraft：nowhere：")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("locale", "words"),
     [("zh_CN.UTF-8", ("--lang", "en")), ("de_DE.UTF-8", ()), ("C.UTF-8", ()), ("zh_CN.UTF-8", ("--json",))],
@@ -100,6 +101,7 @@ def test_reasons_of_the_system_are_in_chinese(name: str) -> None:
     assert f"file: {reason}" in str(outcome.as_regraft_error(OSError(getattr(errno, name), reason, "file")))
 
 
+@pytest.mark.thorough
 def test_reasons_of_sqlite_are_in_chinese_and_json_is_english(tmp_path: Path) -> None:
     with pytest.raises(apsw.CantOpenError) as caught:
         apsw.Connection(str(tmp_path / "nowhere" / "x.sqlite"))
@@ -152,6 +154,7 @@ def all_spoken(lines: list[list[str]]) -> list[tuple[str, str]]:
     return [(" ".join(line), text) for line, text in zip(lines, json.loads(done.stdout), strict=True)]
 
 
+@pytest.mark.thorough
 def test_everything_is_said_in_chinese(library: Path, tmp_path: Path) -> None:
     lines = [
         ["check", library],
@@ -182,6 +185,7 @@ def test_everything_is_said_in_chinese(library: Path, tmp_path: Path) -> None:
     assert english == []
 
 
+@pytest.mark.thorough
 def test_help_is_chinese() -> None:
     names = ["migrate", "check", "install", "backfill", "search", "undo", "compare", "export", ""]
     said = all_spoken([[*filter(None, [name]), "--help"] for name in names])
@@ -210,6 +214,7 @@ def test_json_is_the_same_in_every_locale(library: Path, words: tuple[str, ...])
     assert document("zh_CN.UTF-8") == document("en_US.UTF-8")
 
 
+@pytest.mark.thorough
 def test_what_is_kept_in_files_is_english(library: Path, tmp_path: Path) -> None:
     other = tmp_path / "library"
     spoken("migrate", SAMPLE, "--to", other, "--now", NOW, "--yes", "-q", locale="en_US.UTF-8")
@@ -261,6 +266,7 @@ def test_a_message_of_several_parts_is_kept_in_english(library: Path, tmp_path: 
     assert message.endswith(", under the name Slipway")
 
 
+@pytest.mark.thorough
 def test_counted_things_and_labels_are_aligned_by_columns(library: Path) -> None:
     from wcwidth import wcswidth
 

@@ -75,6 +75,7 @@ def copied(healthy: Path) -> Iterator[Path]:
         yield Path(shutil.copytree(healthy, Path(folder, "library")))
 
 
+@pytest.mark.thorough
 @given(st.sampled_from(COLUMNS), st.sampled_from(VALUES), st.booleans())
 @example(("knowledge_base", "name"), "x'00ff'", False)
 @example(("knowledge_base", "name"), "9e999", True)

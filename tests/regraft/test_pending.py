@@ -99,6 +99,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "out"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", STATES)
 def test_what_is_pending_is_told(tmp_path: Path, case: str) -> None:
     name, content, reason = STATES[case]
@@ -144,6 +145,7 @@ def test_what_is_over_hinders_nobody(tmp_path: Path, name: str, content: Any) ->
     assert run("gc", made).status == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("case", ["staged", "reset"])
 def test_every_command_that_writes_refuses(

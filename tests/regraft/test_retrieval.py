@@ -198,6 +198,7 @@ def test_hits_of_items_that_are_not_done_missing_or_foreign_are_dropped_before_t
         assert raw["dropped"] == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("status", ["idle", "processing", "reading", "embedding", "failed", "deleting"])
 def test_hits_of_items_that_are_not_completed_are_dropped(library, status):
     error = "broken" if status == "failed" else None
@@ -247,6 +248,7 @@ def test_items_are_called_as_the_application_calls_them(kind, data, name):
     assert item_name(kind, data) == name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("data", ["[]", "{", "", 7, "[" * 100_000])
 def test_an_item_whose_data_cannot_be_read_has_no_name(library, data):
     changed(library, "UPDATE knowledge_item SET data = ?", data)
@@ -301,6 +303,7 @@ def test_a_missing_vector_is_said_to_be_missing(library, mode):
     assert "--vector FILE with 4 numbers made by acme::embed-3" in said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "content",
     ["{}", "[]", "[1, 2, 3, null]", "[1, 2, 3, NaN]", "[1, 2, 3, 1e39]", "[1, 2, 3, 1e999]", "[1, 2", "\ud8ff"],

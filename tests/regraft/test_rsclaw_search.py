@@ -162,6 +162,7 @@ def test_as_many_hits_as_are_wanted(store: RsclawStore, query_file: Path) -> Non
         assert [ids(searched(root, "the", *options, "-k", count)) for count in (1, 2)] == [every[:1], every[:2]]
 
 
+@pytest.mark.thorough
 def test_full_text_takes_no_characters_for_the_same_that_are_not_kept() -> None:
     """A character that the trigram index folds is a case of what it is folded to, for all letters that there are."""
     with sqlite.open_scratch() as db:

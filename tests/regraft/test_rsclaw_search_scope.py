@@ -78,6 +78,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> RsclawStore:
     return store
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("callers", CALLERS, ids=str)
 def test_a_caller_finds_what_they_may_see_and_nothing_else(callers: tuple[str, ...], grid: RsclawStore) -> None:
     asked = {"user:ada", "agent:a1", "channel:c1"} if "|agent" in "".join(callers) else set(callers)
@@ -129,6 +130,7 @@ VARIANTS: tuple[tuple[object, ...], ...] = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("callers", [(), ("user:ada",), ("agent:a1", "user:bob"), ("channel:nobody",)], ids=str)
 def test_an_answer_is_the_same_as_if_hidden_documents_were_not_there(
@@ -172,6 +174,7 @@ def spoiled(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, A
     return write
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "write",
     [

@@ -115,6 +115,7 @@ def test_filling_a_library(here: Path) -> None:
     assert server.texts
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "arguments",
@@ -256,6 +257,7 @@ TRAPS_BY_FLAGS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(("trap", "flags"), TRAPS_BY_FLAGS)
 def test_a_program_that_uses_the_api(here: Path, tmp_path: Path, trap: str, flags: tuple[str, ...]) -> None:
@@ -266,6 +268,7 @@ def test_a_program_that_uses_the_api(here: Path, tmp_path: Path, trap: str, flag
     assert json.loads(done.stdout).count("written") > 1
 
 
+@pytest.mark.thorough
 def test_a_program_without_a_guard_runs_once(here: Path, tmp_path: Path) -> None:
     """Other programs of multiprocessing run their first module in each process once more."""
     program = tmp_path / "program.py"

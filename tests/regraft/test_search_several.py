@@ -58,6 +58,7 @@ def lost(library: Library, name: str) -> None:
         db.execute("DROP TABLE search_text_fts")
 
 
+@pytest.mark.thorough
 def test_hits_of_all_bases_are_merged_by_their_ranks(library):
     document = asked(library, "--json").document
     places = [(hit["base_name"], hit["base_rank"]) for hit in document["hits"]]
@@ -184,6 +185,7 @@ def test_an_embedder_is_asked_for_the_bases_of_its_model_alone(library):
     assert not found.is_damaged
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "error",
     [

@@ -22,6 +22,7 @@ def hidden(text: str) -> set[str]:
     return {one for one in text if unicodedata.category(one) in HIDDEN}
 
 
+@pytest.mark.thorough
 def test_every_character_that_hides_is_an_escape() -> None:
     every = [chr(point) for point in range(0x110000) if unicodedata.category(chr(point)) in HIDDEN]
     assert [one for one in every if printable(one) != one.encode("unicode_escape").decode()] == []

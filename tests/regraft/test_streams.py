@@ -108,6 +108,7 @@ def test_what_is_lost_has_a_name() -> None:
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [[], ["--json"], ["-v"]])
 def test_a_result_that_cannot_be_written_is_said(
     options: list[str], source: Path, main: Callable[..., tuple[int, str]]
@@ -208,6 +209,7 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(["/bin/sh", "-c", line], env=settings, capture_output=True, check=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("line", "status", "said"),
     [

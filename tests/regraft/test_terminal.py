@@ -98,6 +98,7 @@ def test_what_a_plan_said_is_not_said_again(tmp_path: Path) -> None:
     assert "\nDone" in shown
 
 
+@pytest.mark.thorough
 @posix
 def test_json_stays_as_it_is(library: Path) -> None:
     shown = on_terminal(50, "check", library, "--json")

@@ -207,6 +207,7 @@ def test_a_base_without_a_model_waits_for_a_person(store: Path) -> None:
     assert (row["status"], row["error"], row["embedding_model_id"], row["dimensions"]) == ("completed", None, MODEL, 4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -241,6 +242,7 @@ def test_a_failed_base_without_an_index_has_no_command(store: Path) -> None:
 # --- fix -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_fix_lists_items_again_in_a_failed_base_only(store: Path) -> None:
     FAILED(store)
     run_sql(store / "catalog.sqlite", "DELETE FROM knowledge_item WHERE type <> 'directory'")
@@ -257,6 +259,7 @@ def test_fix_lists_items_again_in_a_failed_base_only(store: Path) -> None:
     assert held(store) == before
 
 
+@pytest.mark.thorough
 def test_fix_deletes_a_material_where_it_is_named(store: Path) -> None:
     PLANTED["a material of no item"].damage(store)
     before = state(store)

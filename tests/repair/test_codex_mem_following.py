@@ -236,6 +236,7 @@ CASES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_what_keeps_a_note_and_its_vector_apart_is_settled_once(path: Path, name: str) -> None:
@@ -261,6 +262,7 @@ def test_what_keeps_a_note_and_its_vector_apart_is_settled_once(path: Path, name
     assert both(path) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name, one in CASES.items() if one.only])
 def test_a_vector_that_its_note_may_use_again_stays(path: Path, name: str) -> None:
     case = CASES[name]
@@ -313,6 +315,7 @@ def test_what_is_left_says_what_goes_on(path: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("eligible", [1, None])
 def test_a_note_whose_status_was_withdrawn_is_embedded_once_it_is_searchable_again(
     path: Path, eligible: int | None
@@ -398,6 +401,7 @@ def spoilt(path: Path) -> None:
     database.sidecar_path(path).write_bytes(b"not a database")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("finding", "plant"),
     [
@@ -485,6 +489,7 @@ def test_it_works_under_the_application_and_not_against_a_writer(apart: Path, mo
     assert both(apart) != before
 
 
+@pytest.mark.thorough
 @posix
 def test_a_read_only_file_is_refused(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -201,6 +201,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("finding", DAMAGE)
 @pytest.mark.parametrize("on_copy", [False, True])
 def test_the_full_text_index_is_filled_with_the_searchable_notes_alone(

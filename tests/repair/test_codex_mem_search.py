@@ -88,6 +88,7 @@ def application(path: Path, query: str, project: str, count: int) -> list[tuple[
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [1, 3, 5, 50])
 @pytest.mark.parametrize(
     "query", [ALL, FEW, NONE, '"queue" retry', "会话记忆", "project (project", "queue AND import", "*"]
@@ -295,6 +296,7 @@ OBSTACLES: dict[str, tuple[Callable[[Path], None], str, str]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", OBSTACLES)
 @pytest.mark.parametrize("query", [ALL, FEW, NONE])

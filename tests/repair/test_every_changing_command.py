@@ -55,6 +55,7 @@ def planned(outcome: Outcome) -> list[tuple[object, ...]]:
 # --- laws ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @EVERY
 def test_what_a_person_declines_changes_nothing(name: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +68,7 @@ def test_what_a_person_declines_changes_nothing(name: str, work: Work, monkeypat
     assert (work.contents(), work.own()) == (before, own)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @EVERY
 def test_nothing_is_changed_without_consent(name: str, work: Work) -> None:

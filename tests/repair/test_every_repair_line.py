@@ -109,6 +109,7 @@ def test_a_folder_that_cannot_be_listed_is_left_without_a_command(tmp_path):
     assert [(one["repair"], one["message"].endswith(reason)) for one in orphans] == [(None, True)]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", PLANTINGS)
 def test_of_codex_mem(name, templates, tmp_path, server, monkeypatch):
@@ -129,6 +130,7 @@ def test_of_angel_memory(tmp_path, monkeypatch):
         assert run_all_lines(store.root) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", PLANTINGS_OF_RSCLAW)
 def test_of_rsclaw(name, tmp_path):

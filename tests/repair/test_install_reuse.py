@@ -91,6 +91,7 @@ def filled(done: Outcome) -> dict[str, Any]:
     return dict(scope)
 
 
+@pytest.mark.thorough
 def test_what_the_copy_lacks_is_filled_in_one_plan_and_one_undo(lacking, built, target, server: FaultServer):
     before = tables(target)
     with untouched(lacking, built, target):

@@ -203,6 +203,7 @@ def test_one_undo_takes_both_back(case):
     assert case.both().status == 0
 
 
+@pytest.mark.thorough
 def test_a_second_run_changes_nothing(case):
     assert case.both().status == 0
     with untouched(case.profile, Path("library") / "KnowledgeBase"):
@@ -212,6 +213,7 @@ def test_a_second_run_changes_nothing(case):
     assert here() == ["library"]
 
 
+@pytest.mark.thorough
 def test_more_bases_of_the_same_source_come_into_the_same_library(case):
     assert case.both("--base", "alpha").status == 0
     assert case.both("--base", "beta").status == 0
@@ -221,6 +223,7 @@ def test_more_bases_of_the_same_source_come_into_the_same_library(case):
     assert len(bases) == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("there", ["file", "folder", "library of another source", "broken link"])
 def test_the_library_has_the_first_free_name(case, tmp_path, there):
@@ -239,6 +242,7 @@ def test_the_library_has_the_first_free_name(case, tmp_path, there):
     assert Path("library-2/catalog.sqlite").is_file()
 
 
+@pytest.mark.thorough
 def test_as_new_installs_beside_what_is_there(case):
     assert case.both().status == 0
     done = case.both("--as-new")
@@ -292,6 +296,7 @@ def test_what_a_person_declines_is_not_written(case, monkeypatch):
     assert here() == []
 
 
+@pytest.mark.thorough
 def test_a_library_that_is_complete_is_installed_after_a_question(case, monkeypatch):
     assert run_as_given("migrate", case.source, "--to", "library", "--now", NOW, "--fail-on", "never").status == 0
     monkeypatch.setattr("regraft.cli.migrate.confirm_plan", lambda *_, **__: False)
@@ -321,6 +326,7 @@ def test_nothing_is_migrated_if_the_profile_takes_no_base(case):
     assert here() == []
 
 
+@pytest.mark.thorough
 def test_bases_that_the_profile_refuses_are_named_and_the_others_installed(case):
     done = Case(SAMPLE, case.profile).both("--recreate-provider", "silicon")
     assert [name for name, _ in actions(done)].count("insert-base") == 1
@@ -377,6 +383,7 @@ def test_no_room_for_the_copy(case, monkeypatch):
 # --- runs that are stopped -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_failed_installation_leaves_the_profile_and_the_next_run_finishes(case, monkeypatch):
     before, real = dump(case.profile), base_copy.FolderCopy.make
     made: list[Path] = []
@@ -398,6 +405,7 @@ def test_a_failed_installation_leaves_the_profile_and_the_next_run_finishes(case
     assert here() == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("owner, name", [(publication.TargetLibrary, "publish_base"), (base_copy, "_copy_bytes")])
 def test_ctrl_c_leaves_nothing_half(case, monkeypatch, owner, name):
     before, calls, real = dump(case.profile), [], getattr(owner, name)
@@ -505,12 +513,14 @@ def kept(case: Case, reason: str) -> None:
     assert "remove-library" not in [one["action"] for one in done.document["actions"]]
 
 
+@pytest.mark.thorough
 def test_undo_keeps_the_library_if_the_source_is_gone(case):
     assert case.both().status == 0
     case.source.rename(case.source.with_name("elsewhere"))
     kept(case, "is gone or changed")
 
 
+@pytest.mark.thorough
 def test_undo_keeps_a_library_that_was_changed(case):
     assert case.both().status == 0
     base = next(Path("library/KnowledgeBase").glob("*/.cherry/index.sqlite"))
@@ -519,12 +529,14 @@ def test_undo_keeps_a_library_that_was_changed(case):
     kept(case, "it was changed since")
 
 
+@pytest.mark.thorough
 def test_undo_keeps_a_library_with_files_of_others(case):
     assert case.both().status == 0
     Path("library/KnowledgeBase/notes.txt").write_text("mine")
     kept(case, "KnowledgeBase/notes.txt")
 
 
+@pytest.mark.thorough
 def test_undo_keeps_a_library_that_another_command_wrote_to(case):
     assert case.both("--base", "alpha").status == 0
     done = run_as_given("migrate", case.source, "--to", "library", "--now", NOW, "--fail-on", "never", "--json")
@@ -532,6 +544,7 @@ def test_undo_keeps_a_library_that_another_command_wrote_to(case):
     kept(case, "another command has written to it since")
 
 
+@pytest.mark.thorough
 def test_a_copied_profile_has_no_say_over_the_library(case, tmp_path):
     assert case.both().status == 0
     copy = Case(case.source, shutil.copytree(case.profile, tmp_path / "copy"))
@@ -549,6 +562,7 @@ def test_undo_does_not_follow_a_link_in_the_place_of_the_library(case):
     assert Path("moved/catalog.sqlite").is_file()
 
 
+@pytest.mark.thorough
 def test_a_library_that_is_gone_is_no_obstacle(case):
     before = dump(case.profile)
     assert case.both().status == 0
@@ -562,6 +576,7 @@ def test_a_library_that_is_gone_is_no_obstacle(case):
 # --- the API ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_function_returns_what_the_command_prints(case, tmp_path):
     plans: list[Any] = []
     report = regraft.migrate_into_profile(

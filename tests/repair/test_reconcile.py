@@ -116,6 +116,7 @@ def test_what_was_waste_before_is_left_to_gc(store: Path) -> None:
     assert "embedding.orphan" in findings(store)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["a material of no item", "a material being deleted", "another path"])
 def test_undo_gives_everything_back(name: str, store: Path) -> None:
     PLANTED[name].damage(store)

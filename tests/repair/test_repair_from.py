@@ -164,6 +164,7 @@ def rows_of_bytes(stored: dict[str, bytes]) -> list[tuple[Any, ...]]:
         return db.execute("SELECT embedding_text_hash, vector_blob FROM embedding").fetchall()
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @EVERY_SOURCE
 def test_a_missing_index_is_built_in_place(place: Path, store: Path, source_of: Callable[[Path], Path]) -> None:
@@ -255,6 +256,7 @@ def without_units(path: Path) -> None:
     run_sql(path, "DROP TABLE search_unit")
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("damage", [zeroed, noise, cut, with_a_log, empty, without_units])
 def test_a_damaged_index_is_built_again_and_undo_brings_it_back(
@@ -325,6 +327,7 @@ _BODIES_OF_ONE = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("statements", "action"),
@@ -429,6 +432,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", REFUSALS)
 def test_vectors_of_another_kind_are_refused_by_name(change: Callable[[Path], None], place: Path, store: Path) -> None:
     source = shutil.copytree(store, place / "other")
@@ -601,6 +605,7 @@ NEVER_SUGGESTED = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("source", NEVER_SUGGESTED)
 def test_paths_of_other_computers_and_devices_are_never_suggested(migrated: Path, source: str) -> None:
@@ -652,6 +657,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     seen.is_on = False
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["check", "fix", "inspect", "repair"])
 def test_nothing_that_a_ledger_names_is_looked_for(
     migrated: Path, tmp_path: Path, opened: Opened, command: str

@@ -186,6 +186,7 @@ def told(made: Path, *more: object) -> dict[str, list[dict[str, Any]]]:
     return by_name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("level", [(), ("--quick",), ("--deep",)])
 def test_what_a_rescue_brings_back_is_an_error_with_that_command(stranded, level):
     with unchanged(stranded):
@@ -324,6 +325,7 @@ def test_only_the_base_that_is_named_comes_back(tmp_path):
     assert {base for _, base in found(made)} == {base_of("kb")}
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("damage", ["gone", "no bytes", "no tables", "no rows"])
 def test_a_completed_base_without_an_index_gets_one(whole, damage):
@@ -378,6 +380,7 @@ def as_an_early_release(made: Path) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_folder_comes_back_into_an_index_that_is_in_use(whole):
     before = shape(whole)
     as_an_early_release(whole)
@@ -416,6 +419,7 @@ def test_a_completed_item_whose_text_is_gone_gets_it_again(whole):
     assert found(whole) == set()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("remains", ["units and bodies", "bodies"])
 def test_what_is_left_of_a_material_that_is_gone_is_no_obstacle(whole: Path, remains: str) -> None:
     path, lost = index_of(whole), renamed(identity.item_id("kb", "g", 1741944474000))
@@ -830,6 +834,7 @@ ODD = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("odd", ODD)
 def test_damage_in_the_profile_ends_in_words(stranded, odd):

@@ -236,6 +236,7 @@ def test_a_base_without_a_model_gets_one_by_the_way(store):
     assert (row["status"], row["embedding_model_id"] is None, row["dimensions"] is None) == ("completed", False, False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("damage", ["random bytes", "half a file", "an empty file"])
 def test_an_index_that_nobody_can_read(damage, store):
     plant(damage, store)
@@ -245,6 +246,7 @@ def test_an_index_that_nobody_can_read(damage, store):
     assert {base for name, base in found(store) if name != "index.orphan"} == {KB}
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "damage",

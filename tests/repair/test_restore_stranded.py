@@ -195,6 +195,7 @@ def test_a_base_that_changes_meanwhile_pays_only_for_new_texts(store: Path, serv
     assert [text for text in server.texts[sent:] if text in texts] == ["A new text"]
 
 
+@pytest.mark.thorough
 def test_another_name_uses_the_vectors_of_a_refused_run(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

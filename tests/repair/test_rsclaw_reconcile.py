@@ -48,6 +48,7 @@ def test_caches_that_are_in_step_stay(tmp_path: Path) -> None:
     assert (done.status, done.document["actions"], done.document["left"]) == (0, [], [])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", STALE)
 def test_a_stale_cache_is_set_aside_and_comes_back(tmp_path: Path, name: str) -> None:
     root = planted(tmp_path / "kb", name).root
@@ -86,6 +87,7 @@ def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
     assert (root / "hnsw/notes.txt").read_bytes() == b"mine"
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", OF_RSCLAW)
 def test_what_needs_the_database_is_left_with_what_helps(tmp_path: Path, name: str) -> None:

@@ -171,6 +171,7 @@ def test_damage_that_only_a_deep_look_sees_is_mended(name, target):
     assert run("check", target, "--deep").status == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", ["base", "file"])
 def test_a_base_or_a_file_by_itself_is_found_by_its_place(target, place):
     file = IndexFile.made(index(target))
@@ -253,6 +254,7 @@ def test_it_is_for_knowledge_bases_of_the_application(tmp_path):
     assert message.startswith("--salvage applies only to v2 data of Cherry Studio, and this is a database of codex-mem")
 
 
+@pytest.mark.thorough
 def test_every_kind_of_damage_is_mended_or_named(target, tmp_path):
     """What comes out of heavy damage is found in order by a deep audit, but for what was lost."""
     lost_for_good = {"embedding.missing", "item.no-material", "embedding.orphan", "material.no-units", "unit.gap"}

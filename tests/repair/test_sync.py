@@ -242,6 +242,7 @@ def test_without_an_embedder_new_texts_are_left_to_backfill(store: Path, files: 
     assert sent.texts == []
 
 
+@pytest.mark.thorough
 def test_vectors_of_another_store_are_taken_first(
     store: Path, files: Path, server: FaultServer, tmp_path: Path
 ) -> None:
@@ -256,6 +257,7 @@ def test_vectors_of_another_store_are_taken_first(
     assert_whole(store, files)
 
 
+@pytest.mark.thorough
 def test_texts_that_change_places_are_not_paid_for_again(store: Path, files: Path, server: FaultServer) -> None:
     more = embedding(store, server)
     assert sync(store, "--source", files, *more).status == 0
@@ -466,6 +468,7 @@ def put_source(store: Path, source: str) -> None:
     run_sql(store / "catalog.sqlite", f"UPDATE knowledge_item SET data = '{text}', group_id = NULL WHERE id = '{key}'")
 
 
+@pytest.mark.thorough
 @posix
 @pytest.mark.parametrize("kind", ["link", "link to a folder", "pipe", "folder"])
 def test_what_is_no_file_is_not_read(store: Path, files: Path, tmp_path: Path, kind: str) -> None:
@@ -492,6 +495,7 @@ def test_what_is_no_file_is_not_read(store: Path, files: Path, tmp_path: Path, k
     assert ("it is a link" if "link" in kind else "it is not a file") in left(done)["source.unreachable"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("source", "finding", "reason"),
     [
@@ -552,6 +556,7 @@ def test_a_home_folder_of_a_catalog_is_not_followed(
     assert str(tmp_path / "private.md") in items(store)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("prefix", ["../.cherry", "/tmp/files", ".cherry", "", "a/../../b"])
 def test_a_folder_with_an_unsafe_path_gets_no_new_files(store: Path, files: Path, prefix: str) -> None:
     followed(store, files)
@@ -566,6 +571,7 @@ def test_a_folder_with_an_unsafe_path_gets_no_new_files(store: Path, files: Path
     assert "no valid path in raw/" in left(done)["source.unreachable"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", ["../.cherry/index.sqlite", "/etc/passwd", "files/../../x"])
 def test_an_item_with_an_unsafe_path_is_left(store: Path, files: Path, path: str) -> None:
     followed(store, files)
@@ -687,6 +693,7 @@ def extractor(tmp_path: Path) -> str:
     return shlex.join([sys.executable, str(script), "{}"])
 
 
+@pytest.mark.thorough
 def test_documents_are_read_with_the_command_of_the_user(
     store: Path, files: Path, tmp_path: Path, extractor: str
 ) -> None:
@@ -751,6 +758,7 @@ def test_extractors_are_for_all_documents_or_for_one_type() -> None:
 # --- refusals and the API --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
@@ -811,6 +819,7 @@ def test_a_failed_base_is_left(store: Path, files: Path) -> None:
     assert "restore" in left(done)["base.failed"]
 
 
+@pytest.mark.thorough
 def test_a_source_that_changes_after_the_plan_stops_the_run(
     store: Path, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

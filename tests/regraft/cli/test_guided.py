@@ -114,6 +114,7 @@ def test_enter_at_every_question_upgrades(home, monkeypatch, capsys):
     assert list((home / "here").iterdir()) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @posix
 @pytest.mark.parametrize("answer", ["", "n", EOFError])
@@ -135,6 +136,7 @@ def test_the_application_is_started_after_a_question(home, monkeypatch, capsys, 
     assert ("The application was started." in capsys.readouterr().out) == (answer == "")
 
 
+@pytest.mark.thorough
 def test_paths_can_be_typed_and_wrong_ones_are_asked_again(home, monkeypatch, capsys, tmp_path):
     source = small_source(tmp_path / "my source").write()
     other = profile(tmp_path / "other")
@@ -157,6 +159,7 @@ def test_a_dropped_path_has_backslashes_before_blanks(tmp_path, monkeypatch):
     assert guided.parse_path("~/a b.zip") == tmp_path / "a b.zip"
 
 
+@pytest.mark.thorough
 def test_a_model_can_be_left_out_or_mapped(home, monkeypatch, capsys):
     place = home / ".config" / "CherryStudio"
     status, given = answered(monkeypatch, "1", "1", "not a model", "acme::other", "2", "y")
@@ -169,6 +172,7 @@ def test_a_model_can_be_left_out_or_mapped(home, monkeypatch, capsys):
     assert set(found.values()) == {"acme::other"}
 
 
+@pytest.mark.thorough
 def test_no_means_that_nothing_is_written(home, monkeypatch, capsys):
     with nothing_written(home):
         status, _ = answered(monkeypatch, "", "", "", "", "no")
@@ -177,6 +181,7 @@ def test_no_means_that_nothing_is_written(home, monkeypatch, capsys):
     assert "you answered no; nothing was written" in shown.err
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("question", range(5))
 @pytest.mark.parametrize("end, expected", [(EOFError, 1), (KeyboardInterrupt, INTERRUPTED)])
@@ -198,6 +203,7 @@ def test_the_end_of_the_input_has_a_code_of_its_own(home, monkeypatch):
     assert (caught.value.code, caught.value.exit_status) == ("InputEnded", 1)
 
 
+@pytest.mark.thorough
 def test_the_questions_in_chinese(home, monkeypatch, capsys):
     monkeypatch.setenv("REGRAFT_LANG", "zh")
     status, _ = answered(monkeypatch, "", "", "", "", "")
@@ -379,6 +385,7 @@ def test_on_a_real_terminal(home, terminal):
     assert len(bases_of(home / ".config" / "CherryStudio")) == 4
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @posix
 @pytest.mark.parametrize("key, expected", [(b"\x03", INTERRUPTED), (b"\x04", 1)], ids=["Ctrl-C", "Ctrl-D"])

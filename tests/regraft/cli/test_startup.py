@@ -74,6 +74,7 @@ def test_a_look_at_v1_data_loads_its_adapter_alone():
         assert not parts_of(package, modules), package
 
 
+@pytest.mark.thorough
 def test_a_check_loads_planners_only_for_findings_and_no_numpy(tmp_path):
     library = tmp_path / "library"
     loaded_by("migrate", str(SAMPLE), "--to", str(library), "--base", "Harbour museum")

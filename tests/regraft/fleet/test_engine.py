@@ -152,6 +152,7 @@ def test_small_libraries_have_one_core_each(tmp_path: Path) -> None:
     assert [job.cores for job in jobs_of({"alone": 1 << 20}, 4, tmp_path).values()] == [1]
 
 
+@pytest.mark.thorough
 def test_a_process_with_several_cores_has_helpers_and_one_with_one_has_none(tmp_path: Path) -> None:
     jobs = [LibraryJob(command="check", options=plain("check"), source="x", cores=cores) for cores in (1, 2, 1)]
     found: list[Any] = []

@@ -162,6 +162,7 @@ class Watched(fleet_work.HerePool):
         super().start_task(task)
 
 
+@pytest.mark.thorough
 def test_the_state_of_a_run_is_read_without_disturbing_it(backups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = backups.parent / "out.jsonl"
     found: list[Outcome] = []
@@ -226,6 +227,7 @@ def test_a_lock_is_seen_and_not_taken(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["lock"]
 
 
+@pytest.mark.thorough
 def test_the_page_and_the_tables_have_what_the_results_have(backups: Path) -> None:
     (backups / "=1+1").mkdir()
     assert migrate(backups).status == 2
@@ -518,6 +520,7 @@ def test_no_message_names_the_folder_of_a_copy(
     assert f"{staged.source}/x" in ended.error.message.replace("\\", "/")
 
 
+@pytest.mark.thorough
 def test_the_function_for_programs_returns_what_the_command_prints(backups: Path) -> None:
     from regraft.api.fleet import fleet_status
     from regraft.report.document import encoded

@@ -68,6 +68,7 @@ def findings(path: Path, *options: object) -> list[tuple[str, str | None, str]]:
     return [(one["name"], one["base"], one["severity"]) for one in found]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("make", [full, early])
@@ -98,6 +99,7 @@ def test_a_backup_is_exported(installed, tmp_path, form):
     assert done.document["bases"] == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMS)
 def test_a_slim_backup_has_rows_alone_and_no_damage(installed, tmp_path, form):
     path = shaped(slim(installed, tmp_path / "backup"), form)
@@ -128,6 +130,7 @@ def test_of_a_slim_backup_nothing_is_installed_and_why_is_said(installed, tmp_pa
     assert tables(place) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("make", [full, early])

@@ -171,6 +171,7 @@ ALLOWED = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sql", REFUSED)
 def test_what_the_catalog_refuses(copy: apsw.Connection, sql: str) -> None:
     with pytest.raises(apsw.ConstraintError):
@@ -250,6 +251,7 @@ def test_the_key_behind_another(last: str | None, expected: str) -> None:
     assert key_after(last) == expected
 
 
+@pytest.mark.thorough
 def test_rows_of_many_models_keep_their_order(tmp_path: Path) -> None:
     models = [{"id": f"m{number}", "provider": f"p{number % 2}"} for number in range(140)]
     providers = [{"id": f"p{one}", "models": models[one::2]} for one in range(2)]

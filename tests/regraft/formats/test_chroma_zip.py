@@ -30,6 +30,7 @@ def pack(folder: Path, archive: Path, inside: str = "") -> Path:
     return archive
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("inside", ["", "backup/of monday/"])
 def test_an_archive_is_read_like_its_folder(inside: str, store: ChromaStore, tmp_path: Path) -> None:
     overwrite_links(store)

@@ -146,6 +146,7 @@ def _queries(bodies: list[str]) -> list[str]:
 # --- the same index --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", _CORPORA)
 @pytest.mark.parametrize("run_characters", [1, 300, 1 << 20])
@@ -258,6 +259,7 @@ def _spliced(folder: Path, bodies: list[str], *, page_bytes: int, run_characters
     return apsw.Connection(str(path))
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("page_bytes", [64, 200, 4050])
 @pytest.mark.parametrize("name", ["words", "one letter", "four letters"])

@@ -111,6 +111,7 @@ def test_rows_that_prove_themselves_come_along(name, whole, folder):
     assert len(missing) <= len(wanted) // 100, missing
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [name for name in DAMAGES if "fts" in name or "index" in name or "_idx" in name])
 def test_damage_beside_the_rows_costs_none(name, whole, folder):
@@ -120,6 +121,7 @@ def test_damage_beside_the_rows_costs_none(name, whole, folder):
     assert tally.partial == frozenset()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("table", ["content", "material", "search_unit", "search_text"])
 def test_what_follows_from_other_rows_is_derived_as_it_was(table, whole, folder):
     new, tally = written(folder, damaged(whole, f"half of the leaf pages of {table} are noise"), expected(whole))
@@ -160,6 +162,7 @@ def test_mixed_up_vectors_do_not_come_along(whole, folder):
     assert_nothing_else(new, whole.rows)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["it is cut off at 97 %", "the header is zeros", "the page of the schema is zeros"])
 @pytest.mark.parametrize("catalog", [True, False])
 def test_what_was_deleted_does_not_come_back(name, catalog, whole, folder):
@@ -306,6 +309,7 @@ def _applied(raw: bytearray, steps: list[tuple[str, int, int]]) -> bytes:
     return bytes(raw)
 
 
+@pytest.mark.thorough
 @given(damages())
 @settings(max_examples=examples(120))
 def test_any_damage_is_survived_and_nothing_is_invented(whole, folder, steps):

@@ -106,6 +106,7 @@ def dose(doses: int) -> list[object]:
     return [0, *(pytest.param(one, marks=pytest.mark.slow) for one in range(1, doses))]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", dose(8))
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("clean", [True, False])

@@ -431,6 +431,7 @@ def test_one_invalid_byte_costs_its_row_and_says_so(tmp_path: Path, table: str, 
         assert state.notices[0].message == f"table {table}: skipped 1 row that cannot be read, the first is row 2"
 
 
+@pytest.mark.thorough
 def test_no_position_of_an_invalid_byte_is_a_fault(tmp_path: Path) -> None:
     raw = json.dumps(backup()).encode()
     for at in range(0, len(raw), 2):

@@ -135,6 +135,7 @@ def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
+@pytest.mark.thorough
 def test_a_job_goes_on_without_its_page_and_is_found_again(reader, tmp_path, hold):
     library = planted_v2.library(tmp_path)
     job = reader.job_of(reader.post("check", path=library))
@@ -147,6 +148,7 @@ def test_a_job_goes_on_without_its_page_and_is_found_again(reader, tmp_path, hol
     assert "What the check found" in reader.page(job) or "Nothing found" in reader.page(job)
 
 
+@pytest.mark.thorough
 def test_two_tabs_that_press_one_button_start_one_job(reader, tmp_path, hold):
     library = planted_v2.library(tmp_path)
     first, second = (reader.job_of(reader.post("fix", path=library)) for _ in range(2))
@@ -168,6 +170,7 @@ def test_a_server_with_a_job_does_not_quit(reader, tmp_path, hold):
     hold.unlink()
 
 
+@pytest.mark.thorough
 def test_a_plan_is_confirmed_once_and_a_result_never(reader, tmp_path):
     library = planted_v2.library(tmp_path)
     planted_v2.plant("a vector of nobody", library)

@@ -210,6 +210,7 @@ def test_a_folder_can_be_walked_and_its_names_are_harmless(reader, tmp_path):
 # --- names of strangers -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_names_of_bases_are_only_text(reader, tmp_path):
     library = planted_v2.library(tmp_path)
     name = "<img src=x onerror=alert(1)>\u202e\u0007" + "长" * 100_000
@@ -384,6 +385,7 @@ def test_what_is_typed_wrong_is_said_beside_its_field(reader, tmp_path, page, fi
     assert not reader.desk.jobs._jobs
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("page", "field", "value", "problem"),
@@ -427,6 +429,7 @@ def test_what_a_plan_cannot_use_is_said_beside_its_field(reader, tmp_path, page,
     assert (tmp_path / "taken.zip").read_text() == "mine" and not (tmp_path / "new").exists()
 
 
+@pytest.mark.thorough
 def test_an_error_of_the_command_is_one_sentence_and_can_be_tried_again(reader, tmp_path):
     library = planted_v2.library(tmp_path)
     target = tmp_path / "moved.zip"
@@ -472,6 +475,7 @@ def test_a_check_lists_findings_and_leads_to_the_repair(reader, tmp_path):
     assert "undone" in said(reader.get("history", at=library))
 
 
+@pytest.mark.thorough
 def test_a_check_draws_duplicates_ages_sizes_and_models(reader, tmp_path):
     library = tmp_path / "library"
     run("migrate", SAMPLE, "--to", library)
@@ -587,6 +591,7 @@ def test_bases_are_packed_and_put_into_a_profile(reader, tmp_path):
     assert planted_v2.KB in there
 
 
+@pytest.mark.thorough
 def test_a_plan_of_missing_vectors_sends_nothing(reader, tmp_path):
     library = planted_v2.library(tmp_path)
     planted_v2.plant("no vector", library)
@@ -598,6 +603,7 @@ def test_a_plan_of_missing_vectors_sends_nothing(reader, tmp_path):
     assert "price" in text or "embedder" in text.lower()
 
 
+@pytest.mark.thorough
 def test_texts_are_found_by_words(reader, tmp_path):
     library = tmp_path / "library"
     run("migrate", SAMPLE, "--to", library)
@@ -749,6 +755,7 @@ def test_quit_ends_the_server_unless_a_job_is_running(reader):
     assert answer.status_code == 200 and "regraft has ended" in answer.text and reader.desk.is_ended
 
 
+@pytest.mark.thorough
 def test_a_page_is_in_the_language_of_its_reader(reader):
     chinese = reader.get("", headers={"accept-language": "zh-CN,zh;q=0.9,en;q=0.5"})
     assert '<html lang="zh">' in chinese.text and "你的知识库" in chinese.text

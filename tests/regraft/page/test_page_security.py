@@ -92,6 +92,7 @@ def test_another_host_is_refused(reader, host):
     refused_alike(reader, {"host": host}, 403, "This server answers only to its own address.")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "headers",
     [

@@ -275,6 +275,7 @@ def test_vectors_that_no_search_can_use_are_replaced_and_come_back(
     assert contents(store) == before
 
 
+@pytest.mark.thorough
 def test_undo_takes_back_what_was_written_and_a_later_run_writes_it_again(
     store: Path, server: FaultServer, config: Path
 ) -> None:
@@ -296,6 +297,7 @@ def test_the_history(store: Path, config: Path) -> None:
     assert (entry["undo"]["state"], entry["undo"]["changes"]) == ("possible", 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("inside", ["KnowledgeBase", f"KnowledgeBase/{KB}", f"KnowledgeBase/{KB}/.cherry/index.sqlite"])
 def test_any_part_of_the_store(inside: str, store: Path, config: Path) -> None:
     assert backfill(store / inside, config).status == 0
@@ -567,6 +569,7 @@ def test_another_embedder_is_probed_again(store: Path, tmp_path: Path, server: F
     assert len(server.texts) > sent
 
 
+@pytest.mark.thorough
 def test_a_probe_takes_no_more_than_a_request_may(store: Path, tmp_path: Path, server: FaultServer) -> None:
     for batch, count in (({"texts": 4}, 5), ({"tokens": tokens(COMPARED[:3])}, 3), ({"tokens": 1}, 1)):
         server.requests.clear()
@@ -664,6 +667,7 @@ def test_a_base_without_a_model_finds_words_only(store: Path, config: Path) -> N
     assert (meant.status, left_of(meant)["severity"], meant.document["scopes"]) == (1, "warning", [])
 
 
+@pytest.mark.thorough
 def test_a_base_without_a_model_is_given_one_and_its_texts_their_vectors(
     store: Path, server: FaultServer, config: Path
 ) -> None:
@@ -706,6 +710,7 @@ def test_a_model_needs_its_dimensions_and_a_base_without_one(store: Path, server
         assert server.requests == []
 
 
+@pytest.mark.thorough
 def test_indexes_that_cannot_be_filled_are_left_and_the_others_are(store: Path, tmp_path: Path, config: Path) -> None:
     cases = {
         "version 1": "schema.version",
@@ -788,6 +793,7 @@ NOTE = (
 )
 
 
+@pytest.mark.thorough
 def test_a_text_that_was_never_indexed_is_indexed_and_embedded(
     whole: Path, tmp_path: Path, server: FaultServer, config: Path
 ) -> None:

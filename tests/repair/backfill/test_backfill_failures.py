@@ -123,6 +123,7 @@ def test_what_failed_goes_last_and_alone(store: Path, server: FaultServer, confi
     assert [request.texts for request in server.requests[since:]] == [GOOD[:3], GOOD[3:6], GOOD[6:], [BAD]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("damage", "code"),
     [
@@ -187,6 +188,7 @@ UNFIT = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("fault", UNFIT)
 def test_an_answer_that_does_not_fit_is_refused_as_a_whole(
@@ -210,6 +212,7 @@ def test_an_answer_that_does_not_fit_is_refused_as_a_whole(
     assert filled(store) == set()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "behaviours",
     [
@@ -253,6 +256,7 @@ def test_an_answer_that_comes_too_late_is_asked_for_again(
 # --- a server that is not there --------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [(), ("--no-probe",)])
 def test_a_server_that_is_down(options: tuple[str, ...], store: Path, tmp_path: Path) -> None:
     with FaultServer() as gone:
@@ -305,6 +309,7 @@ def test_a_server_that_refuses_from_some_time_on(store: Path, server: FaultServe
     assert filled(store) == set(LACKING[:3])
 
 
+@pytest.mark.thorough
 def test_a_text_that_the_server_dies_of_does_not_keep_the_others(
     store: Path, server: FaultServer, config: Path
 ) -> None:
@@ -326,6 +331,7 @@ def test_a_text_that_the_server_dies_of_does_not_keep_the_others(
 # --- a key -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("status", [400, 401, 429, 500])
 @pytest.mark.parametrize("from_the_third_on", [False, True])

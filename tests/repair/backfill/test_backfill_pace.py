@@ -29,6 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library(tmp_path_factory.mktemp("pace"))
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("ahead", [1, 2, 3])
 @pytest.mark.parametrize("tokens", [20, 30, 45, 1000])

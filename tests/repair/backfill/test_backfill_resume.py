@@ -212,6 +212,7 @@ def test_a_run_that_is_stopped_at_any_step_is_gone_on_with_and_can_be_undone(
             assert not queue(root).exists() or written == set(LACKING), where
 
 
+@pytest.mark.thorough
 @posix
 def test_a_batch_that_another_run_wrote_after_a_kill_can_be_undone(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch

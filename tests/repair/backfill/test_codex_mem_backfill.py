@@ -63,6 +63,7 @@ def findings(store: Path) -> dict[str, int]:
 # --- backfill --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_notes_get_their_vectors_and_searches_by_words_are_as_they_were(
     store: Path, server: FaultServer, config: Path
 ) -> None:
@@ -87,6 +88,7 @@ def test_notes_get_their_vectors_and_searches_by_words_are_as_they_were(
         assert (meta.model_id, meta.dimensions, meta.state) == ("embed-small", 8, "ready")
 
 
+@pytest.mark.thorough
 def test_vectors_that_projects_share_are_compared_once(store: Path, server: FaultServer, config: Path) -> None:
     fill(store, config)
     for project in range(2):
@@ -119,6 +121,7 @@ def test_a_dry_run_tells_what_would_be_done_and_touches_nothing(store: Path, ser
     assert [action["action"] for action in done["actions"]] == [action["action"] for action in planned["actions"]]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("state_of_006", ["some columns", "no record", "no columns", "whole", "another type"])
 def test_what_is_missing_of_migration_006_is_added(store: Path, config: Path, state_of_006: str) -> None:
@@ -162,6 +165,7 @@ def test_projects_can_be_named(store: Path, config: Path) -> None:
     assert "--all-projects and --base exclude each other" in said(both, "WrongUsage", 2)
 
 
+@pytest.mark.thorough
 def test_an_edited_note_is_embedded_once_more(store: Path, server: FaultServer, config: Path) -> None:
     fill(store, config)
     server.requests.clear()
@@ -246,6 +250,7 @@ def test_a_text_that_another_run_embedded_meanwhile_did_not_fail(
     assert findings(store) == {}
 
 
+@pytest.mark.thorough
 def test_a_text_that_no_server_takes_is_remembered_and_can_be_cleared(
     store: Path, server: FaultServer, config: Path
 ) -> None:
@@ -284,6 +289,7 @@ def test_a_damaged_database_is_refused(command: str, store: Path, server: FaultS
     assert (server.requests, store.read_bytes()) == ([], raw)
 
 
+@pytest.mark.thorough
 def test_a_link_leads_to_the_database(store: Path, config: Path, tmp_path: Path) -> None:
     link = tmp_path / "elsewhere" / "codex-mem.db"
     link.parent.mkdir()
@@ -332,6 +338,7 @@ def killed_between_the_writes(store: Path, config: Path) -> None:
     assert forked(work) == KILLED
 
 
+@pytest.mark.thorough
 def test_what_a_kill_between_the_two_writes_left_is_mended_and_not_paid_for_again(
     store: Path, server: FaultServer, config: Path
 ) -> None:
@@ -349,6 +356,7 @@ def test_what_a_kill_between_the_two_writes_left_is_mended_and_not_paid_for_agai
     assert (held(store), findings(store)) == (right(store), {})
 
 
+@pytest.mark.thorough
 def test_control_c_right_after_a_commit_loses_nothing_of_what_takes_it_back(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +378,7 @@ def test_control_c_right_after_a_commit_loses_nothing_of_what_takes_it_back(
     assert "ready" not in statuses(store).values()
 
 
+@pytest.mark.thorough
 def test_backfill_itself_goes_on_after_such_a_kill(store: Path, server: FaultServer, config: Path) -> None:
     killed_between_the_writes(store, config)
     server.requests.clear()
@@ -380,6 +389,7 @@ def test_backfill_itself_goes_on_after_such_a_kill(store: Path, server: FaultSer
     assert (held(store), findings(store)) == (right(store), {})
 
 
+@pytest.mark.thorough
 def test_all_of_it_can_be_taken_back(store: Path, config: Path) -> None:
     before, words = notes.rows(store, "SELECT rowid, * FROM memory_items ORDER BY id"), lexical(store)
     fill(store, config)
@@ -452,6 +462,7 @@ def test_reconcile_without_an_embedder_does_what_needs_none(
     assert "regraft backfill" in str(done.document["left"])
 
 
+@pytest.mark.thorough
 def test_a_rebuild_makes_all_vectors_anew_with_another_model(
     store: Path, server: FaultServer, config: Path, tmp_path: Path
 ) -> None:
@@ -469,6 +480,7 @@ def test_a_rebuild_makes_all_vectors_anew_with_another_model(
     assert "rebuild embeds the notes of every project" in said(one, "WrongUsage", 2)
 
 
+@pytest.mark.thorough
 def test_a_rebuild_that_was_stopped_goes_on(store: Path, server: FaultServer, config: Path, tmp_path: Path) -> None:
     fill(store, config)
     other = configured(tmp_path / "other.yaml", server, model="another")
@@ -481,6 +493,7 @@ def test_a_rebuild_that_was_stopped_goes_on(store: Path, server: FaultServer, co
     assert (state(store), len(sent(server)), held(store)) == ("ready", 7, right(store))
 
 
+@pytest.mark.thorough
 def test_a_rebuild_that_was_stopped_begins_again_with_another_model(
     store: Path, server: FaultServer, config: Path, tmp_path: Path
 ) -> None:
@@ -491,6 +504,7 @@ def test_a_rebuild_that_was_stopped_begins_again_with_another_model(
     assert (held(store), findings(store), state(store)) == (right(store), {}, "ready")
 
 
+@pytest.mark.thorough
 def test_a_rebuild_that_was_stopped_begins_again_where_its_file_is_damaged(store: Path, config: Path) -> None:
     fill(store, config)
     fill(store, config, "--limit", "5", command="rebuild")

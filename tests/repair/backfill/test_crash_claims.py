@@ -48,6 +48,7 @@ def late(queue: TextQueue, claim: TextClaim) -> dict[str, Callable[[], object]]:
     }
 
 
+@pytest.mark.thorough
 @posix
 @pytest.mark.parametrize("answer", ["done", "defer", "release", "fail", "renew", "give back"])
 @pytest.mark.parametrize("is_done", [False, True], ids=["another one has it", "another one is done with it"])
@@ -174,6 +175,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @posix
 @pytest.mark.parametrize("name", MOMENTS)

@@ -45,6 +45,7 @@ def test_a_trigger_never_runs(store: Path, server: FaultServer, config: Path, na
     assert contents(store) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "statement",
     [

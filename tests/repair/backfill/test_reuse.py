@@ -198,6 +198,7 @@ def filled_again(source: Path, target: Path, tmp_path: Path, server: FaultServer
     assert stored(target) == every
 
 
+@pytest.mark.thorough
 def test_a_folder_of_chroma_has_the_vectors_although_it_names_no_model(tmp_path: Path, server: FaultServer) -> None:
     source = extract("1.5", tmp_path / "source")
     chosen = ("--base", source.collection_id("angles"), "--map-model", "angles=acme::embed-3")
@@ -214,6 +215,7 @@ def test_a_knowledge_base_of_rsclaw_has_the_vectors(tmp_path: Path, server: Faul
     filled_again(root, tmp_path / "library", tmp_path, server)
 
 
+@pytest.mark.thorough
 def test_the_sidecar_of_codex_mem_has_the_vectors(tmp_path: Path, server: FaultServer, config: Path) -> None:
     store = codex_mem_store.write(tmp_path / "data")
     assert fill(store, config, "--all-projects").status == 0
@@ -511,6 +513,7 @@ def test_an_unnamed_source_that_the_canary_contradicts_is_skipped_and_the_rest_g
 # --- resuming, undoing ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_killed_run_goes_on_and_all_of_it_can_be_undone(
     whole: Path, server: FaultServer, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
