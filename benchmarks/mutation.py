@@ -189,12 +189,14 @@ TESTS = {
         "tests/repair/test_crash_semantics.py",
     ),
     "migrators/pipeline/source_files": (
+        "tests/migrators/test_source_files.py",
         "tests/migrators/test_base_writer.py",
         "tests/migrators/test_kept_bases.py",
         "tests/migrators/test_helping.py",
         "tests/migrators/test_items.py",
     ),
     "migrators/pipeline/workers": (
+        "tests/migrators/test_workers.py",
         "tests/migrators/test_kept_bases.py",
         "tests/migrators/test_salvage.py",
         "tests/migrators/test_salvage_of_what_is_read.py",
