@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from faults import fails
 from harness import NOW_MS
-from msgspec import structs
+from msgspec import UNSET, structs
 from planned_bases import entry_of, planned
-from v1 import file, note
+from v1 import file, folder, note
 
 from migrators.pipeline import publication, report, survey, workers
 from migrators.pipeline import run as runs
 from migrators.pipeline.publication import BaseEntry, TargetLibrary, pack_entry
 from migrators.pipeline.run import LibraryPlan
 from migrators.pipeline.session import Session
-from migrators.pipeline.source import LibraryDraft, Options
+from migrators.pipeline.source import LibraryDraft, Options, SkippedBase
 from migrators.pipeline.survey import BaseJob
 from regraft.disk.trees import FolderTree
 from regraft.formats.vector_survey import SalvageTally, StoreProblem
@@ -304,6 +304,85 @@ def test_numbers_of_all_bases_are_added_up() -> None:
     totals = report.sum_totals([two, one, two])
     assert (totals.units, totals.embeddings, totals.bytes) == (6, None, None)
     assert report.sum_totals([]).bytes == 0
+
+
+def test_counts_that_an_earlier_version_left_out_are_zero_only_where_it_counted() -> None:
+    of_none = replace(ENTRY.report.rows, without_vector=UNSET, v1_deduplicated=UNSET, restored_duplicate=UNSET)
+    of_some = replace(of_none, v1_deduplicated=4)
+    older, newer = (report.unchanged_outcome(reported(ENTRY, rows=rows)) for rows in (of_none, of_some))
+    assert older.base.rows == of_none
+    assert newer.base.rows == replace(of_some, without_vector=0, restored_duplicate=0)
+    counted = replace(of_some, without_vector=2, restored_duplicate=3)
+    assert report.unchanged_outcome(reported(ENTRY, rows=counted)).base.rows == counted
+    totals = report.sum_totals([older, newer]).rows
+    assert (totals.without_vector, totals.v1_deduplicated, totals.restored_duplicate) == (0, 4, 0)
+
+
+def test_a_report_of_a_migration_has_its_bases_in_the_order_of_the_source(tmp_path: Path) -> None:
+    first = planned("first", file("a", "L", name="a.txt"), {"id": "m", "type": "memory"})
+    second = planned("second", folder("d", "L"), {"id": "x", "type": "memory"}, None)
+    outcomes = [replace(report.planned_outcome(second), children={"L": "new"}), report.planned_outcome(first)]
+    library = LibraryDraft(
+        (first.draft, planned("not asked for").draft, second.draft),
+        (SkippedBase("old", "being_deleted", 2), SkippedBase(None, "being_deleted", 0)),
+        (Notice(code="renamed_files", message="of the source"),),
+    )
+    made = report.build_migration_report(Run(command="migrate", target=tmp_path / "library"), library, outcomes)
+    assert [base.source_id for base in made.bases] == ["first", "second"]
+    reasons = [item.reason for plan in (first, second) for item in plan.draft.skipped_items]
+    assert len(reasons) == 3
+    assert made.skipped == {"being_deleted": 2, **{reason: reasons.count(reason) for reason in reasons}}
+    assert made.warnings[0].message == "of the source"
+    assert made.ids is not None
+    assert made.ids.bases == {"first": first.draft.id, "second": second.draft.id}
+    assert made.ids.items == {item.legacy_id: item.id for plan in (first, second) for item in plan.draft.items}
+    # Only the second base has a file in a folder.
+    assert made.ids.children == {second.draft.id: {"L": "new"}}
+
+
+def test_a_base_that_was_migrated_is_reported_with_what_was_written() -> None:
+    text = Notice(code="renamed_files", message="while it was written")
+    planned_one = replace(PLAN, notices=(Notice(code="lost_duplicate", message="while it was planned"),))
+    written: Any = SimpleNamespace(tallies=SimpleNamespace(embeddings=2), index_bytes=4096, notices=(text,))
+    done: Any = SimpleNamespace(plan=planned_one, written=written)
+    outcome = report.migrated_outcome(done)
+    assert outcome.notices == (*planned_one.notices, text)
+    assert outcome.base.index is not None
+    assert (outcome.base.index.embeddings, outcome.base.index.bytes) == (2, 4096)
+    # Before it is written, sizes are not known.
+    assert outcome.base.index.path == f"KnowledgeBase/{PLAN.draft.id}/.cherry/index.sqlite"
+    only_planned = report.planned_outcome(planned_one).base.index
+    assert only_planned == replace(outcome.base.index, embeddings=None, bytes=None)
+
+
+@pytest.mark.parametrize(("is_carried", "items"), [(True, {"damaged": 2, "whole": 5}), (False, {})])
+def test_a_salvage_is_reported_with_what_it_found(is_carried: bool, items: dict[str, int]) -> None:
+    tally = SalvageTally(
+        problem="is damaged",
+        rows=3,
+        about=9,
+        refused={"row_lost": 1},
+        weaker={"scan": 2},
+        deleted=4,
+        pages=8,
+        pages_read=7,
+        page_bytes=512,
+        is_carried=is_carried,
+    )
+    made = report.planned_outcome(replace(PLAN, salvage=tally, damaged_items=2, whole_items=5)).base.salvage
+    assert made == SalvageReport(
+        carried=is_carried,
+        rows=3,
+        about=9,
+        refused={"row_lost": 1},
+        weaker={"scan": 2},
+        deleted=4,
+        pages=8,
+        pages_read=7,
+        page_bytes=512,
+        items=items,
+    )
+    assert report.planned_outcome(PLAN).base.salvage is UNSET
 
 
 def test_equal_notices_are_said_once_and_paths_are_absolute(tmp_path: Path) -> None:

@@ -710,6 +710,13 @@ def test_what_is_said_of_folders_and_their_files() -> None:
     assert messages(plan, "dimension_mismatch") == [(None, "1 row not migrated (for example odd_3)", 1)]
 
 
+def test_files_that_get_another_name_are_counted() -> None:
+    items = [file(f"f{number}", name="a.md") for number in range(4)]
+    assert messages(planned(rows("N"), note("n", "N"), *items), "renamed_files") == [
+        (None, "3 files renamed because the name was taken", 3)
+    ]
+
+
 @pytest.mark.parametrize(
     ("files", "named"),
     [
