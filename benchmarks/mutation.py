@@ -180,6 +180,16 @@ TESTS = {
         "tests/regraft/test_faults.py",
         "tests/repair/test_crash_semantics.py",
     ),
+    "migrators/pipeline/run": (
+        "tests/migrators/test_run_steps.py",
+        "tests/migrators/test_kept_bases.py",
+        "tests/migrators/test_target.py",
+        "tests/migrators/test_two_readings.py",
+        "tests/migrators/test_items.py",
+        "tests/migrators/test_resume.py",
+        "tests/regraft/report/test_report.py",
+        "tests/migrators/test_odd_sources.py",
+    ),
     "migrators/pipeline/session": (
         "tests/migrators/test_target_library.py",
         "tests/migrators/test_target.py",

@@ -26,6 +26,7 @@ from migrators.pipeline import session as sessions
 from migrators.pipeline.publication import BaseEntry, TargetLibrary, catalog_fingerprint, pack_entry
 from migrators.pipeline.session import Session
 from regraft.disk import writable
+from regraft.errors import VerificationFailed
 from regraft.identity import replace
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import Ledger, LedgerEntry
@@ -291,11 +292,44 @@ def test_bases_that_stay_get_the_positions_of_the_source(library: tuple[TargetLi
     publish(place, book, "x", position=0)
     publish(place, book, "y", OTHER, position=1)
     at = at_work(place, book)
-    at.begin("the source", [kept(PLAN, 0, 1), kept(OTHER, 1, 1)])
+    place.staging.rmdir()
+    at.begin("the source", [kept(PLAN, 0, 1), kept(OTHER, 1, 1), kept(planned("new"), -1, 2)])
     positions = {name: publication.read_entry(one).position for name, one in book.entries().items()}
     assert positions == {PLAN.draft.id: 1, OTHER.draft.id: 1}
-    assert (at.began, len(at.jobs), place.staging.is_dir()) == (True, 2, True)
+    assert (at.began, len(at.jobs), place.staging.is_dir()) == (True, 3, True)
     assert [(one.command, one.source) for one in book.changes.runs()][-1] == ("migrate", "the source")
+
+
+def test_a_run_ends_with_catalog_report_and_its_record(library: tuple[TargetLibrary, Ledger]) -> None:
+    place, book = library
+    at = at_work(place, book)
+    stage(place, "x")
+    at.publish(entry(), MARK, items())
+    assert (at.published, base_text(place), place.catalog.exists()) == (1, "x", False)
+    (place.work / "vectors").mkdir(parents=True)
+    done = at.finish(made_report(place))
+    assert (done.wrote, done.report.head.run.finished_at is not None) == (True, True)
+    assert (
+        json.loads((place.path / "report.json").read_text())["run"]["finished_at"] == done.report.head.run.finished_at
+    )
+    assert "<html" in (place.path / "report.html").read_text()
+    assert place.is_catalog_unchanged(book)
+    assert place.report_is_current(book.entries())
+    assert [one.status for one in book.changes.runs()] == ["finished"]
+    assert [path.name for path in place.own.iterdir() if path.is_dir()] == []
+    # A catalog with the same bases is not written again.
+    before = place.catalog.stat().st_ino
+    book.begin_run("migrate", "source", Run(command="migrate").id)
+    at_work(place, book).finish(made_report(place))
+    assert place.catalog.stat().st_ino == before
+
+
+def test_a_run_with_nothing_to_write_ends_without_writing(library: tuple[TargetLibrary, Ledger]) -> None:
+    place, book = library
+    before = sorted(place.path.rglob("*"))
+    done = at_work(place, book).without_writing(made_report(place))
+    assert (done.wrote, done.report.head.run.finished_at is not None) == (False, True)
+    assert sorted(place.path.rglob("*")) == before
 
 
 def test_room_is_asked_for_after_the_catalog(
@@ -345,6 +379,7 @@ def test_what_was_finished_counts_bases_that_are_new_or_stay(
         (KeyboardInterrupt(), "Interrupted", INTERRUPTED, "1"),
         (OSError(errno.EIO, "Input/output error"), "StoppedMidway", STOPPED, "writing the library.*Input/output error"),
         (apsw.FullError("disk full"), "StoppedMidway", STOPPED, "disk full"),
+        (VerificationFailed(base="kb", reason="other rows"), "VerificationFailed", STOPPED, "other rows"),
     ],
 )
 def test_a_run_that_is_stopped_leaves_what_it_finished_and_nothing_else(
@@ -398,6 +433,44 @@ def test_a_run_that_is_refused_leaves_no_folder_that_it_made(tmp_path: Path) -> 
     with session_of(target), fails("TargetLocked"), session_of(target):
         raise AssertionError("it was entered")
     assert (target / ".regraft" / "ledger.sqlite").exists()
+
+
+def test_a_run_first_recovers_what_a_killed_one_left(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    (library / ".regraft").mkdir(parents=True)
+    with writable.allow_writes(library), ledgers.open_exclusive(library) as book:
+        run = Run(command="migrate")
+        book.begin_run("migrate", "source", run.id)
+        place = TargetLibrary(library, run.id)
+        publish(place, book, "x")
+        stage(place, "half", OTHER.draft.id)
+        book.intend(OTHER.draft.id, "publish", pack_entry(entry(OTHER), MARK))
+    with session_of(library) as at:
+        assert (at.ledger.open_steps(), set(at.entries)) == ([], {PLAN.draft.id})
+        assert not (library / ".regraft" / "staging").exists()
+
+
+def test_a_library_whose_ledger_or_folders_cannot_be_trusted_is_refused(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    (library / ".regraft").mkdir(parents=True)
+    with writable.allow_writes(library), ledgers.open_exclusive(library) as book:
+        book.begin_run("migrate", "source", Run(command="migrate").id)
+        wrong = pack_entry(entry(index_hash="no hash"), MARK)
+        book.done(book.intend(PLAN.draft.id, "publish", wrong))
+    before = sorted(library.rglob("*"))
+    with fails("LedgerUnreadable", match="invalid hash"), session_of(library):
+        raise AssertionError("it was entered")
+    assert sorted(library.rglob("*")) == before
+    other = tmp_path / "other"
+    other.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    try:
+        (other / "KnowledgeBase").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    except OSError:
+        return  # Windows may not let a person make links.
+    with fails("LinkInStore", match="KnowledgeBase"), session_of(other):
+        raise AssertionError("it was entered")
+    assert [path.name for path in other.iterdir()] == ["KnowledgeBase"]
 
 
 def test_a_dry_run_writes_to_a_temporary_folder_alone(tmp_path: Path) -> None:

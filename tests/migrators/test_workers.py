@@ -12,7 +12,7 @@ import apsw
 import pytest
 from faults import fails
 from harness import NOW_MS
-from planned_bases import planned
+from planned_bases import Shown, planned
 
 from migrators.pipeline import workers
 from migrators.pipeline.losses import SalvageResult
@@ -32,19 +32,6 @@ ROWS = LoaderRows(rows=2, highest_number=1, kinds={16: RowTally(count=2, first_r
 ROWS.runs.extend((1, 2))
 SURVEY = VectorSurvey(rows=2, body_bytes=1000, lengths={16: 2}, loaders={"L": ROWS})
 UNREADABLE = SourceReadFailed("page 7 is damaged")
-
-
-class Shown(SilentProgress):
-    """Progress that records what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def at(self, label: str) -> None:
-        self.told.append(label)
-
-    def step(self, rows: float, size: int) -> None:
-        self.told.append((rows, size))
 
 
 def job(folder: Path, plan: Any = PLAN, **more: Any) -> WriteJob:

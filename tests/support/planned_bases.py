@@ -16,6 +16,7 @@ from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_survey import LoaderRows, RowTally, VectorSurvey
 from regraft.ledger.ledger import LedgerEntry
+from regraft.report.progress import SilentProgress
 
 
 def planned(legacy_id: str = "kb", *items: Any, name: str = "My base") -> BasePlan:
@@ -46,3 +47,16 @@ def entry_of(plan: BasePlan, **more: Any) -> BaseEntry:
 
 def packed(plan: BasePlan, **more: Any) -> dict[str, LedgerEntry]:
     return {plan.draft.id: pack_entry(entry_of(plan, **more), "mark")}
+
+
+class Shown(SilentProgress):
+    """Progress that records what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def at(self, label: str) -> None:
+        self.told.append(label)
+
+    def step(self, rows: float, size: int) -> None:
+        self.told.append((rows, size))
