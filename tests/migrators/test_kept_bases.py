@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +12,20 @@ import pytest
 from faults import fails
 from harness import NOW_MS
 from msgspec import UNSET, structs
-from planned_bases import entry_of, planned
+from planned_bases import Shown, entry_of, planned
 from v1 import file, folder, note
 
 from migrators.pipeline import publication, report, survey, workers
 from migrators.pipeline import run as runs
+from migrators.pipeline.losses import SalvageResult
 from migrators.pipeline.publication import BaseEntry, TargetLibrary, pack_entry
 from migrators.pipeline.run import LibraryPlan
 from migrators.pipeline.session import Session
-from migrators.pipeline.source import LibraryDraft, Options, SkippedBase
+from migrators.pipeline.source import FoundOnDisk, Hints, LibraryDraft, Options, SkippedBase
 from migrators.pipeline.survey import BaseJob
 from regraft.disk.trees import FolderTree
-from regraft.formats.vector_survey import SalvageTally, StoreProblem
+from regraft.errors import SourceUnreadable
+from regraft.formats.vector_survey import LoaderRows, RowTally, SalvageTally, StoreProblem, VectorSurvey
 from regraft.identity import replace
 from regraft.ledger import ledger as ledgers
 from regraft.report.document import Run
@@ -156,6 +158,220 @@ def test_options_that_ask_for_more_migrate_a_base_again(entry: BaseEntry, option
     assert survey._options_changed(entry, Options(now_ms=NOW_MS, **options)) == changed
 
 
+@pytest.fixture
+def source(tmp_path: Path) -> Any:
+    """A source with the vector file of the base, of 9 bytes."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "kb").write_bytes(bytes(9))
+    places = SimpleNamespace(vectors="", uploads=None)
+    return SimpleNamespace(tree=FolderTree(tmp_path / "source"), places=places, is_archive=False)
+
+
+MISSING = failed(ENTRY)
+WITH_TEXTS = with_texts(ENTRY)
+
+
+@pytest.mark.parametrize(
+    ("entry", "state", "is_same", "is_archive", "options", "told"),
+    [
+        (ENTRY, "WHOLE", True, False, {}, "unchanged"),
+        (ENTRY, "WHOLE", False, False, {}, "planned"),
+        (ENTRY, "WHOLE", True, False, {"restore_duplicates": False}, "unchanged"),
+        (reported(ENTRY, rows=replace(ENTRY.report.rows, restored_duplicate=1)), "WHOLE", True, False, {}, "unchanged"),
+        (
+            reported(ENTRY, rows=replace(ENTRY.report.rows, restored_duplicate=1)),
+            "WHOLE",
+            True,
+            False,
+            {"restore_duplicates": False},
+            "planned",
+        ),
+        (ENTRY, "CHANGED", True, False, {}, "unchanged, changed"),
+        (ENTRY, "CHANGED", False, False, {}, "planned, changed"),
+        (ENTRY, "DAMAGED", True, False, {}, "planned, damaged"),
+        (ENTRY, "GONE", True, False, {}, "new"),
+        (MISSING, "WHOLE", True, False, {}, "planned"),
+        (MISSING, "WHOLE", True, True, {}, "unchanged"),
+        (failed(ENTRY, "missing_embedding_model"), "WHOLE", True, False, {}, "unchanged"),
+        (WITH_TEXTS, "WHOLE", False, False, {}, "planned, texts"),
+        (ENTRY, "WHOLE", False, False, {"carry_text": True}, "planned, texts"),
+    ],
+)
+def test_which_bases_of_an_earlier_run_are_planned_again(
+    entry: BaseEntry,
+    state: str,
+    is_same: bool,
+    is_archive: bool,
+    options: dict[str, Any],
+    told: str,
+    source: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned_with: list[Any] = []
+
+    def plan(_: Any, position: int, draft: Any, mark: str, known: Any, options: Options) -> BaseJob:
+        planned_with.append((position, draft.id, mark, known, options.carry_text))
+        return BaseJob(position, draft, mark, plan=PLAN)
+
+    def base_state(target: Path, base_id: str, known: BaseEntry, *, verify: bool) -> Any:
+        assert (target, base_id, known, verify) == (tmp_path / "library", PLAN.draft.id, entry, True)
+        return survey.BaseState[state]
+
+    monkeypatch.setattr(survey.BasePlanner, "_plan_base", plan)
+    monkeypatch.setattr(survey, "base_state", base_state)
+    source.is_archive = is_archive
+    asked = Options(now_ms=NOW_MS, verify=True, **options)
+    planner = survey.BasePlanner(SimpleNamespace(), source, tmp_path / "library", asked, ExitStack(), tmp_path)  # type: ignore[arg-type]
+    mark = survey.base_fingerprint(source, PLAN.draft)
+    entries = {PLAN.draft.id: pack_entry(entry, mark if is_same else "0" * 40)}
+    progress = Shown()
+    [one] = planner.plan_bases([(4, PLAN.draft)], entries, progress)
+    assert progress.told == ["My base", (9, 0)]
+    assert (one.position, one.draft, one.fingerprint) == (4, PLAN.draft, mark)
+    is_changed = told.endswith(", changed")
+    if told.startswith("unchanged"):
+        assert (planned_with, one.plan) == ([], None)
+        found = one.unchanged
+    else:
+        assert [given[:3] for given in planned_with] == [(4, PLAN.draft.id, mark)]
+        assert planned_with[0][4] == told.endswith("texts")
+        assert (one.plan, one.is_damaged) == (PLAN, told.endswith("damaged"))
+        found = planned_with[0][3]
+        assert one.existing == (None if told == "new" else found)
+    assert replace(found, notices=[]) == entry
+    said = [("kb", "changed in the target since it was migrated; left unchanged")] if is_changed else []
+    assert [(notice.base, notice.message) for notice in found.notices] == said
+
+
+def test_a_base_that_no_run_wrote_is_planned_without_reading_its_files(
+    source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(_: Any, position: int, draft: Any, *given: Any) -> BaseJob:
+        assert given == ("", None, asked)
+        return BaseJob(position, draft, "", plan=PLAN)
+
+    monkeypatch.setattr(survey.BasePlanner, "_plan_base", plan)
+    monkeypatch.setattr(survey, "base_fingerprint", lambda *_: pytest.fail("it was read"))
+    asked = Options(now_ms=NOW_MS)
+    planner = survey.BasePlanner(SimpleNamespace(), source, tmp_path, asked, ExitStack(), tmp_path)  # type: ignore[arg-type]
+    [one] = planner.plan_bases([(0, PLAN.draft)], {"another": pack_entry(ENTRY, "mark")}, Shown())
+    assert (one.plan, one.existing, one.unchanged) == (PLAN, None, None)
+
+
+class Surveying:
+    """A layout whose vector file gives this survey, or this problem; the file may change meanwhile."""
+
+    salvager = "salvager"
+
+    def __init__(self, found: Any, *, writes: Path | None = None) -> None:
+        self._found, self._writes = found, writes
+        self.table: Any = SimpleNamespace(survey=self._survey)
+        self.asked: list[Any] = []
+
+    def _survey(self, vectors: Path, work: Path, *, texts: bool) -> VectorSurvey:
+        self.asked.append(("survey", vectors.name, work.name, texts))
+        if self._writes is not None:
+            self._writes.write_bytes(bytes(10))
+        if isinstance(self._found, Exception):
+            raise self._found
+        return self._found
+
+    def opened(self, path: Path, work: Path, options: Options, draft: Any) -> Any:
+        self.asked.append(("opened", path.name, work.name, options.now_ms, draft.id))
+        return nullcontext(path)
+
+    def hints(self, source: Any, draft: Any, found: VectorSurvey, options: Options) -> Hints:
+        self.asked.append(("hints", draft.id, found.rows, options.carry_text))
+        return Hints(paths={"L": "/docs/new"})
+
+
+def plan_one(layout: Any, source: Any, folder: Path, draft: Any, *, known: Any = None, **options: Any) -> BaseJob:
+    asked = Options(now_ms=NOW_MS, **options)
+    planner = survey.BasePlanner(layout, source, folder / "library", asked, ExitStack(), folder)
+    return planner._plan_base(3, draft, "mark", known, asked)
+
+
+def found_rows() -> VectorSurvey:
+    rows = LoaderRows(rows=2, highest_number=1, kinds={16: RowTally(count=2, first_rowid=1, body_bytes=1000)})
+    rows.runs.extend((1, 2))
+    return VectorSurvey(rows=2, body_bytes=1000, lengths={16: 2}, loaders={"L": rows})
+
+
+@pytest.mark.parametrize(
+    ("model", "carry_text", "asks"), [(True, False, True), (False, True, True), (False, False, False)]
+)
+def test_a_base_is_planned_by_its_survey_and_by_what_is_found_beside_it(
+    model: bool, carry_text: bool, asks: bool, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(survey, "check_for_damage", lambda *given, **more: checked.append((given, more)))
+    layout = Surveying(found_rows())
+    draft = planned("kb", folder("d", "L")).draft
+    draft = draft if model else replace(draft, embedding=replace(draft.embedding, id=None))
+    known = replace(ENTRY, found=FoundOnDisk(paths={"L": "/docs/old", "gone": "/docs/gone"}))
+    job = plan_one(layout, source, tmp_path, draft, known=known, carry_text=carry_text, salvage=True)
+    vectors = tmp_path / "source" / "kb"
+    assert (job.position, job.draft, job.fingerprint, job.table) == (3, draft, "mark", None)
+    assert (job.vectors, job.origin, job.has_changed) == (vectors, vectors, False)
+    assert checked == [(("salvager", vectors, tmp_path), {"is_wanted": True})]
+    hints = [("hints", draft.id, 2, carry_text)] if asks else []
+    work = tmp_path.name
+    assert layout.asked == [("opened", "kb", work, NOW_MS, draft.id), ("survey", "kb", work, carry_text), *hints]
+    assert job.plan is not None
+    assert job.plan.found.paths == ({"L": "/docs/new"} if asks else {})
+    assert job.plan.error == (None if model else "missing_embedding_model")
+
+
+def test_a_vector_file_that_is_written_to_meanwhile_is_not_used(
+    source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "check_for_damage", lambda *_, **__: None)
+    layout = Surveying(found_rows(), writes=tmp_path / "source" / "kb")
+    job = plan_one(layout, source, tmp_path, PLAN.draft)
+    assert job.plan is not None
+    assert (job.plan.error, job.vectors, job.origin) == ("missing_vector_store", None, None)
+    assert "cannot be read: it changed while it was read" in str(job.plan.notices)
+
+
+def test_the_rows_of_a_damaged_file_are_planned_with_if_they_are_salvaged(
+    source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = StoreProblem("is damaged", is_damage=True)
+    asked: list[Any] = []
+
+    def salvage(salvager: Any, origin: Path, draft: Any, reason: Any, wish: Any, keep: Any) -> SalvageResult:
+        asked.append((salvager, origin.name, draft.id, reason, wish.is_wanted, wish.work, wish.texts))
+        return SalvageResult(found=found_rows(), vectors=tmp_path / "salvaged", table="its table")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(survey, "salvage_file", salvage)
+    job = plan_one(Surveying(problem), source, tmp_path, PLAN.draft, salvage=True, carry_text=True)
+    assert asked == [("salvager", "kb", PLAN.draft.id, problem, True, tmp_path, True)]
+    assert (job.vectors, job.origin, job.table) == (tmp_path / "salvaged", tmp_path / "source" / "kb", "its table")
+    assert job.plan is not None
+    assert (job.plan.error, job.plan.rows.carried, job.has_changed) == (None, 2, False)
+
+
+@pytest.mark.parametrize(("where", "said"), [("", "cannot be read: not allowed"), (None, "holds no vector files")])
+def test_a_vector_file_that_cannot_be_read_fails_its_base_alone(
+    where: str | None, said: str, source: Any, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> Any:
+        raise SourceUnreadable(path="kb", reason="not allowed")
+
+    source.places.vectors = where
+    source.tree = SimpleNamespace(local=refuse)
+    job = plan_one(Surveying(found_rows()), source, tmp_path, PLAN.draft)
+    assert job.plan is not None
+    assert (job.plan.error, job.vectors, job.origin) == ("missing_vector_store", None, None)
+    assert said in str(job.plan.notices)
+    opening = Surveying(SourceUnreadable(path="kb", reason="not allowed"))
+    source.places.vectors, source.tree = "", FolderTree(tmp_path / "source")
+    later = plan_one(opening, source, tmp_path, PLAN.draft)
+    assert later.plan is not None
+    assert "cannot be read: not allowed" in str(later.plan.notices)
+
+
 def test_what_a_job_has(tmp_path: Path) -> None:
     indexed = replace(ENTRY, index_mark=(1, 2))
     assert [
@@ -218,6 +434,8 @@ def test_the_size_of_a_vector_file_that_cannot_be_looked_at_is_nothing(tmp_path:
     assert size(tree, None) == 0
     assert size(tree, "nowhere") == 0
     assert size(SimpleNamespace(kind=lambda _: "file", size=refuse), "") == 0
+    # Only a file has a size that counts.
+    assert size(SimpleNamespace(kind=lambda _: "folder", size=lambda _: 4096), "") == 0
     (tmp_path / "kb").unlink()
     (tmp_path / "kb").mkdir()
     assert size(tree, "") == 0

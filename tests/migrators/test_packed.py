@@ -62,6 +62,22 @@ def test_large_records_are_the_same_wherever_they_lie(monkeypatch: pytest.Monkey
     assert (len(again), again[-1]) == (701, records[0])
 
 
+def test_large_records_leave_the_memory_once_they_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Plain("x" * 4096)
+    size = len(msgspec.msgpack.encode(record))
+    monkeypatch.setattr(packed_records, "_LARGE_BYTES", size)
+    monkeypatch.setattr(packed_records, "_HELD_BYTES", 2 * size)
+    packed = Packed(Plain, [Plain("x" * 4095), record, record])
+    large = packed._large
+    assert [at in large for at in range(-1, 4)] == [False, False, True, True, False]
+    assert (len(large._held), large._db) == (2, None)
+    packed.append(record)
+    assert (large._held, large._db is not None) == ({}, True)
+    packed.append(record)
+    assert list(packed) == [Plain("x" * 4095), *[record] * 4]
+    assert len(pickle.dumps(packed)) > 4 * size
+
+
 def test_it_can_be_appended_to() -> None:
     packed = Packed(Plain, [Plain("a")])
     packed.append(Plain("b"))

@@ -9,15 +9,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from faults import fails
+from faults import Source, fails, item, write_vectors
 from harness import NOW_MS
 from planned_bases import Shown, entry_of, packed, planned
 from v1 import file
 
+from migrators.cherry_v1 import PIPELINE
 from migrators.pipeline import run as runs
 from migrators.pipeline.publication import TargetLibrary
 from migrators.pipeline.run import LibraryPlan
-from migrators.pipeline.session import Session
+from migrators.pipeline.session import Migration, Session
 from migrators.pipeline.source import Options
 from migrators.pipeline.source_files import FileHashes, base_fingerprint
 from migrators.pipeline.survey import BaseJob
@@ -28,6 +29,7 @@ from regraft.formats.vector_survey import SalvageTally
 from regraft.identity import replace
 from regraft.processes.pool import JobFailed
 from regraft.report.document import Run
+from regraft.stores import locate
 
 PLAN, OTHER = planned("kb", file("f", "L", name="a.txt")), planned("other", name="Other base")
 KEPT = planned("kept", name="Kept base")
@@ -294,3 +296,75 @@ def test_only_the_files_of_an_archive_are_extracted(source: Any) -> None:
     assert runs._estimate_extracted_bytes(source, drafts) == 0
     source.is_archive = True
     assert runs._estimate_extracted_bytes(source, drafts) == int(100 * runs.preflight.UNREAD_FACTOR)
+
+
+# --- a whole run ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Record when processes end, and what is examined and shown."""
+    told: list[Any] = []
+    monkeypatch.setattr(runs.pool.ProcessPool, "end", lambda _: told.append("processes end"))
+    return told
+
+
+def migrate(export: Source, target: Path, told: list[Any], *, agrees: bool = True, **options: Any) -> Migration:
+    def show(planned_one: Any) -> bool:
+        told.append(("shown", planned_one.totals.bases["all"]))
+        return agrees
+
+    def examine(plan: Any, at: Any, planned_one: Any) -> None:
+        told.append(("examined", len(plan.jobs), at.path, planned_one.preflight.bytes_needed == plan.bytes))
+
+    asked = Options(now_ms=NOW_MS, jobs=1, **options)
+    with locate.open_store(export.folder) as found:
+        return runs.migrate(PIPELINE, found, target, asked, Shown(), show, examine)
+
+
+def test_a_run_shows_its_plan_before_it_writes_and_has_nothing_to_do_the_next_time(
+    tmp_path: Path, steps: list[Any]
+) -> None:
+    export, target = Source(tmp_path / "source"), tmp_path / "library"
+    for name in ("alpha", "beta"):
+        export.base(name, [item(f"memo-{name}", "note", "remember the lamp")])
+        write_vectors(export.vectors(name), {f"memo-{name}": 2})
+    export.write()
+    seen = [("examined", 2, target, True), ("shown", 2)]
+    planned_one = migrate(export, target, steps, dry_run=True)
+    assert (planned_one.wrote, target.exists(), steps) == (False, False, [seen[0], "processes end"])
+    steps.clear()
+    with fails("Declined"):
+        migrate(export, target, steps, agrees=False)
+    assert (target.exists(), steps) == (False, [*seen, "processes end"])
+    steps.clear()
+    done = migrate(export, target, steps)
+    assert (done.wrote, [base.outcome for base in done.report.bases]) == (True, ["written", "written"])
+    # Of several bases the last needs the processes as much as the first.
+    assert steps == [*seen, "processes end"]
+    steps.clear()
+    again = migrate(export, target, steps)
+    assert (again.wrote, [base.outcome for base in again.report.bases]) == (False, ["unchanged", "unchanged"])
+    assert steps == ["processes end"]
+    steps.clear()
+    # The memory of the processes is free once the one base is written, for its catalog and report.
+    alone = migrate(export, tmp_path / "alone", steps, bases=("alpha",))
+    assert (alone.wrote, steps) == (
+        True,
+        [("examined", 1, tmp_path / "alone", True), ("shown", 1), *["processes end"] * 2],
+    )
+
+
+def test_a_source_is_planned_without_a_target(tmp_path: Path) -> None:
+    export = Source(tmp_path / "source")
+    export.base("alpha", [item("memo", "note", "remember the lamp")])
+    write_vectors(export.vectors("alpha"), {"memo": 2})
+    export.write()
+    with locate.open_store(export.folder) as found:
+        made = runs.plan_only(PIPELINE, found, Options(now_ms=NOW_MS), Shown())
+    assert made.report.head.run.finished_at is not None
+    assert made.room.bytes_needed > 0
+    assert made.room.bytes_free > 0
+    assert {name: (one.items, one.kind, one.is_read) for name, one in made.looked_at.items()} == {
+        "alpha": (1, "file", True)
+    }
