@@ -130,6 +130,7 @@ TESTS = {
         "tests/migrators/test_resume.py",
     ),
     "migrators/pipeline/": (
+        "tests/migrators/test_run_steps.py",
         "tests/migrators/test_kept_bases.py",
         "tests/migrators/test_plan.py",
         "tests/migrators/test_published.py",
@@ -198,6 +199,7 @@ TESTS = {
         "tests/migrators/test_resume.py",
         "tests/repair/test_crash_semantics.py",
     ),
+    "migrators/pipeline/losses": ("tests/migrators/test_plan.py", "tests/migrators/test_salvage.py"),
     "migrators/pipeline/source_files": (
         "tests/migrators/test_source_files.py",
         "tests/migrators/test_base_writer.py",

@@ -690,11 +690,11 @@ def test_the_outline_has_unchanged_bases_as_the_ledger_has_them(tmp_path: Path) 
 
 
 def test_what_is_said_of_a_source_that_is_only_looked_at(tmp_path: Path) -> None:
-    plan = planned("kb", file("a", "L"), note("n"), {"id": "m", "type": "memory"})
+    plan = planned("kb", file("a", "L"), note("n"), note("o"), {"id": "m", "type": "memory"})
     (tmp_path / "kb").write_bytes(bytes(9))
     found: Any = SimpleNamespace(tree=FolderTree(tmp_path), places=SimpleNamespace(vectors="", uploads=None))
     told = runs._survey_summary(found, BaseJob(0, plan.draft, "", plan=plan, vectors=tmp_path / "kb"))
-    assert (told.items, told.uploads, told.vector_file, told.kind, told.bytes) == (3, 1, "kb", "file", 9)
+    assert (told.items, told.uploads, told.vector_file, told.kind, told.bytes) == (4, 1, "kb", "file", 9)
     assert (told.is_read, told.salvageable) == (True, 0)
     (tmp_path / "kb").unlink()
     damaged = replace(plan, salvage=SalvageTally(rows=4, about=5))

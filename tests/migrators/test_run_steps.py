@@ -19,7 +19,7 @@ from migrators.pipeline import run as runs
 from migrators.pipeline.publication import TargetLibrary
 from migrators.pipeline.run import LibraryPlan
 from migrators.pipeline.session import Migration, Session
-from migrators.pipeline.source import Options
+from migrators.pipeline.source import Duplicate, FoundOnDisk, Hints, ItemContent, Options, Pipeline
 from migrators.pipeline.source_files import FileHashes, base_fingerprint
 from migrators.pipeline.survey import BaseJob
 from migrators.pipeline.workers import FinishedBase
@@ -50,6 +50,28 @@ def source(tmp_path: Path) -> Any:
     (folder / "Files" / "up-f.txt").write_bytes(bytes(7))
     places = SimpleNamespace(vectors="Vectors", uploads="Files")
     return SimpleNamespace(tree=FolderTree(folder), places=places, is_archive=False)
+
+
+# --- what a source and a user say ------------------------------------------------------------------------------------
+
+
+def test_what_is_not_asked_for_is_not_done() -> None:
+    options = Options(now_ms=NOW_MS)
+    asked = (options.dry_run, options.while_running, options.carry_text, options.salvage, options.verify)
+    assert (*asked, options.adopt_orphans, options.restore_duplicates) == (*[False] * 6, True)
+    assert Hints().restore_twins
+    assert not Duplicate("a", "b", "a.md", "b.md").changed
+    pipeline = Pipeline(table=PIPELINE.table, read=PIPELINE.read, hints=PIPELINE.hints)
+    assert not (pipeline.has_visibility or pipeline.has_orphans or pipeline.shares_ids)
+    assert not (ItemContent({}).renamed or PLAN.draft.items[0].is_listed)
+
+
+def test_what_an_earlier_run_found_is_known_unless_this_one_found_it(tmp_path: Path) -> None:
+    one, two = (Duplicate("L", "M", name, "m.md", item="f") for name in ("now.md", "earlier.md"))
+    other = replace(two, item="another")
+    found = FoundOnDisk(paths={"L": "/earlier", "M": "/gone"}, twins=(two, other))
+    hints = Hints(paths={"L": "/now"}, twins=(one,)).with_earlier(found)
+    assert (hints.paths, hints.twins) == ({"L": "/now", "M": "/gone"}, (one, other))
 
 
 # --- planning ------------------------------------------------------------------------------------------------------
