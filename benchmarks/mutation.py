@@ -300,6 +300,7 @@ TESTS = {
     "checks/cherry_v2/inspect": ("tests/checks/test_inspect.py",),
     "checks/cherry_v2/installed": ("tests/checks/test_installed.py", "tests/repair/test_install.py"),
     "checks/cherry_v2/schema": (
+        "tests/checks/test_index_schema.py",
         "tests/checks/test_foreign_schema.py",
         "tests/checks/test_check_v2.py",
         "tests/repair/test_mending.py",

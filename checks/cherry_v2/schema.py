@@ -136,7 +136,7 @@ def compare_schema(db: apsw.Connection, findings: FindingCollector) -> SchemaSha
         shape.missing.append(FULL_TEXT)
     shape.missing += [name for name in _TRIGGERS if ("trigger", name) not in schema]
     if shape.has(*_COLUMNS, FULL_TEXT):
-        shape.missing += [what for what in _wrong_effects(schema, shape, findings) if what not in shape.missing]
+        shape.missing += _wrong_effects(schema, shape, findings)
     return shape
 
 
@@ -327,7 +327,7 @@ def _finds_words(db: apsw.Connection, shape: SchemaShape, word: str | None, gone
 
     number = _ROWID if shape.has_rowid else "rowid"
     rows = [row[0] for row in db.execute(f"SELECT {number} FROM search_text")]
-    if word is not None and (hits(word) != rows or rows == [None]):
+    if word is not None and hits(word) != rows:
         return False
     return gone is None or not hits(gone)
 

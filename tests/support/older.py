@@ -20,22 +20,25 @@ _TRIGGERS_1 = (
     f"CREATE TRIGGER search_text_ad AFTER DELETE ON search_text BEGIN {_OUT} END",
     f"CREATE TRIGGER search_text_au AFTER UPDATE OF text ON search_text BEGIN {_OUT} {_IN} END",
 )
+#: Statements that make an index of version 1 of one of version 2.
+TO_VERSION_1 = (
+    *(f"DROP TRIGGER search_text_{name}" for name in ("ai", "ad", "au")),
+    "DROP TABLE search_text_fts",
+    "DROP INDEX search_text_fts_rowid_uniq",
+    "ALTER TABLE search_text DROP COLUMN fts_rowid",
+    _FULL_TEXT_1,
+    "INSERT INTO search_text_fts (search_text_fts) VALUES ('rebuild')",
+    *_TRIGGERS_1,
+    "UPDATE meta SET schema_version = 1",
+)
 TABLES = ("content", "material", "search_unit", "search_text", "embedding")
 
 
 def make_version_1(path: Path) -> None:
     """Turn an index of version 2 into one of version 1."""
     with closing(apsw.Connection(str(path))) as db:
-        for name in ("ai", "ad", "au"):
-            db.execute(f"DROP TRIGGER search_text_{name}")
-        db.execute("DROP TABLE search_text_fts")
-        db.execute("DROP INDEX search_text_fts_rowid_uniq")
-        db.execute("ALTER TABLE search_text DROP COLUMN fts_rowid")
-        db.execute(_FULL_TEXT_1)
-        db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('rebuild')")
-        for trigger in _TRIGGERS_1:
-            db.execute(trigger)
-        db.execute("UPDATE meta SET schema_version = 1")
+        for statement in TO_VERSION_1:
+            db.execute(statement)
 
 
 def renumber(path: Path) -> None:
