@@ -251,6 +251,7 @@ TESTS = {
         "tests/repair/test_repair.py",
     ),
     "repair/cherry_v2/rules/planner": (
+        "tests/repair/test_repair_planner.py",
         "tests/repair/test_repair.py",
         "tests/repair/test_mending.py",
         "tests/repair/test_salvage_index.py",
