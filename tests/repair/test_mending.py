@@ -13,16 +13,19 @@ from typing import Any, NamedTuple
 
 import apsw
 import pytest
+from faults import fails
 from harness import NOW_MS, examples, run
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from planted_v2 import run_sql
 
+from checks.audit.findings import RowNumbers
+from checks.cherry_v2 import findings as v2
 from regraft import identity
 from regraft.formats.cherry_v2.index import IndexStore
 from regraft.testing import MaterialInput, materials
 from repair.changes import changesets, files
-from repair.cherry_v2.rules import planner
+from repair.cherry_v2.rules import index, planner
 
 BASE = "5b0f5be5-6c1b-4b6e-9a51-0c9b8f8a7d10"
 HEAD = "The harbour 🎉"
@@ -336,6 +339,226 @@ def test_what_a_repair_does_and_leaves_and_makes_of_the_rows(name: str, path: Pa
     assert done.status == int(bool(case.left))
     assert tables(path) == tables(other)
     assert (path.read_bytes() == before) is not bool(case.actions)
+
+
+# --- the plan of one file --------------------------------------------------------------------------------------------
+
+
+def plan_of(path: Path, *found: str, rows: dict[str, Iterable[int]] | None = None, **more: Any) -> tuple[Any, Any]:
+    """Plan the repair of findings, of which the audit recorded these rows."""
+    recorded: dict[str, list[RowNumbers]] = {}
+    for name, numbers in (rows or {}).items():
+        recorded[name] = [RowNumbers()]
+        for number in numbers:
+            recorded[name][0].append(number)
+    usual = {
+        "base": BASE,
+        "path": f"{BASE}/.cherry/index.sqlite",
+        "folder": BASE,
+        "has_model": True,
+        "dimensions": None,
+        "found": dict.fromkeys(found, 1),
+        "wanted": frozenset(found),
+        "now_ms": NOW_MS,
+        "rows": recorded,
+    }
+    return index.plan_index(path.parents[2], index.IndexRepair(**{**usual, **more}))
+
+
+def done_of(change: Any) -> list[tuple[str, int, str | None, int]]:
+    return [] if change is None else [(one.action, one.count, one.finding, one.bytes) for one in change.actions]
+
+
+def left_of(left: Any) -> list[tuple[str, str, int]]:
+    return [(one.finding, one.reason, one.count) for one in left]
+
+
+def written(path: Path, change: Any) -> None:
+    with closing(apsw.Connection(str(path))) as db, db:
+        change.apply(db)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("another body", "wrong offsets", "another text", "a text of bad bytes", "a wrong hash"),
+        *("bodies that changed places", "vectors of zeros", "a vector with NaN", "vectors of other lengths"),
+    ],
+)
+def test_rows_that_the_audit_did_not_record_are_searched(name: str, path: Path) -> None:
+    case = REPAIRS[name]
+    run_sql(path, *case.damage)
+    found = {one[3] for one in case.actions if one[3]} | {finding for finding, _, _ in case.left}
+    change, _ = plan_of(path, *found - {v2.VECTOR_MISSING})
+    actions = [] if change is None else change.actions
+    assert [(one.action, one.message, one.count, one.finding) for one in actions] == case.actions
+
+
+KEPT = (
+    "most vectors do not have the {} dimensions of the catalog, so that all are kept; --only embedding.length removes"
+    " those without"
+)
+UNKNOWN = "the right vector length of the base is unknown"
+SHORT = "x'0000803f0000803f0000803f'"
+HALVES = [set_vector(SHORT, 1), set_vector("x'0000803f0000803f00000040'", 2)]
+BOTH = (v2.VECTOR_LENGTH, v2.BASE_DIMENSIONS)
+
+
+@pytest.mark.parametrize(
+    ("damage", "found", "rows", "more", "gone", "left"),
+    [
+        # The length of most vectors is right, unless the catalog says another that no vectors contradict.
+        ([set_vector(SHORT, 1)], [v2.VECTOR_LENGTH], None, {}, 1, []),
+        ([set_vector(SHORT, 1)], [v2.VECTOR_LENGTH], [1], {}, 1, []),
+        ([set_vector(SHORT, 1)], [v2.VECTOR_LENGTH], None, {"dimensions": 4}, 1, []),
+        ([set_vector(SHORT, 1)], [v2.VECTOR_LENGTH], None, {"dimensions": 3}, 0, [(KEPT.format(3), 3)]),
+        ([set_vector(SHORT, 1)], [v2.VECTOR_LENGTH], None, {"dimensions": 3, "is_partial": True}, 3, []),
+        (HALVES, [v2.VECTOR_LENGTH], None, {}, 0, [(UNKNOWN, 2)]),
+        (HALVES, [v2.VECTOR_LENGTH], None, {"dimensions": 4}, 2, []),
+        (HALVES, [v2.VECTOR_LENGTH], None, {"dimensions": 3}, 2, []),
+        # What is no vector of any length goes.
+        ([set_vector("x'000000'", 1), *HALVES[1:]], [v2.VECTOR_LENGTH], [1], {"dimensions": 9}, 1, []),
+        ([set_vector("x''", 1)], [v2.VECTOR_LENGTH], [1], {"dimensions": 9}, 1, []),
+        ([set_vector("'text'", 1)], [v2.VECTOR_LENGTH], [1], {"dimensions": 9}, 1, []),
+        # The catalog gets the dimensions that all vectors have: then these are right.
+        ([], BOTH, [1, 2, 3, 4], {"dimensions": 3}, 0, []),
+        ([], [v2.VECTOR_LENGTH], None, {"dimensions": 3}, 0, [(KEPT.format(3), 4)]),
+        ([set_vector(SHORT, 1)], BOTH, None, {"dimensions": 3}, 0, [(KEPT.format(3), 3)]),
+    ],
+)
+def test_which_vectors_of_another_length_are_deleted(
+    damage: list[str],
+    found: list[str],
+    rows: list[int] | None,
+    more: dict[str, Any],
+    gone: int,
+    left: list[tuple[str, int]],
+    path: Path,
+) -> None:
+    run_sql(path, *damage)
+    size = ask(path, "SELECT ifnull(sum(length(CAST(vector_blob AS BLOB))), 0) FROM embedding")
+    recorded = None if rows is None else {v2.VECTOR_LENGTH: rows}
+    change, stays = plan_of(path, *found, rows=recorded, **more)
+    assert [one for one in left_of(stays) if one[0] == v2.VECTOR_LENGTH] == [
+        (v2.VECTOR_LENGTH, reason, count) for reason, count in left
+    ]
+    done = done_of(change)
+    assert [one[:3] for one in done] == [("delete-embeddings", gone, v2.VECTOR_LENGTH)] * bool(gone)
+    if gone:
+        written(path, change)
+        kept = ask(path, "SELECT sum(length(CAST(vector_blob AS BLOB))) FROM embedding")
+        assert done[0][3] == size - kept
+        assert change.bytes == size - kept
+        assert (change.tables, change.bodies) == (("embedding",), False)
+        assert ask(path, "SELECT count(*) FROM embedding") == 4 - gone
+
+
+def test_only_the_flaws_that_are_meant_are_deleted(path: Path) -> None:
+    run_sql(path, set_vector("zeroblob(16)", 1), set_vector("x'0000c07f0000803f0000803f0000803f'", 2))
+    flaws = [v2.VECTOR_ZERO, v2.VECTOR_NON_FINITE]
+    for rows in (None, {v2.VECTOR_ZERO: [1], v2.VECTOR_NON_FINITE: [2]}):
+        change, _ = plan_of(path, *flaws, rows=rows, wanted=frozenset({v2.VECTOR_ZERO}))
+        assert done_of(change) == [("delete-embeddings", 1, v2.VECTOR_ZERO, 16)]
+        both, _ = plan_of(path, *flaws, rows=rows)
+        assert done_of(both) == [
+            ("delete-embeddings", 1, v2.VECTOR_NON_FINITE, 16),
+            ("delete-embeddings", 1, v2.VECTOR_ZERO, 16),
+        ]
+
+
+def test_what_a_repair_causes_is_said_even_where_findings_are_named(path: Path) -> None:
+    run_sql(path, set_vector("zeroblob(16)", 2))
+    said = [(v2.VECTOR_MISSING, "1 body without a vector: to be embedded again", 1)]
+    _, left = plan_of(path, v2.VECTOR_ZERO, is_partial=True)
+    assert left_of(left) == said
+    found = {v2.VECTOR_ZERO: 1, v2.VECTOR_MISSING: 1}
+    assert left_of(plan_of(path, v2.VECTOR_ZERO, found=found)[1]) == said
+    # What was there before, or what no vector belongs to, is nothing new.
+    assert left_of(plan_of(path, v2.VECTOR_ZERO, found=found, is_partial=True)[1]) == []
+    assert left_of(plan_of(path, v2.VECTOR_ZERO, has_model=False)[1]) == []
+    assert left_of(plan_of(path, v2.VECTOR_ZERO, has_model=None)[1]) == said
+
+
+@pytest.mark.parametrize(
+    ("damage", "found", "size"),
+    [
+        # The text twice, for the row and the full-text index, and 400 bytes for the row.
+        ("UPDATE search_text SET text = 'xyz' WHERE rowid = 1", v2.BODY_HASH, 2 * 3),
+        ("UPDATE search_text SET search_text_id = 'x' WHERE rowid = 1", v2.BODY_ID, 2 * len(BODIES[0]) + 400),
+        ("UPDATE search_unit SET char_end = char_end - 1 WHERE rowid = 1", v2.UNIT_OFFSETS, 400),
+        (REPAIRS["another text"].damage[0], v2.CONTENT_HASH, 2 * len("\n\n".join([HEAD, *BODIES]).encode())),
+    ],
+)
+def test_a_plan_knows_how_much_changes(damage: str, found: str, size: int, path: Path) -> None:
+    run_sql(path, damage)
+    change, _ = plan_of(path, found)
+    assert change.bytes == size
+
+
+def test_an_unfinished_transaction_is_settled_by_writing(path: Path) -> None:
+    change, left = plan_of(path, v2.HOT_JOURNAL)
+    assert (done_of(change), left) == ([("settle-journal", 1, v2.HOT_JOURNAL, 0)], ())
+    assert change.actions[0].message == "roll back 1 unfinished transaction"
+    assert change.tables == ()
+    assert plan_of(path, v2.HOT_JOURNAL, wanted=frozenset({v2.BODY_ID})) == (None, ())
+
+
+def test_an_index_of_pages_that_do_not_agree_is_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index.table_integrity, "find_inconsistency", lambda *_: "row 3 missing from index x")
+    found = {v2.BODY_ID: 2, v2.UNIT_ID: 3, v2.CORRUPT: 1}
+    change, left = plan_of(path, found=found, wanted=frozenset({v2.BODY_ID, v2.UNIT_ID, v2.UNIT_GAP}))
+    reason = "SQLite reports damage (row 3 missing from index x); restore the file from a backup"
+    assert change is None
+    assert left_of(left) == [(v2.BODY_ID, reason, 2), (v2.UNIT_ID, reason, 3)]
+
+
+def test_rows_that_would_get_the_same_id_are_left(path: Path) -> None:
+    run_sql(
+        path,
+        "CREATE TABLE loose AS SELECT * FROM search_text",
+        "DROP TABLE search_text",
+        "ALTER TABLE loose RENAME TO search_text",
+        "UPDATE search_text SET search_text_id = 'x', target_id = (SELECT unit_id FROM search_unit WHERE rowid = 2)"
+        " WHERE rowid = 1",
+    )
+    change, left = plan_of(path, v2.BODY_ID)
+    reason = "two rows would get the same id; decide which one is right"
+    assert (change, left_of(left)) == (None, [(v2.BODY_ID, reason, 1)])
+
+
+def test_a_plan_is_made_only_of_the_rows_that_it_was_made_for(path: Path) -> None:
+    run_sql(path, "UPDATE search_text SET search_text_id = 'x' WHERE rowid = 2")
+    change, _ = plan_of(path, v2.BODY_ID)
+    run_sql(path, "UPDATE search_text SET search_text_id = 'y' WHERE rowid = 3")
+    before = tables(path)
+    with fails("PlanOutdated", match="the rows to repair are no longer those of the plan"):
+        written(path, change)
+    assert tables(path) == before
+    run_sql(path, "DELETE FROM search_unit WHERE rowid = 2")
+    units, others = index.plan_lost_units(path.parents[2], f"{BASE}/.cherry/index.sqlite", BASE)
+    assert (done_of(units), others) == ([("write-units", 1, v2.BODY_ORPHAN, 0)], 0)
+    run_sql(path, "DELETE FROM search_unit WHERE rowid = 3")
+    before = tables(path)
+    with fails("PlanOutdated", match="the units to restore are no longer those of the plan"):
+        written(path, units)
+    assert tables(path) == before
+
+
+def test_a_row_that_breaks_another_rule_of_the_layout_does_not_stop_a_repair(path: Path) -> None:
+    run_sql(
+        path,
+        "PRAGMA ignore_check_constraints = ON",
+        "UPDATE search_unit SET char_end = -5, unit_index = 7 WHERE rowid = 3",
+    )
+    change, _ = plan_of(path, v2.UNIT_GAP)
+    assert done_of(change)[0] == ("number-units", 1, v2.UNIT_GAP, 0)
+    with closing(apsw.Connection(str(path))) as db:
+        with db:
+            change.apply(db)
+        assert db.execute("SELECT unit_index, char_end FROM search_unit WHERE rowid = 3").fetchall() == [(2, -5)]
+        # Later writes are checked again.
+        with pytest.raises(apsw.ConstraintError, match="CHECK"):
+            db.execute("UPDATE search_unit SET char_end = -6 WHERE rowid = 3")
 
 
 # --- contents --------------------------------------------------------------------------------------------------------
