@@ -243,6 +243,7 @@ TESTS = {
         "tests/repair/test_gc.py",
     ),
     "repair/cherry_v2/rules/": (
+        "tests/repair/test_unsafe_paths.py",
         "tests/repair/test_mending.py",
         "tests/repair/test_mend_catalog.py",
         "tests/repair/test_moved_sources.py",
