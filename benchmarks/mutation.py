@@ -318,6 +318,8 @@ TESTS = {
     "checks/audit/page": ("tests/regraft/report/test_check_page.py",),
     "checks/audit/rolling": ("tests/checks/test_rolling_check.py",),
     "checks/audit/sqlite_checks": (
+        "tests/checks/test_sqlite_checks.py",
+        "tests/checks/test_index_schema.py",
         "tests/checks/test_check_v2.py",
         "tests/checks/test_check_damage.py",
         "tests/checks/test_damage_cases.py",
