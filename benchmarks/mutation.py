@@ -238,6 +238,7 @@ TESTS = {
         "tests/repair/test_repair.py",
     ),
     "repair/cherry_v2/gc/": (
+        "tests/repair/test_gc_rules.py",
         "tests/repair/test_fix_dry_run.py",
         "tests/repair/test_external_items.py",
         "tests/repair/test_gc.py",
