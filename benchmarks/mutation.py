@@ -317,7 +317,7 @@ TESTS = {
         "tests/checks/test_check_v1.py",
     ),
     "checks/audit/page": ("tests/regraft/report/test_check_page.py",),
-    "checks/audit/rolling": ("tests/checks/test_rolling_check.py",),
+    "checks/audit/rolling": ("tests/checks/test_rolling_part.py", "tests/checks/test_rolling_check.py"),
     "checks/audit/sqlite_checks": (
         "tests/checks/test_sqlite_checks.py",
         "tests/checks/test_index_schema.py",
