@@ -392,7 +392,9 @@ class Killer:
             done = run("undo", copy, "--yes", "--json")
             if done.status:
                 code = done.document["error"]["code"]
-                demand(code == "RunUnknown", f"undo was refused: {done}")
+                # A folder that was empty is none of Chroma before anything is in it.
+                is_empty = not self._beginning and code == "SourceUnrecognised"
+                demand(code == "RunUnknown" or is_empty, f"undo was refused: {done}")
             if done.status or files_of(copy) == self._beginning:
                 break
         found = files_of(copy)

@@ -291,6 +291,13 @@ def _check_collection(state: _StoreAudit, of: ChromaCollection) -> None:
         if of.distance is None:
             message = tr("its distance is none that Chroma has")
             state.findings.add(chroma.COLLECTION_INCOMPLETE, message, base=of.id)
+        if collection.dimension != (of.dimension or collection.dimension):
+            message = tr(
+                "its row says {stated} dimensions, and its vectors have {found}",
+                stated=of.dimension,
+                found=collection.dimension,
+            )
+            state.findings.add(chroma.DIMENSION_WRONG, message, base=of.id)
         _check_files(state, collection)
         _check_ids(state, collection)
         if state.findings.level >= Level.DEFAULT:
@@ -498,6 +505,9 @@ def _sample(state: CollectionState) -> Any:
 
 
 def _measure_collection(copy: Path, state: CollectionState, queries: Any) -> Recall:
+    if state.problem is not None:
+        # Chroma can take any amount of memory for damaged files.
+        return Recall(0.0, state.problem)
     try:
         if state.folder is not None and state.folder.is_dir():
             durable.copy_tree(state.folder, copy / state.folder.name)

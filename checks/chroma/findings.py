@@ -128,6 +128,16 @@ VECTOR_ORPHAN = register(
     tr("`regraft repair --only chroma.vector-orphan`, which rebuilds the segment without it."),
 )
 DIMENSION = register("error", "chroma.dimension", tr("A vector has another length than its collection's."), _EMBED)
+DIMENSION_WRONG = register(
+    "error",
+    "chroma.dimension-wrong",
+    tr(
+        "The row of a collection has another number of dimensions than all of its vectors. Chroma refuses queries, and "
+        "versions from 1.0 on return shortened vectors."
+    ),
+    tr("`regraft repair`, which corrects the number; the vectors stay as they are."),
+    "repair",
+)
 VECTOR_UNUSABLE = register(
     "error",
     "chroma.vector-unusable",

@@ -105,12 +105,9 @@ def _summarize(db: apsw.Connection, of: database.ChromaCollection, root: Path, t
     )
     try:
         with open_collection(db, of, root) as state:
-            problem = state.segment_problem or state.label_problem
-            if problem is None and state.segment is not None and state.segment.problems:
-                problem = state.segment.problems[0]
             return structs.replace(
                 summary,
-                problem=problem,
+                problem=state.problem,
                 dimensions=state.dimension,
                 entries=state.count("entry"),
                 in_segment=state.count_origin(Origin.SEGMENT),

@@ -386,7 +386,8 @@ def _offer_contents(folder: Path) -> None:
         target = ["--to", "library"] if profile is None else ["--profile", path_argument(profile)]
         command = shlex.join(["regraft", "migrate", path_argument(backup), *target])
         raise BackupInFolder(path=folder, name=backup.name, command=command)
-    if _profile_above(folder) is not None:
+    if ledger.FOLDER in folder.parts or _profile_above(folder) is not None:
+        # What is below regraft's own folder is under construction, or to undo a run.
         return
     stores = [printable(store) for store in islice(_stores_in(folder), _NAMED_STORES + 1)]
     if stores:

@@ -26,7 +26,14 @@ from checks.chroma import findings as chroma
 from regraft.disk import file_paths, links, sqlite
 from regraft.errors import SourceUnreadable
 from regraft.formats.chroma import database
-from regraft.formats.chroma.collection import KEPT_FILE, CollectionState, KeptSegment, Origin, open_collection
+from regraft.formats.chroma.collection import (
+    KEPT_FILE,
+    CollectionState,
+    KeptSegment,
+    Origin,
+    measure_dimension,
+    open_collection,
+)
 from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
 from regraft.language import format_count, tr
 from regraft.text import one_line
@@ -63,7 +70,7 @@ _REBUILT = (
 _OF_FILES = frozenset(_REBUILT) - {chroma.QUEUE_UNAPPLIED}
 #: Findings that a rebuilt segment resolves only if the user names them: vectors are dropped, or the level is deep.
 _REBUILT_IF_NAMED = (chroma.VECTOR_ORPHAN, chroma.RECALL)
-_OF_DATABASE = (chroma.FULL_TEXT, chroma.SEQ_ID_MIXED)
+_OF_DATABASE = (chroma.FULL_TEXT, chroma.SEQ_ID_MIXED, chroma.DIMENSION_WRONG)
 #: Findings that this module repairs.
 NAMES = (*_REBUILT, *_REBUILT_IF_NAMED, *_OF_DATABASE)
 #: Lost vectors that the report names one by one, each with the beginning of its text.
@@ -93,8 +100,9 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     foreign = {database.FILE: partial(sqlite_checks.find_foreign_on_tables, tables=audit.TABLES)}
     segments = {name: found[name] for name in wanted if name not in _OF_DATABASE}
     ignored = _plan_segments(made, store, options, segments)
-    made.changes[:0] = _plan_database(store, wanted, ignored)
-    made.resolves |= {(name, None) for name in wanted.intersection(_OF_DATABASE)}
+    of_database = {name: found[name] for name in wanted.intersection(_OF_DATABASE)}
+    made.changes[:0] = _plan_database(store, of_database, ignored)
+    made.resolves |= {(one.name, one.base) for findings in of_database.values() for one in findings}
     made = schema_objects.add_drops(made, store, found, options.only, foreign)
     if not options.only:
         rest = (*usual, *schema_objects.NAMES, chroma.VECTOR_MISSING)
@@ -331,9 +339,18 @@ def _kept_vectors(db: apsw.Connection, state: CollectionState) -> Iterator[NewVe
 # --- the database ----------------------------------------------------------------------------------------------------
 
 
-def _plan_database(store: Store, wanted: Collection[str], ignored: Sequence[int]) -> Iterator[FileChange]:
-    """Plan all changes of the database in one copy of it: full-text index, mixed numbers, and ignored operations."""
+def _plan_database(store: Store, wanted: dict[str, list[Finding]], ignored: Sequence[int]) -> Iterator[FileChange]:
+    """Plan all changes of the database in one copy of it: the wanted findings, and operations to be ignored."""
     actions = []
+    dimensions = _true_dimensions(store, {one.base for one in wanted.get(chroma.DIMENSION_WRONG, ())})
+    for of, dimension in dimensions.items():
+        message = tr(
+            "correct the dimensions of {name} in its row from {stated} to {found}",
+            name=of.name,
+            stated=of.dimension,
+            found=dimension,
+        )
+        actions.append(Action(action="set-dimension", message=message, base=of.id, finding=chroma.DIMENSION_WRONG))
     if ignored:
         message = tr(
             "empty {operations} of the queue that had no effect, because the segment had their ids; they would give "
@@ -360,12 +377,34 @@ def _plan_database(store: Store, wanted: Collection[str], ignored: Sequence[int]
     if actions:
         path = store.root / database.FILE
         make = partial(
-            _rewrite, path, texts=chroma.FULL_TEXT in wanted, numbers=chroma.SEQ_ID_MIXED in wanted, ignored=ignored
+            _rewrite,
+            path,
+            texts=chroma.FULL_TEXT in wanted,
+            numbers=chroma.SEQ_ID_MIXED in wanted,
+            ignored=ignored,
+            dimensions=[(dimension, of.id) for of, dimension in dimensions.items()],
         )
         yield FileChange(path=database.FILE, actions=tuple(actions), make=make, bytes=2 * path.stat().st_size)
 
 
-def _rewrite(path: Path, new: Path, *, texts: bool, numbers: bool, ignored: Sequence[int]) -> None:
+def _true_dimensions(store: Store, misstated: Collection[str | None]) -> dict[ChromaCollection, int | None]:
+    """Return the dimension of the vectors of each collection whose row has another one."""
+    if not misstated:
+        return {}
+    with database.open_chroma(store.root / database.FILE) as db:
+        found = [one for one in database.list_collections(db) if one.id in misstated]
+        return {one: measure_dimension(db, one, store.root) for one in found}
+
+
+def _rewrite(
+    path: Path,
+    new: Path,
+    *,
+    texts: bool,
+    numbers: bool,
+    ignored: Sequence[int],
+    dimensions: Sequence[tuple[int | None, str]],
+) -> None:
     """Copy the database, and change the copy.
 
     Raises:
@@ -375,8 +414,9 @@ def _rewrite(path: Path, new: Path, *, texts: bool, numbers: bool, ignored: Sequ
         full_text.rebuild_in_copy(path, new)
     else:
         copy_database(path, new)
-    if ignored:
+    if ignored or dimensions:
         with sqlite.open_writable(new) as db, sqlite.transaction(db):
+            db.executemany("UPDATE collections SET dimension = ? WHERE CAST(id AS TEXT) = ?", dimensions)
             # An update of nothing. Without the row, a later operation could get its number, and Chroma would skip it.
             db.executemany(
                 "UPDATE embeddings_queue SET operation = ?, vector = NULL, encoding = NULL, metadata = NULL "

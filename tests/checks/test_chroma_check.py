@@ -31,6 +31,7 @@ from chroma_store import (
     overwrite_links,
     read_vector,
     remove_labels,
+    state_dimension,
     write_vector,
 )
 from extras import needs
@@ -171,6 +172,8 @@ PLANTED: dict[str, tuple[str, Plant, int, set[str]]] = {
     "half of the elements": ("header", cut_elements, 1, {"labels-inconsistent", "vector-missing", "queue-unapplied"}),
     "an offset": ("header", lambda store: forge_field(store, "<Q", 4, 1 << 31), 1, set()),
     "no level factor": ("header", lambda store: forge_field(store, "<d", 84, float("nan")), 1, set()),
+    "too large a capacity": ("header", lambda store: forge_field(store, "<Q", 12, 1 << 34), 1, set()),
+    "too small a capacity": ("header", lambda store: forge_field(store, "<Q", 12, 9), 1, set()),
     "too few elements": ("header", lambda store: forge_count(store, 9), 1, set()),
     "a foreign operation": ("unreadable", foreign_operation, 3, {"vector-missing"}),
     "a shared segment": ("collection-incomplete", share_segment, 2, {"segment-orphan", "vector-missing"}),
@@ -178,6 +181,7 @@ PLANTED: dict[str, tuple[str, Plant, int, set[str]]] = {
     "upper links": ("graph", overwrite_links, 1, set()),
     "lower links": ("graph", bad_links, 1, set()),
     "another length": ("dimension", wrong_length, 3, set()),
+    "another dimension": ("dimension-wrong", state_dimension, 1, set()),
     "NaN": ("vector-unusable", nan, 1, set()),
     "a long vector": ("norm-outlier", long_vector, 1, set()),
     "a shared vector": ("vector-shared", same_vector, 2, set()),
@@ -320,6 +324,25 @@ def test_deep_measures_recall(store: ChromaStore) -> None:
     found = check(store.root, "--deep")
     assert found.keys() == {"recall"}
     assert "nearest vectors" in found["recall"][0]["message"]
+
+
+def test_deep_does_not_search_in_damaged_files(store: ChromaStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a forged header, chromadb takes gigabytes of memory."""
+    forge_field(store, "<Q", 12, 1 << 34)
+    searched = []
+
+    def search(_: object, copy: Path, name: str, queries: list[list[float]], count: int) -> list[list[str]]:
+        assert copy.is_dir()
+        searched.append(name)
+        return [[]] * len(queries)
+
+    monkeypatch.setattr(core, "is_installed", lambda: True)
+    monkeypatch.setattr(core, "run_in_child", search)
+    found = check(store.root, "--deep")
+    assert {"angles", "products"} <= set(searched)
+    assert "plain" not in searched
+    messages = [one["message"] for one in found["recall"] if one["base"] == store.collection_id("plain")]
+    assert messages == ["chromadb cannot search it: header.bin: its capacity contradicts the number of its elements"]
 
 
 def test_deep_says_that_chromadb_is_missing(store: ChromaStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -432,6 +432,14 @@ def test_a_store_below_folders_of_a_single_folder_is_named(tmp_path: Path) -> No
     )
 
 
+def test_a_store_under_construction_is_not_named(tmp_path: Path) -> None:
+    v2_profile(tmp_path / ".regraft" / "work" / "new")
+    with pytest.raises(SourceUnrecognised) as caught, open_store(tmp_path):
+        pass
+    assert type(caught.value) is SourceUnrecognised
+    assert "work" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("count", "ending"), [(4, "4."), (5, "4, ….")])
 def test_more_stores_than_an_error_names_are_hinted_at(tmp_path: Path, count: int, ending: str) -> None:
     for number in range(1, count + 1):

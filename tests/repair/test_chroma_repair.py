@@ -28,6 +28,7 @@ from chroma_store import (
     destroy_header,
     extract,
     forge_count,
+    forge_field,
     hostile_labels,
     mix_numbers,
     opened,
@@ -38,6 +39,7 @@ from chroma_store import (
     read_vector,
     read_vectors,
     remove_labels,
+    state_dimension,
 )
 from extras import needs
 from faults import posix
@@ -94,6 +96,8 @@ ALL_PROVEN: dict[str, Damage] = {
     "too few elements, cosine": lambda store: forge_count(store, 30, "angles"),
     "full text": cut_full_text,
     "mixed numbers": mix_numbers,
+    "too large a capacity": lambda store: forge_field(store, "<Q", 12, 1 << 34),
+    "another dimension": state_dimension,
 }
 
 
@@ -319,6 +323,42 @@ def test_mixed_numbers_become_those_of_the_version_that_writes(version: str, kin
     for table, rows in before.items():
         assert {one for (one,) in store.rows(f"SELECT typeof(seq_id) FROM {table}")} == {kind}
         assert store.rows(f"SELECT segment_id, seq_id FROM {table} ORDER BY rowid") == rows
+
+
+def test_only_the_number_of_dimensions_is_corrected(store: ChromaStore, tmp_path: Path) -> None:
+    files = {path: path.read_bytes() for path in store.root.rglob("*.bin")}
+    before = store.rows("SELECT * FROM collections ORDER BY name")
+    state_dimension(store)
+    damaged = {name: raw for name, (_, _, raw) in snapshot(store.root).items()}
+    document = repair(store.root)
+    assert [(one["action"], one["base"]) for one in document["actions"]] == [
+        ("set-dimension", store.collection_id("plain"))
+    ]
+    assert document["actions"][0]["message"] == "correct the dimensions of plain in its row from 3 to 16"
+    assert store.rows("SELECT * FROM collections ORDER BY name") == before
+    assert {path: path.read_bytes() for path in store.root.rglob("*.bin") if ".regraft" not in path.parts} == files
+    assert_reads_back(store, tmp_path / "copy", {})
+    assert run("undo", store.root, "--yes").status == 0
+    assert {name: raw for name, (_, _, raw) in snapshot(store.root).items() if ".regraft" not in name} == damaged
+
+
+def test_a_dimension_is_corrected_together_with_the_segment(store: ChromaStore, tmp_path: Path) -> None:
+    overwrite_links(store)
+    state_dimension(store)
+    document = repair(store.root)
+    assert {one["action"] for one in document["actions"]} == {"set-dimension", "rebuild-segment"}
+    assert document["left"] == []
+    assert check(store.root) == {}
+    assert_reads_back(store, tmp_path / "copy", {})
+
+
+def test_one_file_alone_does_not_correct_a_dimension(store: ChromaStore) -> None:
+    """The segment may be that of another collection."""
+    purge_queue(store)
+    store.execute("DELETE FROM embeddings_queue")
+    remove_labels(store)
+    state_dimension(store)
+    assert "dimension-wrong" not in check(store.root)
 
 
 def test_half_of_the_elements_are_kept_and_the_others_named(store: ChromaStore, tmp_path: Path) -> None:

@@ -159,6 +159,11 @@ def forge_field(store: ChromaStore, form: str, offset: int, value: float, name: 
     file.write_bytes(raw)
 
 
+def state_dimension(store: ChromaStore) -> None:
+    """Let the row of a collection have another dimension than its vectors."""
+    store.execute("UPDATE collections SET dimension = 3 WHERE name = 'plain'")
+
+
 def cut_file(store: ChromaStore, file: str, name: str) -> None:
     """Keep the first half of a file of a segment."""
     path = store.folder(name) / file

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from enum import IntEnum
 from functools import partial
 from io import BufferedReader
@@ -152,6 +153,12 @@ class CollectionState:
         if self.of.dimension is not None:
             return self.of.dimension
         return None if self.segment is None else self.segment.header.dimension
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the files of the segment, if anything is."""
+        files = () if self.segment is None else self.segment.problems
+        return self.segment_problem or self.label_problem or next(iter(files), None)
 
     @property
     def folder(self) -> Path | None:
@@ -700,6 +707,38 @@ def multiply(vectors: Any, norms: Any, out: Any = None) -> Any:
     return product.astype("<f4", copy=False)
 
 
+#: Votes that outweigh the dimension in the row of a collection, and the most that the queue has.
+_ENOUGH_VOTES = 2
+
+
+def measure_dimension(db: apsw.Connection, of: ChromaCollection, root: Path) -> int | None:
+    """Return the number of dimensions of a collection's vectors.
+
+    It is the number in the collection's row, unless that is damaged: no file confirms it, and segment, label map and
+    queue agree on another one. Two of them have to, or two vectors of the queue.
+    """
+    if of.dimension is None:
+        return None
+    votes: Counter[int] = Counter()
+    if of.vectors is not None and database.is_segment_name(of.vectors):
+        folder = root / of.vectors
+        with suppress(SegmentProblem, OSError):
+            segment = open_segment(folder, None, of.links)
+            if segment.header.dimension == of.dimension:
+                return of.dimension
+            votes[segment.header.dimension] += not segment.problems
+            found = label_map.read_label_map(folder / label_map.FILE, lambda *_: None).dimension
+            votes[found or 0] += found is not None
+    query = (
+        "SELECT length(vector), count(*) FROM embeddings_queue "
+        f"WHERE typeof(vector) = 'blob' AND length(vector) > 3 AND {database.TOPIC_COLLECTION} = ? GROUP BY 1"
+    )
+    for size, count in db.execute(query, (of.id,)):
+        votes[int(str(size)) // 4] += min(int(str(count)), _ENOUGH_VOTES)
+    (best, number), *others = (+votes).most_common() or [(of.dimension, 0)]
+    return best if number >= _ENOUGH_VOTES and not others else of.dimension
+
+
 @contextmanager
 def open_collection(
     db: apsw.Connection, of: ChromaCollection, root: Path, kept: tuple[Path, KeptSegment] | None = None
@@ -717,6 +756,7 @@ def open_collection(
         apsw.Error, OSError: the database cannot be read.
     """
     database.check_dimension(of)
+    of = structs.replace(of, dimension=measure_dimension(db, of, root))
     with sqlite.open_scratch() as scratch:
         state = CollectionState(db=db, of=of, root=root, scratch=scratch, kept=kept)
         try:
@@ -738,7 +778,7 @@ def open_places(db: apsw.Connection, of: ChromaCollection, root: Path) -> Iterat
         state = CollectionState(db=db, of=of, root=root, scratch=scratch)
         try:
             if state.folder is not None and state.folder.is_dir():
-                state.segment = open_segment(state.folder, of.dimension, of.links)
+                state.segment = open_segment(state.folder, measure_dimension(db, of, root), of.links)
             yield state
         finally:
             state.close()

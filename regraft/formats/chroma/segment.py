@@ -36,6 +36,9 @@ _VERSION = 1
 _DELETED, _COUNT = 1 << 16, 0xFFFF
 #: The size of an element in a header, which a header that was cut may still have.
 _ELEMENT_BYTES, _ELEMENT_BYTES_AT = struct.Struct("<Q"), 28
+#: A capacity is believed up to this multiple of the elements that a file has room for, and up to this number. Chroma
+#: writes a file of as many elements, unless it was cut.
+_MOST_ROOM, _LEAST_ROOM = 4, 1 << 16
 #: The level factor is 1 / ln(M), for M from 2 on.
 _MAX_FACTOR = 2
 #: Bytes that are read at once: few enough to stay in the processor's cache while they are used.
@@ -51,6 +54,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """What is used of a header."""
 
     count: int
+    #: Elements that Chroma makes room for in memory when it opens the segment.
+    capacity: int
     element_bytes: int
     #: Links of an element: of the upper levels, and of the lowest level.
     links: int
@@ -274,6 +279,9 @@ def open_segment(folder: Path, dimension: int | None, links_if_unknown: int = DE
     room = size // header.element_bytes
     count = min(header.count, room)
     problems = [] if problem is None else [tr("{name}: {problem}", name=HEADER_FILE, problem=problem)]
+    if not header.count <= header.capacity <= max(_MOST_ROOM * room, _LEAST_ROOM):
+        # Nothing is read by it here. Chroma would take memory for all of it.
+        problems.append(tr("{name}: its capacity contradicts the number of its elements", name=HEADER_FILE))
     if count < header.count:
         missing = format_count(header.count - count, "element")
         problems.append(tr("{name} ends before the last {missing}", name=ELEMENTS_FILE, missing=missing))
@@ -291,6 +299,7 @@ def _derive_segment(
     count = size // element_bytes
     header = Header(
         count=count,
+        capacity=count,
         element_bytes=element_bytes,
         links=count_of_links,
         lowest_links=2 * count_of_links,
@@ -327,7 +336,9 @@ def _read_header(path: Path) -> tuple[Header | None, str | None]:
     if len(raw) != _HEADER.size:
         return None, tr("it has {found} instead of {size} bytes", found=len(raw), size=_HEADER.size)
     fields = _HEADER.unpack(raw)
-    version, offset, _, count, element_bytes, label_at, vector_at, level, entry, upper, lowest, m, factor, _ = fields
+    version, offset, capacity, count, element_bytes, label_at, vector_at, level, entry, upper, lowest, m, factor, _ = (
+        fields
+    )
     if version != _VERSION:
         return None, tr("its version {version} is unknown", version=version)
     is_sound = (
@@ -346,6 +357,7 @@ def _read_header(path: Path) -> tuple[Header | None, str | None]:
         return None, tr("its sizes contradict each other")
     header = Header(
         count=count,
+        capacity=capacity,
         element_bytes=element_bytes,
         links=upper,
         lowest_links=lowest,
