@@ -455,7 +455,7 @@ def plan_gc(store: Store, options: GcOptions) -> Plan:
     if chroma.SEGMENT_ORPHAN in options.only:
         with database.open_chroma(store.root / database.FILE) as db:
             folders = audit.orphan_folders(db, store.root)
-            known = "SELECT CAST(id AS TEXT) FROM collections"
+            known = "SELECT CAST(id AS TEXT) FROM collections WHERE id IS NOT NULL"
             query = f"SELECT 1 FROM segments WHERE CAST(collection AS TEXT) NOT IN ({known})"
             has_rows = db.execute(query).get is not None
         for name in folders:

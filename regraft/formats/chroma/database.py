@@ -151,14 +151,15 @@ def find_collection(db: apsw.Connection, name: str) -> ChromaCollection | None:
     """Return the collection with a name, or None. The default database takes precedence."""
     columns = column_names(db, "collections")
     order = "database_id <> ?2" if "database_id" in columns else "?2"
-    found = f"SELECT CAST(id AS TEXT) FROM collections WHERE name = ?1 ORDER BY {order}, id"
+    found = f"SELECT CAST(id AS TEXT) FROM collections WHERE name = ?1 AND id IS NOT NULL ORDER BY {order}, id"
     key: Any = db.execute(found, (name, _DEFAULT_DATABASE)).get
     return None if key is None else read_collection(db, key)
 
 
 def list_collections(db: apsw.Connection) -> list[ChromaCollection]:
     """Return all collections by name. A vector segment that several of them refer to belongs to none of them."""
-    keys = [str(key) for (key,) in db.execute("SELECT CAST(id AS TEXT) FROM collections ORDER BY name, id")]
+    query = "SELECT CAST(id AS TEXT) FROM collections WHERE id IS NOT NULL ORDER BY name, id"
+    keys = [str(key) for (key,) in db.execute(query)]
     found = [read_collection(db, key) for key in keys]
     owners = Counter(one.vectors for one in found)
     return [one if owners[one.vectors] == 1 else structs.replace(one, vectors=None) for one in found]
