@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import apsw
 import profiles
 import pytest
 from harness import NOW, REPO, run, snapshot
 
+from checks.cherry_v2 import installed
 from regraft.cli import cli
+from regraft.kinds import KIND_NAMES, Kind
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
 
@@ -257,3 +261,171 @@ def test_without_a_folder_of_the_user_nothing_is_found(monkeypatch: pytest.Monke
     monkeypatch.setattr(Path, "home", classmethod(nobody))
     assert run().status == 2
     assert run("inspect", "--json").document["found"] == []
+
+
+# --- backups and folders of a person ---------------------------------------------------------------------------------
+
+
+def put(source: Path, path: Path, time: int) -> Path:
+    """Copy a file, and give it a time of change."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, path)
+    os.utime(path, (time, time))
+    return path
+
+
+@pytest.mark.usefixtures("home")
+def test_backups_in_some_folders_are_the_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    old, new = put(SAMPLE, first / "old.zip", 1_000), put(SAMPLE, second / "new.ZIP", 9_000)
+    alike = [put(SAMPLE, first / f"{name}.zip", 5_000) for name in "ba"]
+    put(SAMPLE, first / "a.backup", 7_000)
+    (first / "folder.zip").mkdir()
+    (second / "no archive.zip").write_bytes(b"PK")
+    packed = tmp_path / "work" / "library.zip"
+    with ZipFile(packed, "w") as archive:
+        archive.writestr("library/notes.txt", "no backup")
+    places = [first, tmp_path / "missing", second, packed.parent]
+    found = installed.find_backups(places)
+    assert [one.path for one in found] == [str(path) for path in (new, *sorted(alike), old)]
+    assert {(one.kind, one.why) for one in found} == {("v1-backup", "beside it")}
+    assert found[0].facts == [f"This is {KIND_NAMES[Kind.V1_BACKUP]}.", "v1 data, with 4 vector files."]
+    assert [step.command for step in found[0].next] == [
+        shlex.join(["regraft", "migrate", str(new), "--to", "library"]),
+        shlex.join(["regraft", "inspect", str(new)]),
+    ]
+    # So many are opened.
+    monkeypatch.setattr(installed, "_MOST_BESIDE", 2)
+    assert [one.path for one in installed.find_backups([first])] == [str(path) for path in sorted(alike)]
+
+
+def test_a_backup_of_version_2_is_no_backup_of_version_1(home: Path) -> None:
+    profile = v2(home / "data", base_row("completed"))
+    backup = home / "backup.zip"
+    with ZipFile(backup, "w") as archive:
+        for path in sorted(profile.rglob("*")):
+            archive.write(path, path.relative_to(profile))
+    assert installed.find_backups([home]) == []
+
+
+def test_the_folders_of_a_person_in_any_language(home: Path) -> None:
+    made = [home / "Documents", home / "下载", home / "OneDrive - Work" / "Desktop", home / "named" / "here"]
+    for folder in (*made, home / "Pictures", home / "OneDrive - Work" / "Music"):
+        folder.mkdir(parents=True)
+    (home / "Desktop").write_text("no folder")
+    settings = home / ".config" / "user-dirs.dirs"
+    settings.parent.mkdir()
+    settings.write_text(
+        'XDG_DOWNLOAD_DIR="$HOME/named/here"\nXDG_DOCUMENTS_DIR="$HOME/"\nXDG_MUSIC_DIR="$HOME/Music"\n'
+        f'XDG_DESKTOP_DIR="{home / "Documents"}"\n',
+        "utf-8",
+    )
+    assert installed.list_user_folders() == [made[3], made[0], made[1], made[2]]
+
+
+def test_nothing_is_the_folder_of_a_person_who_has_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert installed.find_in_user_folders() == ([], [])
+    monkeypatch.setattr(Path, "home", classmethod(lambda _: (_ for _ in ()).throw(RuntimeError("no home"))))
+    assert installed.list_user_folders() == []
+
+
+def test_what_is_found_in_the_folders_of_a_person(home: Path, healthy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    downloads = home / "Downloads"
+    old, new = put(SAMPLE, downloads / "old.zip", 1_000), put(SAMPLE, downloads / "new.ZIP", 9_000)
+    put(SAMPLE, downloads / "new.bak", 10_000)
+    (downloads / "broken.zip").write_bytes(b"PK")
+    os.utime(downloads / "broken.zip", (500, 500))
+    library = shutil.copytree(healthy, downloads / "a library")
+    profile = v2(downloads / "saved cherry data", base_row("completed"))
+    shutil.copytree(library, downloads / ".hidden")
+    (downloads / "notes").mkdir()
+    (downloads / "cherry trees").mkdir()
+    (home / "Documents").symlink_to(downloads, target_is_directory=True)
+    folders, found = installed.find_in_user_folders()
+    assert folders == [downloads]
+    assert [(one.path, one.kind, one.why) for one in found] == [
+        (str(new), "v1-backup", "in Downloads"),
+        (str(old), "v1-backup", "in Downloads"),
+        (str(library), "library", "in Downloads"),
+        (str(profile), "v2-profile", "in Downloads"),
+    ]
+    assert found[0].facts == [f"This is {KIND_NAMES[Kind.V1_BACKUP]}.", "v1 data, with 4 vector files."]
+    assert found[2].facts == [f"This is {KIND_NAMES[Kind.LIBRARY]}.", "v2 data, with 2 bases."]
+    assert [(step.command, step.does) for step in found[2].next] == [
+        (shlex.join(["regraft", "install", str(library), "--profile", "PROFILE"]), "Put its bases into a v2 profile"),
+        (shlex.join(["regraft", "inspect", str(library)]), "See what is in it"),
+    ]
+    assert [step.command for step in found[1].next] == [
+        shlex.join(["regraft", "migrate", str(old), "--to", "library"]),
+        shlex.join(["regraft", "inspect", str(old)]),
+    ]
+    assert found[3].facts == ["v2 data, with 1 base."]
+    # So many are opened.
+    (downloads / "cherry trees").rmdir()
+    monkeypatch.setattr(installed, "_MOST_ARCHIVES", 1)
+    monkeypatch.setattr(installed, "_MOST_FOLDERS", 1)
+    _, some = installed.find_in_user_folders()
+    assert [one.path for one in some] in ([str(new), str(library)], [str(new), str(profile)])
+    monkeypatch.setattr(installed, "_MOST_LISTED", 0)
+    assert installed.find_in_user_folders() == ([downloads], [])
+
+
+# --- what is said of an upgrade --------------------------------------------------------------------------------------
+
+
+def test_failed_bases_without_files_of_v1_are_to_be_checked(home: Path) -> None:
+    profile = v2(home / ".config" / "CherryStudio", base_row("failed"))
+    (one,) = found()
+    assert one["facts"] == ["v2 data, with 1 base.", "Not usable: 1 base marked as failed."]
+    assert (commands(one), one["remedy"]) == ([f"regraft check {profile}"], None)
+
+
+def test_folders_that_were_not_migrated_are_enough_for_a_rescue(home: Path) -> None:
+    items = [TOMBSTONE.replace("'i'", f"'i{number}'") for number in range(4)]
+    others = [items[2].replace("'directory'", "'file'", 1), items[3].replace("directory_not_migrated", "other")]
+    profile = v1(v2(home / ".config" / "CherryStudio", base_row("completed"), *items[:2], *others), 1)
+    (one,) = found()
+    assert one["facts"] == ["v2 data, with 1 base.", "Not migrated: 2 folders.", "1 vector file of v1 still on disk."]
+    assert (commands(one), one["remedy"]) == (
+        [f"regraft rescue {profile} --dry-run", f"regraft check {profile}"],
+        "rescue",
+    )
+
+
+def test_files_of_v1_beside_good_bases_are_left_over(home: Path) -> None:
+    profile = v1(v2(home / ".config" / "CherryStudio", base_row("completed")))
+    (one,) = found()
+    assert one["facts"] == ["v2 data, with 1 base.", "2 vector files of v1 still on disk."]
+    assert (commands(one), one["remedy"]) == ([f"regraft check {profile}"], None)
+
+
+def test_an_application_that_runs_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    v1(home / ".config" / "CherryStudio")
+    monkeypatch.setattr(installed.profile, "detect_running_app", lambda _: "process 7")
+    assert found()[0]["facts"][1:] == ["The application is running (process 7): end it before anything is changed."]
+
+
+def test_a_profile_in_an_archive_is_no_copy_of_one(home: Path) -> None:
+    profile = v1(home / ".config" / "CherryStudio")
+    shutil.make_archive(str(home / ".config" / "my cherry data"), "zip", profile)
+    assert [one["path"] for one in found()] == [str(profile)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "may_be"),
+    [
+        ("base", b"SQLite format 3\0damaged", True),
+        ("base.sqlite", b"SQLite format 3\0damaged", False),
+        ("base", b"something else", False),
+    ],
+)
+def test_a_damaged_vector_file_is_told_by_its_name(tmp_path: Path, name: str, content: bytes, *, may_be: bool) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert installed.may_be_vector_file(tmp_path / name) is may_be
+
+
+def test_a_database_without_vectors_is_no_vector_file(tmp_path: Path) -> None:
+    for name, table in (("vectors", "vectors"), ("other", "texts")):
+        with closing(apsw.Connection(str(tmp_path / name))) as db:
+            db.execute(f"CREATE TABLE {table} (id)")
+        assert installed.may_be_vector_file(tmp_path / name) is (name == "vectors")
