@@ -62,7 +62,7 @@ _COUNTS = {
 }
 
 
-def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
+def inspect_store(source: Located, *, items: bool) -> StoreSummary:
     """Summarize a library, a profile, one base folder or one index file; an archive is unpacked first.
 
     Args:

@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import preview
+import profiles
 import pytest
 from harness import run, snapshot
+from msgspec import structs
+from planted_v2 import run_sql
 from v1 import MODEL, Library, Row, Source, base, file, folder, migrate, note, pack, page, write_store
+
+from checks.cherry_v2.inspect import inspect_store
+from regraft.kinds import Kind
+from regraft.stores.locate import open_store
 
 TOP = {"regraft", "source", "target", "run", "kind", "bases", "health"}
 HEALTH = {"coverage", "orphans", "stale", "bytes", "problems"}
@@ -178,6 +186,64 @@ def test_one_base_and_its_index(v1: Path, library: Library, inside: str, kind: s
     assert entry["problem"] is None
 
 
+@pytest.mark.parametrize("inside", ["", ".cherry/index.sqlite"])
+def test_one_base_is_summarized_as_in_its_library(library: Library, inside: str) -> None:
+    """With each material, and the source that the catalog has for its item."""
+    path = library.index_path("kb")
+    changed(
+        path,
+        "INSERT INTO material VALUES ('empty', 'empty.md', NULL, 1, 1)",
+        "UPDATE search_unit SET char_end = 70 WHERE unit_id = (SELECT min(unit_id) FROM search_unit)",
+    )
+    catalog = library.path / "catalog.sqlite"
+    changed(catalog, f"UPDATE knowledge_item SET data = '{{' WHERE id = '{library.item_id('p')}'")
+    changed(catalog, f"UPDATE knowledge_item SET data = '{{}}' WHERE id = '{library.item_id('f')}'")
+    [whole, *_] = look(library.path)["bases"]
+    [entry] = look(library.folder("kb") / inside)["bases"]
+    materials = entry.pop("materials")
+    assert {**entry, "items": {}} == {**whole, "items": {}}
+    assert (entry["name"], entry["status"], entry["model"]) == ("Küche 🎉", "completed", "acme::embed-3")
+    with closing(apsw.Connection(str(path))) as db:
+        unit = "FROM search_unit u WHERE u.material_id = m.material_id"
+        rows = db.execute(
+            f"SELECT material_id, relative_path, (SELECT count(*) {unit}), (SELECT max(char_end) {unit})"
+            " FROM material m ORDER BY rowid"
+        ).fetchall()
+    with closing(apsw.Connection(str(catalog))) as db:
+        items = db.execute("SELECT id, data FROM knowledge_item WHERE json_valid(data)").fetchall()
+    sources = {item: json.loads(data).get("source") for item, data in items}
+    expected = [
+        {"id": one, "path": place, "source": sources.get(one), "units": units, "utf16_units": end or 0}
+        for one, place, units, end in rows
+    ]
+    assert materials == expected
+    assert {one["utf16_units"] for one in expected} > {0, 70}
+    assert len({one["source"] for one in expected} - {None}) == 1
+
+
+def test_an_index_without_a_catalog_is_named_by_what_it_states(library: Library, tmp_path: Path) -> None:
+    path = tmp_path / "alone" / ".cherry" / "index.sqlite"
+    path.parent.mkdir(parents=True)
+    shutil.copyfile(library.index_path("kb"), path)
+    changed(path, "UPDATE meta SET base_id = 'stated'")
+    [entry] = look(path)["bases"]
+    assert (entry["id"], entry["name"], entry.get("status")) == ("stated", "stated", None)
+    assert {one["source"] for one in entry["materials"]} == {None}
+    # One that cannot be read has no id but that of its folder.
+    path.write_bytes(path.read_bytes()[:5000])
+    [entry] = look(path)["bases"]
+    assert (entry["id"], entry["name"], entry["store"], entry["materials"]) == ("alone", "alone", None, [])
+    assert "cannot be read" in entry["problem"]
+
+
+def test_an_index_of_a_preview_build(tmp_path: Path) -> None:
+    path = preview.store(tmp_path / "Data" / "KnowledgeBase" / preview.BASE / ".cherry" / "index.sqlite")
+    with closing(apsw.Connection(str(path))) as db:
+        count = db.execute(f"SELECT count(*) FROM {preview.TABLE}").get
+    [entry] = look(path)["bases"]
+    assert (entry["store"]["rows"], entry["store"]["dimensions"]) == (count, 4)
+
+
 def test_an_index_that_was_carried_elsewhere(library: Library, tmp_path: Path) -> None:
     path = tmp_path / "elsewhere.sqlite"
     shutil.copyfile(library.index_path("kb"), path)
@@ -208,6 +274,78 @@ def test_a_base_with_a_model_and_not_one_vector_is_not_healthy(library: Library)
     assert document["bases"][0]["model"] == "acme::embed-3"
     assert document["health"]["coverage"] == 0
     assert document["bases"][0]["problem"]
+
+
+@pytest.mark.parametrize(
+    ("catalog", "index", "missing", "coverage"),
+    [
+        # Without a model it needs no vectors.
+        ("embedding_model_id = NULL, dimensions = NULL", "DELETE FROM embedding", 0, 1),
+        ("embedding_model_id = NULL, dimensions = NULL", "DELETE FROM embedding WHERE rowid <= 3", 0, 1),
+        # The model of a failed one may be what is gone.
+        (
+            "embedding_model_id = NULL, dimensions = NULL, status = 'failed', error = 'x'",
+            "DELETE FROM embedding WHERE rowid <= 3",
+            3,
+            0.5,
+        ),
+        ("status = 'failed', error = 'x'", "DELETE FROM embedding WHERE rowid <= 3", 3, 0.5),
+    ],
+)
+def test_which_bases_need_vectors(library: Library, catalog: str, index: str, missing: int, coverage: float) -> None:
+    changed(
+        library.path / "catalog.sqlite", f"UPDATE knowledge_base SET {catalog} WHERE id = '{library.base_id('kb')}'"
+    )
+    changed(library.index_path("kb"), index)
+    entry = look(library.path)["bases"][0]
+    assert (entry["store"]["missing"], entry["store"]["coverage"]) == (missing, coverage)
+    failed = "failed at the upgrade: x" if "failed" in catalog else None
+    assert entry["problem"] == ("; ".join([failed, "3 texts without a vector"]) if failed else None)
+
+
+@pytest.mark.parametrize(("left", "missing", "coverage"), [(0, 0, 1), (1, 5, 1 / 6), (6, 0, 1)])
+def test_an_index_alone_needs_vectors_if_it_has_any(
+    library: Library, tmp_path: Path, left: int, missing: int, coverage: float
+) -> None:
+    path = tmp_path / "elsewhere.sqlite"
+    shutil.copyfile(library.index_path("kb"), path)
+    run_sql(path, f"DELETE FROM embedding WHERE rowid > {left}")
+    [entry] = look(path)["bases"]
+    assert (entry["store"]["embeddings"], entry["store"]["missing"]) == (left, missing)
+    assert (entry["store"]["coverage"], entry["store"]["wrong_length"]) == (pytest.approx(coverage), 0)
+    assert entry["problem"] == (f"{missing} texts without a vector" if missing else None)
+
+
+def test_vectors_of_another_length_are_a_problem(library: Library) -> None:
+    path = library.index_path("kb")
+    changed(
+        path,
+        "UPDATE embedding SET vector_blob = zeroblob(12) WHERE rowid = 1",
+        "DELETE FROM embedding WHERE rowid IN (2, 3)",
+    )
+    entry = look(library.path)["bases"][0]
+    assert (entry["store"]["wrong_length"], entry["store"]["missing"], entry["store"]["coverage"]) == (1, 2, 0.5)
+    assert entry["problem"] == ("2 texts without a vector; 1 text with a vector that does not have 4 dimensions")
+    # A base without a model needs none.
+    changed(library.path / "catalog.sqlite", "UPDATE knowledge_base SET embedding_model_id = NULL, dimensions = NULL")
+    entry = look(library.path)["bases"][0]
+    assert (entry["store"]["wrong_length"], entry["store"]["coverage"], entry["problem"]) == (0, 1, None)
+
+
+def test_a_pending_change_of_a_profile_is_a_problem_and_of_a_copy_is_none(tmp_path: Path) -> None:
+    profile = profiles.profile(tmp_path / "profile")
+    pending = profile / "data-reset.pending.json"
+    pending.write_text('{"status": "pending"}')
+    [problem, *_] = look(profile)["health"]["problems"]
+    assert problem.startswith("catalog.pending: ")
+    assert pending.name in problem
+    # Nothing will be changed in a backup, nor in a database that the user named instead of the profile's own.
+    with open_store(profile, Kind.V2_PROFILE) as found:
+        backup = inspect_store(structs.replace(found, kind=Kind.V2_BACKUP), items=False)
+    for suffix in ("", "-wal"):
+        shutil.copyfile(profile / f"cherrystudio.sqlite{suffix}", profile / f"copy.sqlite{suffix}")
+    for problems in (backup.health.problems, look(profile / "copy.sqlite")["health"]["problems"]):
+        assert not [one for one in problems if "pending" in one]
 
 
 def test_orphans_and_stale_materials_are_counted(library: Library) -> None:
