@@ -329,7 +329,7 @@ def test_space_is_given_back_unless_that_would_hide_damage(
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
-def test_files_that_are_young_or_links_or_cannot_be_read_stay(tmp_path: Path) -> None:
+def test_files_that_are_young_or_links_or_cannot_be_read_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store: Any = Store(tmp_path)
 
     def kept(path: Path) -> str | None:
@@ -346,6 +346,13 @@ def test_files_that_are_young_or_links_or_cannot_be_read_stay(tmp_path: Path) ->
     os.utime(folder / "sub", (NOW - 5,) * 2)
     assert kept(folder) == "something in it is younger than an hour"
     assert kept(tmp_path / "nothing") == "it cannot be read: No such file or directory"
+
+    def fail(_: Path, fails: Any) -> Any:
+        fails(PermissionError(13, "Permission denied"))
+
+    monkeypatch.setattr(files.file_paths, "walk", fail)
+    assert kept(folder) == "it cannot be read: Permission denied"
+    assert kept(tmp_path / "half \udcff") == "its name is not UTF-8"
     try:
         (tmp_path / "link").symlink_to(tmp_path / "old.txt")
     except OSError:
@@ -737,6 +744,76 @@ def test_an_index_proves_a_file_if_it_has_all_vectors(tmp_path: Path, monkeypatc
     with closing(sqlite3.connect(whole)) as db, db:
         db.execute("DELETE FROM search_unit WHERE unit_id = '4'")
     assert files._find_proof(path, survey, {"a": whole})[0] == set()
+
+
+@pytest.fixture
+def leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Vector files of v1: one that an index has, one of which it has half, an empty, a broken and a young one."""
+    folder = tmp_path / "KnowledgeBase"
+    folder.mkdir()
+    v2_index(tmp_path / index_file(KB).name, ("one", vector_of("one")), ("two", vector_of("two")))
+    v2_index(tmp_path / index_file(OTHER).name, ("one", vector_of("one")), ("three", vector_of("three")))
+    made = {
+        "proven": write_store(folder / "proven", [Row("L", "one"), Row("L", "two")]),
+        "half": write_store(folder / "half", [Row("L", "one"), Row("L", "four")]),
+        "empty": write_store(folder / "empty", []),
+        "broken": put(folder / "broken", b"SQLite format 3"),
+        "young": put(folder / "young", age=5),
+    }
+    for name, path in made.items():
+        if name != "young":
+            os.utime(path, (NOW - 2 * HOUR,) * 2)
+    every = [(v2.LEFTOVER, path) for path in made.values()] + [(v2.INDEX_ORPHAN, folder / "nobody")]
+    monkeypatch.setattr(files.checked, "find_strays", lambda *_: iter(every))
+    return made
+
+
+def plan_leftovers(root: Path, asked: GcOptions | None = None, **more: Any) -> Plan:
+    bases = [{"id": base, "status": "completed", "error": None} for base in (KB, OTHER)]
+    usual = {"catalog": SimpleNamespace(bases=bases), "store": Store(root)}
+    given: dict[str, Any] = {**usual, **more}
+    indexes = {base: index_file(base).name for base in (KB, OTHER)}
+    return files.plan_leftovers(given["store"], given["catalog"], asked or options(v1_leftovers=True), indexes)
+
+
+def test_only_vector_files_that_an_index_has_whole_go(leftovers: dict[str, Path], tmp_path: Path) -> None:
+    plan = plan_leftovers(tmp_path)
+    assert [change.path for change in plan.changes] == ["KnowledgeBase/proven", "KnowledgeBase/empty"]
+    assert [change.actions[0].base for change in plan.changes] == [KB, None]
+    kept = {left.subject: (left.reason.removeprefix(f"the vector file {left.subject} of v1 is kept: "), left.base)
+            for left in plan.left}  # fmt: skip
+    assert kept["half"] == ("v2 has 1 of its 2 vectors; for example, the text “four” is not in it", KB)
+    assert kept["young"] == ("it is younger than an hour", None)
+    assert set(kept) == {"half", "young", "broken"}
+    assert plan.resolves == set()
+    # The base of others may not be the chosen one, and it is not known whose they are.
+    assert {left.subject for left in plan_leftovers(tmp_path, store=Store(tmp_path, chosen=[KB])).left} == {"half"}
+    assert plan_leftovers(tmp_path, options()) == Plan()
+    assert plan_leftovers(tmp_path, store=Store(tmp_path, is_whole=False)) == Plan()
+    # A base that failed proves nothing, and may need the file.
+    failed = [{"id": KB, "status": "failed", "error": "missing_vector_store"}, {"id": OTHER, "status": "completed"}]
+    plan = plan_leftovers(tmp_path, catalog=SimpleNamespace(bases=failed))
+    assert [change.path for change in plan.changes] == ["KnowledgeBase/empty"]
+    # A store without a catalog has no base that failed.
+    assert len(plan_leftovers(tmp_path, catalog=None).changes) == 2
+
+
+def test_where_no_vector_file_stays_the_finding_is_resolved(
+    leftovers: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.checked, "find_strays", lambda *_: [(v2.LEFTOVER, leftovers["proven"])])
+    plan = plan_leftovers(tmp_path, options(v2.LEFTOVER))
+    assert (len(plan.changes), plan.left, plan.resolves) == (1, [], {(v2.LEFTOVER, None)})
+    # Another base has no index: the file may be its own, if the index that has it has more.
+    with closing(sqlite3.connect(tmp_path / index_file(KB).name)) as db, db:
+        db.execute("INSERT INTO embedding VALUES ('x', x'00')")
+    assert len(plan_leftovers(tmp_path).changes) == 1
+    stranded = Store(tmp_path)
+    del stranded.stores[OTHER]
+    [left] = plan_leftovers(tmp_path, store=stranded).left
+    assert left.reason.endswith("but it may belong to a base that failed in the upgrade; run regraft rescue first")
+    monkeypatch.setattr(files.checked, "find_strays", lambda *_: [])
+    assert plan_leftovers(tmp_path) == Plan()
 
 
 def test_long_texts_are_quoted_in_part() -> None:

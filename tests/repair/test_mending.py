@@ -26,6 +26,7 @@ from regraft.formats.cherry_v2.index import IndexStore
 from regraft.testing import MaterialInput, materials
 from repair.changes import changesets, files
 from repair.cherry_v2.rules import index, planner
+from repair.cherry_v2.rules import rows as rows_module
 
 BASE = "5b0f5be5-6c1b-4b6e-9a51-0c9b8f8a7d10"
 HEAD = "The harbour 🎉"
@@ -524,6 +525,105 @@ def test_rows_that_would_get_the_same_id_are_left(path: Path) -> None:
     change, left = plan_of(path, v2.BODY_ID)
     reason = "two rows would get the same id; decide which one is right"
     assert (change, left_of(left)) == (None, [(v2.BODY_ID, reason, 1)])
+
+
+def test_an_id_of_fields_that_are_missing_is_left(path: Path) -> None:
+    run_sql(
+        path,
+        "CREATE TABLE loose AS SELECT * FROM search_text",
+        "DROP TABLE search_text",
+        "ALTER TABLE loose RENAME TO search_text",
+        "UPDATE search_text SET kind = NULL WHERE rowid = 2",
+    )
+    change, left = plan_of(path, v2.BODY_ID)
+    said = (v2.BODY_ID, "a field that its id is computed from is missing", 1)
+    assert (change, left_of(left)) == (None, [said])
+
+
+def test_a_text_that_is_stored_as_bytes_is_restored(path: Path) -> None:
+    for text in ("unused", ""):
+        run_sql(path, f"INSERT INTO content VALUES ('{identity.text_hash(text)}', CAST('{text}' AS BLOB), 0)")
+    change, _ = plan_of(path, v2.CONTENT_HASH)
+    assert done_of(change) == [("restore-contents", 2, v2.CONTENT_HASH, 0)]
+    written(path, change)
+    assert ask(path, "SELECT count(*) FROM content WHERE typeof(text) = 'text'") == 4
+
+
+Piece = rows_module._BodyPiece
+
+
+def piece(start: Any, end: Any, text: bytes | None) -> Any:
+    return Piece(b"m", start, end, text, 1)
+
+
+@pytest.mark.parametrize(
+    ("raw", "pieces", "texts"),
+    [
+        (b"Hello", [], [b"Hello", b""]),
+        (b"Hello", [(0, 2, b"Jo")], [b"Jollo", b"Jo"]),
+        (b"Hello", [(3, 5, b"p!"), (0, 1, b"h")], [b"help!", b"help!"]),
+        # A body at the end is appended, also after a paragraph break.
+        (b"Hello", [(5, 8, b"you")], [b"Helloyou", b"Helloyou"]),
+        (b"Hello", [(7, 10, b"you")], [b"Hello\n\nyou", b"Hello\n\nyou"]),
+        (b"", [(2, 5, b"you"), (7, 8, b"!")], [b"\n\nyou\n\n!", b"\n\nyou\n\n!"]),
+        # One that would leave a gap, or is of another length, or no text, is not.
+        (b"Hello", [(6, 9, b"you")], [b"Hello", b""]),
+        (b"Hello", [(8, 11, b"you")], [b"Hello", b""]),
+        (b"Hello", [(0, 2, b"you"), (0, 4, b"you")], [b"Hello", b""]),
+        (b"Hello", [(0, 1, None), (0, 1, b"\xff"), (None, 3, b"you"), (-1, 2, b"you")], [b"Hello", b""]),
+        (None, [(0, 3, b"you")], [b"you", b"you"]),
+        (b"\xff", [(0, 3, b"you")], [b"you", b"you"]),
+        # Offsets count UTF-16 units.
+        ("a🎉b".encode(), [(3, 4, b"c")], ["a🎉c".encode()] * 2),
+        # Half a character is no text.
+        ("a🎉b".encode(), [(2, 3, b"x"), (0, 1, b"y")], [None]),
+        ("a🎉b".encode(), [(1, 2, b"x")], [None, b"ax"]),
+    ],
+)
+def test_bodies_are_laid_over_a_text_at_their_offsets(
+    raw: bytes | None, pieces: list[tuple[Any, ...]], texts: list[bytes]
+) -> None:
+    made = rows_module._TextAssembly(raw)
+    made.overlay(piece(*one) for one in pieces)
+    assert list(made.texts()) == [text for text in texts if text is not None]
+    assert made.text() == texts[0]
+
+
+def test_a_text_is_not_cut_where_a_body_splits_a_character(path: Path) -> None:
+    damaged = "\n\n".join([HEAD, *BODIES]).replace("dusk.\n", "dusk🎉")
+    run_sql(
+        path,
+        f"UPDATE content SET text = '{damaged}' WHERE rowid = 1",
+        "DELETE FROM search_text WHERE rowid IN (2, 3)",
+        "DELETE FROM search_unit WHERE rowid IN (2, 3)",
+    )
+    change, _ = plan_of(path, v2.CONTENT_HASH)
+    assert done_of(change)[0][:3] == ("rekey-contents", 1, v2.CONTENT_HASH)
+    written(path, change)
+    # What no body holds is in the stored text alone.
+    assert ask(path, f"SELECT text FROM content WHERE content_hash = {CONTENT_A}") == damaged
+
+
+def test_a_text_is_cut_and_searched_in_utf16_units() -> None:
+    plain, wider = (rows_module._ContentText(text.encode()) for text in ("one two one", "ä🎉b ä"))
+    assert [plain.cut(0, 3), plain.cut(4, 11), plain.cut(0, 11), plain.cut(0, 12)] == [
+        "one",
+        "two one",
+        "one two one",
+        None,
+    ]
+    assert [wider.cut(0, 1), wider.cut(1, 3), wider.cut(3, 6), wider.cut(1, 2), wider.cut(3, 7)] == [
+        "ä",
+        "🎉",
+        "b ä",
+        None,
+        None,
+    ]
+    for odd in ((2, 1), (-1, 2), (None, 2), (0, "2"), (0.0, 1.0)):
+        assert (plain.cut(*odd), wider.cut(*odd)) == (None, None)
+    assert [plain.find_offsets(text) for text in (b"two", b"one two", b"one", b"no")] == [(4, 7), (0, 7), None, None]
+    found = [wider.find_offsets(text.encode()) for text in ("🎉b", "b ä", "ä", "ö")]
+    assert found == [(1, 4), (3, 6), None, None]
 
 
 def test_a_plan_is_made_only_of_the_rows_that_it_was_made_for(path: Path) -> None:

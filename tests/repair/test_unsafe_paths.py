@@ -212,6 +212,7 @@ def test_a_material_gets_the_path_of_its_item_if_that_is_safe(raw: Path) -> None
         "alone": b"/a.txt",
         "none": None,
         "last": b"../b_1.txt",
+        "also": b"../a.txt",
     }
     found = planned(raw, materials, items)
     assert found.materials == [
@@ -221,6 +222,7 @@ def test_a_material_gets_the_path_of_its_item_if_that_is_safe(raw: Path) -> None
         (5, "a_1.txt"),
         (6, "untitled"),
         (7, "b_1_1.txt"),
+        (8, "a_2.txt"),
     ]
     assert found.items == [
         ItemPath(item="unsafe", key="relativePath", old="../c.txt", new="c.txt"),

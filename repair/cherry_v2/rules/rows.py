@@ -560,7 +560,8 @@ class _TextAssembly:
 
     def text(self) -> bytes | None:
         """Return the whole text as UTF-8; None if it is not valid."""
-        return next(self.texts(), None)
+        text = decode_utf16(bytes(self._wide))
+        return None if text is None else text.encode()
 
 
 def _rekey_contents(job: RowRepair) -> None:
