@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from regraft.formats.cherry_v2.layout import StoreFile
 from repair.changes.options import RepairOptions
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved, group_by_base
 from repair.cherry_v2.item_paths import NewPaths
+from repair.cherry_v2.rules import catalog as rules_catalog
 from repair.cherry_v2.rules import index, planner
 from repair.cherry_v2.rules.catalog import ItemPath, PathRepairs
 
@@ -660,3 +662,100 @@ def test_vectors_of_a_base_without_a_model_name_the_model_that_was_given(
     one._plan.resolves.add((v2.BASE_STATUS, KB))
     one._leave_others({})
     assert one._plan.left == []
+
+
+# --- the catalog ---------------------------------------------------------------------------------------------------
+
+
+def plan_catalog(root: Path, *names: str, only: Iterable[str] = (), has_catalog: bool = True) -> Any:
+    store: Any = Store(root)
+    store.catalog = "catalog.sqlite" if has_catalog else None
+    return rules_catalog.plan_catalog(store, group_by_base(map(finding, names)), frozenset(only))
+
+
+def test_a_catalog_without_a_finding_to_repair_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules_catalog._CatalogRepair, "derive_values", lambda *_: pytest.fail("it was read"))
+    assert plan_catalog(tmp_path, v2.BODY_ID) == ([], [], set())
+    assert plan_catalog(tmp_path, v2.BASE_STATUS, only=[v2.ITEM_DATA]) == ([], [], set())
+    assert plan_catalog(tmp_path, v2.BASE_STATUS, has_catalog=False) == ([], [], set())
+
+
+def test_a_catalog_that_cannot_be_read_leaves_its_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise CatalogProblem("cannot be read")
+
+    monkeypatch.setattr(rules_catalog._CatalogRepair, "derive_values", fail)
+    reason = "the catalog cannot be read as a whole: cannot be read"
+    left = [Unresolved.registered(name, reason, base=KB) for name in (v2.BASE_STATUS, v2.ITEM_DATA)]
+    assert plan_catalog(tmp_path, v2.ITEM_DATA, v2.BASE_STATUS) == ([], left, set())
+
+
+@pytest.mark.parametrize(
+    ("edited", "data", "tables"),
+    [
+        (["knowledge_base"], False, ("knowledge_base",)),
+        (["knowledge_base"], True, ("knowledge_base", "knowledge_item")),
+        (["knowledge_item", "knowledge_base"], True, ("knowledge_item", "knowledge_base")),
+        (["knowledge_item"], True, ("knowledge_item",)),
+        ([], True, ("knowledge_item",)),
+    ],
+)
+def test_a_change_of_the_catalog_names_the_tables_that_it_writes(
+    edited: list[str], data: bool, tables: tuple[str, ...], tmp_path: Path
+) -> None:
+    made: Any = rules_catalog._CatalogRepair(
+        Store(tmp_path),  # type: ignore[arg-type]
+        {},
+        tmp_path / "catalog.sqlite",
+        drops_lengths=False,
+        model=None,
+    )
+    assert made.changes("catalog.sqlite") == []
+    made._edits = [rules_catalog._RowEdit(table=name, rowid=1, old={}, new={}) for name in edited]
+    made._data = [rules_catalog._DataEdits(KB, {1: b"x"})] if data else []
+    made._actions["update-items", "rewrite {n}", "item", KB, v2.ITEM_DATA] += 2
+    made._leave(v2.ITEM_DATA, "unknown", KB, "a")
+    made._leave(v2.ITEM_DATA, "unknown", KB, "b")
+    made._leave(v2.ITEM_STATUS, "of another type", KB, "c")
+    [change_] = made.changes("catalog.sqlite")
+    assert (change_.path, change_.tables, change_.bytes) == ("catalog.sqlite", tables, 0)
+    [action] = change_.actions
+    assert (action.message, action.base, action.count, action.finding) == ("rewrite 2 items", KB, 2, v2.ITEM_DATA)
+    assert made.left() == [
+        Unresolved.registered(v2.ITEM_DATA, "unknown", base=KB, count=2),
+        Unresolved.registered(v2.ITEM_STATUS, "of another type", base=KB, subject="c"),
+    ]
+    wanted = {KB: {v2.ITEM_DATA, v2.BASE_STATUS}, OTHER: {v2.ITEM_DATA}}
+    assert made.resolves(wanted) == {(v2.BASE_STATUS, KB), (v2.ITEM_DATA, OTHER)}
+
+
+def test_what_is_derived_of_a_base_is_written_once_and_known_to_later_repairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: Any = rules_catalog._CatalogRepair(
+        Store(tmp_path),  # type: ignore[arg-type]
+        {},
+        tmp_path / "catalog.sqlite",
+        drops_lengths=False,
+        model="m",
+    )
+    row = {"id": KB, "status": "failed", "error": "x", "dimensions": 3}
+    monkeypatch.setattr(
+        rules_catalog.rules_evidence, "repair_base", lambda *given: {"status": "completed", "error": None}
+    )
+    monkeypatch.setattr(rules_catalog.rules_evidence, "repair_dimensions", lambda *_: "nothing shows them")
+    with closing(apsw.Connection(":memory:")) as db:
+        db.execute("CREATE TABLE knowledge_base (id); INSERT INTO knowledge_base VALUES ('z'), ('kb')")
+        made._repair_base(db, row, None, {v2.BASE_STATUS, v2.BASE_DIMENSIONS}, None)
+        [edit] = made._edits
+        assert (edit.table, edit.rowid) == ("knowledge_base", 2)
+        assert (edit.old, edit.new) == ({"status": "failed", "error": "x"}, {"status": "completed", "error": None})
+        assert row == {"id": KB, "status": "completed", "error": None, "dimensions": 3}
+        [change_] = made.changes("catalog.sqlite")
+        assert [(one.message, one.count, one.finding) for one in change_.actions] == [
+            ("set status completed, error NULL", 1, v2.BASE_STATUS)
+        ]
+        assert made.left() == [Unresolved.registered(v2.BASE_DIMENSIONS, "nothing shows them", base=KB, subject=KB)]
+        # A plan without these findings derives neither.
+        made._repair_base(db, row, None, {v2.ITEM_DATA}, None)
+        assert len(made._edits) == 1
