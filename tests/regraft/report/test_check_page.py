@@ -441,3 +441,174 @@ def test_a_folder_that_nobody_may_write_to(damaged: Path, tmp_path: Path, monkey
     monkeypatch.setattr(os, "access", lambda _, mode, **__: mode != os.W_OK)
     done = run("check", damaged, "--report", tmp_path / "new.html", "--json")
     assert "no permission to write to its folder" in said(done, "ReportNotWritable", 2)
+
+
+# --- its values, of documents of the tests' own ----------------------------------------------------------------------
+
+
+def counted(base_id: str, **more: Any) -> dict[str, Any]:
+    known = {"units": 2, "bodies": 4, "covered": 3, "embeddings": 5, "lengths": {"4": 5}, "rows": None}
+    return {"id": base_id, **known, "norms": {"1.0": 5}, **more}
+
+
+def reported(name: str, severity: str, base: str | None, count: int = 1) -> dict[str, Any]:
+    return {"name": name, "severity": severity, "base": base, "count": count}
+
+
+def values(
+    bases: list[dict[str, Any]], *found: dict[str, Any], only: tuple[str, ...] = (), **more: Any
+) -> dict[str, Any]:
+    severities = {one: sum(finding["severity"] == one for finding in found) for one in ("error", "warning", "note")}
+    document = {
+        "run": {"started_at": "2026-11-21T12:00:00.000Z", "finished_at": "2026-11-21T12:00:01.500Z"},
+        "checked": {"bases": len(bases), "bytes": 2048},
+        "statistics": {"bases": bases},
+        "findings": list(found),
+        "summary": {"by_severity": severities},
+        "level": "default",
+        "not_checked": [],
+    }
+    return audit_page._Page({**document, **more}, only).values()
+
+
+def test_a_page_of_nothing() -> None:
+    shown = values([])
+    assert (shown["lead"], shown["findings"], shown["most"]) == ("Nothing found.", [], 0)
+    assert (shown["nothing_found"], shown["coverage"], shown["rows"], shown["norms"]) == (
+        "Nothing was found.",
+        None,
+        None,
+        None,
+    )
+    assert shown["table"]["rows"] == []
+    assert values([], only=("unit.id",))["nothing_found"] == "Nothing of that name was found."
+    assert values([], reported("raw.orphan", "note", None))["table"]["rows"] == []
+    assert values([], statistics={})["table"] is None
+
+
+def test_findings_are_grouped_by_name_and_by_base() -> None:
+    shown = values(
+        [counted("a"), counted("b")],
+        reported("raw.orphan", "warning", "b", 4),
+        reported("unit.id", "error", "a", 1200),
+        reported("unit.id", "error", "b", 34),
+        reported("unit.id", "error", "a", 1),
+        reported("catalog.pending", "error", None),
+        reported("body.id", "error", "x", 2000),
+    )
+    assert shown["lead"] == "5 errors, 1 warning."
+    assert [(one["name"], one["cases"], one["where"]) for one in shown["findings"]] == [
+        ("body.id", 2000, "2,000 in 1 base"),
+        ("unit.id", 1235, "1,235 in 2 bases"),
+        ("catalog.pending", 1, "1"),
+        ("raw.orphan", 4, "4 in 1 base"),
+    ]
+    assert shown["most"] == 2000
+    rows = [(row["label"] and str(row["label"]), dict(row["findings"])) for row in shown["table"]["rows"]]
+    assert rows == [
+        ("base 1", {"unit.id": 1201}),
+        ("base 2", {"raw.orphan": 4, "unit.id": 34}),
+        # Those of no base, and of bases that are not listed.
+        (None, {"catalog.pending": 1, "body.id": 2000}),
+    ]
+    assert shown["table"]["rows"][0]["cells"] == [("2",), ("4",), ("3",), ("5",), ("4",)]
+    assert shown["table"]["rows"][2]["cells"] == [()] * 5
+    assert len(values([counted("a")], reported("unit.id", "error", "a"))["table"]["rows"]) == 1
+
+
+def test_how_vector_lengths_are_shown() -> None:
+    bases = [counted("a", lengths={"4": 1, "8": 1234}), counted("b", lengths={}), counted("c", units=None)]
+    cells = [row["cells"] for row in values(bases)["table"]["rows"]]
+    assert [cell[4] for cell in cells] == [("4: 1", "8: 1,234"), ("-",), ("4",)]
+    assert cells[2][0] == ("-",)
+
+
+def test_how_many_bodies_have_a_vector() -> None:
+    bases = [counted("a"), counted("b", bodies=0, covered=0), counted("c", covered=None), counted("d", bodies=None)]
+    shown = values(bases)["coverage"]
+    assert [(one["share"], one.get("reason")) for one in shown] == [
+        ("75.0\u00a0%", None),
+        ("", "no bodies"),
+        ("", "not counted"),
+        ("", "not counted"),
+    ]
+    assert (shown[0]["about"], shown[0]["bodies"], shown[0]["covered"]) == ("base 1, 4 bodies. ", 4, 3)
+    assert values(bases, not_checked=["x"])["coverage"][2]["reason"] == "not looked at"
+
+
+def test_where_rows_went() -> None:
+    rows = {"read": 1234, "carried": 1200, "restored_duplicate": 0, "v1_deduplicated": 0, "without_vector": 0}
+    skipped = {"unmapped_loader": 30, "unheard of": 4}
+    none = {**rows, "read": 0, "carried": 0, "skipped": {}}
+    bases = [
+        counted("a", rows={**rows, "skipped": skipped}),
+        counted("b", rows={**rows, "skipped": {"unmapped_loader": 2}}),
+        counted("c", rows=none),
+        counted("d"),
+    ]
+    shown = values(bases)["rows"]
+    assert [one["message"] for one in shown["bases"]] == ["1,234 read", "1,234 read", "none counted", "not known"]
+    assert [len(one["parts"]) > 0 for one in shown["bases"]] == [True, True, False, False]
+    assert [tuple(one)[:2] for one in shown["reasons"]] == [("unmapped_loader", 32)]
+
+
+@pytest.mark.parametrize(
+    ("norms", "ends", "columns", "message"),
+    [
+        ({"1.0": 5}, "012", [("50.000%", "0.000%", "5.000%", "100.000%")], "5 vectors, all at 1.0"),
+        (
+            {"0.0": 1, "1.9": 100, "0.5": 50},
+            "012",
+            [
+                ("0.000%", "97.000%", "5.000%", "3.000%"),
+                ("95.000%", "0.000%", "5.000%", "100.000%"),
+                ("25.000%", "50.000%", "5.000%", "50.000%"),
+            ],
+            "151 vectors, 0.0 to 1.9, most at 1.9 (100)",
+        ),
+        (
+            {"2.0": 1000, "10.0": 500},
+            ("0", "5", "10+"),
+            [("19.802%", "0.000%", "0.990%", "100.000%"), ("99.010%", "50.000%", "0.990%", "50.000%")],
+            "1,500 vectors, 2.0 to 10 and more, most at 2.0 (1,000)",
+        ),
+        (
+            {"2.0": 5},
+            ("0", "5", "10+"),
+            [("19.802%", "0.000%", "0.990%", "100.000%")],
+            "5 vectors, all at 2.0",
+        ),
+        (None, None, [], "not counted"),
+        ({}, None, [], "no vector with a nonzero norm"),
+    ],
+)
+def test_a_histogram_of_norms(norms: Any, ends: Any, columns: list[tuple[str, ...]], message: str) -> None:
+    shown = values([counted("a", norms=norms), counted("b")])["norms"]["bases"][0]
+    assert [tuple(one[key] for key in ("x", "y", "width", "height")) for one in shown["columns"]] == columns
+    assert (shown.get("ends"), shown["message"]) == (ends, message)
+
+
+@pytest.mark.parametrize(
+    ("norms", "level", "expected"),
+    [
+        ([None, None], "default", "Not checked."),
+        ([None, None], "quick", "Not checked: --quick reads no vector."),
+        ([{}, None], "default", "Every vector has the norm 0."),
+    ],
+)
+def test_why_there_are_no_norms(norms: list[Any], level: str, expected: str) -> None:
+    bases = [counted("a", norms=norms[0]), counted("b", norms=norms[1])]
+    assert values(bases, level=level)["norms"] == {"unknown": expected}
+
+
+def test_the_facts_of_a_run() -> None:
+    first = "2026-11-21 12:00:00 UTC, 1.5 s"
+    level = "checked: structure, counts, coverage, texts, ids and vectors"
+    assert values([])["facts"] == [first, level]
+    cut = values([], only=("unit.id", "body.id"), not_checked=["x", "y"])["facts"]
+    assert cut == [
+        first,
+        level,
+        "time limit reached: 2 checks not looked at",
+        "only findings of the name unit.id, body.id",
+    ]
