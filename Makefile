@@ -83,14 +83,16 @@ RUN_TESTS = $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --assert plain
 SHOW_FAILURES = { status=$$?; [ $$status -ne 1 ] || $(PYTEST) --last-failed --maxfail 20; exit $$status; }
 test test-extras: export PYTHONOPTIMIZE :=
 
-# Properties are tried with few examples in make test, and with all of them in make test-extras.
+# Properties are tried with few examples in make test, and with all of them in make test-extras; DOSE=3 runs one in three
+# of the thorough tests.
 test: PROFILE := quick
 test: $(VENV)/.testing
 	$(RUN_TESTS) -m "not slow and not needs and not thorough" || $(SHOW_FAILURES)
 
 test-extras: PROFILE := regraft
+test-extras: DOSE ?= 1
 test-extras: $(VENV)/.$(EXTRAS)
-	$(RUN_TESTS) -m "$(if $(filter test-extras,$(EXTRAS)),(needs or thorough or hypothesis),needs) and not slow" || $(SHOW_FAILURES)
+	$(RUN_TESTS) -m "$(if $(filter test-extras,$(EXTRAS)),(needs or thorough or hypothesis),needs) and not slow" --dose $(DOSE) || $(SHOW_FAILURES)
 
 # All tests in any order, with new examples for the properties; SEED repeats an order.
 SEED ?= $(shell date +%s)
@@ -98,7 +100,7 @@ test-all: $(VENV)/.test-extras
 	$(BIN)/pytest -n 2 -q --hypothesis-profile search --random-order-bucket global --random-order-seed $(SEED)
 
 # One in DOSE of the slow tests.
-DOSE ?= 4
+test-dose: DOSE ?= 4
 test-dose: $(VENV)/.test-extras
 	$(BIN)/pytest -n 2 -q -m slow --dose $(DOSE)
 

@@ -108,20 +108,20 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--dose", type=int, default=1, metavar="N", help="run only one in N of the slow tests")
+    parser.addoption("--dose", type=int, default=1, metavar="N", help="run only one in N of the slow and thorough tests")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by their group, and leave out all but a dose of the slow tests, chosen by their names."""
+    """Mark tests by their group, and leave out all but a dose of the slow and thorough ones, chosen by their names."""
     put_longest_first(items)
     mark_groups(items)
     mark_thorough(items)
     without_data = [item for item in items if not all(is_here(mark) for mark in item.iter_markers("real_data"))]
     leave_out(config, items, without_data)
     dose = config.getoption("--dose")
-    left_out = [item for item in items if item.get_closest_marker("slow") and zlib.crc32(item.nodeid.encode()) % dose]
-    leave_out(config, items, left_out)
+    costly = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("thorough")]
+    leave_out(config, items, [item for item in costly if zlib.crc32(item.nodeid.encode()) % dose])
 
 
 @pytest.hookimpl(wrapper=True)
