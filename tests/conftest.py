@@ -108,7 +108,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--dose", type=int, default=1, metavar="N", help="run only one in N of the slow and thorough tests")
+    parser.addoption(
+        "--dose", type=int, default=1, metavar="N", help="run only one in N of the slow and thorough tests"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
