@@ -91,9 +91,8 @@ def test_what_triggers_of_the_layout_do_is_no_extra_effect(body: str, when: str)
         f"INSERT INTO words {ENDLESS} n FROM c",
     ],
 )
-@pytest.mark.parametrize("when", ["AFTER UPDATE", "BEFORE DELETE"])
-def test_what_else_a_trigger_does_is_an_extra_effect(body: str, when: str) -> None:
-    assert has_extra_effects("own", "Texts", f"CREATE TRIGGER own {when} ON Texts BEGIN {body}; END", TRIAL)
+def test_what_else_a_trigger_does_is_an_extra_effect(body: str) -> None:
+    assert has_extra_effects("own", "Texts", f"CREATE TRIGGER own AFTER UPDATE ON Texts BEGIN {body}; END", TRIAL)
 
 
 def test_only_the_trigger_itself_counts() -> None:
