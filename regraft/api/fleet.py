@@ -23,11 +23,10 @@ from regraft.errors import WrongUsage
 from regraft.fleet import jobs, manifest
 from regraft.fleet.engine import LibrarySummary, LocalPool, Pool, ReportValues, TaskResult, Work
 from regraft.fleet.jobs import LibraryJob, RunCommand
-from regraft.fleet.metrics import Metrics
 from regraft.fleet.ray_pool import RayPool
 from regraft.fleet.results import FleetOrder, export_results, is_json_lines, result_files, to_json
-from regraft.fleet.run import Fleet, FleetReport, Watch
-from regraft.fleet.status import FleetStatus, read_status, status_page
+from regraft.fleet.run import Fleet, Watch
+from regraft.fleet.status import FleetReport, FleetStatus, Metrics, read_status, status_page
 from regraft.formats.parquet.unit_file import import_arrow
 from regraft.language import tr
 from regraft.options import FleetOptions
@@ -43,11 +42,6 @@ if TYPE_CHECKING:
     from repair.embedding.report import BackfillReport
 
 # --- one library, in a worker ----------------------------------------------------------------------------------------
-
-
-def run_job(job: LibraryJob) -> TaskResult:
-    """Run the command of one library."""
-    return run_command(job, _call)
 
 
 def run_command(job: LibraryJob, call: Callable[[LibraryJob], tuple[Report, LibrarySummary]]) -> TaskResult:
@@ -88,6 +82,11 @@ def _call(job: LibraryJob) -> tuple[Report, LibrarySummary]:
     change: Callable[..., ChangeReport] = api.repair if job.command == "repair" else api.upgrade
     changed = change(job.source, values)
     return changed, summarize_change(changed)
+
+
+def run_job(job: LibraryJob) -> TaskResult:
+    """Run the command of one library."""
+    return run_command(job, _call)
 
 
 def _summarize_migration(report: MigrationReport) -> LibrarySummary:
@@ -146,19 +145,11 @@ def run_fleet(
     dry_run: bool = False,
     watch: Watch = lambda _: None,
 ) -> FleetReport:
-    """Run a command on the libraries of an order that are left, and write the results.
+    """Run a command on the libraries of an order that are left, and write the results to ``path``.
 
-    Args:
-        order: the command and the libraries.
-        path: the file of the results.
-        options: of the fleet.
-        make: makes the fleet: its class, with the arguments that ``options`` do not have.
-        work: runs the job of a library.
-        dry_run: write no results; the options of the order make each command write nothing.
-        watch: called with the row of each library that ends.
-
-    Raises:
-        RegraftError: any error of ``docs/errors.md``; Declined: the plan was declined.
+    ``make`` is the class of the fleet, with the arguments that ``options`` do not have. ``work`` runs the job of a
+    library. ``dry_run``: write no results; the options of the order make each command write nothing. ``watch`` is
+    called with the row of each library that ends. RegraftError: any error of ``docs/errors.md``.
     """
     check_engine(order, options, path)
     kind = "jsonl" if is_json_lines(path) else "parquet"

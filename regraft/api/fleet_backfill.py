@@ -13,21 +13,18 @@ from regraft.api.arguments import list_sources
 from regraft.api.embedding import backfill_from, choose_priced_embedder
 from regraft.api.fleet import run_command, summarize_change
 from regraft.errors import WrongUsage
-from regraft.fleet.engine import LibrarySummary, Pool, TaskResult, Work
+from regraft.fleet.engine import LibrarySummary, TaskResult, Work
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.manifest import Library
-from regraft.fleet.ray_pool import RayPool
 from regraft.fleet.results import FleetOrder, result_files
 from regraft.fleet.run import Fleet, demand_new_results
 from regraft.language import tr
 from regraft.options import BackfillOptions, FleetBackfillOptions
 from regraft.report.document import Report
 from repair.embedding import answers
-from repair.embedding.answers import Keeper, SendingTerms
 from repair.embedding.budget import Limits, Rates
-from repair.embedding.fleet import BackfillSettings, FleetBackfill, Sending, work_folder
-from repair.embedding.fleet_sending import FleetSender, RaySending, SendingJob, send_part
-from repair.embedding.fleet_texts import BackfillSummary, EmbeddingJob
+from repair.embedding.fleet import BackfillSettings, FleetBackfill, work_folder
+from repair.embedding.fleet_jobs import BackfillSummary, EmbeddingJob, SendingJob, send_part
 
 
 def make_backfill_order(options: FleetBackfillOptions, words: tuple[str, ...], libraries: list[Library]) -> FleetOrder:
@@ -86,16 +83,8 @@ def prepare_backfill(order: FleetOrder, path: Path) -> tuple[Callable[..., Fleet
         FleetBackfill,
         embedder=choose_priced_embedder(config, settings.embedder, settings.limits, frozenset()),
         settings=settings,
-        open_sending=open_sending,
     )
     return make, run_embedding_job
-
-
-def open_sending(pool: Pool, terms: SendingTerms) -> Sending:
-    """Return the processes that send texts: this one, or those of the cluster that the pool has joined."""
-    if isinstance(pool, RayPool):
-        return RaySending(terms, pool)
-    return FleetSender(terms.settings, Keeper(terms), owns_keeper=True)
 
 
 def run_embedding_job(job: EmbeddingJob | SendingJob) -> TaskResult:

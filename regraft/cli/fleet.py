@@ -33,10 +33,9 @@ from regraft.disk import links
 from regraft.errors import WrongUsage
 from regraft.fleet import manifest, results
 from regraft.fleet.jobs import COMMAND_FORMS, CommandOptions
-from regraft.fleet.metrics import BaseReport, LibraryReport, Metrics
 from regraft.fleet.results import FleetOrder, KnownRows, ResultRow
-from regraft.fleet.run import Fleet, FleetPlan, FleetReport, demand_new_results, fleet_exit_status, left_libraries
-from regraft.fleet.status import FleetStatus
+from regraft.fleet.run import Fleet, FleetPlan, demand_new_results, left_libraries
+from regraft.fleet.status import BaseReport, FleetReport, FleetStatus, LibraryReport, Metrics, fleet_exit_status
 from regraft.language import format_count, join_list, tr
 from regraft.options import OPTIONS, CheckOptions, FleetBackfillOptions, FleetOptions, FleetResumeOptions
 from regraft.report.document import encoded

@@ -167,14 +167,9 @@ class Attempt(msgspec.Struct, frozen=True, order=True, kw_only=True):
 class Schedule:
     """Runs tasks in a pool, the largest first, as many as fit; yields each with its result when it has ended.
 
-    Args:
-        tasks: in any order.
-        pool: the processes. OSError: no process can be started.
-        attempts: the most attempts of a task.
-        is_retried: whether a task that was not killed may succeed in another attempt.
-        pause_seconds: the wait before the second attempt; doubled for each further one.
-        on_start: called with each task that is started, and the number of the attempt.
-        on_poll: called after each wait for results.
+    A task has up to ``attempts``: another one if it was killed, or ``is_retried``, after a wait of ``pause_seconds``,
+    doubled for each further one. ``on_start`` is called with each task that is started, and the number of the attempt;
+    ``on_poll`` after each wait for results. OSError: no process can be started.
     """
 
     def __init__(

@@ -17,14 +17,7 @@ import msgspec
 
 from regraft.disk import durable, scratch
 from regraft.disk.trees import require_free_space
-from regraft.errors import (
-    WORTH_READING,
-    LibraryHeld,
-    RegraftError,
-    SourceNotFound,
-    StoppedBySystem,
-    WorkFolderTooSmall,
-)
+from regraft.errors import WORTH_READING, LibraryHeld, RegraftError, SourceNotFound, StoppedBySystem, WorkFolderTooSmall
 from regraft.fleet import versions
 from regraft.fleet.engine import TaskError, TaskResult
 from regraft.fleet.storage import ObjectGone, StoragePath, is_url, storage_path
@@ -118,16 +111,12 @@ def run_library_job(job: LibraryJob, run: RunCommand) -> TaskResult:
             break
         # Copies of other libraries take the space; this one has been removed, and they end sooner or later.
         time.sleep(random.uniform(*_FULL_PAUSE))
-    return msgspec.structs.replace(ended, seconds=seconds, error=_name_urls(ended.error, urls))
-
-
-def _name_urls(error: TaskError | None, urls: dict[str, str]) -> TaskError | None:
-    """Replace paths of copies by their URLs in an error message."""
-    if error is not None:
-        # The folder of the copies last: theirs begin with it.
+    said = ended.error
+    if said is not None:
+        # Messages name URLs, not copies. The folder of the copies last: their paths begin with it.
         for copy in sorted(urls, key=len, reverse=True):
-            error = msgspec.structs.replace(error, message=error.message.replace(copy, urls[copy]))
-    return error
+            said = msgspec.structs.replace(said, message=said.message.replace(copy, urls[copy]))
+    return msgspec.structs.replace(ended, seconds=seconds, error=said)
 
 
 def failed_result(error: RegraftError) -> TaskResult:

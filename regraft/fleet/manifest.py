@@ -12,9 +12,9 @@ import io
 import os
 import re
 import shlex
-from array import array
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any
@@ -69,17 +69,11 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 def read_manifest(manifest: str, targets: str | None, ending: str, *, needs_target: bool) -> list[Library]:
     """Read the libraries of a manifest, in its order.
 
-    Args:
-        manifest: the path or URL of a folder whose entries are sources, a pattern with ``*``, or a table (CSV, JSON
-            lines or Parquet).
-        targets: the folder for targets that the manifest does not name.
-        ending: the suffix of their names.
-        needs_target: whether the command writes to a target.
+    It is the path or URL of a folder whose entries are sources, a pattern with ``*``, or a table (CSV, JSON lines or
+    Parquet). A target that it does not name is in the folder ``targets``, with the suffix ``ending``.
 
-    Raises:
-        WrongUsage: the manifest is not valid, is empty, or has an invalid name. :func:`demand_apart` finds paths that
-            are used twice.
-        StorageFailed, StorageRefused, OSError: it cannot be read.
+    WrongUsage: the manifest is not valid, is empty, or has an invalid name. :func:`demand_apart` finds paths that are
+    used twice. StorageFailed, StorageRefused, OSError: it cannot be read.
     """
     found = [_with_target(library, targets, ending, needs_target) for library in _read(manifest)]
     if not found:
@@ -104,16 +98,13 @@ def _read(manifest: str) -> Iterator[Library]:
         with links.open_for_reading(path) as file:
             yield from _read_table(str(path), str(path.parent), file)
     elif path.is_dir():
-        yield from _list(str(entry) for entry in path.iterdir() if not entry.name.startswith("."))
+        names = sorted(str(entry) for entry in path.iterdir() if not entry.name.startswith("."))
+        yield from (Library(source=_absolute_name(name)) for name in names)
     elif glob.has_magic(manifest):
-        yield from _list(glob.glob(manifest, recursive=True))  # noqa: PTH207 - a pattern may be absolute
+        names = sorted(glob.glob(manifest, recursive=True))  # noqa: PTH207 - a pattern may be absolute
+        yield from (Library(source=_absolute_name(name)) for name in names)
     else:
         raise WrongUsage(problem=tr("{manifest} is not a manifest", manifest=manifest), hint=_HINT)
-
-
-def _list(names: Iterable[str]) -> Iterator[Library]:
-    """Return libraries of these names, sorted."""
-    return (Library(source=_absolute_name(name)) for name in sorted(names))
 
 
 def _read_storage(url: str) -> Iterator[Library]:
@@ -155,9 +146,13 @@ def _read_table(name: str, folder: str, file: Any) -> Iterator[Library]:
 
     try:
         # Lines are counted as they are read, empty ones and those inside of quotes as well.
-        lines = {"csv": _csv_rows, "jsonl": _json_rows}
-        for row in lines[kind](count(file)) if kind in lines else count(_parquet_rows(file)):
-            yield _library(row, folder)
+        if kind == "parquet":
+            rows = count(_parquet_rows(file))
+        elif kind == "csv":
+            rows = _csv_rows(count(file))
+        else:
+            rows = (msgspec.json.decode(line, type=dict[str, Any]) for line in count(file) if line.strip())
+        yield from (_library(row, folder) for row in rows)
     except (ValueError, msgspec.MsgspecError, csv.Error) as error:
         at = max(1, number)
         place = tr("row {number:,}", number=at) if kind == "parquet" else tr("line {number:,}", number=at)
@@ -175,10 +170,6 @@ def _csv_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
         if None in row:
             raise ValueError(tr("it has more values than there are columns"))
         yield {str(name): value for name, value in row.items() if value}
-
-
-def _json_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    return (msgspec.json.decode(line, type=dict[str, Any]) for line in file if line.strip())
 
 
 def _parquet_rows(file: Any) -> Iterator[dict[str, Any]]:
@@ -248,9 +239,9 @@ def is_name(name: str) -> bool:
     return replace_surrogates(name) == name and "\0" not in name
 
 
-def source_sizes(found: Iterable[Library]) -> array[int]:
+def source_sizes(found: Iterable[Library]) -> list[int]:
     """Return the sizes of libraries in bytes; 0 for those that cannot be read."""
-    names, known = iter(found), array("q")
+    names, known = iter(found), list[int]()
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         # In chunks: every submitted library is held in memory until it is answered.
         while some := list(islice(names, _TOGETHER)):
@@ -264,29 +255,38 @@ def _size(library: Library) -> int:
         return library.bytes
     if not is_url(library.source):
         return total_size(links.real_path(Path(library.source)))
-    try:
+    # Its own job reports an error.
+    with suppress(RegraftError):
         return sum(storage_path(library.source).objects().values())
-    except RegraftError:
-        # Its own job reports the error.
-        return 0
+    return 0
 
 
 def demand_apart(found: Iterable[Library], own: Iterable[Path]) -> None:
     """Raise WrongUsage if a source or target is used twice or is inside a target, or a file of ``own`` inside any."""
-    every = list(found)
     #: The real path of each folder, since many libraries are in the same one.
     folders: dict[str, str] = {}
-    targets = _resolve_distinct((one.target for one in every), folders, tr("{name} is the target of two libraries"))
-    paths = targets | _resolve_distinct((one.source for one in every), folders, tr("{name} is used twice"))
+    targets, sources = set[str](), set[str]()
+
+    def note(name: str, seen: set[str], problem: str) -> None:
+        path = disk_name(_real_name(name, folders))
+        if path in seen:
+            raise WrongUsage(problem=problem.format(name=printable(name, LONGEST_NAME)), hint=tr("list each one once"))
+        seen.add(path)
+
+    for one in found:
+        note(one.source, sources, tr("{name} is used twice"))
+        if one.target is not None:
+            note(one.target, targets, tr("{name} is the target of two libraries"))
+    paths = targets | sources
     # An index file is read with the folder of its base.
     read = paths | {name.removesuffix(f"/{disk_name(INDEX_FILE)}") for name in paths}
     for path in own:
         name = disk_name(_real_name(str(path.absolute()), folders))
-        if name in read or not read.isdisjoint(_parents(name)):
+        if name in read or not read.isdisjoint(map(str, PurePosixPath(name).parents)):
             problem = tr("the file {path} would be inside a library", path=path)
             raise WrongUsage(problem=problem, hint=tr("use another file"))
     for name in targets:
-        if not paths.isdisjoint(_parents(name)):
+        if not paths.isdisjoint(map(str, PurePosixPath(name).parents)):
             problem = tr("the target {path} would be inside another library", path=name)
             raise WrongUsage(problem=problem, hint=tr("use another folder"))
 
@@ -308,21 +308,3 @@ def _real_name(name: str, folders: dict[str, str]) -> str:
     if folder not in folders:
         folders[folder] = str(links.real_path(Path(folder))).replace(os.sep, "/").rstrip("/")
     return f"{folders[folder]}/{last}"
-
-
-def _parents(name: str) -> Iterator[str]:
-    """Yield all parent folders of a path."""
-    return map(str, PurePosixPath(name).parents)
-
-
-def _resolve_distinct(names: Iterable[str | None], folders: dict[str, str], problem: str) -> set[str]:
-    """Resolve names; None is skipped, and two names with one real path are refused."""
-    seen: set[str] = set()
-    for name in names:
-        if name is None:
-            continue
-        path = disk_name(_real_name(name, folders))
-        if path in seen:
-            raise WrongUsage(problem=problem.format(name=printable(name, LONGEST_NAME)), hint=tr("list each one once"))
-        seen.add(path)
-    return seen

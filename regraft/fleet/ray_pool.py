@@ -105,14 +105,9 @@ def _join_cluster(address: str | None, cores: int | None) -> Any:
             except OSError:
                 # The directory was deleted, so the context could not return to it.
                 os.chdir(sys.prefix)
-            ray.init(
-                # Without an address Ray would join a cluster that runs on this machine, whose size is not ours.
-                address=address or "local",
-                runtime_env=environment,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **settings,
-            )
+            # Without an address Ray would join a cluster that runs on this machine, whose size is not ours.
+            settings |= {"address": address or "local", "runtime_env": environment}
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         reason = one_line(str(error).strip(), _LONGEST)
         raise WrongUsage(
@@ -125,15 +120,9 @@ def _join_cluster(address: str | None, cores: int | None) -> Any:
 class RayPool:
     """Runs tasks on a cluster. Ray's own retries are off.
 
-    Args:
-        work: the work function.
-        address: the address of a cluster, as ``ray.init`` takes it; None: start one on this machine, which ``close``
-            ends.
-        count: cores that tasks may use at a time; None: all that the cluster has.
-        max_wait: seconds after which tasks fail if no task runs and none can be started.
-
-    Raises:
-        WrongUsage: Ray is not installed, or there is no cluster at the address.
+    Without the ``address`` of a cluster, one is started on this machine, which ``close`` ends. Tasks may use ``count``
+    cores at a time; None: all that there are. They fail after ``max_wait`` seconds in which none runs and none can be
+    started. WrongUsage: Ray is not installed, or there is no cluster at the address.
     """
 
     #: Ray itself lets tasks wait for memory.
@@ -262,9 +251,7 @@ class RayPool:
         )
 
     def _check_waiting(self) -> Iterator[tuple[int, TaskResult]]:
-        """Submit tasks again that no node has room for any more; if no task runs, say what the tasks wait for, and end
-        all of them after the longest wait.
-        """
+        """Submit tasks again that no node has room for; if none runs, say why, and end all after the longest wait."""
         waiting = {stream: one for stream, one in self.running.items() if one.started_on is None}
         if self._nodes:
             self._submit_again([stream for stream, one in waiting.items() if not any(map(one.fits, self._nodes))])
@@ -323,5 +310,4 @@ def _on_node(node: str) -> dict[str, Any]:
 def ray_error(error: Exception) -> TaskError:
     """Take code and message from an error of Ray, or from the one that a task has raised."""
     cause = getattr(error, "cause", None) or error
-    lines = str(cause).strip().splitlines() or [""]
-    return TaskError(code=type(cause).__name__, message=one_line(lines[0], _LONGEST))
+    return TaskError(code=type(cause).__name__, message=one_line(str(cause).strip().partition("\n")[0], _LONGEST))

@@ -87,8 +87,8 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     target: str | None
     command: str
-    base: str | None
-    name: str | None
+    base: str | None = None
+    name: str | None = None
     outcome: str
     exit_status: Count | None
     code: str | None
@@ -130,8 +130,6 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
         source=library.source,
         target=library.target,
         command=command,
-        base=None,
-        name=None,
         # A result with an error has failed, whatever its exit status.
         outcome="refused" if error and ended.status in (0, WORTH_READING) else OUTCOMES.get(ended.status, "stopped"),
         exit_status=ended.status,
@@ -326,10 +324,7 @@ class KnownRows(Mapping[int, list[ResultRow]]):
 def read_results(results: Path) -> tuple[FleetOrder, KnownRows]:
     """Read the order of a fleet, and the rows of the libraries that have ended, from its results or its journal.
 
-    Raises:
-        SourceNotFound: neither exists.
-        WrongUsage: the file is not one of a fleet.
-        OSError: it cannot be read.
+    SourceNotFound: neither exists. WrongUsage: the file is not one of a fleet. OSError: it cannot be read.
     """
     journal = journal_path(results)
     has_journal = journal.is_file() and not is_unused(journal)
@@ -415,8 +410,9 @@ def _read_parquet(file: Any) -> tuple[FleetOrder, Iterator[ResultRow]]:
     about = (table.schema_arrow.metadata or {}).get(_ORDER_KEY)
     if about is None:
         raise ValueError(tr("its metadata has no order"))
-    required = {field.name for field in msgspec.structs.fields(ResultRow) if field.required}
-    if missing := required - set(table.schema_arrow.names):
+    # The last columns came later.
+    required = ResultRow.__struct_fields__[: ResultRow.__struct_fields__.index("options")]
+    if missing := set(required) - set(table.schema_arrow.names):
         raise ValueError(tr("it has no column {name}", name=min(missing)))
     rows = (row for batch in table.iter_batches() for row in batch.to_pylist())
     return msgspec.json.decode(about, type=FleetOrder), (msgspec.convert(row, ResultRow) for row in rows)

@@ -6,33 +6,22 @@ import logging
 import math
 import shlex
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from regraft.disk import scratch, writable
-from regraft.errors import (
-    REFUSED,
-    STOPPED,
-    WORTH_READING,
-    Declined,
-    FleetInterrupted,
-    FleetRefused,
-    Interrupted,
-    TargetLocked,
-    WrongUsage,
-)
+from regraft.errors import STOPPED, Declined, FleetInterrupted, FleetRefused, Interrupted, TargetLocked, WrongUsage
 from regraft.fleet import engine, manifest, results
 from regraft.fleet.engine import Pool, Schedule, Task, TaskResult
 from regraft.fleet.jobs import LibraryJob, ParseOptions
-from regraft.fleet.metrics import BaseReport, LibraryReport, Metrics, Tally
-from regraft.fleet.results import LIMITED, FleetOrder, Journal, Kind, KnownRows, ResultRow
+from regraft.fleet.results import FleetOrder, Journal, Kind, KnownRows, ResultRow
+from regraft.fleet.status import FleetReport, Metrics, Tally, make_report
 from regraft.language import join_list, tr
-from regraft.report.document import Report, Run
+from regraft.report.document import Run
 from regraft.report.progress import Progress, SilentProgress, stage
 from regraft.text import LONGEST_NAME, one_line, path_argument
 
@@ -49,20 +38,6 @@ _FINAL = frozenset({"FaultOfRegraft", "VerificationFailed", "BooksDoNotBalance",
 _QUIET_SECONDS, _NAMED = 300.0, 3
 
 
-class FleetReport(Report, kw_only=True):
-    """Counts of libraries and bases, and the libraries and bases to look at."""
-
-    libraries: dict[str, int]  # by outcome, as bases
-    left: int  # libraries that have no result yet
-    bases: dict[str, int]
-    findings: dict[str, int]  # by name
-    rows_carried: int
-    seconds: float
-    slowest: list[LibraryReport]
-    failed: list[LibraryReport]
-    failed_bases: list[BaseReport]
-
-
 class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a fleet will do: the number of libraries that it changes."""
 
@@ -74,7 +49,7 @@ Watch = Callable[[ResultRow], None]
 
 
 class Fleet(msgspec.Struct, kw_only=True):
-    """One run over a fleet."""
+    """One run over a fleet. Single use."""
 
     order: FleetOrder  # the command and the libraries
     path: Path  # the file of the results
@@ -93,6 +68,7 @@ class Fleet(msgspec.Struct, kw_only=True):
     _watch: Watch = lambda _: None
     _tally: Tally = msgspec.field(default_factory=Tally)
     _journal: Journal | None = None
+    _quiet: tuple[float, float] = (0.0, 0.0)  # when a library last ended, and after how many seconds the user is told
 
     @property
     def left(self) -> list[int]:
@@ -102,10 +78,8 @@ class Fleet(msgspec.Struct, kw_only=True):
     def run(self, run: Run, watch: Watch = lambda _: None) -> FleetReport:
         """Run the command on all libraries that are left, write the results, and report on all libraries.
 
-        Raises:
-            Interrupted: before there was anything to continue with.
-            FleetInterrupted, FleetRefused: libraries that ended are in the journal.
-            OSError: the results cannot be written, or no process can be started.
+        Interrupted: before there was anything to continue with. FleetInterrupted, FleetRefused: libraries that ended
+        are in the journal. OSError: the results cannot be written, or no process can be started.
         """
         self._watch = watch
         try:
@@ -124,31 +98,18 @@ class Fleet(msgspec.Struct, kw_only=True):
 
     def report(self, run: Run) -> FleetReport:
         """Report on all libraries."""
-        return make_report(run, self._tally, len(self.order.libraries))
+        return make_report(FleetReport, run, self._tally, len(self.order.libraries))
 
     def work(self) -> None:
-        """Run the libraries that are left, and add the rows of each to the journal; then write the results.
-
-        Raises:
-            Declined: the plan was declined.
-        """
+        """Run the libraries that are left, journal the rows of each, and write the results. Declined: by the user."""
         left, order = self.left, self.order
         is_change = order.form.changes and not self.parse(order.command, order.options).is_dry
         if is_change and not self.confirm(FleetPlan(libraries=len(left))):
             raise Declined(path=self.path)
-        with ExitStack() as stack:
-            # Runs last, when all processes have ended.
-            stack.callback(scratch.remove_leftovers)
-            # Before anything is written: the pool may be refused.
-            pool = stack.enter_context(closing(self.pool())) if left else None
-            if not self.dry_run:
-                self.open_journal(left, stack)
-            if pool is not None:
-                with stage(self.progress, "Libraries", len(left), "libraries"):
-                    for task, ended in self.run_jobs(pool, self.measure(left), self.make_job):
-                        self.progress.at(order.libraries[task.number].source)
-                        self.progress.step(1, task.bytes)
-                        self.end_library(self.rows_of(task, ended))
+        with self.opened(left) as pool, stage(self.progress, "Libraries", len(left), "libraries"):
+            for task, ended in self.run_jobs(pool, self.measure(left), self.make_job):
+                self.progress.at(order.libraries[task.number].source)
+                self.end_library(self.rows_of(task, ended))
         self.write_results()
 
     def write_results(self) -> None:
@@ -156,8 +117,9 @@ class Fleet(msgspec.Struct, kw_only=True):
         if self._journal is not None and len(self._journal.rows) == len(self.order.libraries):
             results.write_results(self.path, self.order, self._journal.rows)
 
-    def open_journal(self, left: Iterable[int], stack: ExitStack) -> None:
-        """Open the journal with all known rows, and count those of the libraries that are not processed again."""
+    @contextmanager
+    def opened(self, left: list[int]) -> Iterator[Any]:
+        """Open the pool if libraries are ``left``, and the journal with all known rows; those of others are counted."""
         again = set(left)
 
         def known_rows() -> Iterator[list[ResultRow]]:
@@ -168,14 +130,22 @@ class Fleet(msgspec.Struct, kw_only=True):
                     self._tally.retries += attempts - 1
                 yield rows
 
-        self._journal = stack.enter_context(closing(Journal(self.path, self.order, known_rows())))
+        with ExitStack() as stack:
+            # Runs last, when all processes have ended.
+            stack.callback(scratch.remove_leftovers)
+            # Before anything is written: the pool may be refused.
+            pool = stack.enter_context(closing(self.pool())) if left else None
+            if not self.dry_run:
+                self._journal = stack.enter_context(closing(Journal(self.path, self.order, known_rows())))
+            yield pool
 
     def make_job(self, number: int, cores: int = 1) -> LibraryJob:
         """Make the job of a library."""
         order, library = self.order, self.order.libraries[number]
+        options = self.parse(order.command, (*order.options, *library.options))
         return LibraryJob(
             command=order.command,
-            options=self.parse(order.command, (*order.options, *library.options)),
+            options=options,
             source=library.source,
             target=library.target,
             fleet=order.id,
@@ -188,16 +158,18 @@ class Fleet(msgspec.Struct, kw_only=True):
         return dict(zip(numbers, sizes, strict=True))
 
     def run_jobs(
-        self, pool: Pool, sizes: Mapping[int, int], job: Callable[[int, int], Any], *, notes_starts: bool = True
+        self, pool: Any, sizes: Mapping[int, int], job: Callable[[int, int], Any], *, notes_starts: bool = True
     ) -> Iterator[tuple[Task, TaskResult]]:
         """Run a job for each library, and yield how each ends.
 
         Args:
-            pool: the processes.
+            pool: the processes; not needed without libraries.
             sizes: the size of each library in bytes, by its number.
             job: makes the job of a library by its number and the cores that it gets.
             notes_starts: whether the jobs end their libraries, so that the journal says which are in progress.
         """
+        if not sizes:
+            return
         cores, libraries = pool.count, self.order.libraries
         tasks, fair_share = [], sum(sizes.values()) / cores
         for number, size in sizes.items():
@@ -210,7 +182,8 @@ class Fleet(msgspec.Struct, kw_only=True):
             """Record that an attempt has started."""
             if self._journal is not None and notes_starts:
                 self._journal.note_start(task, attempt)
-            self._tally.count_attempt(attempt)
+            self._tally.attempts += 1
+            self._tally.retries += attempt > 1
 
         def flush() -> None:
             """Store what has ended: libraries that end together are flushed together."""
@@ -218,9 +191,8 @@ class Fleet(msgspec.Struct, kw_only=True):
                 self._journal.flush()
             if self.metrics is not None:
                 self.metrics.refresh()
-            notice.tell(schedule)
+            self._tell_stall(schedule)
 
-        notice = _StallNotice()
         schedule = Schedule(
             tasks,
             pool,
@@ -232,18 +204,39 @@ class Fleet(msgspec.Struct, kw_only=True):
         )
         if self.metrics is not None:
             self.metrics.begin(schedule)
-        return iter(schedule)
+        for task, ended in schedule:
+            self.progress.step(1, task.bytes)
+            yield task, ended
+
+    def _tell_stall(self, schedule: Schedule) -> None:
+        """Log what is running if no library has ended for some minutes; the next line follows after twice as long."""
+        now, (ended_at, quiet) = time.monotonic(), self._quiet
+        if ended_at != schedule.ended_at:
+            ended_at, quiet = schedule.ended_at, _QUIET_SECONDS
+        is_stalled = now - ended_at >= quiet
+        self._quiet = ended_at, quiet * (2 if is_stalled else 1)
+        if not is_stalled:
+            return
+        named = []
+        for one in sorted(schedule.running.values())[:_NAMED]:
+            name = one_line(schedule.tasks[one.place].name, LONGEST_NAME)
+            named.append(tr("{name} ({minutes} min)", name=name, minutes=int((now - one.at) // 60)))
+        if len(schedule.running) > _NAMED:
+            named.append(tr("{count:,} more", count=len(schedule.running) - _NAMED))
+        text = tr(
+            "no library has ended for {minutes} min; running: {named}; waiting: {waiting:,}",
+            minutes=int((now - ended_at) // 60),
+            named=join_list(named),
+            waiting=len(schedule.waiting),
+        )
+        logger.warning("%s", text)
 
     def rows_of(self, task: Task, ended: TaskResult) -> list[ResultRow]:
         """Return the rows of a library that has ended."""
         return results.result_rows(self.order.libraries[task.number], task, self.order.command, ended)
 
     def end_library(self, rows: list[ResultRow]) -> None:
-        """Record the rows of a library that has ended.
-
-        Raises:
-            FleetRefused: all of the first libraries were refused for the same reason, such as a wrong name of a bucket.
-        """
+        """Record the rows of a library that has ended. FleetRefused: the first ones were refused for one reason."""
         own = rows[0]
         logger.info("%s: %s after %.1f s", own.source, own.outcome, own.seconds)
         if self._journal is not None:
@@ -269,74 +262,12 @@ def left_libraries(order: FleetOrder, known: KnownRows, only: Iterable[Kind] = (
     return [number for number, kind in kinds.items() if kind in wanted]
 
 
-class _StallNotice:
-    """Tells the user what is running when no library has ended for some minutes."""
-
-    def __init__(self) -> None:
-        self._ended_at, self._quiet = 0.0, _QUIET_SECONDS
-
-    def tell(self, schedule: Schedule) -> None:
-        """Log a line if it is time for one; the next one follows after twice as long."""
-        now = time.monotonic()
-        if self._ended_at != schedule.ended_at:
-            self._ended_at, self._quiet = schedule.ended_at, _QUIET_SECONDS
-        if now - self._ended_at < self._quiet:
-            return
-        self._quiet *= 2
-        named = []
-        for one in sorted(schedule.running.values())[:_NAMED]:
-            name = one_line(schedule.tasks[one.place].name, LONGEST_NAME)
-            named.append(tr("{name} ({minutes} min)", name=name, minutes=int((now - one.at) // 60)))
-        if len(schedule.running) > _NAMED:
-            named.append(tr("{count:,} more", count=len(schedule.running) - _NAMED))
-        text = tr(
-            "no library has ended for {minutes} min; running: {named}; waiting: {waiting:,}",
-            minutes=int((now - self._ended_at) // 60),
-            named=join_list(named),
-            waiting=len(schedule.waiting),
-        )
-        logger.warning("%s", text)
-
-
 def is_retried(ended: TaskResult) -> bool:
-    """Whether a library may succeed in another attempt: the system stopped it, or the killed process still holds its
-    lock.
-    """
+    """Whether another attempt may succeed: the system stopped this one, or a killed process still holds the lock."""
     code = None if ended.error is None else ended.error.code
     if ended.is_after_kill and code == TargetLocked.__name__:
         return True
     return ended.status == STOPPED and code not in _FINAL
-
-
-def make_report(run: Run, tally: Tally, libraries: int) -> FleetReport:
-    """Make the report of a fleet of a number of libraries; those that it names are in the order of the manifest."""
-
-    def counts(by_outcome: Counter[str]) -> dict[str, int]:
-        return {"all": by_outcome.total(), **dict(sorted(by_outcome.items()))}
-
-    failed, bases = (sorted(rows, key=lambda row: row.library) for rows in (tally.failed, tally.failed_bases))
-    return FleetReport(
-        head=run.head(),
-        libraries=counts(tally.libraries),
-        left=libraries - tally.libraries.total(),
-        bases=counts(tally.bases),
-        findings=dict(sorted(tally.findings.items())),
-        rows_carried=tally.rows_carried,
-        seconds=round(tally.seconds, 3),
-        slowest=msgspec.convert(tally.slowest, list[LibraryReport], from_attributes=True),
-        failed=msgspec.convert(failed, list[LibraryReport], from_attributes=True),
-        failed_bases=msgspec.convert(bases, list[BaseReport], from_attributes=True),
-    )
-
-
-def fleet_exit_status(report: FleetReport) -> int:
-    """Return the exit status of a fleet: that of its worst library."""
-    outcomes = report.libraries.keys()
-    if outcomes & {"killed", "interrupted", "stopped"}:
-        return STOPPED
-    if "refused" in outcomes:
-        return REFUSED
-    return WORTH_READING if report.left or outcomes & {"worth-reading", LIMITED} else 0
 
 
 def demand_new_results(path: Path) -> None:

@@ -1,30 +1,168 @@
-"""Look at a fleet from outside while it runs, or at what it has left: counts, failures, and what is in progress.
+"""The state of a fleet: counts of what has ended, reports and a page made from them, and metrics for Prometheus.
 
-Only the journal or the results are read; the run is neither slowed down nor locked out.
+A running fleet is looked at from outside through its journal, which neither slows it down nor locks it out.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+import logging
+import math
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from heapq import nlargest
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from regraft.disk import lock_files
+from regraft import __version__, identity
+from regraft.disk import links, lock_files
+from regraft.errors import REFUSED, STOPPED, WORTH_READING, RegraftError
 from regraft.fleet import results
-from regraft.fleet.metrics import LibraryReport, Tally
-from regraft.fleet.results import KnownRows, ResultRow
-from regraft.fleet.run import FleetReport, make_report
+from regraft.fleet.engine import Schedule
+from regraft.fleet.results import GOOD, LIMITED, OUTCOMES, KnownRows, ResultRow, counts_of
 from regraft.language import format_count, tr
-from regraft.report.document import Run
+from regraft.report.document import Report, Run
 from regraft.report.html import render_page
 from regraft.report.labels import label_of
+from regraft.report.metrics_file import MetricsFile
+from regraft.text import path_text
+
+logger = logging.getLogger(__name__)
 
 #: Libraries in each table of a page.
 _MOST_ROWS = 1000
 #: Columns of the tables of a page: their class, and their name.
 _COLUMNS = (("wide", tr("library")), ("", label_of("outcome")), ("n", tr("seconds")), ("wide", tr("message")))
+#: How many of the slowest libraries a report names.
+SLOWEST = 5
+#: Outcomes of failed bases, and how many of them a report names.
+_FAILED_BASE, _MOST_BASES = ("failed", "stopped"), 1000
+#: Upper bounds of the histogram's buckets, in seconds.
+BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 3_600.0, 14_400.0)
+
+
+class LibraryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A library that a report names: one of the slowest, or a failed one."""
+
+    source: str
+    outcome: str
+    seconds: float | None
+    code: str | None = None
+    message: str | None = None
+
+
+class BaseReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A failed base that a report names, with the source of its library."""
+
+    source: str
+    base: str
+    name: str | None
+    outcome: str
+    code: str | None = None
+    message: str | None = None
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """Counts of libraries that have ended, of their bases and their rows."""
+
+    libraries: Counter[str] = msgspec.field(default_factory=Counter)  # by outcome, as bases
+    bases: Counter[str] = msgspec.field(default_factory=Counter)
+    findings: Counter[str] = msgspec.field(default_factory=Counter)  # by name
+    skipped: Counter[str] = msgspec.field(default_factory=Counter)  # rows, by reason
+    by_seconds: Counter[int] = msgspec.field(default_factory=Counter)  # libraries, by the index of their bucket
+    rows_read: int = 0
+    rows_carried: int = 0
+    bytes: int = 0
+    attempts: int = 0  # that were started, as retries
+    retries: int = 0
+    seconds: float = 0.0
+    slowest: list[ResultRow] = []  # libraries, the slowest first
+    failed: list[ResultRow] = []  # libraries
+    failed_bases: list[ResultRow] = []  # the first ones
+
+    def add(self, rows: list[ResultRow]) -> None:
+        """Count a library that has ended, by its own row and those of its bases."""
+        own, *bases = rows
+        self.libraries[own.outcome] += 1
+        self.bases.update(base.outcome for base in bases)
+        self.findings.update(counts_of(own.findings))
+        self.skipped.update(counts_of(own.skipped))
+        self.rows_read += own.rows_read or 0
+        self.rows_carried += own.rows_carried or 0
+        self.bytes += own.bytes or 0
+        seconds = own.seconds or 0.0
+        self.seconds += seconds
+        self.by_seconds[bisect_left(BUCKETS, seconds)] += 1
+        # Of equally slow libraries, the first in the manifest come first.
+        self.slowest = nlargest(SLOWEST, [*self.slowest, own], key=lambda row: (row.seconds or 0.0, -row.library))
+        if own.outcome not in GOOD:
+            self.failed.append(own)
+        else:
+            # Of a library that failed itself, its own reason is what counts.
+            failed = [base for base in bases if base.outcome in _FAILED_BASE]
+            self.failed_bases += failed[: _MOST_BASES - len(self.failed_bases)]
+
+    @property
+    def good(self) -> int:
+        """The number of libraries that have succeeded."""
+        return sum(self.libraries[outcome] for outcome in GOOD)
+
+
+class FleetReport(Report, kw_only=True):
+    """Counts of libraries and bases, and the libraries and bases to look at."""
+
+    libraries: dict[str, int]  # by outcome, as bases
+    left: int  # libraries that have no result yet
+    bases: dict[str, int]
+    findings: dict[str, int]  # by name
+    rows_carried: int
+    seconds: float
+    slowest: list[LibraryReport]
+    failed: list[LibraryReport]
+    failed_bases: list[BaseReport]
+
+
+R = TypeVar("R", bound=FleetReport)
+
+
+def make_report(kind: type[R], run: Run, tally: Tally, libraries: int, **more: Any) -> R:
+    """Make the report of a fleet of a number of libraries; those that it names are in the order of the manifest.
+
+    ``kind`` is its class, and ``more`` has the fields of a subclass.
+    """
+
+    def counts(by_outcome: Counter[str]) -> dict[str, int]:
+        return {"all": by_outcome.total(), **dict(sorted(by_outcome.items()))}
+
+    failed, bases = (sorted(rows, key=lambda row: row.library) for rows in (tally.failed, tally.failed_bases))
+    return kind(
+        head=run.head(),
+        libraries=counts(tally.libraries),
+        left=libraries - tally.libraries.total(),
+        bases=counts(tally.bases),
+        findings=dict(sorted(tally.findings.items())),
+        rows_carried=tally.rows_carried,
+        seconds=round(tally.seconds, 3),
+        slowest=msgspec.convert(tally.slowest, list[LibraryReport], from_attributes=True),
+        failed=msgspec.convert(failed, list[LibraryReport], from_attributes=True),
+        failed_bases=msgspec.convert(bases, list[BaseReport], from_attributes=True),
+        **more,
+    )
+
+
+def fleet_exit_status(report: FleetReport) -> int:
+    """Return the exit status of a fleet: that of its worst library."""
+    outcomes = report.libraries.keys()
+    if outcomes & {"killed", "interrupted", "stopped"}:
+        return STOPPED
+    if "refused" in outcomes:
+        return REFUSED
+    return WORTH_READING if report.left or outcomes & {"worth-reading", LIMITED} else 0
 
 
 class RunningLibrary(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,49 +189,40 @@ def read_status(path: Path) -> tuple[FleetStatus, KnownRows]:
     # Asked first: a run that ends meanwhile is reported as running, and never one that runs as interrupted.
     is_running = lock_files.is_lock_held(results.result_files(path)[3])
     order, known = results.read_results(path)
-    is_finished = not is_running and not results.journal_path(path).is_file()
+    state = "interrupted" if results.journal_path(path).is_file() else "finished"
     tally = Tally()
     for number in known:
         tally.add(known[number])
     run = Run(command="fleet status", source_kind=None, source=path)
     run.end()
-    report = make_report(run, tally, len(order.libraries))
-    status = FleetStatus(
-        **msgspec.structs.asdict(report),
-        command=order.command,
-        state="running" if is_running else "finished" if is_finished else "interrupted",
-        in_progress=[
-            RunningLibrary(source=order.libraries[number].source, attempt=line.attempt, since=line.at)
-            for number, line in sorted(known.started.items())
-            if 0 <= number < len(order.libraries)
-        ],
-    )
-    return status, known
+    libraries = order.libraries
+    in_progress = [
+        RunningLibrary(source=libraries[number].source, attempt=line.attempt, since=line.at)
+        for number, line in sorted(known.started.items())
+        if 0 <= number < len(libraries)
+    ]
+    more = {"command": order.command, "state": "running" if is_running else state, "in_progress": in_progress}
+    return make_report(FleetStatus, run, tally, len(libraries), **more), known
 
 
 def status_page(status: FleetStatus, rows: KnownRows) -> str:
     """Render the results of a fleet as an offline HTML page, failures first."""
 
-    def cells(row: ResultRow | LibraryReport) -> tuple[str, ...]:
-        """Format a library as cells of a table."""
-        seconds = "" if row.seconds is None else f"{row.seconds:,.1f}"
-        return row.source, label_of(row.outcome), seconds, row.message or row.code or ""
+    def cells(row: ResultRow | LibraryReport | BaseReport) -> tuple[str, ...]:
+        """Format a library or a base as cells of a table."""
+        name = f"{row.name or row.base} · {row.source}" if isinstance(row, BaseReport) else row.source
+        seconds = getattr(row, "seconds", None)
+        return name, label_of(row.outcome), "" if seconds is None else f"{seconds:,.1f}", row.message or row.code or ""
 
     good = (rows[number][0] for number in rows if rows.kind(number) is None)
     counts = {label_of(name): f"{count:,}" for name, count in status.libraries.items() if name != "all"}
     if status.left:
         counts[tr("left")] = f"{status.left:,}"
     sections = [
-        (tr("Failed libraries"), [cells(row) for row in status.failed[:_MOST_ROWS]]),
-        (
-            tr("Failed bases"),
-            [
-                (f"{one.name or one.base} · {one.source}", label_of(one.outcome), "", one.message or one.code or "")
-                for one in status.failed_bases
-            ],
-        ),
+        (tr("Failed libraries"), [*map(cells, status.failed[:_MOST_ROWS])]),
+        (tr("Failed bases"), [*map(cells, status.failed_bases)]),
         (tr("In progress"), [(one.source, label_of("running"), "", one.since) for one in status.in_progress]),
-        (tr("Libraries that ended well"), [cells(row) for row in islice(good, _MOST_ROWS)]),
+        (tr("Libraries that ended well"), [*map(cells, islice(good, _MOST_ROWS))]),
     ]
     return render_page(
         "fleet.html",
@@ -112,3 +241,101 @@ def status_page(status: FleetStatus, rows: KnownRows) -> str:
         most=_MOST_ROWS,
         run=status.head.run,
     )
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+#: Seconds between two updates while libraries are processed.
+_UPDATE_SECONDS = 5.0
+
+
+class Metrics(MetricsFile):
+    """The metrics of one run. Nothing is written before :meth:`begin`.
+
+    ``results``, the file of the results, is a label of every metric, which keeps two fleets of one machine apart;
+    ``command`` and ``engine`` are labels of ``run_info``. WrongUsage: the library prometheus_client is not installed.
+    """
+
+    def __init__(self, path: Path, results: Path, *, command: str, engine: str, libraries: int) -> None:
+        super().__init__(path, "fleet", {"results": path_text(links.real_path(results))})
+        self._about = {"command": command, "engine": engine, "version": __version__}
+        self._libraries = libraries
+        self._started_at, self._written_at = identity.now_ms() / 1000, -math.inf
+        self._tally = Tally()
+        self._schedule: Schedule | None = None
+        self._bytes, self._is_finished = 0, False
+        #: Why the last update failed; None: it did not.
+        self.problem: Exception | None = None
+
+    @contextmanager
+    def kept(self, tally: Tally) -> Iterator[None]:
+        """Context in which the file follows ``tally``; it is written at the end, unless an error came too early."""
+        self._tally = tally
+        try:
+            yield
+            self._is_finished = True
+        finally:
+            if self._is_finished or self._schedule is not None:
+                self._schedule, self._written_at = None, -math.inf
+                self.refresh()
+
+    def begin(self, schedule: Schedule) -> None:
+        """Follow a round of tasks. OSError, RegraftError: the first write failed."""
+        is_first, self._schedule = self._schedule is None, schedule
+        self._bytes = self._tally.bytes + sum(task.bytes for task in schedule.tasks)
+        if is_first:
+            self._written_at = time.monotonic()
+            self.write()
+
+    def refresh(self) -> None:
+        """Write the file if the last update is old enough; a failure is logged, since the libraries matter more."""
+        if time.monotonic() - self._written_at < _UPDATE_SECONDS:
+            return
+        self._written_at = time.monotonic()
+        try:
+            self.write()
+            self.problem = None
+        except (OSError, RegraftError, ValueError, OverflowError) as error:
+            if self.problem is None:
+                logger.warning("metrics could not be written: %s", error)
+            self.problem = error
+
+    def collect(self) -> Iterator[Any]:
+        """Yield all metrics; called by ``prometheus_client``."""
+        tally, schedule = self._tally, self._schedule
+        ended = tally.libraries.total()
+        at_work, workers = (len(schedule.running), schedule.pool.count) if schedule else (0, 0)
+        bytes_left = max(self._bytes - tally.bytes, 0)
+        about = "The command and the engine of the fleet."
+        yield self.family("Gauge", "run_info", about, tuple(self._about), {tuple(self._about.values()): 1})
+        outcomes = dict.fromkeys(OUTCOMES.values(), 0) | tally.libraries
+        # The values of the last ones by a label.
+        metrics: tuple[tuple[Any, ...], ...] = (
+            ("Gauge", "start_timestamp_seconds", "When this run began.", self._started_at),
+            ("Gauge", "update_timestamp_seconds", "When this file was written.", identity.now_ms() / 1000),
+            ("Gauge", "finished", "1: the results are written; 0: they are not yet.", self._is_finished),
+            ("Gauge", "libraries", "Libraries of the manifest.", self._libraries),
+            ("Gauge", "libraries_left", "Libraries that have not ended.", self._libraries - ended),
+            ("Gauge", "libraries_at_work", "Libraries that are being processed.", at_work),
+            ("Gauge", "workers", "The most libraries that are processed at a time.", workers),
+            ("Gauge", "source_left_bytes", "Source bytes of libraries that have not ended.", bytes_left),
+            ("Counter", "source_bytes", "Source bytes of the libraries that ended.", tally.bytes),
+            ("Counter", "attempts", "Attempts to process a library.", tally.attempts),
+            ("Counter", "retries", "Attempts after a failed one.", tally.retries),
+            ("Counter", "rows_read", "Rows read in the libraries that ended.", tally.rows_read),
+            ("Counter", "rows_carried", "Rows of these libraries that were migrated.", tally.rows_carried),
+            ("Counter", "libraries_ended", "Libraries that ended.", outcomes, "outcome"),
+            ("Counter", "bases", "Bases of the libraries that ended.", tally.bases, "outcome"),
+            ("Counter", "rows_skipped", "Rows that were not migrated, by reason.", tally.skipped, "reason"),
+            ("Counter", "findings", "Findings in the libraries that ended.", tally.findings, "finding"),
+        )
+        for kind, name, about, value, *label in metrics:
+            by_label: dict[tuple[str, ...], float] = (
+                {(key,): count for key, count in value.items()} if label else {(): value}
+            )
+            yield self.family(kind, name, about, tuple(label), by_label)
+        seconds = self.family("Histogram", "library_seconds", "Seconds that the last attempt of each library took.")
+        so_far = accumulate(tally.by_seconds[place] for place in range(len(BUCKETS) + 1))
+        buckets = list(zip((*map(str, BUCKETS), "+Inf"), so_far, strict=True))
+        seconds.add_metric(list(self._labels.values()), buckets, round(tally.seconds, 3))
+        yield seconds

@@ -6,7 +6,6 @@ S3, Google Cloud Storage and fsspec's memory store do the latter atomically.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -21,11 +20,7 @@ from regraft.language import tr
 from regraft.text import LONGEST_NAME, printable
 
 #: The module that each kind of store needs, and the extra of regraft that installs it.
-_STORES = {
-    "s3": ("s3fs", "s3"),
-    "gs": ("gcsfs", "gs"),
-    "memory": ("fsspec", "s3"),
-}
+_STORES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gs"), "memory": ("fsspec", "s3")}
 _PURPOSE = tr("libraries in object storage")
 #: Larger objects are uploaded alone and in parts, to save memory.
 _LARGE_BYTES = 8 << 20
@@ -81,8 +76,7 @@ class StoragePath(msgspec.Struct, frozen=True):
         demand_client(kind)
         fsspec = errors.import_optional("fsspec", _PURPOSE, _STORES[kind][1])
         # Never list from a cache: other processes write to the store.
-        settings = {} if kind == "memory" else {"use_listings_cache": False}
-        return fsspec.filesystem(kind, **settings)
+        return fsspec.filesystem(kind, **({} if kind == "memory" else {"use_listings_cache": False}))
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -91,9 +85,7 @@ class StoragePath(msgspec.Struct, frozen=True):
         return {name: size for name, (size, _) in self.states().items()}
 
     def states(self) -> dict[str, tuple[int, str]]:
-        """Return size and version tag of all objects below it, by relative path; an object that is written again gets
-        another tag.
-        """
+        """Return size and version tag (new after each write) of all objects below it, by relative path."""
         with _translated_errors(self):
             found = self._files.find(self._path, detail=True)
         tags = ("ETag", "etag", "generation", "created")
@@ -151,11 +143,7 @@ class StoragePath(msgspec.Struct, frozen=True):
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def create(self, content: bytes) -> bool:
-        """Create an object atomically; returns False if another one exists.
-
-        Args:
-            content: different from what any other process writes there.
-        """
+        """Create an object atomically, with a content of its own; returns False if another one exists."""
         with _translated_errors(self):
             try:
                 self._files.pipe_file(self._path, content, mode="create")
@@ -194,12 +182,9 @@ class StoragePath(msgspec.Struct, frozen=True):
         """Delete objects below it; missing ones are ignored."""
         with _translated_errors(self), ThreadPoolExecutor(_AT_ONCE) as threads:
             # One by one: a list would be expanded as patterns.
-            deque(threads.map(self._remove, names), maxlen=0)
-
-    def _remove(self, name: str) -> None:
-        """Remove an object; one that is missing is no error."""
-        with suppress(FileNotFoundError):
-            self._files.rm_file((self / name)._path)
+            for answer in [threads.submit(self._files.rm_file, (self / name)._path) for name in names]:
+                with suppress(FileNotFoundError):
+                    answer.result()
 
 
 def _size(found: dict[str, Any] | None) -> int | None:
@@ -215,9 +200,7 @@ def _multipart_options(kind: str, size: int) -> dict[str, Any]:
 
 
 def storage_path(url: str, *, is_shared: bool = False) -> StoragePath:
-    """Parse a URL of object storage. WrongUsage: it is invalid, of an unknown kind, or in the memory of this process
-    although other processes are to use it.
-    """
+    """Parse a URL of object storage. WrongUsage: it is invalid, or ``is_shared`` and in the memory of this process."""
     kind, _, path = url.partition("://")
     parts = path.rstrip("/").split("/")
     is_usable = kind in _STORES and not (is_shared and kind == "memory")
@@ -229,8 +212,7 @@ def storage_path(url: str, *, is_shared: bool = False) -> StoragePath:
 
 def demand_client(kind: str) -> None:
     """Raise WrongUsage if the client of a kind of store is not installed."""
-    module, extra = _STORES[kind]
-    errors.import_optional(module, _PURPOSE, extra)
+    errors.import_optional(_STORES[kind][0], _PURPOSE, _STORES[kind][1])
 
 
 @contextmanager

@@ -74,11 +74,7 @@ NO_VERSION = Version(number=0, folder="", files={})
 
 
 def latest_version(place: StoragePath) -> Version:
-    """Return the current version, or :data:`NO_VERSION` if nothing was published.
-
-    Raises:
-        LibraryUnsafe: the object that names it is damaged, or has a path outside the library.
-    """
+    """Return the current version, or :data:`NO_VERSION`. LibraryUnsafe: it is damaged, or has a path outside."""
     own = place / VERSIONS_FOLDER
     number, name = max(_numbered(own, _VERSION), default=(0, ""))
     if not number:
@@ -105,11 +101,8 @@ def _numbered(own: StoragePath, pattern: re.Pattern[str]) -> list[tuple[int, str
 def fetch_library(place: StoragePath, folder: Path) -> Version:
     """Copy a library into a new folder; returns its version, or number 0 for a library that was never published.
 
-    Raises:
-        SourceNotFound: there is nothing.
-        LibraryUnsafe: a path leads out of the folder, or a file is not the one that was published.
-        WorkFolderTooSmall: the disk has not enough space.
-        StorageFailed: it keeps changing.
+    SourceNotFound: there is nothing. LibraryUnsafe: a path leads out of the folder, or a file is not the one that was
+    published. WorkFolderTooSmall: the disk has not enough space. StorageFailed: it keeps changing.
     """
     for _ in range(_TRIES):
         durable.make_folders(folder, flush=False)
@@ -182,11 +175,8 @@ def _demand_inside(place: StoragePath, names: Iterable[str]) -> None:
 def publish_version(place: StoragePath, folder: Path, before: Version) -> bool:
     """Publish the content of a folder as the next version, completely or not at all.
 
-    ``before`` is the version that the content was made from; returns False if it does not differ.
-
-    Raises:
-        LibraryChanged: another process has published a version first; nothing of this one remains.
-        LibraryUnsafe: a name in it could not be fetched again.
+    ``before`` is the version that the content was made from; returns False if it does not differ. LibraryChanged:
+    another process has published a version first; nothing of this one remains. LibraryUnsafe: a name is not possible.
     """
     files, folders = _read_folder(folder)
     _demand_inside(place, (*files, *folders))
@@ -262,14 +252,10 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def hold_lease(place: StoragePath, fleet: str) -> Iterator[None]:
-    """Hold a library as a context.
+    """Hold a library as a context. LibraryHeld: another fleet holds it. StorageRefused: the store denies writing.
 
     A lease with the same fleet id is taken over at once: only one process runs a fleet, and it repeats a job only when
     the process that had it is gone.
-
-    Raises:
-        LibraryHeld: another fleet holds it.
-        StorageRefused: the store denies writing, or cannot create an object only if it does not exist.
     """
     lease, stop = _take_lease(place, fleet), threading.Event()
     renewing = threading.Thread(target=_renew, args=(lease, fleet, stop), daemon=True)

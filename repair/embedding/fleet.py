@@ -8,7 +8,7 @@ uses the answers of an interrupted one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
@@ -17,30 +17,37 @@ import apsw
 import msgspec
 
 from regraft import identity
-from regraft.disk import durable, scratch, writable
+from regraft.disk import durable, writable
 from regraft.embedders import TextsRejected, Unanswered
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import STOPPED, AnswerUnfit, Declined, EmbedderUnsteady, FleetRefused, RegraftError
 from regraft.fleet import results
 from regraft.fleet.engine import Pool, Task, TaskResult
 from regraft.fleet.results import LIMITED, ResultRow
-from regraft.fleet.run import Fleet, FleetPlan, FleetReport
+from regraft.fleet.run import Fleet, FleetPlan
+from regraft.fleet.status import FleetReport, make_report
 from regraft.language import tr
 from regraft.options import BackfillOptions
 from regraft.report.document import Run
 from regraft.report.progress import stage
-from repair.embedding import answers, fleet_texts, probing
+from repair.embedding import answers, fleet_jobs, probing
 from repair.embedding.answers import NOTHING_SPENT, KnownEmbedder, SendingTerms, StopReason
 from repair.embedding.budget import Limits, Rates
-from repair.embedding.fleet_sending import AnyKeeper, FleetSender, RaySending, stop_reason
-from repair.embedding.fleet_texts import BackfillSummary, BaseSample, CountedText, EmbeddingJob, TextFile, WantedTexts
+from repair.embedding.fleet_jobs import (
+    CHUNK,
+    AnyKeeper,
+    BackfillSummary,
+    BaseSample,
+    CountedText,
+    EmbeddingJob,
+    Sending,
+    TextFile,
+    WantedTexts,
+    stop_reason,
+)
 from repair.embedding.report import EmbedderName, Estimate, cost_of, empty_estimate
 from repair.embedding.survey import estimate_sending
 
-#: The processes that send.
-Sending = FleetSender | RaySending
-#: Texts for which the keeper is asked at a time.
-_CHUNK = 256
 #: Why a text has no answer although no limit or error kept it from being sent.
 _CHANGED = tr("the library was changed during the run")
 
@@ -143,24 +150,23 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         """
         keeper = self.sending.keeper
         texts = chain(self.compared, ((identity.text_hash(text), text) for text in probing.SENTENCES))
-        before: dict[str, bytes] = {}
+        found: dict[str, bytes] = {}
         # Many at a time: the keeper may be another process.
-        while not before and (chunk := dict(islice(texts, _CHUNK))):
-            found = keeper.find(list(chunk), "probes")
-            before = {chunk[key]: one.vector for key, one in found.items() if one.vector is not None}
-        is_same = False
-        if before:
-            text = min(before, key=len)
+        while not found and (chunk := dict(islice(texts, CHUNK))):
+            known = keeper.find(list(chunk), "probes")
+            found = {chunk[key]: one.vector for key, one in known.items() if one.vector is not None}
+        if found:
+            text = min(found, key=len)
             try:
-                is_same = probing.is_same_vector(before[text], *self._ask([text]))
+                if probing.is_same_vector(found[text], *self._ask([text])):
+                    return True
             except Unanswered:
                 # Nothing more is sent by this run either.
                 return True
             except TextsRejected:
                 pass
-        if not is_same:
-            keeper.forget_compared()
-        return is_same
+        keeper.forget_compared()
+        return False
 
     def _ask(self, texts: Sequence[str]) -> Sequence[bytes]:
         """Send texts as probes, whether or not they have an answer, in this order; returns their vectors.
@@ -170,8 +176,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         keys = [identity.text_hash(text) for text in texts]
         self.sending.keeper.forget_compared(keys)
         path = self.work / "asked.sqlite"
-        fleet_texts.write_texts(path, ((key, text, 0) for key, text in zip(keys, texts, strict=True)))
-        with fleet_texts.read_texts(path) as asked:
+        fleet_jobs.write_texts(path, ((key, text, 0) for key, text in zip(keys, texts, strict=True)))
+        with fleet_jobs.read_texts(path) as asked:
             self.sending.send(asked, "probes", None, lambda _: None)
         return self._known.embed(texts).vectors
 
@@ -181,11 +187,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         check_steadiness = cache(self._check_steadiness)
         refused: dict[int, StopReason] = {}
         for library in libraries:
-            for sample in fleet_texts.read_samples(self.work, library):
-                refusal = (None if sample.known else check_steadiness()) or self._compare(sample)
-                if refusal is not None:
-                    refused[library] = refusal
-                    break
+            samples = fleet_jobs.read_samples(self.work, library)
+            found = ((None if one.known else check_steadiness()) or self._compare(one) for one in samples)
+            if (refusal := next(filter(None, found), None)) is not None:
+                refused[library] = refusal
         return refused
 
     def _check_steadiness(self) -> StopReason | None:
@@ -195,19 +200,18 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         """
         keeper, name = self.sending.keeper, self.settings.name
         sentences = [identity.text_hash(text) for text in probing.SENTENCES]
-        if len(keeper.find(sentences, "probes")) == len(sentences):
-            # An earlier run has checked it.
-            return None
-        try:
-            probing.compare_vectors(name, name, [], None, self._ask)
-        except (EmbedderUnsteady, AnswerUnfit) as error:
-            keeper.forget_compared(sentences)
-            return StopReason.of(error)
-        except RegraftError as error:
-            keeper.stop(StopReason.of(error))
-        except Unanswered:
-            # The keeper knows why.
-            pass
+        # An earlier run may have checked it.
+        if len(keeper.find(sentences, "probes")) < len(sentences):
+            try:
+                probing.compare_vectors(name, name, [], None, self._ask)
+            except (EmbedderUnsteady, AnswerUnfit) as error:
+                keeper.forget_compared(sentences)
+                return StopReason.of(error)
+            except RegraftError as error:
+                keeper.stop(StopReason.of(error))
+            except Unanswered:
+                # The keeper knows why.
+                pass
         return None
 
     def _compare(self, sample: BaseSample) -> StopReason | None:
@@ -224,17 +228,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetBackfill(Fleet, kw_only=True):
-    """One run over a fleet. Single use.
-
-    Args:
-        embedder: its settings.
-        settings: the options.
-        open_sending: returns the processes that send; called with the pool and the terms.
-    """
+    """One run over a fleet, with the settings of its embedder and the options. Single use."""
 
     embedder: EmbedderSettings
     settings: BackfillSettings
-    open_sending: Callable[[Pool, SendingTerms], Sending]
     _sent: SentReport | None = None
 
     @property
@@ -248,17 +245,13 @@ class FleetBackfill(Fleet, kw_only=True):
 
     def report(self, run: Run) -> FleetBackfillReport:
         """Report on all libraries, and on what was sent."""
-        assert self._sent is not None
-        fields = msgspec.structs.asdict(super().report(run))
-        return FleetBackfillReport(**fields, embedder=EmbedderName.of(self.embedder), sent=self._sent)
+        more = {"embedder": EmbedderName.of(self.embedder), "sent": self._sent}
+        return make_report(FleetBackfillReport, run, self._tally, len(self.order.libraries), **more)
 
     def work(self) -> None:
-        """Run all phases, and write the results.
+        """Run all phases, and write the results. Declined: the plan was declined, and nothing was sent.
 
-        Raises:
-            Declined: the plan was declined, and nothing was sent.
-            WrongUsage: the stored answers are another embedder's.
-            RegraftError, OSError, apsw.Error: the run cannot go on; the next one resumes it.
+        WrongUsage: the stored answers are another embedder's. Any other error: the next run resumes this one.
         """
         every = (self.folder, results.journal_path(self.path))
         before = set(filter(Path.exists, every))
@@ -280,26 +273,20 @@ class FleetBackfill(Fleet, kw_only=True):
                 self._remove_files(every[1:])
 
     def _run_phases(self) -> None:
-        with ExitStack() as stack:
-            # Runs last, when all processes have ended.
-            stack.callback(scratch.remove_leftovers)
-            # Before anything is written: the pool may be refused.
-            pool = stack.enter_context(closing(self.pool()))
-            answers.demand_same_embedder(self.folder, self.embedder)
-            # The journal first: a work folder without one cannot be resumed.
-            if not self.dry_run:
-                self.open_journal(self.left, stack)
+        answers.demand_same_embedder(self.folder, self.embedder)
+        # The journal first: a work folder without one cannot be resumed.
+        with self.opened(self.left) as pool:
             with writable.allow_writes(self.folder.parent, entries_only=True):
                 durable.make_folder(self.folder, exist_ok=True)
                 durable.sync_folder(self.folder.parent)
             libraries = self._collect_texts(pool)
             plan = self._make_plan(libraries)
-            if libraries and not self.dry_run:
-                if not self.confirm(plan):
-                    raise Declined(path=self.path)
-                self._fill(pool, libraries, *self._send(pool, libraries, plan))
-            else:
+            if not libraries or self.dry_run:
                 self._note_sent(plan)
+                return
+            if not self.confirm(plan):
+                raise Declined(path=self.path)
+            self._fill(pool, libraries, *self._send(pool, libraries, plan))
 
     def _collect_texts(self, pool: Pool) -> dict[int, SurveyedLibrary]:
         """Run the collecting job of each library; returns those that lack vectors, by number. The others have ended."""
@@ -307,7 +294,6 @@ class FleetBackfill(Fleet, kw_only=True):
         sizes = self.measure(self.left)
         with stage(self.progress, "Looking", len(sizes), "libraries"):
             for task, ended in self._run_jobs(pool, sizes, fills=False):
-                self.progress.step(1, task.bytes)
                 summary = ended.summary
                 if isinstance(summary, BackfillSummary) and summary.wanted is not None:
                     [row] = self.rows_of(task, msgspec.structs.replace(ended, summary=None, status=0))
@@ -324,8 +310,8 @@ class FleetBackfill(Fleet, kw_only=True):
     def _make_plan(self, libraries: dict[int, SurveyedLibrary]) -> BackfillPlan:
         """Merge the texts of all libraries, without those that have an answer, and estimate what sending them takes."""
         with answers.read_answers(self.folder) as known:
-            fleet_texts.write_texts(self._texts, self._texts_of(libraries, known))
-        with fleet_texts.read_texts(self._texts) as texts:
+            fleet_jobs.write_texts(self._texts, self._texts_of(libraries, known))
+        with fleet_jobs.read_texts(self._texts) as texts:
             sized = ((key, tokens) for key, _, tokens in texts.read())
             return BackfillPlan(
                 libraries=len(libraries),
@@ -338,9 +324,9 @@ class FleetBackfill(Fleet, kw_only=True):
     def _texts_of(self, libraries: Iterable[int], known: apsw.Connection | None = None) -> Iterator[CountedText]:
         """Yield the texts of libraries that have no known answer."""
         for library in libraries:
-            with fleet_texts.read_texts(fleet_texts.library_file(self.folder, library)) as own:
+            with fleet_jobs.read_texts(fleet_jobs.library_file(self.folder, library)) as own:
                 texts = own.read()
-                while chunk := list(islice(texts, _CHUNK)):
+                while chunk := list(islice(texts, CHUNK)):
                     answered = answers.answered_keys(known, [key for key, _, _ in chunk])
                     yield from (one for one in chunk if one[0] not in answered)
 
@@ -351,30 +337,28 @@ class FleetBackfill(Fleet, kw_only=True):
 
         Returns the libraries that are refused and not filled, and why not all texts have an answer.
         """
-        terms = SendingTerms(
-            folder=self.folder, settings=self.embedder, limits=self.settings.limits, rates=self.settings.rates
-        )
-        compared = self.folder / "compared.sqlite"
-        samples = (sample for library in libraries for sample in fleet_texts.read_samples(self.folder, library))
-        fleet_texts.write_texts(
-            compared, ((identity.text_hash(text), text, 0) for one in samples for text, _ in one.known)
-        )
-        with closing(self.open_sending(pool, terms)) as sending, fleet_texts.read_texts(compared) as probes:
+        settings, folder = self.settings, self.folder
+        terms = SendingTerms(folder=folder, settings=self.embedder, limits=settings.limits, rates=settings.rates)
+        compared = folder / "compared.sqlite"
+        samples = (one.known for library in libraries for one in fleet_jobs.read_samples(folder, library))
+        pairs = chain.from_iterable(samples)
+        fleet_jobs.write_texts(compared, ((identity.text_hash(text), text, 0) for text, _ in pairs))
+        with fleet_jobs.open_sending(pool, terms) as sending, fleet_jobs.read_texts(compared) as probes:
             # From here on, files of the run stay: something may have been paid for.
             self._note_sent(plan)
             comparison = Comparison(
-                work=self.folder, settings=self.embedder, sending=sending, compared=probes, step=self._step
+                work=folder, settings=self.embedder, sending=sending, compared=probes, step=self._step
             )
             remembered = plan.distinct > 0 and comparison.recall()
             with stage(self.progress, "Comparing", probes.count, "texts"):
                 refused = comparison.run(libraries)
             filled = sorted(libraries.keys() - refused)
             if refused:
-                fleet_texts.write_texts(self._texts, self._texts_of(filled))
+                fleet_jobs.write_texts(self._texts, self._texts_of(filled))
             # An answer of another length would fit no base, in any run.
             lengths = {size for number in filled for size in libraries[number].wanted.dimensions}
             known_lengths = None if None in lengths else frozenset(filter(None, lengths))
-            with fleet_texts.read_texts(self._texts) as texts, stage(self.progress, "Embedding", texts.count, "texts"):
+            with fleet_jobs.read_texts(self._texts) as texts, stage(self.progress, "Embedding", texts.count, "texts"):
                 sending.send(texts, "texts", known_lengths, self._step)
             self._note_sent(plan, sending.keeper, compared=probes.count, remembered=remembered)
             return refused, sending.keeper.stopped()
@@ -416,7 +400,6 @@ class FleetBackfill(Fleet, kw_only=True):
         why = _CHANGED if stop is None else stop.reason
         with stage(self.progress, "Filling", len(sizes), "libraries"):
             for task, ended in self._run_jobs(pool, sizes, fills=True, why=why):
-                self.progress.step(1, task.bytes)
                 self._end_library(task, ended, stop)
 
     def _step(self, count: int) -> None:
@@ -440,13 +423,11 @@ class FleetBackfill(Fleet, kw_only=True):
                 reuse=(*line.options.values.reuse, *map(Path, self.settings.reuse)),
                 reuse_configured=False,
             )
-            line = msgspec.structs.replace(line, options=msgspec.structs.replace(line.options, values=values))
-            work = str(self.folder)
             return EmbeddingJob(
                 embedder=self.embedder,
                 library=number,
-                line=line,
-                work=work,
+                line=msgspec.structs.replace(line, options=msgspec.structs.replace(line.options, values=values)),
+                work=str(self.folder),
                 fills=fills,
                 why=why,
                 settles=not self.dry_run,

@@ -2,7 +2,7 @@
 
 One :class:`Sender` serves every run: a backfill of a store and each process of a fleet. What it sends, and where the
 answers go, is up to its :class:`Outbox`: the texts of one scope (:mod:`repair.embedding.filling`) or of a fleet
-(:mod:`repair.embedding.fleet_sending`). A rejected batch is halved until the bad text stands alone.
+(:mod:`repair.embedding.fleet_jobs`). A rejected batch is halved until the bad text stands alone.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ import os
 import signal
 from pathlib import Path
 
-from regraft.embedders.settings import EmbedderSettings
+from repair.embedding.answers import TextKind
 from repair.embedding.budget import Permit, SpendingAccount
-from repair.embedding.fleet_sending import AnyKeeper, FleetSender
+from repair.embedding.fleet_jobs import RemoteKeeper
 
 
 class Deadly:
@@ -40,18 +40,16 @@ class Deadly:
         self._account.cancel(tokens)
 
 
-class DeadlySender(FleetSender):
-    """Sends until it is killed: the first of them once."""
+class DeadlyKeeper(RemoteKeeper):
+    """Is asked until the process is killed: the first one that gets so far."""
 
     mark = Path()
 
-    def __init__(self, settings: EmbedderSettings, keeper: AnyKeeper) -> None:
-        given = keeper.account
-        mark = self.mark
-        keeper.account = lambda kind: Deadly(given(kind), mark)  # type: ignore[method-assign]
-        super().__init__(settings, keeper)
+    def account(self, kind: TextKind) -> SpendingAccount:
+        """Return an account that kills the process."""
+        return Deadly(super().account(kind), self.mark)
 
     @classmethod
-    def dying_at(cls, mark: Path) -> type[DeadlySender]:
-        """Return senders of which the first one that gets so far leaves a mark, and dies."""
-        return type("DeadlySender", (cls,), {"mark": mark})
+    def dying_at(cls, mark: Path) -> type[DeadlyKeeper]:
+        """Return keepers of which the first one that gets so far leaves a mark, and kills its process."""
+        return type("DeadlyKeeper", (cls,), {"mark": mark})

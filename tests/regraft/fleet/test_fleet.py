@@ -25,9 +25,9 @@ from regraft.errors import FleetInterrupted
 from regraft.fleet import engine, results
 from regraft.fleet.engine import LocalPool, Task, TaskResult
 from regraft.fleet.manifest import Library
-from regraft.fleet.metrics import Tally
 from regraft.fleet.results import FleetOrder
-from regraft.fleet.run import Fleet, is_retried, make_report
+from regraft.fleet.run import Fleet, is_retried
+from regraft.fleet.status import FleetReport, Tally, make_report
 from regraft.report.document import Run
 
 pq = optional("pyarrow.parquet")
@@ -282,7 +282,7 @@ def test_a_process_has_its_next_task_before_somebody_writes_down_how_one_ended()
 
 
 def test_the_exit_status_is_that_of_the_worst(tmp_path: Path) -> None:
-    from regraft.fleet.run import fleet_exit_status
+    from regraft.fleet.status import fleet_exit_status
 
     def status(*statuses: int | None) -> int:
         ends = [TaskResult(status=one, seconds=0) for one in statuses]
@@ -290,7 +290,7 @@ def test_the_exit_status_is_that_of_the_worst(tmp_path: Path) -> None:
         tally = Tally()
         for end in ends:
             tally.add(results.result_rows(library, task, "check", end))
-        return fleet_exit_status(make_report(Run(command="fleet check"), tally, len(statuses)))
+        return fleet_exit_status(make_report(FleetReport, Run(command="fleet check"), tally, len(statuses)))
 
     assert [status(0), status(0, 1), status(1, 2, 0), status(2, 3), status(None, 0)] == [0, 1, 2, 3, 3]
     assert is_retried(TaskResult(status=3, seconds=0))

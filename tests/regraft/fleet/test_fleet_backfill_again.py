@@ -339,7 +339,7 @@ def test_metrics_are_written_while_texts_are_sent(
         so_far.setdefault(bool(WANTED & set(request.texts)), len(refreshed))
         return right(request)
 
-    monkeypatch.setattr("regraft.fleet.metrics.Metrics.refresh", refresh, raising=False)
+    monkeypatch.setattr("regraft.fleet.status.Metrics.refresh", refresh, raising=False)
     with FaultServer() as server:
         server.behave = looking
         config = configured(tmp_path / "regraft.yaml", server)

@@ -6,19 +6,16 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fleet_work
 import pytest
-from deadly_sender import DeadlySender
+from deadly_sender import DeadlyKeeper
 from extras import needs, optional
 from fault_server import FaultServer, Reply, Request, right
 from harness import Outcome, run_as_given
 from lacking import LACKING, all_vectors, configured, library, many, taken_away, vectors
-
-from repair.embedding.fleet_sending import RaySending
 
 pq = optional("pyarrow.parquet")
 ray = optional("ray")
@@ -90,8 +87,8 @@ def test_a_limit_holds_for_several_workers_and_the_next_run_goes_on(joined: str,
 def test_a_worker_that_is_killed_leaves_no_text_without_an_answer(
     joined: str, stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sending = partial(RaySending, sender=DeadlySender.dying_at(tmp_path / "died"))
-    monkeypatch.setattr("regraft.api.fleet_backfill.RaySending", sending)
+    keeper = DeadlyKeeper.dying_at(tmp_path / "died")
+    monkeypatch.setattr("repair.embedding.fleet_jobs.RemoteKeeper", keeper)
     with FaultServer() as server:
         config = configured(tmp_path / "regraft.yaml", server, parallel=1, batch={"texts": 2})
         done = backfill(stores, config, joined, "--no-probe")

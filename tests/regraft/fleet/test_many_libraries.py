@@ -20,7 +20,8 @@ from regraft.fleet import results
 from regraft.fleet.engine import LibrarySummary, ReportValues, Task, TaskError, TaskResult
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import FleetOrder, Journal, ResultRow
-from regraft.fleet.run import Fleet, FleetReport
+from regraft.fleet.run import Fleet
+from regraft.fleet.status import FleetReport
 from regraft.report.document import Run, encoded
 
 pa, pq = optional("pyarrow"), optional("pyarrow.parquet")

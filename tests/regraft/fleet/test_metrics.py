@@ -24,9 +24,9 @@ from regraft.errors import FleetInterrupted, WrongUsage
 from regraft.fleet import results
 from regraft.fleet.engine import LocalPool, Task, TaskResult
 from regraft.fleet.manifest import Library
-from regraft.fleet.metrics import BUCKETS, Metrics
 from regraft.fleet.results import FleetOrder
 from regraft.fleet.run import Fleet
+from regraft.fleet.status import BUCKETS, Metrics
 from regraft.report.document import Run
 
 pq = optional("pyarrow.parquet")

@@ -24,8 +24,15 @@ from regraft.fleet import jobs
 from repair.embedding import answers
 from repair.embedding.answers import Keeper, SendingTerms, SpentTotals, StopReason, TextAnswer
 from repair.embedding.budget import LimitReached, Limits, MeteredEmbedder, Pacer, Permit, Rates
-from repair.embedding.fleet_sending import FleetSender
-from repair.embedding.fleet_texts import BaseSample, EmbeddingJob, library_file, read_samples, read_texts, write_texts
+from repair.embedding.fleet_jobs import (
+    BaseSample,
+    EmbeddingJob,
+    FleetSender,
+    library_file,
+    read_samples,
+    read_texts,
+    write_texts,
+)
 
 SETTINGS = ServerSettings(name="mine", model="m", base_url="http://127.0.0.1:9/v1", price_per_million_tokens=1e6)
 ALL, AT_ONCE = Limits(), Rates()
