@@ -68,7 +68,7 @@ class Fleet(msgspec.Struct, kw_only=True):
     _watch: Watch = lambda _: None
     _tally: Tally = msgspec.field(default_factory=Tally)
     _journal: Journal | None = None
-    _quiet: tuple[float, float] = (0.0, 0.0)  # when a library last ended, and after how many seconds the user is told
+    _quiet: tuple[float, float] = (0.0, _QUIET_SECONDS)  # when a library last ended, and the seconds until a notice
 
     @property
     def left(self) -> list[int]:
@@ -191,7 +191,7 @@ class Fleet(msgspec.Struct, kw_only=True):
                 self._journal.flush()
             if self.metrics is not None:
                 self.metrics.refresh()
-            self._tell_stall(schedule)
+            self.tell_stall(schedule)
 
         schedule = Schedule(
             tasks,
@@ -208,7 +208,7 @@ class Fleet(msgspec.Struct, kw_only=True):
             self.progress.step(1, task.bytes)
             yield task, ended
 
-    def _tell_stall(self, schedule: Schedule) -> None:
+    def tell_stall(self, schedule: Schedule) -> None:
         """Log what is running if no library has ended for some minutes; the next line follows after twice as long."""
         now, (ended_at, quiet) = time.monotonic(), self._quiet
         if ended_at != schedule.ended_at:

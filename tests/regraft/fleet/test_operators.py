@@ -20,14 +20,15 @@ from extras import needs, optional
 from fleet_libraries import NOW, content
 from harness import REPO, Outcome, run, run_as_given, snapshot
 
+from regraft.cli.fleet import parse_library_options as parse
 from regraft.disk import lock_files
 from regraft.errors import WrongUsage
 from regraft.fleet import engine, jobs, results
-from regraft.fleet import run as fleet_run
 from regraft.fleet.engine import LibrarySummary, ReportValues, Schedule, Task, TaskError, TaskResult
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import FleetOrder
+from regraft.fleet.run import Fleet
 
 pq = optional("pyarrow.parquet")
 SAMPLE = REPO / "sample_v1" / "backup"
@@ -323,10 +324,11 @@ class LatePool:
 def test_what_runs_is_told_when_no_library_ends(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool, notice = LatePool(), fleet_run._StallNotice()
+    pool, order = LatePool(), FleetOrder(command="check", options=(), libraries=())
+    fleet = Fleet(order=order, path=Path("out.jsonl"), pool=LatePool, parse=parse)
     monkeypatch.setattr("time.monotonic", lambda: pool.now)
     tasks = [Task(number=number, job=None, name=f"library {number}") for number in range(6)]
-    schedule = Schedule(tasks, pool, attempts=1, on_poll=lambda: notice.tell(schedule))
+    schedule = Schedule(tasks, pool, attempts=1, on_poll=lambda: fleet.tell_stall(schedule))
     with suppress(RuntimeError):
         list(schedule)
     named = "running: library 0 ({0} min), library 1 ({0} min), library 2 ({0} min), 2 more; waiting: 1"
