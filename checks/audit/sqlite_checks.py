@@ -308,4 +308,4 @@ def find_open_problem(path: Path) -> str | None:
         )
     except (OSError, ValueError) as error:
         return str(error)
-    return tr("{bytes} at its end are missing", bytes=format_count(lost, "byte")) if lost else None
+    return tr("it lacks {bytes} at its end", bytes=format_count(lost, "byte")) if lost else None

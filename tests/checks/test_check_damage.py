@@ -55,7 +55,7 @@ def test_what_is_missing_at_the_end_of_a_file_is_counted(cut: int, said: str, he
     path = index(shutil.copytree(healthy, tmp_path / "library"))
     os.truncate(path, path.stat().st_size - cut)
     with untouched(path.parent):
-        assert f"{said} at its end are missing" in unreadable(tmp_path / "library")
+        assert f"it lacks {said} at its end" in unreadable(tmp_path / "library")
 
 
 def test_the_pages_that_a_header_counts_are_believed_if_its_counters_agree(healthy: Path, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_the_pages_that_a_header_counts_are_believed_if_its_counters_agree(healt
     (pages,) = struct.unpack_from(">L", data, 28)
     struct.pack_into(">L", data, 28, pages + 3)
     path.write_bytes(data)
-    assert "12,288 bytes at its end are missing" in unreadable(tmp_path / "library")
+    assert "it lacks 12,288 bytes at its end" in unreadable(tmp_path / "library")
     struct.pack_into(">L", data, 92, struct.unpack_from(">L", data, 24)[0] + 1)
     path.write_bytes(data)
     assert "file.unreadable" not in {

@@ -285,9 +285,9 @@ def test_why_a_file_cannot_be_opened(tmp_path: Path) -> None:
     whole = path.read_bytes()
     assert find_open_problem(path) is None
     path.write_bytes(whole[:-2])
-    assert find_open_problem(path) == "2 bytes at its end are missing"
+    assert find_open_problem(path) == "it lacks 2 bytes at its end"
     path.write_bytes(whole[:-1030])
-    assert find_open_problem(path) == "1,030 bytes at its end are missing"
+    assert find_open_problem(path) == "it lacks 1,030 bytes at its end"
     # A log may hold the pages.
     path.with_name("f.sqlite-wal").write_bytes(b"\x37\x7f\x06\x82" + bytes(28))
     assert find_open_problem(path) is None
