@@ -23,6 +23,7 @@ from regraft.language import join_list, tr
 from regraft.report.document import Run
 from regraft.stores import systems
 from regraft.stores.systems import Located
+from regraft.text import one_line
 
 
 class Checks(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,5 +162,7 @@ def resolve_base_ids(found: Located, words: Sequence[str]) -> tuple[str, ...]:
     for word in words:
         if word not in ids:
             unknown = systems.system_of(found.kind).part_unknown
-            raise unknown(base=word, known=join_list(known) or "none")
+            named = {key: name for name, key in ids.items() if name != key}
+            listed = join_list(f"{one_line(named[one])} ({one})" if one in named else one for one in known)
+            raise unknown(base=word, known=listed or "none")
     return tuple(ids[word] for word in words)

@@ -123,9 +123,9 @@ _Step = tuple[str, str | None, Callable[[], None]]
 
 def _steps(state: _StoreAudit, collections: list[ChromaCollection], wanted: list[ChromaCollection]) -> Iterator[_Step]:
     """Yield the parts of the check: name, collection id, and function."""
-    yield "segments", None, partial(_check_segments, state, collections)
+    yield "segments", None, partial(_check_segments, state, collections, wanted)
     yield "queue", None, partial(_check_queue, state, collections)
-    yield "application", None, partial(_check_application, state, collections)
+    yield "application", None, partial(_check_application, state, collections, wanted)
     if state.findings.level >= Level.DEFAULT:
         yield "full text", None, partial(_check_full_text, state)
         yield "sequence numbers", None, partial(_check_sequence_numbers, state)
@@ -175,7 +175,7 @@ def is_whole_segment(folder: Path) -> bool:
     return names <= {"header.bin", "data_level0.bin", "length.bin", "link_lists.bin", "index_metadata.pickle"}
 
 
-def _check_segments(state: _StoreAudit, collections: list[ChromaCollection]) -> None:
+def _check_segments(state: _StoreAudit, collections: list[ChromaCollection], wanted: list[ChromaCollection]) -> None:
     foreign = sqlite_checks.find_foreign_on_tables(state.db, TABLES)
     sqlite_checks.add_foreign_objects(foreign, state.findings, None)
     known = {one.id for one in collections}
@@ -186,7 +186,7 @@ def _check_segments(state: _StoreAudit, collections: list[ChromaCollection]) -> 
         if str(collection) not in known:
             message = tr("{n} of segments without a collection")
             state.findings.add(chroma.SEGMENT_ORPHAN, message, noun="row", sample=key, is_beyond_repair=True)
-    for one in collections:
+    for one in wanted:
         for scope, key in (("VECTOR", one.vectors), ("METADATA", one.metadata)):
             if key is None:
                 message = tr("it has no {scope} segment of its own", scope=scope)
@@ -211,15 +211,16 @@ def _check_queue(state: _StoreAudit, collections: list[ChromaCollection]) -> Non
         state.findings.add(chroma.UNREADABLE, message, noun="operation", sample=database.FILE, count=number)
 
 
-def _check_application(state: _StoreAudit, collections: list[ChromaCollection]) -> None:
+def _check_application(state: _StoreAudit, collections: list[ChromaCollection], wanted: list[ChromaCollection]) -> None:
     """Compare the collections with the rows of Open WebUI, if its database is there."""
     layout = layouts.read_layout(state.root, collections)
     if layout.problem is not None:
         message = tr("{name} cannot be used: {error}", name=layouts.OPEN_WEBUI_DATABASE, error=layout.problem)
         state.findings.add(chroma.UNREADABLE, message, sample=layouts.OPEN_WEBUI_DATABASE)
-    for key, name in layout.unreferenced.items():
-        message = tr("Open WebUI has no row for it")
-        state.findings.add(chroma.COLLECTION_ORPHAN, message, base=key, sample=name)
+    for one in wanted:
+        if one.id in layout.unreferenced:
+            message = tr("Open WebUI has no row for it")
+            state.findings.add(chroma.COLLECTION_ORPHAN, message, base=one.id, sample=one.name)
     for title in layout.without_collection:
         message = tr("{n} of Open WebUI without a collection")
         state.findings.add(chroma.COLLECTION_MISSING, message, noun="knowledge base", sample=title)

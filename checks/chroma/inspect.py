@@ -126,14 +126,13 @@ def read_collection_ids(found: Located) -> Sequence[str]:
 
 
 def read_ids_by_name(found: Located) -> Mapping[str, str]:
-    """Map the name of each collection, and what it is for in the application, to its id."""
+    """Map what selects a collection to its id; empty if they cannot be read."""
     try:
         with database.open_chroma(found.tree.path / database.FILE) as db:
             collections = database.list_collections(db)
-            titles = layouts.read_layout(found.tree.path, collections).titles
+            return layouts.ids_by_word(layouts.read_layout(found.tree.path, collections), collections)
     except _PROBLEMS:
         return {}
-    return {title: key for key, title in titles.items()} | {one.name: one.id for one in collections}
 
 
 CHECKS = Checks(

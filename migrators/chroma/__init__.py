@@ -49,10 +49,10 @@ def draft_library(source: Located, options: Options) -> LibraryDraft:
     try:
         with database.open_chroma(path) as db:
             collections = database.list_collections(db)
-            titles = layouts.read_layout(source.tree.path, collections).titles
-            # ``--map-model`` names a collection by its name or by its id.
-            ids = {one.name: one.id for one in collections}
-            mapped = {ids.get(old, old): new for old, new in options.model_overrides.mapped.items()}
+            layout = layouts.read_layout(source.tree.path, collections)
+            # ``--map-model`` names a collection by the same words as ``--base``.
+            words = layouts.ids_by_word(layout, collections)
+            mapped = {words.get(old, old): new for old, new in options.model_overrides.mapped.items()}
             overrides = replace(options.model_overrides, mapped=mapped)
             named = {one.id: database.read_model(db, one) for one in collections}
             providers = sorted({model[0] for model in named.values() if model is not None})
@@ -67,10 +67,14 @@ def draft_library(source: Located, options: Options) -> LibraryDraft:
                 raw = None if model is None else {"provider": model[0], "id": model[1]}
                 bases.append(
                     _draft_base(
-                        db, source.tree.path, one, titles.get(one.id) or one.name, resolver.embedding(raw, one.id)
+                        db,
+                        source.tree.path,
+                        one,
+                        layout.titles.get(one.id) or one.name,
+                        resolver.embedding(raw, one.id),
                     )
                 )
-            return LibraryDraft(tuple(bases), (), tuple(resolver.unused_overrides()))
+            return LibraryDraft(tuple(bases), (), tuple(resolver.unused_overrides()), words)
     except (ChromaProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=path, reason=error) from error
 

@@ -6,11 +6,12 @@ opened. Times are milliseconds; None means the time of the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -162,6 +163,8 @@ class LibraryDraft(msgspec.Struct, frozen=True):
     bases: tuple[BaseDraft, ...]
     skipped: tuple[SkippedBase, ...]
     notices: tuple[Notice, ...]
+    #: further words that select a base, with the id of the base in the source
+    words: Mapping[str, str] = MappingProxyType({})
 
 
 # --- options -------------------------------------------------------------------------------------------------------

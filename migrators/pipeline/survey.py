@@ -103,6 +103,7 @@ def select_bases(library: LibraryDraft, options: Options) -> list[tuple[int, Bas
         return numbered
     names = {base.id: base.name for base in library.bases}
     legacy = {base.legacy_id: base.id for base in library.bases}
+    legacy = {word: legacy[key] for word, key in library.words.items() if key in legacy} | legacy
     wanted = {resolve_base(one, names, legacy) for one in options.bases}
     return [(at, base) for at, base in numbered if base.id in wanted]
 

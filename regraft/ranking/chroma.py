@@ -53,7 +53,9 @@ class Collections:
         self._db, self._root = db, root
         every = database.list_collections(db)
         self.stores: dict[str, ChromaCollection] = {one.id: one for one in every if database.count_entries(db, one)}
-        self._titles = layouts.read_layout(root, every).titles
+        layout = layouts.read_layout(root, every)
+        self._titles = layout.titles
+        self._words = layouts.ids_by_word(layout, every)
 
     def name_of(self, base_id: str) -> str | None:
         """Return the name that the application shows for a collection, or else the collection's own."""
@@ -65,10 +67,7 @@ class Collections:
         Raises:
             BaseUnknown, BaseAmbiguous
         """
-        named = [one.id for one in self.stores.values() if one.name == wanted]
-        if len(named) == 1:
-            return named[0]
-        return resolve_base(wanted, {key: self.name_of(key) or key for key in self.stores})
+        return resolve_base(wanted, {key: self.name_of(key) or key for key in self.stores}, self._words)
 
     def search(self, base_id: str, request: UnitRequest) -> UnitAnswer:
         """Search one collection.

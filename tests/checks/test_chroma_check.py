@@ -411,6 +411,37 @@ def test_open_webui_names_its_collections(store: ChromaStore, tmp_path: Path) ->
     assert snapshot(data) == before
 
 
+def test_a_collection_is_selected_by_what_open_webui_calls_it(store: ChromaStore, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    moved = open_webui(store, data)
+    chosen, other = (moved.collection_id(name) for name in ("kb-1", "file-f1"))
+    moved.execute("UPDATE collections SET dimension = 17 WHERE name IN ('kb-1', 'file-f1')")
+    for word in ("Handbook", "knowledge base Handbook", "kb-1", chosen):
+        found = check(data, "--base", word)
+        # Only what belongs to the whole folder is reported beside the findings of the collection.
+        assert found.keys() == {"collection-missing", "dimension-wrong"}
+        assert [one["base"] for one in found["dimension-wrong"]] == [chosen]
+        hits = run("search", data, "Text", "--base", word, "--json").document["hits"]
+        assert hits
+        assert {moved.expected["plain"][hit["unit_id"]]["document"] == hit["text"] for hit in hits} == {True}
+        assert run("export", data, tmp_path / "units.parquet", "--base", word).status == 0
+        plan = run("migrate", data, "--to", tmp_path / "library", "--base", word, "--dry-run", "--json")
+        assert [one["legacy_id"] for one in plan.document["bases"]] == [chosen]
+    assert [one["base"] for one in check(data, "--base", "plan.pdf")["dimension-wrong"]] == [other]
+    refused = run("check", data, "--base", "Nothing")
+    assert (refused.status, refused.stdout) == (2, "")
+    assert "Nothing: no base has this name or id; known bases: " in refused.stderr
+    assert f"Handbook ({chosen})" in refused.stderr
+    # A name of two knowledge bases selects neither.
+    with closing(sqlite3.connect(data / "webui.db")) as db:
+        db.execute("INSERT INTO knowledge VALUES ('file-gone', 'x')")
+        db.execute("UPDATE file SET filename = 'Handbook'")
+        db.commit()
+    for command in (("check", data), ("export", data, tmp_path / "none.parquet")):
+        assert run(*command, "--base", "Handbook").status == 2
+    assert not (tmp_path / "none.parquet").exists()
+
+
 def test_mempalace_is_recognized(store: ChromaStore) -> None:
     store.execute("UPDATE collections SET name = 'mempalace_drawers' WHERE name = 'plain'")
     document = run("inspect", store.root, "--json").document

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,6 +33,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     application: str
     #: What each collection is for the user, by the collection's id.
     titles: dict[str, str] = msgspec.field(default_factory=dict)
+    #: The name alone of the row that each collection belongs to, by the collection's id.
+    names: dict[str, str] = msgspec.field(default_factory=dict)
     #: Names of collections that no row of the application refers to, by the collection's id.
     unreferenced: dict[str, str] = msgspec.field(default_factory=dict)
     #: Titles of the application's rows whose collection is missing.
@@ -67,12 +70,15 @@ def _read_open_webui(path: Path, collections: list[ChromaCollection]) -> Layout:
         apsw.Error, OSError, UnicodeDecodeError
     """
     titles: dict[str, str] = {}
+    named: dict[str, str] = {}
     unreferenced: dict[str, str] = {}
     with sqlite.open_readonly(path, beside_writers=True) as db:
         tables = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
         has_memories = "memory" in tables
         for one in collections:
-            title = _title(db, one.name, tables)
+            title, name = _title(db, one.name, tables)
+            if name is not None:
+                named[one.id] = name
             if title is not None:
                 titles[one.id] = title
             elif has_memories and {"knowledge", "file"} <= tables:
@@ -82,22 +88,41 @@ def _read_open_webui(path: Path, collections: list[ChromaCollection]) -> Layout:
         if "knowledge" in tables:
             rows = db.execute("SELECT CAST(id AS TEXT), CAST(name AS TEXT) FROM knowledge ORDER BY name, id")
             missing = [str(title) for key, title in rows if str(key) not in names]
-    return Layout(application="open-webui", titles=titles, unreferenced=unreferenced, without_collection=tuple(missing))
+    return Layout(
+        application="open-webui",
+        titles=titles,
+        names=named,
+        unreferenced=unreferenced,
+        without_collection=tuple(missing),
+    )
 
 
-def _title(db: apsw.Connection, name: str, tables: set[str]) -> str | None:
-    """Return the title that Open WebUI shows for a collection; None if no row refers to it."""
+def ids_by_word(layout: Layout, collections: Iterable[ChromaCollection]) -> dict[str, str]:
+    """Map each word that selects one collection to its id.
+
+    Such a word is the collection's name, its title, or the name alone that the application shows; in this order.
+    """
+    words: dict[str, str] = {}
+    for named in ({one.id: one.name for one in collections}, layout.titles, layout.names):
+        count = Counter(named.values())
+        words |= {word: key for key, word in named.items() if count[word] == 1 and word not in words}
+    return words
+
+
+def _title(db: apsw.Connection, name: str, tables: set[str]) -> tuple[str | None, str | None]:
+    """Return what a collection is in Open WebUI, None if no row refers to it; and the name alone, if it has one."""
     if name == _BASES:
-        return tr("index of knowledge bases")
+        return tr("index of knowledge bases"), None
     if name.startswith(_MEMORY):
         user = name.removeprefix(_MEMORY)
         if "memory" in tables and db.execute("SELECT 1 FROM memory WHERE user_id = ?", (user,)).get is not None:
-            return tr("memories of user {user}", user=user)
-        return None
+            return tr("memories of user {user}", user=user), None
+        return None, None
     table, key = ("file", name.removeprefix(_FILE)) if name.startswith(_FILE) else ("knowledge", name)
     if table not in tables:
-        return None
+        return None, None
     row: object = db.execute(f"SELECT CAST({_TITLES[table]} AS TEXT) FROM {table} WHERE id = ?", (key,)).get
     if row is None:
-        return None
-    return tr("file {name}", name=row) if table == "file" else tr("knowledge base {name}", name=row)
+        return None, None
+    title = tr("file {name}", name=row) if table == "file" else tr("knowledge base {name}", name=row)
+    return title, str(row)

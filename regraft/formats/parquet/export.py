@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import apsw
@@ -609,9 +610,12 @@ def stream_rows(part: BaseExport) -> Iterator[UnitRow]:
         part.problem = sqlite.CHANGED_DURING_READ
 
 
-def _select_bases(parts: list[BaseExport], bases: tuple[str, ...]) -> list[BaseExport]:
+def _select_bases(
+    parts: list[BaseExport], bases: tuple[str, ...], words: Mapping[str, str] = MappingProxyType({})
+) -> list[BaseExport]:
+    """Return the bases that the user asked for; ``words`` has further words for them, by base id."""
     names = {part.metadata.id: str(part.metadata.name) for part in parts}
-    wanted = {resolve_base(name, names) for name in bases}
+    wanted = {resolve_base(name, names, words) for name in bases}
     return [part for part in parts if not bases or part.metadata.id in wanted]
 
 
@@ -769,13 +773,15 @@ def _chroma_export(source: Located, bases: tuple[str, ...], stack: ExitStack) ->
     try:
         with database.open_chroma(root / database.FILE) as db:
             collections = database.list_collections(db)
-            titles = layouts.read_layout(root, collections).titles
+            layout = layouts.read_layout(root, collections)
             named = [
-                (one, BaseExport(describe_collection(db, one, titles.get(one.id) or one.name))) for one in collections
+                (one, BaseExport(describe_collection(db, one, layout.titles.get(one.id) or one.name)))
+                for one in collections
             ]
     except (ChromaProblem, apsw.Error, OSError) as error:
         raise SourceUnreadable(path=root / database.FILE, reason=error) from error
-    chosen = _select_bases([part for _, part in named], bases)
+    words = {word: identity.base_id(key) for word, key in layouts.ids_by_word(layout, collections).items()}
+    chosen = _select_bases([part for _, part in named], bases, words)
     for one, part in named:
         if part not in chosen:
             continue
