@@ -263,6 +263,9 @@ def _check_types(state: _StoreAudit) -> None:
         others = [f"typeof({column}) NOT IN ({kinds})" for column, kinds in types.items() if column in existing]
         if table == "embeddings_queue" and "created_at" in existing:
             others.append("unixepoch(created_at) IS NULL")
+        if table == "embeddings_queue" and "metadata" in existing:
+            # Earlier versions write NaN and Infinity, which only JSON5 has (2).
+            others.append("json_valid(metadata, 1 | 2) = 0")
         found = state.db.execute(f"SELECT count(*) FROM {table} WHERE {' OR '.join(others)}").get if others else 0
         if found:
             message = tr("{{n}} of the table {table} with a value that Chroma does not read", table=table)

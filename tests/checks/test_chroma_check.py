@@ -252,6 +252,7 @@ def test_a_value_of_another_type_is_named_and_nothing_is_written(
         ("embeddings_queue", "UPDATE embeddings_queue SET created_at = x'00' WHERE id = 'only'"),
         ("embeddings_queue", "UPDATE embeddings_queue SET created_at = '' WHERE id = 'only'"),
         ("embeddings_queue", "UPDATE embeddings_queue SET created_at = '2026-13-01 00:00:00' WHERE id = 'only'"),
+        ("embeddings_queue", "UPDATE embeddings_queue SET metadata = '{' WHERE id = 'only'"),
         ("segments", "UPDATE segments SET type = x'00' WHERE rowid = 1"),
     ],
 )
@@ -261,6 +262,12 @@ def test_a_row_that_chroma_fails_at_is_reported(table: str, statement: str, stor
     messages = [one["message"] for one in check(store.root)["unreadable"]]
     assert messages == [f"1 row of the table {table} with a value that Chroma does not read"]
     assert snapshot(store.root) == before
+
+
+def test_metadata_without_a_number_is_no_damage(store: ChromaStore) -> None:
+    """Python's JSON, which versions before 1.0 write and read, has NaN and Infinity."""
+    store.execute("""UPDATE embeddings_queue SET metadata = '{"a": NaN, "b": -Infinity}'""")
+    assert "unreadable" not in check(store.root)
 
 
 @pytest.mark.parametrize("number", [-1, b"\xff" * 8])
