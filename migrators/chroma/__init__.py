@@ -70,7 +70,7 @@ def draft_library(source: Located, options: Options) -> LibraryDraft:
                         db,
                         source.tree.path,
                         one,
-                        layout.titles.get(one.id) or one.name,
+                        layout.base_name(one),
                         resolver.embedding(raw, one.id),
                     )
                 )

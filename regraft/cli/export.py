@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -123,7 +124,7 @@ def print_collection(report: ExportReport, target: Path, output: Output) -> NoRe
         if is_planned:
             lines.append(tr("Dry run: nothing was written."))
         elif not output.quiet:
-            lines.append(tr("To undo this: regraft undo {path}", path=path_argument(target)))
+            lines.append(tr("To undo this: regraft undo {path}", path=shlex.quote(path_argument(target))))
         echo(printable_lines(lines))
     sys.exit(exit_status(report))
 

@@ -433,7 +433,7 @@ def test_a_collection_is_selected_by_what_open_webui_calls_it(store: ChromaStore
         assert {moved.expected["plain"][hit["unit_id"]]["document"] == hit["text"] for hit in hits} == {True}
         assert run("export", data, tmp_path / "units.parquet", "--base", word).status == 0
         plan = run("migrate", data, "--to", tmp_path / "library", "--base", word, "--dry-run", "--json")
-        assert [one["legacy_id"] for one in plan.document["bases"]] == [chosen]
+        assert [(one["legacy_id"], one["name"]) for one in plan.document["bases"]] == [(chosen, "Handbook")]
     assert [one["base"] for one in check(data, "--base", "plan.pdf")["dimension-wrong"]] == [other]
     refused = run("check", data, "--base", "Nothing")
     assert (refused.status, refused.stdout) == (2, "")

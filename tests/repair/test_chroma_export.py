@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sqlite3
 import struct
 from contextlib import closing
@@ -208,6 +209,17 @@ def test_other_collections_stay_and_undo_takes_it_back(tmp_path: Path) -> None:
     assert [one["command"] for one in run("history", store.root, "--json").document["runs"]] == ["export"]
     assert run("undo", store.root, "--yes").status == 0
     assert contents(store.root) == before
+
+
+def test_the_undo_that_a_run_suggests_can_be_pasted(tmp_path: Path) -> None:
+    source, target = write_base(tmp_path / "library", unit_vectors(3)), tmp_path / "my data"
+    written = run("export", source, "--format", "chroma", "--to", target, "--collection", "handbook")
+    assert written.status == 0, written.stderr
+    suggested = shlex.split(written.stdout.splitlines()[-1].removeprefix("To undo this: "))
+    assert suggested == ["regraft", "undo", str(target)]
+    assert run(*suggested[1:], "--yes").status == 0
+    with closing(sqlite3.connect(target / "chroma.sqlite3")) as db:
+        assert db.execute("SELECT count(*) FROM collections").fetchall() == [(0,)]
 
 
 def test_rows_that_chroma_cannot_take_are_counted(tmp_path: Path) -> None:

@@ -42,6 +42,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     #: Why the application's database cannot be read; None if it can.
     problem: str | None = None
 
+    def base_name(self, of: ChromaCollection) -> str:
+        """Return the name of the base that a collection becomes."""
+        return self.names.get(of.id) or self.titles.get(of.id) or of.name
+
 
 def open_webui_database(root: Path) -> Path | None:
     """Return Open WebUI's database if a Chroma folder is Open WebUI's."""

@@ -774,10 +774,7 @@ def _chroma_export(source: Located, bases: tuple[str, ...], stack: ExitStack) ->
         with database.open_chroma(root / database.FILE) as db:
             collections = database.list_collections(db)
             layout = layouts.read_layout(root, collections)
-            named = [
-                (one, BaseExport(describe_collection(db, one, layout.titles.get(one.id) or one.name)))
-                for one in collections
-            ]
+            named = [(one, BaseExport(describe_collection(db, one, layout.base_name(one)))) for one in collections]
     except (ChromaProblem, apsw.Error, OSError) as error:
         raise SourceUnreadable(path=root / database.FILE, reason=error) from error
     words = {word: identity.base_id(key) for word, key in layouts.ids_by_word(layout, collections).items()}
