@@ -43,6 +43,8 @@ _TEXT, _TEXT_OR_NULL = "'text'", "'text', 'null'"
 _INTEGER_OR_NULL, _REAL_OR_NULL = "'integer', 'null'", "'real', 'null'"
 #: SQL: the types of the values that Chroma reads, by table and column; it fails at the first row with another one.
 _SETTING = {"key": _TEXT, "str_value": _TEXT_OR_NULL, "int_value": _INTEGER_OR_NULL, "float_value": _REAL_OR_NULL}
+#: Columns with JSON, by table; Chroma fails at text that is none.
+_JSON = {"collections": ("config_json_str",), "embeddings_queue": ("metadata",)}
 _VALUE_TYPES = {
     "collections": {"id": _TEXT, "name": _TEXT, "dimension": _INTEGER_OR_NULL},
     "collection_metadata": _SETTING,
@@ -263,9 +265,8 @@ def _check_types(state: _StoreAudit) -> None:
         others = [f"typeof({column}) NOT IN ({kinds})" for column, kinds in types.items() if column in existing]
         if table == "embeddings_queue" and "created_at" in existing:
             others.append("unixepoch(created_at) IS NULL")
-        if table == "embeddings_queue" and "metadata" in existing:
-            # Earlier versions write NaN and Infinity, which only JSON5 has (2).
-            others.append("json_valid(metadata, 1 | 2) = 0")
+        # Earlier versions write NaN and Infinity, which only JSON5 has (2).
+        others += [f"json_valid({column}, 1 | 2) = 0" for column in _JSON.get(table, ()) if column in existing]
         found = state.db.execute(f"SELECT count(*) FROM {table} WHERE {' OR '.join(others)}").get if others else 0
         if found:
             message = tr("{{n}} of the table {table} with a value that Chroma does not read", table=table)

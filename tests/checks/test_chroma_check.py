@@ -247,6 +247,7 @@ def test_a_value_of_another_type_is_named_and_nothing_is_written(
     ("table", "statement"),
     [
         ("collections", "UPDATE collections SET id = NULL WHERE name = 'empty'"),
+        ("collections", "UPDATE collections SET config_json_str = '{bad' WHERE name = 'empty'"),
         ("collection_metadata", "UPDATE collection_metadata SET int_value = 0.5 WHERE rowid = 1"),
         ("embedding_metadata", "UPDATE embedding_metadata SET string_value = x'00' WHERE rowid = 1"),
         ("embeddings_queue", "UPDATE embeddings_queue SET created_at = x'00' WHERE id = 'only'"),
