@@ -65,16 +65,9 @@ def draft_library(source: Located, options: Options) -> LibraryDraft:
                     continue
                 model = named[one.id]
                 raw = None if model is None else {"provider": model[0], "id": model[1]}
-                bases.append(
-                    _draft_base(
-                        db,
-                        source.tree.path,
-                        one,
-                        layout.base_name(one),
-                        resolver.embedding(raw, one.id),
-                    )
-                )
-            return LibraryDraft(tuple(bases), (), tuple(resolver.unused_overrides()), words)
+                embedding = resolver.embedding(raw, one.id)
+                bases.append(_draft_base(db, source.tree.path, one, layout.base_name(one), embedding))
+            return LibraryDraft(bases=tuple(bases), skipped=(), notices=tuple(resolver.unused_overrides()), words=words)
     except (ChromaProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=path, reason=error) from error
 

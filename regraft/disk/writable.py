@@ -91,11 +91,16 @@ def allow_writes(root: Path, *, entries_only: bool = False) -> Iterator[Path]:
 
     Raises:
         LinkInStore: the folder is inside another writable root, behind a link.
+        OutsideStore: the path to it contains ``..``.
     """
     absolute = root.absolute()
     outer = _innermost(absolute)
-    if outer is not None and outer.names_below(absolute):
-        refuse_link(require_writable(absolute), absolute)
+    names = None if outer is None else outer.names_below(absolute)
+    if outer is not None and names:
+        # The outer root may be one of entries only, of another thread: it does not decide what this root allows.
+        if ".." in names:
+            raise OutsideStore(path=root)
+        refuse_link(_resolve_below(outer, names), absolute)
     real = Path(os.path.realpath(absolute))
     registered = WritableRoot(absolute, real, entries_only)
     with _lock:
@@ -148,11 +153,7 @@ def require_writable(path: Path) -> Path:
         OutsideStore: it is in none of the writable roots.
         OSError: one of its folders cannot be examined.
     """
-    root, names = _find_root(path)
-    _refuse_moved_root(root)
-    for length in range(1, len(names)):
-        refuse_link(root.real.joinpath(*names[:length]), root.root.joinpath(*names[:length]))
-    return root.real.joinpath(*names)
+    return _resolve_below(*_find_root(path))
 
 
 @contextmanager
@@ -221,6 +222,14 @@ def _find_root(path: Path) -> tuple[WritableRoot, tuple[str, ...]]:
     if root is None or names is None or ".." in names or (root.entries_only and len(names) > 1):
         raise OutsideStore(path=path)
     return root, names
+
+
+def _resolve_below(root: WritableRoot, names: tuple[str, ...]) -> Path:
+    """Return a path below a root with its folder resolved and its last component unchanged; see require_writable."""
+    _refuse_moved_root(root)
+    for length in range(1, len(names)):
+        refuse_link(root.real.joinpath(*names[:length]), root.root.joinpath(*names[:length]))
+    return root.real.joinpath(*names)
 
 
 def _refuse_moved_root(root: WritableRoot) -> None:

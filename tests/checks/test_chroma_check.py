@@ -432,7 +432,6 @@ def test_a_collection_is_selected_by_what_open_webui_calls_it(store: ChromaStore
         hits = run("search", data, "Text", "--base", word, "--json").document["hits"]
         assert hits
         assert {moved.expected["plain"][hit["unit_id"]]["document"] == hit["text"] for hit in hits} == {True}
-        assert run("export", data, tmp_path / "units.parquet", "--base", word).status == 0
         plan = run("migrate", data, "--to", tmp_path / "library", "--base", word, "--dry-run", "--json")
         assert [(one["legacy_id"], one["name"]) for one in plan.document["bases"]] == [(chosen, "Handbook")]
     assert [one["base"] for one in check(data, "--base", "plan.pdf")["dimension-wrong"]] == [other]

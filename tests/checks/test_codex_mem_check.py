@@ -232,7 +232,7 @@ def test_an_unknown_or_ambiguous_project_is_refused(whole: Path) -> None:
     for word in ("same", "x"):
         outcome = run("check", whole, "--base", word)
         assert outcome.status == 2
-        assert f"{project_id(0)}, {project_id(1)}" in outcome.stderr
+        assert f"p-0 ({project_id(0)}), p-1 ({project_id(1)})" in outcome.stderr
 
 
 def test_time_that_is_over_is_told(whole: Path) -> None:

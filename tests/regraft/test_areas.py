@@ -215,6 +215,30 @@ def test_the_innermost_of_nested_roots_decides(store: Path, is_first: bool) -> N
     assert writable.open_roots() == ()
 
 
+def test_a_root_may_begin_below_one_of_entries_only(store: Path) -> None:
+    """Another thread may have that one open for a moment, for another file."""
+    (store / "inner" / "deep").mkdir()
+    with writable.allow_writes(store, entries_only=True):
+        with writable.allow_writes(store / "inner" / "deep"):
+            durable.put_text(store / "inner" / "deep" / "file", "x")
+        with fails("OutsideStore"), writable.allow_writes(store / "inner" / ".." / ".." / "other"):
+            pass
+    assert (store / "inner" / "deep" / "file").read_text() == "x"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
+def test_a_root_below_one_of_entries_only_is_not_reached_by_a_link(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (store / "led").symlink_to(tmp_path / "elsewhere")
+    for root in (store / "led" / "deep", store / "led"):
+        with (
+            writable.allow_writes(store, entries_only=True),
+            fails("LinkInStore"),
+            writable.allow_writes(root),
+        ):
+            pass
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_of_two_roots_of_one_folder_the_wider_one_decides(store: Path, is_first: bool) -> None:
     with writable.allow_writes(store, entries_only=is_first):

@@ -125,6 +125,14 @@ def test_several_folders_share_one_run_folder_until_the_last_one_ends(root: Path
     assert names(root) == []
 
 
+def test_a_folder_is_made_while_another_thread_removes_one(root: Path) -> None:
+    with scratch.temporary_folder(), writable.allow_writes(root, entries_only=True):
+        with scratch.temporary_folder() as folder:
+            durable.put_text(folder / "a", "x")
+            assert (folder / "a").read_text() == "x"
+        assert not folder.exists()
+
+
 def test_threads_share_it_too(root: Path) -> None:
     ready, problems = threading.Barrier(4), []
 
@@ -143,7 +151,7 @@ def test_threads_share_it_too(root: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not problems
+    assert problems == []
     assert names(root) == []
 
 
