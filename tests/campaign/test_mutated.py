@@ -56,6 +56,7 @@ def backfill_with(folder: Path, text: str) -> Outcome:
 # --- configurations --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "text",
     [
@@ -308,6 +309,7 @@ def test_an_identity_that_is_no_text_is_shown(tmp_path: Path) -> None:
     assert "x\ufffd" in [base["store"]["schema_version"] for base in done.document["bases"]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["report.json", "report.html", "catalog.sqlite", "KnowledgeBase"])
 def test_a_target_with_something_else_in_the_place_of_its_own_files_is_refused(tmp_path: Path, name: str) -> None:
     source = whole(tmp_path / "v1")

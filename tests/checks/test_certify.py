@@ -359,6 +359,7 @@ def test_what_b_has_beyond_a_is_a_note(library: Library) -> None:
     assert {"certify.text-missing", "certify.vector-missing"} <= names(turned)
 
 
+@pytest.mark.thorough
 def test_vectors_that_were_made_again_are_a_note(library: Library) -> None:
     copy = library.path.parent / "copy"
     shutil.copytree(library.path, copy)
@@ -572,6 +573,7 @@ def test_the_right_model_is_confirmed(server: FaultServer, filled: Library, tmp_
     assert names(done) <= {"certify.known-item"}
 
 
+@pytest.mark.thorough
 def test_a_wrong_and_a_mixed_model_are_named_with_their_share(
     server: FaultServer, filled: Library, tmp_path_factory: Any
 ) -> None:
@@ -650,6 +652,7 @@ def test_limits_hold_and_are_said(server: FaultServer, filled: Library, tmp_path
     assert done.document["bases"][0]["model_check"]["texts"] == 5
 
 
+@pytest.mark.thorough
 def test_a_base_that_a_limit_leaves_out_is_said(server: FaultServer, tmp_path: Path, tmp_path_factory: Any) -> None:
     stores = {
         "one": [Row("L", text, vector=fault_server.vector_of(text)) for text in TEXTS],
@@ -679,6 +682,7 @@ def test_a_failing_server_is_no_finding_about_the_base(
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_page_says_what_was_proven_and_names_nothing(library: Library) -> None:
     same_vector(library)
     page = library.path.parent / "page.html"
@@ -700,6 +704,7 @@ def test_the_page_says_what_was_proven_and_names_nothing(library: Library) -> No
     assert not (library.path / "page.html").exists()
 
 
+@pytest.mark.thorough
 def test_api_and_command_say_the_same(library: Library) -> None:
     swapped_vectors(library)
     source = library.path.parent / "v1"

@@ -258,6 +258,7 @@ def test_a_database_cut_off_cannot_be_read(whole: Path) -> None:
     assert all(one["repair"] is None for one in outcome.document["findings"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", range(3))
 def test_random_damage_ends_in_findings(part: int, whole: Path) -> None:
     files = [whole, database.sidecar_path(whole)]

@@ -69,6 +69,7 @@ def test_a_valid_library_is_whole_to_sqlite_and_its_texts_are_found(case: Librar
                             assert body in found or not tokens(body)
 
 
+@pytest.mark.thorough
 @few
 @given(damaged_libraries())
 def test_damage_is_found_wherever_it_is(case: DamagedCase) -> None:
@@ -88,6 +89,7 @@ def test_damage_is_found_wherever_it_is(case: DamagedCase) -> None:
             assert answers[level].status == 1 or FINDINGS[case.expected].severity == "note"
 
 
+@pytest.mark.thorough
 @settings(few, max_examples=1)
 @given(libraries(whole=True, max_bases=1))
 def test_a_whole_library_has_something_for_every_damage(case: LibraryCase) -> None:

@@ -208,6 +208,7 @@ def test_nothing_is_looked_at_when_time_is_over(root: Path) -> None:
     assert answer.document["not_checked"] == ["kb.redb"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("latest", [1, 2, 3])
 @pytest.mark.parametrize("level", LEVELS)
 def test_no_advice_deletes_a_version_newer_than_the_one_in_use(root: Path, latest: int, level: str) -> None:

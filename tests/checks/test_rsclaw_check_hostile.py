@@ -76,6 +76,7 @@ def test_rows_that_a_table_is_said_to_have_and_does_not_are_missed(store: Rsclaw
     assert "with fewer rows than recorded: kb_docs: 9" in found[0]["message"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "damage",
     [
@@ -229,6 +230,7 @@ def test_names_that_are_no_text_stay(store: RsclawStore) -> None:
     assert (finding["name"], finding["severity"], finding["repair"]) == ("kb.file-orphan", "note", None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", [b'"\\ud800"', b'"\xff"', b"1e999", b"9" * 5_000, b"[" * 100_000, b"null", b"{}"])
 def test_values_that_nobody_can_hold_are_rows_of_no_form(store: RsclawStore, value: bytes) -> None:
     for table in ("kb_docs", "kb_chunks", "kb_ledger", "kb_jobs_by_id", "kb_job_claims", "kb_doc_latest_version"):

@@ -89,6 +89,7 @@ def searchable(store: Path, dimensions: int) -> float:
     return sum(length == 4 * dimensions for (length,) in rows) / len(rows)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("other", [2, 5, 16, 1024])
 def test_the_minority_that_the_catalog_names_is_right(store: Path, made: Path, other: int) -> None:
@@ -174,6 +175,7 @@ def overflows(blob: bytes) -> bool:
     return sum(number * number for number in struct.unpack(f"<{len(blob) // 4}f", blob)) > FLT_MAX
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "blob",

@@ -361,6 +361,7 @@ def test_where_no_vector_is_missing_the_bytes_are_the_same(tmp_path: Path) -> No
             assert {entry["outcome"] for entry in again.report["bases"]} == {"unchanged"}
 
 
+@pytest.mark.thorough
 def test_any_number_of_processes_gives_the_same(tmp_path: Path) -> None:
     rows = [*EACH, *(Row("F", f"more {number}", None) for number in range(600))]
     bases = [base(name, file(f"f {name}", "F"), model=GONE if name == "c" else MODEL) for name in "abc"]
@@ -671,6 +672,7 @@ def test_what_is_wrong_beside_texts_alone_is_seen(statement: str, tmp_path: Path
 SAMPLE = REPO / "sample_v1" / "backup"
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", [*CASES, "sample"])
 def test_a_source_that_lost_vectors_comes_out_whole_but_for_these(
@@ -722,6 +724,7 @@ def comes_along(row: Row) -> bool:
     return bool(text_of(row.body).strip(JS_WHITESPACE))
 
 
+@pytest.mark.thorough
 @given(items=indexed_items(), rows=ROWS)
 @settings(max_examples=examples(40))
 def test_every_row_is_carried_with_its_vector_or_its_text_or_accounted_for(

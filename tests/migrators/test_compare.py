@@ -403,6 +403,7 @@ def test_a_base_that_the_second_store_lacks_is_missing(upgraded, copied):
     assert (done.status, told["outcome"], told["compared_with"]) == (1, "missing", None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("side", ["first", "second"])
 def test_one_damaged_base_of_either_store_is_told_and_the_others_are_compared(upgraded, copied, side):
     root = upgraded.path if side == "first" else copied

@@ -75,6 +75,7 @@ _JOBS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("helped")
 def test_helpers_come_to_what_one_process_comes_to(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -204,6 +204,7 @@ def test_a_full_disk_of_a_process_stops_the_run(
     ends_well(source, target, alone)
 
 
+@pytest.mark.thorough
 def test_publishing_that_fails_ends_the_processes(
     source: Source, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1481,6 +1481,7 @@ FOLDERS = [
 ]
 
 
+@pytest.mark.thorough
 def test_what_is_in_raw_yields_to_every_folder_also_to_later_ones(tmp_path: Path) -> None:
     uploads = [file("u1", "U1", name="docs"), file("u2", "U2", name="DOCS_2"), file("u3", name="root.md")]
     sources = {

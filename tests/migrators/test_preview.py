@@ -114,6 +114,7 @@ def test_a_schema_that_sqlite_refuses_is_read_from_a_copy_without_that_index(tmp
     check_library(library)
 
 
+@pytest.mark.thorough
 def test_a_refused_schema_is_read_from_a_profile_a_zip_and_by_several_processes(tmp_path):
     source = tmp_path / "in"
     for base in (BASE, OTHER):
@@ -1177,6 +1178,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
     assert planned["ids"] == library.report["ids"]
 
 
+@pytest.mark.thorough
 def test_one_base_of_several_and_several_at_once_give_the_same(tmp_path):
     source = profile(tmp_path / "in", bases=[base_row(OTHER, name="Other"), base_row()])
     rows = [Row(preview.item_id(70 + number), f"text {number}") for number in range(40)]
@@ -1222,6 +1224,7 @@ VECTORS = {
 }
 
 
+@pytest.mark.thorough
 @settings(max_examples=examples(25))
 @given(
     st.lists(

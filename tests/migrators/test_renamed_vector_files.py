@@ -85,6 +85,7 @@ def test_a_renamed_file_is_exported_and_unchanged_runs_stay_unchanged(tmp_path: 
     assert again.base("kb")["outcome"] == "unchanged"
 
 
+@pytest.mark.thorough
 def test_rescue_reads_a_renamed_vector_file(tmp_path: Path) -> None:
     profile = stranded.profile(tmp_path, stranded.some_source(), ("kb",))
     other = Path(shutil.copytree(profile, tmp_path / "other"))

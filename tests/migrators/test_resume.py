@@ -524,6 +524,7 @@ def test_the_same_source_gives_the_same_bytes(case: str, golden: Callable[[str],
     assert state_of(v1) == before
 
 
+@pytest.mark.thorough
 def test_another_process_gives_the_same_bytes(source: Source, target: Path, tmp_path: Path) -> None:
     """Neither the order of sets nor the folder that a process runs in shows."""
     other = tmp_path / "other"

@@ -53,6 +53,7 @@ def test_the_golden_cases(case: str, golden: Callable[[str], Path], tmp_path: Pa
     assert 1 <= ratio(folder / "v1", tmp_path / "library") <= 1.6
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("text", "length", "dimensions"),

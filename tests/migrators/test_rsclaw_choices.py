@@ -167,6 +167,7 @@ def test_collections_and_tags_are_in_the_report(store):
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "path", ["md/doc/../../../../secret.md", "/etc/hostname", "secret.md", "md", "md//a.md", "md/a\\b.md"]
 )

@@ -75,6 +75,7 @@ def _true(made: Made, numbers: Any) -> set[Pair]:
     return {(made.rows[number][1], made.rows[number][4]) for number in numbers}
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*WRONG, *ODD, *NOTHING])
 def test_with_the_word_only_true_rows_come_along(made: Made, tmp_path: Path, name: str) -> None:

@@ -211,6 +211,7 @@ def is_record(node: ast.ClassDef) -> bool:
     )
 
 
+@pytest.mark.thorough
 @each_module
 def test_a_record_is_made_by_the_names_of_its_fields(module):
     records = own_records()
@@ -238,6 +239,7 @@ def opens_a_database(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and written(node.func) in ("apsw.Connection", "sqlite3.connect", "Connection")
 
 
+@pytest.mark.thorough
 @each_module
 def test_only_two_modules_open_sqlite_files(module):
     if module.startswith(TEST_KIT):

@@ -55,6 +55,7 @@ def refused(done: Outcome, code: str) -> str:
 # --- by tags --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("query", "found"),
     [

@@ -91,6 +91,7 @@ def test_v1_data_are_checked_and_compared(library: Path) -> None:
     assert document(regraft.compare(SAMPLE, library)) == printed("compare", SAMPLE, library)
 
 
+@pytest.mark.thorough
 def test_a_migration_is_what_the_command_makes(library: Path, tmp_path: Path) -> None:
     other = tmp_path / "library"
     told = regraft.migrate(SAMPLE, other, now_ms=NOW_MS)
@@ -211,6 +212,7 @@ def test_every_function_takes_its_options_by_name_and_is_described() -> None:
         assert parameters["options"].annotation == f"{struct.__name__} | None", name
 
 
+@pytest.mark.thorough
 def test_the_package_lists_the_functions_and_loads_none_before() -> None:
     assert set(api.__all__) == set(regraft._FUNCTIONS)
     assert set(api.__all__) <= set(dir(regraft))
@@ -240,6 +242,7 @@ def test_failed_notes_are_tried_again(tmp_path: Path) -> None:
     assert regraft.clear_failed(path).actions == []
 
 
+@pytest.mark.thorough
 def test_what_would_be_embedded_is_planned_without_an_embedder(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from faults import fails
+from faults import fails, posix
 from harness import nothing_opened, snapshot
 
 from regraft.disk import durable, scratch, sqlite, untrusted_sqlite, writable
@@ -226,7 +226,7 @@ def test_a_root_may_begin_below_one_of_entries_only(store: Path) -> None:
     assert (store / "inner" / "deep" / "file").read_text() == "x"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
+@posix
 def test_a_root_below_one_of_entries_only_is_not_reached_by_a_link(store: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
     (store / "led").symlink_to(tmp_path / "elsewhere")

@@ -55,6 +55,7 @@ def names_in(path: Path) -> set[str]:
         return {name for (name,) in db.execute("SELECT name FROM knowledge_base")}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_the_named_file_is_read(store: Path, name: str) -> None:
     copy = renamed_copy(store, name)

@@ -46,6 +46,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.thorough
 def test_a_crew_takes_the_processes_that_were_started_for_a_large_base(source: Path) -> None:
     with startup.prestart_helpers(["migrate", str(source), "--to", "out"]):
         with pool.open_pool() as helpers:

@@ -355,6 +355,7 @@ PASSING = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PASSING)
 def test_what_may_pass_is_asked_again(name: str, server: FaultServer) -> None:
     bad, code, reason = PASSING[name]
@@ -456,6 +457,7 @@ def test_waits_grow_up_to_a_limit(server: FaultServer, waits: list[float], monke
         assert 0.75 * usual <= wait <= 1.25 * usual
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
@@ -601,6 +603,7 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("escaped", [False, True], ids=["text", "JSON"])

@@ -296,6 +296,7 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Journey:
     return Journey(source.folder, None, {}, base_files(place / "library"), library(place / "library"))
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @posix
 @pytest.mark.parametrize("moment", [name for name in MOMENTS if not name.startswith("what takes")])
@@ -405,6 +406,7 @@ def test_no_room_at_any_step(pipeline: Journey, place: Path) -> None:
     assert number > 30
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("later", [False, True], ids=["one move", "all moves from then on"])
 def test_a_move_that_stays_refused(

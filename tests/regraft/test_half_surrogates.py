@@ -170,6 +170,7 @@ def test_profiles_with_halves_of_pairs_are_rescued(tmp_path: Path) -> None:
     assert stored() == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", [(), ("--as-new",)])
 def test_bases_with_halves_of_pairs_are_installed(store: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     a_source(store)

@@ -104,6 +104,7 @@ def test_bases_are_completed_by_name(library: Path) -> None:
     assert offered("check", library, "--base", "nothing") == []
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("shell", "answer"), [("bash", "plain,'Boat workshop'"), ("fish", "plain,Boat workshop\t")])
 def test_shells_get_names_as_one_word(shell: str, answer: str, library: Path) -> None:
@@ -116,6 +117,7 @@ def test_shells_get_names_as_one_word(shell: str, answer: str, library: Path) ->
     assert done.stdout.startswith(answer)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_there_is_a_script_for_each_shell(shell: str) -> None:
     asked = {**os.environ, "_REGRAFT_COMPLETE": f"{shell}_source"}

@@ -137,6 +137,7 @@ def test_a_record_that_may_not_be_read_is_pending(tmp_path: Path) -> None:
     assert "cannot be read (Permission denied)" in str(find_pending_change(made))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "content"), SETTLED)
 def test_what_is_over_hinders_nobody(tmp_path: Path, name: str, content: Any) -> None:
     made = live(tmp_path / "p")
@@ -167,6 +168,7 @@ def test_every_command_that_writes_refuses(
 # --- which database is live ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("named", ["", "Data", "Data/cherrystudio.sqlite"])
 def test_the_database_in_data_is_live(tmp_path: Path, named: str) -> None:
     made = stranded.profile(tmp_path / "p", some_source(), wal=False)

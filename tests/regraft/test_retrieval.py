@@ -255,6 +255,7 @@ def test_an_item_whose_data_cannot_be_read_has_no_name(library, data):
     assert {hit["item_name"] for hit in found(library, "needle", "--mode", "bm25")["hits"]} == {None}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["bm25", "vector", "hybrid"])
 def test_half_surrogates_in_texts_paths_and_names_are_read(library, vector, mode):
     torn = b"x\xed\xa0\xbd.md"
@@ -288,6 +289,7 @@ def test_a_failed_base_is_refused(library):
     assert len(found(library, "needle", "--raw", "--mode", "bm25")["hits"]) == 10
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["bm25", "vector", "hybrid"])
 def test_a_query_without_a_word_is_refused_in_every_mode(library, vector, mode):
     options = ("--base", library.base_id("big"), "--mode", mode, "--vector", vector)
@@ -408,6 +410,7 @@ def _where_index(library: Library) -> Path:
     return library.index_path("big")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", [_where_library, _where_folder, _where_index])
 def test_a_base_is_searched_by_the_catalog_above_it(library, where: Callable[[Library], Path]):
     configured(library, document_count=2)

@@ -336,6 +336,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("query", HOSTILE)
 def test_a_query_is_text_and_nothing_else(query: str, store: RsclawStore) -> None:
     root = store.write()

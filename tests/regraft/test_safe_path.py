@@ -79,6 +79,7 @@ def bases_done(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [base["outcome"] for base in json.loads(done.stdout)["bases"]]
 
 
+@pytest.mark.thorough
 def test_what_is_planted_runs_in_a_plain_process_of_multiprocessing(prepared: tuple[Path, Path]) -> None:
     """The trap is set: without a safe path, it snaps."""
     folder, mark = prepared
@@ -295,6 +296,7 @@ print(json.dumps([found, os.environ["PYTHONPATH"], os.environ.get("PYTHONSAFEPAT
 """
 
 
+@pytest.mark.thorough
 def test_what_a_worker_starts_is_safe_and_the_program_keeps_its_own_settings(here: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(CREW.format(state=STATE), "utf-8")

@@ -430,6 +430,7 @@ def assert_agree(given: Sequence[Sequence[Any]], expected: Sequence[Sequence[Any
         at += len(wanted)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", ["bm25", "vector", "hybrid"])
 def test_the_released_store_answers_the_same(golden_library, mode):

@@ -92,6 +92,7 @@ def test_without_a_vector_all_are_searched_by_words_and_that_is_said_once(librar
     assert asked(library, "--quiet").stderr == ""
 
 
+@pytest.mark.thorough
 def test_a_vector_is_that_of_the_bases_with_its_model_and_the_others_are_searched_by_words(library, vector):
     everywhere = asked(library, "--vector", vector, "--json").document
     assert {one["mode"] for one in everywhere["bases"]} == {"hybrid"}

@@ -94,6 +94,7 @@ def test_an_error_on_a_full_disk_keeps_its_own_status(command: str, main: Callab
     assert "No such option" in said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_error_that_nobody_can_read(command: str, main: Callable[..., tuple[int, str]]) -> None:
     assert main(full(), command, "--no-such-option", "--json", stderr=full()) == (2, "")
@@ -129,6 +130,7 @@ def test_a_reader_that_has_gone_decides_nothing(
     assert main(without_reader(), "inspect", source, *options, stderr=without_reader()) == (expected, "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_migration_stands_whose_result_cannot_be_written(
     options: list[str], source: Path, tmp_path: Path, main: Callable[..., tuple[int, str]]

@@ -26,6 +26,7 @@ def nowhere(tmp_path: Path) -> Iterator[Path]:
     os.chdir(before)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_absolute_paths(jobs: int, nowhere: Path) -> None:
     source, target = small_source(nowhere / "source"), nowhere / "library"

@@ -216,6 +216,7 @@ def test_noise_is_no_archive(tmp_path: Path) -> None:
             salvaged(tmp_path / str(number), data)
 
 
+@pytest.mark.thorough
 def test_any_damage_gives_members_as_they_were_or_none(tmp_path: Path) -> None:
     rng = random.Random(11)
     for number in range(60):

@@ -49,6 +49,7 @@ def done_by(document: dict[str, Any]) -> Counter[str]:
 # --- items -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_items_are_as_they_were_as_far_as_anything_tells(store: Path) -> None:
     before = items(store)
     damaged = without_items("type <> 'directory'")
@@ -128,6 +129,7 @@ def test_the_source_of_a_file_follows_from_its_folder(source: str | None, rest: 
     assert ListedFolder("id", source).source_of(rest) == wanted
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -177,6 +179,7 @@ def test_only_the_base_that_was_chosen(store: Path) -> None:
 # --- bases -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [ADOPT, COMPLETE])
 def test_a_failed_base_is_completed_from_its_index(options: tuple[str, ...], store: Path) -> None:
     before = rows(store, "knowledge_base")[KB]

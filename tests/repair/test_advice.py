@@ -235,6 +235,7 @@ def damaged(name: str, healthy: Path, tmp_path: Path) -> Path:
     return store
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", EVERY_STORE)
 def test_nothing_is_lost_by_following_advice(damaged: Path) -> None:

@@ -89,6 +89,7 @@ def test_what_nothing_uses_goes(store):
     assert contents(store.root) == planted
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "count"), [("angel.relation-dangling", 2), ("angel.relation-orphan", 3), ("angel.tag-unused", 1)]
 )

@@ -206,6 +206,7 @@ def short_ids(store: AngelStore, path: str) -> set[int]:
     return {number for (number,) in rows}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("largest", [None, -1], ids=["rows", "whole file"])
 def test_undo_never_frees_a_short_id(store: AngelStore, largest: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if largest is not None:
@@ -227,6 +228,7 @@ def test_undo_never_frees_a_short_id(store: AngelStore, largest: int | None, mon
     assert store.rows("SELECT next_id FROM note_short_id_seq") == [(max(second) + 1,)]
 
 
+@pytest.mark.thorough
 def test_several_runs_are_taken_back_and_the_counter_stays(store: AngelStore) -> None:
     before = store.rows("SELECT * FROM note_index_records ORDER BY 1")
     for number in range(3):

@@ -86,6 +86,7 @@ def test_the_model_comes_back_and_the_vectors_stay(store: Path) -> None:
     assert rows(store) == without
 
 
+@pytest.mark.thorough
 def test_check_offers_it_before_the_deletion(store: Path) -> None:
     model = take_off(store)
     finding = next(one for one in run("check", store, "--json").document["findings"] if one["name"] == NAME)

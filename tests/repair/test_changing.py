@@ -483,6 +483,7 @@ def test_what_another_program_put_there_meanwhile_stays_and_so_does_what_was_the
 OLD_INDEX = f"{toys.OLD_FOLDER}/.cherry/index.sqlite"
 
 
+@pytest.mark.thorough
 def test_a_folder_takes_the_place_of_another_as_a_whole(store: Path, disk: QuickDisk) -> None:
     command = toys.planner(toys.another_folder)
     before = contents(store)

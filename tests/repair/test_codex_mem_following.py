@@ -477,6 +477,7 @@ def test_a_kill_at_any_step_leaves_what_the_next_run_settles(apart: Path, disk: 
     assert seen == {(False, False), (True, False), (True, True)}
 
 
+@pytest.mark.thorough
 @posix
 def test_it_works_under_the_application_and_not_against_a_writer(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 0)
@@ -524,6 +525,7 @@ def test_notes_whose_ids_are_no_text_are_let_be(apart: Path) -> None:
     assert made.rows(apart, "SELECT embedding_status FROM memory_items WHERE id IS NULL") == [("ready",)]
 
 
+@pytest.mark.thorough
 def test_what_the_application_wrote_into_its_log_counts(apart: Path) -> None:
     with closing(apsw.Connection(str(apart))) as db:
         db.execute("PRAGMA wal_autocheckpoint = 0")

@@ -85,6 +85,7 @@ MIXED: dict[str, tuple[int, Callable[[Path], None]]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("state", MIXED)
 def test_what_is_there_of_migration_006_is_completed_once(path: Path, state: str) -> None:
     count, plant = MIXED[state]

@@ -211,6 +211,7 @@ def test_a_note_that_both_lanes_find_comes_first_and_once(path: Path) -> None:
     assert scores == sorted(scores, reverse=True)
 
 
+@pytest.mark.thorough
 def test_what_words_alone_find_is_not_lost(path: Path) -> None:
     """Where words find fewer notes than are wanted, all of them stay, whatever meaning says."""
     vector = meaning(path, note_id(0, 0))

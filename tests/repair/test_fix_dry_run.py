@@ -153,6 +153,7 @@ def test_the_dry_run_shows_what_is_done(store: Path) -> None:
     assert str(root) not in json.dumps(planned.document["actions"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [memory, notes])
 def test_a_relative_path_will_do(make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make(tmp_path / "store")
@@ -164,6 +165,7 @@ def test_a_relative_path_will_do(make: Callable[[Path], Path], tmp_path: Path, m
     assert sentences(planned) == sentences(done)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["library", "it's my library"])
 def test_command_lines_have_the_path_that_was_given(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +186,7 @@ def test_command_lines_have_the_path_that_was_given(name: str, tmp_path: Path, m
     assert f"regraft repair {shlex.quote(name)} --from SOURCE --base {planted_v2.KB}" in left["reason"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("make", "least"), [(memory, 1), (memory_with_more_tags, 2)])
 def test_tags_that_are_announced_are_those_that_go(make: Callable[[Path], Path], least: int, tmp_path: Path) -> None:
     root = make(tmp_path)

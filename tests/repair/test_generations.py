@@ -120,6 +120,7 @@ def real(name: str, tmp_path: Path) -> Path:
 # --- install ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @each_generation
 def test_install(generation: str, made: Path, tmp_path: Path) -> None:
     store = profile(tmp_path / "profile", generation, "ALTER TABLE user_model ADD COLUMN color TEXT DEFAULT 'blue'")
@@ -218,6 +219,7 @@ def test_rescue(store: Path, made: Path, generation: str) -> None:
     back(store, before)
 
 
+@pytest.mark.thorough
 @each_generation
 def test_rescue_with_a_model_made_again(store: Path, made: Path, generation: str) -> None:
     stranded(store, made)
@@ -255,6 +257,7 @@ def embedding(store: Path, config: Path, command: str, *options: object) -> Outc
     return run(*words)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @each_generation
 def test_restore(store: Path, server: FaultServer, config: Path) -> None:
@@ -270,6 +273,7 @@ def test_restore(store: Path, server: FaultServer, config: Path) -> None:
     assert files_of(store / "Data" / "KnowledgeBase") == files
 
 
+@pytest.mark.thorough
 @each_generation
 def test_backfill_gives_a_base_a_model(store: Path, generation: str, server: FaultServer, config: Path) -> None:
     mode = ", search_mode = 'bm25'" if generation == "before release" else ""
@@ -285,6 +289,7 @@ def test_backfill_gives_a_base_a_model(store: Path, generation: str, server: Fau
     assert dump(store) == before
 
 
+@pytest.mark.thorough
 @each_generation
 def test_backfill_gives_a_note_that_was_never_indexed_its_path(store: Path, server: FaultServer, config: Path) -> None:
     note = json.dumps({"source": "a rota", "content": "who comes on Monday"})
@@ -305,6 +310,7 @@ def test_backfill_gives_a_note_that_was_never_indexed_its_path(store: Path, serv
 # --- commands that change rows which are there ------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @each_generation
 def test_repair(store: Path, generation: str) -> None:
     changed(
@@ -381,6 +387,7 @@ def test_rescue_of_the_applications_own_profiles(name: str, tmp_path: Path) -> N
     assert [one["action"] for one in document["actions"]].count("complete-base") == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @each_generation
 def test_reconcile(store: Path) -> None:
@@ -447,6 +454,7 @@ def _backfill(store: Path, _: Path, config: Path) -> Outcome:
     return embedding(store, config, "backfill", "--base", OTHER, "--model", NEW_MODEL, "--dimensions", 8)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(3)
 @each_generation
 @pytest.mark.parametrize(

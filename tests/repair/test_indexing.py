@@ -129,6 +129,7 @@ def test_headings_are_kept_with_what_follows():
     assert [unit[:9] for unit in units] == [f"## Part {number}" for number in range(4)]
 
 
+@pytest.mark.thorough
 def test_a_long_text_without_any_break_is_cut_in_windows():
     text = "知识" * 30_000
     units = sliced("m", text, cut_text(text, Settings(chunk_size=500, chunk_overlap=0)))
@@ -352,6 +353,7 @@ def lose_material(store: Path, key: str) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["url", "note"])
 def test_a_snapshot_is_indexed_again_under_the_same_ids(kind, store):
     key, data = item_of(store, kind)

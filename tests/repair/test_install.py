@@ -185,6 +185,7 @@ def test_the_text_says_what_comes_next(case):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["my profile", "-profile", "it's"])
 def test_the_command_that_takes_it_back_can_be_pasted(case, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -420,6 +421,7 @@ def vectors_of(index: Path) -> list[tuple[str, bytes]]:
     return rows(index, "SELECT embedding_text_hash, vector_blob FROM embedding ORDER BY 1")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("edited", [False, True])
 def test_a_base_that_is_there_comes_as_a_new_one(case, edited):
     case.install("--base", "beta")
@@ -789,6 +791,7 @@ def test_killed_at_every_step_it_leaves_old_or_new_and_the_next_run_finishes(tmp
         shutil.rmtree(place)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 def test_a_disk_that_fills_up(case, tmp_path, share):
     before = tables(case.profile)

@@ -140,6 +140,7 @@ def test_the_bytes_are_those_of_the_other_store(lacking, built, target, tmp_path
     assert installed_vectors(target) == {text: theirs[text] if text in LACKING else vector_of(text) for text in TEXTS}
 
 
+@pytest.mark.thorough
 def test_a_new_base_beside_the_old_one_is_filled_as_well(lacking, built, target):
     assert install(built, target).status == 0
     done = install(lacking, target, "--as-new", "--reuse", built, "--base", KB)
@@ -150,6 +151,7 @@ def test_a_new_base_beside_the_old_one_is_filled_as_well(lacking, built, target)
     assert filled(done)["scope"] == copy
 
 
+@pytest.mark.thorough
 def test_some_vectors_are_taken_and_the_rest_is_named(lacking, built, target, tmp_path, server: FaultServer):
     some = without(built, tmp_path / "some", LACKING[4:])
     done = install(lacking, target, "--reuse", some)
@@ -163,6 +165,7 @@ def test_some_vectors_are_taken_and_the_rest_is_named(lacking, built, target, tm
     assert server.texts == []
 
 
+@pytest.mark.thorough
 def test_a_model_name_that_lies_gives_nothing_and_is_named(lacking, built, target, tmp_path):
     liar = changed(built, tmp_path / "liar", "UPDATE embedding SET vector_blob = other_vector(embedding_text_hash)")
     done = install(lacking, target, "--reuse", liar)
@@ -184,6 +187,7 @@ def test_what_has_no_text_in_common_cannot_be_proven(lacking, built, target, tmp
     assert installed_vectors(target) == all_vectors(READY)
 
 
+@pytest.mark.thorough
 def test_the_configuration_lists_sources_and_a_missing_one_is_an_error_only_if_it_is_named(
     lacking, built, target, tmp_path
 ):

@@ -713,6 +713,7 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=8)
 @given(rows=ROWS)
 def test_any_items_are_mended_as_far_as_they_can_be(rows: list[dict[str, Any]], healthy: Path) -> None:

@@ -161,6 +161,7 @@ def test_it_gives_what_two_commands_give_in_a_real_profile(case, tmp_path, name)
     assert here() == []
 
 
+@pytest.mark.thorough
 def test_the_document_names_source_library_and_profile(case):
     done = case.both()
     document = done.document
@@ -251,6 +252,7 @@ def test_as_new_installs_beside_what_is_there(case):
         assert db.execute("SELECT count(*) FROM knowledge_base").fetchone() == (7,)
 
 
+@pytest.mark.thorough
 def test_a_model_can_be_mapped_to_one_of_the_profile(case):
     done = case.both("--map-model", "acme::embed-small=acme::other")
     assert done.status == 0
@@ -269,6 +271,7 @@ def test_without_a_terminal_it_needs_yes(case):
     assert here() == []
 
 
+@pytest.mark.thorough
 def test_it_shows_both_plans_and_asks_once(case, monkeypatch):
     asked: list[list[str]] = []
 
@@ -311,6 +314,7 @@ def test_a_library_that_is_complete_is_installed_after_a_question(case, monkeypa
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_nothing_is_migrated_if_the_profile_takes_no_base(case):
     text = run_as_given("migrate", SAMPLE, "--profile", case.profile, "--yes")
     assert text.status == 1
@@ -369,6 +373,7 @@ def test_options_of_the_profile_need_one(case):
     assert here() == []
 
 
+@pytest.mark.thorough
 def test_no_room_for_the_copy(case, monkeypatch):
     usage = namedtuple("usage", "total used free")
     real = shutil.disk_usage
@@ -553,6 +558,7 @@ def test_a_copied_profile_has_no_say_over_the_library(case, tmp_path):
     assert here() == []
 
 
+@pytest.mark.thorough
 @posix
 def test_undo_does_not_follow_a_link_in_the_place_of_the_library(case):
     assert case.both().status == 0

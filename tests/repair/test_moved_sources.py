@@ -226,6 +226,7 @@ def test_what_is_below_a_posix_path_goes_along_and_comes_back(old: list[str], ne
         assert MovedRoot.of(first, second).rewrite(source.swapcase()) is None
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), old=PARTS, new=PARTS, rest=PARTS)
 def test_on_windows_neither_case_nor_separator_matters(

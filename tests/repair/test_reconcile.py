@@ -310,6 +310,7 @@ def test_a_path_that_is_taken_or_none_is_left(store: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", ["../x", "/x", ".cherry/x", "a\\b", "a//b", "a\0"])
 def test_no_unsafe_path_gets_into_an_index(path: str, store: Path) -> None:
     move_item(store, of_types(store, "file")[0], path)

@@ -188,6 +188,7 @@ def test_a_missing_index_is_built_in_place(place: Path, store: Path, source_of: 
     assert files(store) == lacking
 
 
+@pytest.mark.thorough
 def test_a_v2_profile_gives_and_takes(place: Path, store: Path, tmp_path: Path) -> None:
     profile = profiles.profile(tmp_path / "profile")
     assert run("install", store, "--profile", profile, "--now", NOW, "--yes", "-q").status == 0
@@ -560,6 +561,7 @@ def migrated(built: Path, tmp_path: Path) -> Path:
     return store
 
 
+@pytest.mark.thorough
 def test_the_copy_comes_before_embedding(built: Path, migrated: Path) -> None:
     found = finding_of(migrated, "embedding.missing")
     assert found["repair"] == f"regraft repair {migrated} --from {built / 'v1'} --base {KB}"
@@ -678,6 +680,7 @@ def test_nothing_that_a_ledger_names_is_looked_for(
 # --- backfill of a missing index -------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_backfill_builds_a_missing_index_in_place(store: Path, tmp_path: Path) -> None:
     pytest.importorskip("openai", reason="the client of embedding servers is not installed")
     pytest.importorskip("semantic_text_splitter", reason="what cuts texts is not installed")

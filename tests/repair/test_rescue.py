@@ -204,6 +204,7 @@ def test_what_a_rescue_brings_back_is_an_error_with_that_command(stranded, level
     assert "clean-up" not in after["v1.leftover"][0]["message"]
 
 
+@pytest.mark.thorough
 def test_check_says_first_what_a_rescue_brings_back(stranded):
     _title, first, *_ = run("check", stranded).stdout.splitlines()
     assert first == f"1 base and 2 folders can be restored: regraft rescue {stranded}"
@@ -308,6 +309,7 @@ def test_a_dry_run_says_the_same_and_touches_nothing(stranded):
     assert planned["undo"] is None
 
 
+@pytest.mark.thorough
 def test_undo_gives_back_every_row_and_file(stranded):
     before = contents(stranded)
     rescued(stranded)
@@ -318,6 +320,7 @@ def test_undo_gives_back_every_row_and_file(stranded):
     assert found(stranded) == set()
 
 
+@pytest.mark.thorough
 def test_only_the_base_that_is_named_comes_back(tmp_path):
     made = profile(tmp_path, some_source(), lost=("kb", "other"))
     rescued(made, "--base", base_of("other"))
@@ -404,6 +407,7 @@ def test_a_folder_comes_back_into_an_index_that_is_in_use(whole):
     assert [tables(path)[name] for name in ("material", "search_text", "embedding")] == mine
 
 
+@pytest.mark.thorough
 def test_a_completed_item_whose_text_is_gone_gets_it_again(whole):
     before = shape(whole)
     lost = renamed(identity.item_id("kb", "g", 1741944474000))
@@ -452,6 +456,7 @@ def test_bodies_of_another_text_stay(whole: Path) -> None:
     assert tables(path) == before
 
 
+@pytest.mark.thorough
 def test_a_file_that_equals_another_is_given_its_text_each_time(tmp_path):
     place = tmp_path / "notes"
     place.mkdir()
@@ -583,6 +588,7 @@ def test_a_base_without_its_model_stays_until_somebody_says_which_it_is(without_
     assert command == ["regraft", "rescue", str(without_model), "--recreate-model", "acme::gone-1"]
 
 
+@pytest.mark.thorough
 def test_a_model_is_added_again_by_the_users_word(without_model):
     before = tables(without_model / DATABASE)["user_provider"]
     document = rescued(without_model, "--recreate-model", "acme::gone-1")

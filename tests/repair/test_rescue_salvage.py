@@ -61,6 +61,7 @@ def test_without_the_word_the_rows_are_taken_as_they_are(made: Made, tmp_path: P
     assert not _rescued(_stranded(made, "letters of texts changed", tmp_path)) <= true
 
 
+@pytest.mark.thorough
 def test_a_whole_file_gives_the_same_with_the_word(made: Made, tmp_path: Path) -> None:
     found = [_rescued(_stranded(made, None, tmp_path / name), *([name] if name else [])) for name in ("", "--salvage")]
 

@@ -274,6 +274,7 @@ def test_what_is_damaged_in_the_catalog_is_whole_in_the_new_base(damage, store):
     assert {name for name, base in found(store) if base == NEW} <= {"item.tombstone", "raw.missing"}
 
 
+@pytest.mark.thorough
 def test_a_path_that_is_unsafe_or_taken_is_not_copied(store):
     key, _ = item_of(store, "note")
     _, of_url = item_of(store, "url")
@@ -291,6 +292,7 @@ def test_a_path_that_is_unsafe_or_taken_is_not_copied(store):
     assert {base for _, base in found(store)} == {KB}, found(store)
 
 
+@pytest.mark.thorough
 def test_halves_of_pairs_are_written_nowhere(store):
     half = "half \ud83d a pair"
     put_item(store, "i1", "note", source=half, content=half)
@@ -302,6 +304,7 @@ def test_halves_of_pairs_are_written_nowhere(store):
     assert {base for _, base in found(store)} == {KB}, found(store)
 
 
+@pytest.mark.thorough
 def test_statuses_say_what_is_true(store):
     put_item(store, "i1", "url", source="u", url="u")
     put_item(store, "i2", "url", source="u", url="u")
@@ -321,6 +324,7 @@ def test_statuses_say_what_is_true(store):
     assert found(store) == []
 
 
+@pytest.mark.thorough
 def test_a_lost_snapshot_is_written_again(store):
     _, data = item_of(store, "url")
     (raw(store) / data["relativePath"]).unlink()
@@ -344,6 +348,7 @@ def test_an_encoding_that_was_guessed_is_said(store):
 # --- which base, and refusals ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("inside", [f"KnowledgeBase/{KB}", f"KnowledgeBase/{KB}/.cherry/index.sqlite"])
 def test_a_base_by_its_folder_or_file(inside, store):
     assert actions(made(store / inside, base=None))["write-base"] == 15
@@ -368,6 +373,7 @@ def test_what_is_refused_writes_nothing(store):
             restored_by(alone, nobody, base=None)
 
 
+@pytest.mark.thorough
 def test_a_base_that_was_restored_is_not_restored_again(store):
     made(store)
     with untouched(store), fails("NotRestored", match="it was restored already"):
@@ -424,6 +430,7 @@ def test_what_was_embedded_stays_for_the_next_run(store):
     assert found(store) == []
 
 
+@pytest.mark.thorough
 def test_what_was_embedded_stays_when_the_old_base_changes(store):
     first = Embedder(most=6)
     with pytest.raises(KeyboardInterrupt):
@@ -435,6 +442,7 @@ def test_what_was_embedded_stays_when_the_old_base_changes(store):
     assert found(store) == [("item.not-indexed", KB)]
 
 
+@pytest.mark.thorough
 def test_a_base_that_changes_while_it_is_embedded_is_not_put_in_place(store):
     embedder = Embedder()
 
@@ -464,6 +472,7 @@ def test_a_damaged_vector_is_not_put_in_place(store):
         restore(store, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), fill, progress=progress.SilentProgress())
 
 
+@pytest.mark.thorough
 def test_a_log_beside_the_filled_index_is_worked_in(store):
     """The one that fills it may leave it in WAL mode."""
 
@@ -482,6 +491,7 @@ def test_a_log_beside_the_filled_index_is_worked_in(store):
     assert sorted(path.name for path in index(store, NEW).parent.iterdir()) == ["index.sqlite"]
 
 
+@pytest.mark.thorough
 def test_a_disk_without_hard_links(store, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -539,6 +549,7 @@ def stranded(tmp_path: Path) -> Path:
     return profile(tmp_path / "stranded", some_source(), lost=("kb",))
 
 
+@pytest.mark.thorough
 def test_a_base_of_a_profile(stranded):
     """What the profile's tables have besides comes along, and providers are left alone."""
     run_sql(stranded / "cherrystudio.sqlite", "UPDATE knowledge_base SET emoji = '🎉'")
@@ -634,6 +645,7 @@ def server(tmp_path, monkeypatch):
 ASKED = ("--model", "acme::embed-9", "--base", KB)
 
 
+@pytest.mark.thorough
 def test_the_command(store, server):
     done = run("restore", store, *ASKED, "--name", " Again ", "--now", NOW)
     new = RestoredBase("acme::embed-9", 3, "Again").base_id(KB)
@@ -644,6 +656,7 @@ def test_the_command(store, server):
     assert found(store) == []
 
 
+@pytest.mark.thorough
 def test_the_command_as_json(store, server):
     planned = run("restore", store, *ASKED, "--dimensions", "3", "--dry-run", "--json")
     assert (planned.status, server.requests) == (0, [])
@@ -659,6 +672,7 @@ def of_the_user(store: Path) -> dict[str, bytes]:
     return {name: content for name, content in files_of(store).items() if not name.startswith(".regraft")}
 
 
+@pytest.mark.thorough
 def test_what_was_embedded_is_kept_for_the_next_run(store, server):
     settings = Path("regraft.yaml")
     settings.write_text(settings.read_text().replace("retries: 0", "retries: 0, parallel: 1, batch: {texts: 4}"))

@@ -105,6 +105,7 @@ def store(made: Path, tmp_path: Path) -> Path:
 # --- folders that the upgrade left behind ----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_tombstones_are_reported_and_do_not_undo_the_run(store: Path, server: FaultServer, config: Path) -> None:
     old = items(store, KB)
     dry = restore(store, config, KB, "--dimensions", 8, "--dry-run")
@@ -137,6 +138,7 @@ def test_a_second_run_pays_nothing(store: Path, server: FaultServer, config: Pat
     assert len(server.texts) == sent
 
 
+@pytest.mark.thorough
 def test_errors_of_copied_rows_are_reported(store: Path, server: FaultServer, config: Path) -> None:
     """Values of a wrong type in a row that is copied stay what they are, and are no reason to undo the run."""
     with closing(sqlite3.connect(catalog(store))) as db, db:
@@ -154,6 +156,7 @@ def test_errors_of_copied_rows_are_reported(store: Path, server: FaultServer, co
 # --- refused once the embedder was paid ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_an_undone_run_keeps_its_vectors(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +176,7 @@ def test_an_undone_run_keeps_its_vectors(
     assert paid_for(server, texts := assert_vectors(store, NEW)) == sorted(texts)
 
 
+@pytest.mark.thorough
 def test_a_base_that_changes_meanwhile_pays_only_for_new_texts(store: Path, server: FaultServer, config: Path) -> None:
     def changing_the_base(request: Request) -> Reply:
         if not any(text.startswith("Section") for text in request.texts):

@@ -155,6 +155,7 @@ def test_what_a_document_of_any_state_names_stays(store: RsclawStore, status: st
         assert moved(gc(root)) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "spelt",
     [
@@ -480,6 +481,7 @@ def test_many_files_are_few_lines_for_a_person(store: RsclawStore) -> None:
     assert [one["count"] for one in check(root)] == [301]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_named", [False, True])
 def test_fix_does_it_too(store: RsclawStore, is_named: bool) -> None:
     for name in ("a snapshot of an unknown chunk", "a full text index of more texts"):

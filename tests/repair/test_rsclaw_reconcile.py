@@ -210,6 +210,7 @@ _NAMED = ("--only", "kb.file-orphan")
 _BOTH = (*_NAMED, "--only", "kb.snapshot")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("commands", [(("fix", *_BOTH),), (("gc", *_NAMED), ("reconcile",))])
 def test_documents_files_come_back_though_caches_were_made_anew(
     tmp_path: Path, commands: tuple[tuple[str, ...], ...]

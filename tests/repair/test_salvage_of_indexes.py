@@ -53,6 +53,7 @@ def about(target: Path, name: str, *options: object) -> list[dict]:
     return [one for one in found if one["name"] == name]
 
 
+@pytest.mark.thorough
 def test_a_damaged_index_comes_out_whole(target):
     file = lose(target, "search_unit")
     damaged = index(target).read_bytes()
@@ -75,6 +76,7 @@ def test_a_damaged_index_comes_out_whole(target):
     assert index(target).read_bytes() == damaged
 
 
+@pytest.mark.thorough
 def test_what_is_left_is_counted_for_each_table(target):
     file = lose(target, "embedding")
     outcome = run("repair", target, "--salvage", "--dry-run", "--json")
@@ -116,6 +118,7 @@ def test_an_item_that_lost_its_text_is_named(target):
     assert "file.corrupt" not in {one["name"] for one in run("check", target, "--deep", "--json").document["findings"]}
 
 
+@pytest.mark.thorough
 def test_without_the_word_it_is_left_and_offered(target):
     lose(target, "search_text")
     offered = f"regraft repair {target} --salvage --base {KB}"
@@ -161,6 +164,7 @@ def test_where_nothing_proves_itself_nothing_is_written(target, rest):
     assert "nothing can be salvaged: is not a SQLite file in any part; if you have another copy" in finding["message"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["sqlite_autoindex_search_text_1", "search_text_fts_docsize", "search_unit_content_idx"]
 )

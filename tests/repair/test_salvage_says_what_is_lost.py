@@ -99,6 +99,7 @@ def test_an_item_whose_material_is_empty_has_no_text(target: Path) -> None:
     assert {one["subject"] for one in findings if one["name"] in ("item.no-material", "item.not-indexed")} == {material}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("which", ["min", "max"])
 def test_a_part_that_is_in_no_unit_is_found(target: Path, which: str) -> None:
     path = index(target)

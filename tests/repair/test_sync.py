@@ -226,6 +226,7 @@ def test_exactly_the_changed_units_are_sent(
     assert found[0]["text"].startswith("Clause 2 of document 1.")
 
 
+@pytest.mark.thorough
 def test_without_an_embedder_new_texts_are_left_to_backfill(store: Path, files: Path, server: FaultServer) -> None:
     done = sync(store, "--source", files)
     assert done.status == 1
@@ -412,6 +413,7 @@ def test_a_path_of_windows_is_named_and_found_where_it_is_now(store: Path, files
     assert_whole(store, files)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_there", [True, False])
 def test_an_empty_or_missing_folder_deletes_nothing(store: Path, files: Path, is_there: bool) -> None:
     followed(store, files)
@@ -435,6 +437,7 @@ def test_a_folder_with_none_of_its_files_may_be_another_one(store: Path, files: 
     assert "none of its 6 files exists" in left(done)["source.unreachable"]
 
 
+@pytest.mark.thorough
 def test_a_deleted_file_goes_to_the_trash_and_comes_back(store: Path, files: Path) -> None:
     followed(store, files)
     content = place(files, 0).read_bytes()
@@ -516,6 +519,7 @@ def test_paths_that_are_none_are_named(store: Path, files: Path, source: str, fi
     assert "delete-items" not in actions(done)
 
 
+@pytest.mark.thorough
 def test_hidden_files_and_the_store_itself_are_not_read(
     store: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -870,6 +874,7 @@ def test_a_long_comparison_shows_its_progress(store: Path, files: Path) -> None:
     assert again.stages == {"Comparing": [6, 6]}
 
 
+@pytest.mark.thorough
 def test_a_file_that_became_a_folder_and_a_folder_that_became_a_file_keep_their_copies(
     store: Path, files: Path
 ) -> None:

@@ -42,6 +42,7 @@ def parts_of(package: str, modules: set[str]) -> set[str]:
     return {name for name in modules if name == package or name.startswith(f"{package}.")}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [("--version",), ("--help",)])
 def test_a_command_line_without_a_command_loads_none(arguments):
     modules = loaded_by(*arguments)
@@ -66,6 +67,7 @@ print(gc.get_count()[0] < 10)
     assert ran.stdout.split() == ["True"] * 3
 
 
+@pytest.mark.thorough
 def test_a_look_at_v1_data_loads_its_adapter_alone():
     modules = loaded_by("inspect", str(SAMPLE))
     assert "checks.cherry_v1.inspect" in modules
@@ -87,6 +89,7 @@ def test_a_check_loads_planners_only_for_findings_and_no_numpy(tmp_path):
     assert not parts_of("numpy", with_findings | without)
 
 
+@pytest.mark.thorough
 def test_names_of_findings_are_known_without_what_finds_them():
     modules = loaded_by("explain", "item.tombstone", "kb.row", "angel.record-missing", "codex.vector", "v1.model")
     assert "checks.rsclaw.findings" in modules

@@ -89,6 +89,7 @@ def test_an_unusable_vector_extension_is_no_damage_of_the_source(
     assert run("migrate", sample, "--to", library, "--yes", "--fail-on", "never").status == 0
 
 
+@pytest.mark.thorough
 @posix
 @pytest.mark.parametrize(("limit", "code"), [(30_000, "TemporaryCopyFailed"), (160_000, "StoppedBySystem")])
 def test_a_limit_on_file_sizes_is_no_damage_of_what_is_packed(limit: int, code: str, tmp_path: Path) -> None:
@@ -148,6 +149,7 @@ def test_a_cut_off_vector_file_is_named_as_that(tmp_path: Path) -> None:
     assert "--salvage" in done.stdout
 
 
+@pytest.mark.thorough
 @posix
 def test_a_person_sees_what_is_left_before_the_question(tmp_path: Path) -> None:
     source = stranded.some_source()

@@ -277,6 +277,7 @@ def test_a_text_that_a_spreadsheet_would_evaluate_is_quoted(tmp_path: Path) -> N
 # --- the summary -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_summary_names_what_failed_first(backups: Path) -> None:
     lines = migrate(backups).stdout.splitlines()
     assert lines[0] == "Failed libraries:"
@@ -422,6 +423,7 @@ def test_options_that_no_library_can_have_are_refused_before_a_resume(
 # --- dry runs, and columns of a manifest's own -----------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_dry_run_reports_every_library_and_writes_nothing(backups: Path) -> None:
     before = snapshot(backups.parent)
     done = migrate(backups, "--dry-run", "--json")
@@ -449,6 +451,7 @@ def test_a_dry_run_that_is_stopped_says_nothing_of_resume(backups: Path, monkeyp
     assert snapshot(backups.parent) == before
 
 
+@pytest.mark.thorough
 def test_other_columns_of_a_manifest_are_in_the_results(backups: Path) -> None:
     manifest, out = backups.parent / "m.csv", backups.parent / "out.jsonl"
     manifest.write_text("source,owner,ticket\nbackups/anna,Anna,7\nbackups/clara,,\n", "utf-8")

@@ -164,6 +164,7 @@ def changing(path: Path) -> Iterator[Outcome]:
         yield run(command, path, "-y", "--json")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMS)
 def test_a_backup_is_never_changed(installed, tmp_path, form):
     path = shaped(full(installed, tmp_path / "backup"), form)
@@ -172,6 +173,7 @@ def test_a_backup_is_never_changed(installed, tmp_path, form):
             assert said(done, "NotChanged", REFUSED)
 
 
+@pytest.mark.thorough
 def test_a_damaged_backup(installed, tmp_path):
     folder = full(installed, tmp_path / "backup")
     index = folder / "Data" / "KnowledgeBase" / BETA / ".cherry" / "index.sqlite"
@@ -185,6 +187,7 @@ def test_a_damaged_backup(installed, tmp_path):
         said(run("install", path, "--profile", profile(path.with_suffix(".p")), "--json"), "SourceUnreadable", REFUSED)
 
 
+@pytest.mark.thorough
 def test_resources_that_say_nothing_are_no_slim_backup(installed, tmp_path):
     for number, resources in enumerate(("null", "[]", '{"indexedDB": 0}')):
         folder = full(installed, tmp_path / f"backup-{number}")

@@ -146,6 +146,7 @@ def store(tmp_path: Path) -> ChromaStore:
     return extract("1.5", tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("offset", "form", "value"),
     [(20, "<Q", 1 << 62), (28, "<Q", 1 << 62), (28, "<Q", 0), (36, "<Q", 3), (44, "<Q", 1 << 63), (60, "<Q", 1 << 40),
@@ -163,6 +164,7 @@ def test_forged_sizes_are_not_believed(offset: int, form: str, value: int, store
         assert_same_vectors(state, store.expected["plain"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [1, 30])
 @pytest.mark.parametrize("name", ["plain", "angles"])
 @pytest.mark.parametrize("version", ["0.6", "1.5"])

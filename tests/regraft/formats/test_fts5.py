@@ -169,6 +169,7 @@ def test_the_same_texts_give_the_same_bytes(tmp_path: Path) -> None:
     assert files[0] == files[1]
 
 
+@pytest.mark.thorough
 @given(bodies=st.lists(texts(max_size=30), max_size=25), edits=st.lists(st.integers(0, 24), max_size=10))
 def test_a_spliced_index_follows_what_is_changed_later(
     tmp_path_factory: pytest.TempPathFactory, bodies: list[str], edits: list[int]
@@ -351,6 +352,7 @@ _HARMS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", _HARMS)
 def test_where_anything_differs_fts5_fills_the_index_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str

@@ -431,6 +431,7 @@ def test_whatever_speeds_a_build_up_leaves_the_configuration_as_stock(
     assert sorted(resized) == [False, True]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [255, 256, 257, 700])
 def test_rows_are_whole_over_the_borders_of_batches(tmp_path: Path, count: int) -> None:
     """Equal texts meet within a batch and across batches; offsets go on."""
@@ -666,6 +667,7 @@ TAMPERED: dict[str, tuple[str | Callable[[apsw.Connection], None], str]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", TAMPERED)
 def test_verification_sees(built: Built, name: str) -> None:
     path, tallies, digests = built

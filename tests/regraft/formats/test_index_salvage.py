@@ -245,6 +245,7 @@ def test_a_later_version_is_refused(whole, folder):
         pass
 
 
+@pytest.mark.thorough
 def test_a_file_of_version_1_becomes_one_of_version_2(whole, folder):
     path = folder / "older.sqlite"
     path.write_bytes(whole.raw)

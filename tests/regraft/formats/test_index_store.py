@@ -615,6 +615,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regraft.disk.sqlite.BUSY_TIMEOUT_MS", NEVER_SECONDS * 1000)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("mode", ["delete", "wal"])
@@ -677,6 +678,7 @@ with IndexStore(Path({path!r}), {base!r}, read_only=True) as reader:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("mode", ["delete", "wal"])
 def test_a_reader_in_another_process_sees_one_state_or_the_other(path: Path, mode: str) -> None:
@@ -965,6 +967,7 @@ def test_an_identity_that_is_no_utf8(path: Path, read_only: bool) -> None:
         IndexStore(path, BASE, read_only=read_only)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_file_of_torn_pages(path: Path, read_only: bool) -> None:
     with IndexStore(path, BASE, create=True) as store:

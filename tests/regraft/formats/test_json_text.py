@@ -240,6 +240,7 @@ def test_any_bytes_are_read_or_a_problem(raw: bytes) -> None:
 # --- texts in texts ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("depth", range(4))
 @settings(max_examples=examples(50), deadline=None)
 @given(value=st.dictionaries(TORN_TEXTS, TORN_VALUES, max_size=3))

@@ -129,6 +129,7 @@ def test_a_block_may_end_with_too_little_room_for_a_header(left):
     assert records_of(log(records)) == (records, 0)
 
 
+@pytest.mark.thorough
 def test_a_log_that_is_cut_off_anywhere_loses_only_what_is_cut():
     whole = log(RECORDS)
     ends = [len(log(RECORDS[:count])) for count in range(len(RECORDS) + 1)]
@@ -459,6 +460,7 @@ def test_an_empty_folder_holds_nothing(tmp_path):
     assert scan(tmp_path / "nowhere") == StorageResult({}, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(20))
 def test_a_log_of_something_else_is_said(tmp_path, seed):
     data = random.Random(seed).randbytes(5000)
@@ -521,6 +523,7 @@ def aged(folder: Path, newest: int) -> Folder:
     return Folder(folder, tables=tables, logs={9: [batch(31, values[3])]})
 
 
+@pytest.mark.thorough
 @HARMS
 @pytest.mark.parametrize("damaged", range(3))
 @pytest.mark.parametrize("newest", range(4))

@@ -288,6 +288,7 @@ def test_what_v1_was_going_to_delete_does_not_come_back(profile: Path, tmp_path:
 # --- running, and elsewhere ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name == "nt", reason="a link as POSIX systems have it")
 def test_a_running_application_is_named(profile: Path, expected: dict[str, bytes], tmp_path: Path) -> None:
     (profile / "SingletonLock").symlink_to(f"{socket.gethostname()}-{os.getpid()}")
@@ -308,6 +309,7 @@ def test_a_running_application_is_named(profile: Path, expected: dict[str, bytes
     assert library_of(target) == expected
 
 
+@pytest.mark.thorough
 def test_the_folder_that_the_settings_name_is_read(
     profile: Path, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,6 +185,7 @@ def test_a_plan_is_confirmed_once_and_a_result_never(reader, tmp_path):
         assert reader.post(page).status_code == 404
 
 
+@pytest.mark.thorough
 def test_progress_is_streamed_to_the_end(reader, tmp_path, hold):
     job = reader.job_of(reader.post("check", path=planted_v2.library(tmp_path)))
     answers = []
@@ -198,6 +199,7 @@ def test_progress_is_streamed_to_the_end(reader, tmp_path, hold):
     assert reader.desk.streams == 0
 
 
+@pytest.mark.thorough
 def test_a_slow_reader_gets_only_the_latest_state(reader, tmp_path, hold, monkeypatch):
     """Progress that nobody has read yet is not kept: between two events of a reader, a job may report anything."""
     monkeypatch.setattr(journeys, "_EVENT_SECONDS", 0)
@@ -222,6 +224,7 @@ def test_a_slow_reader_gets_only_the_latest_state(reader, tmp_path, hold, monkey
     hold.unlink()
 
 
+@pytest.mark.thorough
 def test_streams_are_limited(reader, tmp_path, hold):
     job = reader.job_of(reader.post("check", path=planted_v2.library(tmp_path)))
     reader.desk.streams = 20

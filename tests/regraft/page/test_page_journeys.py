@@ -78,6 +78,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 # --- Home -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_home_lists_what_is_on_the_computer(reader, home):
     (home / "下载").mkdir()
     shutil.copyfile(SAMPLE, home / "下载" / "备份.zip")
@@ -357,6 +358,7 @@ def test_the_application_is_started_by_a_button_of_the_result(reader, home, tmp_
     assert (home / "started").read_text() == "1\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("page", "fields", "field", "problem"),
     [
@@ -658,6 +660,7 @@ def test_an_item_shows_its_units_and_the_neighbors_of_one(reader, tmp_path):
     assert "This unit has no usable vector, so it has no neighbors." in page
 
 
+@pytest.mark.thorough
 def test_the_units_of_a_long_item_are_on_pages(reader, tmp_path):
     store = lacking.library(tmp_path)
     texts = lacking.many(store)
@@ -673,6 +676,7 @@ def test_the_units_of_a_long_item_are_on_pages(reader, tmp_path):
         assert reader.get("browse", at=store, base=lacking.KB, item=item, first=wrong).status_code == 200
 
 
+@pytest.mark.thorough
 def test_units_of_a_damaged_index_are_only_shown(reader, tmp_path):
     store = lacking.library(tmp_path)
     index = planted_v2.index(store, lacking.KB)
@@ -695,6 +699,7 @@ def test_units_of_a_damaged_index_are_only_shown(reader, tmp_path):
     assert "has no readable index" in said(reader.get("browse", at=store, base="nobody", item=item))
 
 
+@pytest.mark.thorough
 def test_the_three_modes_stand_side_by_side(reader, server, config, tmp_path):
     store = lacking.library(tmp_path)
     answer = reader.post("browse", path=store, q="boat", embedder="mine", config=str(config))
@@ -709,6 +714,7 @@ def test_the_three_modes_stand_side_by_side(reader, server, config, tmp_path):
     assert "<mark>boat</mark>" in answer.text and "Has these words: boat" in answer.text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fields", "field", "problem"),
     [

@@ -87,6 +87,7 @@ def refused_alike(reader: Client, headers: dict[str, str], status: int, text: st
     assert list(reader.desk.folder.iterdir()) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("host", ["localhost:40123", "evil.example", "127.0.0.1", "127.0.0.1:1", ""])
 def test_another_host_is_refused(reader, host):
     refused_alike(reader, {"host": host}, 403, "This server answers only to its own address.")
@@ -114,6 +115,7 @@ def test_a_link_on_another_page_is_refused(reader):
     assert reader.get("", headers={"sec-fetch-site": "none"}).status_code == 200
 
 
+@pytest.mark.thorough
 def test_without_the_cookie_nothing_is_shown(reader):
     reader.http.cookies.clear()
     text = "This page was not opened by its address. Run regraft ui again, and use the address that it opens."

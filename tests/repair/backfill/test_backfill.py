@@ -152,6 +152,7 @@ def test_the_document(store: Path, config: Path) -> None:
     assert document["undo"] == document["run"]["id"]
 
 
+@pytest.mark.thorough
 def test_equal_texts_of_two_bases_are_paid_for_once(store: Path, server: FaultServer, config: Path) -> None:
     text, key = LACKING[0], identity.text_hash(LACKING[0])
     old = OTHER_TEXTS["page"][0]
@@ -182,6 +183,7 @@ def test_a_second_run_sends_nothing(store: Path, server: FaultServer, config: Pa
     assert len(server.requests) == sent
 
 
+@pytest.mark.thorough
 def test_as_text(store: Path, tmp_path: Path, server: FaultServer) -> None:
     config = configured(tmp_path / "priced.yaml", server, price_per_million_tokens=1000, currency="EUR")
     planned = run("backfill", store, "--config", config, "--dry-run").stdout
@@ -315,6 +317,7 @@ def test_an_index_alone(store: Path, tmp_path: Path, config: Path) -> None:
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_limit_of_texts(store: Path, server: FaultServer, config: Path) -> None:
     taken_away(store, OTHER_TEXTS["page"], OTHER)
     done = backfill(store, config, "--limit", 5)
@@ -446,6 +449,7 @@ def test_a_model_that_is_called_otherwise(store: Path, tmp_path: Path, server: F
     assert vectors(store) == all_vectors()
 
 
+@pytest.mark.thorough
 def test_the_embedder_whose_model_fits_need_not_be_named(store: Path, tmp_path: Path, server: FaultServer) -> None:
     def embedder(model: str) -> dict[str, Any]:
         return {"provider": "openai", "base_url": server.url, "model": model}
@@ -550,6 +554,7 @@ def test_max_cost_includes_the_probe(store: Path, tmp_path: Path, server: FaultS
     assert sorted(server.texts) == sorted(COMPARED)
 
 
+@pytest.mark.thorough
 def test_a_run_that_goes_on_does_not_pay_for_the_probe_again(store: Path, tmp_path: Path, server: FaultServer) -> None:
     config = configured(tmp_path / "mine.yaml", server)
     first = scope_of(backfill(store, config, "--base", KB, "--max-requests", 1))
@@ -740,6 +745,7 @@ def test_indexes_that_cannot_be_filled_are_left_and_the_others_are(store: Path, 
 # --- where it is not done --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_running_application_is_refused(store: Path, tmp_path: Path, server: FaultServer, config: Path) -> None:
     profile = tmp_path / "profile"
     (profile / "Data").mkdir(parents=True)

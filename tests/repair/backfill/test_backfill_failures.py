@@ -76,6 +76,7 @@ def sent_alone(server: FaultServer, since: int = 0) -> list[str]:
 # --- a bad text ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_text_that_the_server_refuses_fails_alone_and_is_tried_again(
     store: Path, server: FaultServer, config: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_what_failed_is_said_to_a_person(store: Path, server: FaultServer, confi
     assert done.status == 1
 
 
+@pytest.mark.thorough
 def test_what_failed_goes_last_and_alone(store: Path, server: FaultServer, config: Path) -> None:
     server.behave = poisoned(BAD)
     backfill(store, config)
@@ -376,6 +378,7 @@ def test_a_key_that_is_not_set_is_asked_for_before_anything_is_sent(
     assert server.requests == []
 
 
+@pytest.mark.thorough
 def test_a_server_that_refuses_everything_is_not_asked_about_every_text(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def test_an_index_can_be_looked_at_while_another_run_writes_to_it(store: Path) -
         assert scope.survey().lacking == 0
 
 
+@pytest.mark.thorough
 def test_texts_without_units_wait_where_another_run_is_at_work(
     store: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,6 +376,7 @@ def test_who_has_the_store_to_itself_is_waited_for_only_so_long(
     assert backfill(store, config).status == 0
 
 
+@pytest.mark.thorough
 def test_a_queue_that_cannot_be_read_is_made_anew(store: Path, server: FaultServer, config: Path) -> None:
     backfill(store, config, "--limit", 3)
     queue(store).write_bytes(b"no database at all, but a long text that stands in its place")

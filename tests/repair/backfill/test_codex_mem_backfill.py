@@ -101,6 +101,7 @@ def test_vectors_that_projects_share_are_compared_once(store: Path, server: Faul
     assert len(server.texts) == len(set(server.texts))
 
 
+@pytest.mark.thorough
 def test_a_second_run_sends_and_writes_nothing(store: Path, server: FaultServer, config: Path) -> None:
     fill(store, config)
     server.requests.clear()
@@ -139,6 +140,7 @@ def test_what_is_missing_of_migration_006_is_added(store: Path, config: Path, st
     assert findings(store) == {}
 
 
+@pytest.mark.thorough
 def test_one_project_is_filled_unless_more_are_named(
     store: Path, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +212,7 @@ def test_what_was_excluded_meanwhile_is_neither_sent_nor_written(
     assert note not in held(store)
 
 
+@pytest.mark.thorough
 def test_what_another_run_wrote_of_a_newer_text_stays(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +231,7 @@ def test_what_another_run_wrote_of_a_newer_text_stays(
     assert (held(store), findings(store)) == (right(store), {})
 
 
+@pytest.mark.thorough
 def test_a_text_that_another_run_embedded_meanwhile_did_not_fail(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +305,7 @@ def test_a_link_leads_to_the_database(store: Path, config: Path, tmp_path: Path)
     assert (link.is_symlink(), held(store)) == (True, {})
 
 
+@pytest.mark.thorough
 def test_a_sidecar_that_hides_its_rows_gives_no_sample(store: Path, server: FaultServer, config: Path) -> None:
     """Damage in a page above the rows: the highest number is there, and looking from there on finds nothing."""
     fill(store, config)
@@ -315,6 +320,7 @@ def test_a_sidecar_that_hides_its_rows_gives_no_sample(store: Path, server: Faul
         assert scope.sample(8) == []
 
 
+@pytest.mark.thorough
 def test_a_sidecar_that_is_none_is_refused(store: Path, config: Path) -> None:
     database.sidecar_path(store).write_bytes(b"something else")
     with untouched(store.parent):
@@ -400,6 +406,7 @@ def test_all_of_it_can_be_taken_back(store: Path, config: Path) -> None:
     assert (state(store), findings(store)) == ("disabled", {})
 
 
+@pytest.mark.thorough
 def test_nothing_is_taken_back_while_the_application_has_the_database_open(store: Path, config: Path) -> None:
     fill(store, config)
     assert run("undo", store, "--json").status == 0
@@ -412,6 +419,7 @@ def test_nothing_is_taken_back_while_the_application_has_the_database_open(store
     assert not place.exists()
 
 
+@pytest.mark.thorough
 def test_dropping_the_sidecar_leaves_searches_by_words(store: Path, config: Path) -> None:
     fill(store, config)
     before = [run("search", store, word, "--mode", "bm25", "--json").document["hits"] for word in QUERIES[:3]]
@@ -449,6 +457,7 @@ def test_reconcile_embeds_what_changed(store: Path, server: FaultServer, config:
     assert server.requests == []
 
 
+@pytest.mark.thorough
 def test_reconcile_without_an_embedder_does_what_needs_none(
     store: Path, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -515,6 +524,7 @@ def test_a_rebuild_that_was_stopped_begins_again_where_its_file_is_damaged(store
     assert (held(store), findings(store), state(store)) == (right(store), {}, "ready")
 
 
+@pytest.mark.thorough
 def test_a_vector_of_no_length_before_the_first_one_is_no_damage_of_the_file(store: Path, config: Path) -> None:
     notes.migrate(store)
     sidecar.create_sidecar(database.sidecar_path(store), "embed-small", None, notes.EMBEDDED)
@@ -566,6 +576,7 @@ def test_with_a_real_server(real_url: str, store: Path, tmp_path: Path) -> None:
     assert found["hits"]
 
 
+@pytest.mark.thorough
 def test_each_database_of_a_folder_has_its_own_history(store: Path, config: Path) -> None:
     other = notes.write(store.parent / "other", excluded=1).rename(store.with_name("other.db"))
     notes.skew(other)

@@ -35,6 +35,7 @@ def store(whole: Path, tmp_path: Path) -> Path:
     return taken_away(shutil.copytree(whole, tmp_path / "library"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_trigger_never_runs(store: Path, server: FaultServer, config: Path, name: str) -> None:
     run_sql(index(store), *PLANTED[name])

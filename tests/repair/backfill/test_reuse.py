@@ -273,6 +273,7 @@ def test_one_vector_of_another_model_among_those_compared_is_enough(
     refused(store, config, source, server)
 
 
+@pytest.mark.thorough
 def test_vectors_that_are_not_normalized_are_refused_where_the_others_are(
     store: Path, whole: Path, server: FaultServer, config: Path, tmp_path: Path
 ) -> None:
@@ -423,6 +424,7 @@ def unconfigured(tmp_path: Path) -> Path:
     return config
 
 
+@pytest.mark.thorough
 def test_without_an_embedder_the_rest_is_named_and_left(
     store: Path, whole: Path, tmp_path: Path, unconfigured: Path, server: FaultServer
 ) -> None:
@@ -571,6 +573,7 @@ def test_a_restored_base_takes_vectors_of_its_new_model(
 # --- the cache -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_index_of_a_source_is_kept_until_its_content_changes(
     store: Path, whole: Path, server: FaultServer, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -604,6 +607,7 @@ def test_the_index_of_a_source_is_kept_until_its_content_changes(
     assert vectors(store) == all_vectors()
 
 
+@pytest.mark.thorough
 def test_a_damaged_cache_and_one_that_cannot_be_written_cost_time_only(
     store: Path, whole: Path, server: FaultServer, config: Path, cache: Path
 ) -> None:

@@ -189,6 +189,7 @@ def without_units(store: Path, text: str) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_texts_that_are_cut_first_are_part_of_the_estimate(store: Path, server: FaultServer, tmp_path: Path) -> None:
     pytest.importorskip("semantic_text_splitter")
     config = configured(tmp_path / "mine.yaml", server)
@@ -206,6 +207,7 @@ def test_texts_that_are_cut_first_are_part_of_the_estimate(store: Path, server: 
     assert any("boat 0 lies at the quay" in text and "boat 3" in text for text in server.texts)
 
 
+@pytest.mark.thorough
 def test_a_text_of_two_bases_is_counted_once(store: Path, server: FaultServer, tmp_path: Path) -> None:
     config = configured(tmp_path / "mine.yaml", server)
     ready = next(one for one in TEXTS if one not in LACKING)
