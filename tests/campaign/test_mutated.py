@@ -160,6 +160,7 @@ def test_a_collection_with_an_impossible_number_is_a_finding(tmp_path: Path, num
     assert "max_seq_id has an invalid value" in json.dumps(done.document["findings"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dimension", ["x'9b19'", "'eight'", "0", "-8", "2.5"])
 def test_a_collection_of_an_impossible_dimension_is_a_finding_and_not_embedded(
     tmp_path: Path, server, dimension: str
@@ -218,6 +219,7 @@ def test_a_pipe_in_the_place_of_any_file_of_angel_memory_holds_nobody_up(tmp_pat
         assert (copy / path).is_fifo()
 
 
+@pytest.mark.thorough
 def test_links_in_a_circle_hold_nobody_up(tmp_path: Path) -> None:
     store = angel_store.build(tmp_path / "angel")
     for path in [path for path in store.raw.rglob("*") if path.is_file()][:1]:

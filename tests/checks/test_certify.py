@@ -118,6 +118,7 @@ def replace_vector(library: Library, text: str, vector: bytes) -> None:
 # --- nothing is wrong ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_library_keeps_what_its_source_had(library: Library) -> None:
     done = certified(library.path.parent / "v1", library.path)
     assert (done.status, done.document["findings"], done.document["suspicions"]) == (0, [], [])
@@ -335,6 +336,7 @@ def test_planted_faults_are_found(plant: Callable[[Library], None], library: Lib
     assert severities == {load_findings()[finding].severity}
 
 
+@pytest.mark.thorough
 def test_a_finding_names_the_text(library: Library) -> None:
     zeros(library)
     done = certified(library.path)
@@ -373,6 +375,7 @@ def test_vectors_that_were_made_again_are_a_note(library: Library) -> None:
     assert "lowest cosine 1.0000" in found["message"]
 
 
+@pytest.mark.thorough
 def test_neighbors_are_counted_by_independent_means(library: Library) -> None:
     """Reverse the vectors of a copy for some texts: their neighbors change, and NumPy says by how much."""
     copy = library.path.parent / "copy"
@@ -397,6 +400,7 @@ def test_neighbors_are_counted_by_independent_means(library: Library) -> None:
     assert "certify.neighbors-differ" in names(done)
 
 
+@pytest.mark.thorough
 def test_two_models_in_one_base_are_a_suspicion_and_no_finding(tmp_path: Path) -> None:
     one = random.Random(5)
     centers = [[one.gauss(0, 1) for _ in range(64)] for _ in range(2)]
@@ -459,6 +463,7 @@ def words_of(done: Any) -> set[str]:
     return {proof["outcome"] for one in done.document["bases"] for proof in one["proofs"] if proof["name"] == "words"}
 
 
+@pytest.mark.thorough
 def test_notes_of_codex_mem_that_words_do_not_find_are_found(tmp_path: Path) -> None:
     path = codex_mem_store.write(tmp_path / "memory", notes=6)
     codex_mem_store.embed(path)
@@ -640,6 +645,7 @@ def test_the_price_is_asked_before_anything_is_sent(
     assert server.texts == []
 
 
+@pytest.mark.thorough
 def test_limits_hold_and_are_said(server: FaultServer, filled: Library, tmp_path_factory: Any) -> None:
     place = config(server, tmp_path_factory.mktemp("c") / "x")
     done = certified(filled.path, "--config", place, "--limit", 5)

@@ -96,7 +96,7 @@ def demand_found(name: str, store: Path, levels: Iterable[str]) -> dict[str, lis
     return answers
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_found_with_a_repair_that_is_understood_and_nothing_written(name: str, store: Path) -> None:
     """The level that looks for it, and the one beside it: the default level is one of the two."""

@@ -243,6 +243,7 @@ def test_values_that_nobody_can_hold_are_rows_of_no_form(store: RsclawStore, val
     assert sum(one["count"] for one in found) == 7
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("meta", [b"null", b'{"schema_version":1,"dimension":4,"id_to_chunk":[1]}', b"[" * 100_000])
 @pytest.mark.parametrize("name", ["hnsw/snapshot.meta.json", "idx/tantivy/meta.json"])
 def test_caches_of_no_form_cannot_be_read(store: RsclawStore, name: str, meta: bytes) -> None:

@@ -121,6 +121,7 @@ def test_large_texts_are_compared_to_their_ends_piece_by_piece(tmp_path, monkeyp
     assert sha(texts[1].replace("two", "six")) in {found["v2"]["text_hash"] for found in parted}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("as_lines", [True, False])
 def test_queries_are_read_as_lines_or_as_one_array(upgraded, tmp_path, as_lines):
     queries = [{"id": "first", "vector": [1, 0, 0, 0.5], "text": "a word"}, {"vector": [0.1, 0.2, 0.3, 0.4]}]
@@ -138,6 +139,7 @@ def test_one_base_is_compared_where_it_is_named(upgraded):
     assert compared(upgraded, "--base", "three").status == 2
 
 
+@pytest.mark.thorough
 def test_equal_texts_equal_vectors_and_odd_vectors_are_no_difference(tmp_path):
     same = vector_of("same")
     rows = [
@@ -216,6 +218,7 @@ def test_a_text_that_v1_did_not_have_is_a_difference(upgraded):
     assert (told["outcome"], told["lowest_recall"]) == ("different", pytest.approx(29 / 30))
 
 
+@pytest.mark.thorough
 def test_bases_without_an_index_and_failed_ones_are_told_apart(tmp_path):
     source = Source([base("one", file("a", "L")), base("lost", file("b", "M"))], stores={"one": [Row("L", "text")]})
     library = migrate(source.write(tmp_path / "v1"), tmp_path / "library")
@@ -291,6 +294,7 @@ def test_the_sides_of_a_comparison_are_not_taken_for_one_another(upgraded):
     assert compared(upgraded, "--queries", upgraded.path / "nowhere").status == 2
 
 
+@pytest.mark.thorough
 def test_a_damaged_index_is_told_of_its_base_and_the_others_are_compared(upgraded):
     index = upgraded.index_path("one")
     whole = index.read_bytes()
@@ -343,6 +347,7 @@ def as_another_store(copy: Path, **ids: str) -> None:
         (copy / "KnowledgeBase" / old).rename(copy / "KnowledgeBase" / new)
 
 
+@pytest.mark.thorough
 def test_two_libraries_are_compared(upgraded, copied):
     done = both(upgraded, copied, "--json")
     assert done.status == 0, done.stdout
@@ -357,6 +362,7 @@ def test_two_libraries_are_compared(upgraded, copied):
     assert both(upgraded, copied, "--base", "nobody").status == 2
 
 
+@pytest.mark.thorough
 def test_a_lost_vector_is_a_difference_between_two_libraries(upgraded, copied):
     index = copied / "KnowledgeBase" / upgraded.base_id("one") / ".cherry" / "index.sqlite"
     with closing(apsw.Connection(str(index))) as db:

@@ -128,6 +128,7 @@ def test_packages_import_only_what_they_may(module):
         assert package not in PACKAGES or package in MAY_IMPORT[module.partition(".")[0]], f"{module} imports {name}"
 
 
+@pytest.mark.thorough
 @each_module
 def test_nothing_imports_the_command_line(module):
     if not is_command_line(module):

@@ -86,6 +86,7 @@ def test_a_function_returns_what_its_command_prints(
     assert told == printed(name, *path, *given)
 
 
+@pytest.mark.thorough
 def test_v1_data_are_checked_and_compared(library: Path) -> None:
     assert document(regraft.check(SAMPLE)) == printed("check", SAMPLE)
     assert document(regraft.compare(SAMPLE, library)) == printed("compare", SAMPLE, library)
@@ -122,6 +123,7 @@ def test_units_go_to_a_file_and_come_back(library: Path, tmp_path: Path) -> None
     assert [base.outcome for base in imported.bases] == ["written"]
 
 
+@pytest.mark.thorough
 def test_a_change_is_made_and_taken_back(library: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(library, copy)

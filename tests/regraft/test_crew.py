@@ -147,6 +147,7 @@ def test_what_does_not_fit_into_a_pipe_is_said_to_who_has_nothing_else_to_do(tmp
     assert [size > len(large) for size in said] == [False, False, True, False, True, True, False]
 
 
+@pytest.mark.thorough
 def test_a_crew_of_processes_ends_with_its_context() -> None:
     if not pool.can_use_pool():
         pytest.skip("one core alone")

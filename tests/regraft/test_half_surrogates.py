@@ -125,6 +125,7 @@ def test_every_command_reads_half_a_surrogate_pair(store: Path, plant: Callable[
     assert "codec" not in done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("plant", PLACES)
 def test_half_a_surrogate_pair_is_no_damage(store: Path, plant: Callable[[Path], None]) -> None:
     plant(store)
@@ -150,6 +151,7 @@ def test_a_path_with_half_a_surrogate_pair_follows_its_item(store: Path) -> None
     assert "material.path" not in run("check", store, "--json").document["summary"]["by_name"]
 
 
+@pytest.mark.thorough
 def test_profiles_with_halves_of_pairs_are_rescued(tmp_path: Path) -> None:
     rows = {"kb": [Row("A", "text of a", source="/x/a.md"), Row("F", "text of f")]}
     source = Source([base("kb", folder("d", "A", path="/x"), file("f", "F"))], rows, uploads={"up-f.pdf": b"x"})

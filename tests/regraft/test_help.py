@@ -55,6 +55,7 @@ def test_a_command_of_no_group_is_listed_too() -> None:
         del cli.commands["tune"]
 
 
+@pytest.mark.thorough
 def test_the_list_loads_no_command() -> None:
     code = (
         "import sys, regraft.cli as c\n"
@@ -66,6 +67,7 @@ def test_the_list_loads_no_command() -> None:
     assert "repair" not in done.stdout.splitlines()[-1] and "checks" not in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_an_example_that_it_takes(name: str) -> None:
     text = run(name, "--help").stdout
@@ -96,6 +98,7 @@ def test_commands_are_completed() -> None:
     assert offered("check", "--deep", "--qu") == ["--quick", "--quiet"]
 
 
+@pytest.mark.thorough
 def test_bases_are_completed_by_name(library: Path) -> None:
     names = ["Harbour museum", "社区菜园 🌱", "Boat workshop", "Old clippings"]
     for command in ("check", "backfill", "repair", "search", "export", "pack"):

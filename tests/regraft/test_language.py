@@ -113,6 +113,7 @@ def test_reasons_of_sqlite_are_in_chinese_and_json_is_english(tmp_path: Path) ->
     assert os.strerror(errno.ENAMETOOLONG) in spoken("inspect", long, "--json", locale="zh_CN.UTF-8").stdout
 
 
+@pytest.mark.thorough
 def test_a_language_that_is_not_there_is_refused_with_those_that_are() -> None:
     done = spoken("--lang", "xx", "inspect", "nowhere")
     assert (done.returncode, "'en', 'zh'" in done.stderr) == (2, True)

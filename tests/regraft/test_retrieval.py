@@ -390,6 +390,7 @@ def test_a_damaged_index_is_one_line(library):
     refused("BaseWithoutIndex", library.path, "needle", *options)
 
 
+@pytest.mark.thorough
 def test_a_query_that_is_too_long_is_refused(library):
     options = ("--base", library.base_id("big"), "--mode", "bm25")
     assert "too long" in refused("QueryTooLong", library.path, "知a" * 20_000, *options)

@@ -83,6 +83,7 @@ def query_file(tmp_path: Path) -> Path:
 # --- the lanes, against models -------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("query", WORDS)
 def test_words_find_what_the_model_finds(query: str, store: RsclawStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("search_model.SEGMENTED", SEGMENTED | set(string.ascii_letters))
@@ -99,6 +100,7 @@ _QUERIES = st.text(st.sampled_from([*sorted(UNSEGMENTED | SEGMENTED), *ENDS.repl
 _NUMBERS = st.lists(st.integers(-3, 3), min_size=2, max_size=2)
 
 
+@pytest.mark.thorough
 @settings(max_examples=examples(60))
 @given(st.lists(st.tuples(_TEXTS, _NUMBERS), min_size=1, max_size=9), _QUERIES, _NUMBERS.filter(any), st.integers(1, 4))
 def test_any_store_is_ranked_as_the_models_rank_it(

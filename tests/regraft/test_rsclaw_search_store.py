@@ -154,6 +154,7 @@ def test_an_embedder_makes_the_vector_of_the_query(embedded: Path, server: Fault
     assert server.texts == [text]
 
 
+@pytest.mark.thorough
 def test_an_embedder_that_gives_no_vector_leaves_the_hits_by_words(
     embedded: Path, server: FaultServer, config: Path
 ) -> None:

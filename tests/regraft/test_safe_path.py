@@ -332,6 +332,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 def test_what_other_threads_of_a_program_start_begins_as_ever(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(THREADS, "utf-8")

@@ -83,6 +83,7 @@ def test_hits_of_all_bases_are_merged_by_their_ranks(library):
     assert len(asked(library, "--json", "-k", "3").document["hits"]) == 3
 
 
+@pytest.mark.thorough
 def test_without_a_vector_all_are_searched_by_words_and_that_is_said_once(library):
     done = asked(library)
     assert (done.status, done.stderr.count("\n")) == (0, 1)
@@ -104,6 +105,7 @@ def test_a_vector_is_that_of_the_bases_with_its_model_and_the_others_are_searche
     assert "Base two: the vector is not used: mode bm25 searches by words only" in done.document["notes"]
 
 
+@pytest.mark.thorough
 def test_a_vector_that_may_be_of_several_models_is_refused(library, vector):
     changed(library, "two", "embedding_model_id = ?", "acme::other")
     message = faults.said(asked(library, "--vector", vector, "--json"), "WrongUsage", faults.REFUSED)
@@ -120,12 +122,14 @@ def test_a_vector_of_another_length_than_that_of_some_bases_is_not_used_for_thes
     assert "Base two: searched by words: its vectors have 2 dimensions, the query's has 4" in done.document["notes"]
 
 
+@pytest.mark.thorough
 def test_a_vector_that_no_base_can_use_is_refused(library, tmp_path):
     short = tmp_path / "short.json"
     short.write_text(json.dumps([1, 2]))
     faults.said(asked(library, "--vector", short, "--json"), "QueryVectorUnfit", faults.REFUSED)
 
 
+@pytest.mark.thorough
 def test_a_mode_that_needs_a_vector_is_refused_without_one(library):
     faults.said(asked(library, "--mode", "vector", "--json"), "QueryVectorMissing", faults.REFUSED)
     faults.said(asked(library, "--json", query="!?"), "QueryWithoutWord", faults.REFUSED)

@@ -81,6 +81,7 @@ def source(tmp_path: Path) -> Path:
 # --- every command ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_on_a_full_disk(command: str, main: Callable[..., tuple[int, str]]) -> None:
     assert main(full(), *command.split(), "--help") == (3, LOST)

@@ -123,6 +123,7 @@ def test_byte_cut_is_the_longest_start_that_fits(text: str, size: int) -> None:
 # --- white space ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_white_space_is_exactly_javascripts() -> None:
     # ECMAScript: the control characters below, U+FEFF, every space separator, and the two line ends of Unicode.
     controls = {0x09, 0x0A, 0x0B, 0x0C, 0x0D, 0x2028, 0x2029, 0xFEFF}

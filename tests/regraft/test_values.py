@@ -219,6 +219,7 @@ JUNK = st.one_of(
 )
 
 
+@pytest.mark.thorough
 @QUICK
 @given(st.dictionaries(st.sampled_from(["chunkSize", "chunkOverlap", "threshold", "documentCount"]), JUNK))
 def test_whatever_v1_had_the_settings_are_valid(raw: dict[str, Any]) -> None:

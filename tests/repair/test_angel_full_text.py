@@ -104,6 +104,7 @@ def test_texts_of_no_document_stay(store: AngelStore, tmp_path: Path) -> None:
     assert found == [(999,)]
 
 
+@pytest.mark.thorough
 def test_every_provider_is_looked_at(store: AngelStore) -> None:
     store.fill(OTHER_PROVIDER)
     add_full_text(store, store.chroma(OTHER_PROVIDER))

@@ -106,6 +106,7 @@ def test_one_finding_at_a_time(store, name, count):
     assert found(store) == set()
 
 
+@pytest.mark.thorough
 def test_records_may_differ_from_their_files(store):
     """What nothing uses goes in any order: tags that a file needs come back with its records."""
     plant(store)

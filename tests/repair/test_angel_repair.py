@@ -50,6 +50,7 @@ def indexed(store: AngelStore) -> dict[str, tuple[int, int]]:
 # --- what the system's own scan would do -----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seconds", [LATER, EARLIER], ids=["seen", "unseen"])
 def test_the_records_of_a_changed_file_are_replaced(store: AngelStore, seconds: int) -> None:
     others = [one for one in store.records() if one.path != "notes/dup.md"]

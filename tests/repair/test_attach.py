@@ -69,6 +69,7 @@ def length_of_vectors(store: Path) -> int:
     return int(length)
 
 
+@pytest.mark.thorough
 def test_the_model_comes_back_and_the_vectors_stay(store: Path) -> None:
     before = rows(store)
     model = take_off(store)
@@ -106,6 +107,7 @@ def test_check_offers_it_before_the_deletion(store: Path) -> None:
     assert model_of(store)[0] == model
 
 
+@pytest.mark.thorough
 def test_the_line_is_exact_where_one_model_may_be_it(store: Path) -> None:
     model = take_off(store, KB, OTHER)
     sql(store / "catalog.sqlite", "DELETE FROM user_model WHERE id <> ?", model)

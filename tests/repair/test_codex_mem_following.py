@@ -273,6 +273,7 @@ def test_a_vector_that_its_note_may_use_again_stays(path: Path, name: str) -> No
     assert has_vector(path, case.note)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [(), ("--only", "codex.orphan")])
 def test_where_many_notes_are_gone_at_once_their_vectors_stay(path: Path, options: tuple[str, ...]) -> None:
     gone = [made.note_id(project, number) for project in (0, 1) for number in (0, 1)][:3]
@@ -328,6 +329,7 @@ def test_a_note_whose_status_was_withdrawn_is_embedded_once_it_is_searchable_aga
     assert [(one["base"], one["finding"], one["count"]) for one in left] == [("proj_0", "codex.pending", 1)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "change",
     ["title = 'x'", "embedding_status = 'pending'", "embedding_status = 'not_applicable', embedding_eligible = 0"],
@@ -445,6 +447,7 @@ def apart(path: Path) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_a_dry_run_touches_nothing(apart: Path) -> None:
     with untouched(apart.parent):
         planned = reconcile(apart, "--dry-run")
@@ -518,6 +521,7 @@ def refused_as_nobody(root: Path, command: Callable[[Path], dict[str, Any]]) -> 
     assert not (root / ".regraft").exists()
 
 
+@pytest.mark.thorough
 def test_notes_whose_ids_are_no_text_are_let_be(apart: Path) -> None:
     made.run_sql(apart, "UPDATE memory_items SET id = NULL WHERE id = ?", made.note_id(1, 3), triggers=False)
     with same_words(apart):

@@ -265,6 +265,7 @@ def test_a_dry_run_of_repair_touches_nothing(path: Path) -> None:
         assert run("repair", path, "--dry-run", "--json").document["actions"]
 
 
+@pytest.mark.thorough
 @posix
 def test_the_full_text_index_is_mended_under_the_application(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 0)

@@ -99,7 +99,7 @@ def test_the_imitation_refuses_what_windows_refuses(tmp_path: Path) -> None:
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("name", CASES)
 def test_a_changing_command_does_its_work_and_is_taken_back(
     name: str, server: FaultServer, built: dict[str, Any], tmp_path: Path

@@ -176,6 +176,7 @@ def test_a_model_name_that_lies_gives_nothing_and_is_named(lacking, built, targe
     assert not [one for one in done.document["actions"] if one["action"] == "reuse-vectors"]
 
 
+@pytest.mark.thorough
 def test_what_has_no_text_in_common_cannot_be_proven(lacking, built, target, tmp_path):
     apart = without(built, tmp_path / "apart", READY)
     done = install(lacking, target, "--reuse", apart)

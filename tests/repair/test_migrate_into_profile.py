@@ -337,6 +337,7 @@ def test_bases_that_the_profile_refuses_are_named_and_the_others_installed(case)
     assert len([one for one in done.document["install"]["left"] if "provider openai" in one["reason"]]) == 3
 
 
+@pytest.mark.thorough
 def test_wrong_paths(case, tmp_path):
     refused(Case(tmp_path / "nothing", case.profile), "SourceNotFound")
     with_empty = Case(case.source, tmp_path / "empty")

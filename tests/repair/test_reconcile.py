@@ -210,6 +210,7 @@ def test_a_finding_of_another_command_is_refused(store: Path) -> None:
         assert "reconcile takes material.orphan, material.path" in said(done, "WrongUsage", 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "damage",
     [
@@ -280,6 +281,7 @@ def test_paths_are_handed_on_and_swapped(store: Path) -> None:
     assert state(store) == before
 
 
+@pytest.mark.thorough
 def test_the_path_of_a_material_that_goes_is_free(store: Path) -> None:
     file, url = of_types(store, "file", "url")
     taken = materials(store)[url]
@@ -380,6 +382,7 @@ def test_whatever_is_damaged_it_ends_in_order(name: str, store: Path) -> None:
     assert state(store) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["random bytes", "no embeddings", "version 3", "another base", "no identity"])
 def test_a_damaged_index_is_left(name: str, store: Path) -> None:
     PLANTED[name].damage(store)

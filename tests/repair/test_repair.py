@@ -56,7 +56,7 @@ def state(target: Path) -> dict[str, object]:
 UNDERIVED = {"a type of bytes", "a long note"}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", MENDED)
 def test_planted_damage_is_mended_and_taken_back(name: str, store: Path) -> None:
     case = PLANTED[name]
@@ -408,6 +408,7 @@ def test_names_and_bases_that_are_none(store: Path) -> None:
         assert "repair takes" in said(run("repair", store, "--only", "raw.orphan", "--json"), "WrongUsage", 2)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", range(20))
 def test_any_damage_ends_in_words(seed: int, store: Path) -> None:
     (audit.damage if seed % 2 else lambda target, _: audit.damage(target, seed + 1000))(store, seed)

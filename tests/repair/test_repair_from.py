@@ -202,6 +202,7 @@ def test_a_v2_profile_gives_and_takes(place: Path, store: Path, tmp_path: Path) 
     assert rows(own) == before
 
 
+@pytest.mark.thorough
 def test_a_zipped_v1_backup_gives(place: Path, store: Path) -> None:
     source, before = of_zip(place), rows(index(store))
     index(store).unlink()
@@ -369,6 +370,7 @@ def test_missing_texts_come_back(place: Path, store: Path, statements: tuple[str
     assert rows(index(store)) == broken
 
 
+@pytest.mark.thorough
 def test_vectors_that_no_search_can_use_are_replaced(place: Path, store: Path) -> None:
     before = rows(index(store))
     bad = {"1": struct.pack("<4f", *(4 * [float("nan")])), "2": bytes(16), "3": bytes(8)}
@@ -503,6 +505,7 @@ def test_what_is_no_copy_is_refused(place: Path, store: Path, tmp_path: Path) ->
         assert "without a catalog" in said(repair(alone, place / "v1"), "NotChanged", REFUSED)
 
 
+@pytest.mark.thorough
 def test_a_damaged_copy_is_named_as_damaged(place: Path, store: Path) -> None:
     """The message tells a damaged copy, which --salvage may read, from a copy of other data."""
     source = shutil.copytree(store, place / "other")
@@ -518,6 +521,7 @@ def test_a_damaged_copy_is_named_as_damaged(place: Path, store: Path) -> None:
         assert f"the copy of the base in {path} cannot be used: " in left["reason"]
 
 
+@pytest.mark.thorough
 def test_a_program_names_it_as_source(place: Path, store: Path) -> None:
     before = rows(index(store))
     index(store).unlink()

@@ -220,6 +220,7 @@ def test_what_no_rescue_brings_back_is_a_warning_without_a_command(stranded):
     assert "clean-up" not in found_there["v1.leftover"][0]["message"]
 
 
+@pytest.mark.thorough
 def test_a_rescue_that_needs_a_word_is_offered_with_it(without_model):
     (base,) = told(without_model)["base.failed"]
     assert base["severity"] == "error"
@@ -227,6 +228,7 @@ def test_a_rescue_that_needs_a_word_is_offered_with_it(without_model):
     assert run("check", without_model).stdout.splitlines()[1] == f"1 base can be restored: {base['repair']}"
 
 
+@pytest.mark.thorough
 def test_folders_of_which_only_some_come_back_are_told_apart(tmp_path):
     source = Source(
         [base("kb", folder("d", "D1", path="/home/alice/d"), folder("e", "nobody", path="/home/alice/e"))],
@@ -243,6 +245,7 @@ def test_folders_of_which_only_some_come_back_are_told_apart(tmp_path):
     assert [one["severity"] for one in told(made)["item.tombstone"]] == ["warning"]
 
 
+@pytest.mark.thorough
 def test_files_of_v1_go_by_the_command_only_where_that_would_take_them(tmp_path):
     whole = profile(tmp_path, small())
     assert told(whole)["v1.leftover"][0]["repair"] is None
@@ -257,6 +260,7 @@ def test_files_of_v1_go_by_the_command_only_where_that_would_take_them(tmp_path)
 # --- what comes back -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_failed_base_comes_back_as_if_the_upgrade_had_read_it(stranded, whole):
     assert shape(stranded) != shape(whole)
     document = rescued(stranded)
@@ -482,6 +486,7 @@ def test_a_file_that_equals_another_is_given_its_text_each_time(tmp_path):
 # --- what somebody took out or changed -------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_what_was_deleted_since_does_not_come_back(whole):
     page_id = renamed(identity.item_id("kb", "p", 1741944474000))
     sql(
@@ -603,6 +608,7 @@ def test_a_model_is_added_again_by_the_users_word(without_model):
     assert [row for row in tables(without_model / DATABASE)["user_model"] if "gone" in row] == []
 
 
+@pytest.mark.thorough
 def test_a_base_is_mapped_to_a_model_that_is_there(without_model):
     document = rescued(without_model, "--map-model", "acme::gone-1=acme::embed-3")
     assert "add-model" not in actions(document)
@@ -638,6 +644,7 @@ def test_a_word_that_no_base_needs_is_said(stranded):
     assert ("base.model", "no base uses the model acme::typo or has that id") in left(document)
 
 
+@pytest.mark.thorough
 def test_vectors_of_another_model_are_not_mixed_in(whole):
     sql(
         whole / DATABASE,
@@ -815,6 +822,7 @@ def test_a_damaged_index_stays_as_it_is(whole):
     assert [finding for finding, _ in left(document)] == ["file.unreadable"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("path", "texts"), [("../../x", 0), ("report.pdf", 1)])
 def test_a_path_that_an_index_cannot_have_leaves_its_item(whole, path, texts):
     sql(

@@ -78,6 +78,7 @@ def new_id(store: Path, old: str) -> str:
 # --- what it makes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_new_base_with_every_text_and_the_old_one_untouched(store):
     before = files_of(store / "KnowledgeBase"), base_row(store, KB), items(store, KB)
     embedder = Embedder()
@@ -190,6 +191,7 @@ def failed(store: Path, base: str = KB, *, keeps_index: bool = True) -> None:
         shutil.rmtree(index(store, base).parent)
 
 
+@pytest.mark.thorough
 def test_a_failed_base_with_texts(store):
     failed(store)
     made(store)
@@ -225,6 +227,7 @@ def test_a_failed_base_without_an_index_is_made_of_its_files(store):
     assert found(store) == [("base.failed", KB)]
 
 
+@pytest.mark.thorough
 def test_a_base_without_a_model_gets_one_by_the_way(store):
     run_sql(
         store / "catalog.sqlite",
@@ -382,6 +385,7 @@ def test_a_base_that_was_restored_is_not_restored_again(store):
     assert actions(made(store, wanted=again))["write-base"] == 15
 
 
+@pytest.mark.thorough
 def test_a_base_without_any_text(store):
     run_sql(index(store, OTHER), "DELETE FROM search_text", "DELETE FROM search_unit", "DELETE FROM embedding",
             "DELETE FROM material", "DELETE FROM content")  # fmt: skip
@@ -417,6 +421,7 @@ def test_a_preview_store_has_to_be_upgraded_first(store):
 # --- never paying twice ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_what_was_embedded_stays_for_the_next_run(store):
     before = _dicts(store, "SELECT * FROM knowledge_base")
     first = Embedder(most=6)
@@ -457,6 +462,7 @@ def test_a_base_that_changes_while_it_is_embedded_is_not_put_in_place(store):
     assert again.sent == ["a new note"]
 
 
+@pytest.mark.thorough
 def test_a_text_that_cannot_be_embedded_stops_nobody(store):
     document = restored_by(store, Embedder(refused=frozenset({"text 1 of P"})))
     assert left(document) == [("embedding.missing", "1 body without a vector")]

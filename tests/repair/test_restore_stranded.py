@@ -129,6 +129,7 @@ def test_tombstones_are_reported_and_do_not_undo_the_run(store: Path, server: Fa
     assert paid_for(server, texts) == sorted(texts)
 
 
+@pytest.mark.thorough
 def test_a_second_run_pays_nothing(store: Path, server: FaultServer, config: Path) -> None:
     assert restore(store, config, KB).status == 1
     sent = len(server.texts)
@@ -217,6 +218,7 @@ def test_another_name_uses_the_vectors_of_a_refused_run(
     assert paid_for(server, texts) == sorted([*texts, *texts])
 
 
+@pytest.mark.thorough
 def test_a_link_among_the_kept_vectors_is_not_followed(
     store: Path, server: FaultServer, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

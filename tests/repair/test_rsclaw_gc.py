@@ -97,6 +97,7 @@ def test_what_is_not_named_stays(store: RsclawStore, command: str) -> None:
         assert "--only kb.file-orphan" in done.document["left"][0]["reason"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["a file that nothing names", "a file that was replaced"])
 def test_a_file_goes_only_where_its_finding_is_named(tmp_path: Path, name: str) -> None:
     root = tmp_path / "kb"
@@ -128,6 +129,7 @@ def test_replaced_files_of_an_indexed_entry_go(store: RsclawStore) -> None:
     assert "kb.file-orphan" not in {one["name"] for one in check(root)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("title", "status", "is_new"),
     [
@@ -243,6 +245,7 @@ def _behind_a_link(store: RsclawStore, tmp_path: Path, link: str) -> Path:
     return mine
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["gc", "reconcile", "fix", "undo", "check", "inspect"])
 @pytest.mark.parametrize("link", ["kb.redb", "kb"])
 def test_no_link_leads_out_of_the_folder_that_was_named(

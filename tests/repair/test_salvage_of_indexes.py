@@ -100,6 +100,7 @@ def test_what_is_left_is_counted_for_each_table(target):
     assert missing["count"] == lost
 
 
+@pytest.mark.thorough
 def test_an_item_that_lost_its_text_is_named(target):
     file = lose(target, "embedding")
     path = index(target)

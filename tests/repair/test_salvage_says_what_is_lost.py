@@ -132,6 +132,7 @@ def test_what_stands_between_units_is_no_part(target: Path, separator: str, miss
     assert counts(run("check", target, "--json").document).get("unit.missing", 0) == missing
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("options", "says"), [(("--quick",), False), ((), False), (("--deep",), True)])
 def test_everything_was_checked_is_said_where_it_is_true(target: Path, options: tuple[str, ...], says: bool) -> None:
     text = run("check", target, *options).stdout

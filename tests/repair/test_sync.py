@@ -367,6 +367,7 @@ def test_a_copy_of_other_bytes_and_the_same_text_only_replaces_the_copy(store: P
 # --- moved and missing folders ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_moved_folder_keeps_its_items(store: Path, files: Path, tmp_path: Path) -> None:
     followed(store, files)
     before = items(store)
@@ -397,6 +398,7 @@ def test_a_folder_of_the_same_name_is_the_one_that_is_missing(store: Path, files
     assert_whole(store, moved)
 
 
+@pytest.mark.thorough
 def test_a_path_of_windows_is_named_and_found_where_it_is_now(store: Path, files: Path) -> None:
     followed(store, files)
     rows = query(store / "catalog.sqlite", "SELECT id, data FROM knowledge_item WHERE data LIKE ?", f'%"{files}%')
@@ -542,6 +544,7 @@ def test_hidden_files_and_the_store_itself_are_not_read(
     assert not [source for source in items(store) if source.startswith(str(store))]
 
 
+@pytest.mark.thorough
 @posix
 def test_a_home_folder_of_a_catalog_is_not_followed(
     store: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -613,6 +616,7 @@ def test_links_hidden_and_odd_files_of_a_folder_are_not_added(store: Path, files
     assert not [body for (body,) in query(index(store), "SELECT text FROM search_text") if "secret" in body]
 
 
+@pytest.mark.thorough
 def test_a_guessed_encoding_is_named(store: Path, files: Path) -> None:
     text = "Сегодня хорошая погода, а завтра дождь. Смотритель маяка записывает её каждый день.\n"
     (files / "old.txt").write_bytes(text.encode("cp1251"))
@@ -651,6 +655,7 @@ def test_a_new_folder_of_too_many_files_is_refused(store: Path, files: Path, mon
     assert f"--source {more}: it has more than 3 files" in refused.document["error"]["message"]
 
 
+@pytest.mark.thorough
 def test_units_that_are_cut_at_other_places_are_explained(store: Path, files: Path) -> None:
     followed(store, files)
     path = place(files, 0)
@@ -795,6 +800,7 @@ def test_a_folder_is_added_to_one_base_only(store: Path, files: Path) -> None:
     assert "2 bases are chosen" in refused.document["error"]["message"]
 
 
+@pytest.mark.thorough
 def test_the_folder_of_a_base_is_synced_alone(store: Path, files: Path) -> None:
     done = run("sync", store / "KnowledgeBase" / KB, "--source", files, "--no-embed", "--json")
     assert done.status == 1, done
@@ -840,6 +846,7 @@ def test_a_source_that_changes_after_the_plan_stops_the_run(
     assert_whole(store, files)
 
 
+@pytest.mark.thorough
 def test_the_function_takes_options_and_asks(store: Path, files: Path) -> None:
     plans: list[Any] = []
     with untouched(raw(store)), pytest.raises(Declined):

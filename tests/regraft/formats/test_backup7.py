@@ -150,6 +150,7 @@ def test_bases_of_a_backup_come_into_another_profile(installed, tmp_path, make: 
     assert tables(place) == before
 
 
+@pytest.mark.thorough
 def test_a_backup_is_packed(installed, tmp_path):
     packed = [
         run("pack", shaped(full(installed, tmp_path / form), form), tmp_path / f"{form}.zip", "--now", NOW, "--json")
@@ -204,6 +205,7 @@ def test_a_backup_of_the_database_alone_is_slim_where_it_does_not_say_so(install
     assert "base.no-index" not in {name for name, _, _ in found}
 
 
+@pytest.mark.thorough
 def test_what_a_mac_puts_beside_a_packed_folder_is_passed_over(installed, tmp_path):
     path = shaped(full(installed, tmp_path / "backup"), "zip of its folder")
     with zipfile.ZipFile(path, "a") as archive:

@@ -27,6 +27,7 @@ def read_labels(path: Path, content: bytes) -> tuple[LabelMap, list[tuple[Any, .
     return found, pairs
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_vector_is_what_the_api_returned(version: str, tmp_path: Path) -> None:
     store = extract(version, tmp_path)

@@ -47,6 +47,7 @@ def test_an_archive_is_read_like_its_folder(inside: str, store: ChromaStore, tmp
     assert archive.read_bytes() == before
 
 
+@pytest.mark.thorough
 def test_its_collections_are_migrated_bit_for_bit(store: ChromaStore, tmp_path: Path) -> None:
     archive = pack(store.root, tmp_path / "backup.zip")
     options = ("--base", store.collection_id("plain"), "--map-model", "plain=acme::embed-3", "--yes", "--json")
@@ -86,6 +87,7 @@ def test_the_data_folder_of_open_webui(store: ChromaStore, tmp_path: Path) -> No
     assert found.stdout.splitlines()[1:] == run("inspect", data).stdout.splitlines()[1:]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["repair", "gc", "undo"])
 def test_an_archive_is_not_changed(command: str, store: ChromaStore, tmp_path: Path) -> None:
     archive = pack(store.root, tmp_path / "backup.zip")

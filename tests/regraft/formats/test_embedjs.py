@@ -109,6 +109,7 @@ def test_an_empty_table_has_no_vectors(tmp_path: Path) -> None:
     assert found.vector_bytes is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("vector", "kind"),
     [

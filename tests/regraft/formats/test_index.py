@@ -268,6 +268,7 @@ def filled(db: apsw.Connection, sql: str) -> str:
     return sql.format(m=material, c=content, u=unit, t=body)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sql", REFUSED)
 def test_what_the_layout_refuses(copy: apsw.Connection, sql: str) -> None:
     with pytest.raises(apsw.ConstraintError):

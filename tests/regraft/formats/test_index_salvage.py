@@ -129,6 +129,7 @@ def test_what_follows_from_other_rows_is_derived_as_it_was(table, whole, folder)
     assert new == whole.rows
 
 
+@pytest.mark.thorough
 def test_units_are_found_by_their_bodies_where_no_index_knows_them(whole, folder):
     raw = bytearray(whole.raw)
     for number, (name, _) in whole.kinds.items():
@@ -139,6 +140,7 @@ def test_units_are_found_by_their_bodies_where_no_index_knows_them(whole, folder
     assert new == whole.rows
 
 
+@pytest.mark.thorough
 def test_a_whole_file_comes_out_as_it_is(whole, folder):
     new, tally = written(folder, whole.raw, expected(whole))
     assert new == whole.rows
@@ -146,6 +148,7 @@ def test_a_whole_file_comes_out_as_it_is(whole, folder):
     assert tally.salvaged == tally.about
 
 
+@pytest.mark.thorough
 def test_lost_vectors_are_counted_and_the_texts_stay(whole, folder):
     new, tally = written(folder, damaged(whole, "one leaf page of embedding is zeros"), expected(whole))
     lost = len(whole.rows["embedding"]) - len(new["embedding"])
@@ -156,6 +159,7 @@ def test_lost_vectors_are_counted_and_the_texts_stay(whole, folder):
     assert new["search_text"] == whole.rows["search_text"]
 
 
+@pytest.mark.thorough
 def test_mixed_up_vectors_do_not_come_along(whole, folder):
     new, tally = written(folder, damaged(whole, "overflow pages of two vectors are swapped"), expected(whole))
     assert tally.rows["embeddings"].refused == {"unlike": 2}
@@ -180,6 +184,7 @@ def test_a_path_that_nobody_knows_is_the_id(whole, folder):
     assert len(new["search_unit"]) > 50
 
 
+@pytest.mark.thorough
 def test_an_item_that_is_gone_brings_no_rows_along(whole, folder):
     paths = dict(expected(whole).paths or {})
     del paths["item-0000"]
@@ -268,6 +273,7 @@ def test_a_file_of_version_1_becomes_one_of_version_2(whole, folder):
     }
 
 
+@pytest.mark.thorough
 def test_of_two_readings_of_one_vector_the_one_in_the_tree_counts(whole, folder):
     """A free page has rows of the same keys and other vectors, as they are left where texts went and came back."""
     page = next(number for number in whole.of("embedding") if number not in whole.roots.values())

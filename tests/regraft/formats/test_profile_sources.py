@@ -129,6 +129,7 @@ def test_one_library_from_every_kind_of_source(name: str, expected: dict[str, by
     assert {base["outcome"] for base in again.document["bases"]} == {"unchanged", "failed"}
 
 
+@pytest.mark.thorough
 def test_a_profile_after_a_backup_of_it_changes_nothing(profile: Path, tmp_path: Path) -> None:
     assert migrate(BACKUP, tmp_path / "library").status == 1
     before = snapshot(tmp_path / "library" / "KnowledgeBase")
@@ -264,6 +265,7 @@ def test_a_slim_backup_with_empty_folders_is_one_too(tmp_path: Path) -> None:
     assert "slim backup" in run("inspect", tmp_path).stdout
 
 
+@pytest.mark.thorough
 def test_folders_of_an_older_layout_are_named(profile: Path, tmp_path: Path) -> None:
     folder = profile / "Data" / "KnowledgeBase"
     [failed] = [base["id"] for base in json.loads(json.loads(STATE["localStorage"][KEY])["knowledge"])["bases"]][-1:]
@@ -366,6 +368,7 @@ def test_damage_of_an_origin_that_is_not_read_is_no_news(tmp_path: Path) -> None
     assert not any("5173" in problem for problem in problems)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", [None, "{}", '{"knowledge": "null"}', '{"knowledge": "{\\"bases\\": []}"}'])
 def test_a_lost_state_beside_vector_files_is_a_warning(text: str | None, profile: Path, tmp_path: Path) -> None:
     shutil.rmtree(profile / "Local Storage")
@@ -403,6 +406,7 @@ def test_a_profile_without_its_state_says_what_is_missing(profile: Path) -> None
     assert "without `Local Storage`, where the application keeps its state" in done.stderr
 
 
+@pytest.mark.thorough
 def test_the_profile_below_a_browser_finds_the_data_beside_it(expected: dict[str, bytes], tmp_path: Path) -> None:
     source = browser_root(tmp_path / "source")
     done = migrate(source / "Default", tmp_path / "library")

@@ -162,6 +162,7 @@ def test_two_tabs_that_press_one_button_start_one_job(reader, tmp_path, hold):
     hold.unlink()
 
 
+@pytest.mark.thorough
 def test_a_server_with_a_job_does_not_quit(reader, tmp_path, hold):
     job = reader.job_of(reader.post("check", path=planted_v2.library(tmp_path)))
     answer = reader.post("quit")

@@ -104,6 +104,7 @@ def test_home_lists_what_is_on_the_computer(reader, home):
     assert f"upgrade?at={views.exact(home / '下载' / '备份.zip')}" in page.text
 
 
+@pytest.mark.thorough
 def test_a_failed_upgrade_is_offered_its_rescue_first(reader, home):
     place = home / ".config" / "CherryStudio"
     place.parent.mkdir(parents=True)
@@ -538,6 +539,7 @@ def test_many_months_are_shown_by_year(reader, tmp_path):
     assert "Items by the time when they were added 2020 12 2021 12 2022 5" in text
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_browsed_says_so_and_an_archive_has_no_history(reader, tmp_path):
     store = chroma_zip(tmp_path)
     page = reader.get("store", at=store)
@@ -634,6 +636,7 @@ def cosine(one: bytes, other: bytes) -> float:
     return sum(map(operator.mul, left, right)) / math.hypot(*left) / math.hypot(*right)
 
 
+@pytest.mark.thorough
 def test_an_item_shows_its_units_and_the_neighbors_of_one(reader, tmp_path):
     store = lacking.taken_away(lacking.library(tmp_path), [lacking.KB_TEXTS["item-f2"][0]])
     index = planted_v2.index(store, lacking.KB)

@@ -73,6 +73,7 @@ def batches(server: FaultServer) -> list[list[str]]:
 # --- filling ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_what_lacks_a_vector_gets_the_one_of_the_server_and_nothing_else_changes(
     store: Path, server: FaultServer, config: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_equal_texts_of_two_bases_are_paid_for_once(store: Path, server: FaultSe
     assert "1 of them copied from identical texts" in run("backfill", store, "--config", config).stdout
 
 
+@pytest.mark.thorough
 def test_a_second_run_sends_nothing(store: Path, server: FaultServer, config: Path) -> None:
     backfill(store, config)
     sent = len(server.requests)
@@ -335,6 +337,7 @@ def test_a_limit_that_is_just_enough_stops_nothing(store: Path, config: Path) ->
     assert scope_of(backfill(store, config, "--limit", len(LACKING)))["stopped"] is None
 
 
+@pytest.mark.thorough
 def test_a_limit_of_requests(store: Path, server: FaultServer, config: Path) -> None:
     done = backfill(store, config, "--max-requests", 2)
     assert batches(server) == [LACKING[:3], LACKING[3:6]]
@@ -480,6 +483,7 @@ def another_model(request: Request) -> Reply:
     return answer(request, [vector_of(f"other {text}", request.dimensions) for text in request.texts])
 
 
+@pytest.mark.thorough
 def test_another_model_is_refused_before_anything_is_written(store: Path, server: FaultServer, config: Path) -> None:
     server.behave = another_model
     with untouched(store):
@@ -565,6 +569,7 @@ def test_a_run_that_goes_on_does_not_pay_for_the_probe_again(store: Path, tmp_pa
     assert not set(server.texts[sent:]) & set(COMPARED)
 
 
+@pytest.mark.thorough
 def test_another_embedder_is_probed_again(store: Path, tmp_path: Path, server: FaultServer) -> None:
     backfill(store, configured(tmp_path / "mine.yaml", server), "--base", KB, "--max-requests", 1)
     sent = len(server.texts)
@@ -588,6 +593,7 @@ def test_a_probe_takes_no_more_than_a_request_may(store: Path, tmp_path: Path, s
         taken_away(store)
 
 
+@pytest.mark.thorough
 def test_where_nothing_can_be_sent_nothing_is_compared(store: Path, server: FaultServer, config: Path) -> None:
     backfill(store, config)
     server.requests.clear()
@@ -617,6 +623,7 @@ def test_dimensions_have_to_be_known(store: Path, server: FaultServer, config: P
     assert vectors(store) == all_vectors()
 
 
+@pytest.mark.thorough
 def test_dimensions_of_an_index_alone(store: Path, tmp_path: Path, server: FaultServer, config: Path) -> None:
     taken_away(store, TEXTS)
     alone = shutil.copyfile(index(store), tmp_path / "index.sqlite")

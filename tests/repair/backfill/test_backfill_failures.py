@@ -160,6 +160,7 @@ def test_a_text_that_the_server_breaks_at_fails_alone(store: Path, server: Fault
     assert Counter(server.paid)[CONTROL_TEXT] == sent_alone(server).count(CONTROL_TEXT)
 
 
+@pytest.mark.thorough
 def test_a_text_whose_own_vector_is_bad_fails_alone(store: Path, server: FaultServer, config: Path) -> None:
     def bad_for_one(request: Request) -> Reply:
         nan = struct.pack("<f", math.nan)
@@ -275,6 +276,7 @@ def test_a_server_that_is_down(options: tuple[str, ...], store: Path, tmp_path: 
     assert vectors(store) == all_vectors()
 
 
+@pytest.mark.thorough
 def test_a_server_that_does_not_let_us_in(store: Path, server: FaultServer, config: Path) -> None:
     server.behave = failing(401, "no such key", code="invalid_api_key")
     before = contents(store)
@@ -284,6 +286,7 @@ def test_a_server_that_does_not_let_us_in(store: Path, server: FaultServer, conf
         assert not (store / ".regraft").exists()
 
 
+@pytest.mark.thorough
 def test_a_server_that_goes_away(store: Path, server: FaultServer, config: Path) -> None:
     def two(request: Request) -> Reply:
         return (right if len(server.requests) <= 4 else closing)(request)
@@ -367,6 +370,7 @@ def test_a_key_is_in_nothing_that_is_written_or_said(
     assert os.environ["MY_KEY"] == key
 
 
+@pytest.mark.thorough
 def test_a_key_that_is_not_set_is_asked_for_before_anything_is_sent(
     store: Path, tmp_path: Path, server: FaultServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

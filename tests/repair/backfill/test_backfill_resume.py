@@ -363,6 +363,7 @@ def test_the_survivor_of_two_takes_over_what_the_other_one_had(
     assert set(vectors(store)) == set(READY)
 
 
+@pytest.mark.thorough
 def test_who_has_the_store_to_itself_is_waited_for_only_so_long(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_second_run_sends_and_writes_nothing(store: Path, server: FaultServer,
     assert server.requests == []
 
 
+@pytest.mark.thorough
 def test_a_dry_run_tells_what_would_be_done_and_touches_nothing(store: Path, server: FaultServer, config: Path) -> None:
     with untouched(store.parent):
         planned = fill(store, config, "--dry-run").document
@@ -158,6 +159,7 @@ def test_one_project_is_filled_unless_more_are_named(
     assert state(store) == "ready"
 
 
+@pytest.mark.thorough
 def test_projects_can_be_named(store: Path, config: Path) -> None:
     done = fill(store, config, "--base", notes.project_id(0))
     assert set(held(store)) == {notes.note_id(0, number) for number in range(6)}
@@ -194,6 +196,7 @@ def test_equal_notes_are_paid_for_once(store: Path, server: FaultServer, config:
     assert held(store) == right(store)
 
 
+@pytest.mark.thorough
 def test_what_was_excluded_meanwhile_is_neither_sent_nor_written(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +279,7 @@ def test_a_text_that_no_server_takes_is_remembered_and_can_be_cleared(
     assert (state(store), findings(store)) == ("ready", {})
 
 
+@pytest.mark.thorough
 def test_an_embedder_of_another_model_is_refused(
     store: Path, server: FaultServer, config: Path, tmp_path: Path
 ) -> None:

@@ -207,6 +207,7 @@ def test_a_folder_of_chroma_has_the_vectors_although_it_names_no_model(tmp_path:
     filled_again(source.root, tmp_path / "library", tmp_path, server)
 
 
+@pytest.mark.thorough
 def test_a_knowledge_base_of_rsclaw_has_the_vectors(tmp_path: Path, server: FaultServer) -> None:
     source: RsclawStore = healthy(tmp_path / "kb")
     root = source.write()
@@ -326,6 +327,7 @@ def without_common_texts(whole: Path, place: Path, vector_for: Callable[[str], b
     return store, source, texts
 
 
+@pytest.mark.thorough
 def test_without_a_text_in_common_eight_are_embedded_first(
     whole: Path, server: FaultServer, config: Path, tmp_path: Path
 ) -> None:
@@ -371,6 +373,7 @@ def test_few_texts_are_sent_rather_than_compared(
 # --- several sources, the configuration -------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_first_source_that_has_a_text_gives_it_and_the_rest_is_sent(
     store: Path, whole: Path, server: FaultServer, config: Path, tmp_path: Path
 ) -> None:
@@ -387,6 +390,7 @@ def test_the_first_source_that_has_a_text_gives_it_and_the_rest_is_sent(
     assert f"4 vectors reused from {first} (Base kb)" in text
 
 
+@pytest.mark.thorough
 def test_the_configuration_lists_sources_and_one_that_is_missing_is_left_out(
     store: Path, whole: Path, server: FaultServer, config: Path
 ) -> None:
@@ -455,6 +459,7 @@ def test_without_an_embedder_the_rest_is_named_and_left(
     assert vectors(store) == before
 
 
+@pytest.mark.thorough
 def test_without_an_embedder_nothing_is_taken_that_cannot_be_compared(
     whole: Path, unconfigured: Path, tmp_path: Path
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_name_that_nothing_has_is_still_refused(store: Path) -> None:
         said(run("backfill", store, "--dry-run", "--embedder", "mine", "--json"), "EmbedderUnknown", 2)
 
 
+@pytest.mark.thorough
 def test_restore_without_a_configuration(store: Path) -> None:
     with untouched(store):
         done = run("restore", store, "--base", KB, "--dry-run", "--json")
