@@ -296,7 +296,7 @@ def _check_collection(state: _StoreAudit, of: ChromaCollection) -> None:
         if of.distance is None:
             message = tr("its distance is none that Chroma has")
             state.findings.add(chroma.COLLECTION_INCOMPLETE, message, base=of.id)
-        if collection.dimension != (of.dimension or collection.dimension):
+        if of.dimension is not None and collection.dimension != of.dimension:
             message = tr(
                 "its row says {stated} dimensions, and its vectors have {found}",
                 stated=of.dimension,

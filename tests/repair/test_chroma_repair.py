@@ -342,6 +342,16 @@ def test_only_the_number_of_dimensions_is_corrected(store: ChromaStore, tmp_path
     assert {name: raw for name, (_, _, raw) in snapshot(store.root).items() if ".regraft" not in name} == damaged
 
 
+@pytest.mark.parametrize("stated", [0, -1, 1 << 40, "text", b"16", 16.5])
+def test_a_number_that_is_no_dimension_is_corrected(stated: object, store: ChromaStore) -> None:
+    before = store.rows("SELECT * FROM collections ORDER BY name")
+    store.execute("UPDATE collections SET dimension = ? WHERE name = 'plain'", stated)
+    assert "dimension-wrong" in check(store.root)
+    assert [one["action"] for one in repair(store.root)["actions"]] == ["set-dimension"]
+    assert store.rows("SELECT * FROM collections ORDER BY name") == before
+    assert check(store.root) == {}
+
+
 def test_a_dimension_is_corrected_together_with_the_segment(store: ChromaStore, tmp_path: Path) -> None:
     overwrite_links(store)
     state_dimension(store)

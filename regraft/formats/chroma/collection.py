@@ -755,8 +755,8 @@ def open_collection(
         ChromaProblem: a value in the database is invalid.
         apsw.Error, OSError: the database cannot be read.
     """
-    database.check_dimension(of)
     of = structs.replace(of, dimension=measure_dimension(db, of, root))
+    database.check_dimension(of)
     with sqlite.open_scratch() as scratch:
         state = CollectionState(db=db, of=of, root=root, scratch=scratch, kept=kept)
         try:
