@@ -39,30 +39,44 @@ TABLES = (
     "embeddings_queue",
     "max_seq_id",
 )
-_TEXT, _TEXT_OR_NULL = "'text'", "'text', 'null'"
-_INTEGER_OR_NULL, _REAL_OR_NULL = "'integer', 'null'", "'real', 'null'"
-#: SQL: the types of the values that Chroma reads, by table and column; it fails at the first row with another one.
-_SETTING = {"key": _TEXT, "str_value": _TEXT_OR_NULL, "int_value": _INTEGER_OR_NULL, "float_value": _REAL_OR_NULL}
-#: Columns with JSON, by table; Chroma fails at text that is none.
-_JSON = {"collections": ("config_json_str",), "embeddings_queue": ("metadata",)}
-_VALUE_TYPES = {
-    "collections": {"id": _TEXT, "name": _TEXT, "dimension": _INTEGER_OR_NULL},
-    "collection_metadata": _SETTING,
-    "segments": {"id": _TEXT, "type": _TEXT, "scope": _TEXT, "collection": _TEXT},
-    "segment_metadata": _SETTING,
-    "embeddings": {"segment_id": _TEXT, "embedding_id": _TEXT},
+#: SQL: values that Chroma does not read, in a column (``{0}``).
+_NO_TEXT, _NO_TEXT_OR_NULL = "typeof({0}) <> 'text'", "typeof({0}) NOT IN ('text', 'null')"
+_NO_INTEGER_OR_NULL, _NO_REAL_OR_NULL = "typeof({0}) NOT IN ('integer', 'null')", "typeof({0}) NOT IN ('real', 'null')"
+#: Earlier versions write NaN and Infinity, which only JSON5 has (2).
+_NO_JSON = "json_valid({0}, 1 | 2) = 0"
+_NO_TIME = "unixepoch({0}) IS NULL"
+_OF_SETTING = {
+    "key": _NO_TEXT,
+    "str_value": _NO_TEXT_OR_NULL,
+    "int_value": _NO_INTEGER_OR_NULL,
+    "float_value": _NO_REAL_OR_NULL,
+}
+#: SQL: values that Chroma does not read, by table and column; it fails at the first row with one.
+_UNREAD = {
+    "collections": {
+        "id": _NO_TEXT,
+        "name": _NO_TEXT,
+        "dimension": _NO_INTEGER_OR_NULL,
+        "config_json_str": _NO_JSON,
+    },
+    "collection_metadata": _OF_SETTING,
+    "segments": {"id": _NO_TEXT, "type": _NO_TEXT, "scope": _NO_TEXT, "collection": _NO_TEXT},
+    "segment_metadata": _OF_SETTING,
+    "embeddings": {"segment_id": _NO_TEXT, "embedding_id": _NO_TEXT},
     "embedding_metadata": {
-        "key": _TEXT,
-        "string_value": _TEXT_OR_NULL,
-        "int_value": _INTEGER_OR_NULL,
-        "float_value": _REAL_OR_NULL,
-        "bool_value": _INTEGER_OR_NULL,
+        "key": _NO_TEXT,
+        "string_value": _NO_TEXT_OR_NULL,
+        "int_value": _NO_INTEGER_OR_NULL,
+        "float_value": _NO_REAL_OR_NULL,
+        "bool_value": _NO_INTEGER_OR_NULL,
     },
     "embeddings_queue": {
-        "topic": _TEXT,
-        "id": _TEXT,
-        "encoding": _TEXT_OR_NULL,
-        "metadata": _TEXT_OR_NULL,
+        "topic": _NO_TEXT,
+        "id": _NO_TEXT,
+        "encoding": _NO_TEXT_OR_NULL,
+        "metadata": f"{_NO_TEXT_OR_NULL} OR {_NO_JSON}",
+        # Versions from 1.0 on skip the operation.
+        "created_at": _NO_TIME,
     },
 }
 #: A norm is an outlier if it differs from the median by more than this factor.
@@ -256,17 +270,10 @@ def _check_sequence_numbers(state: _StoreAudit) -> None:
 
 
 def _check_types(state: _StoreAudit) -> None:
-    """Report rows with values that Chroma does not read: it cannot open the collection then.
-
-    A queued operation without a valid time is different: versions from 1.0 on skip it.
-    """
-    for table, types in _VALUE_TYPES.items():
+    """Report rows with values that Chroma does not read: it cannot open the collection then."""
+    for table, unread in _UNREAD.items():
         existing = database.column_names(state.db, table)
-        others = [f"typeof({column}) NOT IN ({kinds})" for column, kinds in types.items() if column in existing]
-        if table == "embeddings_queue" and "created_at" in existing:
-            others.append("unixepoch(created_at) IS NULL")
-        # Earlier versions write NaN and Infinity, which only JSON5 has (2).
-        others += [f"json_valid({column}, 1 | 2) = 0" for column in _JSON.get(table, ()) if column in existing]
+        others = [condition.format(column) for column, condition in unread.items() if column in existing]
         found = state.db.execute(f"SELECT count(*) FROM {table} WHERE {' OR '.join(others)}").get if others else 0
         if found:
             message = tr("{{n}} of the table {table} with a value that Chroma does not read", table=table)
