@@ -97,12 +97,13 @@ def _read(manifest: str) -> Iterator[Library]:
     elif path.is_file() and path.suffix.lower() in _TABLES:
         with links.open_for_reading(path) as file:
             yield from _read_table(str(path), str(path.parent), file)
-    elif path.is_dir():
-        names = sorted(str(entry) for entry in path.iterdir() if not entry.name.startswith("."))
-        yield from (Library(source=_absolute_name(name)) for name in names)
-    elif glob.has_magic(manifest):
-        names = sorted(glob.glob(manifest, recursive=True))  # noqa: PTH207 - a pattern may be absolute
-        yield from (Library(source=_absolute_name(name)) for name in names)
+    elif path.is_dir() or glob.has_magic(manifest):
+        names = (
+            (str(entry) for entry in path.iterdir() if not entry.name.startswith("."))
+            if path.is_dir()
+            else glob.iglob(manifest, recursive=True)  # noqa: PTH207 - a pattern may be absolute
+        )
+        yield from (Library(source=_absolute_name(name)) for name in sorted(names))
     else:
         raise WrongUsage(problem=tr("{manifest} is not a manifest", manifest=manifest), hint=_HINT)
 

@@ -118,7 +118,7 @@ class Fleet(msgspec.Struct, kw_only=True):
             results.write_results(self.path, self.order, self._journal.rows)
 
     @contextmanager
-    def opened(self, left: list[int]) -> Iterator[Any]:
+    def opened(self, left: list[int]) -> Iterator[Pool | None]:
         """Open the pool if libraries are ``left``, and the journal with all known rows; those of others are counted."""
         again = set(left)
 
@@ -158,17 +158,17 @@ class Fleet(msgspec.Struct, kw_only=True):
         return dict(zip(numbers, sizes, strict=True))
 
     def run_jobs(
-        self, pool: Any, sizes: Mapping[int, int], job: Callable[[int, int], Any], *, notes_starts: bool = True
+        self, pool: Pool | None, sizes: Mapping[int, int], job: Callable[[int, int], Any], *, notes_starts: bool = True
     ) -> Iterator[tuple[Task, TaskResult]]:
         """Run a job for each library, and yield how each ends.
 
         Args:
-            pool: the processes; not needed without libraries.
+            pool: the processes; None without libraries.
             sizes: the size of each library in bytes, by its number.
             job: makes the job of a library by its number and the cores that it gets.
             notes_starts: whether the jobs end their libraries, so that the journal says which are in progress.
         """
-        if not sizes:
+        if pool is None or not sizes:
             return
         cores, libraries = pool.count, self.order.libraries
         tasks, fair_share = [], sum(sizes.values()) / cores

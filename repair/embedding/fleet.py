@@ -281,14 +281,14 @@ class FleetBackfill(Fleet, kw_only=True):
                 durable.sync_folder(self.folder.parent)
             libraries = self._collect_texts(pool)
             plan = self._make_plan(libraries)
-            if not libraries or self.dry_run:
+            if pool is None or not libraries or self.dry_run:
                 self._note_sent(plan)
                 return
             if not self.confirm(plan):
                 raise Declined(path=self.path)
             self._fill(pool, libraries, *self._send(pool, libraries, plan))
 
-    def _collect_texts(self, pool: Pool) -> dict[int, SurveyedLibrary]:
+    def _collect_texts(self, pool: Pool | None) -> dict[int, SurveyedLibrary]:
         """Run the collecting job of each library; returns those that lack vectors, by number. The others have ended."""
         surveyed: dict[int, SurveyedLibrary] = {}
         sizes = self.measure(self.left)
@@ -411,7 +411,7 @@ class FleetBackfill(Fleet, kw_only=True):
     # --- libraries ---------------------------------------------------------------------------------------------------
 
     def _run_jobs(
-        self, pool: Pool, sizes: Mapping[int, int], *, fills: bool, why: str = ""
+        self, pool: Pool | None, sizes: Mapping[int, int], *, fills: bool, why: str = ""
     ) -> Iterator[tuple[Task, TaskResult]]:
         def job(number: int, cores: int) -> EmbeddingJob:
             line = self.make_job(number, cores)
