@@ -395,11 +395,11 @@ class Trial:
                     counts["equal"] += 1
                 elif vector is not None and any(is_close(vector, other) for other in self.allowed[key][one]):
                     counts["of the changed files"] += 1
-                elif vector is not None and key not in linked:
-                    self.problems.append(f"{self.sound.ids[key]}: {one} has a wrong vector")
-                elif key not in read or key in linked:
-                    # It is in another of Chroma's databases now.
+                elif key in linked or key not in read:
+                    # If it is not read, it is in another of Chroma's databases now.
                     counts["with a finding"] += 1
+                elif vector is not None:
+                    self.problems.append(f"{self.sound.ids[key]}: {one} has a wrong vector")
                 elif (key, one) in named:
                     counts["named"] += 1
                 elif any(row["base"] in (key, None) for row in findings):
