@@ -487,7 +487,6 @@ def test_notes_of_codex_mem_that_words_do_not_find_are_found(tmp_path: Path) -> 
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("version", chroma_store.VERSIONS)
 def test_documents_of_chroma_that_words_do_not_find_are_found(version: str, tmp_path: Path) -> None:
     store = chroma_store.extract(version, tmp_path)
@@ -528,7 +527,6 @@ def test_an_index_of_chroma_that_lost_its_links_is_found(tmp_path: Path) -> None
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("version", chroma_store.VERSIONS)
 def test_collections_of_chroma_are_read(version: str, tmp_path: Path) -> None:
     store = chroma_store.extract(version, tmp_path)

@@ -85,7 +85,6 @@ def vector_keys(path: Path) -> list[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("size", "runs"), [("5%", 20), ("1/20", 20), ("7 %", 15), ("33.3%", 4), ("100%", 1), ("2/3", 2)]
 )

@@ -149,7 +149,6 @@ PATHS = [
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", PATHS)
 def test_paths_are_not_followed(store: RsclawStore, path: str) -> None:
     doc(store, "New")["markdown_path"] = path

@@ -90,7 +90,6 @@ def searchable(store: Path, dimensions: int) -> float:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("other", [2, 5, 16, 1024])
 def test_the_minority_that_the_catalog_names_is_right(store: Path, made: Path, other: int) -> None:
     every = vectors(store)
@@ -176,7 +175,6 @@ def overflows(blob: bytes) -> bool:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "blob",
     [

@@ -673,7 +673,6 @@ SAMPLE = REPO / "sample_v1" / "backup"
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", [*CASES, "sample"])
 def test_a_source_that_lost_vectors_comes_out_whole_but_for_these(
     case: str, golden: Callable[[str], Path], tmp_path: Path

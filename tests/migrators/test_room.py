@@ -54,7 +54,6 @@ def test_the_golden_cases(case: str, golden: Callable[[str], Path], tmp_path: Pa
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("text", "length", "dimensions"),
     [(english, 20, 384), (chinese, 300, 1024), (chinese, 1500, 512), (english, 1500, 1536)],

@@ -76,7 +76,6 @@ def _true(made: Made, numbers: Any) -> set[Pair]:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*WRONG, *ODD, *NOTHING])
 def test_with_the_word_only_true_rows_come_along(made: Made, tmp_path: Path, name: str) -> None:
     raw = _damaged(made, name)

@@ -374,7 +374,6 @@ def decoys(tmp_path: Path) -> Path:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.skipif(not SCRIPT.exists(), reason="no console script is installed next to the interpreter")
 @pytest.mark.parametrize(
     "arguments",

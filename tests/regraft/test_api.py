@@ -51,7 +51,6 @@ def printed(*words: object) -> dict[str, Any]:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("call", "words"),
     [

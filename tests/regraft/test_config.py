@@ -352,7 +352,6 @@ COMMANDS = [("embedders",), ("backfill", ".", "--dry-run")]
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(4)
 @pytest.mark.skipif(os.name == "nt", reason="there are no such files there")
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda words: words[0])
 @pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device without an end", "terminal", "socket"])

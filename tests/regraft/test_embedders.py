@@ -604,7 +604,6 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("escaped", [False, True], ids=["text", "JSON"])
 @pytest.mark.parametrize("status", [200, 401, 500])
@@ -758,7 +757,6 @@ ENDLESS = {
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", ENDLESS)
 @pytest.mark.parametrize("status", [200, 400, 500])
 def test_an_answer_without_an_end_is_not_read_to_it(way: str, status: int, server: FaultServer) -> None:

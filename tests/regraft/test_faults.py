@@ -297,7 +297,6 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Journey:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @posix
 @pytest.mark.parametrize("moment", [name for name in MOMENTS if not name.startswith("what takes")])
 def test_killed_from_outside(moment: str, larger: Journey, tmp_path: Path) -> None:
@@ -407,7 +406,6 @@ def test_no_room_at_any_step(pipeline: Journey, place: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize("later", [False, True], ids=["one move", "all moves from then on"])
 def test_a_move_that_stays_refused(
     later: bool, pipeline: Journey, place: Path, monkeypatch: pytest.MonkeyPatch

@@ -112,7 +112,6 @@ COMMANDS = {
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "command", [pytest.param(one, marks=needs("parquet")) if one == "export" else one for one in COMMANDS]
 )

@@ -108,7 +108,6 @@ def test_bases_are_completed_by_name(library: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("shell", "answer"), [("bash", "plain,'Boat workshop'"), ("fish", "plain,Boat workshop\t")])
 def test_shells_get_names_as_one_word(shell: str, answer: str, library: Path) -> None:
     line = ["regraft", "check", shlex.quote(str(library)), "--base"]

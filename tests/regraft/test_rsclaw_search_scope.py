@@ -131,7 +131,6 @@ VARIANTS: tuple[tuple[object, ...], ...] = (
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("callers", [(), ("user:ada",), ("agent:a1", "user:bob"), ("channel:nobody",)], ids=str)
 def test_an_answer_is_the_same_as_if_hidden_documents_were_not_there(
     callers: tuple[str, ...], grid: RsclawStore, tmp_path: Path

@@ -117,7 +117,6 @@ def test_filling_a_library(here: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -259,7 +258,6 @@ TRAPS_BY_FLAGS = [
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("trap", "flags"), TRAPS_BY_FLAGS)
 def test_a_program_that_uses_the_api(here: Path, tmp_path: Path, trap: str, flags: tuple[str, ...]) -> None:
     program = tmp_path / "program.py"

@@ -431,7 +431,6 @@ def assert_agree(given: Sequence[Sequence[Any]], expected: Sequence[Sequence[Any
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", ["bm25", "vector", "hybrid"])
 def test_the_released_store_answers_the_same(golden_library, mode):
     asked = [answer for answer in golden_answers() if answer["mode"] == mode]

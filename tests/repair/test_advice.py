@@ -236,7 +236,6 @@ def damaged(name: str, healthy: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", EVERY_STORE)
 def test_nothing_is_lost_by_following_advice(damaged: Path) -> None:
     before, rows_before = held(damaged), state(damaged)

@@ -237,7 +237,6 @@ CASES = {
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_what_keeps_a_note_and_its_vector_apart_is_settled_once(path: Path, name: str) -> None:
     case = CASES[name]

@@ -298,7 +298,6 @@ OBSTACLES: dict[str, tuple[Callable[[Path], None], str, str]] = {
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", OBSTACLES)
 @pytest.mark.parametrize("query", [ALL, FEW, NONE])
 def test_what_is_in_the_way_leaves_the_hits_by_words(name: str, query: str, path: Path) -> None:

@@ -56,7 +56,6 @@ def planned(outcome: Outcome) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(4)
 @EVERY
 def test_what_a_person_declines_changes_nothing(name: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "confirm_plan", lambda *_, **__: False)
@@ -69,7 +68,6 @@ def test_what_a_person_declines_changes_nothing(name: str, work: Work, monkeypat
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(4)
 @EVERY
 def test_nothing_is_changed_without_consent(name: str, work: Work) -> None:
     """Nobody is there to be asked, and neither a program's output nor silence is an answer."""

@@ -110,7 +110,6 @@ def test_a_folder_that_cannot_be_listed_is_left_without_a_command(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", PLANTINGS)
 def test_of_codex_mem(name, templates, tmp_path, server, monkeypatch):
     path = copied(templates, "whole", tmp_path)
@@ -131,7 +130,6 @@ def test_of_angel_memory(tmp_path, monkeypatch):
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", PLANTINGS_OF_RSCLAW)
 def test_of_rsclaw(name, tmp_path):
     """The files of the test are old by the clock of today, too."""

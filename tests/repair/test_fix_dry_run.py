@@ -166,7 +166,6 @@ def test_a_relative_path_will_do(make: Callable[[Path], Path], tmp_path: Path, m
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["library", "it's my library"])
 def test_command_lines_have_the_path_that_was_given(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = planted_v2.library(tmp_path / "made")

@@ -258,7 +258,6 @@ def embedding(store: Path, config: Path, command: str, *options: object) -> Outc
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @each_generation
 def test_restore(store: Path, server: FaultServer, config: Path) -> None:
     before, files = dump(store), files_of(store / "Data" / "KnowledgeBase")
@@ -388,7 +387,6 @@ def test_rescue_of_the_applications_own_profiles(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @each_generation
 def test_reconcile(store: Path) -> None:
     changed(store, f"DELETE FROM knowledge_item WHERE base_id = '{KB}' AND type = 'note'")
@@ -455,7 +453,6 @@ def _backfill(store: Path, _: Path, config: Path) -> Outcome:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @each_generation
 @pytest.mark.parametrize(
     ("asked", "table"),

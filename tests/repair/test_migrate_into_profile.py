@@ -225,7 +225,6 @@ def test_more_bases_of_the_same_source_come_into_the_same_library(case):
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("there", ["file", "folder", "library of another source", "broken link"])
 def test_the_library_has_the_first_free_name(case, tmp_path, there):
     if there == "file":

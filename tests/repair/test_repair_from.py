@@ -165,7 +165,6 @@ def rows_of_bytes(stored: dict[str, bytes]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @EVERY_SOURCE
 def test_a_missing_index_is_built_in_place(place: Path, store: Path, source_of: Callable[[Path], Path]) -> None:
     shutil.copytree(store, place / "other")
@@ -259,7 +258,6 @@ def without_units(path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("damage", [zeroed, noise, cut, with_a_log, empty, without_units])
 def test_a_damaged_index_is_built_again_and_undo_brings_it_back(
     damage: Callable[[Path], None], place: Path, store: Path
@@ -330,7 +328,6 @@ _BODIES_OF_ONE = (
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("statements", "action"),
     [
@@ -612,7 +609,6 @@ NEVER_SUGGESTED = [
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize("source", NEVER_SUGGESTED)
 def test_paths_of_other_computers_and_devices_are_never_suggested(migrated: Path, source: str) -> None:
     named_source(migrated, source)

@@ -333,7 +333,6 @@ def test_only_the_base_that_is_named_comes_back(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("damage", ["gone", "no bytes", "no tables", "no rows"])
 def test_a_completed_base_without_an_index_gets_one(whole, damage):
     before, path = shape(whole), settled(index_of(whole))
@@ -849,7 +848,6 @@ ODD = {
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("odd", ODD)
 def test_damage_in_the_profile_ends_in_words(stranded, odd):
     with closing(apsw.Connection(str(stranded / DATABASE))) as db:

@@ -250,7 +250,6 @@ def test_an_index_that_nobody_can_read(damage, store):
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "damage",
     ["another text", "a text of bytes", "a place one off", "another unit id", "no body", "another body", "no number",

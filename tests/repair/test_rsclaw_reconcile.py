@@ -88,7 +88,6 @@ def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", OF_RSCLAW)
 def test_what_needs_the_database_is_left_with_what_helps(tmp_path: Path, name: str) -> None:
     root = planted(tmp_path / "kb", name).root

@@ -88,7 +88,6 @@ _DAMAGES: dict[str, tuple[Callable[[Path], None], bool]] = {
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", _DAMAGES)
 def test_what_is_left_comes_back_as_it_was(library: Path, name: str) -> None:
     damage, is_whole = _DAMAGES[name]

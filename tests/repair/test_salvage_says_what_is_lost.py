@@ -55,7 +55,6 @@ def counts(document: dict[str, Any], key: str = "findings", name: str = "name") 
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_is_lost_is_found(target: Path, seed: int) -> None:
     path = index(target)

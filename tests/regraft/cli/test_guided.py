@@ -115,7 +115,6 @@ def test_enter_at_every_question_upgrades(home, monkeypatch, capsys):
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @posix
 @pytest.mark.parametrize("answer", ["", "n", EOFError])
 def test_the_application_is_started_after_a_question(home, monkeypatch, capsys, answer):
@@ -182,7 +181,6 @@ def test_no_means_that_nothing_is_written(home, monkeypatch, capsys):
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("question", range(5))
 @pytest.mark.parametrize("end, expected", [(EOFError, 1), (KeyboardInterrupt, INTERRUPTED)])
 def test_the_end_at_any_question_writes_nothing(home, monkeypatch, capsys, question, end, expected):
@@ -386,7 +384,6 @@ def test_on_a_real_terminal(home, terminal):
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(4)
 @posix
 @pytest.mark.parametrize("key, expected", [(b"\x03", INTERRUPTED), (b"\x04", 1)], ids=["Ctrl-C", "Ctrl-D"])
 @pytest.mark.parametrize("answers", [0, 1])

@@ -90,7 +90,6 @@ def is_killed(place: StoragePath, files: Mortal, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 def test_whenever_a_process_is_killed_the_next_one_comes_to_what_one_run_comes_to(
     library: StoragePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_after: bool

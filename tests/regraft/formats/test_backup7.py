@@ -69,7 +69,6 @@ def findings(path: Path, *options: object) -> list[tuple[str, str | None, str]]:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("make", [full, early])
 def test_a_backup_is_read_as_its_profile_is(installed, tmp_path, make: Callable[..., Path], form):
@@ -131,7 +130,6 @@ def test_of_a_slim_backup_nothing_is_installed_and_why_is_said(installed, tmp_pa
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("make", [full, early])
 def test_bases_of_a_backup_come_into_another_profile(installed, tmp_path, make: Callable[..., Path], form):

@@ -147,7 +147,6 @@ def _queries(bodies: list[str]) -> list[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", _CORPORA)
 @pytest.mark.parametrize("run_characters", [1, 300, 1 << 20])
 def test_a_spliced_index_answers_as_one_that_fts5_filled(tmp_path: Path, name: str, run_characters: int) -> None:
@@ -261,7 +260,6 @@ def _spliced(folder: Path, bodies: list[str], *, page_bytes: int, run_characters
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("page_bytes", [64, 200, 4050])
 @pytest.mark.parametrize("name", ["words", "one letter", "four letters"])
 def test_pages_hold_what_those_of_fts5_hold(tmp_path: Path, name: str, page_bytes: int) -> None:

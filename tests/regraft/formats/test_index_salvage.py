@@ -112,7 +112,6 @@ def test_rows_that_prove_themselves_come_along(name, whole, folder):
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [name for name in DAMAGES if "fts" in name or "index" in name or "_idx" in name])
 def test_damage_beside_the_rows_costs_none(name, whole, folder):
     new, tally = written(folder, damaged(whole, name), expected(whole))

@@ -122,7 +122,6 @@ LIES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", LIES)
 def test_no_entry_says_what_regraft_does_not_write(how: str, made: Path, tmp_path: Path) -> None:
     place = Path(shutil.copytree(made, tmp_path / "place"))

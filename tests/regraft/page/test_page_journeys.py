@@ -389,7 +389,6 @@ def test_what_is_typed_wrong_is_said_beside_its_field(reader, tmp_path, page, fi
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("page", "field", "value", "problem"),
     [

@@ -192,7 +192,6 @@ UNFIT = {
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("fault", UNFIT)
 def test_an_answer_that_does_not_fit_is_refused_as_a_whole(
     fault: str, store: Path, server: FaultServer, config: Path
@@ -337,7 +336,6 @@ def test_a_text_that_the_server_dies_of_does_not_keep_the_others(
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize("status", [400, 401, 429, 500])
 @pytest.mark.parametrize("from_the_third_on", [False, True])
 def test_a_key_is_in_nothing_that_is_written_or_said(

@@ -30,7 +30,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("ahead", [1, 2, 3])
 @pytest.mark.parametrize("tokens", [20, 30, 45, 1000])
 def test_requests_are_packed_over_the_borders_of_claims(

@@ -124,7 +124,6 @@ def test_a_dry_run_tells_what_would_be_done_and_touches_nothing(store: Path, ser
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("state_of_006", ["some columns", "no record", "no columns", "whole", "another type"])
 def test_what_is_missing_of_migration_006_is_added(store: Path, config: Path, state_of_006: str) -> None:
     if state_of_006 == "another type":

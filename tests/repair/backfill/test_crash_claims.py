@@ -176,7 +176,6 @@ MOMENTS = {
 
 
 @pytest.mark.thorough
-@pytest.mark.one_in(3)
 @posix
 @pytest.mark.parametrize("name", MOMENTS)
 def test_texts_of_a_killed_run_are_done_by_the_next_and_paid_for_once(
