@@ -206,7 +206,7 @@ class ZipDirectory:
     def _parts(self, name: str) -> list[str]:
         """Split a name into its parts; refuses names with too many bytes or parts."""
         parts = [part for part in name.split("/") if part and part != "."]
-        if parts and len(name.encode()) > LONGEST_NAME:
+        if len(name.encode()) > LONGEST_NAME:
             raise self._unsafe(tr("a name in it has {encode:,} bytes", encode=len(name.encode())))
         if len(parts) > MOST_PARTS:
             raise self._unsafe(tr("a name in it has {parts:,} parts", parts=len(parts)))

@@ -168,6 +168,33 @@ def test_read_only_files_are_removed_and_replaced(tmp_path: Path, monkeypatch: p
     durable.remove_tree(tmp_path / "tree")
     assert [path.name for path in tmp_path.iterdir()] == ["replaced"]
     assert (tmp_path / "replaced").read_text() == "new"
+    # What comes in its place is another file, with permissions of its own.
+    assert stat.S_IMODE((tmp_path / "replaced").stat().st_mode) & stat.S_IWUSR
+
+
+def test_a_read_only_file_is_flushed_and_stays_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows flushes only what is open for writing."""
+    path, opened, real, flushed = tmp_path / "file", [], os.open, []
+    path.write_text("x")
+    path.chmod(0o444)
+
+    def open_as_windows(name: Any, flags: int, *more: Any, **named: Any) -> int:
+        opened.append(flags & os.O_RDWR)
+        if not os.lstat(name).st_mode & stat.S_IWUSR:
+            raise PermissionError(errno.EACCES, "Access is denied")
+        return real(name, flags, *more, **named)
+
+    def flush(descriptor: int) -> None:
+        flushed.append(os.fstat(descriptor).st_ino)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.os, "name", "nt")
+        patch.setattr(durable.os, "open", open_as_windows)
+        patch.setattr(durable, "flush", flush)
+        patch.setattr(file_paths, "extended_path", str)
+        durable.sync_file(path)
+    assert (opened, flushed) == ([os.O_RDWR] * 2, [path.stat().st_ino])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o444
 
 
 @pytest.mark.usefixtures("by_path")

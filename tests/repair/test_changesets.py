@@ -141,6 +141,15 @@ def test_a_changeset_has_the_changes_of_its_tables(path: Path) -> None:
     assert not path.with_name("stopped").exists()
 
 
+def test_a_changeset_is_on_the_disk_before_its_rows_are_committed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Path, int]] = []
+    for name in ("sync_file", "sync_folder"):
+        monkeypatch.setattr(durable, name, lambda place: seen.append((place, len(rows(path)))))
+    changeset = changed(path, "INSERT INTO note VALUES (4, 'a', 'four')")
+    assert seen == [(path.parent, 3), (changeset, 3), (changeset.parent, 3)]
+    assert len(rows(path)) == 4
+
+
 def test_the_schema_is_compared_by_its_sql(path: Path) -> None:
     with changesets.write_transaction(path) as db:
         before = changesets.read_schema(db)
@@ -205,6 +214,10 @@ def test_several_changes_are_tried_in_order(keep: bool, path: Path) -> None:
     assert rows(path) == (BEFORE if keep else [(1, "a", "newer"), (3, "gone", "three")])
     with changesets.write_transaction(path) as db:
         assert changesets.find_revert_conflicts(db, [(first, 1)]) == ("note",)
+    # A trial is over at its end: nothing stays locked.
+    with sqlite.open_writable(path) as db:
+        assert changesets.find_revert_conflicts(db, [(first, 1)]) == ("note",)
+        assert not db.in_transaction
 
 
 def test_whether_a_change_was_committed(path: Path) -> None:
@@ -445,7 +458,13 @@ def test_a_section_is_on_the_disk_before_its_rows_are_committed(
     seen: list[object] = []
 
     def look(name: str) -> Callable[..., None]:
-        return lambda *_: seen.append((name, len(rows(path)), kept.exists() and kept.stat().st_size > 0))
+        return lambda what: seen.append(
+            (
+                name if what != kept.parent else "its folder",
+                len(rows(path)),
+                kept.stat().st_size if kept.exists() else None,
+            )
+        )
 
     kept = path.parent / ".regraft" / "undo" / RUN / "000001"
     with changesets.open_writer(path) as db:
@@ -455,9 +474,20 @@ def test_a_section_is_on_the_disk_before_its_rows_are_committed(
             patch.setattr(durable, "sync_folder", look("folder"))
             patch.setattr(durable, "flush", look("flush"))
             insert(growing(path, book, []), db, 10)
-    assert ("folder", 3, False) in seen
-    assert seen[-1] == ("flush", 3, True)
+    assert seen == [("folder", 3, None)] * 2 + [("its folder", 3, 0), ("flush", 3, kept.stat().st_size)]
     assert len(rows(path)) == 4
+
+
+def test_tables_that_cannot_be_reverted_are_refused_before_anything_is_recorded(path: Path, book: Ledger) -> None:
+    other_program(path, "CREATE TABLE odd (id TEXT PRIMARY KEY, x REFERENCES missing (id))")
+    begun: list[str] = []
+    change = growing(path, book, begun)
+    with changesets.open_writer(path) as db:
+        with pytest.raises(apsw.SQLError, match="missing"), change.transaction(db, ["note", "odd"]):
+            raise AssertionError("it was entered")
+        change.end()
+    assert (begun, book.changes.every(), change.has_changed) == ([], [], False)
+    assert not (path.parent / ".regraft" / "undo").exists()
 
 
 @pytest.mark.parametrize("last", ["none", "committed", "not committed", "torn"])

@@ -543,6 +543,40 @@ def test_an_intended_change_of_a_file_is_made_or_not(name: str, place: Place) ->
     assert place.state(change) == (state, 3 if state == "done" else 0)
 
 
+@pytest.mark.parametrize(
+    ("new", "state", "kept", "is_moved"),
+    [
+        (True, "intended", KEPT, True),
+        (True, "undoing", KEPT, True),
+        (False, "undoing", KEPT, True),
+        # A removal that is open has just what it wants; a change that is settled, too.
+        (False, "intended", KEPT, False),
+        (True, "done", KEPT, False),
+        (True, "intended", None, False),
+    ],
+)
+def test_what_a_stopped_run_has_moved_away_is_not_read_as_damage(
+    new: bool, state: str, kept: str | None, is_moved: bool, place: Place
+) -> None:
+    prepare(place, None, "old")
+    place.record(RowsDetail(0, (0, 1)), f"undo/{RUN}/000002", path="elsewhere.db")
+    place.write(f".regraft/undo/{RUN}/000002", "x")
+    place.record(detail(new=new), kept, state)
+    before = place.kept()
+    if is_moved:
+        with fails("ChangeUnfinished", match=r"a run that was stopped.* has moved file\.txt away"):
+            execution.demand_in_place(place.root)
+    else:
+        execution.demand_in_place(place.root)
+    assert place.kept() == before
+    # Nothing is missing where the file is there, or nothing was kept.
+    place.write("file.txt", "new")
+    execution.demand_in_place(place.root)
+    (place.root / "file.txt").unlink()
+    (place.own / KEPT).unlink()
+    execution.demand_in_place(place.root)
+
+
 @pytest.mark.parametrize(("there", "state"), [("new", "done"), (None, "dropped")])
 def test_an_intended_file_where_none_was_is_there_or_not(there: str | None, state: str, place: Place) -> None:
     (place.root / "deep" / "er").mkdir(parents=True)

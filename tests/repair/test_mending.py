@@ -196,6 +196,21 @@ REPAIRS = {
         ["UPDATE search_text SET embedding_text_hash = 'x' WHERE rowid = 2"],
         [("rehash-bodies", "correct the hash of 1 body", 1, "body.hash")],
     ),
+    "a text and a body of bad bytes": Repaired(
+        [
+            "UPDATE content SET text = CAST(x'ff' AS TEXT) WHERE rowid = 1",
+            "UPDATE search_text SET text = CAST(x'ff' AS TEXT) WHERE rowid = 2",
+        ],
+        [],
+        [
+            ("content.hash", "the stored value is not text, and the bodies of its units do not reproduce it", 1),
+            ("body.hash", "the stored value is not text, and the text of its unit does not reproduce it", 1),
+        ],
+        [
+            "UPDATE content SET text = CAST(x'ff' AS TEXT) WHERE rowid = 1",
+            "UPDATE search_text SET text = CAST(x'ff' AS TEXT) WHERE rowid = 2",
+        ],
+    ),
     "a body without words": Repaired(
         [FORGET_WORDS],
         [("rebuild-full-text", "rebuild 1 full-text index", 1, "fts.desync")],
@@ -832,6 +847,27 @@ def test_a_material_that_waits_for_lost_units_is_left_once(path: Path) -> None:
     assert [(one["reason"].partition(":")[0], one["count"]) for one in left] == [
         ("bodies prove units that are missing in between", 1)
     ]
+
+
+def test_units_that_bodies_prove_at_the_end_do_not_keep_others_from_being_numbered(path: Path) -> None:
+    """They leave no gap in their material, and a material with a gap need not lack a unit that a body proves."""
+    run_sql(
+        path,
+        f"DELETE FROM search_unit WHERE {LAST_OF_A}",
+        "UPDATE search_unit SET unit_index = 5 WHERE material_id = 'b' AND unit_index = 1",
+        "DELETE FROM search_text WHERE target_id = (SELECT unit_id FROM search_unit WHERE material_id = 'a'"
+        " AND unit_index = 0)",
+    )
+    done = repair(path)
+    assert [(one["action"], one["count"]) for one in done["actions"]] == [
+        ("number-units", 1),
+        ("write-bodies", 1),
+        ("rebuild-full-text", 1),
+    ]
+    assert [(one["finding"], one["count"]) for one in done["left"]] == [("body.orphan", 1)]
+    assert ask(path, "SELECT unit_index FROM search_unit WHERE rowid = 5") == 1
+    assert [(one["action"], one["count"]) for one in repair(path)["actions"]] == [("write-units", 1)]
+    assert names(path) == set()
 
 
 def test_a_body_of_no_unit_is_said_though_nothing_is_repaired(path: Path) -> None:

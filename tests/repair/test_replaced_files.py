@@ -43,12 +43,17 @@ def tree(folder: Path) -> dict[str, str | None]:
 # --- copies ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_backup_is_a_copy_that_was_verified(place: Path) -> None:
+def test_a_backup_is_a_copy_that_was_verified_and_is_on_the_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, new = database(place / "a"), place / "deep" / "copy"
+    flushed: list[Path] = []
+    for name in ("sync_file", "sync_folder"):
+        monkeypatch.setattr(durable, name, flushed.append)
     with closing(apsw.Connection(str(path))) as db:
         db.execute("BEGIN IMMEDIATE")
         files.back_up_database(path, new)
         db.execute("COMMIT")
+    # The folder that was made for it, the copy, and its name.
+    assert flushed == [place, new, new.parent]
     # All but the change counter of the header, which a copy begins anew.
     assert (new.read_bytes()[:24], new.read_bytes()[100:]) == (path.read_bytes()[:24], path.read_bytes()[100:])
 
