@@ -5,21 +5,25 @@ Rows are damaged and looked up with plain SQLite.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
+import apsw
 import pytest
 from harness import NOW_MS
-from index_rows import BASE, put, vectors
-from planted_v2 import run_sql
+from index_rows import BASE, put, vectors, without_index
+from planted_v2 import leave_journal, run_sql
 
 from checks.audit.collector import FindingCollector, Level
-from checks.cherry_v2 import detect
-from checks.cherry_v2.index_file import ExpectedIndex, IndexFacts, audit_index
+from checks.cherry_v2 import detect, index_file
+from checks.cherry_v2.index_file import ExpectedIndex, IndexFacts, audit_index, rule_out_findings
 from checks.cherry_v2.schema import compare_schema
 from regraft.disk import sqlite
 from regraft.formats import large_text
@@ -54,6 +58,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def index(whole: Path, tmp_path: Path) -> Path:
     return shutil.copy(whole, tmp_path / "index.sqlite")
+
+
+#: Findings about texts, ids and offsets, which the quick pass over all rows rules out.
+IN_TEXTS = {"body.id", "body.hash", "unit.id", "content.hash", "unit.offsets", "unit.missing"}
+
+
+def ruled_out(path: Path, separator: str | None = "") -> frozenset[str]:
+    with sqlite.open_readonly(path) as db:
+        shape = compare_schema(db, FindingCollector())
+        return rule_out_findings(db, shape, separator, lambda: None)
 
 
 class Found(NamedTuple):
@@ -121,6 +135,13 @@ NOT_A_NUMBER = "1 vector with NaN or infinity: every vector query of the base fa
 TOO_LONG = "1 vector with a norm too large for single precision, which no vector search can rank"
 FORGET_WORDS = """INSERT INTO search_text_fts (search_text_fts, rowid, text)
     SELECT 'delete', fts_rowid, text FROM search_text WHERE rowid = 1"""
+LOSE_WORDS = "DELETE FROM search_text_fts_data WHERE id > 10"
+OWN_CHECK = Found(
+    "file.corrupt",
+    "SQLite's own check says 1 time",
+    None,
+    ('fts5: corruption found reading blob 137438953473 from table "search_text_fts"',),
+)
 NOWHERE = hashlib.sha256(b"nowhere").hexdigest()
 FIRST_VECTOR = "(SELECT vector_blob FROM embedding WHERE rowid = 1)"
 
@@ -290,6 +311,13 @@ CASES: dict[str, tuple[list[str], list[Found]]] = {
         [set_vector(FIRST_VECTOR, "< 4")],
         [Found("embedding.duplicate", "3 texts with a vector shared by at least two others", (1, 2, 3))],
     ),
+    "one vector for three, and three of zeros": (
+        [set_vector(FIRST_VECTOR, "< 4"), set_vector("zeroblob(16)", "> 4")],
+        [
+            Found("embedding.zero", "3 vectors of all zeros", (5, 6, 7)),
+            Found("embedding.duplicate", "3 texts with a vector shared by at least two others", (1, 2, 3)),
+        ],
+    ),
     "a short vector": (
         [set_vector("substr(vector_blob, 5)", "= 7")],
         [Found("embedding.length", OTHER_LENGTH, (7,))],
@@ -339,7 +367,29 @@ CASES: dict[str, tuple[list[str], list[Found]]] = {
         [Found("fts.desync", "1 body not in the full-text index", (1,))],
     ),
     "other words": ([FORGET_WORDS, "INSERT INTO search_text_fts (rowid, text) VALUES (1, 'other words')"], [NO_WORDS]),
+    "words that cannot be read": ([LOSE_WORDS], [OWN_CHECK, NO_WORDS]),
+    "words that cannot be read, and a body without an entry": (
+        [LOSE_WORDS, "DELETE FROM search_text_fts_docsize WHERE id = 1"],
+        [OWN_CHECK, Found("fts.desync", "1 body not in the full-text index", (1,))],
+    ),
     # --- the layout and the identity
+    "what a stranger defined": (
+        [
+            "CREATE TRIGGER mine AFTER DELETE ON content BEGIN SELECT 1; END",
+            "CREATE VIEW other AS SELECT 1",
+            "CREATE INDEX third ON content (created_at)",
+        ],
+        [
+            Found("schema.foreign-trigger", "1 trigger that is not part of the layout", None, ("mine",)),
+            Found("schema.foreign-view", "1 view that is not part of the layout", None, ("other",)),
+            Found("schema.foreign-index", "1 index that is not part of the layout", None, ("third",), True),
+        ],
+    ),
+    "no bodies": (
+        ["DROP TABLE search_text"],
+        [missing("search_text", "search_text_target_kind_idx", "search_text_embedding_hash_idx", count=8)],
+    ),
+    "no full-text index": (["DROP TABLE search_text_fts"], [missing("search_text_fts")]),
     "no vectors": (["DROP TABLE embedding"], [missing("embedding")]),
     "no contents": (["DROP TABLE content"], [missing("content")]),
     "no materials": (["DROP TABLE material"], [missing("material", "material_content_idx", count=2)]),
@@ -494,6 +544,14 @@ def test_vectors_of_a_base_with_and_without_a_model(
     assert facts.counts == {"materials": 3, "units": 8, "bodies": 8} | counts
 
 
+def test_the_numbers_of_one_text(tmp_path: Path) -> None:
+    with IndexStore(tmp_path / "index.sqlite", BASE, create=True) as store:
+        put(store, "a", "one")
+    facts, found = audited(tmp_path / "index.sqlite", has_model=None)
+    numbers = {"materials": 1, "units": 1, "bodies": 1, "embeddings": 1, "duplicates": 0, "covered": 1}
+    assert (found, facts.counts) == ([], numbers)
+
+
 @pytest.mark.parametrize(
     ("folder", "found"),
     [
@@ -535,6 +593,17 @@ def test_every_character_between_units_counts(
     with IndexStore(index, BASE) as store:
         store.rebuild_material("d", "d.md", text, spans, vectors(*bodies), NOW_MS)
     assert audited(index)[1] == ([Found("unit.missing", UNCOVERED, None, ("d",))] if is_found else [])
+    # The quick pass leaves nothing to look for where nothing is wrong, whatever else it may not know.
+    assert ruled_out(index) == (IN_TEXTS - detect.PLACES if is_found else IN_TEXTS)
+    assert ruled_out(index, "x") == ruled_out(index, None) == IN_TEXTS
+
+
+def test_each_material_of_a_text_has_all_of_it_in_its_units(index: Path) -> None:
+    with IndexStore(index, BASE) as store:
+        for material, end in (("d", 3), ("e", 4)):
+            body = vectors("onex"[:end])
+            store.rebuild_material(material, f"{material}.md", "onex", [(0, end)], body, NOW_MS)
+    assert audited(index)[1] == [Found("unit.missing", UNCOVERED, None, ("d",))]
 
 
 def test_a_body_is_looked_for_beside_its_offsets() -> None:
@@ -547,6 +616,50 @@ def test_a_body_is_looked_for_beside_its_offsets() -> None:
         (b"ab", b"c", False),
     ]:
         assert detect.contains_once(text, body) is is_once
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "hashed", "matches"),
+    [
+        (b"text", "text", b"text", True),
+        (b"text", "text", b"other", False),
+        (b"text", "blob", b"text", False),
+        # Half of a surrogate pair counts as itself, or as JavaScript replaces it; other bytes are no text.
+        (b"half \xed\xa0\xbd", "text", b"half \xed\xa0\xbd", True),
+        (b"half \xed\xa0\xbd", "text", b"half \xef\xbf\xbd", True),
+        (b"half \xed\xa0\xbd", "text", b"half ?", False),
+        (b"\xff", "text", b"\xff", False),
+        (b"\xff", "text", b"\xef\xbf\xbd", False),
+        (b"\xc3", "text", b"\xc3", False),
+    ],
+)
+def test_a_text_has_its_hash_if_it_is_utf_8(text: bytes, kind: str, hashed: bytes, matches: bool) -> None:
+    """The same is said of a text that is read in pieces, of which each may end within a character."""
+    key = hashlib.sha256(hashed).hexdigest().encode()
+    assert detect.matches_hash(key, kind, text) is matches
+    assert detect.matches_hash(None, kind, text) is False
+    if kind == "text":
+        with closing(apsw.Connection(":memory:")) as db:
+            db.execute("CREATE TABLE content (text TEXT)")
+            db.execute("INSERT INTO content VALUES (CAST(? AS TEXT))", (text,))
+            is_right = detect.is_large_text_utf8(db, 1) and detect.large_text_has_hash(db, "content", 1, key)
+            assert is_right is matches
+            assert detect.large_text_has_hash(db, "content", 1, None) is False
+
+
+def test_vectors_that_no_search_can_use(index: Path) -> None:
+    run_sql(
+        index,
+        set_vector("zeroblob(16)", "= 2"),
+        set_vector("CAST(x'0000c07f' || substr(vector_blob, 5) AS BLOB)", "= 3"),
+        set_vector("x'ffff7f7fffff7f7f0000000000000000'", "= 4"),
+        set_vector("substr(vector_blob, 5)", "= 5"),
+        set_vector("'sixteen letters!'", "= 6"),
+    )
+    with sqlite.open_readonly(index, vectors=True) as db:
+        unusable = list(detect.find_unusable_vectors(db, 16))
+    bad, short = "embedding.non-finite", "embedding.length"
+    assert unusable == [(2, "embedding.zero"), (3, bad), (4, bad), (5, short), (6, short)]
 
 
 def test_offsets_into_a_text() -> None:
@@ -606,6 +719,177 @@ def test_each_level_finds_what_the_ones_before_it_find(level: Level, names: set[
     assert below <= found
 
 
+def test_what_an_index_of_the_table_lacks_is_found(index: Path) -> None:
+    with without_index(index, "material_content_idx"):
+        run_sql(index, "INSERT INTO material VALUES ('d', 'd.md', NULL, 0, 0)")
+    said = ("wrong # of entries in index material_content_idx", "row 4 missing from index material_content_idx")
+    [found] = audited(index)[1]
+    assert found[:3] == ("file.corrupt", "SQLite's own check says 2 times", None)
+    assert sorted(found.samples or ()) == sorted(said)
+    assert audited(index, Level.DEFAULT)[1] == []
+
+
+# --- errors and threads ----------------------------------------------------------------------------------------------
+
+FULL, MALFORMED = apsw.FullError("database or disk is full"), apsw.CorruptError("malformed")
+FULL.extendedresult = apsw.SQLITE_FULL
+
+
+class Failing:
+    """A connection, and what opens one, that only raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        raise self.error
+
+    execute = __call__
+
+
+@pytest.mark.parametrize(
+    ("read", "unknown"),
+    [
+        (lambda db, shape: rule_out_findings(db, shape, "", lambda: None), frozenset()),
+        (lambda db, _: detect.read_uniform_vectors(db, None), None),
+    ],
+)
+def test_a_quick_pass_knows_nothing_of_a_damaged_file_and_ends_on_a_full_disk(
+    read: Callable[..., object], unknown: object, index: Path
+) -> None:
+    with sqlite.open_readonly(index) as db:
+        shape = compare_schema(db, FindingCollector())
+    assert read(Failing(MALFORMED), shape) == unknown
+    with pytest.raises(apsw.FullError):
+        read(Failing(FULL), shape)
+
+
+def test_what_cannot_be_read_is_a_finding_and_a_full_disk_is_none(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (MALFORMED, OSError(errno.EIO, "Input/output error"), bad_text()):
+        monkeypatch.setattr(index_file.sqlite, "open_readonly", Failing(error))
+        facts, found = audited(index)
+        assert found == [Found("file.unreadable", f"index.sqlite cannot be read: {error}", None, ())]
+        assert not facts.is_readable
+    for error in (FULL, OSError(errno.ENOSPC, "No space left on device")):
+        monkeypatch.setattr(index_file.sqlite, "open_readonly", Failing(error))
+        with pytest.raises(type(error)):
+            audited(index)
+
+
+def bad_text() -> UnicodeDecodeError:
+    return UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+
+def test_words_are_compared_beside_the_other_checks_unless_the_file_has_a_journal(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+
+    class Watched(detect.WordCheck):
+        def start(self) -> None:
+            called.append("start")
+            super().start()
+
+        def agrees(self) -> bool:
+            called.append("agrees")
+            return super().agrees()
+
+        def stop(self) -> None:
+            called.append("stop")
+            super().stop()
+
+    monkeypatch.setattr(index_file, "WordCheck", Watched)
+    assert audited(index, Level.QUICK)[1] == []
+    assert called == []
+    assert audited(index, Level.DEFAULT)[1] == []
+    assert called == ["start", "agrees", "start", "stop"]
+    called.clear()
+    leave_journal(index)
+    message = "the index has the journal of an unfinished transaction"
+    assert audited(index)[1] == [Found("file.hot-journal", message, None, ())]
+    assert called == ["agrees", "start", "stop"]
+
+
+def test_a_check_that_is_interrupted_leaves_no_thread_behind(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = Event(), []
+
+    def read_long(db: apsw.Connection, *_: object) -> bool:
+        begun.set()
+        try:
+            db.execute(
+                "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 900000) SELECT max(i) FROM n"
+            )
+        except apsw.InterruptError:
+            ended.append("interrupted")
+        else:
+            ended.append("at its end")
+        return True
+
+    def interrupt(*_: object) -> None:
+        assert begun.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(detect, "words_agree", read_long)
+    monkeypatch.setattr(detect, "detect_relations", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        audited(index)
+    assert ended == ["interrupted"]
+
+
+def test_words_that_cannot_be_compared_are_said(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "words_agree", Failing(MALFORMED))
+    message = "it cannot be read as a whole: 1 check"
+    assert audited(index)[1] == [Found("file.corrupt", message, None, ("full text: malformed",))]
+
+
+@pytest.mark.parametrize(
+    ("level", "more", "passes"),
+    [
+        (Level.QUICK, {}, 0),
+        (Level.DEFAULT, {}, 1),
+        (Level.DEEP, {}, 1),
+        (Level.DEFAULT, {"max_duration": 3600.0}, 0),
+        (Level.DEFAULT, {"names": frozenset({"unit.id"})}, 0),
+    ],
+)
+def test_vectors_are_read_in_one_pass_where_all_of_them_are_read(
+    level: Level, more: dict[str, Any], passes: int, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of them that a time limit leaves unread must not be counted as read."""
+    read, real = [], detect.read_uniform_vectors
+    monkeypatch.setattr(detect, "read_uniform_vectors", lambda *some: (read.append(some), real(*some))[1])
+    findings = FindingCollector(level, **more)
+    facts = audit_index(index, ExpectedIndex(base=None, has_model=True, dimensions=4), findings)
+    assert (len(read), findings.to_findings()) == (passes, ())
+    assert (facts.norms is None) == (level is Level.QUICK or "names" in more)
+    assert (facts.counts["embeddings"], dict(facts.lengths)) == (7, {16: 7})
+
+
+def test_checks_for_which_there_is_no_time_are_named_with_their_base(index: Path) -> None:
+    for base in (None, "b"):
+        findings = FindingCollector(max_duration=-1)
+        audit_index(index, ExpectedIndex(base=base), findings)
+        name = base or "index"
+        assert findings.missing()[:2] == (f"{name}: structure", f"{name}: identity")
+
+
+def test_time_is_looked_at_before_each_text(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    with sqlite.open_readonly(whole) as db:
+        shape = compare_schema(db, FindingCollector())
+
+        def count(read: Callable[..., Any]) -> int:
+            looked.clear()
+            read(db, shape, "", lambda: looked.append(1))
+            return len(looked)
+
+        assert count(rule_out_findings) == 3
+        assert count(lambda *some: list(detect.detect_texts(*some))) == 3
+        read_in_pieces(monkeypatch, 7)
+        # Five bodies and three contents have more than four bytes.
+        assert count(lambda *some: list(detect.detect_texts(*some))) == 8
+
+
 # --- large texts -----------------------------------------------------------------------------------------------------
 
 
@@ -637,6 +921,8 @@ ODD_TEXTS = [
     [set_unit("char_start = char_start - 2, char_end = char_end - 2", 5)],
     [set_unit("char_start = char_start - 2, char_end = char_end - 2", 8)],
     [set_body("embedding_text_hash = 'x'", 5), set_unit("char_end = 16", 5)],
+    [set_body("embedding_text_hash = 'x'", 2)],
+    [set_body("embedding_text_hash = 'x'", 5)],
     ["UPDATE content SET content_hash = 'x' WHERE rowid = 2"],
     # A hash can be that of the stored bytes, or of what JavaScript makes of them.
     *(

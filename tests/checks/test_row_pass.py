@@ -12,6 +12,7 @@ from pathlib import Path
 
 import apsw
 import pytest
+from index_rows import without_index
 from planted_v2 import index, plant, run_sql
 
 from checks.audit.collector import FindingCollector
@@ -101,38 +102,8 @@ def test_rows_that_the_pass_does_not_reach_rule_out_nothing(statement: str, stor
     assert ruled_out(store) == frozenset()
 
 
-@contextmanager
-def without_index(store: Path, name: str) -> Iterator[None]:
-    """Change rows while SQLite does not know of an index, so that the index keeps its old entries."""
-    with closing(sqlite3.connect(index(store))) as db:
-        row = db.execute("SELECT type, name, tbl_name, rootpage, sql FROM sqlite_schema WHERE name = ?", (name,))
-        saved = row.fetchone()
-        db.execute("PRAGMA writable_schema = ON")
-        db.execute("DELETE FROM sqlite_schema WHERE name = ?", (name,))
-        db.commit()
-    if saved[4] is None:
-        hide_unique(store, saved[2])
-    yield
-    with closing(sqlite3.connect(index(store))) as db:
-        db.execute("PRAGMA writable_schema = ON")
-        db.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", saved)
-        db.execute("UPDATE sqlite_schema SET sql = replace(sql, 'TEXT NO_KEY', 'TEXT PRIMARY KEY')")
-        db.commit()
-
-
-def hide_unique(store: Path, table: str) -> None:
-    """Take the primary key, whose index is hidden, out of a table's definition."""
-    with closing(sqlite3.connect(index(store))) as db:
-        db.execute("PRAGMA writable_schema = ON")
-        db.execute(
-            "UPDATE sqlite_schema SET sql = replace(sql, 'TEXT PRIMARY KEY', 'TEXT NO_KEY') WHERE name = ?",
-            (table,),
-        )
-        db.commit()
-
-
 def test_a_content_that_its_index_lacks_rules_out_nothing(store: Path) -> None:
-    with without_index(store, "sqlite_autoindex_content_1"):
+    with without_index(index(store), "sqlite_autoindex_content_1"):
         run_sql(index(store), "INSERT INTO content VALUES ('x', 'another', 1)")
     assert ruled_out(store) == frozenset()
     assert "content.hash" in {row.finding for row in texts(store, frozenset())}
@@ -170,7 +141,7 @@ BODY = "INSERT INTO search_text VALUES ('new', 'search_unit', 'nowhere', 'body',
 )
 def test_a_body_is_found_even_if_the_index_that_is_searched_lacks_it(rule, lacking, store: Path) -> None:
     assert rows_of(rule, store) == []
-    with without_index(store, lacking):
+    with without_index(index(store), lacking):
         run_sql(index(store), BODY)
     with closing(sqlite3.connect(index(store))) as db:
         [(new,)] = db.execute("SELECT rowid FROM search_text NOT INDEXED WHERE search_text_id = 'new'").fetchall()
@@ -181,7 +152,7 @@ def test_a_body_is_found_even_if_the_index_that_is_searched_lacks_it(rule, lacki
 
 
 def test_a_body_whose_number_its_index_lacks_is_found_without_an_entry(store: Path) -> None:
-    with without_index(store, "search_text_fts_rowid_uniq"):
+    with without_index(index(store), "search_text_fts_rowid_uniq"):
         run_sql(index(store), "DROP TRIGGER search_text_ai", BODY)
     with opened(store) as (db, shape):
         count = int(str(db.execute("SELECT count(*) FROM search_text NOT INDEXED").get))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 from harness import NOW_MS
 from v1 import sha, vector_of
@@ -30,3 +33,33 @@ def put(store: IndexStore, material: str, *bodies: str, now: int = NOW_MS, name:
     store.rebuild_material(
         material, name or f"{material}.md", "\n\n".join(bodies), spans_of(bodies), vectors(*bodies), now
     )
+
+
+@contextmanager
+def without_index(path: Path, name: str) -> Iterator[None]:
+    """Change rows while SQLite does not know of an index, so that the index keeps its old entries."""
+    with closing(sqlite3.connect(path)) as db:
+        row = db.execute("SELECT type, name, tbl_name, rootpage, sql FROM sqlite_schema WHERE name = ?", (name,))
+        saved = row.fetchone()
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("DELETE FROM sqlite_schema WHERE name = ?", (name,))
+        db.commit()
+    if saved[4] is None:
+        hide_unique(path, saved[2])
+    yield
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", saved)
+        db.execute("UPDATE sqlite_schema SET sql = replace(sql, 'TEXT NO_KEY', 'TEXT PRIMARY KEY')")
+        db.commit()
+
+
+def hide_unique(path: Path, table: str) -> None:
+    """Take the primary key, whose index is hidden, out of a table's definition."""
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute(
+            "UPDATE sqlite_schema SET sql = replace(sql, 'TEXT PRIMARY KEY', 'TEXT NO_KEY') WHERE name = ?",
+            (table,),
+        )
+        db.commit()

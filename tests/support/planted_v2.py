@@ -109,7 +109,11 @@ def rewritten(old: str, new: str) -> Plant:
 
 
 def a_hot_journal(target: Path) -> None:
-    path = index(target)
+    leave_journal(index(target))
+
+
+def leave_journal(path: Path) -> None:
+    """Leave an index as a transaction that was killed leaves it, with its journal."""
     with closing(apsw.Connection(str(path))) as db:
         db.execute("PRAGMA cache_size = 1")
         db.execute("BEGIN")
