@@ -170,6 +170,7 @@ TESTS = {
     ),
     "migrators/pipeline/publication": (
         "tests/migrators/test_target_library.py",
+        "tests/regraft/ledger/test_ledger_entries.py",
         "tests/migrators/test_kept_bases.py",
         "tests/migrators/test_preflight.py",
         "tests/migrators/test_published.py",

@@ -28,6 +28,7 @@ from regraft.formats.cherry_v1.layout import VECTOR_TABLE
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.models import ModelOverrides
+from regraft.formats.large_text import LargeText
 from regraft.formats.vector_survey import VectorSurvey
 from regraft.identity import replace
 
@@ -349,6 +350,21 @@ def test_uploads_are_copied_whether_or_not_the_base_has_an_index(tmp_path: Path)
     assert not (failed.staging / INDEX).exists()
 
 
+def test_files_that_other_processes_left_in_part_are_copied_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = with_uploads(tmp_path)
+
+    def remaining(_: object) -> Any:
+        (made.staging / "raw").mkdir()
+        (made.staging / "raw" / "a.txt").write_text("a part of an upload")
+        yield from ((0, True), (1, True))
+
+    monkeypatch.setattr(source_files.UploadCopies, "remaining", remaining)
+    assert made.write().notices == ()
+    assert raw_files(made) == {"a.txt": "upload a", "b.txt": "upload b"}
+
+
 def test_a_base_without_index_and_files_writes_nothing(tmp_path: Path) -> None:
     made = writing(tmp_path, [Row("L", "one")], note("n", "L"), model=None)
     done = made.write()
@@ -475,6 +491,23 @@ def test_a_source_that_breaks_while_it_is_read_is_an_error_of_the_source(tmp_pat
 
     made.origin = replace(made.origin, table=Breaking())
     with pytest.raises(SourceReadFailed, match="malformed"):
+        made.write()
+
+
+def test_a_large_text_that_breaks_while_it_is_read_is_an_error_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_writer, "LARGE_BYTES", 1)
+    made = writing(tmp_path, [Row("L", "one")], note("n", "L"))
+
+    class Breaking:
+        locator = None
+
+        def large_rows(self, db: apsw.Connection, *_: Any, **__: Any) -> Any:
+            yield LargeText(db=db, table="gone", column="pageContent", rowid=1), vector_of("one")
+
+    made.origin = replace(made.origin, table=Breaking())
+    with pytest.raises(SourceReadFailed, match="gone"):
         made.write()
 
 
