@@ -17,13 +17,16 @@ from typing import Any
 import pytest
 from faults import untouched
 from harness import run
-from planted_v2 import KB, KB_ROW, OLD, OTHER, catalog, index, run_sql
+from planted_v2 import ITEM, KB, KB_ROW, OLD, OTHER, catalog, index, run_sql
 
-from checks.audit.collector import FindingCollector
+from checks.audit.collector import CheckOptions, FindingCollector, Level
 from checks.cherry_v2 import audit
 from checks.cherry_v2.audit import collect_statistics
-from checks.cherry_v2.index_file import IndexFacts
+from checks.cherry_v2.index_file import ExpectedIndex, IndexFacts
+from regraft.identity import replace
 from regraft.kinds import Kind
+from regraft.report.progress import SilentProgress
+from regraft.stores.locate import INDEX_FILE, Located, open_store
 from regraft.testing import DAMAGES
 
 Found = list[tuple[Any, ...]]
@@ -325,6 +328,178 @@ def test_rows_of_a_preview_build(store: Path) -> None:
     assert found == [("schema.preview", planted.base, message, (planted.subject,))]
 
 
+# --- what the kind of a store decides --------------------------------------------------------------------------------
+
+
+def said(found: Located, **options: Any) -> list[tuple[str, str | None, str]]:
+    return [(one.name, one.base, one.message) for one in audit.audit(found, CheckOptions(**options)).findings]
+
+
+def test_what_a_source_lacks_is_said_of_it_and_not_of_its_bases(store: Path) -> None:
+    path = index(store)
+    path.unlink()
+    name = path.relative_to(store).as_posix()
+    slim = (
+        "a slim backup: the rows of 2 bases are in it, their indexes and files are not; restoring it leaves those of "
+        "the profile as they are"
+    )
+    with open_store(store) as found:
+        assert said(found) == [("base.no-index", KB, "completed, and its index file is missing")]
+        assert said(replace(found, is_slim=True)) == [("backup.slim", None, slim)]
+        damaged = replace(found, damaged={name: "bad checksum"})
+        assert said(damaged) == [("file.corrupt", KB, "a member of the archive cannot be read: bad checksum")]
+
+
+def test_checksums_are_compared_where_a_store_is_what_was_packed(pack: Path) -> None:
+    raw_file(pack).write_bytes(b"other bytes")
+    with open_store(pack) as found:
+        copy = replace(found, stores=replace(found.stores, is_copy=True))
+        is_compared = {
+            (kind, one.stores.is_copy): any("differs from what was packed" in message for _, _, message in said(one))
+            for kind in (Kind.PACK, Kind.LIBRARY, Kind.V2_PROFILE)
+            for one in (replace(found, kind=kind), replace(copy, kind=kind))
+        }
+    assert [one for one, is_so in is_compared.items() if is_so] == [(Kind.PACK, False), (Kind.LIBRARY, False)]
+
+
+def test_vector_files_in_a_backup_are_no_waste(store: Path) -> None:
+    run_sql(store / "KnowledgeBase" / "v1", "CREATE TABLE vectors (id)")
+    size = (store / "KnowledgeBase" / "v1").stat().st_size / 1000
+    message = f"1 vector file of v1 still on disk, {size:.1f} kB"
+    with open_store(store) as found:
+        assert said(replace(found, kind=Kind.V2_BACKUP)) == []
+        assert said(found) == [("v1.leftover", None, message)]
+        hint = "; --kind v1-profile checks what v1 left"
+        assert said(replace(found, kind=Kind.V2_PROFILE)) == [("v1.leftover", None, f"{message}{hint}")]
+
+
+def test_changes_that_wait_for_the_next_start_are_said_of_what_the_application_starts_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "find_pending_change", lambda _: "a restore is pending")
+    message = "a restore is pending. Changes made now are discarded at the next start, so start the application first"
+    for kind, is_copy, is_said in (
+        (Kind.V2_PROFILE, False, True),
+        (Kind.LIBRARY, False, True),
+        (Kind.V2_BACKUP, False, False),
+        (Kind.V2_PROFILE, True, False),
+    ):
+        findings = FindingCollector()
+        stores = SimpleNamespace(is_copy=is_copy, stale_copy=None)
+        audit._check_profile(tmp_path, SimpleNamespace(kind=kind, stores=stores), findings)
+        found = [(one.name, one.base, one.message) for one in findings.to_findings()]
+        assert found == ([("catalog.pending", None, message)] if is_said else [])
+
+
+def test_items_may_be_in_progress_while_the_application_runs(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog(ITEM.format("status = 'processing'", "note"))(store)
+    with open_store(store) as found:
+        for sign, names in ((None, ["item.status"]), ("a lock file", [])):
+            monkeypatch.setattr(audit.profile, "detect_running_app", lambda _, sign=sign: sign)
+            assert [one[0] for one in said(found)] == names
+
+
+def test_originals_are_looked_for_unless_the_check_is_quick(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit.catalog_rows, "is_source_missing", lambda source: source.endswith(".md"))
+    sources = query(store / "catalog.sqlite", "SELECT json_extract(data, '$.source') FROM knowledge_item")
+    count = sum(str(source).endswith(".md") for (source,) in sources)
+    with open_store(store) as found:
+        assert said(found, level=Level.QUICK) == []
+        findings = audit.audit(found, CheckOptions(level=Level.DEFAULT)).findings
+    assert {one.name for one in findings} == {"item.source-missing"}
+    assert sum(one.count for one in findings) == count > 0
+
+
+def test_the_progress_of_a_check_counts_indexes_and_names_every_base(store: Path) -> None:
+    index(store).unlink()
+    told: list[Any] = []
+
+    class Shown(SilentProgress):
+        def start(self, *some: Any) -> None:
+            told.append(some)
+
+        def at(self, label: str) -> None:
+            told.append(label)
+
+    with open_store(store) as found:
+        audit.audit(found, CheckOptions(progress=Shown()))
+    names = query(store / "catalog.sqlite", "SELECT name FROM knowledge_base ORDER BY rowid")
+    assert told == [("Checking", 1, "bases"), *(name for (name,) in names)]
+
+
+def test_an_index_that_cannot_be_read_counts_no_rows(store: Path) -> None:
+    counted = run("check", store, "--json", "--base", OTHER).document["checked"]
+    index(store).write_bytes(b"not a database" * 100)
+    document = run("check", store, "--json").document
+    for what in ("materials", "units", "bodies", "embeddings"):
+        assert document["checked"][what] == counted[what] > 0
+
+
+def test_bases_that_the_catalog_does_not_list() -> None:
+    listed = SimpleNamespace(bases=[{"id": "a"}, {"id": "gone"}])
+    for catalog_read, is_whole, unlisted in ((listed, True, {"b"}), (listed, False, set()), (None, True, set())):
+        found = SimpleNamespace(stores=SimpleNamespace(is_whole=is_whole))
+        assert set(audit._unlisted_bases(found, catalog_read, {"a": 1, "b": 2})) == unlisted
+
+
+def test_what_an_index_has_to_agree_with() -> None:
+    """A base that is not completed has no settings that its index must follow."""
+    own, alone = (SimpleNamespace(name=f"KnowledgeBase/b/{name}", base_id="b") for name in (INDEX_FILE, "other.sqlite"))
+    unnamed = SimpleNamespace(name=INDEX_FILE, base_id=None)
+    row = {"embedding_model_id": "p::m", "dimensions": 4, "chunk_separator": "\\n\\n"}
+    done = {**row, "status": "completed"}
+    of_model = {"base": "b", "folder": "b", "model": "p::m"}
+    for store_file, of_catalog, expected in (
+        (own, None, ExpectedIndex(base="b", folder="b")),
+        (alone, None, ExpectedIndex(base="b")),
+        (unnamed, None, ExpectedIndex(base="b")),
+        (own, {**row, "status": "failed"}, ExpectedIndex(**of_model)),
+        (own, done, ExpectedIndex(**of_model, has_model=True, separator="\n\n", dimensions=4)),
+        (
+            own,
+            {**done, "embedding_model_id": None},
+            ExpectedIndex(base="b", folder="b", model="", has_model=False, separator="\n\n"),
+        ),
+    ):
+        assert audit._expected("b", store_file, of_catalog) == expected
+
+
+def test_an_index_that_other_commands_could_not_read_is_named(store: Path) -> None:
+    look = SimpleNamespace(by_system=True, problem="Permission denied")
+    state = audit._StoreAudit(FindingCollector())
+    facts = audit._audit_index(index(store), ExpectedIndex(base="b"), SimpleNamespace(look=look), state)
+    assert not facts.is_readable
+    assert [(one.name, one.base, one.message) for one in state.findings.to_findings()] == [
+        ("file.unreadable", "b", "index.sqlite could not be read when it was looked for: Permission denied")
+    ]
+
+
+def test_files_of_a_base_without_an_index_are_looked_for_in_its_folder_alone(tmp_path: Path) -> None:
+    for name in ("b", "elsewhere/b"):
+        (tmp_path / "KnowledgeBase" / name / "raw").mkdir(parents=True)
+        (tmp_path / "KnowledgeBase" / name / "raw" / "a.txt").write_text("x")
+    state = audit._StoreAudit(FindingCollector(), bases="KnowledgeBase")
+    for key, items, files in (("b", [], 1), ("elsewhere/b", [], 0), ("b", None, 0)):
+        state.raw_files = 0
+        base = audit._Base(key=key, row={"status": "failed"}, items=items, store=None)
+        audit._check_without_index(tmp_path, base, state)
+        assert state.raw_files == files
+
+
+def test_a_file_without_its_material(store: Path) -> None:
+    [(key,)] = query(
+        store / "catalog.sqlite", f"SELECT min(id) FROM knowledge_item WHERE type = 'file' AND base_id = '{KB}'"
+    )
+    run_sql(
+        index(store),
+        f"DELETE FROM search_text WHERE target_id IN (SELECT unit_id FROM search_unit WHERE material_id = '{key}')",
+        f"DELETE FROM search_unit WHERE material_id = '{key}'",
+        f"DELETE FROM material WHERE material_id = '{key}'",
+    )
+    message = "1 item completed but without a text in the index, and with a file that is not plain text"
+    assert [one for one in checked(store) if ".orphan" not in one[0]] == [("item.no-material", KB, message, (key,))]
+
+
 # --- slim backups, members and statistics ----------------------------------------------------------------------------
 
 
@@ -343,6 +518,7 @@ def test_a_slim_backup_says_of_how_many_bases_it_is(chosen: set[str] | None, bas
 def test_members_of_an_archive_that_cannot_be_read_are_of_their_base() -> None:
     damaged = {
         "Data/KnowledgeBase/b/.cherry/index.sqlite": "bad checksum",
+        "Data/KnowledgeBase/b/note.md": "none",
         "Data/KnowledgeBase/b": "one",
         "Data/KnowledgeBase": "two",
         "Data/Other/b/x": "three",
@@ -356,7 +532,7 @@ def test_members_of_an_archive_that_cannot_be_read_are_of_their_base() -> None:
     assert found == {
         name: (
             "file.corrupt",
-            "b" if name.endswith("index.sqlite") else None,
+            "b" if name.startswith("Data/KnowledgeBase/b/") else None,
             f"a member of the archive cannot be read: {reason}",
         )
         for name, reason in damaged.items()
@@ -397,11 +573,11 @@ def test_statistics_have_the_counts_of_each_base_and_the_rows_of_its_migration()
 
 def test_items_are_counted_by_the_month_in_which_they_were_added() -> None:
     january, february = 1_767_225_600_000, 1_769_904_000_000
-    times = [january, february - 1, february, 0, -1, "2026", None, 253_402_300_800_000, 253_402_300_799_999]
+    times = [january, february - 1, february, 1, 0, -1, "2026", None, 253_402_300_800_000, 253_402_300_799_999]
     rows = [{"created_at": time} for time in reversed(times)]
     rows += [{"created_at": january, "deleted_at": january}, {}]
     ages = audit._count_ages(rows)
-    assert list(ages.items()) == [("2026-01", 2), ("2026-02", 1), ("9999-12", 1)]
+    assert list(ages.items()) == [("1970-01", 1), ("2026-01", 2), ("2026-02", 1), ("9999-12", 1)]
 
 
 def test_files_that_v1_had_no_rows_of_are_in_the_report_of_a_library(tmp_path: Path) -> None:
