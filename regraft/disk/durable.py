@@ -590,5 +590,5 @@ def truncate(path: Path, size: int) -> None:
 @contextmanager
 def new_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a new zip archive for writing, replacing an existing file."""
-    with open_binary(path, "w+b") as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+    with open_binary(path, "w+b") as file, zipfile.ZipFile(file, "w") as archive:
         yield archive

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from faults import posix
 
-from regraft.disk import links
+from regraft.disk import file_paths, links
 from regraft.disk.links import LinkLeadsOut
 
 
@@ -126,6 +127,26 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(OSError, match="a pipe, a socket or a device, not a file"):
             links.read_bytes(tmp_path / "pipe")
+
+
+@posix
+def test_a_pipe_is_not_opened_and_a_file_that_became_one_is_closed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reads from a pipe takes from it."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("x")
+    regular = (tmp_path / "file").stat()
+    opened, closed = [], []
+    real_open, real_close = os.open, os.close
+    monkeypatch.setattr(os, "open", lambda *given: (opened.append(real_open(*given)), opened[-1])[1])
+    monkeypatch.setattr(os, "close", lambda number: (closed.append(number), real_close(number))[1])
+    for is_replaced in (False, True):
+        if is_replaced:
+            monkeypatch.setattr(file_paths, "stat", lambda _: regular)
+        with pytest.raises(OSError, match="a pipe, a socket or a device, not a file"):
+            links.open_descriptor(tmp_path / "pipe")
+        assert (len(opened), closed) == (is_replaced, opened)
 
 
 def test_at_or_below_in_any_spelling(tmp_path: Path) -> None:

@@ -334,6 +334,15 @@ def test_no_link_is_followed(root: Path, tmp_path: Path) -> None:
     assert (locked_by_link / "deep" / "er" / "rows.sqlite").read_text() == "private"
 
 
+def test_a_junction_of_windows_is_a_link(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks like a folder."""
+    folder = leftover(root)
+    before, real = names(root), writable.is_link
+    monkeypatch.setattr(writable, "is_link", lambda one: one.st_ino == folder.stat().st_ino or real(one))
+    scratch.remove_leftovers()
+    assert names(root) == before
+
+
 def test_what_cannot_be_removed_stays_for_the_next_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = leftover(root)
     other = leftover(root, "regraft-run-zzzzzzzz")

@@ -360,6 +360,17 @@ def test_each_new_folder_is_flushed_into_the_one_above_it(tmp_path: Path, flushe
     assert len(flushed) == 4
 
 
+def test_a_folder_that_exists_need_not_be_writable(tmp_path: Path) -> None:
+    for name in ("store", "mine"):
+        (tmp_path / name).mkdir()
+    with nothing_opened(), writable.allow_writes(tmp_path / "store"):
+        for path in (tmp_path, tmp_path / "mine", tmp_path / "store"):
+            durable.make_folders(path)
+        with pytest.raises(OutsideStore):
+            durable.make_folders(tmp_path / "mine" / "new")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "store"]
+
+
 @pytest.mark.parametrize("exist_ok", [False, True])
 def test_a_folder_is_made_where_nothing_else_is(exist_ok: bool, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
@@ -636,6 +647,36 @@ def test_what_windows_would_not_remove_is_a_read_only_file(tmp_path: Path) -> No
     assert [name for name in names if durable._is_read_only(str(tmp_path / name))] == ["closed", "others"]
 
 
+@posix
+def test_a_file_of_the_working_directory_is_never_taken_for_the_one_that_is_refused(
+    tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are named relative to the handle of their folder."""
+    for name in ("here/file", "store/file", "store/new"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "here" / "file").chmod(0o444)
+    monkeypatch.chdir(tmp_path / "here")
+    handles: list[object] = []
+
+    def deny(*_: Any, **named: Any) -> None:
+        handles.append(named)
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    for name in ("unlink", "replace"):
+        monkeypatch.setattr(os, name, deny)
+    for act in (
+        lambda: durable.remove(tmp_path / "store" / "file"),
+        lambda: durable.replace(tmp_path / "store" / "new", tmp_path / "store" / "file"),
+    ):
+        with pytest.raises(PermissionError):
+            act()
+    assert len(handles) == 2 * durable.REPLACE_TRIES
+    assert all(handles)
+    monkeypatch.undo()
+    assert (tmp_path / "here" / "file").read_text() == "here/file"
+
+
 def test_errors_name_the_whole_path(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "file"
     for act in (durable.make_folder, durable.remove, durable.touch):
@@ -669,8 +710,36 @@ def test_what_is_no_lock_file_is_not_held(tmp_path: Path) -> None:
         assert lock_files.is_lock_held(tmp_path / "lock")
         for name in ("text", "folder", "link", "missing"):
             assert not lock_files.is_lock_held(tmp_path / name), name
+        # It may be removed just before it is opened.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Path, "is_file", lambda _: True)
+            assert not lock_files.is_lock_held(tmp_path / "missing")
     with pytest.raises(apsw.CantOpenError), lock_files.hold_lock(tmp_path / "missing" / "lock"):
         pass
+
+
+@posix
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_lock_file_is_removed_while_it_is_held_unless_the_system_refuses(
+    is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise another process could lock a file that is about to be removed. Windows refuses."""
+    path, held, real = tmp_path / "lock", [], durable.remove
+
+    def remove(path: Path, **more: Any) -> None:
+        held.append(lock_files.is_lock_held(path))
+        if is_refused and len(held) == 1:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if is_refused:
+            # The next process has opened it meanwhile, and removes it.
+            path.unlink()
+        real(path, **more)
+
+    monkeypatch.setattr(durable, "remove", remove)
+    with lock_files.hold_lock(path):
+        pass
+    assert held == ([True, False] if is_refused else [True])
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("second", [2, None])
