@@ -108,11 +108,14 @@ def _join_cluster(address: str | None, cores: int | None) -> Any:
             # Without an address Ray would join a cluster that runs on this machine, whose size is not ours.
             settings |= {"address": address or "local", "runtime_env": environment}
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+    # A bare Exception is raised where the processes of Ray do not start within 30 seconds.
+    except Exception as error:
         reason = one_line(str(error).strip(), _LONGEST)
         raise WrongUsage(
             problem=tr("no Ray cluster at {address} ({error})", address=address or "local", error=reason),
-            hint=tr("start one with ray start, or omit --address"),
+            hint=tr("start one with ray start, or omit --address")
+            if address
+            else tr("run the command again (Ray starts slowly the first time), or use --engine local"),
         ) from error
     return ray
 

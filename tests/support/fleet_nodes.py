@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 from harness import REPO
-from patience import EVENT_SECONDS, no_longer_than
+from patience import EVENT_SECONDS, start_ray
 
 from regraft.cli.fleet import parse_library_options as parse
 from regraft.fleet.engine import TaskResult
@@ -38,8 +38,7 @@ def cluster() -> Iterator[Any]:
     before = dict(os.environ)
     # Nodes that join later get it, too.
     os.environ.update(environment())
-    with no_longer_than(EVENT_SECONDS, "the start of a cluster"):
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    made = start_ray(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}))
     try:
         yield made
     finally:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+Started = TypeVar("Started")
 
 #: How long until what does not come counts as never coming, in seconds: no limit that a loaded machine reaches.
 NEVER_SECONDS = 1_800
@@ -26,3 +29,20 @@ def no_longer_than(seconds: float, what: str) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+#: The errors of nodes that did not start in time. They hold on to the processes of these nodes, which Ray ends
+#: with this one: Python warns of processes that run and that nobody holds on to.
+_TOO_SLOW: list[Exception] = []
+
+
+def start_ray(start: Callable[[], Started]) -> Started:
+    """Start nodes of Ray, again where they take longer than the 30 seconds that Ray waits for them."""
+    with no_longer_than(EVENT_SECONDS, "the start of a cluster"):
+        while True:
+            try:
+                return start()
+            except Exception as error:
+                if "timed out during startup" not in str(error):
+                    raise
+                _TOO_SLOW.append(error)

@@ -15,7 +15,7 @@ import pytest
 from harness import REPO
 from lacking import OTHER, OTHER_TEXTS, library, many, taken_away
 from object_store import ENVIRONMENT, object_store
-from patience import EVENT_SECONDS, NEVER_SECONDS, TEST_SECONDS, no_longer_than
+from patience import NEVER_SECONDS, TEST_SECONDS, no_longer_than, start_ray
 from three_libraries import MORE, NAMES
 
 
@@ -49,8 +49,8 @@ def address(files: Any) -> Iterator[str]:
 
     paths = {"env_vars": {"PYTHONPATH": os.pathsep.join([*sys.path, str(REPO)])}}
     # "local": another process of the tests may have a cluster of its own, which Ray would join.
-    with no_longer_than(EVENT_SECONDS, "the start of a cluster"):
-        context = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=paths)
+    settings = {"num_cpus": 2, "include_dashboard": False, "log_to_driver": False, "runtime_env": paths}
+    context = start_ray(lambda: ray.init("local", **settings))
     try:
         yield context.address_info["gcs_address"]
     finally:

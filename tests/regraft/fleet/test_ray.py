@@ -112,6 +112,23 @@ def test_a_cluster_that_is_not_there_is_refused_and_nothing_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_cluster_of_this_machine_that_does_not_start_in_time_is_refused_and_nothing_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "The current node timed out during startup."
+
+    def start(**_: object) -> None:
+        raise Exception(reason)
+
+    monkeypatch.setattr(ray, "init", start)
+    done = run_as_given(
+        "fleet", "check", SAMPLE.parent, "--results", tmp_path / "out.parquet", "--engine", "ray", "--json"
+    )
+    assert (done.status, done.document["error"]["code"], list(tmp_path.iterdir())) == (2, "WrongUsage", [])
+    assert f"no Ray cluster at local ({reason})" in done.document["error"]["message"]
+    assert "use --engine local" in done.document["error"]["message"]
+
+
 def test_without_ray_a_fleet_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     done = run_as_given("fleet", "check", SAMPLE.parent, "--results", tmp_path / "out.parquet", "--engine", "ray")
