@@ -511,6 +511,7 @@ def test_records_of_angel_memory_are_certified(tmp_path: Path) -> None:
     assert done.document["bases"][0]["findable"] == len(set(store.texts().values()))
 
 
+@pytest.mark.thorough
 @needs("chroma")
 def test_an_index_of_chroma_that_lost_its_links_is_found(tmp_path: Path) -> None:
     store = chroma_store.extract("1.5", tmp_path)

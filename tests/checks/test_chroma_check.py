@@ -314,6 +314,7 @@ def test_quick_reads_no_vectors(store: ChromaStore) -> None:
     assert check(store.root).keys() == {"vector-unusable"}
 
 
+@pytest.mark.thorough
 @needs("chroma")
 @posix
 @pytest.mark.parametrize("inside", ["", "link_lists.bin", "length.bin"])

@@ -103,6 +103,7 @@ def test_large_rows_make_the_same_index(tmp_path_factory: pytest.TempPathFactory
         assert _index(folder / "pieces.sqlite", [_viewed(row) for row in rows]) == whole
 
 
+@pytest.mark.thorough
 @settings(max_examples=25, deadline=None)
 @given(texts=st.dictionaries(st.sampled_from(["one", "two"]), st.lists(TEXTS, min_size=1, max_size=4), min_size=1))
 def test_large_texts_come_back(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, list[str]]) -> None:

@@ -179,6 +179,7 @@ def test_a_search_by_vector_gives_the_nearest_first(tmp_path: Path, real: bool) 
     assert all(hit["tags"] and hit["matched_tags"] == [] and "text" not in hit for hit in found)
 
 
+@pytest.mark.thorough
 @needs("chroma")
 def test_vectors_in_the_files_of_a_segment_are_found_as_chroma_finds_them(tmp_path: Path) -> None:
     import chromadb

@@ -155,6 +155,7 @@ def rows_of(here: Path, *arguments: object) -> list[dict[str, object]]:
     return [row for row in rows if row["base"] is None]
 
 
+@pytest.mark.thorough
 @needs("parquet")
 def test_a_fleet_of_this_machine(here: Path) -> None:
     shutil.copytree(here / "backup", here / "backups" / "one")
@@ -163,6 +164,7 @@ def test_a_fleet_of_this_machine(here: Path) -> None:
     assert [row["outcome"] for row in rows] == ["worth-reading"] * 2
 
 
+@pytest.mark.thorough
 @needs("parquet")
 def test_filling_a_fleet(here: Path) -> None:
     with FaultServer() as server:
@@ -187,6 +189,7 @@ def as_the_store(request: Request) -> Reply:
     )
 
 
+@pytest.mark.thorough
 @needs("chroma")
 def test_chromadb(here: Path) -> None:
     """It has a process of its own, and reads no settings that lie about."""

@@ -372,6 +372,7 @@ def test_a_system_that_is_running(damaged, config):
     assert not (damaged.root / ".regraft").exists()
 
 
+@pytest.mark.thorough
 def test_a_collection_of_an_older_chromadb_is_never_changed(apart, damaged, config, server):
     damaged.execute(
         "DELETE FROM migrations WHERE dir = 'metadb' AND version = (SELECT max(version) FROM migrations"
@@ -448,6 +449,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return angel_store.build(tmp_path_factory.mktemp("large") / "data", notes, real=True).root
 
 
+@pytest.mark.thorough
 def test_vectors_in_files_of_the_collection(large, tmp_path):
     store = AngelStore(shutil.copytree(large, tmp_path / "data"), real=True)
     assert (segment_of(store) / "index_metadata.pickle").is_file()
@@ -459,6 +461,7 @@ def test_vectors_in_files_of_the_collection(large, tmp_path):
     assert entries(store) == expected(store)
 
 
+@pytest.mark.thorough
 def test_files_of_a_collection_that_cannot_be_read(large, tmp_path, server):
     config = configured(tmp_path / "regraft.yaml", server, batch={"texts": 200})
     store = AngelStore(shutil.copytree(large, tmp_path / "data"), real=True)
@@ -510,6 +513,7 @@ def test_what_is_left_of_a_staging_file_that_was_never_made(damaged, config, lef
     assert not place.exists()
 
 
+@pytest.mark.thorough
 def test_killed_before_the_collection_is_built_nothing_is_paid_twice(damaged, server, config):
     before = entries(damaged)
 
@@ -529,6 +533,7 @@ def test_killed_before_the_collection_is_built_nothing_is_paid_twice(damaged, se
     assert not (damaged.root / ".regraft" / "reconciling").exists()
 
 
+@pytest.mark.thorough
 def test_killed_after_its_last_change_the_next_run_leaves_no_work_files(damaged, config):
     work = damaged.root / ".regraft" / "work"
 

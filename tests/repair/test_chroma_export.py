@@ -123,6 +123,7 @@ def test_every_vector_reads_back_bit_for_bit(length: float, distance: str, tmp_p
     assert '"sync_threshold":1000' in schema[0]
 
 
+@pytest.mark.thorough
 def test_cosine_refuses_vectors_that_chroma_would_change(tmp_path: Path) -> None:
     source = write_base(tmp_path / "library", unit_vectors(10) | {"long": unit_vectors(1, 2)["Text 0: 知识 café 🎉"]})
     found = export(source, tmp_path / "chroma", "--distance", "cosine")
@@ -134,6 +135,7 @@ def test_cosine_refuses_vectors_that_chroma_would_change(tmp_path: Path) -> None
     assert not (tmp_path / "chroma").exists()
 
 
+@pytest.mark.thorough
 def test_a_collection_comes_back_with_ids_and_metadata(tmp_path: Path) -> None:
     store = extract("1.5", tmp_path / "source")
     models = ("--map-model", "plain=acme::embed-3")
@@ -154,6 +156,7 @@ def test_a_collection_comes_back_with_ids_and_metadata(tmp_path: Path) -> None:
     assert again.document["bases"][0]["rows"]["carried"] == len(expected)
 
 
+@pytest.mark.thorough
 def test_metadata_keeps_its_types(tmp_path: Path) -> None:
     import chromadb
     from chromadb.config import Settings
@@ -175,6 +178,7 @@ def test_metadata_keeps_its_types(tmp_path: Path) -> None:
     assert read_folder(tmp_path / "chroma", tmp_path / "copy", "types") == expected
 
 
+@pytest.mark.thorough
 @needs("parquet")
 def test_a_parquet_file_becomes_a_collection(tmp_path: Path) -> None:
     vectors = unit_vectors(30)
@@ -194,6 +198,7 @@ def test_a_parquet_file_becomes_a_collection(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_other_collections_stay_and_undo_takes_it_back(tmp_path: Path) -> None:
     store = extract("1.5", tmp_path / "target")
     before = contents(store.root)
@@ -211,6 +216,7 @@ def test_other_collections_stay_and_undo_takes_it_back(tmp_path: Path) -> None:
     assert contents(store.root) == before
 
 
+@pytest.mark.thorough
 def test_the_undo_that_a_run_suggests_can_be_pasted(tmp_path: Path) -> None:
     source, target = write_base(tmp_path / "library", unit_vectors(3)), tmp_path / "my data"
     written = run("export", source, "--format", "chroma", "--to", target, "--collection", "handbook")
@@ -222,6 +228,7 @@ def test_the_undo_that_a_run_suggests_can_be_pasted(tmp_path: Path) -> None:
         assert db.execute("SELECT count(*) FROM collections").fetchall() == [(0,)]
 
 
+@pytest.mark.thorough
 def test_rows_that_chroma_cannot_take_are_counted(tmp_path: Path) -> None:
     vectors = unit_vectors(20)
     source = write_base(tmp_path / "library", vectors)
@@ -269,6 +276,7 @@ CASES = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_what_is_refused_writes_nothing(tmp_path: Path) -> None:
     cases = refusals(tmp_path)
     assert tuple(cases) == CASES
@@ -323,6 +331,7 @@ def test_an_open_folder_is_refused(tmp_path: Path) -> None:
     assert snapshot(store.root) == before
 
 
+@pytest.mark.thorough
 def test_a_difference_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A document that chromadb would return differently: the comparison runs in another process, over a staged file."""
     from repair.chroma import new_collection
@@ -379,6 +388,7 @@ def test_a_dry_run_refuses_what_a_run_refuses(case: str, tmp_path: Path) -> None
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.thorough
 @posix
 @pytest.mark.parametrize("command", ["export", pytest.param("import", marks=needs("parquet"))])
 def test_a_kill_leaves_no_part_of_a_collection(command: str, tmp_path: Path) -> None:
@@ -408,6 +418,7 @@ def test_a_kill_leaves_no_part_of_a_collection(command: str, tmp_path: Path) -> 
             assert {document: vector for vector, document, _ in kept.values()} == vectors
 
 
+@pytest.mark.thorough
 @posix
 def test_the_segment_that_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
     """The folder of the segment takes its place before the database that refers to it."""

@@ -101,6 +101,7 @@ ALL_PROVEN: dict[str, Damage] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("damage", ALL_PROVEN)
 def test_damage_that_no_vector_is_in_costs_no_vector(damage: str, store: ChromaStore, tmp_path: Path) -> None:
     before = store.rows("SELECT * FROM embedding_metadata ORDER BY id, key")
@@ -112,6 +113,7 @@ def test_damage_that_no_vector_is_in_costs_no_vector(damage: str, store: ChromaS
     assert_reads_back(store, tmp_path / "copy", {})
 
 
+@pytest.mark.thorough
 @posix
 @pytest.mark.parametrize("inside", ["link_lists.bin", "length.bin"])
 def test_a_segment_with_a_link_is_left_and_the_others_are_repaired(
@@ -134,6 +136,7 @@ def test_a_segment_with_a_link_is_left_and_the_others_are_repaired(
     assert "graph" not in check(store.root)
 
 
+@pytest.mark.thorough
 @posix
 def test_a_pipe_in_the_place_of_a_segment_is_left(store: ChromaStore, tmp_path: Path) -> None:
     """Undo data has no pipes."""
@@ -149,6 +152,7 @@ def test_a_pipe_in_the_place_of_a_segment_is_left(store: ChromaStore, tmp_path: 
     assert run("undo", store.root, "--yes").status == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", ["text", b"", bytes(8)])
 def test_a_vector_of_the_queue_that_is_none_is_not_taken(value: str | bytes, store: ChromaStore) -> None:
     """Operations that the segment has are no longer read by Chroma, so they do no harm."""
@@ -164,6 +168,7 @@ def test_a_vector_of_the_queue_that_is_none_is_not_taken(value: str | bytes, sto
     assert lost_ids(document, key) == lost_ids(known, key) | {spoiled}
 
 
+@pytest.mark.thorough
 def test_a_folder_of_an_older_version_keeps_its_form(tmp_path: Path) -> None:
     store = extract("0.6", tmp_path)
     migrations = store.rows("SELECT dir, version FROM migrations ORDER BY 1, 2")
@@ -178,6 +183,7 @@ def test_a_folder_of_an_older_version_keeps_its_form(tmp_path: Path) -> None:
     assert_reads_back(store, tmp_path / "copy", {}, rounded=True)
 
 
+@pytest.mark.thorough
 def test_a_segment_with_other_links_than_usual_is_read_without_its_header(tmp_path: Path) -> None:
     import chromadb
     import numpy as np
@@ -198,6 +204,7 @@ def test_a_segment_with_other_links_than_usual_is_read_without_its_header(tmp_pa
     assert_reads_back(store, tmp_path / "copy", {})
 
 
+@pytest.mark.thorough
 def test_a_rebuild_that_fails_keeps_one_copy_of_the_old_segment(
     store: ChromaStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +230,7 @@ def test_a_rebuild_that_fails_keeps_one_copy_of_the_old_segment(
     assert list(store.root.glob("*.unproven*")) == [kept]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", ["0.4", "0.6"])
 def test_a_label_map_of_an_older_version_keeps_the_number_of_each_operation(version: str, tmp_path: Path) -> None:
     """Versions up to 0.4 raise KeyError for each id that has none."""
@@ -260,6 +268,7 @@ def test_a_lost_entry_is_named_with_the_copy_of_its_text_if_its_document_is_lost
     assert snapshot(store.root) == before
 
 
+@pytest.mark.thorough
 def test_a_purged_queue_of_an_older_version_without_labels_names_the_lost_ids(tmp_path: Path) -> None:
     """Only the label map has the number of the last operation of its segment."""
     store = extract("0.4", tmp_path)
@@ -292,6 +301,7 @@ def garbled_labels(store: ChromaStore) -> None:
     file.write_bytes(file.read_bytes()[:300])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("damage", [hostile_labels, garbled_labels])
 def test_a_whole_queue_of_an_older_version_replaces_labels_that_cannot_be_read(damage: Damage, tmp_path: Path) -> None:
     """Chroma 0.4 cannot open such a segment, although its queue has every vector."""
@@ -352,6 +362,7 @@ def test_a_number_that_is_no_dimension_is_corrected(stated: object, store: Chrom
     assert check(store.root) == {}
 
 
+@pytest.mark.thorough
 def test_a_dimension_is_corrected_together_with_the_segment(store: ChromaStore, tmp_path: Path) -> None:
     overwrite_links(store)
     state_dimension(store)
@@ -383,6 +394,7 @@ def test_half_of_the_elements_are_kept_and_the_others_named(store: ChromaStore, 
     assert_reads_back(store, tmp_path / "copy", {"plain": lost})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("damage", [remove_labels, hostile_labels])
 def test_without_labels_only_what_the_queue_proves_is_kept(damage: Damage, store: ChromaStore, tmp_path: Path) -> None:
     damage(store)

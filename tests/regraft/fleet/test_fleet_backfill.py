@@ -68,6 +68,7 @@ def test_each_text_is_sent_once_and_each_library_filled(
     assert names_beside(stores) == ["out.parquet"]
 
 
+@pytest.mark.thorough
 def test_libraries_in_a_store_are_filled_and_published(stores: Path, bucket: str, tmp_path: Path) -> None:
     places = {name: storage_path(f"{bucket}/{name}") for name in NAMES}
     with writable.allow_writes(tmp_path):
@@ -332,6 +333,7 @@ def test_ctrl_c_keeps_what_was_answered(stores: Path, tmp_path: Path) -> None:
     assert all(is_filled(stores / name) for name in NAMES)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is killed by a signal")
 def test_a_killed_run_pays_for_nothing_twice_but_what_was_under_way(stores: Path, tmp_path: Path) -> None:
     with FaultServer() as server:

@@ -84,6 +84,7 @@ def test_a_limit_holds_for_several_workers_and_the_next_run_goes_on(joined: str,
         assert vectors(stores / name).keys() >= WANTED
 
 
+@pytest.mark.thorough
 def test_a_worker_that_is_killed_leaves_no_text_without_an_answer(
     joined: str, stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

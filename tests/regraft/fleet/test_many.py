@@ -119,6 +119,7 @@ def content(library: Path) -> dict[str, bytes]:
 # --- many ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_one_source_in_five_is_damaged_and_damage_shows(herd: Herd) -> None:
     damaged = [number for number, source in enumerate(herd.sources) if source.damage]
     whole = {source.kind: number for number, source in enumerate(herd.sources) if not source.damage}
@@ -146,6 +147,7 @@ def document_of(herd: Herd, number: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_fleet_whose_processes_are_killed_leaves_what_one_after_the_other_leaves(
     herd: Herd, pool: partial[Pool], tmp_path: Path
 ) -> None:
@@ -278,6 +280,7 @@ def content_and_times(library: str | None) -> dict[str, tuple[int, int, bytes]]:
     return {name: one for name, one in found.items() if not name.startswith(".regraft")}
 
 
+@pytest.mark.thorough
 def test_a_fleet_that_is_killed_itself_is_gone_on_with_and_does_nothing_twice(herd: Herd, tmp_path: Path) -> None:
     order, out = herd.order(tmp_path / "libraries"), tmp_path / "out.parquet"
     count = len(herd.sources) // 3
@@ -315,6 +318,7 @@ def test_a_fleet_that_is_killed_itself_is_gone_on_with_and_does_nothing_twice(he
 REQUESTS = 9
 
 
+@pytest.mark.thorough
 def test_in_a_store_libraries_are_those_on_disk_whenever_processes_are_killed(
     herd: Herd, joined: str, bucket: str, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_manifest_may_lie_in_a_store(migrated: str, bucket: str, tmp_path: Pat
         assert found["anna"]["bytes"] == 5000
 
 
+@pytest.mark.thorough
 def test_repairs_are_published_as_the_next_version(migrated: str, tmp_path: Path) -> None:
     place = storage_path(f"{migrated}/anna")
     library = fetched(place.url, tmp_path / "damaged")
@@ -141,6 +142,7 @@ def test_repairs_are_published_as_the_next_version(migrated: str, tmp_path: Path
     assert versions.latest_version(place).number == 3
 
 
+@pytest.mark.thorough
 def test_exports_go_to_a_store_and_over_what_they_wrote_before(migrated: str, bucket: str, tmp_path: Path) -> None:
     for name in ("one", "two"):
         done = fleet("export", migrated, "--to", f"{bucket}/units", "--results", tmp_path / f"{name}.parquet", "-q")
@@ -349,6 +351,7 @@ def test_what_another_fleet_works_on_waits_for_it(migrated: str) -> None:
     assert 0 < ended.wait_seconds <= 61
 
 
+@pytest.mark.thorough
 def test_of_two_that_work_on_a_library_one_publishes_and_the_other_comes_after_it(
     migrated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def order_of(folder: Path, *sizes: int) -> FleetOrder:
     return FleetOrder(command="check", options=(), libraries=libraries)
 
 
+@pytest.mark.thorough
 def test_what_no_node_has_room_for_fails_by_name(cluster: Any, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     with Driver(order_of(tmp_path, 1, 1), out, cluster.address, max_wait=0.1) as driver:
@@ -75,6 +76,7 @@ def test_a_library_whose_node_is_lost_is_done_by_a_smaller_one(cluster: Any, tmp
     assert nodes_of(source) == [large.node_id, small.node_id]
 
 
+@pytest.mark.thorough
 def test_a_node_that_joins_takes_libraries_that_wait(cluster: Any, tmp_path: Path) -> None:
     first = cluster.add_node(num_cpus=1)
     out = tmp_path / "out.parquet"
@@ -90,6 +92,7 @@ def test_a_node_that_joins_takes_libraries_that_wait(cluster: Any, tmp_path: Pat
     assert [(row.outcome, row.attempts) for row in rows_of(out)] == [("done", 1)] * 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
@@ -119,6 +122,7 @@ def test_a_node_that_cannot_run_libraries_is_left_out_and_named(
         cluster.remove_node(node)
 
 
+@pytest.mark.thorough
 def test_a_node_without_memory_ends_libraries_by_name(cluster: Any, tmp_path: Path) -> None:
     # The least memory that is used is too much for it.
     full = {"RAY_memory_usage_threshold": "0.0001", "RAY_memory_monitor_refresh_ms": "50"}
@@ -132,6 +136,7 @@ def test_a_node_without_memory_ends_libraries_by_name(cluster: Any, tmp_path: Pa
     cluster.remove_node(node)
 
 
+@pytest.mark.thorough
 def test_a_driver_that_is_killed_is_gone_on_with(cluster: Any, tmp_path: Path) -> None:
     node = cluster.add_node(num_cpus=1)
     out, sources = tmp_path / "out.jsonl", [tmp_path / f"library {number}" for number in range(3)]
@@ -149,6 +154,7 @@ def test_a_driver_that_is_killed_is_gone_on_with(cluster: Any, tmp_path: Path) -
     cluster.remove_node(node)
 
 
+@pytest.mark.thorough
 def test_two_fleets_on_one_cluster_both_end(cluster: Any, tmp_path: Path) -> None:
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
     folders = [tmp_path / name for name in ("one", "two")]
@@ -169,6 +175,7 @@ def test_two_fleets_on_one_cluster_both_end(cluster: Any, tmp_path: Path) -> Non
         cluster.remove_node(node)
 
 
+@pytest.mark.thorough
 def test_two_senders_on_two_nodes_of_one_core_do_not_wait_for_each_other(
     cluster: Any, stores: Path, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_what_is_lost_and_late_changes_nothing(
     assert fetched(f"{bucket}/libraries/backup", tmp_path / "fetched") == expected
 
 
+@pytest.mark.thorough
 def test_a_published_file_that_arrives_altered_is_refused_and_nothing_is_published(
     bucket: str, sources: Path, expected: dict[str, bytes], proxy: StoreProxy, tmp_path: Path
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_published_file_that_arrives_altered_is_refused_and_nothing_is_publish
     assert fetched(f"{target}/backup", tmp_path / "fetched") == expected
 
 
+@pytest.mark.thorough
 def test_a_source_that_arrives_altered_is_not_migrated(
     bucket: str, sources: Path, expected: dict[str, bytes], proxy: StoreProxy, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_reader_upgrades_and_undoes_without_a_terminal(browser, tmp_path, lang
                 assert english not in without_texts(name, text), (name, english)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_a_failed_upgrade_is_rescued_without_a_terminal(browser, tmp_path, language):
     home = tmp_path / "home"
@@ -160,6 +161,7 @@ def writable_copy(source: Path, target: Path) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_a_damaged_library_a_pack_missing_vectors_and_other_systems(browser, server, tmp_path, language):
     home = tmp_path / "home"
@@ -264,6 +266,7 @@ def test_files_are_picked_dropped_and_reached_by_keyboard(browser, tmp_path):
         tab.wait_for("document.URL.includes('upgrade?at=') && !document.body.dataset.left")
 
 
+@pytest.mark.thorough
 def test_another_page_of_this_computer_can_do_nothing(browser, tmp_path):
     """A page that the reader visits knows the address, and still neither reads nor starts anything."""
     home = tmp_path / "home"

@@ -340,6 +340,7 @@ def test_nothing_keeps_anybody_out(browser: Browser, made: Made, name: str, dark
 # --- paper ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @some_pages
 def test_a_page_is_printed(browser: Browser, made: Made, name: str) -> None:
     with showing(browser, made(name)[0]) as tab:

@@ -130,6 +130,7 @@ def test_lost_entries_get_vectors_and_no_other_changes(server: FaultServer, sett
     assert check(store.root)["vector-missing"][0]["count"] == len(lost)
 
 
+@pytest.mark.thorough
 @CHROMA
 @pytest.mark.parametrize("version", ["0.6", "1.5"])
 def test_cosine_vectors_differ_by_the_rounding_of_chroma_only(
@@ -157,6 +158,7 @@ def test_cosine_vectors_differ_by_the_rounding_of_chroma_only(
         assert b"PersistentData" in (store.folder("angles") / "index_metadata.pickle").read_bytes()
 
 
+@pytest.mark.thorough
 @CHROMA
 @pytest.mark.parametrize("version", ["0.4", "0.6"])
 def test_a_collection_without_any_proven_vector_is_embedded_whole(
@@ -195,6 +197,7 @@ def test_a_collection_without_any_proven_vector_is_embedded_whole(
     }
 
 
+@pytest.mark.thorough
 @CHROMA
 def test_equal_texts_are_sent_once_and_a_known_text_is_not_sent(
     server: FaultServer, settings: Path, tmp_path: Path
@@ -220,6 +223,7 @@ def test_equal_texts_are_sent_once_and_a_known_text_is_not_sent(
     assert found[lost[2]] == found[kept] == store.expected["plain"][kept]["vector"]
 
 
+@pytest.mark.thorough
 @CHROMA
 def test_a_backup_gives_its_vectors_and_nothing_is_sent(server: FaultServer, settings: Path, tmp_path: Path) -> None:
     store = extract("1.5", tmp_path)
@@ -232,6 +236,7 @@ def test_a_backup_gives_its_vectors_and_nothing_is_sent(server: FaultServer, set
     assert read_back(store, tmp_path / "copy") == vectors_of(store)
 
 
+@pytest.mark.thorough
 @CHROMA
 def test_limits_keep_what_was_paid_and_the_next_run_goes_on(
     server: FaultServer, settings: Path, tmp_path: Path
@@ -245,6 +250,7 @@ def test_limits_keep_what_was_paid_and_the_next_run_goes_on(
     assert read_back(store, tmp_path / "copy") == vectors_of(store)
 
 
+@pytest.mark.thorough
 @CHROMA
 def test_vectors_that_arrived_before_a_failure_are_not_paid_for_again(
     server: FaultServer, settings: Path, tmp_path: Path
@@ -273,6 +279,7 @@ def test_vectors_that_arrived_before_a_failure_are_not_paid_for_again(
     assert read_back(store, tmp_path / "copy") == vectors_of(store)
 
 
+@pytest.mark.thorough
 @CHROMA
 @posix
 def test_a_kill_leaves_the_old_or_the_new_segment_and_nothing_is_paid_twice(
@@ -303,6 +310,7 @@ def test_a_kill_leaves_the_old_or_the_new_segment_and_nothing_is_paid_twice(
             assert not staged & sent_again, at
 
 
+@pytest.mark.thorough
 @CHROMA
 @posix
 def test_a_segment_that_a_killed_run_moved_away_is_no_damage(
@@ -319,6 +327,7 @@ def test_a_segment_that_a_killed_run_moved_away_is_no_damage(
     assert len(server.texts) == begun
 
 
+@pytest.mark.thorough
 @CHROMA
 @posix
 @needs("parquet")
@@ -386,6 +395,7 @@ def staged_keys(root: Path) -> set[str]:
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @CHROMA
 @pytest.mark.parametrize("kind", ["length", "model"])
 def test_another_model_is_refused_before_anything_is_written(
