@@ -652,11 +652,13 @@ def test_a_file_of_the_working_directory_is_never_taken_for_the_one_that_is_refu
     tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files are named relative to the handle of their folder."""
-    for name in ("here/file", "store/file", "store/new"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in ("here/file", "here/tree/file", "store/file", "store/new", "store/tree/file"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    (tmp_path / "here" / "file").chmod(0o444)
+        (tmp_path / name).chmod(0o444)
     monkeypatch.chdir(tmp_path / "here")
+    durable.remove_tree(tmp_path / "store" / "tree")
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["file", "new"]
     handles: list[object] = []
 
     def deny(*_: Any, **named: Any) -> None:
@@ -674,7 +676,9 @@ def test_a_file_of_the_working_directory_is_never_taken_for_the_one_that_is_refu
     assert len(handles) == 2 * durable.REPLACE_TRIES
     assert all(handles)
     monkeypatch.undo()
-    assert (tmp_path / "here" / "file").read_text() == "here/file"
+    for name in ("here/file", "here/tree/file"):
+        assert (tmp_path / name).read_text() == name
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o444
 
 
 def test_errors_name_the_whole_path(tmp_path: Path) -> None:
