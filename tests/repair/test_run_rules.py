@@ -24,6 +24,7 @@ from regraft.ledger import ledger
 from regraft.ledger.ledger import Ledger
 from regraft.ledger.values import FileDetail, RecordedAction, RecordedChange, RowsDetail
 from regraft.report.document import Run
+from regraft.report.progress import SilentProgress
 from repair.changes import execution, run, session, store, undo
 from repair.changes.plan import Action, FileChange, Plan, Reclaim, Unresolved
 
@@ -563,3 +564,164 @@ def raising(error: Exception) -> Any:
         raise error
 
     return fail
+
+
+# --- whole runs on a store of one file -------------------------------------------------------------------------------
+
+
+class SeenProgress(SilentProgress):
+    """Records what a person is shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+
+    def start(self, what: str, rows: int, unit: str = "rows") -> None:
+        self.seen.append((what, rows, unit))
+
+    def at(self, label: str) -> None:
+        self.seen.append((label,))
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a store that any command may change; no catalog can be read in it."""
+    place = tmp_path / "store"
+    place.mkdir()
+    (place / "file.txt").write_text("old")
+    opening(monkeypatch, place)
+    return place
+
+
+def rewrite(text: str | None = "new", **more: Any) -> Plan:
+    """Plan to replace the file, or to remove it."""
+    made = Action(action="rewrite", message="write it again", base="kb")
+    make = None if text is None else lambda path: path.write_text(text) and None
+    return Plan(changes=[FileChange(path="file.txt", actions=(made,), make=make)], **more)
+
+
+def command(root: Path, plan: Plan, **more: Any) -> run.ChangeReport:
+    return run.run_command("repair", root, lambda _: plan, progress=more.pop("progress", SilentProgress()), **more)
+
+
+def undone(root: Path, run_id: str | None = None, **more: Any) -> run.ChangeReport:
+    return run.undo_run(root, run_id, progress=more.pop("progress", SilentProgress()), **more)
+
+
+def below(root: Path) -> set[str]:
+    """Return the names of the files of a store, without those of the ledger."""
+    found = (path.relative_to(root).as_posix() for path in root.rglob("*"))
+    return {name for name in found if not name.startswith(".regraft/ledger")}
+
+
+def states(root: Path) -> list[tuple[str, str, list[str]]]:
+    return [(one.command, one.status, [change.state for change in one.changes]) for one in ledger.read_runs(root)]
+
+
+def test_a_run_makes_its_plan_records_it_and_can_be_undone(root: Path) -> None:
+    progress, shown = SeenProgress(), []
+    report = command(root, rewrite(), progress=progress, show_plan=lambda plan: (shown.append(plan), True)[1])
+    assert (root / "file.txt").read_text() == "new"
+    assert [(one.action, one.message, one.base) for one in report.actions] == [("rewrite", "write it again", "kb")]
+    assert ([one.id for one in report.bases], report.left, report.undo) == (["kb"], [], report.head.run.id)
+    assert report.head.run.finished_at is not None
+    assert [(one.undo, one.actions) for one in shown] == [(None, report.actions)]
+    assert progress.seen == [("Changing", 1, "files"), ("file.txt",)]
+    assert below(root) == {".regraft", ".regraft/undo", f".regraft/undo/{report.undo}", "file.txt"} | {
+        f".regraft/undo/{report.undo}/000001"
+    }
+    assert states(root) == [("repair", "finished", ["done"])]
+    [recorded] = ledger.read_runs(root)
+    assert [(one.action, one.message) for one in recorded.actions] == [("rewrite", "write it again")]
+    # What an undo would do, and what it does.
+    before = below(root)
+    dry = undone(root, dry_run=True)
+    assert [(one.action, one.message) for one in dry.actions] == [("rewrite", "undo: write it again")]
+    assert (dry.undone, dry.left, below(root)) == (report.undo, [], before)
+    with fails("Declined"):
+        undone(root, show_plan=lambda _: False)
+    assert ((root / "file.txt").read_text(), below(root), states(root)[1:]) == ("new", before, [])
+    progress = SeenProgress()
+    done = undone(root, progress=progress)
+    assert (done.actions, done.undone, done.undo) == (dry.actions, report.undo, None)
+    assert done.head.run.finished_at is not None
+    assert progress.seen == [("Undoing", 1, "files")]
+    assert ((root / "file.txt").read_text(), below(root)) == ("old", {".regraft", "file.txt"})
+    assert states(root) == [("repair", "finished", ["undone"]), ("undo", "finished", [])]
+    with fails("RunUnknown", match="there is no run to undo"):
+        undone(root)
+
+
+def test_nothing_is_written_for_a_plan_that_is_only_shown_declined_or_empty(root: Path) -> None:
+    assert command(root, rewrite(), dry_run=True).undo is None
+    with fails("Declined"):
+        command(root, rewrite(), show_plan=lambda _: False)
+    report = command(
+        root, Plan(left=[Unresolved(finding="a", reason="no source")]), show_plan=raising(AssertionError())
+    )
+    assert [(one.finding, one.reason) for one in report.left] == [("a", "no source")]
+    with fails("NotEnoughSpace"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run.shutil, "disk_usage", lambda _: SimpleNamespace(free=5))
+        command(root, rewrite())
+    assert (below(root), (root / "file.txt").read_text()) == ({"file.txt"}, "old")
+
+
+def test_a_run_without_grace_keeps_nothing_of_itself_and_of_expired_runs(root: Path) -> None:
+    first = command(root, rewrite())
+    [earlier] = ledger.read_runs(root)
+    report = command(root, rewrite("newer", keeps_undo=False, expired=list(earlier.changes)))
+    assert (report.undo, first.undo) == (None, earlier.run_id)
+    assert states(root) == [("repair", "finished", ["expired"])] * 2
+    assert ((root / "file.txt").read_text(), below(root)) == ("newer", {".regraft", "file.txt"})
+    # Only undo data expires.
+    expired = command(root, Plan(expired=list(earlier.changes)))
+    assert expired.undo is None
+
+
+def test_what_a_killed_run_left_is_settled_before_a_plan_is_made_or_a_run_is_chosen(root: Path) -> None:
+    report = command(root, rewrite())
+    own = root / ".regraft"
+
+    def kill() -> None:
+        """Leave the run as if it had been killed after it moved the old file away."""
+        with writable.allow_writes(root), ledger.open_exclusive(root) as book:
+            [change] = ledger.read_runs(root)[0].changes
+            book.changes.settle(change.change_id, "intended", 0)
+        kept = own / "undo" / str(report.undo) / "000001"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text("old")
+        (root / "file.txt").unlink(missing_ok=True)
+        (own / "work" / str(report.undo)).mkdir(parents=True)
+        (own / "work" / str(report.undo) / "000001").write_text("new")
+
+    kill()
+    before = below(root)
+    with fails("ChangeUnfinished", match=r"file\.txt"):
+        command(root, rewrite(), dry_run=True)
+    assert below(root) == before
+    # A run that is not there is refused, and the file is back nevertheless.
+    with fails("RunUnknown", match="there is no run nobody"):
+        undone(root, "nobody")
+    assert ((root / "file.txt").read_text(), below(root)) == ("old", {".regraft", "file.txt"})
+    kill()
+    planned: list[str] = []
+
+    def plan(there: store.Store) -> Plan:
+        planned.append((there.root / "file.txt").read_text())
+        return rewrite()
+
+    assert run.run_command("repair", root, plan, progress=SilentProgress()).undo is not None
+    assert planned == ["old"]
+    assert [one[1:] for one in states(root)] == [("finished", ["dropped"]), ("finished", ["done"])]
+
+
+def test_a_cache_that_was_rebuilt_stays_and_the_old_one_goes(root: Path) -> None:
+    removed = Action(action="drop-cache", message="remove it", subject="file.txt", finding="kb.index")
+    change = FileChange(path="file.txt", actions=(removed,), make=None, is_cache=True)
+    report = command(root, Plan(changes=[change]))
+    assert not (root / "file.txt").exists()
+    (root / "file.txt").write_text("rebuilt")
+    done = undone(root)
+    assert ([one.finding for one in done.left], done.actions) == (["kb.index"], [])
+    assert ((root / "file.txt").read_text(), below(root)) == ("rebuilt", {".regraft", "file.txt"})
+    assert [one[2] for one in states(root)] == [["undone"], []]
+    assert done.undone == report.undo
