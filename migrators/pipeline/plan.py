@@ -90,7 +90,7 @@ class MaterialPlan(msgspec.Struct, frozen=True):
     rows: int
     body_bytes: int
     digest: int
-    is_finite: bool = False
+    is_finite: bool
 
 
 class PlannedRows(msgspec.Struct, frozen=True):
@@ -134,16 +134,16 @@ class BasePlan(msgspec.Struct, frozen=True):
     children: dict[str, str]
     notices: tuple[Notice, ...]
     #: Folded names that are taken in ``raw/`` before snapshots get theirs.
-    taken_names: frozenset[str] = frozenset()
+    taken_names: frozenset[str]
     #: Findings on disk that a later run may need.
-    found: FoundOnDisk = msgspec.field(default_factory=FoundOnDisk)
+    found: FoundOnDisk
     #: Whether texts are migrated without their vector (``--carry-text``).
-    carry_text: bool = False
+    carry_text: bool
     #: What can be salvaged if the vector file is damaged.
-    salvage: SalvageTally | None = None
+    salvage: SalvageTally | None
     #: Number of items of a salvaged base that kept all their rows, and that lost some.
-    whole_items: int = 0
-    damaged_items: int = 0
+    whole_items: int
+    damaged_items: int
 
     @property
     def has_index(self) -> bool:

@@ -240,7 +240,7 @@ def test_words_that_the_index_lacks_are_found_where_that_is_asked_for(
     monkeypatch.setattr(index, "verify_full_text", lambda *some: asked.append(some))
     for name, verify in (("a", True), ("b", False)):
         made = writing(tmp_path / name, [Row("L", "one")], note("n", "L"))
-        made.write(verify=verify)
+        made.write(**({"verify": True} if verify else {}))
     assert asked == [(tmp_path / "a" / "staging" / "kb" / INDEX, made.plan.draft.id)]
 
 
@@ -348,6 +348,27 @@ def test_uploads_are_copied_whether_or_not_the_base_has_an_index(tmp_path: Path)
     assert raw_files(failed) == {"a.txt": "upload a", "b.txt": "upload b"}
     assert (done.tallies, done.index_bytes, done.index_hash, done.has_files) == (None, 0, "", True)
     assert not (failed.staging / INDEX).exists()
+
+
+def test_uploads_are_copied_while_rows_are_written_and_words_are_sorted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes get files before each material; their words are taken before each file of this process."""
+    events: list[str] = []
+    build, assign = index.build_index, source_files.UploadCopies.assign
+
+    def built(*some: Any, meanwhile: Any, **more: Any) -> Any:
+        return build(*some, meanwhile=lambda _: meanwhile(lambda: events.append("words")), **more)
+
+    def assigned(copies: Any, *some: Any, **more: Any) -> None:
+        if not more:
+            events.append("files")
+        assign(copies, *some, **more)
+
+    monkeypatch.setattr(index, "build_index", built)
+    monkeypatch.setattr(source_files.UploadCopies, "assign", assigned)
+    with_uploads(tmp_path).write()
+    assert events == ["files", "files", "words", "words"]
 
 
 def test_files_that_other_processes_left_in_part_are_copied_again(

@@ -282,6 +282,7 @@ def test_a_vector_that_is_longer_than_a_page_goes_on_in_others() -> None:
     assert preflight._bytes_on_pages(4061 - 96) == 4096
     assert preflight._bytes_on_pages(4062 - 96) == 4096 / (4084 // 489) + 4096
     assert preflight._bytes_on_pages(489 + 4092 - 96) == 4096 / (4084 // 489) + 4096
+    assert preflight._bytes_on_pages(4061 + 4092 - 96) == 4096 + 4096
     assert preflight._bytes_on_pages(490 + 4092 - 96) == 4096 / (4084 // 490) + 4096
 
 

@@ -23,7 +23,7 @@ from v1 import note
 from migrators.pipeline import preflight, publication
 from migrators.pipeline import run as runs
 from migrators.pipeline import session as sessions
-from migrators.pipeline.publication import BaseEntry, TargetLibrary, catalog_fingerprint, pack_entry
+from migrators.pipeline.publication import BaseEntry, TargetLibrary, base_folder, catalog_fingerprint, pack_entry
 from migrators.pipeline.session import Session
 from regraft.disk import writable
 from regraft.errors import VerificationFailed
@@ -96,6 +96,90 @@ def test_a_base_is_moved_into_place_and_recorded(library: tuple[TargetLibrary, L
     assert set(book.entries()) == {PLAN.draft.id, OTHER.draft.id}
 
 
+def test_a_base_in_its_place_is_on_the_disk_before_it_is_recorded(
+    library: tuple[TargetLibrary, Ledger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, book = library
+    events: list[tuple[str, object]] = []
+
+    def told(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *some: (events.append((name, some[-1])), real(*some))[1])
+
+    told(publication.durable, "replace")
+    told(publication.durable, "sync_folder")
+    told(book, "done")
+    publish(place, book, "first")
+    events.clear()
+    publish(place, book, "second")
+    at = [name for name, what in events if what in (base_folder(place.path, PLAN.draft.id), place.path)]
+    assert at == ["replace", "sync_folder"]
+    assert events[-1][0] == "done"
+
+
+def test_what_is_built_is_dropped_and_what_was_moved_aside_is_kept(library: tuple[TargetLibrary, Ledger]) -> None:
+    place, _ = library
+    stage(place, "staged")
+    for folder in (place.work, place.replaced):
+        folder.mkdir(parents=True)
+    place.discard_staged()
+    assert sorted(path.name for path in place.own.iterdir() if path.is_dir()) == ["replaced"]
+
+
+def test_an_entry_of_an_earlier_version_has_what_it_lacks_as_it_was_then() -> None:
+    known = replace(entry(), carry_text=True, index_hash="f" * 64, raw_hash="1" * 64, command="import")
+    fields = json.loads(pack_entry(known, MARK).detail)
+    for name in ("found", "command", "carry_text", "index_hash", "raw_hash"):
+        del fields[name]
+    assert publication.read_entry(LedgerEntry(MARK, json.dumps(fields).encode())) == entry()
+
+
+def test_bytes_are_compared_if_a_time_tells_of_a_change_or_all_is_verified(tmp_path: Path) -> None:
+    folder = base_folder(tmp_path, PLAN.draft.id)
+    index, raw = folder / ".cherry" / "index.sqlite", folder / "raw" / "a.txt"
+    for path in (index, raw):
+        path.parent.mkdir(parents=True)
+    raw.write_text("a text")
+    with closing(sqlite3.connect(index)) as db, db:
+        db.execute("CREATE TABLE one (x)")
+    known = entry(
+        index_mark=publication.index_mark(folder),
+        index_hash=publication.index_hash(folder),
+        raw_mark=publication.raw_mark(folder),
+        raw_hash=publication.raw_hash(folder),
+    )
+
+    def states(known: BaseEntry) -> tuple[str, str]:
+        return tuple(
+            publication.base_state(tmp_path, PLAN.draft.id, known, **more).value for more in ({}, {"verify": True})
+        )
+
+    assert states(known) == ("whole", "whole")
+    unhashed = replace(known, index_hash="", raw_hash="")
+    assert states(unhashed) == ("whole", "changed")
+    for path, content, damaged in ((raw, b"a TEXT", "changed"), (index, index.read_bytes(), "damaged")):
+        kept, times = path.read_bytes(), path.stat()
+        # A page that is none, or another text of the same size.
+        path.write_bytes(content if path is raw else content[:4096] + b"\xa5" * (len(content) - 4096))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert states(known) == ("whole", damaged)
+        os.utime(path, ns=(1, 1))
+        assert states(known) == (damaged, damaged)
+        path.write_bytes(kept)
+        assert states(known) == ("whole", "whole")
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with closing(sqlite3.connect(index)) as db, db:
+        db.execute("INSERT INTO one VALUES (1)")
+    assert states(known) == ("changed", "changed")
+    index.unlink()
+    assert states(known) == ("gone", "gone")
+    assert states(replace(known, index_mark=None)) == ("whole", "whole")
+    raw.unlink()
+    raw.parent.rmdir()
+    assert states(replace(known, index_mark=None)) == ("gone", "gone")
+    assert states(replace(known, index_mark=None, raw_mark="")) == ("whole", "whole")
+
+
 #: What is in place and what is aside; whether the base has files and replaces one; then whether it is recorded and what
 #: is in place.
 KILLED: dict[str, tuple[str | None, str | None, bool, str, bool, str | None]] = {
@@ -154,6 +238,11 @@ def test_the_catalog_has_all_bases_in_the_order_of_the_source(library: tuple[Tar
         )
     publish(place, book, "z", position=2)
     assert not place.catalog_is_current(book.entries())
+    # What another process left of a catalog is no part of this one, and the folder may be gone.
+    (place.staging / "catalog.sqlite").write_text("a part of a catalog")
+    place.publish_catalog(book)
+    assert place.is_catalog_unchanged(book)
+    place.staging.rmdir()
     place.publish_catalog(book)
     assert place.catalog_is_current(book.entries())
     place.catalog.unlink()
@@ -208,6 +297,14 @@ def test_a_catalog_that_an_earlier_version_recorded_is_compared_with_one_written
     assert place.is_catalog_unchanged(book) == (how in ("its time", "written again", "another version"))
 
 
+def test_the_counters_and_the_version_of_sqlite_are_no_content_of_a_catalog(tmp_path: Path) -> None:
+    content = bytes(range(1, 120))
+    (tmp_path / "catalog.sqlite").write_bytes(content)
+    assert publication._without_versions(tmp_path / "catalog.sqlite") == (
+        content[:24] + bytes(4) + content[28:92] + bytes(8) + content[100:]
+    )
+
+
 @pytest.mark.parametrize("by", ["its hash", "its time"])
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_catalog_that_was_about_to_be_published_is_there_or_not(
@@ -237,6 +334,8 @@ def test_the_report_is_current_as_long_as_its_bases_and_files_are(library: tuple
     assert (place.path / "report.json").read_text() == "{}"
     assert (place.path / "report.html").read_text() == "<p>"
     assert list(place.staging.iterdir()) == []
+    place.staging.rmdir()
+    place.publish_report(book, "{}", "<p>")
     assert place.report_is_current(book.entries())
     assert book.entries()["report"].fingerprint == catalog_fingerprint(book.entries())
     (place.path / "report.html").unlink()
