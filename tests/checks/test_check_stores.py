@@ -23,6 +23,7 @@ from checks.audit.collector import CheckOptions, FindingCollector, Level
 from checks.cherry_v2 import audit
 from checks.cherry_v2.audit import collect_statistics
 from checks.cherry_v2.index_file import ExpectedIndex, IndexFacts
+from regraft.formats.cherry_v2.catalog_reader import read_catalog
 from regraft.identity import replace
 from regraft.kinds import Kind
 from regraft.report.progress import SilentProgress
@@ -408,6 +409,14 @@ def test_originals_are_looked_for_unless_the_check_is_quick(store: Path, monkeyp
         findings = audit.audit(found, CheckOptions(level=Level.DEFAULT)).findings
     assert {one.name for one in findings} == {"item.source-missing"}
     assert sum(one.count for one in findings) == count > 0
+
+
+def test_models_are_missed_where_the_catalog_has_a_table_of_them(store: Path) -> None:
+    known = read_catalog(store / "catalog.sqlite")
+    for models, name in ((known.models, None), ([], "base.model"), (None, None)):
+        state = audit._StoreAudit(FindingCollector(Level.QUICK))
+        audit._check_rows(replace(known, models=models), None, False, state)
+        assert {one.name for one in state.findings.to_findings()} == ({name} if name else set())
 
 
 def test_the_progress_of_a_check_counts_indexes_and_names_every_base(store: Path) -> None:

@@ -9,8 +9,8 @@ import errno
 import hashlib
 import shutil
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -727,6 +727,96 @@ def test_what_an_index_of_the_table_lacks_is_found(index: Path) -> None:
     assert found[:3] == ("file.corrupt", "SQLite's own check says 2 times", None)
     assert sorted(found.samples or ()) == sorted(said)
     assert audited(index, Level.DEFAULT)[1] == []
+
+
+# --- a part of the rows ----------------------------------------------------------------------------------------------
+
+
+class PartOfRows:
+    """The rows of a base that a part reads: all, or those of some numbers. It records what it is told."""
+
+    def __init__(self, chosen: Collection[int] = range(100), changed: Collection[int] = ()) -> None:
+        self.chosen, self.changed = chosen, changed
+        self.made: set[str | None] = set()
+        self.keys: dict[str, dict[int, bytes]] = {}
+        self.vectors: list[tuple[int, bytes, bytes]] = []
+
+    def set_made(self, made: str | None) -> None:
+        self.made.add(made)
+
+    @contextmanager
+    def choose(self, table: str, keys: Iterator[tuple[int, bytes]]) -> Iterator[list[int]]:
+        self.keys[table] = dict(keys)
+        yield sorted(row for row in self.keys[table] if row in self.chosen)
+
+    def find_changed(self, vectors: Iterator[tuple[int, bytes, bytes]]) -> Iterator[int]:
+        self.vectors += vectors
+        return iter(self.changed)
+
+
+def audited_part(path: Path, part: PartOfRows, **expected: Any) -> dict[str, tuple[str, list[int]]]:
+    """Return the message and the rows of each finding in a part."""
+    findings = FindingCollector(Level.SHAPE)
+    audit_index(path, ExpectedIndex(base="b", **expected), findings, part)
+    return {one.name: (one.message, list(one.rows or ())) for one in findings.to_findings()}
+
+
+def test_a_part_reads_its_rows_and_no_others(index: Path) -> None:
+    run_sql(
+        index,
+        "DROP TRIGGER search_text_au",
+        set_body("text = 'another body'", 2),
+        set_body("search_text_id = 'x'", 3),
+        set_unit("unit_id = 'y'", 7),
+        "UPDATE content SET text = text || 'x' WHERE rowid = 1",
+        set_vector("zeroblob(16)", "= 4"),
+        set_vector("substr(vector_blob, 1, 6)", "IN (1, 2, 3, 7)"),
+    )
+    every = {
+        "body.hash": (NOT_ITS_HASH, [2]),
+        "body.id": ("1 body with a wrong id (not the hash of its fields)", [3]),
+        "unit.id": (WRONG_UNIT_ID, [7]),
+        "content.hash": ("1 text that does not match its hash", [1]),
+        "embedding.zero": ("1 vector of all zeros", [4]),
+        "embedding.length": ("4 vectors without the 4 dimensions that most have", [1, 2, 3, 7]),
+    }
+    shape = "schema.missing"
+    part = PartOfRows()
+    assert {name: one for name, one in audited_part(index, part).items() if name != shape} == every
+    with closing(sqlite3.connect(index)) as db:
+        for table, column in [
+            table for name, table in ROWS.items() if name in ("body", "unit", "content", "embedding")
+        ]:
+            keys = db.execute(f"SELECT rowid, CAST({column} AS BLOB) FROM {table} ORDER BY rowid").fetchall()
+            assert sorted(part.keys[table].items()) == keys
+        vectors = db.execute("SELECT rowid, vector_blob, CAST(created_at AS BLOB) FROM embedding ORDER BY rowid")
+        assert sorted(part.vectors) == [
+            (row, hashlib.blake2b(vector, digest_size=16, person=b"blob").digest(), time)
+            for row, vector, time in vectors
+        ]
+        assert part.made == {str(made) for (made,) in db.execute("SELECT created_at FROM meta")}
+    for rows in ([2], [3, 4], [5, 6, 7], []):
+        found = audited_part(index, PartOfRows(rows), dimensions=4)
+        names = {name for name, (_, of_all) in every.items() if set(of_all) & set(rows)}
+        assert found.keys() - {shape} == names
+        assert all(set(found[name][1]) == set(rows) & set(every[name][1]) for name in names)
+    # What the catalog states is said to be of the catalog, and the state says which vectors have changed.
+    found = audited_part(index, PartOfRows(changed=[5]), dimensions=4)
+    assert found["embedding.length"][0] == "4 vectors without the 4 dimensions of the catalog"
+    assert found["vector.changed"] == (
+        "1 vector that changed under an unchanged text since an earlier part recorded it",
+        [5],
+    )
+
+
+@pytest.mark.parametrize(("statement", "made"), [("DELETE FROM meta", {None}), ("DROP TABLE meta", set())])
+def test_a_part_of_an_index_that_does_not_say_when_it_was_made(
+    statement: str, made: set[str | None], index: Path
+) -> None:
+    run_sql(index, statement)
+    part = PartOfRows()
+    audited_part(index, part)
+    assert (part.made, part.keys.keys()) == (made, {"content", "search_unit", "search_text", "embedding"})
 
 
 # --- errors and threads ----------------------------------------------------------------------------------------------
