@@ -152,6 +152,14 @@ CASES: dict[str, tuple[list[str], list[Found]]] = {
         [Found("body.id", "1 body with a wrong id (not the hash of its fields)", (2,))],
     ),
     "another body": ([set_body("text = 'first body'", 2)], [Found("body.hash", NOT_ITS_HASH, (2,))]),
+    "another hash of a wide body": (
+        [set_body("embedding_text_hash = 'x'", 5)],
+        [
+            Found("body.hash", NOT_ITS_HASH, (5,)),
+            Found("embedding.missing", "1 body without a vector", (5,), (), False),
+            Found("embedding.orphan", UNNAMED_VECTOR, (5,)),
+        ],
+    ),
     "a body of bytes": (
         ["DROP TRIGGER search_text_au", set_body("text = CAST(text AS BLOB)", 4)],
         [missing("search_text_au"), Found("body.hash", NOT_ITS_HASH, (4,))],
@@ -888,16 +896,26 @@ def test_words_are_compared_beside_the_other_checks_unless_the_file_has_a_journa
             called.append("stop")
             super().stop()
 
+    find = index_file._IndexAudit._find_complaints
+
+    def find_complaints(*some: Any, **more: Any) -> Any:
+        called.append("complaints")
+        return find(*some, **more)
+
     monkeypatch.setattr(index_file, "WordCheck", Watched)
+    monkeypatch.setattr(index_file._IndexAudit, "_find_complaints", find_complaints)
     assert audited(index, Level.QUICK)[1] == []
     assert called == []
     assert audited(index, Level.DEFAULT)[1] == []
     assert called == ["start", "agrees", "start", "stop"]
     called.clear()
+    assert audited(index)[1] == []
+    assert called == ["start", "complaints", "agrees", "start", "stop"]
+    called.clear()
     leave_journal(index)
     message = "the index has the journal of an unfinished transaction"
     assert audited(index)[1] == [Found("file.hot-journal", message, None, ())]
-    assert called == ["agrees", "start", "stop"]
+    assert called == ["agrees", "start", "complaints", "stop"]
 
 
 def test_a_check_that_is_interrupted_leaves_no_thread_behind(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -924,6 +942,20 @@ def test_a_check_that_is_interrupted_leaves_no_thread_behind(index: Path, monkey
     with pytest.raises(KeyboardInterrupt):
         audited(index)
     assert ended == ["interrupted"]
+
+
+def test_the_quick_pass_is_left_out_where_it_cannot_tell(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(index_file, "_HAS_LARGE", "SELECT 1")
+        assert ruled_out(index) == frozenset()
+    passes: list[object] = []
+    monkeypatch.setattr(index_file, "rule_out_findings", lambda *some: passes.append(some) or IN_TEXTS)
+    assert audited(index)[1] == []
+    assert len(passes) == 1
+    # It searches the indexes of the tables, which an earlier step found damaged here.
+    monkeypatch.setattr(detect, "detect_relations", Failing(MALFORMED))
+    assert [one.samples for one in audited(index)[1]] == [("relations: malformed",)]
+    assert len(passes) == 1
 
 
 def test_words_that_cannot_be_compared_are_said(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
