@@ -176,9 +176,7 @@ def revert_changeset(db: apsw.Connection, changeset: Path, dangling: int) -> tup
         return _apply_changeset(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, dangling).conflicts
 
 
-def find_revert_conflicts(
-    db: apsw.Connection, records: Sequence[RevertRecord], *, keep: bool = False
-) -> tuple[str, ...]:
+def find_revert_conflicts(db: apsw.Connection, records: Sequence[RevertRecord], *, keep: bool) -> tuple[str, ...]:
     """Try to revert changesets in order and return the tables that conflict, as :func:`revert_changeset` does.
 
     The database is left as it was unless ``keep`` is set.

@@ -213,10 +213,10 @@ def test_several_changes_are_tried_in_order(keep: bool, path: Path) -> None:
         assert changesets.find_revert_conflicts(db, [(second, 1), (first, 1)], keep=keep) == ()
     assert rows(path) == (BEFORE if keep else [(1, "a", "newer"), (3, "gone", "three")])
     with changesets.write_transaction(path) as db:
-        assert changesets.find_revert_conflicts(db, [(first, 1)]) == ("note",)
+        assert changesets.find_revert_conflicts(db, [(first, 1)], keep=False) == ("note",)
     # A trial is over at its end: nothing stays locked.
     with sqlite.open_writable(path) as db:
-        assert changesets.find_revert_conflicts(db, [(first, 1)]) == ("note",)
+        assert changesets.find_revert_conflicts(db, [(first, 1)], keep=False) == ("note",)
         assert not db.in_transaction
 
 
@@ -270,7 +270,7 @@ def test_a_system_guards_its_rows_against_every_revert(path: Path, monkeypatch: 
     guarded: list[object] = []
     monkeypatch.setattr(changesets.systems, "all_systems", lambda: [Guarding()])
     with changesets.write_transaction(path) as db:
-        changesets.find_revert_conflicts(db, [(changeset, 1)])
+        changesets.find_revert_conflicts(db, [(changeset, 1)], keep=False)
         assert guarded == [AFTER]
         changesets.revert_changeset(db, changeset, 1)
     assert guarded == [AFTER, AFTER]
@@ -285,9 +285,9 @@ def test_words_of_another_program_are_not_reverted_with_texts(path: Path, monkey
     other_program(path, "CREATE TABLE search_text (id TEXT PRIMARY KEY)")
     texts = changed(path, "INSERT INTO search_text VALUES ('x')", tables=("search_text",))
     with changesets.write_transaction(path) as db:
-        changesets.find_revert_conflicts(db, [(changeset, 1)])
+        changesets.find_revert_conflicts(db, [(changeset, 1)], keep=False)
         assert asked == []
-        changesets.find_revert_conflicts(db, [(changeset, 1), (texts, 0)])
+        changesets.find_revert_conflicts(db, [(changeset, 1), (texts, 0)], keep=False)
         assert asked == [db]
 
 

@@ -333,6 +333,50 @@ def test_a_file_in_use_is_not_undone(place: Place) -> None:
             undo.demand_unchanged(place.root, run, dry_run=True)
 
 
+def copied(place: Place, then: Callable[[], object] = lambda: None) -> FileChange:
+    """Replace the database by a copy with other texts; ``then`` something happens."""
+
+    def make(new: Path) -> None:
+        files.copy_database(place.root / "notes.db", new)
+        with sqlite.open_writable(new) as db:
+            db.execute("UPDATE note SET text = 'copied'")
+        then()
+
+    return FileChange(path="notes.db", actions=acts(), make=make)
+
+
+def test_a_database_that_was_replaced_is_not_put_back_while_it_is_in_use_and_never_gets_the_log_of_another(
+    place: Place,
+) -> None:
+    place.make(copied(place), text("new"))
+    [run] = place.book.changes.runs()
+    with closing(apsw.Connection(str(place.root / "notes.db"))) as db:
+        db.execute("BEGIN")
+        db.execute("SELECT * FROM note").fetchall()
+        with fails("StoreBusy", match=r"notes\.db"):
+            undo.demand_unchanged(place.root, run)
+    # A program that was killed since has left a log, which belongs to the new file.
+    log = with_log(place.root / "notes.db")
+    undo.undo_changes(place.root, place.book, RUN)
+    assert not log.exists()
+    assert place.texts() == ["one", "two"]
+    assert (place.root / "file.txt").read_text() == "old"
+
+
+def test_a_database_that_is_opened_while_its_copy_is_made_is_not_replaced(place: Place) -> None:
+    with closing(apsw.Connection(str(place.root / "notes.db"))) as db:
+
+        def read() -> None:
+            db.execute("BEGIN")
+            db.execute("SELECT * FROM note").fetchall()
+
+        with fails("StoreBusy", match=r"notes\.db"):
+            place.make(copied(place, read))
+        assert db.execute("SELECT text FROM note ORDER BY id").fetchall() == [("one",), ("two",)]
+    assert place.book.changes.every() == []
+    assert place.texts() == ["one", "two"]
+
+
 def test_a_file_keeps_its_permissions_and_is_on_the_disk_before_it_is_moved(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -668,17 +712,33 @@ def test_a_change_of_many_transactions_keeps_its_committed_sections(place: Place
     place.book.changes.settle(growing.change_id, "intended", size)
     assert execution.recover(place.root, place.book)
     assert place.state(growing) == ("done", size)
+    # Of a section that was not committed, nothing stays.
+    with (place.own / KEPT).open("ab") as file:
+        file.write(b"T\x02")
+    place.book.changes.settle(growing.change_id, "intended", size)
+    assert execution.recover(place.root, place.book)
+    assert (place.state(growing), (place.own / KEPT).stat().st_size) == (("done", size), size)
+    # An undo is done at once.
+    for text, state in (("new", "done"), ("one", "undone")):
+        place.book.changes.settle(growing.change_id, "undoing", size)
+        with closing(sqlite3.connect(place.root / "notes.db")) as db, db:
+            db.execute("UPDATE note SET text = ? WHERE id = 1", (text,))
+        assert execution.recover(place.root, place.book)
+        assert place.state(growing)[0] == state
+    assert place.kept() == {}
 
 
 def test_what_no_change_needs_is_removed_and_the_rest_stays(place: Place) -> None:
     for name in ("000001", "000001.backup", "000002", "000003", "stray", "000004/in/a folder"):
         place.write(f".regraft/undo/{RUN}/{name}", "x")
     place.write(f".regraft/trash/2026-11-21-{RUN}/file.txt", "x")
+    place.write(f".regraft/trash/2026-11-20-{RUN}/gone.txt", "x")
     place.write(f".regraft/work/{RUN}/leftover", "x")
     place.record(RowsDetail(0, (0, 1)), f"undo/{RUN}/000001", "done", path="notes.db")
     for number, state in ((2, "dropped"), (3, "undone"), (4, "expired")):
         place.record(detail(new=True), f"undo/{RUN}/00000{number}", state)
     place.record(detail(new=False), f"trash/2026-11-21-{RUN}/file.txt", "done")
+    place.record(detail(new=False), f"trash/2026-11-20-{RUN}/gone.txt", "expired", "gone.txt")
     assert not execution.recover(place.root, place.book)
     assert set(place.kept()) == {
         f"undo/{RUN}/000001",
@@ -690,8 +750,26 @@ def test_what_no_change_needs_is_removed_and_the_rest_stays(place: Place) -> Non
     execution.expire_changes(place.root, place.book, undo.undoable_changes(place.book.changes.runs()[0]))
     assert place.kept() == {}
     assert not {"undo", "trash", "work"} & {path.name for path in place.own.iterdir()}
-    assert [one.state for one in place.book.changes.every()] == ["expired", "dropped", "undone", "expired", "expired"]
+    assert [one.state for one in place.book.changes.every()] == ["expired", "dropped", "undone", *["expired"] * 3]
     assert {one.bytes for one in place.book.changes.every()} == {0}
+    # Nor do empty folders stay.
+    for name in (f"undo/{RUN}", "trash"):
+        (place.own / name).mkdir(parents=True)
+    assert not execution.recover(place.root, place.book)
+    assert not {"undo", "trash"} & {path.name for path in place.own.iterdir()}
+
+
+def test_how_much_room_a_change_needs(place: Place) -> None:
+    size, largest = (place.root / "notes.db").stat().st_size, execution.changesets.LARGEST_CHANGESET
+    for change, needed in (
+        (text("new", bytes=7), 7),
+        (rows(bytes=7), 14),
+        (rows(bytes=7, backup=True), 14 + size),
+        (rows(bytes=7, bodies=True), 2 * size),
+        (rows(bytes=largest), 2 * largest),
+        (rows(bytes=largest + 1), 2 * size),
+    ):
+        assert execution.bytes_needed(place.root, change) == needed
 
 
 def test_paid_vectors_that_wait_are_noticed(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from faults import fails
 from harness import NOW_MS
 
 from checks.audit import findings
+from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from checks.audit.sqlite_checks import ForeignObject
 from regraft.identity import iso_time, replace
@@ -107,6 +108,20 @@ def test_what_is_left_is_reported_as_it_was_found() -> None:
         count=2,
         severity=findings.FINDINGS[findings.FOREIGN_VIEW].severity,
     )
+
+
+def test_what_is_not_said_of_a_change_or_an_option() -> None:
+    """Nothing is deleted, kept twice, or guessed unless a planner or a user says so."""
+    assert Unresolved.registered(findings.FOREIGN_VIEW, "why", base=None).count == 1
+    rows = RowsChange(path="a", actions=(), apply=lambda _: None, tables=())
+    assert (rows.bytes, rows.bodies, rows.backup) == (0, False, False)
+    file = FileChange(path="a", actions=(), make=None)
+    assert (file.bytes, file.trash, file.as_is, file.is_cache, file.mark) == (0, False, False, False, None)
+    assert (Plan().keeps_undo, Plan().lists_inherited, Plan().level) == (True, False, Level.DEFAULT)
+    repair = RepairOptions(now_ms=1)
+    assert (repair.salvage, repair.adopt, repair.unproven, repair.model) == (False, False, False, None)
+    gc = GcOptions(now_ms=1)
+    assert (gc.vacuum, gc.v1_leftovers, gc.expires) == (False, False, True)
 
 
 def test_what_goes_to_the_trash_is_named_with_its_size(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import apsw
 import pytest
@@ -338,6 +339,10 @@ def test_a_database_whose_log_cannot_be_written_back_is_refused(
     monkeypatch.setattr(sqlite, "open_writable", refuse)
     with fails(raised, match="a"):
         files.flush_log(path)
+    # SQLite opens a file that it may not write to for reading.
+    monkeypatch.setattr(sqlite, "open_writable", lambda _: nullcontext(SimpleNamespace(readonly=lambda _: True)))
+    with fails("StoreNotWritable", match="it is read-only"):
+        files.flush_log(path)
 
 
 @pytest.mark.parametrize("error", [apsw.NotADBError("file is not a database"), apsw.CorruptError("malformed")])
@@ -380,6 +385,21 @@ def test_a_swap_keeps_what_was_there_and_goes_back(
     assert (place / f"final{inside}").read_text() == "old"
     assert (place / f"work/parked{inside}").read_text() == "new"
     assert not kept.exists()
+
+
+def test_what_was_there_has_its_second_name_on_the_disk_before_it_is_replaced(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("final", "new"):
+        (place / name).write_text(name)
+    seen: list[Path] = []
+    monkeypatch.setattr(durable, "sync_folder", seen.append)
+    real = durable.replace
+    monkeypatch.setattr(durable, "replace", lambda *paths: (seen.append(paths[0]), real(*paths))[1])
+    files.swap(place / "final", place / "new", place / "kept" / "old")
+    # The folder that is made for it, its name in that folder, and then the move, which flushes both of its folders.
+    assert seen == [place, place / "kept", place / "new", place]
+    assert ((place / "final").read_text(), (place / "kept" / "old").read_text()) == ("new", "final")
 
 
 def test_what_is_new_goes_back_to_nothing_and_what_is_gone_comes_back(place: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,8 @@ from faults import INTERRUPTED, REFUSED, STOPPED, fails
 from checks.audit import findings
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
-from regraft.disk import writable
-from regraft.errors import StoreBusy
+from regraft.disk import durable, writable
+from regraft.errors import ApplicationOpen, StoreBusy
 from regraft.kinds import Kind
 from regraft.ledger import ledger
 from regraft.ledger.ledger import Ledger
@@ -677,7 +678,9 @@ def test_a_run_without_grace_keeps_nothing_of_itself_and_of_expired_runs(root: P
     assert expired.undo is None
 
 
-def test_what_a_killed_run_left_is_settled_before_a_plan_is_made_or_a_run_is_chosen(root: Path) -> None:
+def test_what_a_killed_run_left_is_settled_before_a_plan_is_made_or_a_run_is_chosen(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     report = command(root, rewrite())
     own = root / ".regraft"
 
@@ -704,14 +707,27 @@ def test_what_a_killed_run_left_is_settled_before_a_plan_is_made_or_a_run_is_cho
     assert ((root / "file.txt").read_text(), below(root)) == ("old", {".regraft", "file.txt"})
     kill()
     planned: list[str] = []
+    times: list[Any] = []
+    real = store.open_store
+    monkeypatch.setattr(store, "open_store", lambda *given: (times.append(given), real(*given))[1])
 
     def plan(there: store.Store) -> Plan:
         planned.append((there.root / "file.txt").read_text())
         return rewrite()
 
-    assert run.run_command("repair", root, plan, progress=SilentProgress()).undo is not None
-    assert planned == ["old"]
-    assert [one[1:] for one in states(root)] == [("finished", ["dropped"]), ("finished", ["done"])]
+    for opened_times in (2, 1):
+        # The store is looked at again where something was settled.
+        assert run.run_command("repair", root, plan, progress=SilentProgress()).undo is not None
+        assert len(times) == opened_times
+        times.clear()
+        assert planned == ["old"]
+        planned.clear()
+        undone(root)
+        times.clear()
+    assert [one[1:] for one in states(root)] == [
+        ("finished", ["dropped"]),
+        *[("finished", ["undone"]), ("finished", [])] * 2,
+    ]
 
 
 def test_a_cache_that_was_rebuilt_stays_and_the_old_one_goes(root: Path) -> None:
@@ -725,3 +741,103 @@ def test_a_cache_that_was_rebuilt_stays_and_the_old_one_goes(root: Path) -> None
     assert ((root / "file.txt").read_text(), below(root)) == ("rebuilt", {".regraft", "file.txt"})
     assert [one[2] for one in states(root)] == [["undone"], []]
     assert done.undone == report.undo
+
+
+def change_of(path: str, make: Any) -> FileChange:
+    return FileChange(path=path, actions=(Action(action="rewrite", message="x"),), make=make)
+
+
+def test_nothing_is_changed_while_any_file_is_in_use(root: Path) -> None:
+    with closing(apsw.Connection(str(root / "notes.db"))) as db:
+        db.execute("CREATE TABLE note (x); INSERT INTO note VALUES (1)")
+        db.execute("BEGIN")
+        db.execute("SELECT * FROM note").fetchall()
+        plan = rewrite()
+        plan.changes.append(change_of("notes.db", lambda path: path.write_text("new") and None))
+        with fails("StoreBusy", match=r"notes\.db"):
+            command(root, plan)
+    assert ((root / "file.txt").read_text(), below(root)) == ("old", {"file.txt", "notes.db"})
+
+
+def test_a_store_is_not_changed_while_its_application_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / ".regraft" / "work").mkdir(parents=True)
+    before = below(root)
+    monkeypatch.setattr(session, "demand_not_running", raising(ApplicationOpen(path=root, sign="a lock")))
+    with fails("ApplicationOpen"):
+        command(root, rewrite())
+    with fails("ApplicationOpen"):
+        undone(root)
+    assert (below(root), (root / "file.txt").read_text()) == (before, "old")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(PermissionError(13, "Permission denied"), "Permission denied"), (apsw.ReadOnlyError("readonly"), "readonly")],
+)
+def test_a_store_whose_ledger_cannot_be_written_is_refused(
+    error: Exception, said: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session.durable, "make_folders", raising(error))
+    with fails("StoreNotWritable", match=f"store.*{said}"):
+        command(root, rewrite())
+    assert below(root) == {"file.txt"}
+
+
+def test_a_change_that_fails_halfway_is_taken_back_and_the_others_stay(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "other.txt").write_text("other")
+    real, moved = durable.replace, []
+
+    def replace(source: Path, target: Path) -> None:
+        moved.append(target)
+        if len(moved) == 2:
+            # Where the new file comes in, the old one is away already.
+            target.unlink()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(source, target)
+
+    monkeypatch.setattr(durable, "replace", replace)
+    plan = rewrite()
+    plan.changes.append(change_of("other.txt", lambda path: path.write_text("newer") and None))
+    with fails("ChangesStopped", STOPPED, match="so far: 1"):
+        command(root, plan)
+    assert [(root / name).read_text() for name in ("file.txt", "other.txt")] == ["new", "other"]
+    assert states(root) == [("repair", "stopped", ["done", "dropped"])]
+    assert not (root / ".regraft" / "work").exists()
+    assert undone(root).actions[0].message == "undo: write it again"
+    assert (root / "file.txt").read_text() == "old"
+
+
+def test_a_trial_of_an_undo_tests_what_the_undo_would_meet(root: Path) -> None:
+    report = command(root, rewrite())
+
+    def outside_of(there: store.Store, chosen: Any) -> run.OutsideUndo:
+        return run.OutsideUndo(actions=[Action(action="outside", message=str(there.root), subject=chosen.run_id)])
+
+    for dry_run in (True, False):
+        if dry_run:
+            (root / "file.txt").write_text("theirs")
+            with fails("UndoRefused", match=r"file\.txt"):
+                undone(root, dry_run=True)
+            (root / "file.txt").write_text("new")
+        done = undone(root, dry_run=dry_run, outside_of=outside_of)
+        assert [(one.action, one.message, one.subject) for one in done.actions[1:]] == [
+            ("outside", str(root), report.undo)
+        ]
+
+
+def test_files_shrink_at_the_end_and_what_that_freed_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = iter([(5000, 3000), (3000, 5000)])
+    (root / "index.sqlite").write_bytes(b"")
+
+    def reclaim(_: Any, path: Path, when: str) -> Any:
+        assert (path, when, (root / "file.txt").read_text()) == (root / "index.sqlite", "always", "new")
+        before, after = next(sizes)
+        return SimpleNamespace(bytes_before=before, bytes_after=after)
+
+    monkeypatch.setattr(run, "reclaim_space", reclaim)
+    planned = Reclaim("index.sqlite", Action(action="vacuum", message="shrink it", bytes=9), 0)
+    report = command(root, rewrite(reclaims=[planned, planned]))
+    assert [(one.action, one.bytes) for one in report.actions] == [("rewrite", 0), ("vacuum", 2000), ("vacuum", 0)]
+    assert report.actions[1].message == "shrank the index file from 5.0 kB to 3.0 kB"
