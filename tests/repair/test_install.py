@@ -25,6 +25,7 @@ from faults import (
     forked,
     item,
     migrate,
+    posix,
     said,
     small_source,
     state_of,
@@ -697,6 +698,19 @@ def test_no_room_is_told_before_a_base_is_read_whole(case, monkeypatch):
     monkeypatch.setattr(BaseSource, "demand_whole", None)
     monkeypatch.setattr(BaseSource, "findings", None)
     stopped(case, "NotEnoughSpace")
+
+
+@posix
+def test_links_in_the_folder_of_a_base_are_not_copied_and_that_is_said(case: Case, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    (case.library / "KnowledgeBase" / ALPHA / "raw" / "link.txt").symlink_to(tmp_path / "mine.txt")
+    done = case.install("--base", "alpha")
+    assert done.status == 1
+    assert [(one["base"], one["finding"], one["reason"], one["subject"]) for one in done.document["left"]] == [
+        (ALPHA, "raw.missing", "1 link in its folder not copied", "raw/link.txt")
+    ]
+    there = {path.name for path in case.folder(ALPHA).rglob("*")}
+    assert there == {path.name for path in (case.library / "KnowledgeBase" / ALPHA).rglob("*")} - {"link.txt"}
 
 
 def test_a_library_that_is_written_to_meanwhile(case, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 import zlib
@@ -18,7 +19,8 @@ from faults import STOPPED, fails
 from harness import NOW_MS
 
 from regraft import identity
-from regraft.disk import durable, writable
+from regraft.disk import durable, untrusted_sqlite, writable
+from regraft.formats.cherry_v2 import catalog_generation
 from regraft.formats.cherry_v2.index.store import IndexStore
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.ledger.ledger import RunRecord
@@ -141,6 +143,8 @@ def test_a_copy_is_read_back_and_on_the_disk(is_new: bool, place: Path, monkeypa
     assert rows(place / "new" / INDEX, "SELECT base_id FROM meta") == [(ids.base if is_new else BASE,)]
     # Undo compares the folder with it.
     assert copy.mark(place / "new") == files.bytes_fingerprint(place / "new")
+    with pytest.raises(FileExistsError):
+        copy.make(place / "new")
 
 
 def test_a_copy_of_another_base_is_refused(place: Path) -> None:
@@ -520,9 +524,9 @@ def test_a_library_is_made_from_a_source_and_for_a_profile_by_all_of_its_runs(
     profile.mkdir()
     source.write_bytes(b"backup")
     known = made_library.library_actions(source, profile)
-    assert [(one.action, one.subject, one.bytes) for one in known] == [
-        (made_library.FOR_PROFILE, str(profile), 0),
-        (made_library.FROM_SOURCE, str(source), 6),
+    assert [(one.action, one.subject, one.count, one.bytes) for one in known] == [
+        (made_library.FOR_PROFILE, str(profile), 1, 0),
+        (made_library.FROM_SOURCE, str(source), 1, 6),
     ]
     assert made_library.library_actions(profile, source)[1].bytes == 0
     own = past("a", *known, command="migrate", source=str(source))
@@ -573,6 +577,16 @@ def test_a_library_that_an_undo_moved_aside_goes_once_the_undo_is_complete(
         "library",
     ]
     assert (library / "catalog.sqlite").read_bytes() == b"x"
+
+
+def test_a_folder_of_others_is_not_taken_for_a_library_that_was_moved_aside(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside = base_folder(place, ".library.undo-abcdef")
+    run = past("20261121T120000Z-abcdef", action("write-library", str(place / "library")), states=("undone",))
+    monkeypatch.setattr(made_library.ledgers, "read_runs", lambda path: [run] if path == place / "profile" else [])
+    made_library.remove_leftovers(place / "profile")
+    assert (aside / "raw" / "a.txt").read_bytes() == b"first"
 
 
 def test_the_ledger_of_a_library_is_removed_last(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -635,3 +649,160 @@ def test_a_library_may_be_the_last_copy_of_its_source(place: Path) -> None:
     assert made_library._lost_source([of_folder, of_file]) == gone
     source.unlink()
     assert made_library._lost_source([of_folder, of_file]) == gone
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def catalog(path: Path, bases: str = "", items: str = "") -> Path:
+    """Make a catalog whose bases and items have one more rule."""
+    with closing(sqlite3.connect(path)) as db:
+        for table, columns in catalog_generation.INSERTED_COLUMNS.items():
+            rules = {
+                ("knowledge_base", "id"): " PRIMARY KEY",
+                ("knowledge_item", "id"): " PRIMARY KEY",
+                ("knowledge_item", "group_id"): " REFERENCES knowledge_item (id)",
+                ("knowledge_base", "name"): bases,
+                ("knowledge_item", "type"): items,
+            }
+            listed = ", ".join(f'"{name}"{rules.get((table, name), "")}' for name in columns)
+            db.execute(f'CREATE TABLE "{table}" ({listed})')
+    return path
+
+
+BASES = "INSERT INTO knowledge_base (id, name, group_id, embedding_model_id, status) VALUES {}"
+ITEMS = "INSERT INTO knowledge_item (id, base_id, group_id, type, data, status) VALUES {}"
+
+
+@pytest.fixture
+def source(place: Path) -> Path:
+    """Make a catalog with a base of two items, one in the folder of the other, and one of an external item."""
+    path = catalog(place / "library.sqlite")
+    change(
+        path,
+        BASES.format("('b', 'Notes', 'a group', 'gone::x', 'completed'), ('c', 'Links', NULL, NULL, 'completed')"),
+        ITEMS.format(
+            "('folder', 'b', NULL, 'directory', '{\"source\": \"/a\"}', 'completed'),"
+            " ('note', 'b', 'folder', 'note', '{\"source\": \"s\", \"content\": \"c\"}', 'completed'),"
+            " ('link', 'c', NULL, 'external', '{\"source\": \"/x\", \"relativePath\": \"x\"}', 'failed')"
+        ),
+    )
+    return path
+
+
+def new_rows(source: Path, target: Path, db: apsw.Connection, *bases: profile_rows.NewBase) -> profile_rows.NewRows:
+    times = {"created_at": 1, "updated_at": 1}
+    return profile_rows.NewRows(
+        tables=catalog_generation.read_tables(target, db),
+        catalog=source,
+        mark=untrusted_sqlite.database_mark(source),
+        providers=({"provider_id": "acme", "name": "Acme", **times},),
+        models=(),
+        bases=bases,
+        links=({"assistant_id": "one", "knowledge_base_id": "b", **times},),
+    )
+
+
+def test_bases_come_with_their_items_and_without_their_group(place: Path, source: Path) -> None:
+    target, ids = catalog(place / "profile.sqlite"), CopyIds("c", {})
+    copy = profile_rows.NewBase(ids.base, "c", new_ids=ids, external_as_files=True)
+    with closing(apsw.Connection(str(target))) as db:
+        wanted = new_rows(source, target, db, profile_rows.NewBase("b", "b", "acme::x", "acme::r", name="New"), copy)
+        assert wanted.changed == ("knowledge_base", "knowledge_item", "user_provider", "assistant_knowledge_base")
+        with db:
+            wanted.apply(db)
+    assert rows(target, "SELECT id, name, group_id, embedding_model_id, rerank_model_id FROM knowledge_base") == [
+        ("b", "New", None, "acme::x", "acme::r"),
+        (ids.base, "Links", None, None, None),
+    ]
+    assert rows(target, "SELECT id, base_id, group_id, type, data FROM knowledge_item") == [
+        ("folder", "b", None, "directory", '{"source": "/a"}'),
+        ("note", "b", "folder", "note", '{"source": "s", "content": "c"}'),
+        (ids.item("link"), ids.base, None, "file", '{"source":"/x","relativePath":"x"}'),
+    ]
+    assert rows(target, "SELECT provider_id, name, created_at FROM user_provider") == [("acme", "Acme", 1)]
+    assert rows(target, "SELECT assistant_id, knowledge_base_id FROM assistant_knowledge_base") == [("one", "b")]
+
+
+@pytest.mark.parametrize(
+    ("rules", "statements", "said"),
+    [
+        ({"items": " CHECK (type <> 'note')"}, [], r"profile\.sqlite.*a constraint refuses a row \(.*CHECK"),
+        (
+            {},
+            ["DELETE FROM knowledge_item WHERE id = 'folder'"],
+            "a row of knowledge_item would refer to a missing row",
+        ),
+    ],
+)
+def test_rows_that_the_profile_would_not_take_any_more_are_not_written(
+    rules: dict[str, str], statements: list[str], said: str, place: Path, source: Path
+) -> None:
+    target = catalog(place / "profile.sqlite", **rules)
+    # What dangled before is no matter of it.
+    change(target, ITEMS.format("('old', 'x', 'nowhere', 'directory', '{}', 'completed')"))
+    change(source, *statements)
+    with closing(apsw.Connection(str(target))) as db:
+        wanted = new_rows(source, target, db, profile_rows.NewBase("b", "b"))
+        with fails("PlanOutdated", match=said), db:
+            wanted.apply(db)
+        change(source, 'UPDATE knowledge_item SET data = \'{"source": "/a longer path, so that the size differs"}\'')
+        os.utime(source, (1, 1))
+        with fails("PlanOutdated", match=r"library\.sqlite.*it was changed in the meantime"), db:
+            wanted.apply(db)
+    assert rows(target, "SELECT count(*) FROM knowledge_base") == [(0,)]
+    assert rows(target, "SELECT id FROM knowledge_item") == [("old",)]
+
+
+def test_rows_are_tried_on_empty_copies_of_the_profiles_tables(place: Path, source: Path) -> None:
+    rule = " CHECK (type IN ('note', 'directory', 'file'))"
+    target = catalog(place / "profile.sqlite", " CHECK (name <> 'Forbidden')", rule)
+    with closing(apsw.Connection(str(target))) as db, closing(apsw.Connection(str(source))) as library:
+        tables = catalog_generation.read_tables(target, db)
+        tried = profile_rows.RowsRehearsal(db, library, tables)
+        with closing(tried):
+            notes, links = (profile_rows.NewBase(name, name) for name in ("b", "c"))
+            for _ in range(2):
+                # Nothing stays of what was tried.
+                assert tried.problem(notes) is None
+            assert "Forbidden" in str(tried.problem(identity.replace(notes, name="Forbidden")))
+            assert "type IN" in str(tried.problem(links))
+            assert tried.problem(identity.replace(links, external_as_files=True)) is None
+            assert tried.refused_items(notes) == {}
+            assert {kind: [row["id"] for row in refused] for kind, refused in tried.refused_items(links).items()} == {
+                "external": ["link"]
+            }
+            tried.demand("knowledge_base", [{"id": "x", "name": "Fine"}])
+            with fails("ProfileUnknown", match=r"a database with additional constraints \(.*Forbidden"):
+                tried.demand("knowledge_base", [{"id": "x", "name": "Forbidden"}])
+            library.execute("UPDATE knowledge_item SET group_id = 'gone' WHERE id = 'note'")
+            assert tried.problem(notes) == "the folder of an item is missing"
+            # Of another type, it would be refused as well.
+            library.execute("UPDATE knowledge_item SET type = 5 WHERE id = 'link'")
+            assert tried.refused_items(links) == {}
+            folder = tried._path.parent
+            assert folder.is_dir()
+        assert not folder.exists()
+        assert db.execute("SELECT count(*) FROM knowledge_base").get == 0
+        with closing(apsw.Connection(":memory:")) as other:
+            other.execute(
+                "CREATE TABLE knowledge_item (id, base_id, group_id, type CHECK (type = 'note'), data, status)"
+            )
+            other.execute("ALTER TABLE knowledge_item ADD error; ALTER TABLE knowledge_item ADD created_at")
+            other.execute("ALTER TABLE knowledge_item ADD updated_at")
+            library.execute("UPDATE knowledge_item SET type = 'external' WHERE id = 'link'")
+            with closing(
+                profile_rows.RowsRehearsal(other, library, catalog_generation.read_tables(target, other))
+            ) as no:
+                assert no.refused_items(links) == {}
+
+
+def test_a_profile_needs_the_columns_that_any_row_uses(place: Path, source: Path) -> None:
+    target = catalog(place / "profile.sqlite")
+    change(target, "ALTER TABLE knowledge_base DROP COLUMN threshold", "ALTER TABLE knowledge_item DROP COLUMN error")
+    with closing(apsw.Connection(str(target))) as db, closing(apsw.Connection(str(source))) as library:
+        tables = catalog_generation.read_tables(target, db)
+        profile_rows.demand_insertable(tables, library)
+        library.execute("UPDATE knowledge_item SET error = 'odd' WHERE id = 'link'")
+        with fails("ProfileUnknown", match="a table knowledge_item without error"):
+            profile_rows.demand_insertable(tables, library)
