@@ -952,10 +952,12 @@ def test_the_quick_pass_is_left_out_where_it_cannot_tell(index: Path, monkeypatc
     monkeypatch.setattr(index_file, "rule_out_findings", lambda *some: passes.append(some) or IN_TEXTS)
     assert audited(index)[1] == []
     assert len(passes) == 1
-    # It searches the indexes of the tables, which an earlier step found damaged here.
+    # It searches the indexes of the tables, which an earlier step found damaged here, and trusts the whole layout.
     monkeypatch.setattr(detect, "detect_relations", Failing(MALFORMED))
     assert [one.samples for one in audited(index)[1]] == [("relations: malformed",)]
     assert len(passes) == 1
+    run_sql(index, "DROP TRIGGER search_text_au")
+    assert ruled_out(index) == frozenset()
 
 
 def test_words_that_cannot_be_compared_are_said(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
