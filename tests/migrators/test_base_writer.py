@@ -350,6 +350,16 @@ def test_uploads_are_copied_whether_or_not_the_base_has_an_index(tmp_path: Path)
     assert not (failed.staging / INDEX).exists()
 
 
+def test_names_that_processed_files_get_are_free(tmp_path: Path) -> None:
+    """A processor writes what it makes of a file beside it, under the name of the file with another ending."""
+    items = [file("f", "F", name="Title.pdf"), note("n", "L", content="Title")]
+    rows = [Row("F", "one"), Row("L", "two")]
+    plain = writing(tmp_path / "plain", rows, *items)
+    processed = writing(tmp_path / "processed", rows, *items, preprocessProvider={"provider": {"id": "p"}})
+    for made, name in ((plain, "Title.md"), (processed, "Title_1.md")):
+        assert list(made.write().paths.values()) == [name]
+
+
 def test_uploads_are_copied_while_rows_are_written_and_words_are_sorted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

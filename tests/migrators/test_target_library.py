@@ -115,6 +115,14 @@ def test_a_base_in_its_place_is_on_the_disk_before_it_is_recorded(
     at = [name for name, what in events if what in (base_folder(place.path, PLAN.draft.id), place.path)]
     assert at == ["replace", "sync_folder"]
     assert events[-1][0] == "done"
+    told(publication.durable, "sync_file")
+    events.clear()
+    place.publish_catalog(book)
+    staged = place.staging / "catalog.sqlite"
+    assert [one for one in events if one[1] in (staged, place.catalog)] == [
+        ("sync_file", staged),
+        ("replace", place.catalog),
+    ]
 
 
 def test_what_is_built_is_dropped_and_what_was_moved_aside_is_kept(library: tuple[TargetLibrary, Ledger]) -> None:
@@ -348,6 +356,7 @@ def test_the_report_is_current_as_long_as_its_bases_and_files_are(library: tuple
     # A report that was about to be written is written again.
     book.intend("report", "publish", LedgerEntry("1" * 40, b""))
     place.recover(book)
+    assert book.open_steps() == []
     assert book.entries()["report"].fingerprint != "1" * 40
 
 
