@@ -355,7 +355,9 @@ class _IndexAudit:
             folded_paths.add(folded)
             content_hash = None if content is None else display_text(content)
             materials.append(
-                IndexMaterial(id=display_text(key), path=path, content_hash=content_hash, is_empty=bool(empty))
+                IndexMaterial(
+                    id=display_text(key), path=path, content_hash=content_hash, is_empty=bool(empty), row=rowid
+                )
             )
         self._index.materials = materials
 

@@ -31,6 +31,8 @@ class IndexMaterial(msgspec.Struct):
     content_hash: str | None
     #: Whether the index has neither its content nor a unit of it.
     is_empty: bool = False
+    #: Its row number, if planners need it.
+    row: int | None = None
 
 
 def find_stored_path_problem(raw: bytes | None) -> str | None:
@@ -99,7 +101,7 @@ def check_materials(
         disagreement = _disagreement(material, by_id.get(material.id))
         if disagreement is not None:
             name, message = disagreement
-            findings.add(name, f"{{n}} {message}", base=base, noun="material", sample=material.id)
+            findings.add(name, f"{{n}} {message}", base=base, noun="material", sample=material.id, row=material.row)
     if is_completed:
         there = {material.id for material in materials if not material.is_empty}
         lacking = [item for key, item in by_id.items() if key not in there and _is_done(item)]
@@ -199,9 +201,8 @@ def _materials_on_disk(
                 tr("{base}: {path}: its path is too long for this system", base=base, path=material.path)
             )
         elif not _is_file(path):
-            findings.add(
-                v2.RAW_MISSING, tr("{n} whose file is missing"), base=base, noun="material", sample=material.path
-            )
+            message = tr("{n} whose file is missing")
+            findings.add(v2.RAW_MISSING, message, base=base, noun="material", sample=material.path, row=material.row)
         elif material.id in snapshots and findings.level >= Level.DEEP and _is_changed(path, material):
             message = tr("{n} different from the text that was indexed")
             findings.add(v2.RAW_CHANGED, message, base=base, noun="snapshot", sample=material.path)

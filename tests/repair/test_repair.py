@@ -318,6 +318,15 @@ def test_a_file_outside_is_never_touched(store: Path) -> None:
     assert names(store) == {"raw.missing"}
 
 
+def test_a_new_path_of_one_material_does_not_hide_the_missing_file_of_another(store: Path) -> None:
+    (raw(store) / "report.pdf").rename(raw(store).parent / "report.pdf")
+    unsafe(store, "../report.pdf")
+    next(path for path in sorted(raw(store).rglob("*.md"))).unlink()
+    planned = run("repair", store, "--dry-run", "--json").document
+    assert {one["action"] for one in planned["actions"]} == {"rename-items", "rename-materials"}
+    assert [(one["finding"], one["count"]) for one in planned["left"]] == [("raw.missing", 1)]
+
+
 def test_a_link_out_of_the_folder_is_not_followed(store: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     (raw(store) / "out").symlink_to(tmp_path)

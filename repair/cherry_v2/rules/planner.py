@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 from itertools import chain
@@ -361,7 +361,8 @@ class _Planner:
         if self._options.only:
             return
         for base, found in self._findings.items():
-            paths = len(moved[base].materials) if base is not None and base in moved else 0
+            repairs = None if base is None else moved.get(base)
+            rows = frozenset(row for row, _ in repairs.materials) if repairs is not None else frozenset()
             # Bodies without a unit are for gc where nothing proves the unit.
             others = (
                 one
@@ -375,7 +376,7 @@ class _Planner:
                 if one.name == v2.VECTOR_UNEXPECTED
                 else Unresolved.with_remedy(one, repair=one.repair)
                 for one in others
-                if not self._is_reported(one, paths)
+                if not self._is_reported(one, rows)
             ]
 
     def _command_for(self, finding: Finding) -> str | None:
@@ -387,8 +388,11 @@ class _Planner:
         words = (*FINDINGS[v2.VECTOR_UNEXPECTED].command, model, *base)
         return shlex.join(["regraft", words[0], path_argument(self._store.path), *words[1:]])
 
-    def _is_reported(self, finding: Finding, paths: int) -> bool:
-        """Whether a finding is fixed or reported with other repairs of its base; ``paths`` materials get new paths."""
+    def _is_reported(self, finding: Finding, moved: Collection[int]) -> bool:
+        """Whether a finding is fixed or reported with other repairs of its base.
+
+        ``moved``: rows of the materials that get new paths.
+        """
         if finding.base in self._reported_damaged and (finding.name in salvage.DAMAGED or self._options.salvage):
             return True
         if finding.name in index.CONSEQUENCES:
@@ -397,7 +401,8 @@ class _Planner:
         if finding.name == v2.VECTOR_UNEXPECTED and self._options.model is not None:
             return (v2.BASE_STATUS, finding.base) in self._plan.resolves
         # With its new path, a material agrees with its item and file.
-        return finding.name in (v2.MATERIAL_PATH, v2.RAW_MISSING) and finding.count <= paths
+        is_of_paths = finding.name in (v2.MATERIAL_PATH, v2.RAW_MISSING)
+        return is_of_paths and finding.rows is not None and all(row in moved for row in finding.rows)
 
 
 def _recorded_rows(findings: Iterable[Finding]) -> dict[str, list[RowNumbers]]:
