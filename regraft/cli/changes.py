@@ -240,16 +240,22 @@ def _next(left: Sequence[Unresolved]) -> list[str]:
 
 
 def _share_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved]) -> str:
-    """Format how many of the intended bases the run changed; empty for fewer than two.
+    """Format how many of the intended bases are done, and how many only in part; empty if the only one is done.
 
-    Intended are the bases with actions, and those with unresolved findings. A changed base counts as done even if it
-    has an unresolved finding, which the next line names.
+    Intended are the bases with actions, and those with unresolved findings. A changed base with an unresolved finding
+    is done in part.
     """
     changed = {action.base for action in report.actions if action.base is not None}
-    meant = changed | {one.base for one in left if one.base is not None}
+    incomplete = {one.base for one in left if one.base is not None}
+    meant, partial = changed | incomplete, len(changed & incomplete)
     if len(meant) < 2:
-        return ""
-    return tr(": {done:,} of {bases}", done=len(changed), bases=format_count(len(meant), "base"))
+        return tr(" in part") if partial else ""
+    bases = format_count(len(meant), "base")
+    if partial:
+        return tr(
+            ": {done:,} of {bases}, {partial:,} in part", done=len(changed) - partial, bases=bases, partial=partial
+        )
+    return tr(": {done:,} of {bases}", done=len(changed), bases=bases)
 
 
 def _not_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved]) -> list[str]:

@@ -48,6 +48,17 @@ def test_what_is_not_done_is_named(store: Path) -> None:
     ]
 
 
+def test_a_base_of_which_a_finding_is_left_is_done_in_part(store: Path) -> None:
+    plant("no body", store)
+    next(path for path in sorted((index(store).parent.parent / "raw").rglob("*.md"))).unlink()
+    assert ending(run("repair", store).stdout)[0] == f"Done in part. Changed: {store} and its .regraft."
+    plant("no body", store)
+    index(store, OTHER).write_bytes(b"no database at all")
+    shown = ending(run("repair", store).stdout)
+    assert shown[0] == f"Done: 0 of 2 bases, 1 in part. Changed: {store} and its .regraft."
+    assert shown[1].startswith("Incomplete: ")
+
+
 @pytest.mark.parametrize("command", ["repair", "rescue", "gc", "fix"])
 def test_a_command_that_can_do_nothing_says_so(command: str, tmp_path: Path) -> None:
     """A folder of v1's that the upgrade left, with nothing of v1 to bring it back from."""
