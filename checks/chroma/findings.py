@@ -8,7 +8,6 @@ from regraft.language import tr
 _BACKUP = tr("Restore the file from a backup that was made while the application was not running.")
 _REBUILD = tr("`regraft repair`, which rebuilds the segment from its own vectors and the queue; nothing is embedded.")
 _EMBED = tr("Nothing in the folder has a usable vector. Let the application embed the text again.")
-_PERSON = tr("Needs your decision. The message shows the options.")
 
 UNREADABLE = register(
     "error",
@@ -160,8 +159,8 @@ FULL_TEXT = register(
     "error",
     "chroma.full-text",
     tr(
-        "The full-text index in `chroma.sqlite3` is damaged, or lacks the texts of documents. Chroma fails on every "
-        "write to the database."
+        "The full-text index in `chroma.sqlite3` is damaged, or lacks tables or texts of documents. Chroma fails on "
+        "every write to the database."
     ),
     tr("`regraft repair`, which rebuilds the index from the documents; nothing is embedded or deleted for it."),
     "repair",
@@ -189,7 +188,10 @@ COLLECTION_ORPHAN = register(
     "warning",
     "chroma.collection-orphan",
     tr("Open WebUI has no knowledge base, file or user for this collection."),
-    _PERSON,
+    tr(
+        "Needs your decision: leave it, which only takes up space; keep its texts and vectors with `regraft export` or "
+        "`regraft migrate`; or delete it with Chroma. regraft deletes no collection."
+    ),
 )
 COLLECTION_MISSING = register(
     "note",

@@ -33,8 +33,8 @@ from repair.changes.store import Store
 from repair.chroma import full_text
 
 
-def plan_full_text(root: Path) -> Iterator[FileChange]:
-    """Yield the rebuild of every damaged full-text index of a Chroma database."""
+def _plan_full_text(root: Path) -> Iterator[FileChange | Unresolved]:
+    """Yield the rebuild of every damaged full-text index of a Chroma database, or why that fails."""
     for folder in database.find_provider_folders(root):
         try:
             with chroma.open_chroma(folder.database) as db:
@@ -44,12 +44,10 @@ def plan_full_text(root: Path) -> Iterator[FileChange]:
         if problem is None:
             continue
         name = folder.database.relative_to(root).as_posix()
-        action = Action(
-            action="rebuild-full-text",
-            message=tr("rebuild the full-text index of {name} from its documents", name=name),
-            subject=name,
-            finding=angel.FULL_TEXT,
-        )
+        action = full_text.plan_rebuild(folder.database, name, angel.FULL_TEXT)
+        if isinstance(action, Unresolved):
+            yield action
+            continue
         size = folder.database.stat().st_size
         yield FileChange(
             path=name, actions=(action,), make=partial(full_text.rebuild_in_copy, folder.database), bytes=2 * size
@@ -103,9 +101,14 @@ def _plan_own(store: Store, wanted: frozenset[str]) -> Plan:
     changes: list[Change] = [
         change for change in (_file_index_change(planned), _records_change(planned)) if change is not None
     ]
+    left = []
     if angel.FULL_TEXT in wanted:
-        changes += plan_full_text(store.root)
-    return Plan(changes, resolves={(name, None) for name in wanted})
+        for one in _plan_full_text(store.root):
+            if isinstance(one, Unresolved):
+                left.append(one)
+            else:
+                changes.append(one)
+    return Plan(changes, left, resolves={(name, None) for name in wanted})
 
 
 class _RecordChanges(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ database keeps its rows: ids, texts and metadata are never deleted.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 import apsw
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from checks.audit import sqlite_checks
 from checks.audit.collector import Level
@@ -36,7 +38,7 @@ from regraft.formats.chroma.collection import (
 )
 from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
 from regraft.language import format_count, tr
-from regraft.text import one_line
+from regraft.text import one_line, path_argument
 from repair.changes import schema_objects, undo
 from repair.changes.files import copy_database
 from repair.changes.options import GcOptions, RepairOptions
@@ -92,20 +94,18 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     """
     level = Level.DEEP if chroma.RECALL in options.only else Level.DEFAULT
     found = group_by_name(store.findings(level))
-    # Kept files may have a vector that nothing proves.
-    unproven = (chroma.VECTOR_MISSING,) if options.unproven else ()
-    usual = (*_REBUILT, *_OF_DATABASE, *unproven)
-    wanted = options.wanted(usual).intersection((*NAMES, *unproven), found)
+    # Kept files may have such a vector, which nothing proves. Otherwise only the entries are named.
+    usual = (*_REBUILT, *_OF_DATABASE, chroma.VECTOR_MISSING)
+    wanted = options.wanted(usual).intersection((*NAMES, chroma.VECTOR_MISSING), found)
     made = Plan(level=level)
     foreign = {database.FILE: partial(sqlite_checks.find_foreign_on_tables, tables=audit.TABLES)}
     segments = {name: found[name] for name in wanted if name not in _OF_DATABASE}
     ignored = _plan_segments(made, store, options, segments)
     of_database = {name: found[name] for name in wanted.intersection(_OF_DATABASE)}
-    made.changes[:0] = _plan_database(store, of_database, ignored)
-    made.resolves |= {(one.name, one.base) for findings in of_database.values() for one in findings}
+    _plan_database(made, store, of_database, ignored)
     made = schema_objects.add_drops(made, store, found, options.only, foreign)
     if not options.only:
-        rest = (*usual, *schema_objects.NAMES, chroma.VECTOR_MISSING)
+        rest = (*usual, *schema_objects.NAMES)
         made.left += [Unresolved.with_remedy(one) for one in other_warnings(found, rest)]
     return made
 
@@ -128,7 +128,7 @@ def _plan_segments(made: Plan, store: Store, options: RepairOptions, wanted: dic
                 with open_collection(db, collections[base], store.root) as state, ExitStack() as opened:
                     kept = opened.enter_context(_open_kept(db, state)) if options.unproven else []
                     changes = len(made.changes)
-                    _plan_segment(made, db, state, names, kept, keeps_unproven=options.unproven)
+                    _plan_segment(made, store, db, state, names, kept, keeps_unproven=options.unproven)
                     if len(made.changes) > changes:
                         ignored += state.ignored_operations(keeps_unproven=options.unproven)
     except (ChromaProblem, apsw.Error, OSError) as error:
@@ -137,14 +137,22 @@ def _plan_segments(made: Plan, store: Store, options: RepairOptions, wanted: dic
 
 
 def _plan_segment(
-    made: Plan, db: apsw.Connection, state: CollectionState, names: list[str], kept: _Kept, *, keeps_unproven: bool
+    made: Plan,
+    store: Store,
+    db: apsw.Connection,
+    state: CollectionState,
+    names: list[str],
+    kept: _Kept,
+    *,
+    keeps_unproven: bool,
 ) -> None:
     """Plan to rebuild the vector segment of a collection, to set it aside, or report why nothing is changed."""
     of, folder = state.of, state.folder
     foreign = _find_foreign(folder)
     if foreign is not None:
         reason = tr("{name} is a link or a pipe, and left as it is; replace it by a file or a folder", name=foreign)
-        made.left += [Unresolved.registered(name, reason, base=of.id) for name in names]
+        named = [name for name in names if name != chroma.VECTOR_MISSING]
+        made.left += [Unresolved.registered(name, reason, base=of.id) for name in named]
         return
     job = Rebuild(
         root=state.root,
@@ -154,12 +162,14 @@ def _plan_segment(
         new=_kept_vectors if kept else no_new_vectors,
     )
     added = sum(1 for key in state.missing_ids() if _find_kept(state, kept, key) is not None)
+    left = list(_lost(db, state, kept, keeps_unproven=keeps_unproven))
+    if left:
+        left[0] = structs.replace(left[0], repair=shlex.join(("regraft", "backfill", path_argument(store.path))))
+    made.left += left
     if names == [chroma.VECTOR_MISSING] and not added:
         return
     count = sum(1 for _ in job.rows(state)) + added
-    left = list(_lost(db, state, kept, keeps_unproven=keeps_unproven))
     lost = sum(one.count for one in left)
-    made.left += left
     names = [name for name in names if name != chroma.VECTOR_MISSING or not lost]
     if count and folder is not None and of.vectors is not None:
         made.changes += plan_new_segment(state, job, (_describe_rebuild(of, names, count, lost),), count)
@@ -339,7 +349,7 @@ def _kept_vectors(db: apsw.Connection, state: CollectionState) -> Iterator[NewVe
 # --- the database ----------------------------------------------------------------------------------------------------
 
 
-def _plan_database(store: Store, wanted: dict[str, list[Finding]], ignored: Sequence[int]) -> Iterator[FileChange]:
+def _plan_database(made: Plan, store: Store, wanted: dict[str, list[Finding]], ignored: Sequence[int]) -> None:
     """Plan all changes of the database in one copy of it: the wanted findings, and operations to be ignored."""
     actions = []
     dimensions = _true_dimensions(store, {one.base for one in wanted.get(chroma.DIMENSION_WRONG, ())})
@@ -358,11 +368,13 @@ def _plan_database(store: Store, wanted: dict[str, list[Finding]], ignored: Sequ
             operations=format_count(len(ignored), "operation"),
         )
         actions.append(Action(action="empty-operations", message=message, subject=database.FILE, count=len(ignored)))
+    texts = None
     if chroma.FULL_TEXT in wanted:
-        message = tr("rebuild the full-text index of {name} from its documents", name=database.FILE)
-        actions.append(
-            Action(action="rebuild-full-text", message=message, subject=database.FILE, finding=chroma.FULL_TEXT)
-        )
+        texts = full_text.plan_rebuild(store.root / database.FILE, database.FILE, chroma.FULL_TEXT)
+        if isinstance(texts, Action):
+            actions.append(texts)
+        else:
+            made.left.append(texts)
     if chroma.SEQ_ID_MIXED in wanted:
         with database.open_chroma(store.root / database.FILE) as db:
             as_bytes = database.stores_numbers_as_bytes(db)
@@ -379,12 +391,15 @@ def _plan_database(store: Store, wanted: dict[str, list[Finding]], ignored: Sequ
         make = partial(
             _rewrite,
             path,
-            texts=chroma.FULL_TEXT in wanted,
+            texts=isinstance(texts, Action),
             numbers=chroma.SEQ_ID_MIXED in wanted,
             ignored=ignored,
             dimensions=[(dimension, of.id) for of, dimension in dimensions.items()],
         )
-        yield FileChange(path=database.FILE, actions=tuple(actions), make=make, bytes=2 * path.stat().st_size)
+        size = 2 * path.stat().st_size
+        made.changes.insert(0, FileChange(path=database.FILE, actions=tuple(actions), make=make, bytes=size))
+    left = chroma.FULL_TEXT if isinstance(texts, Unresolved) else None
+    made.resolves |= {(name, one.base) for name, findings in wanted.items() if name != left for one in findings}
 
 
 def _true_dimensions(store: Store, misstated: Collection[str | None]) -> dict[ChromaCollection, int | None]:

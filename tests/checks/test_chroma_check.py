@@ -16,6 +16,7 @@ import pytest
 from chroma_store import (
     DIMENSION,
     ELEMENT,
+    FULL_TEXT,
     VERSIONS,
     ChromaStore,
     check,
@@ -26,6 +27,7 @@ from chroma_store import (
     extract,
     forge_count,
     forge_field,
+    forget_tables,
     hostile_labels,
     mix_numbers,
     overwrite_links,
@@ -424,6 +426,9 @@ def test_open_webui_names_its_collections(store: ChromaStore, tmp_path: Path) ->
     assert found.keys() == {"collection-orphan", "collection-missing"}
     assert found["collection-orphan"][0]["samples"] == ["file-gone"]
     assert found["collection-missing"][0]["samples"] == ["Not indexed"]
+    options = run("explain", "chroma.collection-orphan").stdout
+    assert all(word in options for word in ("leave it", "regraft export", "regraft migrate", "delete it with Chroma"))
+    assert "message shows" not in options
     assert check(moved.root) == found
     assert snapshot(data) == before
 
@@ -510,3 +515,44 @@ def test_no_mutation_causes_a_traceback_or_a_write(version: str, count: int, see
             assert "bug in regraft" not in found.stderr, (round_, found.stderr)
         assert snapshot(store.root) == before
         shutil.rmtree(store.root)
+
+
+@pytest.mark.parametrize(
+    "names", [(FULL_TEXT,), (f"{FULL_TEXT}_docsize",), (f"{FULL_TEXT}_data", f"{FULL_TEXT}_content")]
+)
+def test_missing_tables_of_the_full_text_index_are_named(names: tuple[str, ...], store: ChromaStore) -> None:
+    """Chroma 1.5.9 opens and reads such a folder, and fails at every write."""
+    forget_tables(store, *names)
+    before = snapshot(store.root)
+    found = check(store.root)
+    assert found.keys() == {"full-text"}
+    damage = f"the full-text index of chroma.sqlite3 is damaged: missing tables: {', '.join(names)}"
+    assert [one["message"] for one in found["full-text"]] == [damage]
+    assert check(store.root, "--deep", "--only", "chroma.unreadable") == {}
+    assert snapshot(store.root) == before
+
+
+def test_the_first_versions_had_no_full_text_index(store: ChromaStore) -> None:
+    store.execute(f"DROP TABLE {FULL_TEXT}")
+    store.execute("DELETE FROM migrations WHERE dir = 'metadb' AND version > 2")
+    assert check(store.root) == {}
+
+
+@pytest.mark.parametrize("name", ["header.bin", "data_level0.bin", "link_lists.bin"])
+def test_a_folder_in_the_place_of_a_file_is_called_one(name: str, store: ChromaStore) -> None:
+    path = store.folder("plain") / name
+    path.unlink()
+    missing = [one["message"] for findings in check(store.root).values() for one in findings]
+    path.mkdir()
+    messages = [one["message"] for findings in check(store.root).values() for one in findings]
+    assert [f"{name}: it does not exist" in message for message in missing].count(True) == 1
+    assert [f"{name}: it is a folder" in message for message in messages].count(True) == 1
+    assert not any("not exist" in message for message in messages)
+
+
+def test_a_file_in_the_place_of_a_segment_is_called_one(store: ChromaStore) -> None:
+    folder = store.folder("plain")
+    shutil.rmtree(folder)
+    folder.write_bytes(b"")
+    (message,) = [one["message"] for one in check(store.root)["segment-missing"]]
+    assert message == f"its vector segment cannot be used: {folder.name} is not a folder"

@@ -29,6 +29,7 @@ from chroma_store import (
     extract,
     forge_count,
     forge_field,
+    forget_tables,
     hostile_labels,
     mix_numbers,
     opened,
@@ -742,15 +743,113 @@ def test_the_full_text_is_that_of_the_documents_again(store: ChromaStore) -> Non
     assert found == [(3,)]
 
 
-def test_a_full_text_index_with_an_index_on_its_tables_is_not_rebuilt(store: ChromaStore) -> None:
-    """FTS5's rebuild would end the process."""
+_PARTS = tuple(f"{FULL_TEXT}_{part}" for part in ("data", "idx", "content", "docsize", "config"))
+
+
+@pytest.mark.parametrize(
+    "names", [(FULL_TEXT,), (FULL_TEXT, *_PARTS), (FULL_TEXT, f"{FULL_TEXT}_idx"), (_PARTS[2],), (_PARTS[0], _PARTS[4])]
+)
+def test_missing_tables_of_the_full_text_index_are_created(
+    names: tuple[str, ...], store: ChromaStore, tmp_path: Path
+) -> None:
+    store.execute(f"INSERT INTO {FULL_TEXT} (rowid, string_value) VALUES (999, 'a text of no document')")
+    forget_tables(store, *names)
+    before = store.database.read_bytes()
+    others = {
+        name: store.rows(f"SELECT * FROM {name}")
+        for (name,) in store.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")
+        if not name.startswith(FULL_TEXT)
+    }
+    document = repair(store.root)
+    assert [one["action"] for one in document["actions"]] == ["rebuild-full-text"]
+    assert {name: store.rows(f"SELECT * FROM {name}") for name in others} == others
+    copy = store.copy_into(tmp_path)
+    copy.execute(f"INSERT INTO {FULL_TEXT} ({FULL_TEXT}, rank) VALUES ('integrity-check', 1)")
+    assert copy.rows("PRAGMA integrity_check") == [("ok",)]
+    documents = dict(copy.rows("SELECT id, string_value FROM embedding_metadata WHERE key = 'chroma:document'"))
+    left = {999: "a text of no document"} if _PARTS[2] not in names else {}
+    assert dict(copy.rows(f"SELECT rowid, string_value FROM {FULL_TEXT}")) == documents | left
+    for number, text in documents.items():
+        found = copy.rows(f"SELECT rowid FROM {FULL_TEXT} WHERE {FULL_TEXT} MATCH ?", f'"{text}"')
+        assert (number,) in found
+    with opened(store.root, tmp_path / "written") as client:
+        collection = client.get_collection("plain", embedding_function=None)
+        collection.add(ids=["new"], embeddings=[[0.5] * DIMENSION], documents=["A new document"])
+        assert collection.get(where_document={"$contains": "new document"})["ids"] == ["new"]
+    assert run("undo", store.root, "--yes").status == 0
+    assert store.database.read_bytes() == before
+
+
+def index_on_a_part(store: ChromaStore) -> str:
+    """With such an index, FTS5's rebuild would end the process."""
     cut_full_text(store)
     store.execute(f"CREATE INDEX foreign_index ON {FULL_TEXT}_data (1)")
-    before = snapshot(store.root)
+    return "foreign_index is an index on a table of the full-text index"
+
+
+def part_of_other_columns(store: ChromaStore) -> str:
+    forget_tables(store, f"{FULL_TEXT}_config")
+    store.execute(f"CREATE TABLE {FULL_TEXT}_config (other)")
+    return "has no column named k"
+
+
+@pytest.mark.parametrize("damage", [index_on_a_part, part_of_other_columns])
+def test_a_full_text_index_that_cannot_be_rebuilt_stops_no_other_repair(
+    damage: Callable[[ChromaStore], str], store: ChromaStore
+) -> None:
+    why = damage(store)
+    before, database = snapshot(store.root), store.database.read_bytes()
+    planned = run("repair", store.root, "--dry-run", "--json").document
     found = run("repair", store.root, "--yes", "--json")
-    assert (found.status, found.document["error"]["code"]) == (2, "FullTextNotRebuilt")
-    assert "foreign_index is an index on a table of the full-text index" in found.document["error"]["message"]
+    for document in (planned, found.document):
+        assert document["actions"] == []
+        (one,) = document["left"]
+        assert (one["finding"], one["subject"]) == ("chroma.full-text", "chroma.sqlite3")
+        assert why in one["reason"]
+    assert found.status == 1
+    shown = {name: value for name, value in snapshot(store.root).items() if not name.startswith(".regraft")}
+    assert shown == before
+    overwrite_links(store)
+    document = repair(store.root)
+    assert [one["action"] for one in document["actions"]] == ["rebuild-segment"]
+    assert [one["finding"] for one in document["left"]] == ["chroma.full-text"]
+    assert check(store.root).keys() - {"sqlite-foreign"} == {"full-text"}
+    assert store.database.read_bytes() == database
+
+
+def test_a_folder_in_the_place_of_a_header_is_replaced(store: ChromaStore, tmp_path: Path) -> None:
+    path = store.folder("plain") / "header.bin"
+    path.unlink()
+    path.mkdir()
+    assert repair(store.root)["left"] == []
+    assert check(store.root) == {}
+    assert_reads_back(store, tmp_path / "copy", {})
+    assert run("undo", store.root, "--yes").status == 0
+    assert path.is_dir()
+
+
+def test_entries_without_a_vector_are_named_with_the_command_that_embeds_them(store: ChromaStore) -> None:
+    cut_elements(store)
+    lost = lost_ids(repair(store.root), store.collection_id("plain"))
+    before = snapshot(store.root)
+    planned = run("repair", store.root, "--dry-run")
+    assert planned.status == 1
+    assert planned.stdout.splitlines()[-1] == f"Next: regraft backfill {store.root}"
+    document = run("repair", store.root, "--dry-run", "--json").document
+    assert document["actions"] == []
+    assert lost_ids(document, store.collection_id("plain")) == lost
     assert snapshot(store.root) == before
+
+
+def test_a_base_with_lost_entries_is_not_said_to_be_done(store: ChromaStore) -> None:
+    cut_elements(store, "plain")
+    cut_elements(store, "products")
+    overwrite_links(store, "angles")
+    shown = run("repair", store.root, "--yes").stdout
+    assert f"Done: 1 of 3 bases, 2 in part. Changed: {store.root} and its .regraft." in shown.splitlines()
+    (incomplete,) = [line for line in shown.splitlines() if line.startswith("Incomplete: ")]
+    assert {"plain", "products"} == set(incomplete.removeprefix("Incomplete: ").split(" (")[0].split(", "))
+    assert f"Next: regraft backfill {store.root}" in shown.splitlines()
 
 
 def test_a_folder_in_use_is_not_written(store: ChromaStore) -> None:

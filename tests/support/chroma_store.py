@@ -248,6 +248,15 @@ def cut_full_text(store: ChromaStore) -> None:
     store.execute(f"DELETE FROM {FULL_TEXT}_content WHERE id % 3 = 0")
 
 
+def forget_tables(store: ChromaStore, *names: str) -> None:
+    """Remove tables from the schema, as a tool for damaged files leaves it that could not copy them."""
+    with closing(sqlite3.connect(store.database)) as db:
+        db.execute("PRAGMA writable_schema = ON")
+        db.executemany("DELETE FROM sqlite_schema WHERE name = ?", [(name,) for name in names])
+        db.commit()
+    store.execute("VACUUM")
+
+
 def write_vector(store: ChromaStore, label: int, vector: bytes, name: str = "plain") -> None:
     """Write the vector of the element with a label."""
     file = store.folder(name) / "data_level0.bin"

@@ -215,7 +215,10 @@ class CollectionState:
         folder = self.folder
         if folder is None or not folder.is_dir():
             # Chroma creates the folder with the first operation that it moves there.
-            self.segment_problem = tr("its folder does not exist") if self.of.vectors is not None and stated else None
+            if folder is not None and stated:
+                is_there = os.path.lexists(file_paths.extended_path(folder))
+                missing = tr("its folder does not exist")
+                self.segment_problem = tr("{name} is not a folder", name=folder.name) if is_there else missing
             return
         try:
             segment = open_segment(folder, self.of.dimension, self.of.links)

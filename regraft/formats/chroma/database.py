@@ -21,7 +21,7 @@ from msgspec import structs
 
 from regraft.disk import file_paths, sqlite
 from regraft.formats import json_text
-from regraft.language import format_count, tr
+from regraft.language import format_count, join_list, tr
 
 #: File name of Chroma's database.
 FILE = "chroma.sqlite3"
@@ -46,6 +46,20 @@ _LISTS = "embedding_metadata_array"
 #: The full-text index of all documents, and the table in which FTS5 stores their texts.
 FULL_TEXT_TABLE = "embedding_fulltext_search"
 FULL_TEXT_CONTENT = f"{FULL_TEXT_TABLE}_content"
+#: The statements of the index and of the tables in which FTS5 stores it, by name, as every version writes them.
+FULL_TEXT_SQL = {
+    FULL_TEXT_TABLE: f"CREATE VIRTUAL TABLE {FULL_TEXT_TABLE} USING fts5(string_value, tokenize='trigram')",
+    **{
+        f"{FULL_TEXT_TABLE}_{part}": f"CREATE TABLE '{FULL_TEXT_TABLE}_{part}'{columns}"
+        for part, columns in (
+            ("data", "(id INTEGER PRIMARY KEY, block BLOB)"),
+            ("idx", "(segid, term, pgno, PRIMARY KEY(segid, term)) WITHOUT ROWID"),
+            ("content", "(id INTEGER PRIMARY KEY, c0)"),
+            ("docsize", "(id INTEGER PRIMARY KEY, sz BLOB)"),
+            ("config", "(k PRIMARY KEY, v) WITHOUT ROWID"),
+        )
+    },
+}
 #: SQL: documents whose text in the index is missing or differs.
 DIFFERING_DOCUMENTS = (
     f"FROM embedding_metadata m LEFT JOIN {FULL_TEXT_CONTENT} c ON c.id = m.id "
@@ -495,11 +509,16 @@ def as_float32(vector: Any, encoding: Any) -> bytes:
 # copy makes every write of Chroma fail.
 
 
-def has_full_text_index(db: apsw.Connection) -> bool:
-    """Whether a database has the full-text index. The first versions of Chroma had none."""
-    return (
-        db.execute("SELECT 1 FROM sqlite_schema WHERE name = ? AND type = 'table'", (FULL_TEXT_TABLE,)).get is not None
-    )
+#: SQL: the migration of Chroma that creates the index. The first versions did not have it.
+_FULL_TEXT_MIGRATION = "SELECT 1 FROM migrations WHERE dir = 'metadb' AND version = 3"
+
+
+def list_missing_full_text_tables(db: apsw.Connection) -> list[str] | None:
+    """Return which tables of the full-text index are missing; None if the database never had the index."""
+    names = {str(name) for (name,) in db.execute("SELECT CAST(name AS TEXT) FROM sqlite_schema WHERE type = 'table'")}
+    if FULL_TEXT_TABLE not in names and ("migrations" not in names or db.execute(_FULL_TEXT_MIGRATION).get is None):
+        return None
+    return [name for name in FULL_TEXT_SQL if name not in names]
 
 
 def find_full_text_damage(db: apsw.Connection) -> str | None:
@@ -508,8 +527,11 @@ def find_full_text_damage(db: apsw.Connection) -> str | None:
     Raises:
         apsw.CorruptError, apsw.IOError: the database itself is damaged, not only the index.
     """
-    if not has_full_text_index(db):
+    missing = list_missing_full_text_tables(db)
+    if missing is None:
         return None
+    if missing:
+        return tr("missing tables: {tables}", tables=join_list(missing))
     try:
         # FTS5 compares its tables with the texts that it stores.
         for (message,) in db.execute(f"PRAGMA integrity_check({FULL_TEXT_TABLE})"):

@@ -6,6 +6,7 @@ no memory is reserved for what a file merely claims.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from io import BufferedReader
@@ -198,7 +199,7 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
         """
         header, path = self.header, self.folder / UPPER_FILE
         if not file_paths.is_file(path):
-            return tr("it does not exist") if header.count else None
+            return _describe_no_file(path) if header.count else None
         highest = 0
         with links.open_for_reading(path) as file:
             try:
@@ -253,7 +254,8 @@ def open_segment(folder: Path, dimension: int | None, links_if_unknown: int = DE
         if file_paths.is_link(path):
             raise SegmentProblem(tr("{name} is a link, and is not followed", name=path.name))
     if not file_paths.is_file(folder / ELEMENTS_FILE):
-        raise SegmentProblem(tr("{name} does not exist", name=ELEMENTS_FILE))
+        missing = _describe_no_file(folder / ELEMENTS_FILE)
+        raise SegmentProblem(tr("{name}: {problem}", name=ELEMENTS_FILE, problem=missing))
     size = file_paths.stat(folder / ELEMENTS_FILE).st_size
     norms = file_paths.stat(folder / NORMS_FILE).st_size // 4 if file_paths.is_file(folder / NORMS_FILE) else 0
     header, problem = _read_header(folder / HEADER_FILE)
@@ -286,6 +288,13 @@ def open_segment(folder: Path, dimension: int | None, links_if_unknown: int = DE
         missing = format_count(header.count - count, "element")
         problems.append(tr("{name} ends before the last {missing}", name=ELEMENTS_FILE, missing=missing))
     return SegmentFiles(folder=folder, header=header, count=count, room=room, norms=norms, problems=tuple(problems))
+
+
+def _describe_no_file(path: Path) -> str:
+    """Describe what is in the place of a file."""
+    if file_paths.is_folder(path):
+        return tr("it is a folder")
+    return tr("it is not a file") if os.path.lexists(file_paths.extended_path(path)) else tr("it does not exist")
 
 
 def _derive_segment(
@@ -330,7 +339,7 @@ def _read_cut_header(path: Path, dimension: int | None) -> int | None:
 def _read_header(path: Path) -> tuple[Header | None, str | None]:
     """Read a header, and what is wrong with it; None if it cannot be one."""
     if not file_paths.is_file(path):
-        return None, tr("it does not exist")
+        return None, _describe_no_file(path)
     with links.open_for_reading(path) as file:
         raw = file.read(_HEADER.size + 1)
     if len(raw) != _HEADER.size:
