@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import apsw
+import chroma_store
+import codex_mem_store
+import planted_v2
 import pytest
 from faults import fails, posix, untouched
+from harness import run
 
 from regraft.disk import durable, sqlite, untrusted_sqlite
 from regraft.errors import (
@@ -25,6 +31,7 @@ from regraft.errors import (
     TemporaryCopyFailed,
     VectorExtensionUnusable,
 )
+from regraft.formats.codex_mem import database
 
 
 def short(value: object) -> str | None:
@@ -595,3 +602,84 @@ def test_only_the_rows_of_the_tables_that_are_meant_change(tmp_path: Path, other
         # What is changed later is no matter of it.
         db.execute(f"DELETE FROM {other}")
         assert db.execute("SELECT x FROM t ORDER BY x").fetchall() == [(2,), (3,)]
+
+
+# --- commands that only read -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a store is made of, a statement that changes one of its databases, and the commands that read it."""
+
+    make: Callable[[Path], Path]
+    changed: str
+    statement: str
+    commands: tuple[str, ...]
+
+
+SOURCES = {
+    "Chroma": Source(
+        lambda folder: chroma_store.extract("1.5", folder).root,
+        "chroma.sqlite3",
+        "UPDATE collections SET name = 'only in the log' WHERE name = 'single'",
+        ("inspect", "check", "search", "certify", "migrate"),
+    ),
+    "a library": Source(
+        planted_v2.library,
+        "catalog.sqlite",
+        "UPDATE knowledge_base SET name = 'only in the log'",
+        ("inspect", "check", "search", "certify"),
+    ),
+    "codex-mem": Source(
+        codex_mem_store.write,
+        database.FILE,
+        "UPDATE memory_items SET content = 'only in the log'",
+        ("inspect", "check", "search", "certify"),
+    ),
+}
+
+
+@contextmanager
+def in_wal_mode(name: str, state: str, folder: Path) -> Iterator[Path]:
+    """Make a store whose databases are in WAL mode, as a program leaves them that runs, was killed, or has ended."""
+    source = SOURCES[name]
+    made = source.make(folder / "made")
+    root = made if made.is_dir() else made.parent
+    with ExitStack() as opened:
+        for path in sorted(root.rglob("*")):
+            if ".regraft" not in path.parts and path.is_file() and untrusted_sqlite.is_database(path):
+                db = opened.enter_context(closing(apsw.Connection(str(path))))
+                db.execute("PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = 0").fetchall()
+                db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+                if path.name == source.changed:
+                    db.execute(source.statement).fetchall()
+        if state == "ended":
+            opened.close()
+        copy = Path(shutil.copytree(root, folder / "copy"))
+        if state == "killed":
+            for path in copy.rglob("*-shm"):
+                path.unlink()
+        if state == "running":
+            copy = root
+        yield copy if made.is_dir() else copy / made.name
+
+
+@pytest.mark.parametrize("state", ["running", "killed", "ended"])
+@pytest.mark.parametrize("name", SOURCES)
+def test_commands_that_read_leave_a_source_in_wal_mode_as_it_is(name: str, state: str, tmp_path: Path) -> None:
+    """A usual read-only connection would create the log and its index, or remove them."""
+    options: dict[str, tuple[object, ...]] = {
+        "search": ("only in the log", "--mode", "bm25"),
+        "certify": ("--sample", 5),
+        "migrate": ("--to", tmp_path / "out", "--map-model", "x=y::z"),
+    }
+    with in_wal_mode(name, state, tmp_path) as path:
+        logs = [file for file in sorted(path.parent.rglob("*-wal")) if file.stat().st_size]
+        assert bool(logs) == (state != "ended")
+        shown = ""
+        for command in SOURCES[name].commands:
+            with untouched(path.parent if path.is_file() else path):
+                done = run(command, path, *options.get(command, ()), "--json")
+            assert done.status in (0, 1), (command, done.stderr)
+            shown += done.stdout.replace('"query": "only in the log"', "")
+        assert "only in the log" in shown
