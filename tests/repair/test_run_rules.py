@@ -396,6 +396,25 @@ def test_a_defect_ends_its_run_and_is_shown(opened: tuple[Any, Ledger]) -> None:
     assert not (there.own / "work").exists()
 
 
+def test_what_a_stopped_run_was_making_stays_while_a_change_is_open(
+    opened: tuple[Any, Ledger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run needs it to complete or revert the change."""
+    there, book = opened
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(execution, "recover", fail)
+    for number, state in enumerate(("done", "intended")):
+        run_id = f"20261121T12000{number}Z-abcdef"
+        with fails("ChangesStopped", STOPPED), running(there, book, 1, run_id):
+            book.changes.settle(book.changes.every()[-1].change_id, state, 0)  # type: ignore[arg-type]
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        assert (there.own / "work").exists() == (state == "intended")
+        assert book.changes.runs()[-1].status == "stopped"
+
+
 def test_a_ledger_that_nothing_was_recorded_in_is_removed_again(tmp_path: Path) -> None:
     there = made_store(located(), tmp_path)
     with writable.allow_writes(tmp_path):
