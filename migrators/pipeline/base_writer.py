@@ -183,7 +183,8 @@ class _BaseWriter:
         self._raw = staging / RAW_FOLDER
         self._now = now_ms
         self._watch = watch
-        self._names = FreeNames(plan.taken_names, reserve_processed=plan.draft.file_processor_id is not None)
+        # The plan has reserved the names of what file processors write.
+        self._names = FreeNames(plan.taken_names)
         #: Snapshot and path by position of the item.
         self._snapshots: dict[int, tuple[okf.Snapshot, str]] = {}
         uploads = (
