@@ -107,6 +107,7 @@ def test_a_walk_through_all_commands_loses_nothing(work: Path) -> None:
     assert bad(walks(work), range(1, 3)) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("control", "number"), [("undo", 8), ("vectors", 5)])
 def test_a_walk_that_loses_something_is_noticed(work: Path, control: str, number: int) -> None:
     assert bad(walks(work, control), range(number, number + 1)) != []

@@ -117,6 +117,7 @@ TEXTS = st.text(
 )
 
 
+@pytest.mark.thorough
 @given(st.dictionaries(st.sampled_from(["one", "two", "three"]), st.lists(TEXTS, min_size=1, max_size=5), min_size=1))
 def test_any_texts_come_back(tmp_path_factory, materials):
     folder = tmp_path_factory.mktemp("texts")

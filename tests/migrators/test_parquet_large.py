@@ -92,6 +92,7 @@ def _index(path: Path, rows: list[UnitRow]) -> tuple[dict[str, Any], int]:
     return tables_of(path), made.remade
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(said=materials(), size=st.sampled_from([1, 3, 64]))
 def test_large_rows_make_the_same_index(tmp_path_factory: pytest.TempPathFactory, said: Any, size: int) -> None:

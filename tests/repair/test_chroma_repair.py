@@ -433,6 +433,7 @@ def write_in_order(folder: Path) -> ChromaStore:
     return ChromaStore(folder, {"plain": expected})
 
 
+@pytest.mark.thorough
 def test_unproven_vectors_are_kept_only_if_asked_for(tmp_path: Path) -> None:
     store = write_in_order(tmp_path / "ordered")
     remove_labels(store)
@@ -462,6 +463,7 @@ def kept_elements(store: ChromaStore, file: str, name: str) -> int:
     return len(store.positions(name))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("file", SEGMENT_FILES)
 @pytest.mark.parametrize("version", ["0.4", "0.6", "1.5"])
 def test_a_file_that_is_cut_in_half_leaves_no_wrong_vector(version: str, file: str, tmp_path: Path) -> None:
@@ -500,6 +502,7 @@ def cut_lengths(store: ChromaStore) -> tuple[set[str], dict[str, bytes]]:
     return lost, units
 
 
+@pytest.mark.thorough
 def test_vectors_without_their_length_are_left_out_and_named(store: ChromaStore, tmp_path: Path) -> None:
     """Chroma returns zeros for them, or garbage."""
     lost, _ = cut_lengths(store)
@@ -529,6 +532,7 @@ def test_vectors_without_their_length_are_left_out_and_named(store: ChromaStore,
     assert contents(store) == files
 
 
+@pytest.mark.thorough
 def test_kept_files_give_unproven_vectors_to_a_later_repair(store: ChromaStore, tmp_path: Path) -> None:
     lost, units = cut_lengths(store)
     repair(store.root)
@@ -557,6 +561,7 @@ def test_kept_files_give_unproven_vectors_to_a_later_repair(store: ChromaStore, 
     assert check(store.root) == {}
 
 
+@pytest.mark.thorough
 def test_a_lost_label_map_and_kept_files_give_the_same_as_unproven_at_once(tmp_path: Path) -> None:
     store = write_in_order(tmp_path / "ordered")
     remove_labels(store)
@@ -568,6 +573,7 @@ def test_a_lost_label_map_and_kept_files_give_the_same_as_unproven_at_once(tmp_p
     assert_reads_back(store, tmp_path / "copy", {})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "note", [b"", b"[]", b'{"applied": -1, "last": 5}', b'{"applied": 1, "last": 99999999999999999999}']
 )
@@ -581,6 +587,7 @@ def test_kept_files_whose_operations_are_unknown_are_not_used(note: bytes, store
     assert {one["samples"][0] for one in check(store.root)["vector-missing"]} <= lost
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("taken_by", ["a file", pytest.param("a link", marks=posix)])
 def test_a_name_that_another_program_took_is_no_kept_copy(taken_by: str, store: ChromaStore, tmp_path: Path) -> None:
     remove_labels(store)
@@ -649,6 +656,7 @@ def write_with_queue(folder: Path, operation: str) -> tuple[ChromaStore, Any]:
     return store, vectors[64]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("operation", ["add", "update", "upsert"])
 @pytest.mark.parametrize("file", ["length.bin", "index_metadata.pickle"])
 def test_an_operation_of_the_queue_keeps_its_meaning(operation: str, file: str, tmp_path: Path) -> None:
@@ -677,6 +685,7 @@ def test_an_operation_of_the_queue_keeps_its_meaning(operation: str, file: str, 
         assert np.allclose(*pair, rtol=4e-7, atol=1e-8)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [0, 50, 99])
 def test_a_header_that_was_cut_is_derived_from_the_settings_of_the_collection(size: int, tmp_path: Path) -> None:
     """With another number of links than the default, elements have another size."""
@@ -702,6 +711,7 @@ def test_elements_of_an_unknown_size_are_not_read(tmp_path: Path) -> None:
     assert_reads_back(store, tmp_path / "copy", {"angles": store.expected["angles"].keys() - queued}, rounded=True)
 
 
+@pytest.mark.thorough
 def test_vectors_without_their_length_are_kept_with_length_1(store: ChromaStore, tmp_path: Path) -> None:
     import numpy as np
 
@@ -902,6 +912,7 @@ def test_a_stray_segment_goes_to_the_trash_only_if_it_is_named(store: ChromaStor
     assert (stray / "data_level0.bin").read_bytes() == (store.folder("plain") / "data_level0.bin").read_bytes()
 
 
+@pytest.mark.thorough
 @posix
 def test_a_kill_leaves_the_old_or_the_new_segment(store: ChromaStore, tmp_path: Path) -> None:
     """The graph of a new segment is another one each time, so a segment is judged by what it has, not by its bytes."""

@@ -119,6 +119,7 @@ def test_of_codex_mem(name, templates, tmp_path, server, monkeypatch):
     run_all_lines(path, "--no-probe")
 
 
+@pytest.mark.thorough
 @needs("chroma")
 def test_of_angel_memory(tmp_path, monkeypatch):
     store = angel_store.damaged(tmp_path / "data", real=True)

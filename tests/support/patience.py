@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -31,13 +32,10 @@ def no_longer_than(seconds: float, what: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-#: The errors of nodes that did not start in time. They hold on to the processes of these nodes, which Ray ends
-#: with this one: Python warns of processes that run and that nobody holds on to.
-_TOO_SLOW: list[Exception] = []
-
-
 def start_ray(start: Callable[[], Started]) -> Started:
-    """Start nodes of Ray, again where they take longer than the 30 seconds that Ray waits for them."""
+    """Start nodes of Ray, again where they take longer than the 30 seconds that Ray waits for their processes."""
+    from ray._private.node import Node
+
     with no_longer_than(EVENT_SECONDS, "the start of a cluster"):
         while True:
             try:
@@ -45,4 +43,6 @@ def start_ray(start: Callable[[], Started]) -> Started:
             except Exception as error:
                 if "timed out during startup" not in str(error):
                     raise
-                _TOO_SLOW.append(error)
+                for frame, _ in traceback.walk_tb(error.__traceback__):
+                    if isinstance(node := frame.f_locals.get("self"), Node):
+                        node.kill_all_processes(check_alive=False, allow_graceful=False)

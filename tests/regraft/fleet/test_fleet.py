@@ -101,6 +101,7 @@ def test_checks_of_all_libraries_tell_their_findings(migrated: tuple[Path, Outco
     assert done.stderr.count("\n") == 3
 
 
+@pytest.mark.thorough
 def test_export_and_upgrade_take_their_targets(migrated: tuple[Path, Outcome], tmp_path: Path) -> None:
     folder, _ = migrated
     pattern = str(folder / "libraries" / "[ac]*")
@@ -125,6 +126,7 @@ def test_libraries_are_not_changed_without_consent(
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_resume_works_on_what_did_not_end_well(backups: Path, tmp_path: Path) -> None:
     folder = tmp_path / "backups"
     shutil.copytree(backups, folder, ignore=shutil.ignore_patterns("boris", "clara"))
@@ -200,6 +202,7 @@ def trouble(tmp_path: Path, *troubles: str, attempts: int = 3) -> list[dict[str,
     return [row for row in rows_in(out) if row["base"] is None]
 
 
+@pytest.mark.thorough
 def test_a_killed_process_takes_only_its_library_along(tmp_path: Path) -> None:
     rows = trouble(tmp_path, "fine", "killed", "fine", "killed once", "fine")
     assert [row["outcome"] for row in rows] == ["done", "killed", "done", "done", "done"]

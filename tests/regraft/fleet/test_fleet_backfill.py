@@ -165,6 +165,7 @@ def test_notes_of_codex_mem_are_embedded_once_too(stores: Path, tmp_path: Path) 
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("limit", [("--max-requests", 2), ("--limit", 4), ("--max-cost", 0.0006)])
 def test_a_limit_is_of_the_whole_fleet_and_the_next_run_goes_on(
     stores: Path, tmp_path: Path, limit: tuple[str, float]

@@ -57,6 +57,7 @@ def other_model(request: Request) -> Reply:
     return answer(request, [vector_of(f"other model {text}", request.dimensions) for text in request.texts])
 
 
+@pytest.mark.thorough
 def test_a_model_that_was_changed_meanwhile_gives_nothing_to_the_run_that_goes_on(stores: Path, tmp_path: Path) -> None:
     with FaultServer() as server:
         config = configured(tmp_path / "regraft.yaml", server)
@@ -200,6 +201,7 @@ def test_the_state_of_a_backfill_is_read_while_it_sends(stores: Path, tmp_path: 
     assert (done["state"], done["libraries"]) == ("finished", {"all": 3, "done": 3})
 
 
+@pytest.mark.thorough
 def test_only_the_libraries_that_a_limit_stopped_are_filled_by_the_next_run(stores: Path, tmp_path: Path) -> None:
     shutil.rmtree(stores / "anna")
     (stores / "anna").write_text("no library")

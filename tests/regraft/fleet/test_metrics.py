@@ -106,6 +106,7 @@ def held_against_results(path: Path, out: Path) -> Values:
 # --- what is said ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_metrics_say_what_the_results_say(backups: Path, tmp_path: Path) -> None:
     out, metrics = tmp_path / "out.parquet", tmp_path / "fleet.prom"
     done = fleet("migrate", backups, "--to", tmp_path / "to", "--results", out, "--metrics", metrics, "-q")

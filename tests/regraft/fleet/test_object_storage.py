@@ -97,6 +97,7 @@ def test_a_dry_run_leaves_nothing(backups: Path, bucket: str, tmp_path: Path) ->
     assert (done.status, storage_path(bucket).objects()) == (1, {})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["folder", "pattern", "csv", "jsonl", "parquet"])
 def test_a_manifest_may_lie_in_a_store(migrated: str, bucket: str, tmp_path: Path, kind: str) -> None:
     texts = {
@@ -186,6 +187,7 @@ def test_a_target_that_is_not_a_library_is_refused_as_on_disk(backups: Path, buc
     assert str(bucket) in row["message"]
 
 
+@pytest.mark.thorough
 def test_a_store_that_is_away_stops_its_libraries_and_resume_goes_on(
     backups: Path, bucket: str, files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
