@@ -824,15 +824,13 @@ class WordCheck:
         size: its size in bytes.
         shape: the tables that can be read.
         findings: limits how long the check may take.
-        cache_kib: SQLite's page cache, in KiB.
     """
 
-    def __init__(self, path: Path, size: int, shape: SchemaShape, findings: FindingCollector, cache_kib: int) -> None:
+    def __init__(self, path: Path, size: int, shape: SchemaShape, findings: FindingCollector) -> None:
         self._path = path
         self._size = size
         self._shape = shape
         self._findings = findings
-        self._cache_kib = cache_kib
         self._thread: Thread | None = None
         self._connection: apsw.Connection | None = None
         self._agrees = False
@@ -868,7 +866,6 @@ class WordCheck:
         try:
             with sqlite.open_readonly(self._path) as db, self._findings.watched(db, self._size):
                 self._connection = db
-                db.execute(f"PRAGMA cache_size = -{self._cache_kib}")
                 number = _number_column(self._shape)
                 bodies = f"SELECT {number} AS number, text FROM main.search_text WHERE {number} IS NOT NULL"
                 self._agrees = words_agree(db, FULL_TEXT, "search_text", bodies, "text, tokenize = 'trigram'")

@@ -349,6 +349,16 @@ def test_an_index_that_nobody_recognises_is_a_finding(tmp_path: Path) -> None:
             assert names(path) == {"file.unreadable"}
 
 
+@pytest.mark.parametrize("level", ["quick", "default", "deep"])
+def test_an_index_without_a_readable_schema_is_one_finding(level: str, store: Path) -> None:
+    run_sql(
+        index(store), "PRAGMA writable_schema = ON", "UPDATE sqlite_schema SET sql = 'CREATE' WHERE name = 'content'"
+    )
+    (one,) = (finding for finding in found(store, *option(level)) if finding["base"] == KB)
+    assert one["name"] == "file.unreadable"
+    assert one["message"].startswith("index.sqlite cannot be read: malformed database schema (content)")
+
+
 def test_a_file_that_the_application_left_in_wal_mode(store: Path) -> None:
     """A log with content is read from a copy, and without one the file is read where it is: no trace either way."""
     path = index(store)

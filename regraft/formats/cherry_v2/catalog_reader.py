@@ -219,10 +219,11 @@ def find_data_problem(item: Row) -> str | None:
     wrong += [name for name in needed if name not in ("content", *wrong) and is_blank(data[name])]
     if wrong:
         return tr("its data lacks a text for {wrong}", wrong=join_list(wrong))
-    if list_unknown_fields(item):
+    unknown = sorted(data.keys() - {*needed, *more})
+    if unknown:
         return tr(
             "its data has {unknown_fields}, which items of type {kind} do not have",
-            unknown_fields=join_list(list_unknown_fields(item)),
+            unknown_fields=join_list(unknown),
             kind=kind,
         )
     if kind == "note" and utf16_len(data["content"].encode("utf-8", "replace").decode()) > MAX_NOTE_UNITS:
