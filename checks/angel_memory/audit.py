@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from checks.angel_memory.detect import (
     find_vector_differences,
 )
 from checks.audit import sqlite_checks
-from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, Level, OutOfTime, add_commands
+from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, Level, Step, add_commands
 from checks.audit.findings import Audit
 from regraft.disk import sqlite, untrusted_sqlite
 from regraft.formats.angel_memory import database
@@ -37,7 +37,7 @@ from regraft.formats.angel_memory.database import (
 )
 from regraft.formats.chroma import database as chroma
 from regraft.language import format_count, join_list, tr
-from regraft.report.progress import stage
+from regraft.report.progress import SilentProgress
 from regraft.stores.locate import Located
 from regraft.text import format_bytes
 
@@ -77,39 +77,30 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
         command_line: makes the command lines that fix findings; None: findings get no command.
     """
     state = _StoreAudit(found.tree.path, FindingCollector(options.level, options.max_duration))
-    steps: list[tuple[str, Callable[[_StoreAudit], None]]] = [
-        (database.DATABASE, _check_records),
-        (database.FILE_INDEX, _read_index),
-        (database.RAW, _check_files),
-        ("providers", _check_providers),
+    findings = state.findings
+    steps: list[Step] = [
+        (database.DATABASE, None, partial(_check_records, state)),
+        (database.FILE_INDEX, None, partial(_read_index, state)),
+        (database.RAW, None, partial(_check_files, state)),
+        ("providers", None, partial(_check_providers, state)),
     ]
     if options.level is Level.DEEP:
-        steps += [(name, partial(_check_whole, name=name)) for name in _databases(state.root)]
-    with stage(options.progress, "Checking", len(steps), "parts"):
-        for name, step in steps:
-            options.progress.at(name)
-            _run_check(state, name, step)
-            options.progress.step(1, 0)
-    audited = _make_audit(state)
+        databases = (database.DATABASE, database.FILE_INDEX, *_collection_databases(state.root))
+        steps += [(name, None, partial(_check_whole, state, name)) for name in databases]
+    findings.run_apart(steps, options.progress, angel.UNREADABLE, _describe_stop)
+    audited = Audit(
+        findings=findings.to_findings(),
+        checked=state.checked,
+        names={},
+        closing=findings.closing(tr("files and texts"), tr("all pages of the databases")),
+        not_checked=findings.missing(),
+        level=findings.level.name.lower(),
+    )
     return audited if command_line is None else add_commands(audited, command_line)
 
 
-def _run_check(state: _StoreAudit, name: str, step: Callable[[_StoreAudit], None]) -> None:
-    """Run one check; damage in its data does not stop the others."""
-    try:
-        state.findings.check_time()
-        step(state)
-    except OutOfTime:
-        state.findings.not_checked.append(name)
-    except (apsw.Error, OSError, ValueError, MemoryError, OverflowError) as error:
-        try:
-            state.findings.check_time()
-        except OutOfTime:
-            state.findings.not_checked.append(name)
-        else:
-            state.findings.add(
-                angel.UNREADABLE, tr("{name} cannot be used: {error}", name=name, error=error), sample=name
-            )
+def _describe_stop(name: str, error: Exception) -> str:
+    return tr("{name} cannot be used: {error}", name=name, error=error)
 
 
 @contextmanager
@@ -121,11 +112,9 @@ def _open_watched(state: _StoreAudit, name: str, opened: Any) -> Iterator[apsw.C
         yield db
 
 
-def _databases(root: Path) -> list[str]:
-    """Return the paths of all databases of a store, relative to its root."""
-    folders = database.find_provider_folders(root)
-    collections = [folder.database.relative_to(root).as_posix() for folder in folders]
-    return [database.DATABASE, database.FILE_INDEX, *collections]
+def _collection_databases(root: Path) -> list[str]:
+    """Return the paths of the databases of all providers, relative to the root of a store."""
+    return [folder.database.relative_to(root).as_posix() for folder in database.find_provider_folders(root)]
 
 
 # --- the database of records --------------------------------------------------------------------------------------
@@ -250,12 +239,12 @@ def _check_providers(state: _StoreAudit) -> None:
             more=more,
         )
         state.findings.add(angel.PROVIDER_LEFTOVER, message, sample=folder.path.name)
-    for folder in database.find_provider_folders(state.root):
-        name = folder.database.relative_to(state.root).as_posix()
-        _run_check(state, name, partial(_check_full_text, name=name))
+    collections = _collection_databases(state.root)
+    steps: list[Step] = [(name, None, partial(_check_full_text, state, name)) for name in collections]
     if used.in_use is not None and state.has_records:
         name = used.in_use.database.relative_to(state.root).as_posix()
-        _run_check(state, name, partial(_check_vectors, used=used, folder=used.in_use))
+        steps.append((name, None, partial(_check_vectors, state, used, used.in_use)))
+    state.findings.run_apart(steps, SilentProgress(), angel.UNREADABLE, _describe_stop)
 
 
 def _check_full_text(state: _StoreAudit, name: str) -> None:
@@ -336,15 +325,3 @@ def _complaints(db: apsw.Connection) -> Iterator[str]:
         for (message,) in db.execute(f"PRAGMA integrity_check({scope})"):
             if message != "ok":
                 yield str(message)
-
-
-def _make_audit(state: _StoreAudit) -> Audit:
-    findings = state.findings
-    return Audit(
-        findings=findings.to_findings(),
-        checked=state.checked,
-        names={},
-        closing=findings.closing(tr("files and texts"), tr("all pages of the databases")),
-        not_checked=findings.missing(),
-        level=findings.level.name.lower(),
-    )

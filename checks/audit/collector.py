@@ -17,7 +17,7 @@ from regraft.disk import sqlite
 from regraft.identity import replace
 from regraft.language import format_count, insert_at_mark, join_list, tr
 from regraft.report.notices import Severity
-from regraft.report.progress import Progress, SilentProgress
+from regraft.report.progress import Progress, SilentProgress, stage
 from regraft.text import decode_utf8
 
 #: Interval of SQLite's progress handler, in instructions of its virtual machine.
@@ -68,6 +68,10 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress = msgspec.field(default_factory=SilentProgress)
     #: The part of all rows to read, of a rolling check; None: as the level says.
     part: RollingPart | None = None
+
+
+#: One check of a part of a store: its name, the id of its base, and its function.
+Step = tuple[str, str | None, Callable[[], None]]
 
 
 class _Tally(msgspec.Struct):
@@ -226,6 +230,38 @@ class FindingCollector(msgspec.Struct):
                     message = tr("it cannot be read as a whole: {n}")
                     self.add(CORRUPT, message, base=base, noun="check", sample=f"{name}: {error}")
             self.progress.step(1 / len(steps), 0)
+
+    def run_apart(
+        self,
+        steps: Sequence[Step],
+        progress: Progress,
+        finding: str,
+        describe: Callable[[str, Exception], str],
+    ) -> None:
+        """Run the checks of the parts of a store. Damage that stops one of them is a finding, and the next one runs.
+
+        Args:
+            steps: the checks.
+            progress: shows the name of each.
+            finding: the finding for a check that was stopped.
+            describe: makes its message from the name of the check and the error.
+        """
+        with stage(progress, "Checking", len(steps), "parts"):
+            for name, base, step in steps:
+                progress.at(name)
+                try:
+                    self.check_time()
+                    step()
+                except OutOfTime:
+                    self.not_checked.append(name)
+                except (apsw.Error, OSError, ValueError, MemoryError, OverflowError) as error:
+                    if sqlite.is_write_failure(error):
+                        raise
+                    if self._is_out_of_time():
+                        self.not_checked.append(name)
+                    else:
+                        self.add(finding, describe(name, error), base=base, sample=name)
+                progress.step(1, 0)
 
     @contextmanager
     def watched(self, connection: apsw.Connection, size: int) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from checks.audit import sqlite_checks
-from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, Level, OutOfTime, add_commands
+from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, Level, Step, add_commands
 from checks.audit.findings import Audit
 from checks.chroma import findings as chroma
 from regraft.disk import durable, scratch, sqlite, untrusted_sqlite
@@ -25,7 +25,6 @@ from regraft.formats.chroma.core import ChromaFailed
 from regraft.formats.chroma.database import ChromaCollection, is_segment_name, list_segment_folders
 from regraft.formats.vector_checks import LARGEST_NORM
 from regraft.language import format_count, tr
-from regraft.report.progress import stage
 from regraft.stores.locate import Located
 
 #: Tables that Chroma writes.
@@ -116,11 +115,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
             state = _StoreAudit(root=found.tree.path, findings=findings, db=db, checked=checked)
             wanted = [one for one in collections if not options.bases or one.id in options.bases]
             steps = list(_steps(state, collections, wanted))
-            with stage(options.progress, "Checking", len(steps), "parts"):
-                for name, base, step in steps:
-                    options.progress.at(name)
-                    _run_check(findings, name, base, step)
-                    options.progress.step(1, 0)
+            findings.run_apart(steps, options.progress, chroma.UNREADABLE, _describe_stop)
     except (apsw.Error, OSError, ValueError) as error:
         findings.add(chroma.UNREADABLE, tr("{name} cannot be used: {error}", name=database.FILE, error=error))
     audited = Audit(
@@ -134,10 +129,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     return audited if command_line is None else add_commands(audited, command_line)
 
 
-_Step = tuple[str, str | None, Callable[[], None]]
-
-
-def _steps(state: _StoreAudit, collections: list[ChromaCollection], wanted: list[ChromaCollection]) -> Iterator[_Step]:
+def _steps(state: _StoreAudit, collections: list[ChromaCollection], wanted: list[ChromaCollection]) -> Iterator[Step]:
     """Yield the parts of the check: name, collection id, and function."""
     yield "segments", None, partial(_check_segments, state, collections, wanted)
     yield "queue", None, partial(_check_queue, state, collections)
@@ -155,23 +147,8 @@ def _steps(state: _StoreAudit, collections: list[ChromaCollection], wanted: list
         yield "recall", None, partial(_check_recall, state, wanted)
 
 
-def _run_check(findings: FindingCollector, name: str, base: str | None, step: Callable[[], None]) -> None:
-    """Run one check; damage in its data does not stop the others."""
-    try:
-        findings.check_time()
-        step()
-    except OutOfTime:
-        findings.not_checked.append(name)
-    except (apsw.Error, OSError, ValueError, MemoryError, OverflowError) as error:
-        if sqlite.is_write_failure(error):
-            raise
-        try:
-            findings.check_time()
-        except OutOfTime:
-            findings.not_checked.append(name)
-        else:
-            message = tr("{name} cannot be checked: {error}", name=name, error=error)
-            findings.add(chroma.UNREADABLE, message, base=base, sample=name)
+def _describe_stop(name: str, error: Exception) -> str:
+    return tr("{name} cannot be checked: {error}", name=name, error=error)
 
 
 # --- the folder and its database -------------------------------------------------------------------------------------
