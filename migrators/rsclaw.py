@@ -18,7 +18,6 @@ from migrators.pipeline.source import (
     INTERRUPTED_TEXT,
     BaseDraft,
     DraftedItems,
-    Hints,
     ItemDraft,
     LibraryDraft,
     Options,
@@ -37,7 +36,7 @@ from regraft.formats.rsclaw import chunks, database, documents
 from regraft.formats.rsclaw import chunks as rsclaw_chunks
 from regraft.formats.rsclaw.database import Mirror
 from regraft.formats.rsclaw.documents import ExclusionReason, Scope, parse_scope
-from regraft.formats.vector_survey import StoreProblem, VectorSurvey
+from regraft.formats.vector_survey import StoreProblem
 from regraft.identity import replace
 from regraft.language import format_count, join_list, tr
 from regraft.report import notices
@@ -285,11 +284,6 @@ def _time(value: int) -> int | None:
     return value if 0 < value < 1 << 52 else None
 
 
-def _hints(source: Located, draft: BaseDraft, survey: VectorSurvey, options: Options) -> Hints:  # noqa: ARG001 - a Pipeline's
-    """Return no hints: the database and the documents are all there is."""
-    return Hints()
-
-
 @contextmanager
 def _open_source(path: Path, work: Path | None, options: Options, _: BaseDraft) -> Iterator[Path]:
     try:
@@ -302,7 +296,6 @@ def _open_source(path: Path, work: Path | None, options: Options, _: BaseDraft) 
 PIPELINE = Pipeline(
     table=rsclaw_chunks.TABLE,
     read=draft_library,
-    hints=_hints,
     opened=_open_source,
     has_visibility=True,
     shares_ids=True,

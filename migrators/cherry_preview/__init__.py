@@ -10,9 +10,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from migrators.cherry_preview.draft import draft_library
-from migrators.pipeline.source import BaseDraft, Hints, LibraryDraft, Options, Pipeline
+from migrators.pipeline.source import BaseDraft, LibraryDraft, Options, Pipeline
 from regraft.formats import cherry_preview
-from regraft.formats.vector_survey import VectorSurvey
 from regraft.stores.locate import Located
 
 
@@ -20,13 +19,8 @@ def _read(source: Located, options: Options) -> LibraryDraft:
     return draft_library(source, options.model_overrides, texts=options.carry_text)
 
 
-def _hints(source: Located, draft: BaseDraft, survey: VectorSurvey, options: Options) -> Hints:  # noqa: ARG001 - a Journey's
-    """Return no hints: a store and its catalog are all there is."""
-    return Hints()
-
-
 def _open_source(path: Path, work: Path | None, _: Options, __: BaseDraft) -> AbstractContextManager[Path]:
     return cherry_preview.readable_copy(path, work)
 
 
-PIPELINE = Pipeline(table=cherry_preview.PREVIEW_VECTORS, read=_read, hints=_hints, opened=_open_source)
+PIPELINE = Pipeline(table=cherry_preview.PREVIEW_VECTORS, read=_read, opened=_open_source)

@@ -254,7 +254,7 @@ class VectorFileSummary(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-def summarize_vector_file(path: Path, *, work: Path | None = None) -> VectorFileSummary:
+def summarize_vector_file(path: Path) -> VectorFileSummary:
     """Read loader ids, sources and texts from a vector file. Vectors are not read.
 
     Raises:
@@ -265,7 +265,7 @@ def summarize_vector_file(path: Path, *, work: Path | None = None) -> VectorFile
     summary: dict[str, LoaderSummary] = {}
     rows = 0
     try:
-        with sqlite.open_readonly(path, work=work) as db:
+        with sqlite.open_readonly(path) as db:
             if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'vectors' COLLATE NOCASE").fetchone() is None:
                 raise NotAVectorFile(tr("it has no table `vectors`"))
             for loader_id, source, row_id, metadata, body in layout.VECTOR_TABLE.texts(db, _COLUMNS):

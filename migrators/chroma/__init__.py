@@ -15,7 +15,6 @@ import apsw
 from migrators.pipeline.source import (
     BaseDraft,
     DraftedItems,
-    Hints,
     ItemDraft,
     LibraryDraft,
     Options,
@@ -30,7 +29,7 @@ from regraft.formats.cherry_v2.settings import Settings
 from regraft.formats.chroma import database, layouts, rows
 from regraft.formats.chroma.collection import Origin, open_collection
 from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
-from regraft.formats.vector_survey import StoreProblem, VectorSurvey
+from regraft.formats.vector_survey import StoreProblem
 from regraft.identity import replace
 from regraft.language import format_count, tr
 from regraft.report import notices
@@ -122,11 +121,6 @@ def _draft_base(db: apsw.Connection, root: Path, of: ChromaCollection, name: str
     )
 
 
-def _hints(source: Located, draft: BaseDraft, survey: VectorSurvey, options: Options) -> Hints:  # noqa: ARG001 - a Pipeline's
-    """Return no hints: the folder is all there is."""
-    return Hints()
-
-
 @contextmanager
 def _open_source(path: Path, work: Path | None, options: Options, draft: BaseDraft) -> Iterator[Path]:
     del options
@@ -137,4 +131,4 @@ def _open_source(path: Path, work: Path | None, options: Options, draft: BaseDra
         raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
 
 
-PIPELINE = Pipeline(table=rows.TABLE, read=draft_library, hints=_hints, opened=_open_source)
+PIPELINE = Pipeline(table=rows.TABLE, read=draft_library, opened=_open_source)

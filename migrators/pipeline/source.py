@@ -273,12 +273,6 @@ class Salvager(Protocol):
         """
 
 
-def _open_unchanged(
-    path: Path, _work: Path | None, _options: Options, _draft: BaseDraft
-) -> AbstractContextManager[Path]:
-    return nullcontext(path)
-
-
 class Pipeline(msgspec.Struct, frozen=True):
     """A source layout: its vector table, how its state becomes drafts, and its optional features.
 
@@ -287,9 +281,12 @@ class Pipeline(msgspec.Struct, frozen=True):
 
     table: VectorTable
     read: Callable[[Located, Options], LibraryDraft]
-    hints: Callable[[Located, BaseDraft, VectorSurvey, Options], Hints]
+    #: Finds facts about a base outside of the state and the vector file.
+    hints: Callable[[Located, BaseDraft, VectorSurvey, Options], Hints] = lambda *_: Hints()
     #: Opens the vector file of a base in a form that SQLite reads: the file itself, or a temporary copy in a folder.
-    opened: Callable[[Path, Path | None, Options, BaseDraft], AbstractContextManager[Path]] = _open_unchanged
+    opened: Callable[[Path, Path | None, Options, BaseDraft], AbstractContextManager[Path]] = lambda path, *_: (
+        nullcontext(path)
+    )
     #: Reads damaged vector files page by page; None if the layout does not support it.
     salvager: Salvager | None = None
     #: Whether the source has documents of single users (``--visible-to``).
