@@ -33,7 +33,14 @@ from regraft.errors import PlanOutdated, VerificationFailed
 from regraft.formats import cherry_preview, okf
 from regraft.formats.cherry_preview import PREVIEW_VECTORS
 from regraft.formats.cherry_v2 import index
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, parse_item_data, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import (
+    CatalogProblem,
+    Row,
+    StoredCatalog,
+    dump_item_data,
+    parse_item_data,
+    read_catalog,
+)
 from regraft.formats.cherry_v2.index import BODY_SEPARATOR, older
 from regraft.formats.cherry_v2.index.schema import TABLE_RULES
 from regraft.formats.cherry_v2.layout import INDEX_FILE, RAW_FOLDER
@@ -184,7 +191,7 @@ class PathAssigner:
         elif "relativePath" in stored:
             wanted["relativePath"] = stored["relativePath"]
         if wanted != stored:
-            new = json.dumps(wanted, ensure_ascii=False, separators=(",", ":"))
+            new = dump_item_data(wanted)
             sql = "UPDATE knowledge_item SET data = ? WHERE id = ? AND base_id = ? AND data IS ?"
             self._upgrade.updates.append((sql, (new, item.id, self._upgrade.base, row.get("data")), "item"))
 

@@ -67,7 +67,8 @@ def check_notes(
             name, message = found
             base = note.project if note.project in known else None
             # Backfill needs the id of a project.
-            is_beyond = (name == codex.PENDING and base is None) or (name == codex.ORPHAN and not note.is_eligible)
+            beyond = {codex.PENDING: base is None, codex.ORPHAN: not note.is_eligible}
+            is_beyond = beyond.get(name, False)
             findings.add(name, message, base=base, noun="note", sample=note.id, is_beyond_repair=is_beyond)
     if survey.gone and not chosen:
         for note_id in _orphan_vectors(survey):

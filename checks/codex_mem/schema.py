@@ -29,6 +29,8 @@ from checks.codex_mem import findings as codex
 from regraft.disk import sqlite, untrusted_sqlite
 from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem.database import COLUMNS, FULL_TEXT, MIGRATION, MIGRATIONS, NOTES
+from regraft.formats.fts5 import encode_varints
+from regraft.formats.sqlite_pages.records import to_signed
 from regraft.language import join_list, tr
 
 _SCOPE = ("session_id", "system_id", "project_id", "workspace_id")
@@ -259,7 +261,7 @@ def _statistics(db: apsw.Connection) -> list[int]:
     raw = db.execute(f"SELECT block FROM {FULL_TEXT}_data WHERE id = ?", (AVERAGES,)).get
     numbers = list(_numbers(raw)) if isinstance(raw, bytes) else []
     # SQLite stores a negative count as a large one.
-    signed = [number - (1 << 64) if number >= 1 << 63 else number for number in numbers]
+    signed = list(map(to_signed, numbers))
     return (signed + [0] * (1 + _COLUMNS))[: 1 + _COLUMNS]
 
 
@@ -284,17 +286,7 @@ def _numbers(raw: bytes) -> Iterator[int]:
             number = length = 0
 
 
-def _encode_varints(numbers: list[int]) -> bytes:
-    packed = b""
-    for number in numbers:
-        groups = [number & 0x7F]
-        while number := number >> 7:
-            groups.append(number & 0x7F | 0x80)
-        packed += bytes(reversed(groups))
-    return packed
-
-
 def _words_agree(db: apsw.Connection, counts: list[int]) -> bool:
     """Whether the full-text index has the words of the notes."""
     searchable = f"SELECT rowid AS number, title, content FROM main.{NOTES} WHERE searchable = 1"
-    return words_agree(db, FULL_TEXT, NOTES, searchable, "title, content", _encode_varints(counts))
+    return words_agree(db, FULL_TEXT, NOTES, searchable, "title, content", encode_varints(counts))

@@ -451,14 +451,14 @@ def remove_leftovers(folder: Path) -> None:
 # --- filling ---------------------------------------------------------------------------------------------------------
 
 
-def open_binary(path: Path, mode: Literal["wb", "xb", "ab", "r+b", "w+b", "x+b"], buffering: int = -1) -> BinaryIO:
+def open_binary(path: Path, mode: Literal["wb", "xb", "ab", "r+b", "w+b", "x+b"]) -> BinaryIO:
     """Open a file for writing bytes; the modes are those of :func:`open`.
 
     Raises:
         OSError: it cannot be opened or made.
     """
     with _opener(path) as opener:
-        return open(path, mode, buffering, opener=opener)
+        return open(path, mode, opener=opener)
 
 
 def open_text(path: Path, mode: Literal["w", "x"], *, newline: str = "") -> TextIO:

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from regraft.disk import durable, file_paths, links, scratch, untrusted_sqlite
 from regraft.disk.untrusted_sqlite import (
@@ -239,6 +240,11 @@ def transaction(connection: apsw.Connection) -> Iterator[None]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def json_array(values: Iterable[str]) -> str:
+    """Encode texts for ``json_each``, which makes many values of one parameter."""
+    return msgspec.json.encode(list(values)).decode()
 
 
 def sync_every_commit(connection: apsw.Connection) -> None:

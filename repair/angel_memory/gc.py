@@ -5,7 +5,6 @@ Rules: ``docs/angel-memory.md``, "Garbage".
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from regraft.formats.angel_memory.database import (
     ProviderFolder,
 )
 from regraft.language import format_count, insert_at_mark, join_list, tr
-from regraft.text import path_argument
 from repair.changes import undo
 from repair.changes.options import GcOptions
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved, many_disappeared, move_to_trash
@@ -167,9 +165,8 @@ def _named_tags(store: Store, findings: list[Finding], actions: tuple[Action, ..
     unused = next((one.count for one in findings if one.name == angel.TAG_UNUSED), 0)
     stays = unused - sum(action.count for action in actions if action.finding == angel.TAG_UNUSED)
     if stays > 0:
-        again = shlex.join(["regraft", "gc", path_argument(store.path)])
         reason = tr("{tags} only used by dangling relations, which are deleted first", tags=format_count(stays, "tag"))
-        yield Unresolved(finding=angel.TAG_UNUSED, reason=reason, count=stays, repair=again)
+        yield Unresolved(finding=angel.TAG_UNUSED, reason=reason, count=stays, repair=store.command_line("gc"))
 
 
 def _count_rows(root: Path, rows: list[_Deletion]) -> list[int]:

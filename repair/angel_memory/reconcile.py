@@ -86,7 +86,7 @@ def reconcile(
                 # A run that was killed after its last change left its files.
                 recover_if_interrupted(store)
                 if state is not None:
-                    staging.delete_staging(_staging_path(store, state))
+                    files.delete_database(_staging_path(store, state))
             return make_embedding_report(report_plan(store, run, Plan()), None, None)
         reconciliation = _Reconciliation(
             store=store, options=options, run=run, state=state, choose=choose, progress=progress, show_plan=show_plan
@@ -202,7 +202,7 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
         run_and_report = run_command(
             "reconcile", self.options.path, self._plan_publishing, kind=self.options.kind, progress=self.progress
         )
-        staging.delete_staging(self.staged)
+        files.delete_database(self.staged)
         return make_embedding_report(run_and_report, self.settings, self.outcome)
 
     @contextmanager
@@ -215,7 +215,7 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
                 yield scope
         except BaseException:
             if not staging.has_vectors(self.staged):
-                staging.delete_staging(self.staged)
+                files.delete_database(self.staged)
             raise
 
     def _read_kept_vectors(self) -> dict[str, bytes]:

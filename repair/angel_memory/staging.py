@@ -13,7 +13,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft.disk import durable, sqlite, untrusted_sqlite
+from regraft.disk import durable, sqlite
 from regraft.language import tr
 from repair.changes import files
 from repair.embedding.scope import TextCounts, TextWithoutVector, WrittenCounts
@@ -121,8 +121,8 @@ class Staging:
 
     def _select(self, columns: str, keys: Sequence[str], more: str) -> list[Any]:
         """Select columns of the staged rows with these keys."""
-        wanted = msgspec.json.encode(list(keys)).decode()
-        return self._db.execute(f"SELECT {columns} FROM text WHERE {_WHERE_KEYS}{more}", (wanted,)).fetchall()
+        query = f"SELECT {columns} FROM text WHERE {_WHERE_KEYS}{more}"
+        return self._db.execute(query, (sqlite.json_array(keys),)).fetchall()
 
 
 class VectorOrigin(msgspec.Struct, frozen=True):
@@ -146,7 +146,7 @@ def open_staging(path: Path, origin: VectorOrigin, ready: int, dimensions: int |
         apsw.Error, OSError: the file cannot be written.
     """
     if _is_damaged(path):
-        delete_staging(path)
+        files.delete_database(path)
     durable.make_folders(path.parent)
     with sqlite.open_writable(path, create=True) as db:
         db.set_busy_timeout(_BUSY_MS)
@@ -198,13 +198,6 @@ def _is_damaged(path: Path) -> bool:
         except _DAMAGED:
             return True
     return False
-
-
-def delete_staging(path: Path) -> None:
-    """Delete a staging file, and its folder if that is empty."""
-    for file in (path, *untrusted_sqlite.find_companions(path)):
-        durable.remove_tree(file)
-    files.remove_empty_folders(path.parent, path.parent.parent)
 
 
 def _prepare(db: apsw.Connection, origin: VectorOrigin) -> None:

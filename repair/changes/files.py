@@ -402,6 +402,13 @@ def size_on_disk(path: Path) -> int:
     return file_paths.lstat(path).st_size if file_paths.exists(path) or file_paths.is_link(path) else 0
 
 
+def delete_database(path: Path) -> None:
+    """Delete a database with the files beside it, and its folder if that is empty."""
+    for file in (path, *untrusted_sqlite.find_companions(path)):
+        durable.remove_tree(file)
+    remove_empty_folders(path.parent, path.parent.parent)
+
+
 def remove_empty_folders(folder: Path, stop: Path) -> None:
     """Remove empty folders from ``folder`` upwards, up to but not including ``stop``."""
     while folder != stop and stop in folder.parents:

@@ -122,11 +122,6 @@ class OutsideUndo(msgspec.Struct, frozen=True, kw_only=True):
     during: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-def _nothing_outside(_: Store, __: RunRecord) -> OutsideUndo:
-    """Default of ``outside_of``: the undo does nothing outside of the store."""
-    return OutsideUndo()
-
-
 # --- running a command -----------------------------------------------------------------------------------------------
 
 
@@ -208,11 +203,11 @@ def undo_run(
     dry_run: bool = False,
     progress: Progress,
     show_plan: Callable[[ChangeReport], bool] = lambda _: True,
-    outside_of: Callable[[Store, RunRecord], OutsideUndo] = _nothing_outside,
+    outside_of: Callable[[Store, RunRecord], OutsideUndo] = lambda *_: OutsideUndo(),
 ) -> ChangeReport:
     """Undo a run: ``run_id``, or the latest run that can be undone. Returns the report.
 
-    ``outside_of`` returns what the undo of the chosen run does outside of the store.
+    ``outside_of`` returns what the undo of the chosen run does outside of the store; by default nothing.
 
     Raises:
         RunUnknown: there is no such run, or it was already undone.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from regraft.stores import systems, write_checks
 from regraft.stores.locate import Located, open_store
 from regraft.stores.systems import System
 from regraft.stores.write_checks import find_pending_change
-from regraft.text import path_text
+from regraft.text import path_argument, path_text
 from repair.changes import files
 
 #: Kinds of stores that are changed in place.
@@ -72,6 +73,14 @@ class Store:
     def bases(self) -> str:
         """Name of the folder of all bases below the root."""
         return self.found.stores.bases
+
+    def command_line(self, command: str, *options: str) -> str:
+        """Return the command line that runs a command on this store."""
+        return shlex.join(["regraft", command, path_argument(self.path), *options])
+
+    def base_option(self, base: str | None) -> tuple[str, ...]:
+        """Return the option that chooses a base; empty if the store is one base."""
+        return ("--base", str(base)) if self.found.stores.is_whole else ()
 
     @property
     def stores(self) -> dict[str, layout.StoreFile]:

@@ -6,7 +6,6 @@ required column is known (``docs/formats/catalog.md``, "Generations").
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,6 +34,7 @@ from regraft.formats.cherry_v2.catalog_reader import (
     CatalogProblem,
     Row,
     StoredCatalog,
+    dump_item_data,
     parse_item_data,
     read_catalog,
 )
@@ -111,11 +111,7 @@ class CatalogStatements:
         values: tuple[Any, ...] = (container, row.get("updated_at") if now_ms is None else now_ms)
         if data:
             change += ", data = ?"
-            whole = {**parse_item_data(row), **data}
-            text = json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
-            if any("\ud800" <= char <= "\udfff" for char in text):
-                text = json.dumps(whole, separators=(",", ":"))  # half a surrogate pair stays an escape
-            values = (*values, text)
+            values = (*values, dump_item_data({**parse_item_data(row), **data}))
         self._update(base, change, values, row, "id", "base_id", "group_id", "data", "status")
 
     def delete_item(self, base: str, row: Row) -> None:
@@ -136,7 +132,7 @@ class CatalogStatements:
             "base_id": base,
             "group_id": item.group_id,
             "type": item.type,
-            "data": json.dumps(data, ensure_ascii=False, separators=(",", ":")),
+            "data": dump_item_data(data),
             "status": item.status,
             "error": item.error,
             "created_at": times.get("created_at") if item.created_at is None else item.created_at,

@@ -27,7 +27,7 @@ from regraft.errors import PlanOutdated, SourceNotMigratable, UnitRefused, Wrong
 from regraft.formats.cherry_preview import IndexLayout
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.index.opening import READ_ERRORS
-from regraft.formats.cherry_v2.index.schema import IS_USABLE_SQL, cut_units
+from regraft.formats.cherry_v2.index.schema import IS_USABLE_SQL, cut_units, stated_dimensions
 from regraft.formats.cherry_v2.layout import RAW_FOLDER
 from regraft.kinds import BASE_SOURCES, KIND_NAMES, PREVIEW_SOURCES, V1_SOURCES
 from regraft.language import tr
@@ -142,14 +142,14 @@ class Donor:
 
     def vectors(self, keys: Sequence[str], size: int) -> dict[str, bytes]:
         """Read the vectors of ``size`` bytes for the given text hashes, as they are stored."""
-        wanted = {"keys": msgspec.json.encode(list(keys)).decode(), "length": size}
+        wanted = {"keys": sqlite.json_array(keys), "length": size}
         rows = self._db.execute(_VECTORS.format(usable=IS_USABLE_SQL), wanted)
         return {str(key): vector for key, vector, text in rows if identity.text_hash(decode_utf8(text)) == key}
 
     def has_any(self, keys: Sequence[str]) -> bool:
         """Whether the index has a vector of any length for one of the text hashes."""
         query = "SELECT 1 FROM embedding WHERE embedding_text_hash IN (SELECT value FROM json_each(?)) LIMIT 1"
-        return self._db.execute(query, (msgspec.json.encode(list(keys)).decode(),)).get is not None
+        return self._db.execute(query, (sqlite.json_array(keys),)).get is not None
 
     # --- texts -------------------------------------------------------------------------------------------------------
 
@@ -428,9 +428,9 @@ class BaseModel(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, row: Row | None) -> BaseModel:
         """Read the model from a catalog row."""
-        model, dimensions = (row or {}).get("embedding_model_id"), (row or {}).get("dimensions")
-        is_length = isinstance(dimensions, int) and dimensions > 0
-        return cls(model if isinstance(model, str) else None, dimensions if is_length else None)
+        known = row or {}
+        model = known.get("embedding_model_id")
+        return cls(model if isinstance(model, str) else None, stated_dimensions(known))
 
     @property
     def bytes(self) -> int:
@@ -452,7 +452,7 @@ def find_hashes_without_vector(db: apsw.Connection, keys: Collection[str], size:
     sqlite.load_vector_extension(db)
     query = f"""SELECT e.embedding_text_hash FROM embedding e
        WHERE e.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND {IS_USABLE_SQL}"""
-    wanted = {"keys": msgspec.json.encode(list(keys)).decode(), "length": size}
+    wanted = {"keys": sqlite.json_array(keys), "length": size}
     ready = {key for (key,) in db.execute(query, wanted)}
     return [key for key in keys if key not in ready]
 

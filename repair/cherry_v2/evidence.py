@@ -5,7 +5,6 @@ What cannot be read, or is damaged itself, is no evidence. Rules: ``docs/formats
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
@@ -23,7 +22,14 @@ from regraft.disk import links, sqlite
 from regraft.disk.file_paths import PROCESSED_EXTENSIONS
 from regraft.formats import json_text, okf
 from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
-from regraft.formats.cherry_v2.catalog_reader import DATA_FIELDS, Row, find_data_problem, parse_item_data
+from regraft.formats.cherry_v2.catalog_reader import (
+    DATA_FIELDS,
+    Row,
+    dump_item_data,
+    find_data_problem,
+    parse_item_data,
+)
+from regraft.formats.cherry_v2.index.schema import stated_dimensions
 from regraft.language import tr
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE
 from regraft.text import decode_utf8, is_blank, replace_surrogates, utf16_cut, utf16_len
@@ -219,18 +225,8 @@ def repair_item_data(item: Row, evidence: Evidence) -> str | None:
             data.pop(name, None)
     _REPAIR_BY_TYPE[str(item.get("type"))](data, str(item.get("id")), evidence)
     in_order = {name: data[name] for name in (*needed, *more) if name in data} | data
-    text = _as_json(in_order)
+    text = dump_item_data(in_order)
     return text if find_data_problem({**item, "data": text}) is None else None
-
-
-def _as_json(data: ItemData) -> str:
-    """Encode an item's data as the application does; unpaired surrogates are escaped."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # an unpaired surrogate, which only JSON can hold
-        return json.dumps(data, separators=(",", ":"))
-    return text
 
 
 def _repair_file(data: ItemData, item: str, evidence: Evidence) -> None:
@@ -320,7 +316,7 @@ def repair_base(
     new = dict(row)
     reason = _repair_base_status(new, models, evidence)
     vectors = evidence.vectors()
-    if not _is_length(new.get("dimensions")):
+    if stated_dimensions(new) is None:
         new["dimensions"] = vectors or None
     if reason is None and new["status"] == "completed":
         reason = _repair_model(new, vectors, models, model) or _repair_search_mode(new, vectors)
@@ -333,11 +329,6 @@ def repair_dimensions(evidence: Evidence) -> Columns | str:
     """Return the dimensions of the vectors of a base, or why they are unknown."""
     found = evidence.vectors(by_majority=False)
     return {"dimensions": found} if found else tr("its vectors have different lengths")
-
-
-def _is_length(value: object) -> bool:
-    """Whether a value is a positive number of dimensions."""
-    return isinstance(value, int) and value > 0
 
 
 def _repair_base_status(new: Row, models: Collection[Any] | None, evidence: Evidence) -> str | None:

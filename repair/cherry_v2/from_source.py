@@ -5,7 +5,6 @@ Rules: ``docs/repair-from.md``.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
@@ -28,7 +27,7 @@ from regraft.formats.cherry_v2.index.opening import READ_ERRORS
 from regraft.kinds import KIND_NAMES
 from regraft.language import format_count, tr
 from regraft.stores.locate import open_store
-from regraft.text import decode_utf8, path_argument, printable
+from regraft.text import decode_utf8, printable
 from repair.changes import files
 from repair.changes.options import RepairOptions
 from repair.changes.plan import Action, FileChange, FindingsByBase, Plan, RowsChange, Unresolved, group_by_base
@@ -433,9 +432,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
 
     def _command_line(self, words: Sequence[str]) -> str | None:
         """Command line for this base; None for an empty command."""
-        chosen = ("--base", self.key) if self.store.found.stores.is_whole else ()
-        line = shlex.join(["regraft", *words[:1], path_argument(self.store.path), *words[1:], *chosen])
-        return line if words else None
+        return self.store.command_line(*words, *self.store.base_option(self.key)) if words else None
 
 
 def _keep_unlisted(texts: BaseTexts, donor: Donor) -> bool:

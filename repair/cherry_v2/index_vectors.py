@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -38,11 +37,12 @@ from regraft.formats.cherry_v2.index.schema import (
     choose_vector_length,
     count_vector_lengths,
     lengths_contradict,
+    stated_dimensions,
 )
 from regraft.formats.vector_table import make_text_decoder
 from regraft.identity import replace
 from regraft.language import tr
-from regraft.text import is_blank, path_argument
+from regraft.text import is_blank
 from repair.changes.changesets import BUSY_MS, IncrementalChange, open_writer
 from repair.changes.plan import Plan, Unresolved
 from repair.changes.store import Store
@@ -132,12 +132,12 @@ class IndexScope:
 
     def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the usable vectors for keys."""
-        rows = self._db.execute(_READY_OF, {**self._values, "keys": msgspec.json.encode(keys).decode()})
+        rows = self._db.execute(_READY_OF, {**self._values, "keys": sqlite.json_array(keys)})
         return {str(key): vector for key, vector in rows}
 
     def texts(self, keys: Sequence[str]) -> dict[str, TextWithoutVector]:
         """Return the requested texts that lack a usable vector."""
-        rows = self._db.execute(_LACKING_OF, {**self._values, "keys": msgspec.json.encode(keys).decode()})
+        rows = self._db.execute(_LACKING_OF, {**self._values, "keys": sqlite.json_array(keys)})
         return {key: TextWithoutVector(self._text(raw, key), bool(stale)) for key, raw, stale in rows}
 
     def _text(self, raw: bytes | None, key: str) -> str | None:
@@ -426,7 +426,7 @@ def _make_target(
 def _find_obstacle(store: Store, base: str, row: Row | None) -> Unresolved | None:
     """Return why a base cannot be filled with any model, or None."""
     if row is not None and row.get("status") == "failed":
-        repair = shlex.join(["regraft", "restore", path_argument(store.path), "--base", base])
+        repair = store.command_line("restore", "--base", base)
         return Unresolved(
             finding=v2.BASE_FAILED,
             reason=tr("the base failed ({get}); restore makes a new one", get=row.get("error")),
@@ -478,13 +478,12 @@ def _make_catalog_target(
             base=base,
             severity="note",
         )
-    size = row.get("dimensions")
     return IndexTarget(
         base_id=base,
         label=label,
         path=path,
         model_id=str(model),
-        dimensions=size if isinstance(size, int) and size > 0 else dimensions,
+        dimensions=stated_dimensions(row) or dimensions,
     )
 
 

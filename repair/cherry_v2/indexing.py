@@ -499,19 +499,16 @@ class BaseTexts(msgspec.Struct, kw_only=True):
 
     def index(self) -> Iterator[Change]:
         """Yield the change of the index, if there is any."""
-        if self.is_missing:
-            if self.new or not self.left:
-                yield self._new_index()
-        elif self.new:
-            yield self.rows_change()
-
-    def _new_index(self) -> FileChange:
-        size = sum(one.bytes for one in self.new) + _EMPTY_BYTES
-
-        def make(new: Path) -> None:
-            write_index(new, self.key, self.new, self.now_ms)
-
-        return FileChange(path=self.index_name, actions=tuple(self._list_actions()), make=make, bytes=size)
+        if not self.is_missing:
+            if self.new:
+                yield self.rows_change()
+        elif self.new or not self.left:
+            yield FileChange(
+                path=self.index_name,
+                actions=tuple(self._list_actions()),
+                make=lambda new: write_index(new, self.key, self.new, self.now_ms),
+                bytes=sum(one.bytes for one in self.new) + _EMPTY_BYTES,
+            )
 
     def rows_change(self) -> RowsChange:
         """Return the change that adds the new texts to an existing index."""

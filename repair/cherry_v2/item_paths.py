@@ -389,7 +389,7 @@ def plan_moved(store: Store, options: RepairOptions) -> Plan:
     made, statements = Plan(), CatalogStatements(store.root / store.catalog)
     actions = []
     for base, rows in items.items():
-        moved = list(_moved_items(rows, roots))
+        moved = list(moved_items(rows, roots))
         # Names on Windows may have half a surrogate pair, which cannot be written as UTF-8.
         fitting = [(row, new) for row, new in moved if new == replace_surrogates(new)]
         for row, new in fitting:
@@ -401,7 +401,7 @@ def plan_moved(store: Store, options: RepairOptions) -> Plan:
     return made
 
 
-def _moved_items(rows: Sequence[Row], roots: Sequence[MovedRoot]) -> Iterator[tuple[Row, str]]:
+def moved_items(rows: Sequence[Row], roots: Sequence[MovedRoot]) -> Iterator[tuple[Row, str]]:
     """Yield the items whose original was moved, with its new path."""
     for row in rows:
         source = get_source(row)

@@ -6,7 +6,6 @@ Identity, materials and vectors come from the index; items without material from
 
 from __future__ import annotations
 
-import json
 import re
 import stat
 from collections import Counter
@@ -25,7 +24,7 @@ from regraft import identity
 from regraft.disk import sqlite, untrusted_sqlite
 from regraft.disk.file_paths import PROCESSED_EXTENSIONS
 from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
-from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data
+from regraft.formats.cherry_v2.catalog_reader import Row, dump_item_data, parse_item_data
 from regraft.formats.cherry_v2.settings import Settings
 from regraft.language import format_count, join_list, tr
 from regraft.report.notices import MISSING_MODEL
@@ -315,13 +314,12 @@ class _Builder:
         self, key: str, kind: str, data: Row, times: tuple[int, int], *, is_whole: bool, group: str | None = None
     ) -> Row:
         """Make the catalog row of an item."""
-        texts = {name: replace_surrogates(value) for name, value in data.items()}
         return {
             "id": key,
             "base_id": self._folder.base,
             "group_id": group,
             "type": kind,
-            "data": json.dumps(texts, ensure_ascii=False, separators=(",", ":")),
+            "data": dump_item_data({name: replace_surrogates(value) for name, value in data.items()}),
             "status": "completed" if is_whole else "failed",
             "error": None if is_whole else INTERRUPTED,
             "created_at": times[0],

@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -28,13 +27,13 @@ import apsw
 import msgspec
 
 from checks.cherry_v2 import findings as v2
+from migrators.pipeline import preflight
 from regraft.disk import durable, file_paths, links, lock_files, scratch, sqlite, untrusted_sqlite, writable
 from regraft.disk.checksums import update_in_background
 from regraft.disk.trees import ZipTree
 from regraft.disk.zip_directory import LONGEST_NAME, MOST_PARTS
 from regraft.errors import (
     CopyDiffers,
-    NotEnoughSpace,
     NothingToPack,
     PackThere,
     PackUnreadable,
@@ -67,7 +66,7 @@ from regraft.report.document import Report, Run
 from regraft.report.progress import Progress, stage
 from regraft.stores.locate import CATALOG_FILE, KNOWLEDGE_FOLDER
 from regraft.stores.write_checks import places_read
-from regraft.text import format_bytes, one_line
+from regraft.text import one_line
 from repair.changes.files import copy_database
 from repair.changes.plan import Unresolved
 from repair.changes.run import BaseName
@@ -627,7 +626,7 @@ def _write_pack(source: BaseSource, contents: _Contents, options: PackOptions, p
     if options.dry_run:
         return "planned"
     names = sum(2 * len(os.fsencode(member.name)) + _MEMBER_BYTES for member in contents.members)
-    _demand_free(options.target, contents.bytes + names + _END_BYTES + len(MANIFEST))
+    preflight.check_space(options.target, contents.bytes + names + _END_BYTES + len(MANIFEST))
     with stage(progress, "Packing", contents.bytes, "bytes"):
         try:
             write_archive(options.target, contents.members, with_files, options.now_ms, progress)
@@ -674,14 +673,7 @@ def _demand_early_room(source: BaseSource, options: PackOptions) -> None:
     for base in source.chosen:
         if source.problem(base, []) is None:
             needed += sum(file_paths.lstat(path).st_size for path in source.files(base).files)
-    _demand_free(options.target, needed)
-
-
-def _demand_free(target: Path, needed: int) -> None:
-    """Raise if the disk has less free space than needed."""
-    free = shutil.disk_usage(target.parent).free
-    if needed > free:
-        raise NotEnoughSpace(path=target, needed=format_bytes(needed), free=format_bytes(free))
+    preflight.check_space(options.target, needed)
 
 
 __all__ = ["PackOptions", "PackReport", "PackedBaseReport", "pack"]

@@ -6,8 +6,8 @@ Without ``--salvage`` the plan only counts what could be salvaged, and recommend
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 import apsw
@@ -25,7 +25,7 @@ from regraft.formats.cherry_v2.layout import INDEX_FILE
 from regraft.formats.cherry_v2.layout import StoreFile as Place
 from regraft.formats.cherry_v2.salvage import Expected, Refused, Tally
 from regraft.language import format_count, join_list, tr
-from regraft.text import one_line, path_argument
+from regraft.text import one_line
 from repair.changes import files
 from repair.changes.plan import Action, FileChange, Plan, SalvagedFile, SalvagedItem, SalvagedItems, Unresolved
 from repair.changes.store import Store
@@ -109,8 +109,7 @@ def is_damaged(findings: Sequence[Finding]) -> bool:
 
 def suggest_salvage(index: DamagedIndex) -> list[Unresolved]:
     """Leave a damaged index as it is, and say how much of it can be salvaged."""
-    chosen = ("--base", index.base) if index.store.found.stores.is_whole else ()
-    line = shlex.join(["regraft", "repair", path_argument(index.store.path), "--salvage", *chosen])
+    line = index.store.command_line("repair", "--salvage", *index.store.base_option(index.base))
     try:
         with salvage.salvage_index(index.path, index.expected) as found:
             tally = found.tally
@@ -229,7 +228,10 @@ def plan_replacement(
     """
 
     def make_file(new: Path) -> None:
-        _demand_alone(index.path)
+        # Refuses if another program has the file open, as far as SQLite can tell. If it cannot open the file, other
+        # programs cannot either.
+        with suppress(apsw.Error):
+            files.flush_log(index.path)
         make(new)
 
     def make_folder(new: Path) -> None:
@@ -244,19 +246,6 @@ def plan_replacement(
     return FileChange(path=path, actions=actions, make=chosen, bytes=size, as_is=True)
 
 
-def _demand_alone(path: Path) -> None:
-    """Refuse if another program has the file open, as far as SQLite can tell.
-
-    Raises:
-        StoreBusy, StoreNotWritable
-    """
-    try:
-        files.flush_log(path)
-    except apsw.Error:
-        # Other programs cannot open the file either.
-        return
-
-
 def _find_losses(index: DamagedIndex, tally: Tally, parts: SalvagedItems) -> Iterator[Unresolved]:
     """Report what is lost, under the findings of an audit of the new file, with commands that restore it."""
     # A base without a model only lacks vectors if it had some.
@@ -266,8 +255,7 @@ def _find_losses(index: DamagedIndex, tally: Tally, parts: SalvagedItems) -> Ite
             "the vectors of {texts} are lost; they have to be embedded again", texts=format_count(tally.lacking, "text")
         )
         words = FINDINGS[v2.VECTOR_MISSING].command
-        base = ("--base", index.base) if index.store.found.stores.is_whole else ()
-        line = shlex.join(["regraft", *words[:1], path_argument(index.store.path), *words[1:], *base])
+        line = index.store.command_line(*words, *index.store.base_option(index.base))
         repair = line if index.row is not None else None
         left = Unresolved.registered(v2.VECTOR_MISSING, reason, base=index.base, count=tally.lacking)
         yield structs.replace(left, repair=repair)

@@ -221,7 +221,11 @@ class _Job:
         plan = Plan()
         plan.changes = [
             FileChange(path=self._segment, actions=(action,), make=self._build, bytes=size),
-            FileChange(path=database.FILE, actions=(), make=self._take_database),
+            FileChange(
+                path=database.FILE,
+                actions=(),
+                make=lambda new: durable.replace(self._place / "built" / database.FILE, new),
+            ),
         ]
         return plan
 
@@ -254,10 +258,6 @@ class _Job:
         for _ in self._usable_rows():
             pass
         self._choose_distance()
-
-    def _take_database(self, new: Path) -> None:
-        """Move the database that chromadb built to its place."""
-        durable.replace(self._place / "built" / database.FILE, new)
 
     def _build(self, new: Path) -> None:
         """Build and verify the collection, and write the folder of its segment to ``new``."""

@@ -26,7 +26,7 @@ import numpy as np
 
 from checks.chroma import findings as chroma
 from regraft import identity
-from regraft.disk import durable, file_paths, sqlite, untrusted_sqlite
+from regraft.disk import durable, file_paths, sqlite
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import ModelDiffers, RegraftError, SourceUnreadable, TargetLocked
 from regraft.formats.chroma import core, database, label_map
@@ -588,12 +588,12 @@ class CollectionScope:
 
     def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the vectors that wait for the segment, and those that equal texts of the collection have."""
-        found = self._texts.vectors(_as_json(keys))
+        found = self._texts.vectors(sqlite.json_array(keys))
         staged = {str(key) for (key,) in self._select(f"SELECT key FROM staged WHERE {_OF_KEYS}", keys)} - found.keys()
         if staged:
             with sqlite.open_readonly(self._path, beside_writers=True) as staging:
                 query = f"SELECT key, vector FROM vector WHERE {_OF_KEYS} AND model = ?"
-                rows: list[Any] = staging.execute(query, (_as_json(sorted(staged)), self._model)).fetchall()
+                rows: list[Any] = staging.execute(query, (sqlite.json_array(sorted(staged)), self._model)).fetchall()
                 found |= rows
         return found
 
@@ -606,11 +606,7 @@ class CollectionScope:
 
     def _select(self, query: str, keys: Sequence[str]) -> list[Any]:
         """Run a query for some keys."""
-        return self._scratch.execute(query, (_as_json(keys),)).fetchall()
-
-
-def _as_json(keys: Sequence[str]) -> str:
-    return msgspec.json.encode(list(keys)).decode()
+        return self._scratch.execute(query, (sqlite.json_array(keys),)).fetchall()
 
 
 class ChromaTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -676,19 +672,13 @@ def is_staged(path: Path) -> bool:
 def _open_staging(path: Path) -> Iterator[apsw.Connection]:
     """Open a staging file for writing, and create it if it does not exist."""
     if path.exists() and not is_staged(path):
-        _delete_staging(path)
+        files.delete_database(path)
     durable.make_folders(path.parent)
     with sqlite.open_writable(path, create=True) as db:
         db.set_busy_timeout(_BUSY_MS)
         db.execute(_STAGED)
         sqlite.sync_every_commit(db)
         yield db
-
-
-def _delete_staging(path: Path) -> None:
-    for file in (path, *untrusted_sqlite.find_companions(path)):
-        durable.remove_tree(file)
-    files.remove_empty_folders(path.parent, path.parent.parent)
 
 
 # --- writing the segments --------------------------------------------------------------------------------------------
@@ -760,7 +750,7 @@ def _remove_staging(store: Store, targets: Sequence[ChromaTarget]) -> None:
         for target in targets:
             path = staging_path(store.root, target.base_id)
             if target.segment not in waiting and path.exists():
-                _delete_staging(path)
+                files.delete_database(path)
 
 
 # --- the filler ------------------------------------------------------------------------------------------------------

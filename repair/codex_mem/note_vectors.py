@@ -145,7 +145,7 @@ class NotesScope:
         if self._counts is None:
             self._survey_notes()
         query = "SELECT note FROM lacking WHERE hash IN (SELECT value FROM json_each(?))"
-        ids = [str(note) for (note,) in self._scratch.execute(query, (_json(keys),)).fetchall()]
+        ids = [str(note) for (note,) in self._scratch.execute(query, (sqlite.json_array(keys),)).fetchall()]
         wanted = set(keys)
         return [note for note in self._notes.of(ids).values() if _lacks_vector(note) and note.hash in wanted]
 
@@ -163,7 +163,7 @@ class NotesScope:
         found: dict[str, bytes] = {}
         query = f"""SELECT content_hash, note_id, vector FROM {sidecar.TABLE}
            WHERE content_hash IN (SELECT value FROM json_each(?)) AND content_version = ?"""
-        rows: Any = self._side.execute(query, (_json(keys), CONTENT_VERSION)).fetchall()
+        rows: Any = self._side.execute(query, (sqlite.json_array(keys), CONTENT_VERSION)).fetchall()
         for key, note, vector in rows:
             held = None if key in found else self._vectors.of(note)
             if held is not None and held.flaw is None:
@@ -278,10 +278,6 @@ def _lacks_vector(note: Note) -> bool:
 def _note_values(note: Note) -> dict[str, Any]:
     """Return the values that identify a note's text in the queue's SQL."""
     return {"note": note.id, "hash": note.hash, "version": CONTENT_VERSION}
-
-
-def _json(keys: Sequence[str]) -> str:
-    return msgspec.json.encode(keys).decode()
 
 
 @contextmanager

@@ -158,7 +158,7 @@ def find_answers(
         return {}
     rows: Any = db.execute(
         f"SELECT key, vector, code, reason FROM {table} WHERE key IN (SELECT value FROM json_each(?))",
-        (msgspec.json.encode(keys).decode(),),
+        (sqlite.json_array(keys),),
     )
     return {key: TextAnswer(vector=vector, code=code, reason=reason) for key, vector, code, reason in rows}
 
@@ -175,7 +175,7 @@ def answered_keys(db: apsw.Connection | None, keys: Sequence[str], table: Answer
     if db is None:
         return set()
     query = f"SELECT key FROM {table} WHERE key IN (SELECT value FROM json_each(?))"
-    return {str(key) for (key,) in db.execute(query, (msgspec.json.encode(keys).decode(),))}
+    return {str(key) for (key,) in db.execute(query, (sqlite.json_array(keys),))}
 
 
 def add_answers(db: apsw.Connection, answers: Mapping[str, TextAnswer], table: AnswerTable = "answer") -> None:
@@ -189,7 +189,7 @@ def reuse_compared(db: apsw.Connection, keys: Sequence[str]) -> None:
     """Copy answers to compared texts to equal texts that lack a vector."""
     db.execute(
         "INSERT OR IGNORE INTO answer SELECT * FROM compared WHERE key IN (SELECT value FROM json_each(?))",
-        (msgspec.json.encode(keys).decode(),),
+        (sqlite.json_array(keys),),
     )
 
 
@@ -339,9 +339,7 @@ class Keeper:
         """Delete the answers to some of the compared texts, or to all."""
         which = "" if keys is None else " WHERE key IN (SELECT value FROM json_each(?))"
         with self._lock:
-            self._db.execute(
-                f"DELETE FROM compared{which}", () if keys is None else (msgspec.json.encode(keys).decode(),)
-            )
+            self._db.execute(f"DELETE FROM compared{which}", () if keys is None else (sqlite.json_array(keys),))
 
     def stop(self, stop: StopReason) -> None:
         """Permit no more requests; the first reason is kept."""

@@ -197,17 +197,14 @@ class Filling(msgspec.Struct):
             self._count(1, int(is_stale))
 
     def _count(self, count: int, stale: int) -> None:
-        """Count processed texts and show the cost so far."""
+        """Count processed texts, and show the cost so far; without a price, the tokens."""
         self.filled.processed_stale += stale
         self.filled.processed_pending += count - stale
         self.progress.step(count, 0)
-        self.progress.at(f"{self._spent()} · {self.scope.label}")
-
-    def _spent(self) -> str:
-        """Format the cost of the run so far, including the comparison of the embedder; without a price, the tokens."""
         settings, tokens = self.embedder.settings, self.meter.tokens
         cost = cost_of(tokens, settings)
-        return format_count(tokens, "token") if cost is None else format_cost(cost, settings.currency)
+        spent = format_count(tokens, "token") if cost is None else format_cost(cost, settings.currency)
+        self.progress.at(f"{spent} · {self.scope.label}")
 
     def skip(self, batch: TextBatch, problem: Unanswered) -> None:  # noqa: ARG002
         """Leave a text claimed until the run ends, which then says why it has no answer."""

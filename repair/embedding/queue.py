@@ -146,33 +146,21 @@ class TextQueue:
             keys = tuple(sorted(str(key) for (key,) in rows))
         return TextClaim(token=token, scope=scope, keys=keys, attempts=least)
 
-    # Results. A text that is claimed by another process now is left alone.
+    # Results.
 
     def done(self, claim: TextClaim, keys: Iterable[str]) -> None:
         """Remove texts that have their vectors."""
-        with sqlite.transaction(self._db):
-            self._db.executemany(
-                "DELETE FROM job WHERE scope = ? AND key = ? AND claim IS ?",
-                ((claim.scope, key, claim.token) for key in keys),
-            )
+        self._settle(claim, keys, "DELETE FROM job")
 
     def defer(self, claim: TextClaim, keys: Iterable[str], code: str, attempts: int = 0) -> None:
         """Return texts that may include a bad one: with at least this many attempts, they go after all others."""
-        with sqlite.transaction(self._db):
-            self._db.executemany(
-                "UPDATE job SET state = 'ready', attempts = max(attempts, ?), worker = NULL, claim = NULL, code = ?"
-                " WHERE scope = ? AND key = ? AND claim IS ?",
-                ((attempts, code, claim.scope, key, claim.token) for key in keys),
-            )
+        change = "UPDATE job SET state = 'ready', attempts = max(attempts, ?), worker = NULL, claim = NULL, code = ?"
+        self._settle(claim, keys, change, attempts, code)
 
     def release(self, claim: TextClaim, keys: Iterable[str]) -> None:
         """Return texts of a claim as if they had never been claimed."""
-        with sqlite.transaction(self._db):
-            self._db.executemany(
-                "UPDATE job SET state = 'ready', attempts = attempts - 1, worker = NULL, claim = NULL"
-                " WHERE scope = ? AND key = ? AND claim IS ?",
-                ((claim.scope, key, claim.token) for key in keys),
-            )
+        change = "UPDATE job SET state = 'ready', attempts = attempts - 1, worker = NULL, claim = NULL"
+        self._settle(claim, keys, change)
 
     def release_all(self) -> None:
         """Return all texts that this worker has claimed, as if they had never been claimed."""
@@ -185,13 +173,16 @@ class TextQueue:
 
     def fail(self, claim: TextClaim, key: str, code: str, reason: str) -> bool:
         """Record that a text cannot be embedded; returns False if the text is claimed by another process now."""
+        change = "UPDATE job SET state = 'failed', worker = NULL, claim = NULL, code = ?, reason = ?"
+        return self._settle(claim, [key], change, code, to_english(reason)) > 0
+
+    def _settle(self, claim: TextClaim, keys: Iterable[str], change: str, *values: object) -> int:
+        """Change texts of a claim, and return their number; a text that another process has claimed is left alone."""
+        before = self._db.total_changes()
         with sqlite.transaction(self._db):
-            self._db.execute(
-                "UPDATE job SET state = 'failed', worker = NULL, claim = NULL, code = ?, reason = ?"
-                " WHERE scope = ? AND key = ? AND claim IS ?",
-                (code, to_english(reason), claim.scope, key, claim.token),
-            )
-            return self._db.changes() > 0
+            rows = ((*values, claim.scope, key, claim.token) for key in keys)
+            self._db.executemany(f"{change} WHERE scope = ? AND key = ? AND claim IS ?", rows)
+        return self._db.total_changes() - before
 
     def renew(self, now_ms: int) -> frozenset[str]:
         """Extend all claims of this worker; returns the tokens of the claims that it still has."""

@@ -213,14 +213,14 @@ class Supply:
         )
         keys = iter(keys)
         while chunk := list(islice(keys, _CHUNK)):
-            withheld = {key for (key,) in self._db.execute(query, (self._scope, _json(chunk)))}
+            withheld = {key for (key,) in self._db.execute(query, (self._scope, sqlite.json_array(chunk)))}
             yield from (key for key in chunk if key not in withheld)
 
     def known(self, keys: Sequence[str]) -> set[str]:
         """Return the text hashes among these that have a vector in the supply."""
         query = """SELECT lower(hex(hash)) FROM given
            WHERE scope = ? AND hash IN (SELECT unhex(value) FROM json_each(?))"""
-        return {str(key) for (key,) in self._db.execute(query, (self._scope, _json(keys)))}
+        return {str(key) for (key,) in self._db.execute(query, (self._scope, sqlite.json_array(keys)))}
 
     def vectors(self, keys: Sequence[str]) -> dict[tuple[int, int], dict[str, bytes]]:
         """Return the vectors for text hashes, by the base that they come from."""
@@ -228,7 +228,7 @@ class Supply:
              (source, base, hash)
            WHERE g.scope = ? AND g.hash IN (SELECT unhex(value) FROM json_each(?)) ORDER BY 1, 2, 3"""
         found: dict[tuple[int, int], dict[str, bytes]] = {}
-        rows: Any = self._db.execute(query, (self._scope, _json(keys)))
+        rows: Any = self._db.execute(query, (self._scope, sqlite.json_array(keys)))
         for source, base, key, vector in rows:
             found.setdefault((source, base), {})[key] = vector
         return found
@@ -441,7 +441,7 @@ class Reuse:
         """Return the loaded vectors of a base by text hash."""
         query = """SELECT lower(hex(hash)), vector FROM vector
            WHERE source = ? AND base = ? AND hash IN (SELECT unhex(value) FROM json_each(?)) ORDER BY 1"""
-        rows: Any = self._db.execute(query, (one.source, one.base.number, _json(keys)))
+        rows: Any = self._db.execute(query, (one.source, one.base.number, sqlite.json_array(keys)))
         return dict(rows)
 
     def _make_canary(
@@ -524,10 +524,6 @@ def _outcome(one: _Candidate, *, planned: int = 0, compared: int = 0, reason: st
         compared=compared,
         reason=reason,
     )
-
-
-def _json(keys: Sequence[str]) -> str:
-    return msgspec.json.encode(list(keys)).decode()
 
 
 # --- opening ---------------------------------------------------------------------------------------------------------

@@ -192,6 +192,16 @@ def parse_item_data(item: Row) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def dump_item_data(data: Mapping[str, Any]) -> str:
+    """Encode an item's ``data`` as the application does; unpaired surrogates, which only JSON can hold, are escaped."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(data, separators=(",", ":"))
+    return text
+
+
 def relative_path(item: Row) -> str | None:
     """Return the path below ``raw/`` of an item's file; None if its data have none."""
     path = parse_item_data(item).get("relativePath")

@@ -664,7 +664,7 @@ def _match_rows(rows: Iterable[tuple[str, bytes]], index: apsw.Connection) -> It
         texts = {identity.text_hash(body): body for body, _ in batch}
         found = {
             key: vector
-            for key, text, vector in index.execute(_BODIES, (msgspec.json.encode(list(texts)).decode(),))
+            for key, text, vector in index.execute(_BODIES, (sqlite.json_array(texts),))
             if text == texts[key].encode()
         }
         yield from ((body, vector, found.get(identity.text_hash(body))) for body, vector in batch)

@@ -7,7 +7,6 @@ finding.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +21,7 @@ from regraft.disk import sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.index import store
 from regraft.language import format_count, join_list, tr
-from regraft.text import format_bytes, path_argument
+from regraft.text import format_bytes
 from repair.changes.options import GcOptions
 from repair.changes.plan import Action, Plan, Reclaim, RowsChange, Unresolved
 from repair.changes.store import Store
@@ -68,7 +67,7 @@ def leave_for_repair(store: Store, finding: Finding, lacking: Sequence[str]) -> 
     """Make the unresolved finding for rows that are kept because the repair of other findings may need them."""
     command = None
     if any(FINDINGS[name].command[:1] == ("repair",) for name in lacking):
-        command = shlex.join(["regraft", "repair", path_argument(store.path), "--base", str(finding.base)])
+        command = store.command_line("repair", "--base", str(finding.base))
     reason = tr(
         "{message_}; kept, because it may be what {lacking} lacks: fix that first",
         message_=finding.message,
@@ -235,8 +234,8 @@ class IndexGarbage:
                 what=finding.message,
                 name=waste.finding,
             )
-            words = ["repair", path_argument(self.store.path), "--only", waste.finding, "--base", self.base]
-            yield Unresolved.of(finding, reason, repair=shlex.join(["regraft", *words]))
+            line = self.store.command_line("repair", "--only", waste.finding, "--base", self.base)
+            yield Unresolved.of(finding, reason, repair=line)
         elif finding is not None and self._may_return(waste, options):
             reason = tr(
                 "{what}, kept: items of the base have no text in the index, and it may be theirs; --only {name} "

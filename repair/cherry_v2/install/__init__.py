@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -18,8 +17,9 @@ import msgspec
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
+from migrators.pipeline import preflight
 from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
-from regraft.errors import NotEnoughSpace, SourceUnreadable, WrongUsage
+from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.catalog_generation import (
     ASSISTANT_LINKS,
     MODELS,
@@ -30,13 +30,14 @@ from regraft.formats.cherry_v2.catalog_generation import (
     read_tables,
 )
 from regraft.formats.cherry_v2.catalog_reader import Row, relative_path
+from regraft.formats.cherry_v2.index.schema import stated_dimensions
 from regraft.formats.cherry_v2.layout import DATA_FOLDER
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.identity import replace
 from regraft.language import format_count, join_parts, tr
 from regraft.ledger.values import WORK
 from regraft.stores.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
-from regraft.text import decode_halves, format_bytes, one_line, path_argument
+from regraft.text import decode_halves, one_line, path_argument
 from repair.changes.files import find_damage
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
@@ -158,9 +159,7 @@ def _demand_early_room(store: Store, path: Path, source: BaseSource, options: In
                 place = store.root / (store.bases or BASES) / base
                 new = () if os.path.lexists(place) else source.files(base).files
                 needed += sum(file_paths.lstat(one).st_size for one in new)
-    free = shutil.disk_usage(store.root).free
-    if needed > free:
-        raise NotEnoughSpace(path=store.root, needed=format_bytes(needed), free=format_bytes(free))
+    preflight.check_space(store.root, needed)
 
 
 class _Planner:
@@ -421,13 +420,13 @@ class _Planner:
         for one in new:
             row, index = self._library.bases[one.origin], self._library.folder(one.origin) / INDEX_FILE
             if index in self._library.files(one.origin).files and not file_paths.exists(self._folder_path(one.id)):
-                own, stated = row.get("embedding_model_id"), row.get("dimensions")
+                own = row.get("embedding_model_id")
                 yield FilledBase(
                     origin=one.origin,
                     id=one.id,
                     label=one.name or self._library.name_of(one.origin),
                     models=tuple(dict.fromkeys(model for model in (own, one.model) if isinstance(model, str))),
-                    dimensions=stated if isinstance(stated, int) and stated > 0 else None,
+                    dimensions=stated_dimensions(row),
                 )
 
     def _add_folder(self, base: NewBase, vectors: BaseVectors | None) -> None:
@@ -496,8 +495,18 @@ class _Planner:
             Action(
                 action="back-up-database", message=tr("back up {name}", name=self._path.name), subject=name, bytes=size
             ),
-            *(self._insert_provider(str(row["provider_id"])) for row in providers),
-            *map(self._insert_model, models),
+            *(
+                Action(
+                    action="insert-provider",
+                    message=tr("add provider {provider}, disabled and without API keys", provider=row["provider_id"]),
+                    subject=str(row["provider_id"]),
+                )
+                for row in providers
+            ),
+            *(
+                Action(action="insert-model", message=tr("add model {id}", id=row["id"]), subject=str(row["id"]))
+                for row in models
+            ),
             *(self._insert_action(base) for base in bases),
             *(
                 Action(
@@ -541,16 +550,6 @@ class _Planner:
         for model in self._models.new.values():
             if model.id in used:
                 yield make_model_row(model, keys.next_model(model.provider_id), self._options.now_ms)
-
-    def _insert_provider(self, provider: str) -> Action:
-        return Action(
-            action="insert-provider",
-            message=tr("add provider {provider}, disabled and without API keys", provider=provider),
-            subject=provider,
-        )
-
-    def _insert_model(self, row: Row) -> Action:
-        return Action(action="insert-model", message=tr("add model {id}", id=row["id"]), subject=str(row["id"]))
 
     def _insert_action(self, base: NewBase) -> Action:
         size = "ifnull(sum(length(CAST(data AS BLOB))), 0)"

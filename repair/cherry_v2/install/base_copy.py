@@ -6,7 +6,6 @@ vectors stay as they are, because they are keyed by content.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from regraft import identity
 from regraft.disk import durable, file_paths, links, sqlite, untrusted_sqlite
 from regraft.errors import CopyDiffers, PlanOutdated, RegraftError
 from regraft.formats import json_text
-from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.catalog_reader import Row, dump_item_data
 from regraft.formats.cherry_v2.index.opening import check_identity
 from regraft.language import format_count, tr
 from regraft.stores.locate import INDEX_FILE, RAW_FOLDER
@@ -74,7 +73,7 @@ class CopyIds:
         own = [name for name in _PATHS if isinstance(fields, dict) and fields.get(name) == old]
         if not own:
             return data
-        return json.dumps({**fields, **dict.fromkeys(own, self.item(old))}, ensure_ascii=False, separators=(",", ":"))
+        return dump_item_data({**fields, **dict.fromkeys(own, self.item(old))})
 
 
 def rekey_index(index: Path, ids: CopyIds) -> None:

@@ -9,7 +9,6 @@ external documents: Markdown files in ``raw/`` that a newer application syncs fr
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -35,7 +34,7 @@ from regraft.formats.cherry_v2.catalog_generation import (
     find_dangling_references,
     read_model,
 )
-from regraft.formats.cherry_v2.catalog_reader import DATA_FIELDS, Row, item_name, parse_item_data
+from regraft.formats.cherry_v2.catalog_reader import DATA_FIELDS, Row, dump_item_data, item_name, parse_item_data
 from regraft.formats.cherry_v2.models import SEPARATOR, ModelOverrides
 from regraft.kinds import Kind
 from regraft.language import format_count, join_list, tr
@@ -65,8 +64,7 @@ def convert_external_items(rows: Iterable[Row]) -> Iterator[Row]:
         elif row.get("status") != "deleting":
             # The application refuses to list items if one of them has an unknown key.
             data = {name: value for name, value in parse_item_data(row).items() if name in DATA_FIELDS["file"][0]}
-            text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-            yield {**row, "type": "file", "data": text}
+            yield {**row, "type": "file", "data": dump_item_data(data)}
 
 
 def unfinished_external_items(rows: Iterable[Row]) -> list[Row]:

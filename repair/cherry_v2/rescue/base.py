@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from regraft.language import tr
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.stores.locate import RAW_FOLDER
-from regraft.text import is_blank, path_argument
+from regraft.text import is_blank
 from repair.changes.plan import Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.item_paths import find_taken_paths, free_snapshot_names, is_safe_path
@@ -307,7 +306,7 @@ class RescuePlanner:
             )
         if wanted.id not in self._model_overrides.recreated:
             again = f"--recreate-model '{wanted.id}'"
-            command = shlex.join(["regraft", "rescue", path_argument(self._store.path), "--recreate-model", wanted.id])
+            command = self._store.command_line("rescue", "--recreate-model", wanted.id)
             message = tr(
                 "its model {id} is not in the profile; add it in the application, or use {again} or {mapped}",
                 id=wanted.id,

@@ -27,6 +27,7 @@ from regraft.embedders.settings import DEFAULT_NEED, EmbedderSettings, ModelNeed
 from regraft.errors import ConsentMissing, Declined, DimensionsMissing, EveryTextRejected, NotRestored, PlanOutdated
 from regraft.formats.cherry_v2.catalog_generation import BASES, ITEMS
 from regraft.formats.cherry_v2.catalog_reader import base_id_text
+from regraft.formats.cherry_v2.index.schema import stated_dimensions
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, open_surrounding_tree
 from regraft.kinds import Kind
 from regraft.language import format_count, tr
@@ -438,8 +439,8 @@ def suggest_model(path: Path, base: str | None, kind: Any, model_id: str | None,
     label = str(source.row.get("name"))
     models = [str(row["embedding_model_id"]) for row in others if row.get("embedding_model_id")]
     model = model_id or next(iter(models), DEFAULT_NEED.model_id)
-    lengths = (row.get("dimensions") for row in others if row.get("embedding_model_id") == model)
-    known = next((length for length in lengths if isinstance(length, int) and length > 0), None)
+    lengths = (stated_dimensions(row) for row in others if row.get("embedding_model_id") == model)
+    known = next(filter(None, lengths), None)
     return ModelNeed(model_id=model, dimensions=dimensions or known, label=label)
 
 

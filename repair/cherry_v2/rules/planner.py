@@ -5,7 +5,6 @@ Nothing is guessed, and no vector that could be right is deleted. Rules: ``docs/
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -25,7 +24,6 @@ from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, Stored
 from regraft.formats.cherry_v2.index.schema import catalog_dimensions
 from regraft.language import format_count, tr
 from regraft.report import notices
-from regraft.text import path_argument
 from repair.changes import schema_objects
 from repair.changes.options import RepairOptions
 from repair.changes.plan import FindingsByBase, Plan, RowsChange, Unresolved, group_by_base
@@ -213,7 +211,7 @@ class _Planner:
             self._plan.left.append(Unresolved.registered(v2.BODY_ORPHAN, reason, base=base, count=others))
         else:
             self._plan.resolves.add((v2.BODY_ORPHAN, base))
-        repair = shlex.join(["regraft", "repair", path_argument(self._store.path), "--base", base])
+        repair = self._store.command_line("repair", "--base", base)
         reason = tr("units are written again first; run regraft repair again for the rest")
         stays = (one for one in self._findings[base] if one.name in wanted and one.name in index.NAMES)
         self._plan.left += [Unresolved.of(one, reason, repair=repair) for one in stays]
@@ -288,7 +286,7 @@ class _Planner:
 
     def _leave_all(self, base: str, reason: str, command: str | None) -> None:
         """Report all findings of an index as not repaired, for one reason."""
-        repair = None if command is None else f"regraft {command} {shlex.quote(path_argument(self._store.path))}"
+        repair = None if command is None else self._store.command_line(command)
         names = self._wanted.intersection(_OF_INDEX)
         stays = (finding for finding in self._findings[base] if finding.name in names)
         self._plan.left += [Unresolved.of(finding, reason, repair=repair) for finding in stays]
@@ -384,9 +382,8 @@ class _Planner:
         model = self._options.model
         if model is None:
             return finding.repair
-        base = ("--base", str(finding.base)) if self._store.found.stores.is_whole else ()
-        words = (*FINDINGS[v2.VECTOR_UNEXPECTED].command, model, *base)
-        return shlex.join(["regraft", words[0], path_argument(self._store.path), *words[1:]])
+        words = FINDINGS[v2.VECTOR_UNEXPECTED].command
+        return self._store.command_line(*words, model, *self._store.base_option(finding.base))
 
     def _is_reported(self, finding: Finding, moved: Collection[int]) -> bool:
         """Whether a finding is fixed or reported with other repairs of its base.

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ from msgspec import structs
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import get_source
 from regraft.disk import file_paths, sqlite
 from regraft.disk.file_paths import fold_name, path_segments
 from regraft.embedders.settings import EmbedderSettings
@@ -25,13 +23,13 @@ from regraft.formats.cherry_v2.catalog_reader import Row, base_id_text, parse_it
 from regraft.formats.cherry_v2.settings import read_base_settings
 from regraft.kinds import KIND_NAMES
 from regraft.language import format_count, tr
-from regraft.text import is_blank, path_argument
+from regraft.text import is_blank
 from repair.changes.plan import Action, Plan, Unresolved, group_by_base
 from repair.changes.store import Store
 from repair.cherry_v2.catalog_changes import CatalogStatements, make_catalog_change, read_store_catalog
 from repair.cherry_v2.index_vectors import IndexFiller
 from repair.cherry_v2.indexing import BLOCKING
-from repair.cherry_v2.item_paths import MovedRoot, demand_known, rewrite_source
+from repair.cherry_v2.item_paths import MovedRoot, demand_known, moved_items
 from repair.cherry_v2.protection import Protection
 from repair.cherry_v2.sync.base import BaseComparison, IndexReader, SyncRequest
 from repair.cherry_v2.sync.changes import BaseChanges, read_bodies
@@ -124,13 +122,13 @@ def _demand_sources(options: SyncRequest, chosen: list[Row], items: dict[str, li
 def _find_obstacle(store: Store, row: Row, findings: list[Finding]) -> Unresolved | None:
     """Return why a base cannot be synced, or None."""
     base = base_id_text(row)
-    path, index = path_argument(store.path), store.stores.get(base)
+    index = store.stores.get(base)
     if row.get("status") != "completed":
-        repair = shlex.join(["regraft", "restore", path, "--base", base])
+        repair = store.command_line("restore", "--base", base)
         reason = tr("the base failed ({get}); restore makes a new one", get=row.get("error"))
         return Unresolved(finding=v2.BASE_FAILED, reason=reason, base=base, repair=repair)
     if index is None:
-        repair = shlex.join(["regraft", "backfill", path, "--base", base])
+        repair = store.command_line("backfill", "--base", base)
         return Unresolved(finding=v2.BASE_NO_INDEX, reason=tr("the base has no index"), base=base, repair=repair)
     if index.look.layout is not IndexLayout.CURRENT:
         reason = tr("its index has another layout; run regraft upgrade first")
@@ -153,6 +151,7 @@ def _plan_base(
     """
     base = base_id_text(row)
     index = store.stores[base]
+    moved = [*options.moved, *_match_missing_folders(items, options.sources)]
     with sqlite.open_readonly(store.root / index.name) as db:
         compared = BaseComparison(
             base=base,
@@ -163,7 +162,7 @@ def _plan_base(
             root=store.root,
             index=IndexReader(db),
             options=options,
-            sources=dict(_moved_sources(items, options)),
+            sources={str(item.get("id")): new for item, new in moved_items(items, moved)},
         )
         compared.compare()
     gone = _removed_items(compared, protection.reason(base))
@@ -174,7 +173,7 @@ def _plan_base(
     lacking = {key for one in texts if one.text is not None for key in one.text.lacking}
     if lacking and base not in options.embedded and not is_blank(row.get("embedding_model_id")):
         count = len(lacking)
-        repair = shlex.join(["regraft", "backfill", path_argument(store.path), "--base", base])
+        repair = store.command_line("backfill", "--base", base)
         reason = tr("left for backfill: {texts} without a vector", texts=format_count(count, "new text"))
         made.left.append(Unresolved(finding=v2.VECTOR_MISSING, reason=reason, base=base, count=count, repair=repair))
     return made, changes
@@ -194,16 +193,6 @@ def _removed_items(compared: BaseComparison, protected: str | None) -> list[Row]
         source = compared.sources.get(str(item.get("id"))) or str(parse_item_data(item).get("source"))
         compared.leave(v2.SOURCE_GONE, reason, source)
     return []
-
-
-def _moved_sources(items: list[Row], options: SyncRequest) -> Iterator[tuple[str, str]]:
-    """Yield the id and the new source of each item whose source moved."""
-    moved = [*options.moved, *_match_missing_folders(items, options.sources)]
-    for item in items if moved else ():
-        source = get_source(item)
-        new = None if source is None else rewrite_source(source, moved)
-        if new not in (None, source):
-            yield str(item.get("id")), str(new)
 
 
 def _match_missing_folders(items: list[Row], sources: Iterable[Path]) -> Iterator[MovedRoot]:

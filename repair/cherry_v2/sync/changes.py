@@ -6,7 +6,6 @@ killed anywhere is continued by the next one (``docs/sync.md``, "Interrupting an
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,7 +19,7 @@ from regraft import identity
 from regraft.disk import durable, file_paths
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.catalog_generation import ITEMS
-from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data
+from regraft.formats.cherry_v2.catalog_reader import Row, dump_item_data, parse_item_data
 from regraft.formats.cherry_v2.index import schema, store
 from regraft.language import format_count, tr
 from repair.changes.files import size_on_disk
@@ -267,7 +266,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
             "base_id": self._base,
             "group_id": container,
             "type": kind,
-            "data": json.dumps({"source": source, "relativePath": path}, ensure_ascii=False, separators=(",", ":")),
+            "data": dump_item_data({"source": source, "relativePath": path}),
             "status": "completed",
             "error": None,
             "created_at": now_ms,

@@ -334,6 +334,11 @@ def catalog_dimensions(row: Mapping[str, object] | None) -> int | None:
     """
     if row is None or row.get("status") != "completed" or row.get("embedding_model_id") is None:
         return None
+    return stated_dimensions(row)
+
+
+def stated_dimensions(row: Mapping[str, object]) -> int | None:
+    """Return the dimensions in the catalog row of a base, whatever its state; None if they are no positive number."""
     dimensions = row.get("dimensions")
     return dimensions if isinstance(dimensions, int) and dimensions > 0 else None
 
