@@ -193,9 +193,14 @@ class _Page:
 
     def _norms(self) -> Values:
         """Return the values of the section on the norms of vectors."""
-        if not any(base["norms"] for base in self._bases):
-            return {"unknown": f"{self._why_no_norm()}."}
-        return {"unknown": "", "bases": [self._histogram(label, base) for label, base in self._labeled_bases()]}
+        if any(base["norms"] for base in self._bases):
+            return {"unknown": "", "bases": [self._histogram(label, base) for label, base in self._labeled_bases()]}
+        if any(base["norms"] is not None for base in self._bases):
+            reason = tr("Every vector has the norm 0")
+        else:
+            level = tr(": --quick reads no vector") if self._document["level"] == "quick" else ""
+            reason = tr("Not checked{level}", level=level)
+        return {"unknown": f"{reason}."}
 
     def _histogram(self, label: BaseLabel, base: Document) -> Values:
         counts = {round(10 * float(norm)): count for norm, count in (base["norms"] or {}).items()}
@@ -207,14 +212,6 @@ class _Page:
         columns = list(histogram_columns(counts, steps))
         shown = {"label": label, "columns": columns, "ends": ends, "steps": numbers}
         return {**shown, "about": f"{label}. {numbers}", "message": _spread(counts)}
-
-    def _why_no_norm(self) -> str:
-        """Say why no norms are shown."""
-        if any(base["norms"] is not None for base in self._bases):
-            return tr("Every vector has the norm 0")
-        return tr(
-            "Not checked{level}", level=tr(": --quick reads no vector") if self._document["level"] == "quick" else ""
-        )
 
 
 def _finding(severity: notices.Severity, name: str, group: Sequence[Document]) -> Document:

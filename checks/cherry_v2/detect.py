@@ -13,7 +13,6 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
 from itertools import groupby, islice, zip_longest
 from operator import itemgetter
 from pathlib import Path
@@ -347,7 +346,9 @@ def _detect_in_content(db: apsw.Connection, content: int, text: bytes, separator
     if not misplaced and separator is not None:
         wide = decode_utf8(text).encode("utf-16-le")
         gaps = _find_uncovered(db, content, len(wide) // 2)
-        yield from _detect_missing_parts(gaps, partial(_decode_slice, wide), separator)
+        yield from _detect_missing_parts(
+            gaps, lambda start, end: wide[2 * start : 2 * end].decode("utf-16-le", "replace"), separator
+        )
 
 
 def _detect_in_large_content(
@@ -424,10 +425,6 @@ def _detect_missing_parts(
             reported.add(material)
             message = tr("{n} with a part of the text in no unit")
             yield DetectedRow(v2.UNIT_MISSING, message, noun="material", rowid=None, sample=material)
-
-
-def _decode_slice(wide: bytes, start: int, end: int) -> str:
-    return wide[2 * start : 2 * end].decode("utf-16-le", "replace")
 
 
 def contains_once(text: bytes, body: bytes) -> bool:

@@ -125,9 +125,12 @@ def compare_schema(db: apsw.Connection, findings: FindingCollector) -> SchemaSha
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
     """
-    schema = _read_schema(db)
+    # As bytes: a damaged schema can hold any value.
+    rows = db.execute("SELECT type, CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL")
+    schema = {(str(kind), _text(name)): _text(sql) for kind, name, sql in rows}
     shape = SchemaShape()
-    shape.has_rowid = not _is_version_1(db, schema) or ("index", "search_text_fts_rowid_uniq") in schema
+    is_version_1 = ("table", "meta") in schema and _read_version(db) == 1
+    shape.has_rowid = not is_version_1 or ("index", "search_text_fts_rowid_uniq") in schema
     _compare_tables(db, schema, shape)
     shape.missing += [name for name in _INDEXES if _is_wrong_index(db, name, shape)]
     if schema.get(("table", FULL_TEXT), "").upper().startswith("CREATE VIRTUAL TABLE"):
@@ -138,17 +141,6 @@ def compare_schema(db: apsw.Connection, findings: FindingCollector) -> SchemaSha
     if shape.has(*_COLUMNS, FULL_TEXT):
         shape.missing += _wrong_effects(schema, shape, findings)
     return shape
-
-
-def _read_schema(db: apsw.Connection) -> dict[tuple[str, str], str]:
-    """Map kind and name of each schema object to its SQL."""
-    # As bytes: a damaged schema can hold any value.
-    rows = db.execute("SELECT type, CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL")
-    return {(kind, _text(name)): _text(sql) for kind, name, sql in rows}
-
-
-def _is_version_1(db: apsw.Connection, schema: Mapping[tuple[str, str], str]) -> bool:
-    return ("table", "meta") in schema and _read_version(db) == 1
 
 
 def _compare_tables(db: apsw.Connection, schema: Mapping[tuple[str, str], str], shape: SchemaShape) -> None:
