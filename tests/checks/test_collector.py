@@ -163,6 +163,32 @@ def test_a_check_that_fails_is_a_finding_and_the_next_one_runs() -> None:
         findings.run("index", [("full", fail(full))], "b")
 
 
+def test_a_part_of_a_store_that_cannot_be_checked_is_a_finding_of_its_base_and_a_full_disk_is_none() -> None:
+    done: list[str] = []
+
+    def fail(error: Exception) -> Callable[[], None]:
+        def step() -> None:
+            raise error
+
+        return step
+
+    progress, findings = Counted(), FindingCollector()
+    steps = [
+        ("one", "b", fail(OSError("gone"))),
+        ("two", None, lambda: done.append("two")),
+        ("three", None, fail(OutOfTime())),
+    ]
+    findings.run_apart(steps, progress, "file.unreadable", lambda name, error: f"{name}: {error}")
+    assert done == ["two"]
+    assert found(findings) == [("file.unreadable", "b", "one: gone", 1, ("one",), "one")]
+    assert findings.missing() == ("three",)
+    assert progress.steps == [(1, 0)] * 3
+    full = apsw.FullError("disk full")
+    full.extendedresult = apsw.SQLITE_FULL
+    with pytest.raises(apsw.FullError):
+        findings.run_apart([("full", None, fail(full))], progress, "file.unreadable", lambda name, _: name)
+
+
 def test_checks_after_the_time_limit_are_named_and_none_of_them_runs(clock: list[float]) -> None:
     findings = FindingCollector(max_duration=5, _started=clock[0])
 

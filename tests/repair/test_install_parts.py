@@ -89,6 +89,8 @@ def test_an_item_of_a_copy_has_new_ids_wherever_its_own_stands() -> None:
     for data, expected in (
         ('{"relativePath": "a", "source": "ä"}', f'{{"relativePath":"{new}","source":"ä"}}'),
         ('{"indexedRelativePath": "a", "relativePath": "a"}', None),
+        # Half a surrogate pair, which only JSON can hold, stays an escape.
+        ('{"relativePath": "a", "source": "\\ud800ä"}', f'{{"relativePath":"{new}","source":"\\ud800\\u00e4"}}'),
         # Where it is a part of something else, nothing is written anew.
         *((same, same) for same in ('{"source": "a",  "relativePath": "a.txt"}', '["a"]', '"a"', '{"a', "5", 5)),
     ):
