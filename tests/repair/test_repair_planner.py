@@ -542,7 +542,10 @@ def test_files_come_before_the_catalog_and_old_ones_go_after_it(
     monkeypatch.setattr(planner.rules_catalog, "plan_item_paths", item_paths)
     monkeypatch.setattr(planner.item_paths, "plan_catalog_change", lambda *_: None)
     # With its new path, a material agrees with its item and file.
-    agrees = (finding(v2.MATERIAL_PATH), finding(v2.RAW_MISSING, count=2, severity="error"))
+    moved, other = RowNumbers(), RowNumbers()
+    moved.append(1)
+    other.append(2)
+    agrees = (finding(v2.MATERIAL_PATH, rows=moved), finding(v2.RAW_MISSING, rows=other, severity="error"))
     one = made(finding(v2.PATH_UNSAFE), *agrees)
     plan = one.plan()
     assert names_of(plan.changes) == [
