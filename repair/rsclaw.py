@@ -103,7 +103,7 @@ def _plan_files(store: Store, *, is_named: bool) -> Plan:
         found = find_loose_files(mirror.db, store.now_ms)
         if not mirror.is_whole(database.DOCS, database.LEDGER):
             # A lost row may have referred to any file.
-            count = sum(1 for _ in found)
+            count = len(list(found))
             if count:
                 files = format_count(count, "file")
                 reason = tr("{files} kept because rows that may refer to them are lost", files=files)
