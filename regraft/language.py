@@ -14,7 +14,7 @@ import locale
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -150,6 +150,12 @@ def join_list(parts: Iterable[object], last: str = "", *, between: str = "") -> 
     if last and len(texts) > 2:
         texts[-2] = last
     return join_parts(texts[1:])
+
+
+def join_first(parts: Sequence[object], most: int) -> str:
+    """Join the first texts to a list, and count the others."""
+    more = len(parts) - most
+    return join_list(parts) if more <= 0 else join_list([*parts[:most], tr("{more:,} more", more=more)])
 
 
 def join_parts(parts: Iterable[str]) -> str:

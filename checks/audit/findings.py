@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import apsw
@@ -23,7 +24,7 @@ from regraft.disk import sqlite
 from regraft.identity import replace
 from regraft.language import format_count, join_list, tr
 from regraft.report.document import Head, Report
-from regraft.report.labels import format_severity_count, severity_heading
+from regraft.report.labels import first_of_each, format_severity_count, omitted_lines, severity_heading
 from regraft.report.notices import Severity
 from regraft.text import LONGEST_NAME, one_line, printable_lines
 
@@ -296,21 +297,15 @@ def format_audit(audit: Audit, title: str, *, verbose: bool = False) -> str:
 
 def _group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterator[str]:
     """Format the findings of one severity, by base; without ``verbose`` only the first of each name."""
-    shown: Counter[str] = Counter()
-    for base, of_base in groupby(found, key=lambda finding: finding.base):
-        heading = [] if base is None else [_heading(base, names)]
+    name_of = attrgetter("name")
+    shown = found if verbose else first_of_each(found, name_of, SHOWN_PER_NAME)
+    for base, of_base in groupby(shown, key=attrgetter("base")):
+        if base is not None:
+            yield _heading(base, names)
         for finding in of_base:
-            shown[finding.name] += 1
-            if verbose or shown[finding.name] <= SHOWN_PER_NAME:
-                yield from heading
-                heading = []
-                yield from _lines(finding, verbose)
+            yield from _lines(finding, verbose)
     if not verbose:
-        more = {name: count - SHOWN_PER_NAME for name, count in shown.items() if count > SHOWN_PER_NAME}
-        yield from (
-            tr("  … and {count:,} more of {name} (-v shows all)", count=count, name=name)
-            for name, count in more.items()
-        )
+        yield from (f"  {line}" for line in omitted_lines(map(name_of, found), SHOWN_PER_NAME))
 
 
 def _heading(base: str, names: dict[str, str]) -> str:

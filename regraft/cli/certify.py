@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from itertools import dropwhile, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from regraft.language import format_count, join_list, tr
 from regraft.options import CertifyOptions
 from regraft.report import html as report_html
 from regraft.report.document import encoded
-from regraft.report.labels import label_of, severity_heading
+from regraft.report.labels import first_of_each, label_of, omitted_lines, severity_heading
 from regraft.stores.write_checks import places_read
 from regraft.text import LONGEST_NAME, one_line, printable_lines
 
@@ -157,20 +157,17 @@ def _model_lines(found: dict[str, Any] | None) -> Iterator[str]:
 
 
 def _finding_lines(document: dict[str, Any], *, verbose: bool) -> Iterator[str]:
-    shown: Counter[str] = Counter()
-    most = len(document["findings"]) if verbose else _SHOWN
-    for severity, found in groupby(document["findings"], key=lambda finding: finding["severity"]):
+    findings, name_of = document["findings"], itemgetter("name")
+    shown = findings if verbose else first_of_each(findings, name_of, _SHOWN)
+    for severity, found in groupby(shown, key=itemgetter("severity")):
         yield from ("", tr("{heading}:", heading=severity_heading(severity)))
         for finding in found:
-            shown[finding["name"]] += 1
-            if shown[finding["name"]] <= most:
-                name = _name_of(document, finding["side"], finding["base_name"])
-                yield f"  {name}: {one_line(finding['message'])[:_LONGEST]} [{finding['name']}]"
-                samples = join_list(one_line(sample, LONGEST_NAME) for sample in finding["samples"] if verbose)
-                yield from filter(None, [samples and tr("    for example: {samples}", samples=samples)])
-    for name, count in shown.items():
-        if count > most:
-            yield tr("  … and {count:,} more of {name} (-v shows all)", count=count - most, name=name)
+            name = _name_of(document, finding["side"], finding["base_name"])
+            yield f"  {name}: {one_line(finding['message'])[:_LONGEST]} [{finding['name']}]"
+            samples = join_list(one_line(sample, LONGEST_NAME) for sample in finding["samples"] if verbose)
+            yield from filter(None, [samples and tr("    for example: {samples}", samples=samples)])
+    if not verbose:
+        yield from (f"  {line}" for line in omitted_lines(map(name_of, findings), _SHOWN))
 
 
 def _name_of(document: dict[str, Any], side: str, name: str) -> str:

@@ -19,13 +19,13 @@ from regraft.api.outcome import exit_status
 from regraft.cli.options import ASKS, Output, output_options
 from regraft.cli.output import ask, echo, echo_json
 from regraft.errors import ConsentMissing
-from regraft.language import format_count, join_list, tr
+from regraft.language import format_count, join_first, join_list, tr
 from regraft.ledger.ledger import FOLDER
 from regraft.options import ChangeOptions
 from regraft.processes import interrupts
 from regraft.report import notices
 from regraft.report.document import encoded
-from regraft.report.migration import omitted_lines
+from regraft.report.labels import first_of_each, omitted_lines
 from regraft.text import LONGEST_NAME, format_bytes, one_line, path_argument, printable, printable_lines
 from repair.changes.plan import Action, SalvagedFile, Unresolved
 from repair.changes.run import BaseName, ChangeReport
@@ -264,11 +264,8 @@ def _not_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved])
     bases = dict.fromkeys(one.base for one in left if one.base is not None)
     if not bases:
         return []
-    named = [one_line(names.get(base, base), LONGEST_NAME) for base in bases]
-    more = len(named) - _SHOWN
-    if more > 0:
-        named = [*named[:_SHOWN], tr("{more:,} more", more=more)]
-    return [tr("Incomplete: {named} (reasons above)", named=join_list(named))]
+    named = join_first([one_line(names.get(base, base), LONGEST_NAME) for base in bases], _SHOWN)
+    return [tr("Incomplete: {named} (reasons above)", named=named)]
 
 
 def _command(name: str, path: str) -> str:
@@ -320,7 +317,7 @@ def _by_base(
     """Yield the lines of entries below the name of their base; without ``verbose``, only the first few of each kind."""
     names = {base.id: base.name for base in bases}
     ordered = sorted(entries, key=lambda entry: entry.base or "")
-    shown_ones = ordered if verbose else _first_ones(ordered, kind)
+    shown_ones = ordered if verbose else first_of_each(ordered, kind, _SHOWN)
     for base, group in groupby(shown_ones, key=attrgetter("base")):
         indent = ""
         if base is not None:
@@ -329,13 +326,4 @@ def _by_base(
         for entry in group:
             yield from (f"{indent}{line}" for line in lines(entry))
     if not verbose:
-        yield from omitted_lines(Counter(map(kind, ordered)), _SHOWN)
-
-
-def _first_ones(entries: Iterable[E], kind: Callable[[E], str]) -> Iterator[E]:
-    """Yield the first few entries of each kind."""
-    seen: Counter[str] = Counter()
-    for entry in entries:
-        seen[kind(entry)] += 1
-        if seen[kind(entry)] <= _SHOWN:
-            yield entry
+        yield from omitted_lines(map(kind, ordered), _SHOWN)

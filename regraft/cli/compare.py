@@ -124,7 +124,7 @@ def _as_text(
 def _base_line(base: BaseComparison, count: int) -> str:
     """Format the result for one base."""
     recalled = "" if base.recall is None else f", recall@{count} {base.recall:.4f}"
-    asked = f" ({_queries(base.queries)}{recalled})" if base.queries else ""
+    asked = f" ({format_count(base.queries, 'query')}{recalled})" if base.queries else ""
     why = f": {base.problem}" if base.problem else ""
     return f"{pad_right(label_of(base.outcome), 12)} {one_line(base.name)}{asked}{why}"
 
@@ -148,8 +148,3 @@ def _format_side(side: RankedText | None) -> str:
     if side is None:
         return label_of("nothing")
     return tr("{text_hash} at {score:.6f}", text_hash=side.text_hash[:12], score=side.score)
-
-
-def _queries(count: int) -> str:
-    """Format a number of queries."""
-    return tr("{count:,} query", count=count) if count == 1 else tr("{count:,} queries", count=count)

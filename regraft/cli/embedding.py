@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -26,7 +26,7 @@ from regraft.cli.changes import (
 from regraft.cli.options import PATH, Output, complete_bases, output_options, report_retries, struct_options
 from regraft.cli.output import echo, echo_json, report_errors
 from regraft.errors import WORTH_READING, WrongUsage
-from regraft.language import format_count, join_list, tr
+from regraft.language import format_count, join_first, join_list, tr
 from regraft.options import (
     BackfillOptions,
     EmbeddersOptions,
@@ -152,28 +152,19 @@ def reconcile(path: Path, options: ReconcileOptions, output: Output) -> NoReturn
     Example:
       regraft reconcile library --dry-run
     """
-    confirm_plain = confirm_change(output)
-
-    def confirm(planned: ChangeReport | BackfillReport | EmbeddingReport) -> bool:
-        if isinstance(planned, BackfillReport | EmbeddingReport):
-            return confirm_lines(output, planned_lines(planned))
-        return confirm_plain is None or confirm_plain(planned)
-
     report = api.reconcile(
         path,
         msgspec.structs.replace(options, embed=True),
         progress=output.progress(),
-        confirm=None if output.yes else confirm,
+        confirm=_confirm_embedding(output),
     )
-    verbose = output.verbose > 0
     if isinstance(report, EmbeddingReport):
+        verbose = output.verbose > 0
         sent = "".join(f"{line}\n" for line in sent_lines(report, verbose=verbose))
         missing = [] if report.missing is None else ["", tr("Before a run: {missing}", missing=report.missing)]
         text = sent + format_change(report, verbose=verbose, shown=output.shown) + printable_lines(missing)
-    elif isinstance(report, BackfillReport):
-        text = format_backfill(report, verbose=verbose)
     else:
-        text = format_change(report, verbose=verbose, shown=output.shown)
+        text = _format_embedded(report, output)
     print_and_exit(report, output, text)
 
 
@@ -194,20 +185,29 @@ def sync(path: Path, options: SyncOptions, output: Output) -> NoReturn:
     Example:
       regraft sync library --base Handbook --dry-run
     """
+    report = api.sync(path, options, progress=output.progress(), confirm=_confirm_embedding(output))
+    print_and_exit(report, output, _format_embedded(report, output))
+
+
+def _confirm_embedding(output: Output) -> Callable[[ChangeReport | BackfillReport | EmbeddingReport], bool] | None:
+    """Return a function that asks about a plan of changes, or about what will be embedded; None with ``--yes``."""
     confirm_plain = confirm_change(output)
+    if output.yes or confirm_plain is None:
+        return None
 
-    def confirm(planned: ChangeReport | BackfillReport) -> bool:
-        if isinstance(planned, BackfillReport):
+    def confirm(planned: ChangeReport | BackfillReport | EmbeddingReport) -> bool:
+        if isinstance(planned, BackfillReport | EmbeddingReport):
             return confirm_lines(output, planned_lines(planned))
-        return confirm_plain is None or confirm_plain(planned)
+        return confirm_plain(planned)
 
-    report = api.sync(path, options, progress=output.progress(), confirm=None if output.yes else confirm)
+    return confirm
+
+
+def _format_embedded(report: ChangeReport | BackfillReport, output: Output) -> str:
     verbose = output.verbose > 0
     if isinstance(report, BackfillReport):
-        text = format_backfill(report, verbose=verbose)
-    else:
-        text = format_change(report, verbose=verbose, shown=output.shown)
-    print_and_exit(report, output, text)
+        return format_backfill(report, verbose=verbose)
+    return format_change(report, verbose=verbose, shown=output.shown)
 
 
 def format_backfill(report: BackfillReport, *, verbose: bool) -> str:
@@ -453,9 +453,7 @@ def _table(report: EmbeddersReport) -> list[str]:
 
 def _join_names(bases: Sequence[str]) -> str:
     """Name the first bases, and count the others."""
-    named = [one_line(base, LONGEST_NAME) for base in bases[:3]]
-    more = len(bases) - len(named)
-    return join_list([*named, *([tr("{more:,} more", more=more)] if more else [])]) if named else "-"
+    return join_first([one_line(base, LONGEST_NAME) for base in bases], 3) or "-"
 
 
 def _without(report: EmbeddersReport) -> list[str]:

@@ -33,7 +33,7 @@ from regraft.report.labels import mode_label, state_label
 from regraft.text import one_line, printable, printable_lines
 
 #: Code points of a text shown without ``-v``.
-EXCERPT = 160
+_EXCERPT = 160
 
 
 def format_bases(found: UnitAnswer | CombinedAnswer, title: str, *, whole: bool, raw: bool) -> str:
@@ -97,9 +97,14 @@ def _format_counts(answer: UnitAnswer) -> str:
 
 def hit_lines(head: str, hit: Hit, *, whole: bool) -> list[str]:
     """Format a hit: an empty line, its head, and its text or an excerpt."""
-    body = one_line(hit.text, None if whole else EXCERPT + 1)
-    excerpt = body if whole or len(body) <= EXCERPT else f"{body[:EXCERPT]}…"
-    return ["", tr("{head}, unit {unit_index}", head=head, unit_index=hit.unit_index), f"     {excerpt}"]
+    text = _excerpt(hit.text, whole=whole)
+    return ["", tr("{head}, unit {unit_index}", head=head, unit_index=hit.unit_index), f"     {text}"]
+
+
+def _excerpt(text: str, *, whole: bool) -> str:
+    """Return the beginning of a text, or all of it, in one line."""
+    body = one_line(text, None if whole else _EXCERPT + 1)
+    return body if whole or len(body) <= _EXCERPT else f"{body[:_EXCERPT]}…"
 
 
 def _format_hit_item(answer: UnitAnswer, hit: Hit) -> str:
@@ -133,14 +138,8 @@ def format_chunks(answer: ChunkAnswer, title: str, *, whole: bool) -> str:
 # How ``regraft search`` shows what it found in a database of codex-mem.
 
 
-def format_notes(answer: NoteAnswer, title: str, excerpt: int | None) -> str:
-    """Return an answer for a person.
-
-    Args:
-        answer: what was found.
-        title: the first line.
-        excerpt: how many code points of a note are shown; None: all.
-    """
+def format_notes(answer: NoteAnswer, title: str, *, whole: bool) -> str:
+    """Return an answer for a person. Arguments as for :func:`format_chunks`."""
     where = tr("All projects") if answer.project is None else tr("Project {project}", project=one_line(answer.project))
     lines = [
         title,
@@ -153,8 +152,7 @@ def format_notes(answer: NoteAnswer, title: str, excerpt: int | None) -> str:
         ),
     ]
     for rank, found in enumerate(answer.found, 1):
-        body = one_line(found.hit.text.removeprefix(found.title), None if excerpt is None else excerpt + 1)
-        shown = body if excerpt is None or len(body) <= excerpt else f"{body[:excerpt]}…"
+        shown = _excerpt(found.hit.text.removeprefix(found.title), whole=whole)
         kind = one_line(f"{found.type}, {found.status}, {found.hit.material_id}")
         lines += ["", f"{rank:>3}  {found.hit.score:.6g}  {one_line(found.title)}  ({kind})", f"     {shown}"]
     return printable_lines(lines)
@@ -170,11 +168,9 @@ def format_records(answer: RecordAnswer, title: str) -> str:
     for rank, hit in enumerate(answer.hits, 1):
         record = hit.record
         place = one_line(" > ".join(filter(None, (record.path, *record.headings))))
-        if record.short_id is None:
-            head = f"{rank:>3}  {hit.score:.6g}  {place}"
-        else:
-            note = tr("note {short_id}", short_id=record.short_id)
-            head = f"{rank:>3}  {hit.score:.6g}  {place}  ({note})"
+        head = f"{rank:>3}  {hit.score:.6g}  {place}"
+        if record.short_id is not None:
+            head += f"  ({tr('note {short_id}', short_id=record.short_id)})"
         tags = hit.matched if answer.mode is Mode.SIMPLE else record.names
         label = tr("matching tags: {tags}") if answer.mode is Mode.SIMPLE else tr("tags: {tags}")
         lines += ["", head, "     " + one_line(label.format(tags=join_list(tags)))]
@@ -221,7 +217,7 @@ def search(path: Path, query: str, vector: str | None, options: SearchOptions, o
 def _format_result(found: SearchResult, title: str, *, whole: bool, raw: bool) -> str:
     match found:
         case codex_mem.NoteAnswer():
-            return format_notes(found, title, None if whole else EXCERPT)
+            return format_notes(found, title, whole=whole)
         case rsclaw.ChunkAnswer():
             return format_chunks(found, title, whole=whole)
         case angel_memory.RecordAnswer():

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
 from regraft.language import format_count, tr, tr_in
+
+E = TypeVar("E")
 
 _LABELS = {
     # Statuses of bases, items, notes and runs
@@ -213,3 +219,19 @@ def severity_heading(severity: str) -> str:
 def format_severity_count(number: int, severity: str) -> str:
     """Return a count of findings with its severity, such as "2 errors"."""
     return format_count(number, severity, context="severity")
+
+
+def first_of_each(entries: Iterable[E], name_of: Callable[[E], str], most: int) -> Iterator[E]:
+    """Yield the first ``most`` entries of each name."""
+    seen: Counter[str] = Counter()
+    for entry in entries:
+        seen[name_of(entry)] += 1
+        if seen[name_of(entry)] <= most:
+            yield entry
+
+
+def omitted_lines(names: Iterable[str], shown: int) -> Iterator[str]:
+    """Yield a line for each name with more entries than were shown; ``names`` are those of all entries."""
+    for name, count in Counter(names).items():
+        if count > shown:
+            yield tr("… and {count:,} more of {name} (-v shows all)", count=count - shown, name=name)

@@ -10,6 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
@@ -21,7 +22,7 @@ from regraft.report import html as report_html
 from regraft.report import notices
 from regraft.report.document import Report
 from regraft.report.html import BarPart
-from regraft.report.labels import label_of, severity_label
+from regraft.report.labels import first_of_each, label_of, omitted_lines, severity_label
 from regraft.text import (
     LONGEST_NAME,
     escape_json,
@@ -374,31 +375,19 @@ def _bare(rows: Document) -> int:
 
 def _warnings(document: Document, verbose: bool) -> Iterator[str]:
     names = {base.get("legacy_id", base["id"]): base["name"] for base in document["bases"]}
-    more: dict[str, int] = {}
-    lines = []
-    for warning in document["warnings"]:
-        code = warning["code"]
-        severity = notices.EVERY_CODE[code].severity
-        if not verbose and severity == "note":
-            continue
-        more[code] = more.get(code, 0) + 1
-        if verbose or more[code] <= SHOWN_PER_CODE:
-            where = names.get(warning["base"], warning["base"])
-            about = tr("{heading}: ", heading=one_line(where, LONGEST_NAME)) if where else ""
-            what = tr("{what}: {why}", what=severity_label(severity), why=f"{about}{warning['message']}")
-            lines.append(f"{what} [{code}]")
-    if not verbose:
-        lines += omitted_lines(more, SHOWN_PER_CODE)
-    if lines:
+    code_of = itemgetter("code")
+    severities = {code: notices.EVERY_CODE[code].severity for code in map(code_of, document["warnings"])}
+    grave = [one for one in document["warnings"] if verbose or severities[one["code"]] != "note"]
+    if grave:
         yield ""
-        yield from lines
-
-
-def omitted_lines(seen: Mapping[str, int], shown: int) -> Iterator[str]:
-    """Yield a line for each name with more entries than were shown."""
-    for name, count in seen.items():
-        if count > shown:
-            yield tr("… and {count:,} more of {name} (-v shows all)", count=count - shown, name=name)
+    for warning in grave if verbose else first_of_each(grave, code_of, SHOWN_PER_CODE):
+        where = names.get(warning["base"], warning["base"])
+        about = tr("{heading}: ", heading=one_line(where, LONGEST_NAME)) if where else ""
+        severity = severity_label(severities[warning["code"]])
+        what = tr("{what}: {why}", what=severity, why=f"{about}{warning['message']}")
+        yield f"{what} [{warning['code']}]"
+    if not verbose:
+        yield from omitted_lines(map(code_of, grave), SHOWN_PER_CODE)
 
 
 def _cut(text: str, width: int) -> str:

@@ -24,7 +24,7 @@ from regraft.formats.cherry_v2.catalog_reader import Row, item_name, parse_item_
 from regraft.formats.cherry_v2.layout import INDEX_FILE
 from regraft.formats.cherry_v2.layout import StoreFile as Place
 from regraft.formats.cherry_v2.salvage import Expected, Refused, Tally
-from regraft.language import format_count, join_list, tr
+from regraft.language import format_count, join_first, tr
 from regraft.text import one_line
 from repair.changes import files
 from repair.changes.plan import Action, FileChange, Plan, SalvagedFile, SalvagedItem, SalvagedItems, Unresolved
@@ -280,6 +280,4 @@ _PARTIAL = tr("{items} lost part of their text: {names}. Index them again in the
 
 def _name_some(items: Sequence[SalvagedItem]) -> str:
     """Name the first items, and count the others."""
-    named = [one_line(item.name) for item in items[:_MAX_NAMED]]
-    more = len(items) - len(named)
-    return join_list([*named, *([tr("{more:,} more", more=more)] if more else [])])
+    return join_first([one_line(item.name) for item in items], _MAX_NAMED)

@@ -37,7 +37,7 @@ from regraft.formats.cherry_v2.catalog_generation import (
 from regraft.formats.cherry_v2.catalog_reader import DATA_FIELDS, Row, dump_item_data, item_name, parse_item_data
 from regraft.formats.cherry_v2.models import SEPARATOR, ModelOverrides
 from regraft.kinds import Kind
-from regraft.language import format_count, join_list, tr
+from regraft.language import format_count, join_first, join_list, tr
 from regraft.stores.locate import open_store
 from regraft.text import decode_halves, one_line
 from repair.changes.store import Store
@@ -351,9 +351,7 @@ class ProfileModels(msgspec.Struct, kw_only=True):
         mapped = tr("choose an existing one with --map-model '{named}=PROVIDER::MODEL'", named=named)
         known = sorted(one for one in self.there if isinstance(one, str))
         if known:
-            more = len(known) - _MAX_MODELS
-            names = join_list([*known[:_MAX_MODELS], *([tr("{more:,} more", more=more)] if more > 0 else [])])
-            mapped = tr("{mapped} ({names})", mapped=mapped, names=one_line(names))
+            mapped = tr("{mapped} ({names})", mapped=mapped, names=one_line(join_first(known, _MAX_MODELS)))
         if provider in self.providers or provider in self.recreated:
             again = f"--recreate-model '{named}'"
             raise ModelMissing(

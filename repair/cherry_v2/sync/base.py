@@ -24,7 +24,7 @@ from regraft.errors import WrongUsage
 from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data, relative_path
 from regraft.formats.cherry_v2.index import schema, store
 from regraft.formats.cherry_v2.settings import Settings
-from regraft.language import format_count, join_list, tr
+from regraft.language import format_count, join_first, tr
 from regraft.report.notices import Severity
 from regraft.report.progress import Progress, SilentProgress, stage
 from regraft.text import is_blank, one_line, replace_surrogates
@@ -314,11 +314,8 @@ class BaseComparison(msgspec.Struct, kw_only=True):
     def left(self) -> Iterator[Unresolved]:
         """Yield the originals that are not followed, with the reason."""
         for (finding, severity, reason), names in self._left.items():
-            shown = [one_line(name) for name in names[:_NAMED]]
-            more = len(names) - len(shown)
-            if more:
-                shown.append(tr("{more:,} more", more=more))
-            message = tr("{names}: {reason}", names=join_list(shown), reason=reason)
+            shown = join_first([one_line(name) for name in names], _NAMED)
+            message = tr("{names}: {reason}", names=shown, reason=reason)
             subject = names[0] if len(names) == 1 else None
             yield Unresolved(
                 finding=finding, reason=message, base=self.base, subject=subject, count=len(names), severity=severity
