@@ -22,7 +22,6 @@ import migrators
 from migrators.pipeline import preflight
 from migrators.pipeline.run import LibraryPlan, write_outline
 from migrators.pipeline.session import Session
-from migrators.pipeline.survey import BaseJob
 from regraft.api.arguments import merge_options, progress_or_silent, time_or_now
 from regraft.api.changes import Installation, InstallReport, install_bases
 from regraft.api.transfer import migration_options
@@ -126,7 +125,13 @@ def run_profile_migration(
     root = _check_profile(Path(profile))
     with open_store(Path(source), options.kind, salvage=options.salvage) as found:
         target = choose_library(found.path) if to is None else Path(to)
-        _check_apart(target, root)
+        if links.is_at_or_below(target, root) or links.is_at_or_below(root, target):
+            raise WrongUsage(
+                problem=tr(
+                    "one of the library {library} and the profile contains the other", library=printable(target)
+                ),
+                hint=tr("name a folder outside of the profile with --to"),
+            )
         if on_open is not None:
             on_open(found)
         run = _ProfileRun(found, Path(profile), target, options, progress_or_silent(progress), confirm)
@@ -166,19 +171,6 @@ def _check_profile(profile: Path) -> Path:
         demand_known_version(store)
         demand_not_running(store)
         return store.root
-
-
-def _check_apart(library: Path, profile: Path) -> None:
-    """Refuse a library inside of the profile, or around it.
-
-    Raises:
-        WrongUsage
-    """
-    if links.is_at_or_below(library, profile) or links.is_at_or_below(profile, library):
-        raise WrongUsage(
-            problem=tr("one of the library {library} and the profile contains the other", library=printable(library)),
-            hint=tr("name a folder outside of the profile with --to"),
-        )
 
 
 class _NothingToInstall(Exception):
@@ -280,7 +272,8 @@ class _ProfileRun:
         Raises:
             NotEnoughSpace
         """
-        written = sum(map(_index_bytes, plan.jobs))
+        indexes = (job.unchanged.report.index for job in plan.jobs if job.unchanged is not None)
+        written = sum(index.bytes or 0 for index in indexes if index is not None)
         needed, library = plan.bytes + written, preflight.existing_parent(self._target)
         if library.stat().st_dev == self._profile.stat().st_dev:
             needed += plan.bytes
@@ -347,9 +340,3 @@ class _ProfileRun:
             profile=Endpoint(kind=Kind.V2_PROFILE.value, path=path_text(self._profile)),
             install=InstallPart(bases=part.bases, actions=part.actions, left=part.left, undo=part.undo),
         )
-
-
-def _index_bytes(job: BaseJob) -> int:
-    """Size of the index of a base that is in the library already."""
-    index = None if job.unchanged is None else job.unchanged.report.index
-    return 0 if index is None else index.bytes or 0

@@ -107,16 +107,20 @@ def enable_escapes(handle: int, kernel: Any) -> bool:
 
 def colorize(text: str) -> str:
     """Color words like "error" and "done" in a text."""
-    colours = _colours()
-    return _compile_word_pattern(*colours).sub(lambda word: click.style(word[0], fg=colours[word[1].lower()]), text)
+    pattern, colors = _colored_words()
+    return pattern.sub(lambda word: click.style(word[0], fg=colors[word[1].lower()]), text)
 
 
 @cache
-def _colours() -> dict[str, str]:
-    """Map words to colors, in English and in the language of this process."""
+def _colored_words() -> tuple[re.Pattern[str], dict[str, str]]:
+    """Return a pattern that finds words, and the color of each, in English and in the language of this process.
+
+    The pattern finds them at the beginning of a line or a column, or after a number. Elsewhere they may be part of a
+    name or a text.
+    """
     from regraft.report.labels import label_of, severity_label  # noqa: PLC0415 - only a terminal needs them
 
-    return {
+    colors = {
         "error": "red",
         "failed": "red",
         "warning": "yellow",
@@ -126,19 +130,12 @@ def _colours() -> dict[str, str]:
         severity_label("warning"): "yellow",
         label_of("done"): "green",
     }
-
-
-@cache
-def _compile_word_pattern(*words: str) -> re.Pattern[str]:
-    """Compile a pattern that finds words at the beginning of a line or a column, or after a number.
-
-    Elsewhere they may be part of a name or a text.
-    """
-    alternatives = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
-    return re.compile(
+    alternatives = "|".join(map(re.escape, sorted(colors, key=len, reverse=True)))
+    pattern = re.compile(
         rf"(?im:(?:^|(?<=^ )|(?<=  )|(?<=\d )|(?<=\d 个))({alternatives})(?:(?<=[a-z])s)?)"
         r"(?=[\s:,;.)：，；。）]|$)(?!\.\w)"
     )
+    return pattern, colors
 
 
 def wrap_line(line: str, width: int) -> str:

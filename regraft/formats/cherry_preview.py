@@ -302,7 +302,7 @@ class StoreContents(msgspec.Struct):
     collection: str | None = None
 
 
-def read_contents(path: Path, work: Path | None = None) -> StoreContents:
+def read_contents(path: Path) -> StoreContents:
     """Read the items and the base id from the rows of a store. ``path`` as for :meth:`VectorTable.survey`.
 
     Raises:
@@ -310,7 +310,7 @@ def read_contents(path: Path, work: Path | None = None) -> StoreContents:
     """
     found = StoreContents()
     try:
-        with sqlite.open_readonly(path, work=work) as db:
+        with sqlite.open_readonly(path) as db:
             for owner, item_type, source, collection in PREVIEW_VECTORS.texts(
                 db, (_OWNER, _TYPE, _SOURCE, _COLLECTION)
             ):

@@ -41,7 +41,7 @@ def key_after(last: str | None) -> str:
     if not last:
         return _FIRST
     length = _length(last[0])
-    number = last[:length] if length is not None else ""
+    number = last[:length]
     if length is None or len(number) < length or not set(number) <= set(DIGITS):
         # Not a valid key: find one that sorts after it.
         if last[0] < "A" or "Z" < last[0] < "a":

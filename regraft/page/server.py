@@ -284,11 +284,11 @@ def check_token(request: Request, token: str) -> None:
         raise HTTPException(403, tr("The form does not belong to this page. Reload the page and try again."))
 
 
-def query_text(request: Request, name: str, default: str = "") -> str:
-    """Return a value of the address; a path in it may have any bytes."""
+def query_text(request: Request, name: str) -> str:
+    """Return a value of the address, or an empty text; a path in it may have any bytes."""
     raw = request.scope["query_string"].decode("latin-1")
     pairs = parse_qsl(raw, keep_blank_values=True, errors="surrogateescape", max_num_fields=50) if raw else []
-    return next((value for key, value in reversed(pairs) if key == name), default)
+    return next((value for key, value in reversed(pairs) if key == name), "")
 
 
 # --- entering, leaving, the language ---------------------------------------------------------------------------------

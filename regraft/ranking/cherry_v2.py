@@ -354,7 +354,7 @@ class _Search(msgspec.Struct, kw_only=True):
         blob = b"" if mode is Mode.BM25 else self._query_vector(mode, dimensions)
         weight = DEFAULT_ALPHA if self.request.alpha is None else self.request.alpha
         alpha = weight if mode is Mode.HYBRID else None
-        hits, names, dropped = self._apply_catalog(self._make_query(mode, blob, alpha), count)
+        hits, names, dropped = self._apply_catalog(self._make_query(mode, blob, weight), count)
         self._add_notes(count)
         name = self._setting("name")
         base_name = None if name is None else str(name)
@@ -422,14 +422,13 @@ class _Search(msgspec.Struct, kw_only=True):
         model = self._setting("embedding_model_id")
         return None if model is None else str(model)
 
-    def _make_query(self, mode: Mode, blob: bytes, alpha: float | None) -> Callable[[int], list[Hit]]:
+    def _make_query(self, mode: Mode, blob: bytes, weight: float) -> Callable[[int], list[Hit]]:
         """Return a function that returns the index's best ``count`` hits."""
         query = self.request.query
         if mode is Mode.BM25:
             return lambda count: bm25_hits(self.db, query, count)
         if mode is Mode.VECTOR:
             return lambda count: vector_hits(self.db, blob, count)
-        weight = DEFAULT_ALPHA if alpha is None else alpha
         return lambda count: hybrid_hits(self.db, query, blob, count, weight)
 
     # --- rules of the catalog ----------------------------------------------------------------------------------------

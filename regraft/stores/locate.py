@@ -646,10 +646,7 @@ def _json_file(path: Path, kind: Kind | None) -> Located:
             json_text.read_fields(cherry_v1_state.read_file(tree, path.name), ())
         raise SourceUnrecognised(path=path, found=tr("a JSON file without a knowledge state"))
     recognized = _JSON_KINDS[state]
-    if kind not in (None, recognized):
-        raise SourceUnrecognised(
-            path=path, found=tr("{names}, not {names2}", names=KIND_NAMES[recognized], names2=KIND_NAMES[kind])
-        )
+    _demand_kind(path, recognized, kind)
     return Located(kind=recognized, path=path, tree=tree, places=locate_file_state(tree, "", **{state: path.name}))
 
 
@@ -668,10 +665,7 @@ def _database(path: Path, kind: Kind | None) -> Located:
             raise SourceUnreadable(path=path, reason=error) from error
         tables = {cherry_preview.PREVIEW_TABLE, "search_unit"}
     recognized = kind_by_tables(path, tables)
-    if kind not in (None, recognized):
-        raise SourceUnrecognised(
-            path=path, found=tr("{names}, not {names2}", names=KIND_NAMES[recognized], names2=KIND_NAMES[kind])
-        )
+    _demand_kind(path, recognized, kind)
     if recognized in SYSTEMS:
         return systems.system_of(recognized).located(path)
     if recognized in (Kind.V2_PROFILE, Kind.LIBRARY):
@@ -683,6 +677,13 @@ def _database(path: Path, kind: Kind | None) -> Located:
         named = real.relative_to(folder).as_posix()
         return Located(kind=recognized, path=folder, tree=FolderTree(folder, path), named_catalog=named)
     return _single_file(recognized, path)
+
+
+def _demand_kind(path: Path, recognized: Kind, wanted: Kind | None) -> None:
+    if wanted not in (None, recognized):
+        raise SourceUnrecognised(
+            path=path, found=tr("{names}, not {names2}", names=KIND_NAMES[recognized], names2=KIND_NAMES[wanted])
+        )
 
 
 def _single_file(kind: Kind, path: Path) -> Located:

@@ -203,7 +203,11 @@ class LogReader:
                     self._damage()
                 return
             if end > len(block):
-                self._handle_overrun(block, at)
+                # The log's truncated end, or damage.
+                if not self._zeros and _is_cut_off(block, at):
+                    self.is_cut_off = True
+                else:
+                    self._damage()
                 return
             if mask_checksum(crc32c.crc32c(block[at + 6 : end])) != checksum:
                 self._damage()
@@ -216,13 +220,6 @@ class LogReader:
             at = end
         # After a complete record, a full block may end with a few zeros.
         self.is_cut_off = len(block) < BLOCK_BYTES and bool(block[at:].strip(b"\0"))
-
-    def _handle_overrun(self, block: bytes, at: int) -> None:
-        """Treat a fragment that exceeds its block as the log's truncated end, or as damage."""
-        if not self._zeros and _is_cut_off(block, at):
-            self.is_cut_off = True
-        else:
-            self._damage()
 
     def _damage(self) -> None:
         """Count a damage and skip to the next record."""
@@ -413,18 +410,19 @@ class TableReader:
         (checksum,) = struct.unpack_from("<I", data, handle.size + 1)
         if mask_checksum(crc32c.crc32c(memoryview(data)[:-4])) != checksum:
             raise MalformedStorage(tr("the block at byte {offset:,} fails its checksum", offset=handle.offset))
-        return _decompress(data[handle.size], data[: handle.size], handle.offset)
-
-
-def _decompress(kind: int, data: bytes, offset: int) -> bytes:
-    if kind == RAW:
-        return data
-    if kind == SNAPPY:
-        return decompress_snappy(data)
-    how = tr("with zstd") if kind == ZSTD else tr("in an unknown way ({kind})", kind=kind)
-    raise MalformedStorage(
-        tr("the block at byte {offset:,} is compressed {how}, which is not supported", offset=offset, how=how)
-    )
+        kind, block = data[handle.size], data[: handle.size]
+        if kind == RAW:
+            return block
+        if kind == SNAPPY:
+            return decompress_snappy(block)
+        how = tr("with zstd") if kind == ZSTD else tr("in an unknown way ({kind})", kind=kind)
+        raise MalformedStorage(
+            tr(
+                "the block at byte {offset:,} is compressed {how}, which is not supported",
+                offset=handle.offset,
+                how=how,
+            )
+        )
 
 
 def _read_handle(data: ByteReader) -> _Handle:

@@ -198,15 +198,13 @@ class _Part:
     def _put_heads(self, stream: Bytes, rows: Varints, starts: Numbers) -> None:
         """Write the headers of all doclists: term, if it is a new one, and first rowid."""
         runs.write_varints(stream, rows)
-        self._put_terms(stream, starts[self._terms])
-
-    def _put_terms(self, stream: Bytes, starts: Numbers) -> None:
-        """Write the terms: shared length, further length, further bytes."""
-        stream[starts] = self._shared_prefix_lengths
-        stream[starts + 1] = self._name_bytes - self._shared_prefix_lengths
+        # A term: the length that it shares with the one before it, the length of the rest, and the rest.
+        term_starts = starts[self._terms]
+        stream[term_starts] = self._shared_prefix_lengths
+        stream[term_starts + 1] = self._name_bytes - self._shared_prefix_lengths
         for place in range(int(self._head_bytes.max(initial=2)) - 2):
             selected = np.flatnonzero(self._head_bytes - 2 > place)
-            stream[starts[selected] + (2 + place)] = self._term_bytes[
+            stream[term_starts[selected] + (2 + place)] = self._term_bytes[
                 selected, self._shared_prefix_lengths[selected] + place
             ]
 
@@ -414,10 +412,8 @@ def _write_runs(texts: list[tuple[int, str]], into: Path, job: SortJob) -> Itera
         yield from _write_runs(half, into.with_name(f"{into.name}{letter}"), job)
 
 
-@cache
-def _case_folding(arguments: str) -> CaseFolding:
-    """Return the case folding of a tokenizer, cached for the lifetime of the process."""
-    return CaseFolding(arguments)
+#: The case folding of a tokenizer by its arguments, for the lifetime of the process.
+_case_folding = cache(CaseFolding)
 
 
 def build_range_pages(job: RangeJob) -> int:

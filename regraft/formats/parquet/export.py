@@ -449,24 +449,23 @@ class BaseExport(msgspec.Struct):
     def report(self) -> ExportedBase:
         """Return the base's part of the report."""
         summary = self.summary or BaseSummary()
+        # Rows that are not exported, by reason.
+        orphans = {name: count for name, count in summary.left_out.items() if name == "body.orphan"}
+        skipped = {**summary.skipped, **orphans}
+        unread = summary.bodies - self.rows - sum(skipped.values())
         return ExportedBase(
             id=self.metadata.id,
             name=self.metadata.name,
             model=self.metadata.model,
             dimensions=self.metadata.dimensions,
-            rows=ExportedRows(read=summary.bodies, carried=self.rows, skipped=self._count_skipped(summary)),
+            rows=ExportedRows(
+                read=summary.bodies, carried=self.rows, skipped={**skipped, "unreadable": unread} if unread else skipped
+            ),
             vectors=self.vectors,
             without_vector=self.rows - self.vectors,
             left_out={name: count for name, count in summary.left_out.items() if name != "body.orphan"},
             problem=self.problem,
         )
-
-    def _count_skipped(self, summary: BaseSummary) -> dict[str, int]:
-        """Count the rows that are not exported, by reason."""
-        orphans = {name: count for name, count in summary.left_out.items() if name == "body.orphan"}
-        skipped = {**summary.skipped, **orphans}
-        unread = summary.bodies - self.rows - sum(skipped.values())
-        return {**skipped, "unreadable": unread} if unread else skipped
 
 
 class SourceExport(msgspec.Struct):

@@ -160,7 +160,13 @@ class TreeWalk:
         try:
             location = self._pages.locate(step.number)
         except MalformedPage as error:
-            self._report(self._damage_outside_file(step.number, str(error)))
+            region, index, order = split_number(step.number)
+            words = tr("region {region}, page {index}, order {order}", region=region, index=index, order=order)
+            self._report(
+                PageDamage(
+                    table=self._table, page=words, offset=self._pages.offset(step.number), length=0, reason=str(error)
+                )
+            )
             return None
         try:
             node = self._read_node(step, location, shape)
@@ -199,12 +205,6 @@ class TreeWalk:
             self.damage(location, tr("its keys are not in order"))
             return None
         return ranks
-
-    def _damage_outside_file(self, number: int, reason: str) -> PageDamage:
-        """Describe a page number that lies outside of the file."""
-        region, index, order = split_number(number)
-        words = tr("region {region}, page {index}, order {order}", region=region, index=index, order=order)
-        return PageDamage(table=self._table, page=words, offset=self._pages.offset(number), length=0, reason=reason)
 
 
 def _describe_mismatch(node: Leaf | Branch, step: _Step) -> str:

@@ -673,9 +673,9 @@ class _Parser:
         if depth > _DEEPEST:
             raise _Unknown
         if self._take("Option<"):
-            return values.option_codec(self._parse_last(depth, ">"))
+            return values.option_codec(self._parse_last(depth))
         if self._take("Vec<"):
-            return _require_known(values.vector_codec(self._parse_last(depth, ">")))
+            return _require_known(values.vector_codec(self._parse_last(depth)))
         if self._take("["):
             inner = self._parse_type(depth + 1)
             return _require_known(values.array_codec(inner, int(self._match(_COUNT)[1])))
@@ -710,10 +710,10 @@ class _Parser:
             return True
         raise _Unknown
 
-    def _parse_last(self, depth: int, end: str) -> Codec:
+    def _parse_last(self, depth: int) -> Codec:
         """Parse the last inner type and the bracket that ends it."""
         inner = self._parse_type(depth + 1)
-        if not self._take(end):
+        if not self._take(">"):
             raise _Unknown
         return inner
 

@@ -122,7 +122,7 @@ def examine_index(db: apsw.Connection, now_ms: int, *, knows_base: bool) -> OldI
     damage = table_integrity.find_inconsistency(db, selects)
     if damage is not None:
         problems.append(tr("its pages contradict each other about its rows: {damage}", damage=damage))
-    digest = "" if problems else _compute_digest(db, "main", selects, time)
+    digest = "" if problems else _compute_digest(db, selects, time)
     return OldIndex(
         version=version,
         has_identity=has_identity,
@@ -268,13 +268,13 @@ def _from_clause(schema_name: str, name: str, select: tuple[str, ...]) -> str:
     return f"FROM {schema_name}.{name} AS {name} NOT INDEXED{joined}"
 
 
-def _compute_digest(db: apsw.Connection, schema_name: str, selects: dict[str, tuple[str, ...]], time: int) -> str:
+def _compute_digest(db: apsw.Connection, selects: dict[str, tuple[str, ...]], time: int) -> str:
     """Compute a digest over all rows of all tables in order, including the type of each value."""
     hasher = hashlib.blake2b(digest_size=32)
     for name, select in selects.items():
         hasher.update(f"\n{name}\n".encode())
         exact = ", ".join(f"typeof({what}), CAST({what} AS BLOB)" for what in select)
-        query = f"SELECT {exact} {_from_clause(schema_name, name, select)} ORDER BY {name}.rowid"
+        query = f"SELECT {exact} {_from_clause('main', name, select)} ORDER BY {name}.rowid"
         for row in db.execute(query, {"time": time} if TIME_PARAMETER in query else {}):
             for value in row:
                 part = value.encode() if isinstance(value, str) else value or b""
@@ -352,7 +352,7 @@ def _verify(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
             raise VerificationFailed(base=base_id, reason=reason)
 
     whole = {name: tuple(f"{name}.{column}" for column in TABLE_RULES[name].columns) for name in old.selects}
-    demand(_compute_digest(db, "main", whole, old.time) == old.digest, tr("texts or vectors differ"))
+    demand(_compute_digest(db, whole, old.time) == old.digest, tr("texts or vectors differ"))
     counts = {name: _count(db, name) for name in TABLE_RULES}
     demand(counts == old.counts, tr("it contains {counts} instead of {counts2}", counts=counts, counts2=old.counts))
     out_of_step = db.execute("SELECT count(*) FROM search_text WHERE rowid IS NOT fts_rowid").get

@@ -50,14 +50,12 @@ def _begins_with_hash(values: Sequence[Value]) -> bool:
     return is_hash(values[0])
 
 
-def _never(_: Sequence[Value]) -> bool:
-    """Keys of several indexes look alike, so they are used only if a tree shows which index they belong to."""
-    return False
-
-
 def _index(name: str, *columns: StorageClass) -> RowShape:
-    """Describe the rows of an index."""
-    return RowShape(name=name, columns=columns, accepts=_never, is_index=True)
+    """Describe the rows of an index.
+
+    Keys of several indexes look alike, so they are used only if a tree shows which index they belong to.
+    """
+    return RowShape(name=name, columns=columns, accepts=lambda _: False, is_index=True)
 
 
 #: ``root`` is the root page in files that regraft writes, for files whose schema is lost.
