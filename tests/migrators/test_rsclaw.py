@@ -318,7 +318,7 @@ def test_rows_that_are_not_of_their_form_are_counted(store):
 ODD_ROWS = {
     "no JSON": b"{",
     "a version of text": b'"version":"1"}',
-    "nested": b'"meta":' + b"[" * 2000 + b"]" * 2000 + b"}",
+    "nested": b'"meta":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
     "a half surrogate": b'"title":"\\ud800"}',
     "a huge number": b'"version":' + b"9" * 5000 + b"}",
 }
@@ -343,7 +343,7 @@ def test_a_document_that_cannot_be_read_is_no_quiet_loss(store, odd):
 def test_a_chunk_with_something_nested_too_deep(store, field):
     doc = store.doc("Doc", ["fine"])
     chunk = store.chunk(doc, 1, "odd", (0, 1))
-    nested = b"[" * 2000 + b"]" * 2000
+    nested = b"[" * 200_000 + b"]" * 200_000
     store.put("kb_chunks", chunk["id"], json.dumps(chunk).encode()[:-1] + f',"{field}":'.encode() + nested + b"}")
     outcome = migrate(store.write())
     assert sum(skipped(outcome).values()) == 1

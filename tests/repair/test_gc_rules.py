@@ -25,6 +25,7 @@ from regraft.formats.cherry_preview import IndexLayout, IndexSummary
 from regraft.formats.cherry_v1.layout import VECTOR_TABLE
 from regraft.formats.cherry_v2.layout import StoreFile
 from regraft.formats.vector_survey import VectorSurvey
+from repair.changes import store as changed_store
 from repair.changes.options import GcOptions
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.cherry_v2 import gc
@@ -50,6 +51,7 @@ class Store:
 
     catalog: str | None = "catalog.sqlite"
     bases = "KnowledgeBase"
+    command_line, base_option = changed_store.Store.command_line, changed_store.Store.base_option
     now_ms = NOW_MS
 
     def __init__(self, root: Path, *found: Finding, chosen: Iterable[str] = (), is_whole: bool = True) -> None:

@@ -19,6 +19,7 @@ from checks.cherry_v2 import findings as v2
 from regraft.formats.cherry_preview import IndexLayout, IndexSummary
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem
 from regraft.formats.cherry_v2.layout import StoreFile
+from repair.changes import store as changed_store
 from repair.changes.options import RepairOptions
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved, group_by_base
 from repair.cherry_v2.item_paths import NewPaths
@@ -48,6 +49,7 @@ class Store:
 
     catalog: str | None = "catalog.sqlite"
     bases = "KnowledgeBase"
+    command_line, base_option = changed_store.Store.command_line, changed_store.Store.base_option
 
     def __init__(self, root: Path, *found: Finding, chosen: Iterable[str] = (), is_whole: bool = True) -> None:
         self.root = self.path = root
