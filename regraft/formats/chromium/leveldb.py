@@ -203,11 +203,7 @@ class LogReader:
                     self._damage()
                 return
             if end > len(block):
-                # The log's truncated end, or damage.
-                if not self._zeros and _is_cut_off(block, at):
-                    self.is_cut_off = True
-                else:
-                    self._damage()
+                self._handle_overrun(block, at)
                 return
             if mask_checksum(crc32c.crc32c(block[at + 6 : end])) != checksum:
                 self._damage()
@@ -220,6 +216,13 @@ class LogReader:
             at = end
         # After a complete record, a full block may end with a few zeros.
         self.is_cut_off = len(block) < BLOCK_BYTES and bool(block[at:].strip(b"\0"))
+
+    def _handle_overrun(self, block: bytes, at: int) -> None:
+        """Treat a fragment that exceeds its block as the log's truncated end, or as damage."""
+        if not self._zeros and _is_cut_off(block, at):
+            self.is_cut_off = True
+        else:
+            self._damage()
 
     def _damage(self) -> None:
         """Count a damage and skip to the next record."""

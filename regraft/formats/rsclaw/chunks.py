@@ -228,12 +228,22 @@ def _write(db: apsw.Connection, chunks: Iterator[tuple[bytes, bytes]], mirror: a
         if len(waiting) == _BATCH:
             _insert(db, waiting)
     _insert(db, waiting)
-    # Add an unreadable row for every chunk that the first reading found and this one did not.
+    _add_missing(db, mirror, unreadable)
+
+
+def _add_missing(db: apsw.Connection, mirror: apsw.Connection, last: int) -> None:
+    """Add an unreadable row for every chunk that was read for the mirror but not now.
+
+    Args:
+        db: database with the table of chunks.
+        mirror: tables of the first reading.
+        last: highest row number so far.
+    """
     rows_of_first: Any = mirror.execute("SELECT row FROM placed ORDER BY row")
     missing = (
         row for (row,) in rows_of_first if db.execute("SELECT 1 FROM chunks WHERE rowid = ?", (row,)).get is None
     )
-    for number, _ in enumerate(missing, unreadable + 1):
+    for number, _ in enumerate(missing, last + 1):
         _insert(db, [(number, None, None, *[None] * 6, ROW_UNREADABLE)])
 
 
