@@ -192,7 +192,7 @@ def sync(path: Path, options: SyncOptions, output: Output) -> NoReturn:
 def _confirm_embedding(output: Output) -> Callable[[ChangeReport | BackfillReport | EmbeddingReport], bool] | None:
     """Return a function that asks about a plan of changes, or about what will be embedded; None with ``--yes``."""
     confirm_plain = confirm_change(output)
-    if output.yes or confirm_plain is None:
+    if confirm_plain is None:
         return None
 
     def confirm(planned: ChangeReport | BackfillReport | EmbeddingReport) -> bool:

@@ -97,15 +97,16 @@ def _read(manifest: str) -> Iterator[Library]:
     elif path.is_file() and path.suffix.lower() in _TABLES:
         with links.open_for_reading(path) as file:
             yield from _read_table(str(path), str(path.parent), file)
-    elif path.is_dir() or glob.has_magic(manifest):
-        names = (
-            (str(entry) for entry in path.iterdir() if not entry.name.startswith("."))
-            if path.is_dir()
-            else glob.iglob(manifest, recursive=True)  # noqa: PTH207 - a pattern may be absolute
-        )
-        yield from (Library(source=_absolute_name(name)) for name in sorted(names))
+    elif path.is_dir():
+        yield from _list_sources(str(entry) for entry in path.iterdir() if not entry.name.startswith("."))
+    elif glob.has_magic(manifest):
+        yield from _list_sources(glob.iglob(manifest, recursive=True))  # noqa: PTH207 - a pattern may be absolute
     else:
         raise WrongUsage(problem=tr("{manifest} is not a manifest", manifest=manifest), hint=_HINT)
+
+
+def _list_sources(names: Iterable[str]) -> Iterator[Library]:
+    return (Library(source=_absolute_name(name)) for name in sorted(names))
 
 
 def _read_storage(url: str) -> Iterator[Library]:
