@@ -13,6 +13,7 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import groupby, islice, zip_longest
 from operator import itemgetter
 from pathlib import Path
@@ -855,8 +856,11 @@ class WordCheck:
     def stop(self) -> None:
         """Interrupt the check if it is running, and wait for its end."""
         while self._thread is not None and self._thread.is_alive():
-            if self._connection is not None:
-                self._connection.interrupt()
+            connection = self._connection
+            # The check may end and close the connection meanwhile.
+            if connection is not None:
+                with suppress(apsw.ConnectionClosedError):
+                    connection.interrupt()
             self._thread.join(0.05)
 
     def _run(self) -> None:

@@ -19,12 +19,13 @@ import apsw
 import pytest
 from harness import NOW_MS
 from index_rows import BASE, put, vectors, without_index
+from patience import NEVER_SECONDS
 from planted_v2 import leave_journal, run_sql
 
 from checks.audit.collector import FindingCollector, Level
 from checks.cherry_v2 import detect, index_file
 from checks.cherry_v2.index_file import ExpectedIndex, IndexFacts, audit_index, rule_out_findings
-from checks.cherry_v2.schema import compare_schema
+from checks.cherry_v2.schema import SchemaShape, compare_schema
 from regraft.disk import sqlite
 from regraft.formats import large_text
 from regraft.formats.cherry_v2.index import IndexStore
@@ -916,6 +917,33 @@ def test_words_are_compared_beside_the_other_checks_unless_the_file_has_a_journa
     message = "the index has the journal of an unfinished transaction"
     assert audited(index)[1] == [Found("file.hot-journal", message, None, ())]
     assert called == ["agrees", "start", "complaints", "stop"]
+
+
+def test_a_check_that_ends_while_it_is_stopped_is_no_damage(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is closed before its thread ends. A sound file was called unreadable for it."""
+    closed, interrupted = Event(), Event()
+
+    class Connection(apsw.Connection):
+        def interrupt(self) -> None:
+            interrupted.set()
+            super().interrupt()
+
+    @contextmanager
+    def open_readonly(_: Path) -> Iterator[apsw.Connection]:
+        db = Connection(":memory:")
+        yield db
+        db.close()
+        closed.set()
+        assert interrupted.wait(NEVER_SECONDS)
+
+    monkeypatch.setattr(detect.sqlite, "open_readonly", open_readonly)
+    monkeypatch.setattr(detect, "words_agree", lambda *_: True)
+    check = detect.WordCheck(index, 0, SchemaShape(), FindingCollector(Level.DEFAULT, None))
+    check.start()
+    assert closed.wait(NEVER_SECONDS)
+    check.stop()
+    assert interrupted.is_set()
+    assert check.agrees()
 
 
 def test_a_check_that_is_interrupted_leaves_no_thread_behind(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
