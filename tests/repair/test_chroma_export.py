@@ -81,7 +81,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: raw for name, (size, _, raw) in snapshot(folder).items() if size >= 0 and ".regraft" not in name}
 
 
-@pytest.mark.parametrize(("length", "distance"), [(1.0, "cosine"), (3.7, "l2"), (3.7, "ip")])
+@pytest.mark.parametrize(
+    ("length", "distance"), [(1.0, "cosine"), pytest.param(3.7, "l2", marks=pytest.mark.thorough), (3.7, "ip")]
+)
 def test_every_vector_reads_back_bit_for_bit(length: float, distance: str, tmp_path: Path) -> None:
     vectors = unit_vectors(1203, length)
     source = write_base(tmp_path / "library", vectors)

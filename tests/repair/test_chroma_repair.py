@@ -851,6 +851,7 @@ def test_entries_without_a_vector_are_named_with_the_command_that_embeds_them(st
     assert snapshot(store.root) == before
 
 
+@pytest.mark.thorough
 def test_a_base_with_lost_entries_is_not_said_to_be_done(store: ChromaStore) -> None:
     cut_elements(store, "plain")
     cut_elements(store, "products")

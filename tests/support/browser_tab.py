@@ -15,6 +15,14 @@ from typing import Any
 
 from chromium_driver import PATIENCE, Browser, BrowserFailed
 
+#: axe-core, which ``make browser`` installs.
+AXE = Path(__file__).resolve().parents[1] / "browser" / "node_modules" / "axe-core" / "axe.min.js"
+_VIOLATIONS = """axe.run(document, {{resultTypes: ["violations"], {rules}}}).then(
+  found => found.violations.map(one => [one.id, one.nodes.map(node => node.html.slice(0, 160)).slice(0, 3)]))"""
+#: The rules whose result depends on how a page is drawn.
+_DRAWN = """runOnly: {
+  type: "rule", values: ["color-contrast", "link-in-text-block", "scrollable-region-focusable", "target-size"]}"""
+
 Pixel = tuple[int, int, int]
 
 
@@ -78,6 +86,13 @@ class Tab:
     def value(self, expression: str) -> Any:
         """Return what an expression gives in the page."""
         return self._browser.evaluate(self._session, expression)
+
+    def violations(self, *, only_drawn: bool = False) -> list[Any]:
+        """Return what axe-core finds: rules with elements. ``only_drawn``: by rules on how the page is drawn."""
+        if not self.value("'axe' in window"):
+            self.value(AXE.read_text("utf-8") + "; 0")
+        found: list[Any] = self.value(_VIOLATIONS.format(rules=_DRAWN if only_drawn else ""))
+        return found
 
     def look(self, width: int, *, dark: bool = False, medium: str = "") -> None:
         """Give the window a width in CSS pixels, and the person a liking; ``medium`` may be "print"."""

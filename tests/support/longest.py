@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-#: Every file of make test that takes more than about five seconds of a processor, the longest first.
+#: Every file of make test and of make test-extras that takes more than about five seconds, the longest first: those of
+#: the extras stand before the others, as make test has little of them.
 LONGEST = (
+    "tests/regraft/page/test_page_in_browser.py",
+    "tests/repair/test_chroma_repair.py",
+    "tests/regraft/fleet/test_ray_nodes.py",
+    "tests/regraft/fleet/test_many.py",
+    "tests/regraft/report/test_page_in_browser.py",
+    "tests/regraft/formats/test_browser_profile.py",
+    "tests/repair/test_chroma_export.py",
+    "tests/regraft/test_outside.py",
+    "tests/repair/backfill/test_chroma_backfill.py",
+    "tests/regraft/fleet/test_object_storage.py",
+    "tests/checks/test_chroma_check.py",
+    "tests/regraft/fleet/test_ray.py",
+    "tests/regraft/fleet/test_fleet_backfill.py",
+    "tests/repair/test_angel_reconcile.py",
     "tests/regraft/page/test_page_journeys.py",
     "tests/regraft/test_safe_path.py",
     "tests/migrators/test_odd_sources.py",
