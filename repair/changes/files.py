@@ -403,9 +403,9 @@ def size_on_disk(path: Path) -> int:
 
 
 def delete_database(path: Path) -> None:
-    """Delete a database with the files beside it, and its folder if that is empty."""
-    for file in (path, *untrusted_sqlite.find_companions(path)):
-        durable.remove_tree(file)
+    """Delete a database of regraft with the files beside it, and its folder if that is empty."""
+    for suffix in ("", *untrusted_sqlite.COMPANION_SUFFIXES):
+        durable.remove_tree(path.with_name(path.name + suffix))
     remove_empty_folders(path.parent, path.parent.parent)
 
 

@@ -196,8 +196,13 @@ def test_checks_after_the_time_limit_are_named_and_none_of_them_runs(clock: list
         clock[0] += 6
         raise apsw.InterruptError
 
-    findings.run("b", [("first", too_long), ("second", lambda: pytest.fail("it ran"))], "b")
+    steps = [("first", too_long), ("second", lambda: pytest.fail("it ran"))]
+    findings.run("b", steps, "b")
     assert (findings.to_findings(), findings.missing()) == ((), ("b: first", "b: second"))
+    findings = FindingCollector(max_duration=5, _started=clock[0])
+    parts = [(name, "b", step) for name, step in steps]
+    findings.run_apart(parts, SilentProgress(), "file.unreadable", lambda name, _: name)
+    assert (findings.to_findings(), findings.missing()) == ((), ("first", "second"))
 
 
 def test_statements_are_stopped_by_their_number_of_instructions(monkeypatch: pytest.MonkeyPatch) -> None:

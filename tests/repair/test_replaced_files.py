@@ -455,3 +455,13 @@ def test_sizes(place: Path) -> None:
     (place / "deep" / "er" / "b").write_bytes(bytes(7))
     (place / "deep" / "c").write_bytes(bytes(11))
     assert [files.size_on_disk(place / name) for name in ("a", "deep", "missing")] == [5, 18, 0]
+
+
+def test_a_database_is_deleted_with_its_journals_and_its_empty_folder(place: Path) -> None:
+    (place / "a" / "b").mkdir(parents=True)
+    for name in ("one.db", "one.db-wal", "one.db-shm", "one.db-journal", "one.db2"):
+        (place / "a" / "b" / name).write_text("x")
+    files.delete_database(place / "a" / "b" / "one.db")
+    assert tree(place) == {"a": None, "a/b": None, "a/b/one.db2": "x"}
+    files.delete_database(place / "a" / "b" / "one.db2")
+    assert tree(place) == {"a": None}
