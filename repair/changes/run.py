@@ -203,11 +203,12 @@ def undo_run(
     dry_run: bool = False,
     progress: Progress,
     show_plan: Callable[[ChangeReport], bool] = lambda _: True,
-    outside_of: Callable[[Store, RunRecord], OutsideUndo] = lambda *_: OutsideUndo(),
+    outside_of: Callable[[Store, RunRecord, Sequence[RunRecord]], OutsideUndo] = lambda *_: OutsideUndo(),
 ) -> ChangeReport:
     """Undo a run: ``run_id``, or the latest run that can be undone. Returns the report.
 
-    ``outside_of`` returns what the undo of the chosen run does outside of the store; by default nothing.
+    ``outside_of`` returns what the undo of the chosen run, one of all runs in the ledger, does outside of the store; by
+    default nothing.
 
     Raises:
         RunUnknown: there is no such run, or it was already undone.
@@ -218,16 +219,18 @@ def undo_run(
         run = Run(command="undo", dry_run=dry_run, source_kind=store.found.kind.value, source=path)
         if not dry_run:
             recover_if_interrupted(store)
-        chosen = undo.select_run(store.root, store.runs(ledgers.read_runs(store.root)), run_id)
+        runs = ledgers.read_runs(store.root)
+        chosen = undo.select_run(store.root, store.runs(runs), run_id)
         if dry_run:
             with reading_store(store):
                 undo.demand_unchanged(store.root, chosen, dry_run=True)
             rebuilt = undo.rebuilt_caches(store.root, chosen)
-            return _undo_report(store, run, chosen, rebuilt, outside_of(store, chosen))
+            return _undo_report(store, run, chosen, rebuilt, outside_of(store, chosen, runs))
         with open_session(store) as current:
-            chosen = undo.select_run(store.root, store.runs(current.ledger.changes.runs()), run_id)
+            runs = current.ledger.changes.runs()
+            chosen = undo.select_run(store.root, store.runs(runs), run_id)
             rebuilt = undo.rebuilt_caches(store.root, chosen)
-            outside = outside_of(store, chosen)
+            outside = outside_of(store, chosen, runs)
             planned = _undo_report(store, run, chosen, rebuilt, outside)
             if not show_plan(planned):
                 raise Declined(path=path)

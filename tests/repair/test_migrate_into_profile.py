@@ -549,6 +549,16 @@ def test_undo_keeps_a_library_that_another_command_wrote_to(case):
     kept(case, "another command has written to it since")
 
 
+def test_undo_keeps_a_library_that_another_run_installed_from(case):
+    for name in ("alpha", "beta"):
+        assert case.both("--base", name).status == 0
+    kept(case, "another run has installed bases from it, too")
+    bases = {path.name for path in (case.profile / "Data" / "KnowledgeBase").iterdir()}
+    assert len(bases) == 1 and bases < {path.name for path in Path("library/KnowledgeBase").iterdir()}
+    assert case.undo().status == 0
+    assert here() == []
+
+
 @pytest.mark.thorough
 def test_a_copied_profile_has_no_say_over_the_library(case, tmp_path):
     assert case.both().status == 0

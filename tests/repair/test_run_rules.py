@@ -831,7 +831,8 @@ def test_a_change_that_fails_halfway_is_taken_back_and_the_others_stay(
 def test_a_trial_of_an_undo_tests_what_the_undo_would_meet(root: Path) -> None:
     report = command(root, rewrite())
 
-    def outside_of(there: store.Store, chosen: Any) -> run.OutsideUndo:
+    def outside_of(there: store.Store, chosen: Any, runs: Any) -> run.OutsideUndo:
+        assert [one.run_id for one in runs] == [report.undo]
         return run.OutsideUndo(actions=[Action(action="outside", message=str(there.root), subject=chosen.run_id)])
 
     for dry_run in (True, False):

@@ -1,8 +1,9 @@
 """The library that ``regraft migrate --profile`` leaves beside a profile: how both are tied, and how undo removes it.
 
 The run is recorded in both ledgers. The library's names the profile and the source, the profile's names the library.
-``undo`` of the profile removes the library only if both ledgers agree, no other run wrote to it, every file in it is as
-it was written, and the source that it was migrated from is still there. A copied or forged ledger alone has no effect.
+``undo`` of the profile removes the library only if both ledgers agree, no other run wrote to it or installed from it,
+every file in it is as it was written, and the source that it was migrated from is still there. A copied or forged
+ledger alone has no effect.
 """
 
 from __future__ import annotations
@@ -113,8 +114,8 @@ def find_partial_run(profile: Path) -> str | None:
 # --- undo ------------------------------------------------------------------------------------------------------------
 
 
-def outside_undo(store: Store, run: RunRecord) -> OutsideUndo:
-    """What the undo of a run in a profile does with the library that the run wrote."""
+def outside_undo(store: Store, run: RunRecord, runs: Sequence[RunRecord]) -> OutsideUndo:
+    """What the undo of one of the ``runs`` in a profile does with the library that the run wrote."""
     subjects = _subjects(run.actions, WRITE_LIBRARY)
     if not subjects:
         return OutsideUndo()
@@ -123,7 +124,11 @@ def outside_undo(store: Store, run: RunRecord) -> OutsideUndo:
     place = library if file_paths.exists(library) or not file_paths.exists(aside) else aside
     if not file_paths.exists(place):
         return OutsideUndo()
-    reason = _reason_to_keep(place, store.root)
+    others = (one for one in runs if one.run_id != run.run_id and undoable_changes(one))
+    if any(subjects[0] in _subjects(one.actions, name) for one in others for name in (WRITE_LIBRARY, READ_LIBRARY)):
+        reason: str | None = tr("another run has installed bases from it, too")
+    else:
+        reason = _reason_to_keep(place, store.root)
     if reason is not None:
         message = tr("keep the library {path}: {reason}", path=printable(library), reason=reason)
         return OutsideUndo(actions=[Action(action=KEEP_LIBRARY, subject=subjects[0], message=message)])
