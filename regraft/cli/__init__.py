@@ -210,6 +210,9 @@ class CommandGroup(click.Group):
         except click.ClickException as error:
             if not arguments:
                 self._start_without_arguments()
+            if isinstance(error, click.exceptions.NoArgsIsHelpError):
+                echo(error.format_message() + "\n", as_it_is=True)
+                sys.exit(REFUSED)
             message = " ".join(error.format_message().split())
             words = _command_words(error, self, arguments)
             hint = tr("see regraft {name} --help", name=" ".join(words)) if words else tr("see regraft --help")

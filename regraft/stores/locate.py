@@ -130,7 +130,7 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
                 "damaged or incomplete zip archive: {reason}; to recover its intact members, run regraft "
                 "migrate {path} --to LIBRARY --salvage",
                 reason=str(error),
-                path=path_argument(path),
+                path=shlex.quote(path_argument(path)),
             )
             raise SourceUnreadable(path=path, reason=reason) from error
         with _open_salvaged(moved, kind, str(error)) as found:

@@ -598,7 +598,7 @@ def backup(folder: Path) -> bytes:
 
 @pytest.mark.parametrize("damage", WHOLE)
 def test_a_damaged_backup_is_offered_for_salvage_and_migrated_with_it(tmp_path: Path, damage: str) -> None:
-    path, library = tmp_path / "damaged.zip", tmp_path / "library"
+    path, library = tmp_path / "a damaged.zip", tmp_path / "library"
     path.write_bytes(WHOLE[damage](backup(tmp_path)))
     before = snapshot(tmp_path)
     for command in (("inspect", path), ("check", path), ("migrate", path, "--to", library)):
@@ -606,7 +606,7 @@ def test_a_damaged_backup_is_offered_for_salvage_and_migrated_with_it(tmp_path: 
         assert (refused.status, refused.document["error"]["code"]) == (2, "SourceUnreadable")
         message = refused.document["error"]["message"]
         assert "damaged or incomplete zip archive" in message
-        assert f"regraft migrate {path} --to LIBRARY --salvage" in message
+        assert f"regraft migrate '{path}' --to LIBRARY --salvage" in message
     assert snapshot(tmp_path) == before
     done = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
     assert (done.status, {one["legacy_id"]: one["rows"]["carried"] for one in done.document["bases"]}) == (
@@ -623,7 +623,7 @@ def test_a_damaged_backup_is_offered_for_salvage_and_migrated_with_it(tmp_path: 
     assert vectors == {vector_of(text) for text in ("one", "two", "three")}
     (upload,) = library.glob("KnowledgeBase/*/raw/report.pdf")
     assert upload.read_bytes() == b"a pdf" * 100
-    assert {one.name for one in tmp_path.iterdir()} == {"v1", "whole.zip", "damaged.zip", "library"}
+    assert {one.name for one in tmp_path.iterdir()} == {"v1", "whole.zip", path.name, "library"}
 
 
 def test_a_backup_that_is_cut_names_what_is_missing(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 import stranded
 import toys
 from faults import fails, forked, give_up_rights, posix, untouched
-from harness import HERE, NOW, run
+from harness import HERE, NOW, run, run_as_given
 
 from checks.systems import load_findings
 from regraft import __version__
@@ -37,6 +37,8 @@ def test_help_and_version_work_as_words() -> None:
     unknown = run("help", "nothing")
     assert (unknown.status, unknown.stdout) == (2, "")
     assert "nothing" in unknown.stderr
+    group = run_as_given("fleet")
+    assert (group.status, group.stdout, group.stderr) == (2, run("fleet", "--help").stdout, "")
 
 
 def test_explain_always_ends_with_what_to_do() -> None:
