@@ -8,6 +8,10 @@ from __future__ import annotations
 from checks.audit.findings import register
 from regraft.language import tr
 
+_DAMAGED = tr(
+    "If the file is truncated or damaged, `regraft migrate --salvage` migrates every row that can be verified; "
+    "a source in which it is intact has all of them."
+)
 _ANOTHER = tr("Use another source that contains it intact: a different backup, or a full one instead of a slim one.")
 _ADD_AGAIN = tr("Add it again in the application after the upgrade.")
 _INDEX_AGAIN = tr("Index the item again in the application after the upgrade.")
@@ -24,7 +28,11 @@ UNREADABLE = register(
         "A base's vector file exists but cannot be read: it is damaged, truncated, a folder, or lacks "
         "its table. The base would be migrated as failed, without its texts and vectors."
     ),
-    tr("{another} If missing permissions or another program cause this, fix that and check again.", another=_ANOTHER),
+    tr(
+        "{damaged} {another} If missing permissions or another program cause this, fix that and check again.",
+        damaged=_DAMAGED,
+        another=_ANOTHER,
+    ),
 )
 NO_VECTORS = register(
     "error",
@@ -34,8 +42,9 @@ NO_VECTORS = register(
         "be migrated as failed."
     ),
     tr(
-        "{another} Otherwise restore the base in the application, which embeds everything again, or, if texts "
-        "exist, run `regraft migrate --carry-text` and then `regraft restore`.",
+        "{damaged} {another} Otherwise restore the base in the application, which embeds everything again, or, if "
+        "texts exist, run `regraft migrate --carry-text` and then `regraft restore`.",
+        damaged=_DAMAGED,
         another=_ANOTHER,
     ),
 )

@@ -42,7 +42,7 @@ from regraft.formats.cherry_v2.pack import PackedFile
 from regraft.formats.cherry_v2.settings import read_base_settings, unescape_separator
 from regraft.kinds import V2_STORES, Kind
 from regraft.language import format_count, tr
-from regraft.report.notices import FILE_WITHOUT_ROWS
+from regraft.report.notices import FILE_WITHOUT_ROWS, ROWS_LOST
 from regraft.report.progress import stage
 from regraft.stores.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER, Located, is_unchanged_pack
 from regraft.stores.write_checks import find_pending_change
@@ -244,6 +244,8 @@ class _StoreAudit(msgspec.Struct):
     carried_by: str = "upgrade"
     #: Number of files of each base for which the library's report records that v1 had no rows.
     without_rows: dict[str, int] = msgspec.field(default_factory=dict)
+    #: Ids of items for which the library's report records that a salvage lost rows, or may have.
+    lost_rows: Collection[str] = ()
     items: int = 0
     bytes: int = 0
     raw_files: int = 0
@@ -269,7 +271,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     root = found.tree.path
     state = _empty_audit(found, options)
     report_unreadable_members(found, state.findings)
-    state.without_rows = _recorded_without_rows(root, found)
+    state.without_rows, state.lost_rows = _recorded_losses(root, found)
     catalog = _catalog(root, found, state.findings)
     _check_schema(root, found, state.findings)
     _check_profile(root, found, state.findings)
@@ -399,21 +401,28 @@ def _read_report(root: Path) -> bytes:
         return b""  # the statistics are made without it
 
 
-def _recorded_without_rows(root: Path, found: Located) -> dict[str, int]:
-    """Count, per base, the files for which the library's report records that v1 had no rows."""
+def _recorded_losses(root: Path, found: Located) -> tuple[dict[str, int], dict[str, int]]:
+    """Return what the library's report records of rows that are missing.
+
+    The first value counts, per base, the files that had no rows in v1; the second, per item, the rows that a salvage
+    lost, at least one if it may have lost some.
+    """
+    without_rows: dict[str, int] = {}
+    lost_rows: dict[str, int] = {}
     if found.kind is not Kind.LIBRARY or found.stores.is_copy:
-        return {}
+        return without_rows, lost_rows
     try:
         record: Any = json_text.loads(_read_report(root))
-        ids = {base["legacy_id"]: str(base["id"]) for base in record["bases"]}
-        counts = [
-            (ids[one["base"]], one["count"])
-            for one in record["warnings"]
-            if one["code"] == FILE_WITHOUT_ROWS and one["base"] in ids
-        ]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return {}  # it may be anybody's file
-    return {base: count for base, count in counts if isinstance(count, int)}
+        kinds = {FILE_WITHOUT_ROWS: ("base", without_rows), ROWS_LOST: ("item", lost_rows)}
+        for one in record["warnings"]:
+            if one["code"] in kinds:
+                subject, counts = kinds[one["code"]]
+                key = record["ids"][f"{subject}s"].get(one[subject])
+                if isinstance(key, str) and isinstance(one["count"], int):
+                    counts[key] = one["count"]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}, {}  # it may be anybody's file
+    return without_rows, lost_rows
 
 
 def _check_profile(root: Path, found: Located, findings: FindingCollector) -> None:
@@ -510,6 +519,7 @@ def _check_files(raw: Path, base: _Base, index: IndexFacts, state: _StoreAudit, 
             state.findings,
             is_completed=_is_completed(base.row),
             without_rows=state.without_rows.get(base.key, 0),
+            lost_rows=state.lost_rows,
         )
     materials = index.materials if index.materials is not None else []
     if is_beside or file_paths.is_folder(raw):

@@ -272,9 +272,12 @@ ITEM_NO_MATERIAL = register(
     "backfill",
 )
 ITEM_NOT_INDEXED = register(
-    "note",
+    "warning",
     "item.not-indexed",
-    tr("A completed URL or note was never indexed, or its rows were not migrated."),
+    tr(
+        "A completed URL or note was never indexed, or its rows were not migrated. The severity is note unless a "
+        "salvage may have lost its rows."
+    ),
     tr(
         "`regraft backfill` for a note. A URL has to be indexed again in the application, because "
         "regraft does not fetch anything."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -84,6 +84,7 @@ def check_materials(
     *,
     is_completed: bool,
     without_rows: int = 0,
+    lost_rows: Collection[str] = (),
 ) -> None:
     """Compare the items of a base with the materials of its index.
 
@@ -95,6 +96,7 @@ def check_materials(
         findings: collects what is wrong.
         is_completed: whether the base is completed; items of a failed base have no material.
         without_rows: number of its files for which it is recorded that v1 had no rows.
+        lost_rows: ids of items for which it is recorded that a salvage lost rows, or may have.
     """
     by_id = {str(item.get("id")): item for item in items}
     for material in materials:
@@ -104,8 +106,8 @@ def check_materials(
             findings.add(name, f"{{n}} {message}", base=base, noun="material", sample=material.id, row=material.row)
     if is_completed:
         there = {material.id for material in materials if not material.is_empty}
-        lacking = [item for key, item in by_id.items() if key not in there and _is_done(item)]
-        _without_material(lacking, base, raw, findings, without_rows)
+        lacking = {key: item for key, item in by_id.items() if key not in there and _is_done(item)}
+        _check_lacking(lacking, base, raw, findings, without_rows, lost_rows)
 
 
 def _disagreement(material: IndexMaterial, item: Row | None) -> tuple[str, str] | None:
@@ -128,28 +130,55 @@ def _is_done(item: Row) -> bool:
     return item.get("status") == "completed" and item.get("type") in ("file", "url", "note")
 
 
-def _without_material(items: list[Row], base: str, raw: Path, findings: FindingCollector, without_rows: int) -> None:
-    """Report completed items that have no material in the index."""
-    is_recorded = sum(item.get("type") == "file" for item in items) <= without_rows
-    for item in items:
-        kind, path = item.get("type"), get_indexed_path(item)
-        is_indexed = kind == "file" or path is not None
-        name = v2.ITEM_NO_MATERIAL if is_indexed else v2.ITEM_NOT_INDEXED
-        message = (
-            tr("{n} completed but without a text in the index") if is_indexed else tr("{n} completed but never indexed")
-        )
-        lacks = _find_obstacle(item, raw)
-        message = message if lacks is None else tr("{message_}, and {lacks}", message_=message, lacks=lacks)
-        severity: Severity | None = "note" if kind == "file" and is_recorded else None
-        findings.add(
-            name,
-            tr("{message_}: v1 had no rows of it", message_=message) if severity else message,
-            base=base,
-            noun="item",
-            sample=item.get("id"),
-            is_beyond_repair=lacks is not None,
-            severity=severity,
-        )
+def _check_lacking(
+    items: dict[str, Row],
+    base: str,
+    raw: Path,
+    findings: FindingCollector,
+    without_rows: int,
+    lost_rows: Collection[str],
+) -> None:
+    """Report the completed items that have no material in the index, by their ids."""
+    files = sum(item.get("type") == "file" and key not in lost_rows for key, item in items.items())
+    for key, item in items.items():
+        is_lost = key in lost_rows
+        _without_material(item, base, raw, findings, is_lost=is_lost, never_stored=files <= without_rows)
+
+
+def _without_material(
+    item: Row, base: str, raw: Path, findings: FindingCollector, *, is_lost: bool, never_stored: bool
+) -> None:
+    """Report a completed item that has no material in the index.
+
+    Args:
+        item: its row in the catalog.
+        base: the base's id.
+        raw: its folder of raw files.
+        findings: collects the finding.
+        is_lost: whether it is recorded that a salvage lost rows of the item, or may have.
+        never_stored: whether it is recorded that v1 had no rows of the files that lack a material for another reason.
+    """
+    is_file = item.get("type") == "file"
+    is_indexed = is_file or get_indexed_path(item) is not None
+    had_text = is_indexed or is_lost
+    message = tr("{n} completed but without a text in the index") if had_text else tr("{n} completed but never indexed")
+    lacks = _find_obstacle(item, raw)
+    if lacks is not None:
+        message = tr("{message_}, and {lacks}", message_=message, lacks=lacks)
+    severity: Severity = "warning" if had_text else "note"
+    if is_lost:
+        message = tr("{message_}: its rows may have been among those that could not be salvaged", message_=message)
+    elif is_file and never_stored:
+        severity, message = "note", tr("{message_}: v1 had no rows of it", message_=message)
+    findings.add(
+        v2.ITEM_NO_MATERIAL if is_indexed else v2.ITEM_NOT_INDEXED,
+        message,
+        base=base,
+        noun="item",
+        sample=item.get("id"),
+        is_beyond_repair=lacks is not None,
+        severity=severity,
+    )
 
 
 def _find_obstacle(item: Row, raw: Path) -> str | None:

@@ -121,16 +121,16 @@ class DuplicateRules:
         return self._times.get(loader_id) == read_at
 
 
-def files_without_rows(
+def items_without_rows(
     draft: BaseDraft, survey: VectorSurvey, owners: LoaderOwners, reported_ids: Collection[str]
 ) -> list[ItemDraft]:
-    """List the completed files that have no rows in v1 and that no other notice names.
+    """List the completed items, folders excepted, of which no rows were read and that no other notice names.
 
-    Left out are the ids in ``reported_ids``, and files whose loader id belongs to a later item.
+    Left out are the ids in ``reported_ids``, and items whose loader id belongs to a later item.
     """
     found = []
     for item in draft.items:
-        if item.type == "file" and item.status == "completed" and item.id not in reported_ids:
+        if item.type != "directory" and item.status == "completed" and item.id not in reported_ids:
             owns_all = all(owners.item_of(loader_id) == item.id for loader_id in item.loader_ids)
             if owns_all and not any(loader_id in survey.loaders for loader_id in item.loader_ids):
                 found.append(item)
@@ -220,21 +220,26 @@ class SalvageLosses(msgspec.Struct, frozen=True, kw_only=True):
     """The items of a salvaged base, by what the damage did to their rows.
 
     ``lost`` counts unusable rows by item id. ``open`` are ids of items with gaps in their row numbers, which may be
-    rows lost to the damage or duplicates that v1 left out. ``whole`` counts the other items.
+    rows lost to the damage or duplicates that v1 left out. ``absent`` are ids of completed items of which no row was
+    found, although v1 may have had some. ``whole`` counts the other items.
     """
 
     lost: Counter[str]
     open: frozenset[str]
+    absent: frozenset[str]
     whole: int
 
     @property
     def damaged(self) -> int:
         """Number of items that lost rows, or may have."""
-        return len(self.lost.keys() | self.open)
+        return len(self.lost.keys() | self.open | self.absent)
 
 
-def find_losses(survey: VectorSurvey, owners: LoaderOwners) -> SalvageLosses:
-    """Find what the items of a salvaged base lost. Empty for a base that was not salvaged."""
+def find_losses(survey: VectorSurvey, owners: LoaderOwners, absent: frozenset[str]) -> SalvageLosses:
+    """Find what the items of a salvaged base lost. Empty for a base that was not salvaged.
+
+    ``absent`` are the ids of its completed items of which no row was found, although v1 may have had some.
+    """
     tally = survey.salvage
     lost: Counter[str] = Counter()
     seen: set[str] = set()
@@ -248,7 +253,7 @@ def find_losses(survey: VectorSurvey, owners: LoaderOwners) -> SalvageLosses:
         if count_missing_chunks(rows) and tally is not None and not tally.is_exact:
             unsure.add(owner)
     lost = +lost
-    return SalvageLosses(lost=lost, open=frozenset(unsure), whole=len(seen - lost.keys() - unsure))
+    return SalvageLosses(lost=lost, open=frozenset(unsure), absent=absent, whole=len(seen - lost.keys() - unsure))
 
 
 def _describe_items(found: SalvageLosses, tally: SalvageTally) -> str:
@@ -311,6 +316,8 @@ def loss_notices(
             )
         elif item in found.open:
             message = tr("{name}: rows may be lost, because numbers are missing among its rows", name=name)
+        elif item in found.absent:
+            message = tr("{name}: none of its rows were salvaged, if v1 had any", name=name)
         else:
             continue
         yield Notice(code=notices.ROWS_LOST, message=message, base=base, item=legacy_id, count=max(1, found.lost[item]))

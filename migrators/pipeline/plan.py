@@ -31,9 +31,9 @@ from migrators.pipeline.losses import (
     SalvageLosses,
     count_missing_chunks,
     duplicate_notice,
-    files_without_rows,
     files_without_rows_notices,
     find_losses,
+    items_without_rows,
     join_names,
     loss_notices,
     missing_chunk_notices,
@@ -376,8 +376,12 @@ class _Planner:
         missing = self._find_missing_chunks(owners, items)
         rows = self._count_rows(own, copies, missing)
         self._note_problems(owners, rows, missing)
-        lost = self._note_losses(owners, items)
-        self._note_duplicates(owners, found)
+        restorable = {one.item.id for one in found.values()}
+        without_rows = items_without_rows(draft, self._survey, owners, restorable)
+        # An item without a loader id never had rows.
+        absent = frozenset(item.id for item in without_rows if self._survey.is_partial and item.loader_ids)
+        lost = self._note_losses(owners, items, absent)
+        self._note_duplicates(found, [item for item in without_rows if item.id not in absent])
         failed_folders = [item for item in draft.folders if item.is_to_expand and item.id in owners.containers]
         return BasePlan(
             draft=draft,
@@ -589,25 +593,25 @@ class _Planner:
             folder, paths = draft.data["source"], self._hints.paths
             known = [name_in_folder(folder, paths[entry]) for entry in without if entry in paths]
             names = f" ({join_names(known)})" if known else ""
-            message = tr(
-                "{without} of {entries} files of the folder {folder} have no rows in v1{names}",
-                without=len(without),
-                entries=len(entries),
-                folder=folder,
-                names=names,
+            facts = {"without": len(without), "entries": len(entries), "folder": folder, "names": names}
+            message = (
+                tr(
+                    "none of the rows of {without} of {entries} files of the folder {folder} were salvaged{names}",
+                    **facts,
+                )
+                if self._survey.is_partial
+                else tr("{without} of {entries} files of the folder {folder} have no rows in v1{names}", **facts)
             )
             self._note(notices.ENTRIES_WITHOUT_ROWS, message, draft.legacy_id, len(without))
 
-    def _note_duplicates(self, owners: LoaderOwners, found: dict[str, RestoredDuplicate]) -> None:
+    def _note_duplicates(self, found: dict[str, RestoredDuplicate], without_rows: list[ItemDraft]) -> None:
         base = self._draft.legacy_id
         self._notices.extend(
             duplicate_notice(one, base, restored=loader_id in self._restored) for loader_id, one in found.items()
         )
         if self._migrates_rows:
-            reported_ids = {one.item.id for one in found.values()}
-            self._notices.extend(
-                files_without_rows_notices(base, files_without_rows(self._draft, self._survey, owners, reported_ids))
-            )
+            files = [item for item in without_rows if item.type == "file"]
+            self._notices.extend(files_without_rows_notices(base, files))
 
     def _note_problems(self, owners: LoaderOwners, rows: PlannedRows, missing: list[MissingChunks]) -> None:
         self._note_base_error()
@@ -632,11 +636,11 @@ class _Planner:
             self._note(notices.DEGENERATE, message, count=count)
         self._notices.extend(missing_chunk_notices(self._draft.legacy_id, missing))
 
-    def _note_losses(self, owners: LoaderOwners, items: Packed[ItemPlan]) -> SalvageLosses:
+    def _note_losses(self, owners: LoaderOwners, items: Packed[ItemPlan], absent: frozenset[str]) -> SalvageLosses:
         """Add notices about what a salvaged base lost, and return the losses."""
-        tally, found = self._survey.salvage, find_losses(self._survey, owners)
-        if tally is not None and self._base_error is None:
-            names = partial(item_names, items, {*found.lost, *found.open})
+        tally, found = self._survey.salvage, find_losses(self._survey, owners, absent)
+        if tally is not None and self._migrates_rows:
+            names = partial(item_names, items, {*found.lost, *found.open, *found.absent})
             message = loss_notices(self._draft.legacy_id, self._draft.vector_file, tally, found, names)
             self._notices.extend(message)
         return found

@@ -212,6 +212,14 @@ class VectorSurvey(msgspec.Struct):
         """The most common vector length in bytes; in a tie, that of the earliest row. None without vectors."""
         return max(self.lengths, key=self.lengths.__getitem__) if self.lengths else None
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether the file was salvaged, and rows may be lost of which no trace is left."""
+        tally = self.salvage
+        if tally is None or tally.is_exact:
+            return False
+        return tally.rows < tally.about or tally.pages_read < tally.pages
+
 
 class Surveyor:
     """Builds a survey row by row."""

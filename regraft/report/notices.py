@@ -316,7 +316,10 @@ ROWS_LOST = register(
     "warning",
     "rows_lost",
     _SALVAGE_FINDING,
-    tr("Rows of the item were in the damaged part of the vector file and are lost. Index the item again in v2."),
+    tr(
+        "Rows of the item were in the damaged part of the vector file and are lost, or may have been there. "
+        "Index the item again in v2."
+    ),
 )
 
 

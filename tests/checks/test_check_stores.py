@@ -602,19 +602,21 @@ def test_items_are_counted_by_the_month_in_which_they_were_added() -> None:
     assert list(ages.items()) == [("1970-01", 1), ("2026-01", 2), ("2026-02", 1), ("9999-12", 1)]
 
 
-def test_files_that_v1_had_no_rows_of_are_in_the_report_of_a_library(tmp_path: Path) -> None:
-    warning = {"code": "file_without_rows", "base": "v1", "count": 2}
-    report = {"bases": [{"legacy_id": "v1", "id": "b"}], "warnings": [warning]}
+def test_rows_that_are_missing_are_in_the_report_of_a_library(tmp_path: Path) -> None:
+    warning = {"code": "file_without_rows", "base": "v1", "item": None, "count": 2}
+    lost = {"code": "rows_lost", "base": "v1", "item": "v1 item", "count": 3}
+    ids = {"bases": {"v1": "b"}, "items": {"v1 item": "i"}}
+    report = {"ids": ids, "warnings": [warning, lost, {"code": "other", "base": "v1", "item": "v1 item", "count": 1}]}
 
-    def recorded(document: object, kind: Kind = Kind.LIBRARY, *, is_copy: bool = False) -> dict[str, int]:
+    def recorded(
+        document: object, kind: Kind = Kind.LIBRARY, *, is_copy: bool = False
+    ) -> tuple[dict[str, int], dict[str, int]]:
         (tmp_path / "report.json").write_text(document if isinstance(document, str) else json.dumps(document))
-        return audit._recorded_without_rows(
-            tmp_path, SimpleNamespace(kind=kind, stores=SimpleNamespace(is_copy=is_copy))
-        )
+        return audit._recorded_losses(tmp_path, SimpleNamespace(kind=kind, stores=SimpleNamespace(is_copy=is_copy)))
 
-    assert recorded(report) == {"b": 2}
-    assert recorded(report, Kind.V2_PROFILE) == recorded(report, is_copy=True) == {}
-    for change in ({"code": "other"}, {"base": "gone"}, {"count": "2"}):
-        assert recorded({**report, "warnings": [warning | change]}) == {}
-    for odd in ("{", [], {}, {"bases": 7, "warnings": []}, {**report, "warnings": [7]}, "[" * 9999):
-        assert recorded(odd) == {}
+    assert recorded(report) == ({"b": 2}, {"i": 3})
+    assert recorded(report, Kind.V2_PROFILE) == recorded(report, is_copy=True) == ({}, {})
+    for change in ({"code": "other"}, {"base": "gone", "item": "gone"}, {"base": None, "item": None}, {"count": "2"}):
+        assert recorded({**report, "warnings": [warning | change, lost | change]}) == ({}, {})
+    for odd in ("{", [], {}, {**report, "ids": 7}, {**report, "warnings": [warning, 7]}, "[" * 9999):
+        assert recorded(odd) == ({}, {})

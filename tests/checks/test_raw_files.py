@@ -86,11 +86,11 @@ def test_half_a_surrogate_pair_is_valid_only_in_a_stored_path() -> None:
 
 
 def compared(
-    items: list[Row], materials: list[IndexMaterial], raw: Path, *, is_completed: bool = True, without_rows: int = 0
+    items: list[Row], materials: list[IndexMaterial], raw: Path, *, is_completed: bool = True, **recorded: Any
 ) -> list[tuple[Any, ...]]:
     return reported(
         lambda findings: raw_files.check_materials(
-            "b", items, materials, raw, findings, is_completed=is_completed, without_rows=without_rows
+            "b", items, materials, raw, findings, is_completed=is_completed, **recorded
         )
     )
 
@@ -222,6 +222,21 @@ def test_files_of_which_v1_had_no_rows_are_notes(without_rows: int, is_recorded:
     assert compared(rows, [], tmp_path, without_rows=without_rows) == [
         files,
         ("item.not-indexed", UNINDEXED, ("n",), "note", False),
+    ]
+
+
+def test_items_whose_rows_a_salvage_may_have_lost_are_warnings(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("text")
+    rows = [item(key, relativePath="a.md") for key in "abc"]
+    rows += [item("n", "note", content="c"), item("o", "note", content="c"), item("u", "url")]
+    lost = "its rows may have been among those that could not be salvaged"
+    found = compared(rows, [material("c", "a.md")], tmp_path, without_rows=1, lost_rows={"a", "c", "n", "u"})
+    assert sorted(found) == [
+        ("item.no-material", f"{LACKING}: {lost}", ("a",), "warning", False),
+        ("item.no-material", f"{LACKING}: v1 had no rows of it", ("b",), "note", False),
+        ("item.not-indexed", UNINDEXED, ("o",), "note", False),
+        ("item.not-indexed", f"{LACKING}, and with no file to read it from: {lost}", ("u",), "warning", True),
+        ("item.not-indexed", f"{LACKING}: {lost}", ("n",), "warning", False),
     ]
 
 

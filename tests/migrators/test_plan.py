@@ -858,6 +858,44 @@ def with_twins(*twins: Duplicate, restore: bool = True) -> BasePlan:
     return plan_base(drafted(*DUPLICATES), survey(*DUPLICATE_ROWS), hints)
 
 
+@pytest.mark.parametrize(
+    ("known", "may_be_lost"),
+    [
+        ({}, True),
+        ({"about": 6}, True),
+        ({"about": 6, "pages_read": 8}, False),
+        ({"is_exact": True}, False),
+    ],
+)
+def test_completed_items_without_a_salvaged_row_may_have_lost_theirs(known: dict[str, Any], may_be_lost: bool) -> None:
+    others = [
+        file("gone", "NOWHERE", name="gone.txt"),
+        file("none", uniqueId="none", uniqueIds=[""], name="none.txt"),
+        file("later", "N", name="later.txt"),
+        note("page", "PAGE", text="page"),
+    ]
+    found = survey(*DUPLICATE_ROWS)
+    usual = {"problem": "is damaged", "rows": 6, "about": 9, "pages": 8, "pages_read": 7}
+    found.salvage = SalvageTally(**{**usual, **known})
+    plan = plan_base(drafted(*DUPLICATES, *others), found, Hints(twins=(twin("LOST", "F"),)))
+    codes = ("rows_lost", "file_without_rows", "directory_entries_without_rows")
+    without = "without rows, and so without any text"
+    if may_be_lost:
+        expected = [
+            ("d", "none of the rows of 1 of 3 files of the folder /home/alice/docs were salvaged", 1),
+            ("gone", "gone.txt: none of its rows were salvaged, if v1 had any", 1),
+            ("page", "page: none of its rows were salvaged, if v1 had any", 1),
+            (None, f"1 completed file {without}: none.txt", 1),
+        ]
+    else:
+        expected = [
+            ("d", "1 of 3 files of the folder /home/alice/docs have no rows in v1", 1),
+            (None, f"2 completed files {without}: gone.txt, none.txt", 2),
+        ]
+    assert messages(plan, *codes) == expected
+    assert plan.damaged_items == (2 if may_be_lost else 0)
+
+
 def test_restored_materials_come_last_and_are_outside_the_books() -> None:
     plain, plan = with_twins(), with_twins(twin("GONE", "F", "/docs/gone"), twin("LOST", "D"))
     assert materials(plan)[:3] == materials(plain)

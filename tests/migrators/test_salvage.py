@@ -285,6 +285,23 @@ def test_with_the_word_the_books_of_a_damaged_base_balance(tmp_path: Path) -> No
     assert done.status == 1
 
 
+def test_an_item_without_a_salvaged_row_is_named_and_is_a_warning_of_check(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    done = run("migrate", SAMPLE, "--to", library, "--json", "--salvage")
+    ids = {base["name"]: base["id"] for base in done.document["bases"]}
+    lost = [one["message"] for one in done.document["warnings"] if one["code"] == "rows_lost"]
+    assert lost == ["Brave Henrietta.txt: none of its rows were salvaged, if v1 had any"]
+
+    checked = run("check", library, "--json")
+    found = {one["base"]: one for one in checked.document["findings"] if one["name"] == "item.no-material"}
+    about = "1 item completed but without a text in the index: "
+    salvaged, read = found.pop(ids["Old clippings"]), found.pop(ids["Harbour museum"])
+    message = f"{about}its rows may have been among those that could not be salvaged"
+    assert (salvaged["severity"], salvaged["message"].partition("; ")[0]) == ("warning", message)
+    assert (read["severity"], read["message"]) == ("note", f"{about}v1 had no rows of it")
+    assert (found, checked.status) == ({}, 1)
+
+
 def _damaged(folder: Path) -> Path:
     """Return a copy of the sample with a zeroed page in the midst of one of its files."""
     source = shutil.copytree(SAMPLE, folder / "source")

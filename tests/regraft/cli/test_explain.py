@@ -31,6 +31,8 @@ def test_a_finding_says_what_mends_it_and_which_codes_it_is():
     assert "  What to do: `regraft rescue`" in done.stdout
     assert "  Codes of a migration: missing_vector_store" in done.stdout
     assert "  Finding of regraft check: v1.no-vectors" in done.stdout
+    salvage = "  What to do: If the file is truncated or damaged, `regraft migrate --salvage` migrates every row"
+    assert done.stdout.count(salvage) == 2
     assert (
         "TargetNotOurs  (error, exit status 2)\n  PATH: the folder is not empty and was not written by regraft"
         in done.stdout
