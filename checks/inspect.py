@@ -263,6 +263,15 @@ def _health_lines(path: str, health: HealthSummary, bases: Sequence[BaseSummary]
                 stale=health.stale or 0,
             )
         )
+    yield from _problem_lines(health, bases)
+    worth = list(_worth_a_look(path, health, bases))
+    yield from worth
+    if not worth and not health.problems:
+        yield tr("No problem at a glance.")
+
+
+def _problem_lines(health: HealthSummary, bases: Sequence[BaseSummary]) -> Iterator[str]:
+    """Yield the problems that no base reports, the number of bases that report one, and the notes."""
     above = set(describe_problems(bases))
     for problem in health.problems:
         if problem not in above:
@@ -272,22 +281,28 @@ def _health_lines(path: str, health: HealthSummary, bases: Sequence[BaseSummary]
         yield tr("{bases} with a problem, see above.", bases=format_count(named, "base"))
     for note in health.notes or ():
         yield tr("note: {note}", note=note)
-    worth = list(_worth_a_look(health, bases))
-    if worth:
-        yield tr(
-            "Worth a look: {worth}; for details: {value}",
-            worth=join_list(worth),
-            value=shlex.join(["regraft", "check", path_argument(path)]),
-        )
-    elif not health.problems:
-        yield tr("No problem at a glance.")
 
 
-def _worth_a_look(health: HealthSummary, bases: Sequence[BaseSummary]) -> Iterator[str]:
-    """Yield counts of what is not as it should be, although no base reports it as a problem."""
+def _worth_a_look(path: str, health: HealthSummary, bases: Sequence[BaseSummary]) -> Iterator[str]:
+    """Yield what is not as it should be, although no base reports it as a problem, and which command shows it."""
     failed = sum(base.items.get("failed", 0) for base in bases if base.items)
-    if failed:
-        yield format_count(failed, "failed item")
+    # An audit does not list failed items: they are failed in the application too, and nothing is damaged.
+    if failed and any(base.item_list for base in bases):
+        yield tr("Worth a look: {worth}, see above.", worth=format_count(failed, "failed item"))
+    elif failed:
+        yield _format_worth(format_count(failed, "failed item"), "inspect", path, "--items")
+    incomplete = join_list(_incomplete(health))
+    if incomplete:
+        yield _format_worth(incomplete, "check", path)
+
+
+def _format_worth(worth: str, command: str, path: str, *options: str) -> str:
+    value = shlex.join(["regraft", command, path_argument(path), *options])
+    return tr("Worth a look: {worth}; for details: {value}", worth=worth, value=value)
+
+
+def _incomplete(health: HealthSummary) -> Iterator[str]:
+    """Yield counts of what an audit reports in detail."""
     if health.coverage is not None and health.coverage < 1:
         yield tr("{coverage:.2%} of the texts without a vector", coverage=1 - health.coverage)
     if health.orphans:

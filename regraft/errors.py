@@ -318,7 +318,7 @@ class BackfillInterrupted(RegraftError, RuntimeError):
 
 
 class NotChanged(RegraftError, ValueError):
-    message = "{path}: this is {what}, which regraft {command} cannot change; {advice}."
+    message = "{path}: this is {what}, which regraft {command} does not take; {advice}."
 
 
 class ApplicationOpen(RegraftError, BlockingIOError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from checks.certify.index_search import WORD_CHARACTERS
 from checks.certify.known_texts import EmbeddingStopped, KnownTexts, choose_texts, limit_texts
 from checks.certify.run import Certification, CertifyReport, CertifyRequest, report_findings, summarize
 from checks.chroma.audit import measure_recall
-from migrators.compare import BaseNames, match_bases, open_table, plan_old_bases, read_bases
+from migrators.compare import BaseNames, StoreBases, match_bases, open_table, plan_old_bases, read_bases
 from regraft import embedders
 from regraft.api.arguments import merge_options, progress_or_silent, time_or_now
 from regraft.api.embedding import choose_priced_embedder
@@ -67,6 +67,8 @@ class _Bases(msgspec.Struct, frozen=True, kw_only=True):
 
     bases: dict[str, CertifiedBase]
     legacy: dict[str, str]
+    #: Failed bases, which have no index, each with the reason.
+    failed: tuple[str, ...] = ()
 
     @property
     def names(self) -> BaseNames:
@@ -102,18 +104,16 @@ def certify(
         if second is not None:
             run.target_kind, run.target = second.kind.value, Path(b or "")
         ours = stack.enter_context(_read_source(first, options.bases, has_other=b is not None))
-        theirs = None
+        theirs = _Bases(bases={}, legacy={})
         if second is not None:
             theirs = stack.enter_context(_read_source(second, (), has_other=True))
-        others = {} if theirs is None else match_bases(ours.names, theirs.names)
-        counterparts = {} if theirs is None else theirs.bases
-        pairs = [(base, counterparts.get(others.get(key, ""))) for key, base in ours.bases.items()]
+        others = match_bases(ours.names, theirs.names)
+        pairs = [(base, theirs.bases.get(others.get(key, ""))) for key, base in ours.bases.items()]
         if options.embedder is not None or options.config is not None:
             request = _with_embedder(request, Path(a), options, ours.bases.values(), stack, confirm)
         found = Certification(request).run(pairs, has_second=second is not None)
     run.end()
-    names = {"a": ours.names.names, "b": {} if theirs is None else theirs.names.names}
-    findings = report_findings(found, names)
+    findings = report_findings(found, {"a": ours.names.names, "b": theirs.names.names})
     return CertifyReport(
         head=run.head(),
         sample=sample,
@@ -121,7 +121,7 @@ def certify(
         findings=findings,
         suspicions=found.suspicions,
         summary=summarize(findings),
-        not_checked=found.not_checked,
+        not_checked=[*ours.failed, *found.not_checked],
     )
 
 
@@ -190,13 +190,25 @@ def _current_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack) -
     by_legacy = {old: new for new, old in found.legacy.items()}
     chosen = {resolve_base(one, found.names, by_legacy) for one in wanted} or found.names.keys()
     rows = {} if catalog is None else {str(row.get("id")): row for row in catalog.bases()}
+    stores = {key: store for key, store in found.stores.items() if key in chosen}
+    failed = _explain_failed(found, stores, rows)
     bases = {
         key: _current_base(source, catalog, store, rows.get(key, {}), (key, found.names[key]))
-        for key, store in found.stores.items()
-        # A base that failed has no index, and nothing that could be proven.
-        if key in chosen and (store is not None or key not in found.failed)
+        for key, store in stores.items()
+        if key not in failed
     }
-    return _Bases(bases=bases, legacy=found.legacy)
+    return _Bases(bases=bases, legacy=found.legacy, failed=tuple(failed.values()))
+
+
+def _explain_failed(
+    found: StoreBases, stores: Mapping[str, StoreFile | None], rows: Mapping[str, Row]
+) -> dict[str, str]:
+    """Say why failed bases are left out, by id: they have no index, and so nothing that could be proven."""
+    return {
+        key: tr("{base}: it failed ({error}) and has no index", base=found.names[key], error=rows[key].get("error"))
+        for key, store in stores.items()
+        if store is None and key in found.failed
+    }
 
 
 def _current_base(

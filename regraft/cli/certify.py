@@ -94,7 +94,10 @@ def _lines(document: dict[str, Any], *, title: str, verbose: bool, quiet: bool) 
             yield from _base_lines(base, has_second=document["target"] is not None, verbose=verbose)
     yield from _finding_lines(document, verbose=verbose)
     yield from _verdict_lines(document, quiet=quiet)
-    yield from ("", certify_page.closing(document))
+    closing = certify_page.closing(document)
+    left_out = [reason for reason in document["not_checked"] if reason != closing]
+    yield from (tr("Not checked: {reason}", reason=one_line(reason)) for reason in left_out)
+    yield from ("", closing)
 
 
 def _verdict_lines(document: dict[str, Any], *, quiet: bool) -> Iterator[str]:
@@ -109,8 +112,6 @@ def _verdict_lines(document: dict[str, Any], *, quiet: bool) -> Iterator[str]:
     for part in [] if quiet else certify_page.verdict(document["bases"]):
         yield tr("{heading}:", heading=part.heading)
         yield from (f"  {statement}" for statement in part.statements)
-    for reason in document["not_checked"]:
-        yield tr("Stopped: {reason}", reason=one_line(reason))
 
 
 def _base_lines(base: dict[str, Any], *, has_second: bool, verbose: bool) -> Iterator[str]:

@@ -423,7 +423,7 @@ class Reuse:
                 is_meant = base.name == scope.label or len(index.bases) == 1
                 if base.problem is not None and is_meant and (position, base.number) not in used:
                     candidate = _Candidate(source=position, index=index, base=base, vectors=0)
-                    yield _outcome(candidate, reason=tr("it cannot be read: {problem}", problem=base.problem))
+                    yield _outcome(candidate, reason=base.problem)
 
     def _find_problem(self, one: _Candidate, scope: Scope) -> str | None:
         """Return why the vectors of a base are not those of the scope's model, as far as stored vectors tell."""

@@ -432,7 +432,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
         outcomes = [
             one.outcome
             for one in self.survey.targets
-            if one.outcome.planned.texts or one.target.is_new or self.is_offline
+            if one.outcome.planned.texts or one.target.is_new or (self.is_offline and _count_lacking(one.outcome))
         ]
         if not outcomes:
             return None
@@ -453,8 +453,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
         for one in self.survey.targets:
             outcome, supply = one.outcome, one.expected.supply
             if self.lacks_embedder:
-                ready = outcome.survey.ready + outcome.planned.reused
-                count = outcome.survey.eligible - (ready if outcome.ready is None else outcome.ready)
+                count = _count_lacking(outcome)
                 reason = tr(
                     "{texts} left without a vector: no source has one that is proven, and no embedder is configured",
                     texts=format_count(count, "text"),
@@ -468,6 +467,12 @@ class _Backfill(msgspec.Struct, kw_only=True):
                 )
             if count:
                 yield Unresolved(finding=one.target.finding, reason=reason, base=one.target.base_id, count=count)
+
+
+def _count_lacking(outcome: ScopeOutcome) -> int:
+    """Count the texts that have no vector after the run, or, before it, those that no source has one for."""
+    ready = outcome.survey.ready + outcome.planned.reused
+    return outcome.survey.eligible - (ready if outcome.ready is None else outcome.ready)
 
 
 def _copy_vectors(source: Scope, scope: Scope, outcome: ScopeOutcome) -> None:

@@ -47,7 +47,7 @@ from regraft.text import decode_utf8
 logger = logging.getLogger(__name__)
 
 #: Raised when the same source would give another index.
-_VERSION = 1
+_VERSION = 2
 _TABLES = (
     "CREATE TABLE source (version INTEGER NOT NULL, mark TEXT NOT NULL)",
     """CREATE TABLE base (number INTEGER PRIMARY KEY, name TEXT NOT NULL, model TEXT, dimensions INTEGER NOT NULL,
@@ -101,7 +101,7 @@ class SourceBase(msgspec.Struct, kw_only=True):
         except (*READ_ERRORS, StoreProblem) as error:
             if sqlite.is_write_failure(error):
                 raise
-            self.problem = str(error)
+            self.problem = _describe(error)
 
 
 def is_parquet(path: Path) -> bool:
@@ -157,7 +157,7 @@ def _index_bases(found: Located) -> Iterator[SourceBase]:
                 try:
                     base = _open_index(unpacked.tree.path / store.name, store, row, stack)
                 except READ_ERRORS as error:
-                    base = _unreadable(str(row.get("name") or store.base_id or store.name), str(error))
+                    base = _unreadable(str(row.get("name") or store.base_id or store.name), error)
                 yield base
 
 
@@ -202,9 +202,16 @@ def _index_rows(db: apsw.Connection, size: int) -> Iterator[TextVector]:
             yield str(key), bytes(vector)
 
 
-def _unreadable(name: str, problem: str) -> SourceBase:
-    """Make a base without rows, for an index that cannot be read."""
-    return SourceBase(name=name, model_id=None, dimensions=0, rows=iter(()), problem=problem)
+def _unreadable(name: str, error: Exception) -> SourceBase:
+    """Make a base without rows, for an index or a vector file that cannot be read."""
+    return SourceBase(name=name, model_id=None, dimensions=0, rows=iter(()), problem=_describe(error))
+
+
+def _describe(error: Exception) -> str:
+    """Say in a sentence why rows cannot be read: a :class:`StoreProblem` has the predicate of one as its message."""
+    if isinstance(error, StoreProblem):
+        return tr("its vector file {problem}", problem=error)
+    return tr("it cannot be read: {problem}", problem=error)
 
 
 # --- v1, previews, rsclaw, Chroma: the tables that a migration reads --------------------------------------------------
@@ -218,7 +225,7 @@ def _pipeline_bases(found: Located, pipeline: Pipeline) -> Iterator[SourceBase]:
             try:
                 yield _open_table(found, pipeline, draft, options, stack)
             except StoreProblem as problem:
-                yield _unreadable(draft.name, str(problem))
+                yield _unreadable(draft.name, problem)
 
 
 def _open_table(found: Located, pipeline: Pipeline, draft: BaseDraft, options: Options, stack: ExitStack) -> SourceBase:
@@ -229,11 +236,11 @@ def _open_table(found: Located, pipeline: Pipeline, draft: BaseDraft, options: O
     """
     name = vector_file_in_tree(found, draft)
     if not name:
-        raise StoreProblem(tr("the source holds no vector files"))
+        raise StoreProblem(tr("does not exist (the source holds no vector files)"))
     try:
         origin = stack.enter_context(found.tree.local(name, None))
     except RegraftError as error:
-        raise StoreProblem(str(error)) from error
+        raise StoreProblem(tr("cannot be read: {reason}", reason=error.facts.get("reason", error))) from error
     table = stack.enter_context(pipeline.opened(origin, None, options, draft))
     size, rows = stack.enter_context(pipeline.table.every_row(table))
     hashed = ((identity.text_hash(text), vector) for text, vector in rows)

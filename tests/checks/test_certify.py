@@ -755,6 +755,20 @@ def test_where_there_is_no_base_nothing_is_proven(tmp_path: Path) -> None:
     assert run("certify", source).stdout.endswith("\n\nThere is no base to certify.\n")
 
 
+def test_a_failed_base_is_said_not_to_be_checked(tmp_path: Path) -> None:
+    stores = {"one": rows_of(TEXTS[:3])}
+    library = carried(tmp_path, base("one", file("a", "L")), base("two", file("b", "M")), stores=stores)
+    reason = "Base two: it failed (missing_vector_store) and has no index"
+    done = certified(library.path)
+    assert (done.status, [one["name"] for one in done.document["bases"]]) == (1, ["Base one"])
+    assert (done.document["findings"], done.document["not_checked"]) == ([], [reason])
+    assert f"\nNot checked: {reason}\n\nNothing found." in run("certify", library.path).stdout
+    assert certified(library.path, "--base", "Base one").status == 0
+    alone = run("certify", library.path, "--base", "Base two")
+    assert alone.status == 1
+    assert alone.stdout.endswith(f"Not checked: {reason}\n\nThere is no base to certify.\n")
+
+
 @pytest.mark.thorough
 def test_hostile_values_make_findings_and_no_traceback(library: Library) -> None:
     path = library.index_path("one")

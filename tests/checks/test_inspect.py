@@ -259,6 +259,21 @@ def changed(path: Path, *statements: str) -> None:
             assert db.changes() > 0
 
 
+def test_failed_items_are_shown_by_the_command_that_is_suggested(library: Library) -> None:
+    row = "(SELECT id FROM knowledge_item WHERE status = 'completed' LIMIT 1)"
+    changed(
+        library.path / "catalog.sqlite",
+        f"UPDATE knowledge_item SET status = 'failed', error = '400 too long' WHERE id = {row}",
+    )
+    text = run("inspect", library.path).stdout
+    command = f"regraft inspect {library.path} --items"
+    assert f"\nWorth a look: 1 failed item; for details: {command}\n" in text
+    assert "400 too long" not in text
+    listed = run(*command.split()[1:]).stdout
+    assert listed.count(": 400 too long\n") == 1
+    assert "\nWorth a look: 1 failed item, see above.\n" in listed
+
+
 def test_missing_vectors_lower_the_coverage(library: Library) -> None:
     changed(library.index_path("kb"), "DELETE FROM embedding WHERE rowid <= 3")
     document = look(library.path)

@@ -650,7 +650,10 @@ def test_a_damaged_profile(case):
 
 def test_what_is_no_library_or_no_profile(case, tmp_path):
     v1 = small_source(tmp_path / "v1").write()
-    assert "regraft migrate" in refused(Case(v1, case.profile), "NotChanged")
+    assert (
+        f"which regraft install does not take; it takes a library, which regraft migrate {v1} --to LIBRARY writes."
+        in refused(Case(v1, case.profile), "NotChanged")
+    )
     assert "profile folder" in refused(Case(case.library, case.library), "NotChanged")
     unknown = refused(case, "BaseUnknown", "--base", "nobody")
     assert unknown.startswith("nobody: no base has this name or id; known bases: ")

@@ -344,7 +344,10 @@ def test_the_same_pack_damaged_is_said(library, target):
 
 def test_what_has_no_bases_to_pack(library, target, tmp_path):
     v1 = small_source(tmp_path / "v1").write()
-    assert "regraft migrate" in refused(v1, target, "NotChanged")
+    assert (
+        f"which regraft pack does not take; it takes a library, which regraft migrate {v1} --to LIBRARY writes."
+        in refused(v1, target, "NotChanged")
+    )
     assert said(pack(tmp_path / "nothing", target), "SourceNotFound", REFUSED)
     index_of(library, BETA).unlink()
     assert "index" in refused(library, target, "NothingToPack", "--base", "beta")

@@ -404,7 +404,7 @@ def test_without_a_catalog_nothing_can_be_followed(store: Path, tmp_path: Path) 
     alone = shutil.copytree(store / "KnowledgeBase" / KB, tmp_path / "alone" / STRAY_BASE)
     before = state(alone)
     message = said(run("reconcile", alone, "--json"), "NotChanged", REFUSED)
-    assert "without a catalog, which regraft reconcile cannot change" in message
+    assert "without a catalog, which regraft reconcile does not take" in message
     assert (state(alone), (alone / ".regraft").exists()) == (before, False)
     (store / "catalog.sqlite").write_bytes(b"no database")
     with untouched(store):

@@ -727,7 +727,7 @@ def test_only_a_profile_is_rescued(tmp_path):
     library = tmp_path / "library"
     run("migrate", some_source().write(tmp_path / "v1"), "--to", library, "-q")
     with unchanged(library):
-        assert "regraft rescue cannot change" in said(rescue(library), "NotChanged", REFUSED)
+        assert "regraft rescue does not take" in said(rescue(library), "NotChanged", REFUSED)
 
 
 def test_a_base_that_is_not_there_is_refused(stranded):

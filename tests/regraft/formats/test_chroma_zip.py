@@ -95,7 +95,7 @@ def test_an_archive_is_not_changed(command: str, store: ChromaStore, tmp_path: P
     found = run(command, archive, "--yes")
     assert (found.status, found.stderr) == (
         2,
-        f"regraft: {archive}: this is a folder of Chroma, which regraft {command} cannot change; extract it first.\n",
+        f"regraft: {archive}: this is a folder of Chroma, which regraft {command} does not take; extract it first.\n",
     )
     assert snapshot(tmp_path) == before
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import os
+import re
 import shutil
 import sqlite3
 import zipfile
@@ -443,6 +444,7 @@ def test_without_an_embedder_the_rest_is_named_and_left(
         assert result.status == 1, result
         [reason] = [one for one in result.document["left"] if one["finding"] == "embedding.missing"]
         assert (reason["base"], reason["count"]) == (KB, left)
+        assert "# of Base kb, 8 dimensions\n" in result.document["suggestion"]["snippet"]
         assert reason["reason"] == (
             f"{left} texts left without a vector: no source has one that is proven, and no embedder is configured"
         )
@@ -636,16 +638,23 @@ def test_a_damaged_base_of_a_source_is_passed_over(
     assert (server.texts, vectors(store)) == ([], all_vectors())
 
 
+@pytest.mark.parametrize(
+    ("length", "reason"),
+    [
+        (None, "its vector file cannot be read: file is not a database"),
+        (4096, r"its vector file is truncated: the last [\d,]+ bytes are missing"),
+    ],
+)
 def test_a_damaged_base_is_named_before_its_texts_are_paid_for(
-    store: Path, built: Path, config: Path, tmp_path: Path
+    length: int | None, reason: str, store: Path, built: Path, config: Path, tmp_path: Path
 ) -> None:
     source = shutil.copytree(built / "v1", tmp_path / "v1")
     for path in (source / "KnowledgeBase").iterdir():
-        path.write_bytes(b"no vectors here")
+        path.write_bytes(b"no vectors here" if length is None else path.read_bytes()[:length])
     scope = scope_of(backfill(store, config, "--reuse", source, "--dry-run"))
     (unused,) = scope["reused_from"]
     assert (unused["base"], unused["planned"]) == ("Base kb", 0)
-    assert unused["reason"].startswith("it cannot be read: ")
+    assert re.fullmatch(reason, unused["reason"])
     assert scope["planned"]["texts"] > 0
 
 
