@@ -205,7 +205,9 @@ def _explain_failed(
 ) -> dict[str, str]:
     """Say why failed bases are left out, by id: they have no index, and so nothing that could be proven."""
     return {
-        key: tr("{base}: it failed ({error}) and has no index", base=found.names[key], error=rows[key].get("error"))
+        key: tr(
+            "{base}: it failed ({error}) and has no index", base=found.names[key], error=rows.get(key, {}).get("error")
+        )
         for key, store in stores.items()
         if store is None and key in found.failed
     }
