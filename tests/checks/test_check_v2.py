@@ -30,8 +30,8 @@ from regraft.testing import DAMAGES
 from regraft.testing.damage import STRAY_BASE
 
 LEVELS = ("quick", "default", "deep")
-#: Graver where v1's files can bring it back.
-WITHOUT_V1 = {"item.tombstone": "warning", "base.failed": "warning"}
+#: Graver where v1's files can bring it back, or where a salvage may have lost rows.
+WITHOUT_V1 = {"item.tombstone": "warning", "base.failed": "warning", "item.not-indexed": "note"}
 FINDING = {"name", "severity", "base", "subject", "message", "count", "samples", "repair"}
 
 
