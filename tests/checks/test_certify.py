@@ -315,7 +315,7 @@ FAULTS: dict[Callable[[Library], None], tuple[str, str, bool]] = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda one: one.__name__)
 def test_planted_faults_are_found(plant: Callable[[Library], None], library: Library) -> None:
     finding, proof, is_found_alone = FAULTS[plant]

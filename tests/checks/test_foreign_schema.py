@@ -66,7 +66,7 @@ def test_what_is_quick_is_there() -> None:
     assert foreign.EVERY.keys() >= QUICK
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "name", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in foreign.EVERY]
 )

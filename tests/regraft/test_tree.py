@@ -637,6 +637,7 @@ def test_a_backup_that_would_take_too_much_memory_is_refused(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [backup]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA], ids=str
 )

@@ -438,6 +438,7 @@ def test_an_own_folder_on_another_disk_is_refused(store: Path, monkeypatch: pyte
         assert keeps(store) == set()
 
 
+@pytest.mark.thorough
 @posix
 @pytest.mark.parametrize("number", [errno.EPERM, pytest.param(errno.ENOTSUP, marks=pytest.mark.slow)])
 def test_a_file_system_without_hard_links(

@@ -135,7 +135,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return STORES[request.param](tmp_path / "store")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_the_dry_run_shows_what_is_done(store: Path) -> None:
     root = store if store.is_dir() else store.parent
     with untouched(root):

@@ -172,6 +172,7 @@ def assert_indexes_again(store: Path) -> None:
 # --- what is sent ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("count", "edited", "renamed", "deleted"),
     [(40, 4, 6, 2), pytest.param(1000, 10, 20, 5, marks=pytest.mark.slow)],

@@ -99,7 +99,7 @@ def demanded(file: IndexFile, raw: bytes, new: Rows) -> Iterator[tuple[str, str]
     yield from (("embedding", key) for key in intact["embedding"] if key in texts)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_rows_that_prove_themselves_come_along(name, whole, folder):
     raw = damaged(whole, name)
