@@ -125,10 +125,10 @@ def outside_undo(store: Store, run: RunRecord, runs: Sequence[RunRecord]) -> Out
     if not file_paths.exists(place):
         return OutsideUndo()
     others = (one for one in runs if one.run_id != run.run_id and undoable_changes(one))
-    if any(subjects[0] in _subjects(one.actions, name) for one in others for name in (WRITE_LIBRARY, READ_LIBRARY)):
-        reason: str | None = tr("another run has installed bases from it, too")
-    else:
-        reason = _reason_to_keep(place, store.root)
+    is_used = any(
+        subjects[0] in _subjects(one.actions, name) for one in others for name in (WRITE_LIBRARY, READ_LIBRARY)
+    )
+    reason = tr("another run has installed bases from it, too") if is_used else _reason_to_keep(place, store.root)
     if reason is not None:
         message = tr("keep the library {path}: {reason}", path=printable(library), reason=reason)
         return OutsideUndo(actions=[Action(action=KEEP_LIBRARY, subject=subjects[0], message=message)])
