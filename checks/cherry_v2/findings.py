@@ -110,8 +110,8 @@ UNIT_MISSING = register(
     "warning",
     "unit.missing",
     tr(
-        "Part of a material's text is not covered by any of its units, as can happen after a salvage. "
-        "Searches do not find that part."
+        "Part of a material's text is not covered by any of its units, or is missing because rows were lost, as can "
+        "happen in a salvage. Searches do not find that part."
     ),
     _REINDEX,
 )

@@ -338,9 +338,10 @@ class _IndexAudit:
         folded_paths: set[str] = set()
         has_rows = self._shape.has("content", "search_unit")
         is_empty = f"NOT {detect.HAS_CONTENT} AND NOT {detect.HAS_UNITS}" if has_rows else "0"
-        for rowid, key, raw, content, empty in self._db.execute(
+        created = "(SELECT created_at FROM meta ORDER BY id LIMIT 1)" if self._shape.has("meta") else "NULL"
+        for rowid, key, raw, content, empty, is_as_created in self._db.execute(
             "SELECT rowid, CAST(material_id AS BLOB), CAST(relative_path AS BLOB), CAST(current_content_hash AS BLOB),"
-            f" {is_empty} FROM material ORDER BY rowid"
+            f" {is_empty}, updated_at = {created} FROM material ORDER BY rowid"
         ):
             problem = find_stored_path_problem(raw)
             if problem is not None:
@@ -359,7 +360,12 @@ class _IndexAudit:
             content_hash = None if content is None else display_text(content)
             materials.append(
                 IndexMaterial(
-                    id=display_text(key), path=path, content_hash=content_hash, is_empty=bool(empty), row=rowid
+                    id=display_text(key),
+                    path=path,
+                    content_hash=content_hash,
+                    is_empty=bool(empty),
+                    is_as_created=bool(is_as_created),
+                    row=rowid,
                 )
             )
         self._index.materials = materials

@@ -31,6 +31,8 @@ class IndexMaterial(msgspec.Struct):
     content_hash: str | None
     #: Whether the index has neither its content nor a unit of it.
     is_empty: bool = False
+    #: Whether it has not changed since the index was created.
+    is_as_created: bool = False
     #: Its row number, if planners need it.
     row: int | None = None
 
@@ -108,6 +110,11 @@ def check_materials(
         there = {material.id for material in materials if not material.is_empty}
         lacking = {key: item for key, item in by_id.items() if key not in there and _is_done(item)}
         _check_lacking(lacking, base, raw, findings, without_rows, lost_rows)
+    for material in materials:
+        # Otherwise the application has indexed the item again.
+        if material.is_as_created and not material.is_empty and material.id in by_id and material.id in lost_rows:
+            message = tr("{n} that lacks a part of its text, or may lack one: not all of its rows could be salvaged")
+            findings.add(v2.UNIT_MISSING, message, base=base, noun="item", sample=material.id)
 
 
 def _disagreement(material: IndexMaterial, item: Row | None) -> tuple[str, str] | None:

@@ -230,13 +230,27 @@ def test_items_whose_rows_a_salvage_may_have_lost_are_warnings(tmp_path: Path) -
     rows = [item(key, relativePath="a.md") for key in "abc"]
     rows += [item("n", "note", content="c"), item("o", "note", content="c"), item("u", "url")]
     lost = "its rows may have been among those that could not be salvaged"
-    found = compared(rows, [material("c", "a.md")], tmp_path, without_rows=1, lost_rows={"a", "c", "n", "u"})
+    materials = [material("c", "a.md")]
+    found = compared(rows, materials, tmp_path, without_rows=1, lost_rows={"a", "c", "n", "u"})
     assert sorted(found) == [
         ("item.no-material", f"{LACKING}: {lost}", ("a",), "warning", False),
         ("item.no-material", f"{LACKING}: v1 had no rows of it", ("b",), "note", False),
         ("item.not-indexed", UNINDEXED, ("o",), "note", False),
         ("item.not-indexed", f"{LACKING}, and with no file to read it from: {lost}", ("u",), "warning", True),
         ("item.not-indexed", f"{LACKING}: {lost}", ("n",), "warning", False),
+    ]
+
+
+def test_items_that_lost_a_part_of_their_rows_are_named_until_they_are_indexed_again(tmp_path: Path) -> None:
+    rows = [item(key, relativePath=f"{key}.md") for key in "abce"]
+    materials = [material(key, f"{key}.md", is_empty=key == "e") for key in "abcde"]
+    for one in materials:
+        one.is_as_created = one.id != "c"
+    lost = "that lacks a part of its text, or may lack one: not all of its rows could be salvaged"
+    found = compared(rows, materials, tmp_path, is_completed=False, lost_rows=set("bcde"))
+    assert found == [
+        ("unit.missing", f"1 item {lost}", ("b",), "warning", False),
+        ("material.orphan", "1 material without an item", ("d",), "warning", False),
     ]
 
 

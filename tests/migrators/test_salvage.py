@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import random
 import shutil
+import sqlite3
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -300,6 +301,41 @@ def test_an_item_without_a_salvaged_row_is_named_and_is_a_warning_of_check(tmp_p
     assert (salvaged["severity"], salvaged["message"].partition("; ")[0]) == ("warning", message)
     assert (read["severity"], read["message"]) == ("note", f"{about}v1 had no rows of it")
     assert (found, checked.status) == ({}, 1)
+
+
+def _units(library: Path, base: str) -> dict[str, int]:
+    """Count the units of each material of a base."""
+    with closing(sqlite3.connect(library / "KnowledgeBase" / base / ".cherry" / "index.sqlite")) as db:
+        return dict(db.execute("SELECT material_id, count(*) FROM search_unit GROUP BY 1"))
+
+
+def test_an_item_that_lost_some_of_its_rows_is_a_warning_of_check_until_it_is_indexed_again(tmp_path: Path) -> None:
+    sound, library = tmp_path / "sound", tmp_path / "library"
+    run("migrate", SAMPLE, "--to", sound, "--json")
+    source = shutil.copytree(SAMPLE, tmp_path / "source")
+    damaged = source / "Data" / "KnowledgeBase" / "GSI9AeE0DFjMMy8kHBcdh"
+    raw = bytearray(damaged.read_bytes())
+    leaves = [at for at in range(0, len(raw), 4096) if raw[at] == 13]
+    # The rows at the end of the page are whole.
+    raw[leaves[1] : leaves[1] + 2000] = b"U" * 2000
+    damaged.write_bytes(raw)
+    done = run("migrate", source, "--to", library, "--json", "--salvage")
+    base = next(one["id"] for one in done.document["bases"] if one["legacy_id"] == damaged.name)
+
+    before, after = _units(sound, base), _units(library, base)
+    partial = {key for key, count in after.items() if count < before[key]}
+    assert before.keys() == after.keys()
+    assert len(partial) == 1
+    checked = run("check", library, "--json")
+    [found] = [one for one in checked.document["findings"] if one["name"] == "unit.missing"]
+    message = "1 item that lacks a part of its text, or may lack one: not all of its rows could be salvaged"
+    assert (found["severity"], found["base"], found["message"]) == ("warning", base, message)
+    assert (set(found["samples"]), found["repair"], checked.status) == (partial, None, 1)
+
+    with closing(sqlite3.connect(library / "KnowledgeBase" / base / ".cherry" / "index.sqlite")) as db, db:
+        db.execute("UPDATE material SET updated_at = updated_at + 1 WHERE material_id = ?", [*partial])
+    again = run("check", library, "--json")
+    assert "unit.missing" not in {one["name"] for one in again.document["findings"]}
 
 
 def _damaged(folder: Path) -> Path:
