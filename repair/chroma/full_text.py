@@ -68,6 +68,7 @@ def rebuild_in_copy(path: Path, new: Path) -> None:
 
     Raises:
         FullTextNotRebuilt: FTS5 cannot rebuild the index.
+        apsw.Error, OSError: the copy cannot be written.
     """
     copy_database(path, new)
     try:
@@ -80,6 +81,8 @@ def rebuild_in_copy(path: Path, new: Path) -> None:
                 rebuild(db)
             problem = chroma.find_full_text_damage(db)
     except apsw.Error as error:
+        if sqlite.is_write_failure(error):
+            raise
         raise FullTextNotRebuilt(path=path, reason=error) from error
     if problem is not None:
         raise FullTextNotRebuilt(path=path, reason=problem)

@@ -15,6 +15,9 @@ from angel_store import OTHER_PROVIDER, AngelStore, add_full_text, build, check,
 from extras import needs
 from harness import run
 
+from regraft.errors import RegraftError
+from repair.chroma import full_text
+
 DAMAGE = {
     "the index is overwritten": f"UPDATE {TABLE}_data SET block = x'00000001ff7fff7f' WHERE id >= 10",
     "the structure is gone": f"DELETE FROM {TABLE}_data WHERE id = 10",
@@ -66,6 +69,35 @@ def demand_sound(path: Path, folder: Path) -> None:
             if len(text) >= 3:
                 found = db.execute(f"SELECT rowid FROM {TABLE} WHERE {TABLE} MATCH ?", (f'"{text}"',)).fetchall()
                 assert (number,) in found
+
+
+def test_a_rebuild_that_fails_in_the_copy_says_why_and_a_full_disk_is_no_damage(
+    store: AngelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = store.chroma()
+    plant(path, f"CREATE INDEX foreign_index ON {TABLE}_docsize (sz)")
+    rows = others(path)
+    with pytest.raises(RegraftError) as refused:
+        full_text.rebuild_in_copy(path, tmp_path / "copy.sqlite3")
+    assert refused.value.code == "FullTextNotRebuilt"
+    reason = "foreign_index is an index on a table of the full-text index"
+    assert str(refused.value) == (
+        f"{path}: its full-text index could not be rebuilt ({reason}); nothing was changed. Restore the file from a "
+        "backup."
+    )
+
+    plant(path, "DROP INDEX foreign_index")
+    rebuild = full_text.rebuild
+
+    def on_a_full_disk(db: apsw.Connection) -> None:
+        rebuild(db)
+        db.pragma("max_page_count", 1)
+        db.execute("CREATE TABLE large AS SELECT zeroblob(1000000)")
+
+    monkeypatch.setattr(full_text, "rebuild", on_a_full_disk)
+    with pytest.raises(apsw.FullError):
+        full_text.rebuild_in_copy(path, tmp_path / "other.sqlite3")
+    assert others(path) == rows
 
 
 @pytest.mark.one_in(3)
