@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def _read(source: Located, options: Options) -> LibraryDraft:
     is_binary = partial(_is_binary, source)
     if not options.adopt_orphans:
         return _with_renamed_files(source, draft_library(state, options.model_overrides, is_binary))
-    adoption = adopt_orphans(source.tree, source.places, state, nullcontext)
+    adoption = adopt_orphans(source.tree, source.places, state, salvages=options.salvage)
     library = draft_library(adoption.state, adoption.overrides(options.model_overrides), is_binary)
     return _with_renamed_files(source, replace(library, bases=tuple(map(adoption.complete_draft, library.bases))))
 

@@ -10,8 +10,7 @@ import hashlib
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +27,7 @@ from regraft.disk.file_paths import fold_name, path_segments, split_extension, v
 from regraft.disk.trees import Tree, join_path
 from regraft.errors import SourceUnreadable
 from regraft.formats import json_text
-from regraft.formats.cherry_v1 import layout
+from regraft.formats.cherry_v1 import layout, salvage
 from regraft.formats.cherry_v1.layout import StatePaths
 from regraft.formats.cherry_v1.state import (
     LazyItems,
@@ -275,12 +274,40 @@ def summarize_vector_file(path: Path) -> VectorFileSummary:
                     loader.add_row(source, row_id, metadata, body)
             length = layout.VECTOR_TABLE.most_common_length(db)
     except (apsw.Error, UnicodeDecodeError, OSError) as error:
-        raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
+        is_damage = isinstance(error, (*sqlite.CONTENT_ERRORS, apsw.IOError, UnicodeDecodeError))
+        raise StoreProblem(tr("cannot be read: {error}", error=error), is_damage=is_damage) from error
     if not rows:
         raise NotAVectorFile(tr("it has no rows"))
     return VectorFileSummary(
         loaders=list(summary.values()), rows=rows, dimensions=None if length is None else length // 4
     )
+
+
+def _summarize_salvaged_rows(path: Path) -> VectorFileSummary:
+    """Read a vector file, or what can be salvaged of a damaged one, as the migration itself will.
+
+    Raises:
+        NotAVectorFile: as by :func:`summarize_vector_file`. StoreProblem: nothing can be salvaged.
+        WorkFolderTooSmall, apsw.Error, OSError: there is not enough room for a temporary copy.
+    """
+    try:
+        layout.VECTOR_TABLE.survey(path)
+        said = salvage.find_hidden_damage(path)
+        if said is None:
+            return summarize_vector_file(path)
+        problem = StoreProblem(tr("is damaged, although SQLite can read it: {said}", said=said), is_damage=True)
+    except StoreProblem as error:
+        problem = error
+    if not (problem.is_damage or problem.may_be_damage):
+        raise problem
+    with salvage.salvage_file(path) as left:
+        if left.path is None or not left.tally.rows:
+            raise problem
+        summary = summarize_vector_file(left.path)
+    # Rows that were refused have no source, and the loader id of a broken one may be any text.
+    is_id = salvage.LOADER_ID.fullmatch
+    summary.loaders[:] = [one for one in summary.loaders if one.source or is_id(one.loader_id.encode())]
+    return summary
 
 
 # --- items ---------------------------------------------------------------------------------------------------------
@@ -540,8 +567,6 @@ logger = logging.getLogger(__name__)
 
 #: Nouns for the types of items in messages.
 _NOUNS = {"directory": "folder", "file": "file", "url": "url", "sitemap": "sitemap", "note": "note"}
-#: Opens a vector file on disk in a form that SQLite reads.
-OpenVectorFile = Callable[[Path], AbstractContextManager[Path]]
 
 
 class Orphan(msgspec.Struct, frozen=True, kw_only=True):
@@ -604,11 +629,11 @@ def _explain_missing_model(orphan: Orphan) -> str:
     )
 
 
-def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, opened: OpenVectorFile) -> Adoption:
+def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, *, salvages: bool) -> Adoption:
     """Add a base to a state for each vector file that none of its bases names.
 
-    Files of bases that v1 was about to delete are only reported. Files without v1's vector table, or without rows, get
-    no base.
+    With ``salvages``, items are also made from the rows of damaged files. Files of bases that v1 was about to delete
+    are only reported. Files without v1's vector table, or without rows, get no base.
     """
     source_files = SourceFiles(tree=tree, uploads=places.uploads, files=state.files, notes=state.notes)
     files = list_vector_files(tree, places) - list_expected_names(state.bases)
@@ -622,7 +647,7 @@ def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, opened: OpenVe
             bases.append({"id": to_delete[name], "name": name})
             continue
         try:
-            summary = _summarize(tree, join_path(places.vectors or "", name), opened)
+            summary = _summarize(tree, join_path(places.vectors or "", name), salvages=salvages)
         except NotAVectorFile as problem:
             message = tr("no base was made from {name}: {reason}", name=name, reason=problem)
             messages.append(Notice(code=notices.NOT_ADOPTED, message=message))
@@ -644,17 +669,19 @@ def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, opened: OpenVe
     return Adoption(state=adopted, orphans=orphans)
 
 
-def _summarize(tree: Tree, name: str, opened: OpenVectorFile) -> VectorFileSummary:
-    """Read a vector file. If it is damaged, the result has only the problem.
+def _summarize(tree: Tree, name: str, *, salvages: bool) -> VectorFileSummary:
+    """Read a vector file. If it is damaged, the result has only the problem, unless ``salvages`` and rows are left.
 
     Raises:
         NotAVectorFile: no base is made from it.
     """
     try:
-        with tree.local(name, None) as origin, opened(origin) as path:
-            return summarize_vector_file(path)
+        with tree.local(name, None) as path:
+            return _summarize_salvaged_rows(path) if salvages else summarize_vector_file(path)
     except (StoreProblem, SourceUnreadable) as error:
         problem = str(error) if isinstance(error, StoreProblem) else tr("cannot be read")
+        if isinstance(error, StoreProblem) and error.is_damage and not salvages:
+            problem = tr("{problem}; --salvage migrates the rows of it that can be proven", problem=problem)
         if not is_v1_vector_file(tree, name):
             raise NotAVectorFile(tr("it {problem}", problem=problem)) from error
         return VectorFileSummary(problem=problem)

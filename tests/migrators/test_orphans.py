@@ -392,7 +392,46 @@ def test_a_damaged_file_fails_by_name(tmp_path: Path) -> None:
     assert (failed["legacy_id"], failed["status"], failed["items"]) == ("lost", "failed", {})
     [said] = library.warnings("missing_embedding_model")
     assert said["message"].startswith("its vector file lost is truncated: ")
+    assert said["message"].endswith("; --salvage migrates the rows of it that can be proven")
     assert "it cannot be read" in library.warnings("adopted")[0]["message"]
+
+
+DAMAGES = {
+    "truncated": lambda raw: raw[: len(raw) - 10_384],
+    "a leaf page": lambda raw: raw[: 6 * 4096] + b"U" * 2000 + raw[6 * 4096 + 2000 :],
+    "the root page": lambda raw: raw[:4096] + bytes(4096) + raw[8192:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_salvaged_as_if_the_state_named_its_base(damage: str, tmp_path: Path) -> None:
+    key = "GSI9AeE0DFjMMy8kHBcdh"
+    whole_source = shutil.copytree(REPO / "sample_v1" / "backup", tmp_path / "whole")
+    file = whole_source / "Data" / "KnowledgeBase" / key
+    file.write_bytes(DAMAGES[damage](file.read_bytes()))
+    source, bases = without_bases(shutil.copytree(whole_source, tmp_path / "v1"))
+    whole = migrate(whole_source, tmp_path / "with", "--salvage")
+    lost = migrate(source, tmp_path / "without", ADOPT, "--salvage", *words_of(bases))
+
+    assert_as_much(lost, whole, {key})
+    assert lost.rows(key)["skipped"] == whole.rows(key)["skipped"]
+    assert lost.rows(key)["carried"] >= 20
+    # Of a note that lost rows, the text is not known.
+    assert {one for one in told(lost, key) if one[0] != "note"} <= set(told(whole, key))
+    assert lost.base_row(key)["status"] == "completed"
+    [salvaged] = [one for one in lost.report["warnings"] if (one["code"], one["base"]) == ("salvaged", key)]
+    [expected] = [one for one in whole.report["warnings"] if (one["code"], one["base"]) == ("salvaged", key)]
+    assert salvaged["message"].split("; ")[1] == expected["message"].split("; ")[1]
+
+
+def test_a_file_of_which_nothing_is_left_still_fails_by_name(tmp_path: Path) -> None:
+    whole = write_store(tmp_path / "whole", rows_of("one")).read_bytes()
+    # The header and the schema are whole, and the one page of rows is gone.
+    damaged = whole[:4096] + bytes(len(whole) - 4096)
+    library = carried(tmp_path, stores={"lost": damaged}, options=(*of("lost"), "--salvage"))
+    [failed] = library.report["bases"]
+    assert (failed["legacy_id"], failed["status"], failed["error"]) == ("lost", "failed", "missing_vector_store")
+    assert failed["items"] == {}
 
 
 def test_two_files_are_two_bases(tmp_path: Path) -> None:

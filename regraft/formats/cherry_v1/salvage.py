@@ -49,7 +49,8 @@ from regraft.text import decode_utf8, is_blank
 #: Names of the indexes that SQLite creates for the table's keys.
 ID_INDEX, TEXT_INDEX = "sqlite_autoindex_vectors_1", "sqlite_autoindex_vectors_2"
 _ROW_ID = re.compile(rb"(?s)(.+)_(0|[1-9][0-9]{0,14})")
-_LOADER_ID = re.compile(rb"[A-Z][A-Za-z]*Loader_[0-9a-f]{32}")
+#: The form of most loader ids: a kind and a hash.
+LOADER_ID = re.compile(rb"[A-Z][A-Za-z]*Loader_[0-9a-f]{32}")
 _IMAGE = b"ImageLoader_"
 _HASH_BYTES = 16
 #: A text of at least twice this length counts as overwritten if one such window repeats at most _MAX_PERIOD bytes.
@@ -59,7 +60,7 @@ _WINDOW, _MAX_PERIOD = 128, 16
 def is_row_id(value: Value) -> bool:
     """Whether a value has the form of a row id, ``<loader id>_<n>``, with a loader id that contains a hash."""
     found = _ROW_ID.fullmatch(value) if isinstance(value, TextBytes) else None
-    return found is not None and _LOADER_ID.fullmatch(found[1]) is not None
+    return found is not None and LOADER_ID.fullmatch(found[1]) is not None
 
 
 #: The table and its two indexes as v1 creates them, with the root pages where v1's SQLite puts them.
@@ -162,7 +163,7 @@ def _has_valid_ids(row_id: bytes | None, loader: bytes | None, source: bytes | N
     found = _ROW_ID.fullmatch(row_id)
     if found is None or found[1] != loader:
         return False
-    if loader in known or _LOADER_ID.fullmatch(loader):
+    if loader in known or LOADER_ID.fullmatch(loader):
         return True
     # The loader id of an EPUB is its path; that of an image contains its path.
     return bool(source) and loader in (source, _IMAGE + source)
