@@ -255,11 +255,11 @@ def _side(found: dict[str, Any] | None) -> RankedText | None:
     return None if found is None else RankedText(**found)
 
 
-def summarize(not_searched: list[BaseComparison]) -> ComparisonSummary:
+def summarize(comparisons: list[BaseComparison]) -> ComparisonSummary:
     """Add up the comparisons of all bases."""
-    outcomes = Counter(base.outcome for base in not_searched)
-    queries = sum(base.queries for base in not_searched)
-    found = sum(base.queries * base.recall for base in not_searched if base.recall is not None)
+    outcomes = Counter(base.outcome for base in comparisons)
+    queries = sum(base.queries for base in comparisons)
+    found = sum(base.queries * base.recall for base in comparisons if base.recall is not None)
     return ComparisonSummary(
         by_outcome={name: outcomes[name] for name in OUTCOMES},
         queries=queries,

@@ -97,7 +97,7 @@ class PathAssigner:
         self._names = FreeNames(draft.taken_names, reserve_processed=draft.file_processor_id is not None)
         self._used: set[str] = set()
 
-    def name(self) -> None:
+    def assign(self) -> None:
         """Assign all paths, in the order of materials."""
         for material in self._upgrade.plan.materials:
             item = self._upgrade.plan.items[material.item]
@@ -246,8 +246,8 @@ def plan_upgrade(store: Store, places: dict[str, Place], model_overrides: ModelO
 
 
 def _unused_options(library: LibraryDraft) -> list[Unresolved]:
-    message = [notice.message for notice in library.notices if notice.code == notices.OPTION_UNUSED]
-    return [Unresolved(finding=v2.SCHEMA_PREVIEW, reason=one) for one in message]
+    unused = [notice.message for notice in library.notices if notice.code == notices.OPTION_UNUSED]
+    return [Unresolved(finding=v2.SCHEMA_PREVIEW, reason=one) for one in unused]
 
 
 def _leave(base: str, place: Place, reason: str) -> Unresolved:
@@ -294,7 +294,7 @@ def _plan_base(source: PreviewSource, base: str, place: Place) -> BaseUpgrade:
         if problem:
             raise _NotUpgradable(problem)
         upgrade = BaseUpgrade(base, place, planned, kept=kept)
-        PathAssigner(source, upgrade, row, db).name()
+        PathAssigner(source, upgrade, row, db).assign()
     _plan_base_row(upgrade, row)
     return upgrade
 

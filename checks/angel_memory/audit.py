@@ -86,7 +86,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     ]
     if options.level is Level.DEEP:
         databases = (database.DATABASE, database.FILE_INDEX, *_collection_databases(state.root))
-        steps += [(name, None, partial(_check_whole, state, name)) for name in databases]
+        steps += [(name, None, partial(_check_integrity, state, name)) for name in databases]
     findings.run_apart(steps, options.progress, angel.UNREADABLE, _describe_stop)
     audited = Audit(
         findings=findings.to_findings(),
@@ -108,7 +108,7 @@ def _open_watched(state: _StoreAudit, name: str, opened: Any) -> Iterator[apsw.C
     """Open a database whose statements are interrupted when time is over."""
     size = (state.root / name).stat().st_size if (state.root / name).is_file() else 0
     state.checked["bytes"] += size
-    with opened as db, state.findings.watched(db, size):
+    with opened as db, state.findings.limit_statements(db, size):
         yield db
 
 
@@ -304,7 +304,7 @@ def _check_vectors(state: _StoreAudit, used: Providers, folder: ProviderFolder) 
 # --- the whole ----------------------------------------------------------------------------------------------------
 
 
-def _check_whole(state: _StoreAudit, name: str) -> None:
+def _check_integrity(state: _StoreAudit, name: str) -> None:
     """Run SQLite's own check over a database."""
     with sqlite.open_readonly(state.root / name, beside_writers=True) as db:
         for message in _complaints(db):

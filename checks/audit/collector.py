@@ -264,7 +264,7 @@ class FindingCollector(msgspec.Struct):
                 progress.step(1, 0)
 
     @contextmanager
-    def watched(self, connection: apsw.Connection, size: int) -> Iterator[None]:
+    def limit_statements(self, connection: apsw.Connection, size: int) -> Iterator[None]:
         """Interrupt statements of ``connection`` when time is over, or when they run too long for its size in bytes."""
         calls_left = (_LEAST_INSTRUCTIONS + _INSTRUCTIONS_PER_BYTE * size) // _INSTRUCTIONS
 

@@ -256,7 +256,7 @@ def _row_count(name: str) -> Callable[[Document], tuple[str, ...]]:
     return lambda base: _count(base["rows"][name] if base["rows"] else None)
 
 
-def _not_carried(base: Document) -> tuple[str, ...]:
+def _count_skipped(base: Document) -> tuple[str, ...]:
     """Format the number of skipped rows."""
     return _count(sum(base["rows"]["skipped"].values()) if base["rows"] else None)
 
@@ -272,7 +272,7 @@ _COUNTED: dict[str, Callable[[Document], tuple[str, ...]]] = {
 _PLANNED: dict[str, Callable[[Document], tuple[str, ...]]] = {
     label_of("rows"): _row_count("read"),
     tr("would be migrated"): _row_count("carried"),
-    tr("not carried"): _not_carried,
+    tr("not carried"): _count_skipped,
     tr("duplicates, never stored by v1"): _row_count("v1_deduplicated"),
 }
 

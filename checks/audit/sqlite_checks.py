@@ -96,7 +96,7 @@ def find_foreign_views(db: apsw.Connection, tables: Iterable[str]) -> Iterator[F
             )
 
 
-def report_replaced_table(table: str, what: str) -> ForeignObject:
+def describe_replaced_table(table: str, what: str) -> ForeignObject:
     """Describe an object that replaces a table; ``what`` names its kind."""
     return ForeignObject(
         finding=audit_findings.FOREIGN_COLUMN, name=table, message=tr("{{n}} that is {what}", what=what), noun="table"
@@ -147,7 +147,7 @@ def find_foreign_on_tables(
     found += [view for view in find_foreign_views(db, own) if view.name.lower() in own]
     for table, statement in table_statements(db).items():
         if table.lower() in own and is_virtual(statement):
-            found.append(report_replaced_table(table, tr("a virtual table")))
+            found.append(describe_replaced_table(table, tr("a virtual table")))
     return found
 
 
@@ -217,12 +217,13 @@ def deny_other_files(operation: int, *_: object) -> int:
 
 def find_called_functions(statement: str) -> frozenset[str]:
     """Return the functions that the rules of a table call, by creating the table in a private database."""
-    return _rules_call(statement) if len(statement) <= _REMEMBERED else _rules_call.__wrapped__(statement)
+    trace = _trace_called_functions if len(statement) <= _REMEMBERED else _trace_called_functions.__wrapped__
+    return trace(statement)
 
 
 @lru_cache(maxsize=64)
-def _rules_call(statement: str) -> frozenset[str]:
-    """Return the SQL functions that the rules of a table (CHECK, DEFAULT) call."""
+def _trace_called_functions(statement: str) -> frozenset[str]:
+    """Execute a CREATE TABLE in memory; return the SQL functions that its CHECK and DEFAULT clauses call."""
     called: set[str] = set()
 
     def watch(action: int, _: str | None, second: str | None, *__: str | None) -> int:

@@ -118,7 +118,7 @@ def measure(db: apsw.Connection, base: CertifiedBase, scratch: apsw.Connection, 
 
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
-        SourceUnreadable: it has not the tables that it should have.
+        SourceUnreadable: a table is missing.
     """
     scratch.execute(_TABLES.format(prefix))
     with sqlite.transaction(scratch):

@@ -116,7 +116,7 @@ def compare_model(of: Measured, known: KnownTexts, embed: EmbedTexts, embedder: 
     """
     if known.problem is not None:
         raise EmbeddingStopped(known.problem)
-    stored = _stored(of, [row for row, _ in known.rows])
+    stored = _map_to_vectors(of, [row for row, _ in known.rows])
     texts = [(row, text) for row, text in known.rows if row in stored]
     if not texts:
         return ModelCheck(embedder=embedder)
@@ -152,7 +152,7 @@ def _count_found(of: Measured, stored: dict[int, int], ends: list[tuple[int, str
     return int((nearest.rowids == own[:, None]).any(axis=1).sum())
 
 
-def _stored(of: Measured, bodies: Sequence[int]) -> dict[int, int]:
+def _map_to_vectors(of: Measured, bodies: Sequence[int]) -> dict[int, int]:
     """Map rows of texts to the row of their vector, as long as it is usable."""
     p = of.prefix
     query = f"SELECT f.at FROM {p}body b JOIN {p}found f ON f.text = b.text WHERE b.rowid = ?"

@@ -48,11 +48,11 @@ def find_nearest(blocks: Blocks, queries: Any, own: Any, count: int = NEAREST) -
         cosines[np.flatnonzero(is_own), place[is_own]] = -np.inf
         lines = np.flatnonzero((cosines > best[:, -1:]).any(axis=1))
         if len(lines):
-            best[lines], rowids[lines] = _merged(best[lines], rowids[lines], cosines[lines], keys)
+            best[lines], rowids[lines] = _merge_neighbors(best[lines], rowids[lines], cosines[lines], keys)
     return Nearest(rowids, best)
 
 
-def _merged(best: Any, rowids: Any, cosines: Any, keys: Any) -> tuple[Any, Any]:
+def _merge_neighbors(best: Any, rowids: Any, cosines: Any, keys: Any) -> tuple[Any, Any]:
     """Merge the best neighbors so far with those of a further block."""
     count = best.shape[1]
     if cosines.shape[1] > count:

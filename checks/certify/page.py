@@ -98,7 +98,7 @@ class _Page:
     def values(self) -> Values:
         """Return the values by their names in the template."""
         document, bases = self._document, self._bases
-        labelled = list(self._labelled())
+        labelled = list(self._labeled_bases())
         return {
             "lead": closing(document),
             "run": document["run"],
@@ -152,7 +152,7 @@ class _Page:
         else:
             yield tr("at most {sample:,} queries of each base", sample=sample)
 
-    def _labelled(self) -> Iterator[tuple[str, Document]]:
+    def _labeled_bases(self) -> Iterator[tuple[str, Document]]:
         """Yield the bases with the labels that replace their names."""
         places: Counter[str] = Counter()
         has_second = self._document.get("target") is not None

@@ -173,7 +173,7 @@ class _Base(Struct, kw_only=True):
     #: Mean of the sampled unit vectors.
     mean: Any = None
 
-    def proved(self, name: str, checked: int, *, every: bool) -> None:
+    def record_proof(self, name: str, checked: int, *, every: bool) -> None:
         """Record that a proof was tried with so many objects; ``every``: with all of the base."""
         self.checked[name] = every, checked
 
@@ -206,9 +206,9 @@ class Certification:
 
     def _certify_pair(self, first: CertifiedBase, second: CertifiedBase | None, *, has_second: bool) -> None:
         with sqlite.open_scratch() as scratch, ExitStack() as stack:
-            one = self._measured(stack, first, scratch, "a")
+            one = self._measure_base(stack, first, scratch, "a")
             self._step()
-            other = None if second is None else self._measured(stack, second, scratch, "b")
+            other = None if second is None else self._measure_base(stack, second, scratch, "b")
             self._step()
             for part in filter(None, (one, other)):
                 with self._damage(part.side, part.measured.base):
@@ -240,7 +240,7 @@ class Certification:
         message = tr("it cannot be read as a whole: {reason}", reason=reason)
         self._findings[side].add(names.UNREADABLE, message, base=base.id)
 
-    def _measured(self, stack: ExitStack, base: CertifiedBase, scratch: apsw.Connection, side: str) -> _Base | None:
+    def _measure_base(self, stack: ExitStack, base: CertifiedBase, scratch: apsw.Connection, side: str) -> _Base | None:
         """Measure a base; None and a finding if it cannot be read."""
         if base.open is None:
             message = base.problem or tr("it has no file of texts and vectors")
@@ -261,13 +261,13 @@ class Certification:
 
     def _prove_base(self, part: _Base) -> None:
         of, counts = part.measured, part.measured.counts()
-        part.proved("texts", counts.texts, every=True)
+        part.record_proof("texts", counts.texts, every=True)
         measures.prove_vectors(of, part.adder)
         measures.prove_texts(of, part.adder)
         for name, checked in (("vectors", counts.vectors), ("coverage", counts.texts), ("shared", counts.findable)):
             if of.length is not None:
-                part.proved(name, checked, every=True)
-        rows = _sampled(of, f"SELECT at, body FROM {of.prefix}found ORDER BY at", self._request.sample)
+                part.record_proof(name, checked, every=True)
+        rows = _select_evenly(of, f"SELECT at, body FROM {of.prefix}found ORDER BY at", self._request.sample)
         if of.base.table is None:
             self._prove_index(part, rows, counts)
         elif of.base.recall is not None:
@@ -275,26 +275,26 @@ class Certification:
         if of.base.words is not None:
             most = None if self._request.sample is None else min(self._request.sample, index_search.WORD_SEARCHES)
             tried, every = index_search.prove_word_index(of.base.words, part.adder, most)
-            part.proved("words", tried, every=tried >= every)
+            part.record_proof("words", tried, every=tried >= every)
         if rows:
             self._look_for_groups(part, rows)
         self._check_model(part)
 
     def _prove_index(self, part: _Base, rows: list[tuple[int, int]], counts: measures.BaseCounts) -> None:
         of, sample = part.measured, self._request.sample
-        part.proved("hashes", counts.texts, every=True)
+        part.record_proof("hashes", counts.texts, every=True)
         hidden = 0
         if of.length is not None:
             hidden = index_search.prove_reachable(of, part.adder)
-            part.proved("reachable", counts.findable, every=True)
+            part.record_proof("reachable", counts.findable, every=True)
             few = rows if sample is None else rows[:: max(1, -(-len(rows) // index_search.SEARCHES))]
             searches = index_search.prove_searches(of, part.adder, few, hidden)
             for name in ("self", "index"):
-                part.proved(name, searches, every=searches == counts.findable)
+                part.record_proof(name, searches, every=searches == counts.findable)
         most = None if sample is None else min(sample, index_search.WORD_SEARCHES)
-        bodies = [body for body, _ in _sampled(of, f"SELECT rowid, 0 FROM {of.prefix}body ORDER BY rowid", most)]
+        bodies = [body for body, _ in _select_evenly(of, f"SELECT rowid, 0 FROM {of.prefix}body ORDER BY rowid", most)]
         words = index_search.prove_words(of, part.adder, bodies)
-        part.proved("words", words, every=words >= of.number(f"SELECT count(*) FROM {of.prefix}body"))
+        part.record_proof("words", words, every=words >= of.number(f"SELECT count(*) FROM {of.prefix}body"))
 
     def _prove_recall(self, part: _Base) -> None:
         """Compare the index of Chroma with every vector."""
@@ -306,7 +306,7 @@ class Certification:
         elif found < LEAST_RECALL:
             message = tr("its index finds {share:.1%} of the {count} nearest vectors", share=found, count=10)
             part.adder.finding(names.INDEX_DIFFERS, message)
-        part.proved("index", RECALL_QUERIES, every=False)
+        part.record_proof("index", RECALL_QUERIES, every=False)
 
     def _look_for_groups(self, part: _Base, rows: list[tuple[int, int]]) -> None:
         """Note a base whose vectors fall into two groups; keep the mean of the others, to compare bases."""
@@ -351,7 +351,7 @@ class Certification:
         part.model_check = found = self._compare_model(part.measured, request.embed)
         if not found.texts:
             return
-        part.proved("model", found.texts, every=False)
+        part.record_proof("model", found.texts, every=False)
         if found.same < found.texts:
             message = tr(
                 "{other} of {texts} texts ({share:.0%}) have another vector than embedder {embedder} makes of them; "
@@ -364,7 +364,7 @@ class Certification:
             )
             part.adder.finding(names.MODEL_DIFFERS, message, found.texts - found.same)
         if found.ends:
-            part.proved("known-item", found.ends, every=False)
+            part.record_proof("known-item", found.ends, every=False)
             if 2 * found.found < found.ends and found.same == found.texts:
                 message = tr(
                     "only {found} of {ends} texts are found by their last third", found=found.found, ends=found.ends
@@ -386,16 +386,16 @@ class Certification:
     def _prove_pair(self, one: _Base, other: _Base) -> None:
         first, second = one.measured, other.measured
         measures.prove_sets(first, second, one.adder, Adder(self._findings["a"], second, first.base.id))
-        one.proved("sets", first.counts().texts, every=True)
+        one.record_proof("sets", first.counts().texts, every=True)
         if first.length is None or second.length is None:
             return
         both = f"FROM {first.prefix}found f JOIN {second.prefix}found g ON g.text = f.text"
-        shared = _sampled(first, f"SELECT f.at, g.at {both} ORDER BY f.at", self._request.sample)
+        shared = _select_evenly(first, f"SELECT f.at, g.at {both} ORDER BY f.at", self._request.sample)
         if not shared:
             return
         total = first.number(f"SELECT count(*) {both}")
         one.neighbors = found = _compare_neighbors(first, second, shared)
-        one.proved("neighbors", found.queries, every=found.queries == total)
+        one.record_proof("neighbors", found.queries, every=found.queries == total)
         if found.overlap < 1 or found.reordered:
             message = tr(
                 "{overlap:.2%} of the {count} nearest texts are the same in A and B, over {queries}; "
@@ -454,7 +454,7 @@ class Certification:
 RECALL_QUERIES, LEAST_RECALL = 20, 0.8
 
 
-def _sampled(of: Measured, query: str, count: int | None) -> list[tuple[int, int]]:
+def _select_evenly(of: Measured, query: str, count: int | None) -> list[tuple[int, int]]:
     """Return rows of a query with two numbers, evenly spread; at most ``count``."""
     total = of.number(f"SELECT count(*) FROM ({query})")
     step = 1.0 if count is None else max(1.0, total / count)

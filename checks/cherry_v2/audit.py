@@ -276,7 +276,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     _check_schema(root, found, state.findings)
     _check_profile(root, found, state.findings)
     stores = _stores_by_base(found)
-    chosen = _chosen(found, options, stores)
+    chosen = _chosen_bases(found, options, stores)
     rows = _rows_by_base(catalog)
     if catalog is not None:
         _check_rows(catalog, chosen, profile.detect_running_app(root) is not None, state)
@@ -338,7 +338,7 @@ def _stores_by_base(found: Located) -> dict[str, StoreFile]:
     return {str(store.base_id or store.name): store for store in (*found.stores.current, *found.stores.preview)}
 
 
-def _chosen(found: Located, options: CheckOptions, stores: Collection[str]) -> set[str] | None:
+def _chosen_bases(found: Located, options: CheckOptions, stores: Collection[str]) -> set[str] | None:
     """Return the ids of the bases to check; None: all bases and everything beside them."""
     if options.bases:
         return set(options.bases)
@@ -474,7 +474,7 @@ def _check_base(root: Path, base: _Base, state: _StoreAudit) -> None:
     if store.look.layout is IndexLayout.PREVIEW:
         return
     path = root / store.name
-    index = _audit_index(path, _expected(key, store, base.row), store, state)
+    index = _audit_index(path, _expected_index(key, store, base.row), store, state)
     state.indexes[key] = index
     with contextlib.suppress(OSError):
         state.bytes += file_paths.stat(path).st_size
@@ -564,7 +564,7 @@ def _is_completed(row: Row | None) -> bool:
     return row is not None and row.get("status") == "completed"
 
 
-def _expected(key: str, store: StoreFile, row: Row | None) -> ExpectedIndex:
+def _expected_index(key: str, store: StoreFile, row: Row | None) -> ExpectedIndex:
     """Collect what an index has to agree with, from the catalog row of its base."""
     folder = key if store.name.endswith(INDEX_FILE) and store.base_id is not None else None
     model = None if row is None else str(row.get("embedding_model_id") or "")

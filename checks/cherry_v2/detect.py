@@ -865,7 +865,7 @@ class WordCheck:
 
     def _run(self) -> None:
         try:
-            with sqlite.open_readonly(self._path) as db, self._findings.watched(db, self._size):
+            with sqlite.open_readonly(self._path) as db, self._findings.limit_statements(db, self._size):
                 self._connection = db
                 number = _number_column(self._shape)
                 bodies = f"SELECT {number} AS number, text FROM main.search_text WHERE {number} IS NOT NULL"

@@ -120,7 +120,7 @@ def audit_index(
     state = sqlite.read_file_state(path)
     try:
         size = file_paths.stat(path).st_size
-        with sqlite.open_readonly(path, vectors=True) as db, findings.watched(db, size):
+        with sqlite.open_readonly(path, vectors=True) as db, findings.limit_statements(db, size):
             # This also reads the schema: without one, the file is unreadable as a whole.
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             audit = _IndexAudit(path, size, db, expected, findings, index, rows)
@@ -455,7 +455,7 @@ class _IndexAudit:
 
     def _find_complaints(self, *, with_words: bool) -> Iterator[str]:
         """Yield the complaints of SQLite's integrity check, with or without those of the full-text index."""
-        with sqlite.open_readonly(self._path) as db, self._findings.watched(db, self._size):
+        with sqlite.open_readonly(self._path) as db, self._findings.limit_statements(db, self._size):
             db.execute(f"PRAGMA cache_size = -{_INTEGRITY_CACHE_KIB}")
             if not with_words:
                 # SQLite passes over virtual tables whose module it does not know.

@@ -209,7 +209,7 @@ def _catalog(
         base_id = row.get("id")
         if only in (None, base_id):
             own = None if found.items is None else found.items.get(base_id, [])
-            store, problem = _stored(row, own, indexes.get(str(base_id)), is_slim=is_slim)
+            store, problem = _summarize_index(row, own, indexes.get(str(base_id)), is_slim=is_slim)
             statuses = Counter(str(item.get("status")) for item in (own or []))
             base = BaseSummary(
                 id=row.get("id"),
@@ -261,7 +261,9 @@ def _readable(value: Any) -> Any:
     return lenient_text(value) if isinstance(value, bytes) else value
 
 
-def _stored(row: Row, items: list[Row] | None, path: Path | None, *, is_slim: bool) -> tuple[Store | None, str | None]:
+def _summarize_index(
+    row: Row, items: list[Row] | None, path: Path | None, *, is_slim: bool
+) -> tuple[Store | None, str | None]:
     """Summarize the index of a base that the catalog names; without an index file, ``path`` is None."""
     failed = tr("failed at the upgrade: {get}", get=row.get("error")) if row.get("status") == "failed" else None
     if path is None:

@@ -80,7 +80,7 @@ def find_installations() -> tuple[list[Path], list[Installation]]:
         if found is not None:
             known[real] = found
     for folder in dict.fromkeys(place.parent for place in places):
-        for path in _beside(folder):
+        for path in _find_similar_entries(folder):
             copy = None if _resolve(path) in known else _copy(path)
             if copy is not None:
                 known[_resolve(path)] = copy
@@ -225,7 +225,7 @@ def _resolve(path: Path) -> Path:
         return path
 
 
-def _beside(folder: Path) -> list[Path]:
+def _find_similar_entries(folder: Path) -> list[Path]:
     """Return the entries of a folder whose name contains that of the application."""
     try:
         inside = sorted(folder.iterdir())

@@ -20,13 +20,13 @@ from checks.audit.sqlite_checks import (
     ForeignObject,
     TriggerTrial,
     deny_other_files,
+    describe_replaced_table,
     find_called_functions,
     find_foreign_on_tables,
     find_foreign_views,
     find_full_text_indexes,
     has_extra_effects,
     read_schema_objects,
-    report_replaced_table,
 )
 from regraft.disk import scratch, sqlite, untrusted_sqlite
 from regraft.disk.untrusted_sqlite import ROW_NUMBERS, cascading_keys, find_conflict_rule, is_virtual, table_statements
@@ -243,7 +243,7 @@ def _try_statements(
     with (
         scratch.temporary_folder() as folder,
         sqlite.open_writable(folder / "scratch.sqlite", create=True) as db,
-        findings.watched(db, 0),
+        findings.limit_statements(db, 0),
     ):
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute("PRAGMA synchronous = OFF")
@@ -408,7 +408,7 @@ def find_foreign_in_index(db: apsw.Connection) -> list[ForeignObject]:
         if own is not None:
             found += _find_foreign_columns(db, table, statement, own)
         elif table.lower() == _FULL_TEXT_TABLE and is_virtual(statement) and not _FTS5.search(statement):
-            found.append(report_replaced_table(table, tr("a virtual table of another kind")))
+            found.append(describe_replaced_table(table, tr("a virtual table of another kind")))
         else:
             message = tr("{n} that cascades changes of the layout's tables")
             keys = () if is_virtual(statement) else cascading_keys(db, table, _INDEX_SCHEMA.tables.keys())
@@ -451,7 +451,7 @@ def _find_foreign_columns(
     db: apsw.Connection, table: str, statement: str, own: frozenset[str]
 ) -> Iterator[ForeignObject]:
     if is_virtual(statement):
-        yield report_replaced_table(table, tr("a virtual table"))
+        yield describe_replaced_table(table, tr("a virtual table"))
         return
     for row in db.execute(f"PRAGMA table_xinfo({untrusted_sqlite.quote_name(table)})").fetchall():
         name, is_made = f"{table}.{row[1]}", bool(row[6])

@@ -109,7 +109,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     path = found.tree.path / database.FILE
     try:
         checked["bytes"] = path.stat().st_size
-        with database.open_chroma(path) as db, findings.watched(db, checked["bytes"]):
+        with database.open_chroma(path) as db, findings.limit_statements(db, checked["bytes"]):
             collections = database.list_collections(db)
             names = {one.id: one.name for one in collections}
             state = _StoreAudit(root=found.tree.path, findings=findings, db=db, checked=checked)
@@ -139,7 +139,7 @@ def _steps(state: _StoreAudit, collections: list[ChromaCollection], wanted: list
         yield "sequence numbers", None, partial(_check_sequence_numbers, state)
         yield "types", None, partial(_check_types, state)
     if state.findings.level is Level.DEEP:
-        yield database.FILE, None, partial(_check_whole, state)
+        yield database.FILE, None, partial(_check_integrity, state)
     for one in wanted:
         state.checked["collections"] += 1
         yield one.name, one.id, partial(_check_collection, state, one)
@@ -257,7 +257,7 @@ def _check_types(state: _StoreAudit) -> None:
             state.findings.add(chroma.UNREADABLE, message, noun="row", sample=database.FILE, count=int(str(found)))
 
 
-def _check_whole(state: _StoreAudit) -> None:
+def _check_integrity(state: _StoreAudit) -> None:
     """Run SQLite's own check over each table."""
     has_damaged_text = database.find_full_text_damage(state.db) is not None
     tables = state.db.execute("SELECT CAST(name AS TEXT) FROM sqlite_schema WHERE type = 'table'").fetchall()

@@ -58,7 +58,7 @@ def check_notes(
         apsw.Error, UnicodeDecodeError: the database is damaged.
         SidecarUnreadable: the file of vectors is damaged.
     """
-    _check_whole(survey, findings)
+    _report_vector_file_state(survey, findings)
     of_notes = _judge_note if _reports_each_note(survey) else _judge_excluded
     for note in _notes(survey, chosen):
         findings.check_time()
@@ -76,8 +76,8 @@ def check_notes(
             findings.add(codex.ORPHAN, tr("{n} belonging to no note"), noun="vector", sample=note_id)
 
 
-def _check_whole(survey: NoteSurvey, findings: FindingCollector) -> None:
-    """Report a state of the vector file that concerns all notes."""
+def _report_vector_file_state(survey: NoteSurvey, findings: FindingCollector) -> None:
+    """Report a vector file that no note can use: it is missing, incompatible or being rebuilt."""
     name = {
         HealthState.INCOMPATIBLE: codex.INDEX_INCOMPATIBLE,
         HealthState.REBUILDING: codex.REBUILDING,
@@ -317,10 +317,10 @@ class _Audit:
         if self._findings.level >= Level.DEEP:
             steps.append(("integrity", self._check_integrity))
         with ExitStack() as stack:
-            stack.enter_context(self._findings.watched(db, size))
+            stack.enter_context(self._findings.limit_statements(db, size))
             if vectors is not None:
                 beside = database.sidecar_path(self._path).stat().st_size
-                stack.enter_context(self._findings.watched(vectors.db, beside))
+                stack.enter_context(self._findings.limit_statements(vectors.db, beside))
             self._findings.run(self._path.name, steps, None)
 
     def _check_structure(self) -> None:
@@ -485,7 +485,7 @@ class NotesHealthSummary(HealthSummary, frozen=True, kw_only=True):
         for name, value in structs.asdict(self.semantic).items():
             # Unknown values are left out.
             if name != "state" and value is not None:
-                yield f"  {pad_right(label_of(name.replace('_', ' ')), 22)}{_written(value)}"
+                yield f"  {pad_right(label_of(name.replace('_', ' ')), 22)}{_format_value(value)}"
         yield ""
 
 
@@ -561,7 +561,7 @@ def _format_counts(numbers: dict[str, int]) -> str:
     return join_list(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number)
 
 
-def _written(value: object) -> str:
+def _format_value(value: object) -> str:
     """Format a value as it is shown."""
     if isinstance(value, bool):
         return label_of("yes" if value else "no")

@@ -153,7 +153,7 @@ def _run_check(state: KbAudit, name: str, step: Callable[[], None]) -> None:
     """Run one check; damage in its data does not stop the others."""
     try:
         state.findings.check_time()
-        with state.findings.watched(state.db, state.path.stat().st_size):
+        with state.findings.limit_statements(state.db, state.path.stat().st_size):
             step()
     except OutOfTime:
         state.findings.not_checked.append(name)

@@ -621,14 +621,14 @@ def draft_library(source: Located, model_overrides: ModelOverrides, *, texts: bo
         model_overrides: the user's options for models.
         texts: whether rows are migrated for their text alone.
     """
-    catalog, message = _read_catalog(source)
+    catalog, catalog_notices = _read_catalog(source)
     drafter = _Drafter(source, catalog, model_overrides, texts=texts)
     drafter.draft()
     models = drafter.models
     return LibraryDraft(
         tuple(drafter.drafts),
         tuple(drafter.skipped),
-        (*message, *models.notices, *drafter.found_notices, *models.unused_overrides()),
+        (*catalog_notices, *models.notices, *drafter.found_notices, *models.unused_overrides()),
     )
 
 

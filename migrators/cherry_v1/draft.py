@@ -89,7 +89,7 @@ def _draft_item(
     item_type, reader = read
     content = reader(raw, context, names)
     context.migrated.add(legacy_id)
-    drafted.notices += [replace(message, base=legacy_base, item=legacy_id) for message in content.notices]
+    drafted.notices += [replace(notice, base=legacy_base, item=legacy_id) for notice in content.notices]
     if not is_blank(raw.get("remark")):
         drafted.notices.append(
             Notice(

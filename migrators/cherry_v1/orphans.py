@@ -640,7 +640,7 @@ def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, *, salvages: b
     to_delete = {vector_file_name(loader): loader for loader in state.pending_delete}
     bases: list[dict[str, Any]] = []
     orphans: dict[str, Orphan] = {}
-    messages: list[Notice] = []
+    found_notices: list[Notice] = []
     for name in sorted(files):
         if name in to_delete:
             # The base stays skipped for its own reason, with the file's name.
@@ -650,7 +650,7 @@ def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, *, salvages: b
             summary = _summarize(tree, join_path(places.vectors or "", name), salvages=salvages)
         except NotAVectorFile as problem:
             message = tr("no base was made from {name}: {reason}", name=name, reason=problem)
-            messages.append(Notice(code=notices.NOT_ADOPTED, message=message))
+            found_notices.append(Notice(code=notices.NOT_ADOPTED, message=message))
             continue
         found = _ItemBuilder(name, summary.loaders, source_files).found
         logger.info("vector file %s: %s items reconstructed from %s rows", name, len(found.raws), summary.rows)
@@ -663,9 +663,9 @@ def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, *, salvages: b
             problem=summary.problem,
             likely_model=_likely_model(state, summary),
         )
-        messages.append(_adopted_notice(name, summary, found))
+        found_notices.append(_adopted_notice(name, summary, found))
     others = (notice for notice in state.notices if notice.code not in (notices.LOST_STATE, notices.UNNAMED_VECTORS))
-    adopted = replace(state, bases=[*state.bases, *bases], notices=(*others, *messages))
+    adopted = replace(state, bases=[*state.bases, *bases], notices=(*others, *found_notices))
     return Adoption(state=adopted, orphans=orphans)
 
 

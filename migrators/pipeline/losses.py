@@ -367,15 +367,15 @@ def check_for_damage(salvager: Salvager | None, vectors: Path, work: Path | None
     if salvager is None or not is_wanted:
         return
     try:
-        message = salvager.doubt(vectors, work)
+        doubt = salvager.doubt(vectors, work)
     except apsw.FullError:
         raise
     except (OSError, apsw.Error) as error:
         if getattr(error, "errno", None) in NO_ROOM:
             raise
         raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
-    if message is not None:
-        raise StoreProblem(tr("is damaged, although SQLite can read it: {said}", said=message), is_damage=True)
+    if doubt is not None:
+        raise StoreProblem(tr("is damaged, although SQLite can read it: {said}", said=doubt), is_damage=True)
 
 
 def salvage_file(

@@ -641,8 +641,7 @@ class _Planner:
         tally, found = self._survey.salvage, find_losses(self._survey, owners, absent)
         if tally is not None and self._migrates_rows:
             names = partial(item_names, items, {*found.lost, *found.open, *found.absent})
-            message = loss_notices(self._draft.legacy_id, self._draft.vector_file, tally, found, names)
-            self._notices.extend(message)
+            self._notices.extend(loss_notices(self._draft.legacy_id, self._draft.vector_file, tally, found, names))
         return found
 
     def _note_base_error(self) -> None:

@@ -53,8 +53,8 @@ def planned_outcome(plan: BasePlan) -> BaseOutcome:
 
 def migrated_outcome(done: FinishedBase) -> BaseOutcome:
     """Report a base that was migrated."""
-    message = (*done.plan.notices, *done.written.notices)
-    return _make_outcome(done.plan, message, done.written.tallies, done.written.index_bytes)
+    all_notices = (*done.plan.notices, *done.written.notices)
+    return _make_outcome(done.plan, all_notices, done.written.tallies, done.written.index_bytes)
 
 
 def rewritten_outcome(outcome: BaseOutcome) -> BaseOutcome:

@@ -79,7 +79,7 @@ def migrate(
     bases = select_bases(library, options)
     with session(target, run, unseen=_estimate_extracted_bytes(source, bases)) as at:
         with pool.open_pool() as helpers, ExitStack() as files:
-            marking = _prestart_pool(helpers, source, bases, at)
+            hash_jobs = _prestart_pool(helpers, source, bases, at)
             planner = BasePlanner(pipeline, source, target, options, files, at.work)
             plan = plan_library(planner, bases, at, progress)
             outcomes = plan.outcomes()
@@ -94,7 +94,7 @@ def migrate(
                 raise Declined(path=target)
             at.begin(path_text(source.path), plan.jobs, options.recorded)
             with contextlib.closing(
-                write_planned_bases(plan, pipeline, source, options, at, progress, helpers, marking)
+                write_planned_bases(plan, pipeline, source, options, at, progress, helpers, hash_jobs)
             ) as written_bases:
                 for done in written_bases:
                     if len(plan.jobs) == 1:
@@ -166,14 +166,14 @@ def write_planned_bases(
     at: Session,
     progress: Progress,
     helpers: ProcessPool | None = None,
-    marking: ContentHashJobs | None = None,
+    hash_jobs: ContentHashJobs | None = None,
 ) -> Generator[FinishedBase, None, None]:
     """Write all planned bases to the staging folder, and yield each once it is verified.
 
     Close the generator if publishing fails, so that no process keeps writing. ``helpers`` is a process pool that may
-    help; ``marking`` are its jobs that hash the files of the one base.
+    help; ``hash_jobs`` are its jobs that hash the files of the one base.
     """
-    planned = list(_with_fingerprints(plan, source, progress, marking))
+    planned = list(_with_fingerprints(plan, source, progress, hash_jobs))
     jobs = make_jobs(source, pipeline, planned, at.path, at.staging, options)
     count = choose_process_count(jobs, options.jobs)
     logger.info("%s bases are migrated by %s processes", len(jobs), count)
@@ -191,7 +191,7 @@ def write_planned_bases(
 
 
 def _with_fingerprints(
-    plan: LibraryPlan, source: Located, progress: Progress, marking: ContentHashJobs | None
+    plan: LibraryPlan, source: Located, progress: Progress, hash_jobs: ContentHashJobs | None
 ) -> Iterator[BaseJob]:
     """Yield the planned bases with their fingerprints, before anything is written.
 
@@ -200,7 +200,7 @@ def _with_fingerprints(
     for job in plan.jobs:
         if job.plan is not None and not job.fingerprint:
             progress.at(job.draft.name)
-            marks = None if marking is None else marking.marks()
+            marks = None if hash_jobs is None else hash_jobs.file_hashes()
             yield replace(job, fingerprint=base_fingerprint(source, job.draft, marks=marks))
         elif job.plan is not None:
             yield job
@@ -249,11 +249,11 @@ def _prestart_pool(
         return None
     try:
         helpers.start()
-        marking = ContentHashJobs(helpers, source, draft)
+        hash_jobs = ContentHashJobs(helpers, source, draft)
     except JobFailed as problem:
         logger.info("no background processes can be started: %s", problem)
         return None
-    return marking
+    return hash_jobs
 
 
 def _estimate_extracted_bytes(source: Located, bases: list[tuple[int, BaseDraft]]) -> int:

@@ -211,8 +211,8 @@ class ContentHashJobs:
         for files in (uploads, [[name] for name in vector_file_names(source, draft)]):
             self._jobs.append(pool.put(trees.content_marks, place, files))
 
-    def marks(self) -> FileHashes | None:
-        """Wait for the sizes and checksums. None if the pool could not compute them."""
+    def file_hashes(self) -> FileHashes | None:
+        """Wait for the sizes and checksums of the files. None if the pool could not compute them."""
         try:
             parts: list[list[object]] = [self._pool.take(job) for job in self._jobs]
         except JobFailed as problem:

@@ -41,7 +41,7 @@ def find_program(platform: str = sys.platform) -> list[str] | None:
         # Without a home folder, nothing is offered.
         if platform == "darwin":
             folders = (Path("/Applications"), Path.home() / "Applications")
-            bundles = chain.from_iterable(map(_named_like_it, folders))
+            bundles = chain.from_iterable(map(_find_similar_entries, folders))
             found = (path for path in bundles if path.suffix == ".app" and path.is_dir())
             return next((["/usr/bin/open", "-a", str(path)] for path in found), None)
         return next(_windows_programs() if platform == "win32" else _linux_programs(), None)
@@ -52,24 +52,24 @@ def _windows_programs() -> Iterator[list[str]]:
     for variable, below in (("LOCALAPPDATA", "Programs"), ("ProgramFiles", ""), ("ProgramFiles(x86)", "")):
         folder = os.environ.get(variable)
         if folder and Path(folder).is_absolute():
-            for place in _named_like_it(Path(folder) / below):
-                yield from ([str(path)] for path in _named_like_it(place) if _is_program(path, ".exe"))
+            for place in _find_similar_entries(Path(folder) / below):
+                yield from ([str(path)] for path in _find_similar_entries(place) if _is_program(path, ".exe"))
 
 
 def _linux_programs() -> Iterator[list[str]]:
     home = Path.home()
     data = os.environ.get("XDG_DATA_HOME") or home / ".local" / "share"
     for folder in (data, "/usr/local/share", "/usr/share", "/var/lib/flatpak/exports/share", "/var/lib/snapd/desktop"):
-        for path in _named_like_it(Path(folder) / "applications"):
+        for path in _find_similar_entries(Path(folder) / "applications"):
             yield from _desktop_command(path)
-    folders = [*(home / name for name in _IMAGE_FOLDERS), *_named_like_it(Path("/opt"))]
-    for path in chain.from_iterable(map(_named_like_it, folders)):
+    folders = [*(home / name for name in _IMAGE_FOLDERS), *_find_similar_entries(Path("/opt"))]
+    for path in chain.from_iterable(map(_find_similar_entries, folders)):
         if _is_program(path, ".appimage", ""):
             yield [str(path)]
 
 
-def _named_like_it(folder: Path) -> list[Path]:
-    """Return the entries of a folder that are called like the application, the last name first."""
+def _find_similar_entries(folder: Path) -> list[Path]:
+    """Return the entries of a folder whose name contains that of the application, the last name first."""
     try:
         paths = list(islice(folder.iterdir(), _MOST_LISTED))
     except OSError:

@@ -196,7 +196,7 @@ def closing_lines(
     if not is_done:
         return _nothing_done(report.head.regraft.command, left, unchanged)
     if report.head.run.dry_run:
-        return ["", tr("Dry run: nothing was written."), *_not_done(report, left)]
+        return ["", tr("Dry run: nothing was written."), *_format_unresolved_bases(report, left)]
     lines = [
         "",
         tr(
@@ -205,7 +205,7 @@ def closing_lines(
             path=path,
             folder=FOLDER,
         ),
-        *_not_done(report, left),
+        *_format_unresolved_bases(report, left),
     ]
     lines += _next(left) or [tr("Next: {command}", command=_command("check", path))]
     if report.undo is not None:
@@ -258,7 +258,7 @@ def _share_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved
     return tr(": {done:,} of {bases}", done=len(changed), bases=bases)
 
 
-def _not_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved]) -> list[str]:
+def _format_unresolved_bases(report: ChangeReport | BackfillReport, left: Sequence[Unresolved]) -> list[str]:
     """Name the bases with unresolved findings; the reasons are printed above."""
     names = {base.id: base.name for base in report.bases}
     bases = dict.fromkeys(one.base for one in left if one.base is not None)

@@ -430,7 +430,7 @@ def format_embedders(report: EmbeddersReport, path: Path | None, *, quiet: bool)
         lines.append(tr("{config} does not exist.", config=report.config))
     elif not report.embedders:
         lines.append(tr("{config} names no embedder.", config=report.config))
-    lines += _table(report) + _without(report)
+    lines += _table(report) + _format_missing_models(report)
     lines += [_test_line(one) for one in report.tested]
     if not report.embedders:
         lines += ["", *report.snippet.splitlines()] if lines else report.snippet.splitlines()
@@ -456,7 +456,7 @@ def _join_names(bases: Sequence[str]) -> str:
     return join_first([one_line(base, LONGEST_NAME) for base in bases], 3) or "-"
 
 
-def _without(report: EmbeddersReport) -> list[str]:
+def _format_missing_models(report: EmbeddersReport) -> list[str]:
     """Format the models that no embedder has."""
     lines = []
     for model in report.models:

@@ -395,11 +395,11 @@ def _run(
             dry_run=dry_run,
             watch=lambda row: echo_error(_line(row)) if is_logged else None,
         )
-    text = _as_text(report, verbose=output.verbose > 0) + _written(report, path, dry_run=dry_run)
+    text = _as_text(report, verbose=output.verbose > 0) + _format_closing(report, path, dry_run=dry_run)
     _print_and_exit(report, metrics, output, text)
 
 
-def _written(report: FleetReport, path: Path, *, dry_run: bool) -> str:
+def _format_closing(report: FleetReport, path: Path, *, dry_run: bool) -> str:
     """Format the last lines: what was sent, and where the results are or how to get them."""
     lines = fleet_sent_lines(report) if isinstance(report, FleetBackfillReport) else []
     if dry_run:

@@ -83,11 +83,11 @@ def print_run(migration: migrators.Migration, target: Path, page: Path | None, p
         known = [] if output.verbose else prompt.warnings
         news = {**document, "warnings": [one for one in document["warnings"] if one not in known]}
         text = report_migration.format_migration(news, verbose=output.verbose > 0) + "\n"
-        echo(text + _format_closing(document, _written(target, page, wrote=migration.wrote), quiet=output.quiet))
+        echo(text + _format_closing(document, _written_paths(target, page, wrote=migration.wrote), quiet=output.quiet))
     interrupts.ignore_stops()
 
 
-def _written(target: Path, page: Path | None, *, wrote: bool) -> list[Path]:
+def _written_paths(target: Path, page: Path | None, *, wrote: bool) -> list[Path]:
     """Return the paths that a run has written, as far as they are there."""
     names = (CATALOG_FILE, KNOWLEDGE_FOLDER, REPORT_FILE, REPORT_PAGE, ledger.FOLDER) if wrote else ()
     return [*(target / name for name in names if (target / name).exists()), *([page] if page else [])]
@@ -296,7 +296,7 @@ def _format_profile_run(done: ProfileMigration, page: Path | None, prompt: Profi
     parts = [report_migration.format_migration(news, verbose=output.verbose > 0)]
     assert report.head.target is not None
     target = Path(report.head.target.path)
-    written = _written(target, page, wrote=done.wrote_library)
+    written = _written_paths(target, page, wrote=done.wrote_library)
     if written:
         parts.append("" if output.quiet else format_written(written))
         parts.append(printable_lines(_done(document, next_steps=False)))

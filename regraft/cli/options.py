@@ -262,7 +262,7 @@ def build_options(struct: type[Options], values: dict[str, Any]) -> Options:
     """Make an options struct from what click parsed; fields without a value keep their default.
 
     Raises:
-        ModelOptionInvalid, WrongUsage: a value of ``--map-model`` or ``--moved`` has not the form OLD=NEW.
+        ModelOptionInvalid, WrongUsage: a value of ``--map-model`` or ``--moved`` is not of the form OLD=NEW.
     """
     hints = get_type_hints(struct, include_extras=True)
     for name, value in values.items():

@@ -209,10 +209,10 @@ def report_errors(command: F) -> F:
             from regraft.api.outcome import as_regraft_error  # noqa: PLC0415 - see above
 
             # If another error is reported instead, the original traceback is printed here.
-            message = as_regraft_error(error)
-            if verbose > 1 and message is not error:
+            reported = as_regraft_error(error)
+            if verbose > 1 and reported is not error:
                 echo_traceback(error)
-            fail(message, name, as_json=as_json, verbose=verbose if message is error else 0)
+            fail(reported, name, as_json=as_json, verbose=verbose if reported is error else 0)
 
     return run  # type: ignore[return-value]
 
@@ -232,9 +232,9 @@ def fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> N
         from regraft.report.document import Run  # noqa: PLC0415
 
         head = {"regraft": Run(command=command).document()["regraft"]}
-        message = {"code": error.code, "message": str(error), "exit_status": error.exit_status}
+        fields = {"code": error.code, "message": str(error), "exit_status": error.exit_status}
         advised = {} if suggestion is None else {"suggestion": msgspec.to_builtins(suggestion)}
-        echo_json({**head, "error": {**message, **advised}})
+        echo_json({**head, "error": {**fields, **advised}})
     echo_error(tr("regraft: {error}", error=error))
     for line in suggestion.lines() if suggestion is not None and not as_json else ():
         echo_error(line)

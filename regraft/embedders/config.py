@@ -196,7 +196,7 @@ class _Reader:
         )
 
     def _check_events(self) -> None:
-        """Raise for excessive size, invalid text and keys, before the file is parsed."""
+        """Refuse a file that is too large, has unpaired surrogates or seems to hold an API key, before parsing it."""
         bounds = _Bounds()
         for event in yaml.parse(self._raw, yaml.SafeLoader):
             if much := bounds.add(event):

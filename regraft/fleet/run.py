@@ -83,7 +83,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         """
         self._watch = watch
         try:
-            with self.lock(), self.metrics.kept(self._tally) if self.metrics else nullcontext():
+            with self.lock(), self.metrics.follow(self._tally) if self.metrics else nullcontext():
                 self.work()
         except KeyboardInterrupt:
             if self._journal is None:

@@ -268,7 +268,7 @@ class Metrics(MetricsFile):
         self.problem: Exception | None = None
 
     @contextmanager
-    def kept(self, tally: Tally) -> Iterator[None]:
+    def follow(self, tally: Tally) -> Iterator[None]:
         """Context in which the file follows ``tally``; it is written at the end, unless an error came too early."""
         self._tally = tally
         try:

@@ -76,7 +76,7 @@ NO_VERSION = Version(number=0, folder="", files={})
 def latest_version(place: StoragePath) -> Version:
     """Return the current version, or :data:`NO_VERSION`. LibraryUnsafe: it is damaged, or has a path outside."""
     own = place / VERSIONS_FOLDER
-    number, name = max(_numbered(own, _VERSION), default=(0, ""))
+    number, name = max(_find_numbered(own, _VERSION), default=(0, ""))
     if not number:
         return NO_VERSION
     try:
@@ -93,7 +93,7 @@ def latest_version(place: StoragePath) -> Version:
     return version
 
 
-def _numbered(own: StoragePath, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
+def _find_numbered(own: StoragePath, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
     """Return the names that match a pattern, with their numbers."""
     return [(int(found[1]), name) for name in own.entries() if (found := pattern.fullmatch(name))]
 
@@ -204,7 +204,7 @@ def publish_version(place: StoragePath, folder: Path, before: Version) -> bool:
         _remove_files(own, [version.folder])
         raise LibraryChanged(url=place.url)
     # Other folders with this number are left to the next version.
-    _remove_files(own, [name for number, name in _numbered(own, _VERSION_FOLDER) if number < version.number])
+    _remove_files(own, [name for number, name in _find_numbered(own, _VERSION_FOLDER) if number < version.number])
     return True
 
 
@@ -273,7 +273,7 @@ def hold_lease(place: StoragePath, fleet: str) -> Iterator[None]:
 def _take_lease(place: StoragePath, fleet: str) -> StoragePath:
     """Create the object of a lease, and remove those of earlier ones."""
     own = place / VERSIONS_FOLDER
-    found = _numbered(own, _LEASE)
+    found = _find_numbered(own, _LEASE)
     number, name = max(found, default=(0, ""))
     # One that cannot be read has expired.
     with suppress(msgspec.MsgspecError):

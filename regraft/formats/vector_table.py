@@ -115,9 +115,9 @@ class VectorTable(msgspec.Struct, frozen=True):
                 columns = self._columns(db)
                 register_functions(db)
                 self._survey_rows(db, found, columns, texts=texts)
-                message = table_integrity.find_contradiction(db, path, self.name, (self.body, self.vector))
-                if message is not None:
-                    raise StoreProblem(tr("is damaged: {said}", said=message), found.vector_bytes, is_damage=True)
+                contradiction = table_integrity.find_contradiction(db, path, self.name, (self.body, self.vector))
+                if contradiction is not None:
+                    raise StoreProblem(tr("is damaged: {said}", said=contradiction), found.vector_bytes, is_damage=True)
         except (apsw.Error, UnicodeDecodeError) as error:
             if sqlite.is_write_failure(error):
                 raise

@@ -131,7 +131,7 @@ def _upgrade(form: Form) -> tuple[Task, tuple[str, ...]]:
         "salvage": bool(form.text("salvage")),
         "carry_text": bool(form.text("carry_text")),
         "adopt_orphans": bool(form.text("adopt_orphans")),
-        **_models(form),
+        **_model_options(form),
     }
     if form.text("profile_at") == NO_PROFILE and not form.text("profile"):
         return Task(function="migrate", paths=(source, library), options=MigrateOptions(**chosen)), (library,)
@@ -153,8 +153,8 @@ def _providers(form: Form) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
-def _models(form: Form) -> dict[str, Any]:
-    """Return the options on models that the choices of a plan come to."""
+def _model_options(form: Form) -> dict[str, Any]:
+    """Convert the choice made for each missing model on the page of a plan to options of ``migrate``."""
     choices = form.pairs("model:")
     mapped = {old: new[4:] for old, new in choices.items() if new.startswith("map:")}
     created = tuple(old for old, new in choices.items() if new == "recreate")
@@ -194,7 +194,7 @@ def _install(form: Form) -> tuple[Task, tuple[str, ...]]:
         as_new=bool(form.text("as_new")),
         name=name,
         recreate_provider=_providers(form),
-        **_models(form),
+        **_model_options(form),
     )
     return Task(function="install", paths=(path, profile), options=options), (profile,)
 
@@ -521,7 +521,7 @@ async def _confirm(request: Request) -> Response:
     return _begin(request, task, planned.stores, planned.journey, planned.form)
 
 
-async def _again(request: Request) -> Response:
+async def _restart_job(request: Request) -> Response:
     """Start a job again that was stopped, killed, or failed: it goes on where it was."""
     await read_form(request)
     ended = _job(request)
@@ -599,7 +599,7 @@ ROUTES = [
     Route("/job/{job}/events", _events),
     Route("/job/{job}/report.json", _document),
     Route("/job/{job}/confirm", _confirm, methods=["POST"]),
-    Route("/job/{job}/again", _again, methods=["POST"]),
+    Route("/job/{job}/again", _restart_job, methods=["POST"]),
     Route("/job/{job}/stop", _stop, methods=["POST"]),
     Route("/{journey}", _show_form, methods=["GET"]),
     Route("/{journey}", _start, methods=["POST"]),

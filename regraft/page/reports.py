@@ -66,7 +66,7 @@ def _migration(job: Job, report: MigrationReport) -> dict[str, Any]:
     }
     if isinstance(report, ProfileMigrationReport):
         values |= {"install": report.install, "does_something": bool(report.install.actions)}
-        values["groups"] = _grouped(report.install.bases, report.install.actions, report.install.left)
+        values["groups"] = _group_by_base(report.install.bases, report.install.actions, report.install.left)
         values["can_start"] = not job.task.is_plan and application.can_start(job.task.paths[1])
     values["known"], values["missing"] = _choices_of(job, report, names) if job.task.is_plan else ([], [])
     return values
@@ -111,7 +111,9 @@ def _by_severity(report: MigrationReport, names: dict[str, str]) -> list[dict[st
     return sorted(found, key=lambda one: order.index(str(one["severity"])))
 
 
-def _grouped(bases: Iterable[BaseName], actions: Iterable[Action], left: Iterable[Unresolved]) -> list[dict[str, Any]]:
+def _group_by_base(
+    bases: Iterable[BaseName], actions: Iterable[Action], left: Iterable[Unresolved]
+) -> list[dict[str, Any]]:
     """Group actions and unresolved findings by base; those of no base come last."""
     names = {base.id: base.name for base in bases}
     groups: dict[str | None, dict[str, Any]] = {}
@@ -134,7 +136,7 @@ def _change(job: Job, report: ChangeReport | BackfillReport) -> dict[str, Any]:
     scopes = getattr(report, "scopes", [])
     target = job.task.paths[1] if job.task.function == "install" else job.task.paths[0]
     values: dict[str, Any] = {
-        "groups": _grouped(report.bases, report.actions, report.left),
+        "groups": _group_by_base(report.bases, report.actions, report.left),
         "most": SHOWN,
         "scopes": scopes,
         "suggestion": getattr(report, "suggestion", None),

@@ -144,7 +144,7 @@ _prestarted: list[WorkerProcess] = []
 
 @contextmanager
 def prestart_workers(count: int, modules: Sequence[str]) -> Iterator[None]:
-    """Start processes for pools that are opened later; end those that no pool has taken after the context.
+    """Start processes for pools that are opened within the context. Processes that no pool has taken end with it.
 
     Raises:
         OSError: they cannot be started.

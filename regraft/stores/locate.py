@@ -177,7 +177,7 @@ def _extracted_system(path: Path, kind: Kind | None) -> Iterator[Located | None]
             for name in names:
                 durable.make_folders((work / name).parent, flush=False)
                 tree.extract(name, work / name)
-            yield replace(system.located(work / root), path=path, is_extracted=True)
+            yield replace(system.locate(work / root), path=path, is_extracted=True)
             return
         yield None
 
@@ -335,7 +335,7 @@ def _recognize_system(path: Path, kind: Kind | None) -> Located | None:
         for system in systems.systems_for(kind):
             store = system.store_at(path)
             if store is not None:
-                return system.located(store)
+                return system.locate(store)
     except RegraftError:
         raise
     except OSError:
@@ -667,7 +667,7 @@ def _database(path: Path, kind: Kind | None) -> Located:
     recognized = kind_by_tables(path, tables)
     _demand_kind(path, recognized, kind)
     if recognized in SYSTEMS:
-        return systems.system_of(recognized).located(path)
+        return systems.system_of(recognized).locate(path)
     if recognized in (Kind.V2_PROFILE, Kind.LIBRARY):
         real = links.real_path(path) if path.is_symlink() else path
         folder = real.parent
@@ -696,7 +696,7 @@ def _recognize_unreadable(path: Path, kind: Kind | None) -> Located | None:
     """Recognize an unreadable file by the kind that the user gave, or by its name."""
     for system in systems.systems_for(kind):
         if kind is system.kind or system.has_name(path):
-            return system.located(path)
+            return system.locate(path)
     if kind is Kind.INDEX or (kind is None and cherry_v2_layout.is_index_path(path)):
         return _single_file(Kind.INDEX, path)
     return _single_file(kind, path) if kind in (Kind.V1_VECTORS, Kind.PREVIEW) else None

@@ -140,7 +140,7 @@ class System:
         """Describe a SQLite file that belongs to a store without being one; None for other files."""
         return None
 
-    def located(self, path: Path) -> Located:
+    def locate(self, path: Path) -> Located:
         """Return the store at a path: by default, a folder."""
         return Located(kind=self.kind, path=path, tree=FolderTree(path))
 
@@ -164,7 +164,7 @@ class System:
         """
         return None
 
-    def alone(self, found: Located) -> AbstractContextManager[None]:
+    def exclusive_access(self, found: Located) -> AbstractContextManager[None]:
         """Keep the system itself from opening a store within the context; by default, nothing does.
 
         Raises:
@@ -172,7 +172,7 @@ class System:
         """
         return nullcontext()
 
-    def guarded(self, db: apsw.Connection) -> AbstractContextManager[None]:
+    def guard_rows(self, db: apsw.Connection) -> AbstractContextManager[None]:
         """Reject changes to protected rows within the context. Other files are not affected."""
         return nullcontext()
 

@@ -69,7 +69,7 @@ class DamageTarget:
         return self.library / KNOWLEDGE_FOLDER / base_id
 
     def choose(self, options: Sequence[Choice]) -> Choice:
-        """Return the selected option.
+        """Return the option that ``choice`` selects, modulo their number.
 
         Raises:
             ValueError: there are no options.

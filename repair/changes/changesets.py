@@ -326,7 +326,7 @@ def _guard_rows(db: apsw.Connection) -> Iterator[None]:
     """Refuse row changes that the system of the file never makes itself."""
     with ExitStack() as guards:
         for system in systems.all_systems():
-            guards.enter_context(system.guarded(db))
+            guards.enter_context(system.guard_rows(db))
         yield
 
 

@@ -151,7 +151,7 @@ def run_command(  # noqa: PLR0913 - what every command is given
         show_plan: called with the report of the plan before anything is changed. False stops the run.
 
     Raises:
-        ChangeUnfinished: a dry run would take what a stopped run has left for damage.
+        ChangeUnfinished: a stopped run has moved a file of the store away, so the plan of a dry run would be wrong.
         RegraftError: refused (exit status 2), stopped after some changes (3) or interrupted (130).
     """
     again = partial(open_for_change, path, kind, command, bases, now_ms)

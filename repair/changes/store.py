@@ -239,7 +239,7 @@ def exclusive_access(store: Store) -> AbstractContextManager[None]:
     Raises:
         RegraftError: the system has the store open.
     """
-    return nullcontext() if store.system is None else store.system.alone(store.found)
+    return nullcontext() if store.system is None else store.system.exclusive_access(store.found)
 
 
 def demand_not_running(store: Store) -> None:

@@ -267,7 +267,7 @@ class _MaterialPlanner:
             self._plan.resolves.add((v2.MATERIAL_ORPHAN, base.key))
 
     def _resolve_folders(self, base: str) -> None:
-        """Mark folders as resolved if all of them are expanded."""
+        """Mark the finding of a base's folder tombstones as resolved if the plan completes all of them."""
         expanded = {one.subject for one in self._actions if one.action == "complete-folder" and one.base == base}
         if expanded and all(str(item.get("id")) in expanded for item in self._items(base) if is_tombstone(item)):
             self._plan.resolves.add((v2.ITEM_TOMBSTONE, base))

@@ -183,7 +183,7 @@ class CatalogStatements:
         self.inserted.add(table)
         self.made.append((*self.tables.insert_statement(table, row), ()))
 
-    def applied(self) -> Callable[[apsw.Connection], None]:
+    def as_function(self) -> Callable[[apsw.Connection], None]:
         """Function that executes the statements. Each changes exactly one row."""
         path = self.path
 
@@ -231,7 +231,7 @@ def make_catalog_change(
     return RowsChange(
         path=catalog,
         actions=tuple(actions),
-        apply=statements.applied(),
+        apply=statements.as_function(),
         tables=tuple(tables),
         bytes=statements.bytes,
     )
@@ -263,7 +263,7 @@ def rehearse_statements(statements: CatalogStatements) -> None:
         copy.execute("PRAGMA ignore_check_constraints = OFF")
         try:
             with sqlite.transaction(copy):
-                statements.applied()(copy)
+                statements.as_function()(copy)
         except PlanOutdated as error:
             raise ProfileUnknown(
                 path=path, what=tr("a database with additional constraints ({reason})", reason=error.facts["reason"])

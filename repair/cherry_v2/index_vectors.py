@@ -314,7 +314,7 @@ class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
     def finish(self, root: Path, growing: Sequence[IncrementalChange], now_ms: int, *, wrote: bool) -> None:
         """Do nothing: an index has no place to record that a run is complete."""
 
-    def opened(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[IndexScope]:
+    def open_scope(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[IndexScope]:
         """Open its index as a scope; an index that is not built yet is empty."""
         if self.is_missing and not growing and not (root / self.path).exists():
             return empty_index_scope(self.base_id, label=self.label, dimensions=self.dimensions)
@@ -504,8 +504,8 @@ class IndexFiller:
         units = PreparationStep(partial(_plan_units, bases={target.base_id for target in found}), may_wait=True)
         adopted = (PreparationStep(partial(_plan_model, target=target)) for target in found if target.is_new)
         # To name the source of the dimensions in error messages.
-        message = (replace(target, is_given=target.dimensions == options.dimensions) for target in found)
-        return FillTargets(tuple(message), left, (units, *adopted))
+        targets = (replace(target, is_given=target.dimensions == options.dimensions) for target in found)
+        return FillTargets(tuple(targets), left, (units, *adopted))
 
 
 def _require_index(

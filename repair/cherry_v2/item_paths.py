@@ -395,7 +395,7 @@ def plan_moved(store: Store, options: RepairOptions) -> Plan:
         for row, new in fitting:
             statements.set_source(base, row, new)
         actions += list(_moved_actions(base, fitting, roots))
-        made.left += list(_moved_left(base, moved, fitting))
+        made.left += list(_unresolved_moves(base, moved, fitting))
     if actions:
         made.changes.append(make_catalog_change(statements, store.catalog, actions, _ITEMS))
     return made
@@ -426,7 +426,7 @@ def _moved_actions(base: str, moved: Sequence[tuple[Row, str]], roots: Sequence[
         yield Action(action="set-source", message=message, base=base, count=count, finding=v2.ITEM_SOURCE_MISSING)
 
 
-def _moved_left(base: str, moved: Sequence[object], fitting: Sequence[tuple[Row, str]]) -> Iterator[Unresolved]:
+def _unresolved_moves(base: str, moved: Sequence[object], fitting: Sequence[tuple[Row, str]]) -> Iterator[Unresolved]:
     """Yield originals that are not at their new path either, and paths that cannot be written."""
     missing = [new for _, new in fitting if is_source_missing(new)]
     if missing:

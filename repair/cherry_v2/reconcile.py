@@ -292,7 +292,9 @@ class _Follows(msgspec.Struct):
             wanted = Counter(move.new for move in self.moves)
             stays: set[_Move] = set()
             for move in self.moves:
-                reason = find_path_problem(move.new.encode()) or self._taken(index, move.new, wanted[move.new], leaving)
+                reason = find_path_problem(move.new.encode()) or self._find_path_owner(
+                    index, move.new, wanted[move.new], leaving
+                )
                 if reason is not None:
                     self._leave(
                         v2.MATERIAL_PATH,
@@ -304,18 +306,14 @@ class _Follows(msgspec.Struct):
                 return
             self.moves = [move for move in self.moves if move not in stays]
 
-    def _taken(self, index: apsw.Connection, path: str, wanted: int, leaving: set[str]) -> str | None:
+    def _find_path_owner(self, index: apsw.Connection, path: str, wanted: int, leaving: set[str]) -> str | None:
         """Return whose path this is, if ``wanted`` items want it or another material keeps it; else None."""
         if wanted > 1:
             return tr("that of several items")
-        owner = self._owner(index, path)
+        query = "SELECT CAST(material_id AS BLOB) FROM material WHERE relative_path = ?"
+        raw = index.execute(query, (path,)).get
+        owner = None if raw is None else raw.decode("utf-8", "replace")
         return None if owner is None or owner in leaving else tr("that of the material {owner}", owner=owner)
-
-    @staticmethod
-    def _owner(index: apsw.Connection, path: str) -> str | None:
-        """Return the material that has a path in the index, or None."""
-        owner = index.execute("SELECT CAST(material_id AS BLOB) FROM material WHERE relative_path = ?", (path,)).get
-        return None if owner is None else owner.decode("utf-8", "replace")
 
     def _leave_files(self) -> None:
         """Report files that are not at the path of their item."""
@@ -411,6 +409,7 @@ def _items(db: apsw.Connection, base: str) -> Iterator[tuple[bytes, bytes | None
 
 
 def _read_materials(db: apsw.Connection) -> Iterator[tuple[bytes, bytes | None]]:
+    """Yield id and path of each material as UTF-8, in byte order of the ids."""
     rows = db.execute(
         "SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB) FROM material"
         " WHERE typeof(material_id) = 'text' ORDER BY 1"

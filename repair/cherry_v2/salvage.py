@@ -264,7 +264,8 @@ def _find_losses(index: DamagedIndex, tally: Tally, parts: SalvagedItems) -> Ite
         (v2.UNIT_MISSING, parts.partial, _PARTIAL),
     ):
         if items:
-            reason = tr(message, items=format_count(len(items), "item"), names=_name_some(items))
+            names = join_first([one_line(item.name) for item in items], _MAX_NAMED)
+            reason = tr(message, items=format_count(len(items), "item"), names=names)
             yield Unresolved.registered(finding, reason, base=index.base, count=len(items))
     if tally.unnamed:
         reason = tr(
@@ -276,8 +277,3 @@ def _find_losses(index: DamagedIndex, tally: Tally, parts: SalvagedItems) -> Ite
 
 _LOST = tr("{items} lost all text: {names}. Index them again in the application")
 _PARTIAL = tr("{items} lost part of their text: {names}. Index them again in the application")
-
-
-def _name_some(items: Sequence[SalvagedItem]) -> str:
-    """Name the first items, and count the others."""
-    return join_first([one_line(item.name) for item in items], _MAX_NAMED)

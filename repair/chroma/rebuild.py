@@ -540,7 +540,7 @@ def is_fit(vector: Any, dimensions: int | None) -> bool:
 
 
 class CollectionScope:
-    """The texts of one collection, and the staging file of its vectors. See :meth:`ChromaTarget.opened`."""
+    """The texts of one collection, and the staging file of its vectors. See :meth:`ChromaTarget.open_scope`."""
 
     def __init__(self, texts: CollectionTexts, target: ChromaTarget, path: Path, opened: ExitStack) -> None:
         self.name, self.label = target.base_id, target.label
@@ -645,7 +645,7 @@ class ChromaTarget(msgspec.Struct, frozen=True, kw_only=True):
         """Do nothing: the segment gets its vectors at the end of the run (:func:`_plan_segments`)."""
 
     @contextmanager
-    def opened(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> Iterator[CollectionScope]:
+    def open_scope(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> Iterator[CollectionScope]:
         """Open the texts as a scope; its staging file is created with the first vector."""
         del growing
         with ExitStack() as opened:
@@ -763,7 +763,7 @@ class ChromaFiller:
         """Return the models that the selected collections record; empty if any model will do."""
         del options
         with _open_database(store) as db:
-            found = (database.read_model(db, of) for of in _selected(store, db))
+            found = (database.read_model(db, of) for of in _selected_collections(store, db))
             return frozenset(f"{model[0]}::{model[1]}" for model in found if model is not None)
 
     def targets(self, store: Store, settings: EmbedderSettings, options: BackfillOptions) -> FillTargets:
@@ -777,7 +777,7 @@ class ChromaFiller:
         targets: list[ChromaTarget] = []
         left: list[Unresolved] = []
         with _open_database(store) as db:
-            for of in _selected(store, db):
+            for of in _selected_collections(store, db):
                 with open_collection(db, of, store.root) as state:
                     _add_target(targets, left, store, db, state, settings)
         different = [one.reason for one in left if one.finding == _MODEL]
@@ -802,7 +802,7 @@ def _open_database(store: Store) -> Iterator[apsw.Connection]:
         raise SourceUnreadable(path=path, reason=error) from error
 
 
-def _selected(store: Store, db: apsw.Connection) -> list[ChromaCollection]:
+def _selected_collections(store: Store, db: apsw.Connection) -> list[ChromaCollection]:
     """Return the selected collections."""
     return [one for one in database.list_collections(db) if store.wants(one.id)]
 

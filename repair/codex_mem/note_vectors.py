@@ -356,14 +356,14 @@ class NotesTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     def finish(self, root: Path, growing: Sequence[IncrementalChange], now_ms: int, *, wrote: bool) -> None:
         """Record in the sidecar that the run is complete."""
-        with self.opened(root, growing) as scope:
+        with self.open_scope(root, growing) as scope:
             scope.finished(now_ms, wrote=wrote)
 
     def finding_of(self, error: RegraftError) -> str | None:
         """Return the finding for notes that cannot be written, or None."""
         return FOREIGN_COLUMN if isinstance(error, SchemaForeign) else None
 
-    def opened(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[NotesScope]:
+    def open_scope(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[NotesScope]:
         """Open its notes as a scope."""
         return open_notes_scope(
             root / self.database,

@@ -222,8 +222,8 @@ def _texts_to_send(
     """Yield the texts of a target that are sent, including those of units created first."""
     expected = msgspec.structs.replace(one.expected, free=set(one.expected.there))
     coming: dict[str, int] = {}
-    with one.target.opened(store.root) as scope:
-        sized = expected.sized(scope, tokens_of)
+    with one.target.open_scope(store.root) as scope:
+        sized = expected.texts_to_send(scope, tokens_of)
         while chunk := dict(islice(sized, CHUNK)):
             found = {key: lacking.text or "" for key, lacking in scope.texts(list(chunk)).items()}
             yield from ((identity.text_hash(text), text, chunk[key]) for key, text in found.items())

@@ -427,7 +427,10 @@ class Reuse:
 
     def _find_problem(self, one: _Candidate, scope: Scope) -> str | None:
         """Return why the vectors of a base are not those of the scope's model, as far as stored vectors tell."""
-        stored = self._stored(one, list(one.known))
+        loaded = """SELECT lower(hex(hash)), vector FROM vector
+           WHERE source = ? AND base = ? AND hash IN (SELECT unhex(value) FROM json_each(?)) ORDER BY 1"""
+        rows: Any = self._db.execute(loaded, (one.source, one.base.number, sqlite.json_array(list(one.known))))
+        stored: dict[str, bytes] = dict(rows)
         pairs = [(one.known[key], vector) for key, vector in stored.items()]
         if pairs:
             return find_difference(pairs, MIN_STORED_COSINE, tr("those of {base}", base=printable(scope.label)))
@@ -436,13 +439,6 @@ class Reuse:
         if norms and form is not None and all(map(is_unit_length, norms)) is not form:
             return tr("its vectors are normalized") if form else tr("its vectors are not normalized")
         return None
-
-    def _stored(self, one: _Candidate, keys: Sequence[str]) -> dict[str, bytes]:
-        """Return the loaded vectors of a base by text hash."""
-        query = """SELECT lower(hex(hash)), vector FROM vector
-           WHERE source = ? AND base = ? AND hash IN (SELECT unhex(value) FROM json_each(?)) ORDER BY 1"""
-        rows: Any = self._db.execute(query, (one.source, one.base.number, sqlite.json_array(keys)))
-        return dict(rows)
 
     def _make_canary(
         self, scope_number: int, one: _Candidate, scope: Scope, bodies: Callable[[], Iterable[tuple[str, str]]]

@@ -286,7 +286,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
     @contextmanager
     def _open_target(self, one: SurveyedTarget) -> Iterator[Scope]:
         """Open a target for writing, and copy the vectors that equal texts have elsewhere."""
-        with one.target.opened(self.store.root, self._files_of(one.target)) as scope:
+        with one.target.open_scope(self.store.root, self._files_of(one.target)) as scope:
             one.outcome.survey = scope.survey()
             self._copy_known_vectors(one, scope)
             yield scope
@@ -324,7 +324,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
             is_proven = other.outcome.probe is not None or not self.options.probes
             if other is one or not is_proven or vector_kind(other) != vector_kind(one):
                 continue
-            with other.target.opened(self.store.root) as source:
+            with other.target.open_scope(self.store.root) as source:
                 _copy_vectors(source, scope, one.outcome)
 
     # --- steps before the embedding ----------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ class Target(Protocol):
             CannotFill: they do not.
         """
 
-    def opened(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[Scope]:
+    def open_scope(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[Scope]:
         """Open its scope: for writing, with the undo record of each file, or else read-only, leaving no files behind.
 
         Raises:

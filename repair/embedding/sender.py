@@ -294,7 +294,7 @@ class Sender:
         """Write all vectors that have arrived, then handle the batches that failed."""
         # Ctrl-C is held back until what was paid for is written.
         with interrupts.defer_stops():
-            results = [self._checked(result, outbox.lengths) for result in self._workers.results(_POLL)]
+            results = [self._verify_vectors(result, outbox.lengths) for result in self._workers.results(_POLL)]
             self._in_flight -= len(results)
             good = [result for result in results if result.problem is None]
             if good:
@@ -303,7 +303,7 @@ class Sender:
                 if result.problem is not None:
                     self._handle(outbox, result.batch, result.problem)
 
-    def _checked(self, result: BatchResult, lengths: VectorLengths) -> BatchResult:
+    def _verify_vectors(self, result: BatchResult, lengths: VectorLengths) -> BatchResult:
         """Return a result, with AnswerUnfit as its problem if its vectors cannot be those of its texts."""
         if result.problem is not None:
             return result

@@ -115,7 +115,7 @@ def needed_models(store: Store, filler: Filler, options: BackfillOptions) -> lis
             dimensions = None
             with (
                 suppress(CannotFill, RegraftError, apsw.Error, OSError, ValueError),
-                target.opened(store.root) as scope,
+                target.open_scope(store.root) as scope,
             ):
                 dimensions = scope.dimensions
             needs.append(ModelNeed(model_id=target.model_id, dimensions=dimensions, label=target.label))
@@ -168,10 +168,10 @@ class ExpectedTexts(msgspec.Struct):
         new = len(self.coming.keys() - set(scope.texts(list(self.coming))))
         return TextCounts(ready=found.ready, pending=found.pending + new, stale=found.stale, failed=found.failed)
 
-    def sized(self, scope: Scope, tokens_of: TokenCounter) -> Iterator[SizedText]:
+    def texts_to_send(self, scope: Scope, tokens_of: TokenCounter) -> Iterator[SizedText]:
         """Yield the texts that are sent, in the order of their keys."""
         self.shared = self.reused = 0
-        every = merge(sized_texts_without_vector(scope, tokens_of), sorted(self.coming.items()))
+        every = merge(measure_texts_without_vector(scope, tokens_of), sorted(self.coming.items()))
         distinct = (next(group) for _, group in groupby(every, key=itemgetter(0)))
         while chunk := list(islice(distinct, _CHUNK)):
             keys = [key for key, _ in chunk]
@@ -186,7 +186,7 @@ class ExpectedTexts(msgspec.Struct):
             yield from ((key, tokens) for key, tokens in chunk if key not in free)
 
 
-def sized_texts_without_vector(scope: Scope, tokens_of: TokenCounter) -> Iterator[SizedText]:
+def measure_texts_without_vector(scope: Scope, tokens_of: TokenCounter) -> Iterator[SizedText]:
     """Yield the texts of a scope that lack a vector, without blank ones."""
     keys = scope.lacking()
     while chunk := list(islice(keys, _CHUNK)):
@@ -194,8 +194,8 @@ def sized_texts_without_vector(scope: Scope, tokens_of: TokenCounter) -> Iterato
             yield key, tokens_of(text.text or "")
 
 
-def sized_new_units(scope: Scope, bodies: Iterable[tuple[str, str]], tokens_of: TokenCounter) -> dict[str, int]:
-    """Map the keys of bodies (key, text) without a vector to their tokens."""
+def count_new_unit_tokens(scope: Scope, bodies: Iterable[tuple[str, str]], tokens_of: TokenCounter) -> dict[str, int]:
+    """Map the text hash of each body without a vector to its number of tokens; ``bodies`` are (hash, text)."""
     found = {}
     bodies = iter(bodies)
     while chunk := dict(islice(bodies, _CHUNK)):
@@ -299,7 +299,7 @@ def estimate_expected(
         sizes = [(text, tokens_of(text)) for text, _ in canary.sample]
         one = estimate_sending(sizes, settings, Limits(cost=limits.cost), sent.plus(compared))
         compared = compared.plus(one)
-    sized = expected.sized(scope, tokens_of)
+    sized = expected.texts_to_send(scope, tokens_of)
     if keys is not None:
         sized = _collect_keys(sized, keys)
     before = structs.replace(sent.plus(compared), texts=sent.texts)
@@ -375,11 +375,11 @@ def survey_store(
         for target in found.targets:
             coming = _texts_of_plan(first, target.base_id)
             # What cannot be opened is reported below.
-            with _skip_unfit(target, []), target.opened(store.root) as scope:
+            with _skip_unfit(target, []), target.open_scope(store.root) as scope:
                 reuse.want(scope, target.model_id, settings, (key for key, _ in coming()))
         reuse.load()
     for target in found.targets:
-        with _skip_unfit(target, survey.left), target.opened(store.root) as scope:
+        with _skip_unfit(target, survey.left), target.open_scope(store.root) as scope:
             survey.targets.append(_survey_target(scope, target, settings, options, first, reuse))
     _Estimator(store=store, survey=survey, settings=settings, options=options).run()
     return survey
@@ -398,13 +398,13 @@ def _survey_target(
     tokens_of = embedders.counter(settings)
     expected = ExpectedTexts(shares_with_itself=target.shares_with_itself)
     if target.base_id in first.bodies:
-        expected.coming = sized_new_units(scope, first.bodies[target.base_id](), tokens_of)
+        expected.coming = count_new_unit_tokens(scope, first.bodies[target.base_id](), tokens_of)
     if reuse is not None:
         can_embed = not isinstance(settings, UnnamedEmbedder)
         expected.supply = reuse.supply(scope, _texts_of_plan(first, target.base_id), can_embed=can_embed)
     canaries = () if expected.supply is None else expected.supply.canaries
     # False if all texts without a vector are blank, or get that of another store.
-    is_embedded = next(expected.sized(scope, tokens_of), None) is not None
+    is_embedded = next(expected.texts_to_send(scope, tokens_of), None) is not None
     is_length_known = scope.dimensions is not None or isinstance(settings, UnnamedEmbedder)
     if not is_length_known and is_embedded and target.needs_dimensions:
         raise DimensionsMissing(base=target.label)
@@ -456,13 +456,13 @@ class _Estimator(msgspec.Struct, kw_only=True):
         """
         wanted: set[str] = set()
         for one in group:
-            with _skip_unfit(one.target, self.survey.left), one.target.opened(self.store.root) as scope:
+            with _skip_unfit(one.target, self.survey.left), one.target.open_scope(self.store.root) as scope:
                 wanted.update(scope.lacking(), one.expected.coming)
         found: set[str] = set()
         for one in group:
             if not wanted or one.target.shares_with_itself or (one.sample is None and self.options.probes):
                 continue
-            with _skip_unfit(one.target, self.survey.left), one.target.opened(self.store.root) as scope:
+            with _skip_unfit(one.target, self.survey.left), one.target.open_scope(self.store.root) as scope:
                 keys = iter(sorted(wanted))
                 while chunk := list(islice(keys, _CHUNK)):
                     found.update(scope.vectors(chunk))
@@ -470,7 +470,7 @@ class _Estimator(msgspec.Struct, kw_only=True):
 
     def _estimate(self, one: SurveyedTarget, sent: Estimate, *, is_alone: bool) -> None:
         """Estimate what is sent for a target; texts of earlier targets are free."""
-        with _skip_unfit(one.target, self.survey.left), one.target.opened(self.store.root) as scope:
+        with _skip_unfit(one.target, self.survey.left), one.target.open_scope(self.store.root) as scope:
             keys: list[str] = []
             one.outcome.planned = estimate_expected(
                 one.expected,

@@ -359,12 +359,12 @@ def _with_rescue(
     if back is None or len(back) == finding.count:
         yield came
         return
-    yield _limited_to(came, back, len(back))
+    yield _reduce_to(came, back, len(back))
     others = [one for one in finding.samples if one not in back]
-    yield _without_rescue(_limited_to(finding, others, finding.count - len(back)), plan)
+    yield _without_rescue(_reduce_to(finding, others, finding.count - len(back)), plan)
 
 
-def _limited_to(finding: Finding, folders: list[str], count: int) -> Finding:
+def _reduce_to(finding: Finding, folders: list[str], count: int) -> Finding:
     """Reduce a finding about several folders to some of them."""
     message = finding.message.replace(format_count(finding.count, "folder"), format_count(count, "folder"), 1)
     subject = folders[0] if count == len(folders) == 1 else None

@@ -92,7 +92,7 @@ class _Steps:
         """Whether the chosen findings include one of these."""
         return not self._only or not self._only.isdisjoint(names)
 
-    def _named(self, names: Iterable[str]) -> frozenset[str]:
+    def _named_findings(self, names: Iterable[str]) -> frozenset[str]:
         """The named findings that a step resolves; empty if no finding was named."""
         return self._only.intersection(names)
 
@@ -142,7 +142,7 @@ class _Steps:
         if repairs.repair is None or not self._wants(repairs.repaired):
             return Plan()
         by_choice = {*adopt.NAMES, v2.BASE_FAILED, v2.VECTOR_UNEXPECTED}
-        named = self._named(repairs.repaired) - by_choice
+        named = self._named_findings(repairs.repaired) - by_choice
         if self._only and not named:
             return Plan()
         return repairs.repair(store, RepairOptions(now_ms=self._now_ms, only=named, spared=frozenset(self._failed)))
@@ -154,7 +154,7 @@ class _Steps:
         if store.found.kind in V2_STORES and store.catalog is None:
             # A single index file has no catalog to compare with.
             return Plan()
-        only = self._named(repairs.reconciled)
+        only = self._named_findings(repairs.reconciled)
         return repairs.reconcile(store, ReconcileOptions(only=only, spared=frozenset(self._failed)))
 
     def collect(self, store: Store) -> Plan:
@@ -164,7 +164,7 @@ class _Steps:
         # ``fix`` never deletes undo data of earlier runs.
         options = GcOptions(
             now_ms=self._now_ms,
-            only=self._named(repairs.collected),
+            only=self._named_findings(repairs.collected),
             expires=False,
             spared=frozenset(self._failed),
         )

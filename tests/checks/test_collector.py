@@ -210,15 +210,15 @@ def test_statements_are_stopped_by_their_number_of_instructions(monkeypatch: pyt
     monkeypatch.setattr(collector_module, "_LEAST_INSTRUCTIONS", 2000)
     monkeypatch.setattr(collector_module, "_INSTRUCTIONS_PER_BYTE", 10)
     with closing(apsw.Connection(":memory:")) as db:
-        with FindingCollector().watched(db, 0), pytest.raises(apsw.InterruptError):
+        with FindingCollector().limit_statements(db, 0), pytest.raises(apsw.InterruptError):
             db.execute(LONG.format(1000))
         assert db.execute(LONG.format(1000)).get == 1000
         # A larger file may take longer.
-        with FindingCollector().watched(db, 100_000):
+        with FindingCollector().limit_statements(db, 100_000):
             assert db.execute(LONG.format(1000)).get == 1000
         calls = []
         monkeypatch.setattr(FindingCollector, "_is_out_of_time", lambda _: calls.append(1) is not None)
-        with FindingCollector().watched(db, 0), pytest.raises(apsw.InterruptError):
+        with FindingCollector().limit_statements(db, 0), pytest.raises(apsw.InterruptError):
             db.execute(LONG.format(1000))
         # 2000 instructions are twenty calls of a hundred; the next one ends it.
         assert len(calls) == 20

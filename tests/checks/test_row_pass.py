@@ -214,10 +214,10 @@ def test_vectors_that_may_have_a_finding_are_not_uniform(statement: str, store: 
 def test_statements_are_interrupted_while_they_are_watched_and_not_afterwards() -> None:
     long = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 50000) SELECT count(*) FROM n"
     with closing(apsw.Connection(":memory:")) as db:
-        with FindingCollector(max_duration=-1).watched(db, 0), pytest.raises(apsw.InterruptError):
+        with FindingCollector(max_duration=-1).limit_statements(db, 0), pytest.raises(apsw.InterruptError):
             db.execute(long)
-        with FindingCollector(max_duration=3600).watched(db, 0):
+        with FindingCollector(max_duration=3600).limit_statements(db, 0):
             assert db.execute(long).get == 50_000
-        with FindingCollector(max_duration=-1).watched(db, 0):
+        with FindingCollector(max_duration=-1).limit_statements(db, 0):
             pass
         assert db.execute(long).get == 50_000

@@ -45,7 +45,7 @@ TRIAL = TriggerTrial(
 def _untried() -> None:
     """Let each test try its definitions, whatever others tried."""
     sqlite_checks._try_trigger.cache_clear()
-    sqlite_checks._rules_call.cache_clear()
+    sqlite_checks._trace_called_functions.cache_clear()
 
 
 @pytest.fixture

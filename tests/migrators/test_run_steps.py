@@ -185,7 +185,7 @@ def test_a_base_that_is_hashed_in_the_background_is_not_read_again(
     source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marks = FileHashes([[1, 2], None, None], [[3, 4]])
-    marking = SimpleNamespace(marks=lambda: marks)
+    marking = SimpleNamespace(file_hashes=lambda: marks)
     plan = LibraryPlan(jobs=(BaseJob(0, PLAN.draft, "", plan=PLAN),), bytes=0)
     [done], _, _ = write(plan, source, tmp_path, monkeypatch, marking)
     assert done.work.fingerprint == base_fingerprint(source, PLAN.draft, marks=marks)

@@ -199,12 +199,12 @@ def test_files_are_hashed_by_processes_as_they_are_by_this_one(source: Any, capl
         ("content_marks", [["Files/up-a.txt"] * 2, ["Files/up-b.txt"] * 2]),
         ("content_marks", [["Vectors/kb"], ["Vectors/kb-wal"], ["Vectors/kb-journal"]]),
     ]
-    marks = jobs.marks()
+    marks = jobs.file_hashes()
     assert marks == FileHashes([mark(b"vectors"), mark(b"log"), None], [None, mark(b"upload")])
     assert base_fingerprint(source, DRAFT, marks=marks) == base_fingerprint(source, DRAFT)
     caplog.set_level(logging.INFO)
     failing: Any = Pool(fails_at="content_marks")
-    assert ContentHashJobs(failing, source, DRAFT).marks() is None
+    assert ContentHashJobs(failing, source, DRAFT).file_hashes() is None
     assert "files are read whole by one process: it was killed" in caplog.text
 
 
@@ -212,12 +212,12 @@ def test_an_archive_and_very_many_items_are_hashed_by_this_process(
     source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool: Any = Pool()
-    assert ContentHashJobs(pool, located(Path(), SimpleNamespace()), DRAFT).marks() is None
+    assert ContentHashJobs(pool, located(Path(), SimpleNamespace()), DRAFT).file_hashes() is None
     monkeypatch.setattr(source_files, "_MAX_HASHED_FILES", len(DRAFT.items) - 1)
-    assert ContentHashJobs(pool, source, DRAFT).marks() is None
+    assert ContentHashJobs(pool, source, DRAFT).file_hashes() is None
     assert pool.jobs == []
     monkeypatch.setattr(source_files, "_MAX_HASHED_FILES", len(DRAFT.items))
-    assert ContentHashJobs(pool, source, DRAFT).marks() is not None
+    assert ContentHashJobs(pool, source, DRAFT).file_hashes() is not None
 
 
 # --- copies ----------------------------------------------------------------------------------------------------------

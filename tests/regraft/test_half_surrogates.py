@@ -192,7 +192,7 @@ def test_rows_with_halves_of_pairs_are_changed_where_they_are_what_was_read(stor
     row = next(one for one in read_catalog(path).items[KB] if one["type"] == "file")
     statements = CatalogStatements(path)
     statements.set_path(KB, row, "new.txt")
-    apply = statements.applied()
+    apply = statements.as_function()
     with closing(apsw.Connection(str(path))) as db:
         apply(db)
         ((data,),) = db.execute("SELECT CAST(data AS BLOB) FROM knowledge_item WHERE id = ?", (row["id"],)).fetchall()

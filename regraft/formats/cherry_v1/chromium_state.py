@@ -92,7 +92,7 @@ class _Reader:
         self._folders = (
             []
             if indexed_db is None
-            else [join_path(indexed_db, name) for name in _databases(tree.children(indexed_db))]
+            else [join_path(indexed_db, name) for name in tree.children(indexed_db) if name.endswith(_LEVELDB)]
         )
         #: Result for each folder; None if it does not contain the application's database.
         self._read: dict[str, _Tables | None] = {}
@@ -179,8 +179,3 @@ def damage_notice(count: int, folder: str) -> Notice:
         folder=folder,
     )
     return Notice(code=notices.STORAGE_DAMAGED, message=message, count=count)
-
-
-def _databases(names: list[str]) -> list[str]:
-    """Select the names of LevelDB folders."""
-    return [name for name in names if name.endswith(_LEVELDB)]

@@ -47,7 +47,7 @@ def list_data_folders() -> dict[Path, str]:
     if the settings name it or if it is in the current directory.
     """
     configured = dict.fromkeys(_data_paths(_config()), tr("named in the application's settings"))
-    entries = [entry for entry in _read_entries(_config()) if isinstance(entry, dict)]
+    entries = [entry for entry in _read_data_paths(_config()) if isinstance(entry, dict)]
     programs = [program.parent for entry in entries for program in _absolute(entry.get("executablePath"))]
     with contextlib.suppress(OSError):
         programs.append(Path.cwd())
@@ -89,16 +89,17 @@ def _is_same_path(path: Path, other: Path) -> bool:
 
 def _data_paths(config: Path) -> Iterator[Path]:
     """Yield the data folders that a configuration file names."""
-    for entry in _read_entries(config):
+    for entry in _read_data_paths(config):
         yield from _absolute(entry.get("dataPath") if isinstance(entry, dict) else entry)
 
 
-def _read_entries(config: Path) -> list[Any]:
+def _read_data_paths(config: Path) -> list[Any]:
+    """Return the entries of ``appDataPath`` in a configuration file; empty if it cannot be read."""
     try:
-        message: Any = json_text.loads(links.read_bytes(config)) if config.is_file() else None
+        settings: Any = json_text.loads(links.read_bytes(config)) if config.is_file() else None
     except (OSError, ValueError):
         return []
-    named = message.get("appDataPath") if isinstance(message, dict) else None
+    named = settings.get("appDataPath") if isinstance(settings, dict) else None
     # Early releases wrote one path, later ones a list with a path for each executable.
     return named if isinstance(named, list) else [named]
 

@@ -301,7 +301,7 @@ class _RowMaker:
             reason = notices.ROW_BROKEN
         text_hash = None if claim.text is None else hash_bytes(claim.text)
         length = None if claim.vector is None else len(claim.vector)
-        held = self._held(claim)
+        held = self._kept_columns(claim)
         digest = hash_bytes(b"%d " % row.rowid + claim.digest)
         about = (
             digest,
@@ -315,7 +315,7 @@ class _RowMaker:
         )
         return STRENGTH[row.origin], row.page, row.rowid, *held, *about
 
-    def _held(self, claim: FoundChunk) -> tuple[bytes | None, ...]:
+    def _kept_columns(self, claim: FoundChunk) -> tuple[bytes | None, ...]:
         """Return the columns of a row that are kept: all of them, or only the ids."""
         if self._keep:
             return claim.row_id, claim.loader, claim.source, claim.text, claim.vector, claim.metadata
@@ -506,7 +506,7 @@ class _RowDecisions:
         ]
 
     def _covers(self, kind: int) -> str:
-        """Build an SQL condition: the index is complete where the row's key would be."""
+        """Build the SQL condition that no part of an index is missing where the key of the row would be."""
         if kind in self._keys.whole:
             return "1"
         if kind == TEXTS or self._keys.last_run < 0:

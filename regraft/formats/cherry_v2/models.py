@@ -160,25 +160,25 @@ class ModelResolver:
             # Without the capability, no base could use the same model for embedding.
             capabilities = EMBEDDING if unique in self._embedding_ids else RERANK
             return self._with_retired_notice(self._exists(unique, raw, capabilities=capabilities), legacy_base)
-        message = Notice(
+        cleared = Notice(
             code=notices.RERANK_CLEARED,
             message=tr("{unique} does not exist", unique=unique or tr("a model without a name")),
             base=legacy_base,
         )
-        return ModelChoice(notices=(message,))
+        return ModelChoice(notices=(cleared,))
 
     def _exists(
         self,
         unique: str,
         named: dict[str, Any],
-        message: Notice | None = None,
+        notice: Notice | None = None,
         capabilities: tuple[str, ...] = EMBEDDING,
     ) -> ModelChoice:
         """Return the catalog rows of a model. One that the source does not list is remembered for later bases."""
         model = replace(self._models.setdefault(unique, _model_row(unique, named)), capabilities=capabilities)
         provider = _provider_of(unique)
         row = self._providers.get(provider) or ProviderRow(provider, provider, is_enabled=True)
-        return ModelChoice(unique, model, row, notices=() if message is None else (message,))
+        return ModelChoice(unique, model, row, notices=() if notice is None else (notice,))
 
     def _with_retired_notice(self, choice: ModelChoice, legacy_base: str) -> ModelChoice:
         """Add a notice if the application has removed the model's provider."""

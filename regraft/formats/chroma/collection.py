@@ -382,7 +382,7 @@ class CollectionState:
 
     def _has_vector(self, number: int) -> bool:
         """Whether an operation has a vector that a segment can get."""
-        size = len(self._queued(number))
+        size = len(self._queued_vector(number))
         return size > 0 and size == 4 * (self.dimension or size // 4)
 
     def _took_effect(self, number: int, code: int, key: str, *, is_known: bool) -> bool:
@@ -485,7 +485,7 @@ class CollectionState:
             (Origin.RECOVERED, _BATCH),
         ).fetchall()
         for number, position in rows:
-            queued = np.frombuffer(self._queued(int(str(number))), dtype="<f4")
+            queued = np.frombuffer(self._queued_vector(int(str(number))), dtype="<f4")
             stored = np.frombuffer(self.stored_vector(int(str(position))), dtype="<f4")
             if self.is_cosine and len(queued):
                 queued = queued / max(float(np.linalg.norm(queued.astype(np.float64))), 1e-30)
@@ -616,7 +616,7 @@ class CollectionState:
     def vector_at(self, origin: Origin, place: int) -> bytes:
         """Return the vector at a place as Chroma returns it; empty if it cannot be read."""
         if origin not in _IN_SEGMENT:
-            return self._queued(place)
+            return self._queued_vector(place)
         stored, norm = self.stored_vector(place), self.stored_norm(place)
         if norm is None:
             return stored
@@ -652,7 +652,7 @@ class CollectionState:
             file = self._open[name] = self._files.enter_context(links.open_for_reading(self.segment.folder / name))
         return file
 
-    def _queued(self, number: int) -> bytes:
+    def _queued_vector(self, number: int) -> bytes:
         """Return the vector of a queued operation as float32; empty if it has none."""
         row: Any = self._db.execute(
             "SELECT vector, encoding FROM embeddings_queue WHERE seq_id = ?", (number,)
@@ -663,7 +663,7 @@ class CollectionState:
         """Yield id, origin and vector of the entries whose vector is in the queue."""
         query = "SELECT id, origin, place FROM vector WHERE origin IN (?, ?) ORDER BY place"
         for key, origin, place in self._scratch.execute(query, (Origin.QUEUE, Origin.RECOVERED)):
-            yield str(key), Origin(int(str(origin))), self._queued(int(str(place)))
+            yield str(key), Origin(int(str(origin))), self._queued_vector(int(str(place)))
 
     def segment_blocks(self) -> Iterator[VectorBlock]:
         """Read the vectors in the segment, in the order of its elements. A block is valid until the next one."""

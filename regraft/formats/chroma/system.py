@@ -80,7 +80,7 @@ class Chroma(System):
         """Whether an unreadable file is a store, judged by its name."""
         return path.name == database.FILE
 
-    def located(self, path: Path) -> Located:
+    def locate(self, path: Path) -> Located:
         """Return the store at a path."""
         return Located(kind=self.kind, path=path, tree=FolderTree(path), places=StatePaths(vectors=""))
 
@@ -102,7 +102,7 @@ class Chroma(System):
         return {}
 
     @contextlib.contextmanager
-    def alone(self, found: Located) -> Iterator[None]:
+    def exclusive_access(self, found: Located) -> Iterator[None]:
         """Make sure that no program has the database open, or Open WebUI its own.
 
         Chroma keeps no lock while it is idle. On Linux, the files that other processes have open are examined.

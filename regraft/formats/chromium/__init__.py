@@ -142,13 +142,13 @@ class _Decoder:
 
     def _read_utf8(self) -> str:
         try:
-            return self._source.sized().decode("utf-8", "surrogatepass")
+            return self._source.length_prefixed().decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
             raise MalformedStorage(tr("contains a text that is not UTF-8")) from error
 
     def _two_byte(self) -> str:
         """Read a UTF-16 text."""
-        coded = self._source.sized()
+        coded = self._source.length_prefixed()
         if len(coded) % 2:
             raise MalformedStorage(tr("contains a text that ends with half a character"))
         return coded.decode("utf-16-le", "surrogatepass")
@@ -293,7 +293,7 @@ class _Decoder:
         ord("N"): _double,
         ord("Z"): _read_bigint,
         ord("S"): _read_utf8,
-        ord('"'): lambda self: self._source.sized().decode("latin-1"),
+        ord('"'): lambda self: self._source.length_prefixed().decode("latin-1"),
         ord("c"): _two_byte,
         ord("^"): _reference,
         ord("o"): lambda self: self._read_object(lambda _: self._read_properties("{")),
@@ -308,7 +308,7 @@ class _Decoder:
         ord("R"): lambda self: self._read_object(_Decoder._regexp),
         ord(";"): lambda self: self._read_object(_Decoder._map),
         ord("'"): lambda self: self._read_object(lambda _: self._read_values_until(",")),
-        ord("B"): lambda self: self._read_object(lambda _: self._source.sized()),
+        ord("B"): lambda self: self._read_object(lambda _: self._source.length_prefixed()),
         ord("~"): lambda self: self._read_object(_Decoder._resizable_buffer),
         ord("u"): lambda self: self._read_object(_Decoder._skip_external),
         ord("t"): lambda self: self._read_object(_Decoder._skip_external),
@@ -425,7 +425,7 @@ def _parse_sort_key(data: ByteReader, depth: int) -> tuple[Any, ...]:
     if kind == _STRING:
         return _RANKS[kind], data.take(2 * data.number())
     if kind == _BINARY:
-        return _RANKS[kind], data.sized()
+        return _RANKS[kind], data.length_prefixed()
     return _RANKS[kind], struct.unpack("<d", data.take(8))[0]
 
 
@@ -453,7 +453,7 @@ def parse_external_objects(value: bytes) -> list[ExternalObject]:
                 data.number()
             found.append(ExternalObject(number, size))
         elif kind == 2:
-            data.sized()
+            data.length_prefixed()
             found.append(ExternalObject(None, 0))
         else:
             raise MalformedStorage(tr("an external object of an unknown type"))
@@ -548,7 +548,7 @@ def _parse_fields(message: bytes) -> dict[int, bytes]:
     while data.left:
         tag = data.number()
         if tag & 7 == _SIZED:
-            found[tag >> 3] = data.sized()
+            found[tag >> 3] = data.length_prefixed()
         elif tag & 7 == _VARINT:
             data.number()
         elif tag & 7 in (_FIXED_64, _FIXED_32):

@@ -134,7 +134,7 @@ class ByteReader:
         value, self.at = read_varint(self.data, self.at)
         return value
 
-    def sized(self) -> bytes:
+    def length_prefixed(self) -> bytes:
         """Return the next length-prefixed bytes.
 
         Raises:
@@ -283,7 +283,7 @@ def batch_records(batch: bytes, holds: Callable[[bytes], bool]) -> list[Record]:
         kind = data.byte()
         if kind not in (DELETED, PUT):
             raise MalformedStorage(tr("a write batch contains a record of unknown type {kind}", kind=kind))
-        key = data.sized()
+        key = data.length_prefixed()
         wanted = holds(key)
         value: bytes | None = None
         if kind == PUT:
@@ -531,7 +531,7 @@ def _apply_edit(version: ManifestState, edit: ByteReader) -> None:
     while edit.left:
         tag = edit.number()
         if tag == _COMPARATOR:
-            version.comparator = edit.sized().decode("latin-1")
+            version.comparator = edit.length_prefixed().decode("latin-1")
         elif tag == _LOG:
             version.log = edit.number()
         elif tag == _PREVIOUS_LOG:
@@ -542,7 +542,9 @@ def _apply_edit(version: ManifestState, edit: ByteReader) -> None:
             removed.append((edit.number(), edit.number()))
         elif tag == _ADDED:
             level, number, _size = edit.number(), edit.number(), edit.number()
-            added.append(((level, number), TableFile(number, user_key(edit.sized()), user_key(edit.sized()))))
+            added.append(
+                ((level, number), TableFile(number, user_key(edit.length_prefixed()), user_key(edit.length_prefixed())))
+            )
         else:
             _skip_field(tag, edit)
     version.exchange(removed, added)
@@ -556,7 +558,7 @@ def _skip_field(tag: int, edit: ByteReader) -> None:
         edit.number()
     elif tag == _COMPACT:
         edit.number()
-        edit.sized()
+        edit.length_prefixed()
     else:
         raise MalformedStorage(tr("contains an edit of unknown type {tag}", tag=tag))
 

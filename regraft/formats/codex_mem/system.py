@@ -48,7 +48,7 @@ class CodexMem(System):
             return None
         return tr("the vectors of {notes}; use that path instead", notes=printable(notes))
 
-    def located(self, path: Path) -> Located:
+    def locate(self, path: Path) -> Located:
         """Return the store at a path."""
         # The sidecar and any replacement belong next to the real file.
         real = links.real_path(path) if path.is_symlink() else path
@@ -77,7 +77,7 @@ class CodexMem(System):
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
             raise SourceUnreadable(path=found.path, reason=error) from error
 
-    def guarded(self, db: apsw.Connection) -> AbstractContextManager[None]:
+    def guard_rows(self, db: apsw.Connection) -> AbstractContextManager[None]:
         """Reject changes to protected rows within the context. Other files are not affected."""
         return database.guard_excluded_notes(db)
 

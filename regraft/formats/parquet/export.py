@@ -96,7 +96,7 @@ def read_base_id(path: Path) -> str | None:
 
 
 def summarize_index(path: Path, dimensions: int | None = None) -> BaseSummary:
-    """Read an index once, except its vectors.
+    """Count the bodies, materials and rows that an export leaves out, and choose the vector length. Reads no vectors.
 
     Args:
         path: the index file.

@@ -42,11 +42,11 @@ class Rsclaw(System):
         """Whether an unreadable file is a store, judged by its name."""
         return path.name == database.FILE
 
-    def located(self, path: Path) -> Located:
+    def locate(self, path: Path) -> Located:
         """Return the store at a path."""
         return Located(kind=self.kind, path=path, tree=FolderTree(path.parent), places=StatePaths(vectors=""))
 
-    def alone(self, found: Located) -> AbstractContextManager[None]:
+    def exclusive_access(self, found: Located) -> AbstractContextManager[None]:
         """Keep the system itself from opening a store within the context."""
         from regraft.formats.redb import block_writers  # noqa: PLC0415 - only where something is changed
 

@@ -229,7 +229,7 @@ class RescuePlanner:
         own, rows, name = self._with_profile_ids(base, draft, found)
         planned = self._plan_base(base, own, found)
         if planned.error is not None:
-            raise _NotRescuable(next(message.message for message in planned.notices if message.code == planned.error))
+            raise _NotRescuable(next(notice.message for notice in planned.notices if notice.code == planned.error))
         if base.held is not None and base.held.vector_bytes not in (None, planned.vector_bytes):
             raise _NotRescuable(tr("the vectors in its index differ in length from those in v1's file"))
         planned = replace(planned, items=tuple(map(name, planned.items)))

@@ -71,17 +71,17 @@ class RescuePlanBuilder:
             self._change_base_row(rescued)
             self._change_item_rows(rescued)
             self._record_resolved(rescued)
-            worth = [message for message in rescued.notices if notices.is_at_least(message.severity, "warning")]
+            worth = [notice for notice in rescued.notices if notices.is_at_least(notice.severity, "warning")]
             self.plan.left += [
                 Unresolved(
-                    finding=notices.CODES[message.code].finding,
-                    reason=message.message,
+                    finding=notices.CODES[notice.code].finding,
+                    reason=notice.message,
                     base=rescued.base.key,
-                    count=message.count,
-                    severity=message.severity,
+                    count=notice.count,
+                    severity=notice.severity,
                 )
-                for message in worth
-                if message.code != notices.NOT_MIGRATED
+                for notice in worth
+                if notice.code != notices.NOT_MIGRATED
             ]
         self._report_left(rescued)
 
@@ -222,7 +222,7 @@ class RescuePlanBuilder:
         names = {base.finding} & {v2.BASE_FAILED, v2.BASE_NO_INDEX}
         if rescued.completed and not _tombstones(rescued):
             names.add(v2.ITEM_TOMBSTONE)
-        if base.finding == v2.ITEM_NO_MATERIAL and not _without_text(rescued):
+        if base.finding == v2.ITEM_NO_MATERIAL and not _items_without_text(rescued):
             names.add(v2.ITEM_NO_MATERIAL)
         if base.is_bare and (rescued.plan.materials or base.held is None):
             names |= _NEW_INDEX_RESOLVES
@@ -233,14 +233,14 @@ class RescuePlanBuilder:
         key = rescued.base.key
         ids = {item.legacy_id: item.id for item in rescued.plan.items if item.legacy_id is not None}
         reasons = {
-            ids.get(str(message.item)): message.message
-            for message in rescued.notices
-            if message.code == notices.NOT_MIGRATED
+            ids.get(str(notice.item)): notice.message
+            for notice in rescued.notices
+            if notice.code == notices.NOT_MIGRATED
         }
         for folder in _tombstones(rescued):
             why = reasons.get(folder, tr("v1 has no rows for its files"))
             self.plan.left.append(Unresolved(finding=v2.ITEM_TOMBSTONE, reason=why, base=key, subject=folder))
-        without = _without_text(rescued)
+        without = _items_without_text(rescued)
         if without:
             message = tr(
                 "v1 has no rows for {completed_items}", completed_items=format_count(len(without), "completed item")
@@ -263,7 +263,7 @@ def _tombstones(rescued: RescuedBase) -> list[str]:
     return [str(row.get("id")) for row in rescued.base.items if is_tombstone(row) and row.get("id") not in done]
 
 
-def _without_text(rescued: RescuedBase) -> list[str]:
+def _items_without_text(rescued: RescuedBase) -> list[str]:
     """Ids of completed items that should have a text in the index and have none, as ``check`` counts them."""
     there = rescued.texts
     return [
@@ -309,7 +309,7 @@ def plan(store: Store, options: RescueOptions) -> Plan:
     made.left += _unused_options(v1, options.model_overrides)
     matched = match_bases(catalog.bases, v1.library.bases, catalog.items or {})
     drafts = {base_id_text(row): draft for row, draft in matched.pairs}
-    made.left += _without_draft(stranded, drafts, {base_id_text(row) for row in matched.unsure})
+    made.left += _report_unmatched_bases(stranded, drafts, {base_id_text(row) for row in matched.unsure})
     planner = RescuePlanner(store, v1, catalog, options.model_overrides, options.now_ms)
     maker = RescuePlanBuilder(store, v1, catalog, options.now_ms)
     for base in stranded:
@@ -378,7 +378,7 @@ def _rescuable_finding(row: Row, items: list[Row], held: IndexContents | None) -
     return v2.ITEM_TOMBSTONE if any(map(is_tombstone, items)) else None
 
 
-def _without_draft(
+def _report_unmatched_bases(
     stranded: list[StrandedBase], drafts: dict[str, BaseDraft], unsure: set[str]
 ) -> Iterator[Unresolved]:
     """Report bases without a match in v1."""
@@ -391,9 +391,9 @@ def _without_draft(
 
 def _unused_options(v1: V1Data, model_overrides: ModelOverrides) -> list[Unresolved]:
     """Report model options that match no base. Options for a model that is both mapped and recreated are used."""
-    message = [notice.message for notice in v1.library.notices if notice.code == notices.OPTION_UNUSED]
+    unused = [notice.message for notice in v1.library.notices if notice.code == notices.OPTION_UNUSED]
     return [
         Unresolved(finding=v2.BASE_MODEL, reason=one)
-        for one in message
+        for one in unused
         if not any(one.endswith(f" {new}") for new in model_overrides.mapped.values())
     ]

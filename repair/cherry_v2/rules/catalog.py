@@ -717,7 +717,7 @@ def plan_item_paths(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) 
         return None
 
     def apply(db: apsw.Connection) -> None:
-        for base, path in _each(paths):
+        for base, path in _flatten(paths):
             db.execute(
                 f"UPDATE knowledge_item SET data = json_set(data, '$.{path.key}', ?) WHERE id = ? AND base_id = ?"
                 f" AND json_extract(data, '$.{path.key}') = ?",
@@ -728,10 +728,10 @@ def plan_item_paths(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) 
                     path=root / catalog, reason=tr("the path of item {item} changed in the meantime", item=path.item)
                 )
 
-    size = 2 * sum(len(path.new) for _, path in _each(paths)) + 4096
+    size = 2 * sum(len(path.new) for _, path in _flatten(paths)) + 4096
     return RowsChange(path=catalog, actions=actions, apply=apply, tables=("knowledge_item",), bytes=size)
 
 
-def _each(paths: dict[str, list[ItemPath]]) -> Iterator[tuple[str, ItemPath]]:
-    """Yield the new paths of all bases, each with the base's id."""
+def _flatten(paths: dict[str, list[ItemPath]]) -> Iterator[tuple[str, ItemPath]]:
+    """Yield each new path with the id of its base."""
     return ((base, path) for base, of_base in paths.items() for path in of_base)

@@ -188,7 +188,7 @@ class _Planner:
             self._leave_for_units(base, wanted, others)
             return
         wanted = wanted.intersection(index.NAMES)
-        kept = self._kept(base, found, wanted)
+        kept = self._protected_findings(base, found, wanted)
         if wanted - kept:
             yield from self._plan_index_repair(base, one, found, wanted - kept, moved, self._wanted - kept)
 
@@ -216,7 +216,7 @@ class _Planner:
         stays = (one for one in self._findings[base] if one.name in wanted and one.name in index.NAMES)
         self._plan.left += [Unresolved.of(one, reason, repair=repair) for one in stays]
 
-    def _kept(self, base: str, found: dict[str, int], wanted: frozenset[str]) -> frozenset[str]:
+    def _protected_findings(self, base: str, found: dict[str, int], wanted: frozenset[str]) -> frozenset[str]:
         """Return the findings that are not repaired, because that deletes vectors of a protected base."""
         deleting = wanted.intersection(index.FLAWS)
         if not deleting:

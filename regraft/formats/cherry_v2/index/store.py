@@ -259,9 +259,9 @@ def _delete_unused_embeddings(db: apsw.Connection, among: set[str] | None = None
     db.execute(
         # Uses the index of the hashes, so the vectors themselves are not read.
         "DELETE FROM embedding WHERE embedding_text_hash IN (SELECT e.embedding_text_hash FROM embedding e"
-        f" WHERE {_among('e.embedding_text_hash', among)}"
+        f" WHERE {_hash_condition('e.embedding_text_hash', among)}"
         " AND NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = e.embedding_text_hash))",
-        _among_parameters(among),
+        _hash_parameters(among),
     )
 
 
@@ -269,20 +269,20 @@ def _delete_unused_contents(db: apsw.Connection, among: set[str] | None = None) 
     """Delete the contents that nothing uses, in the whole file or ``among`` some hashes."""
     db.execute(
         "DELETE FROM content WHERE content_hash IN (SELECT c.content_hash FROM content c"
-        f" WHERE {_among('c.content_hash', among)}"
+        f" WHERE {_hash_condition('c.content_hash', among)}"
         " AND NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = c.content_hash)"
         " AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = c.content_hash))",
-        _among_parameters(among),
+        _hash_parameters(among),
     )
 
 
-def _among(column: str, among: set[str] | None) -> str:
+def _hash_condition(column: str, among: set[str] | None) -> str:
     """Build the SQL condition that a column has one of some hashes; always true for None."""
     return "1" if among is None else f"{column} IN (SELECT value FROM json_each(?))"
 
 
-def _among_parameters(among: set[str] | None) -> tuple[str, ...]:
-    """Return the parameters of the condition that :func:`_among` builds."""
+def _hash_parameters(among: set[str] | None) -> tuple[str, ...]:
+    """Return the parameters of the condition that :func:`_hash_condition` builds."""
     return () if among is None else (json.dumps([key for key in among if isinstance(key, str)]),)
 
 

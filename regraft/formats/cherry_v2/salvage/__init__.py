@@ -91,7 +91,9 @@ class MaterialProof(msgspec.Struct):
             best = next((one for one in readings if self._is_live(one)), None)
             for one in readings:
                 if one is not best:
-                    self._set_fate("material", one[1], COPY if best is not None else _gone(one[2]))
+                    # Without proof, a row was deleted, or only its name is missing.
+                    unproven = DELETED if one[2] >= WEAK else UNNAMED
+                    self._set_fate("material", one[1], unproven if best is None else COPY)
             if best is not None:
                 chosen.append(best)
         # The most reliable rows get their path first.
@@ -242,11 +244,6 @@ def is_content_kept(db: apsw.Connection, content: bytes) -> bool:
     """Whether a content is kept or derived."""
     query = "SELECT 1 FROM content WHERE key = ? AND fate IN (?, ?)"
     return db.execute(query, (content, KEPT, MADE)).get is not None
-
-
-def _gone(strength: int) -> str:
-    """Return the outcome of a row without proof: deleted, or only unnamed."""
-    return DELETED if strength >= WEAK else UNNAMED
 
 
 def _is_path(raw: bytes) -> bool:

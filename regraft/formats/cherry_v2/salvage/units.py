@@ -332,7 +332,7 @@ class UnitProof:
             if not self._value("SELECT 1 FROM temp.unassigned") or searched > _MAX_SEARCHED_BYTES:
                 break
             text = WholeText(fetch_value(self.db, "SELECT text FROM content WHERE seq = ?", (seq,)))
-            known = self._known(material, content)
+            known = self._known_offsets(material, content)
             # Bodies are stored in the order of their materials: usually the next one belongs to this content.
             for position in self._unassigned_bodies(last):
                 end = len(known) - 1
@@ -359,7 +359,7 @@ class UnitProof:
                 yield at
                 at = fetch_value(self.db, query, (at, end))
 
-    def _known(self, material: bytes, content: bytes) -> dict[int, Span]:
+    def _known_offsets(self, material: bytes, content: bytes) -> dict[int, Span]:
         """Return the offsets of the chosen units by number."""
         rows = fetch_rows(
             self.db,
