@@ -44,7 +44,7 @@ def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
     rows, problem = _read_catalog(source, data=items)
     bases = []
     for row, own in rows:
-        listed = _summarize_without_index(row, own, has_list=items)
+        listed = _summarize_base(row, own, has_list=items)
         store = stores.pop(str(row.get("id")), None)
         if store is not None:
             found = _inspect_store_file(source, store)
@@ -88,7 +88,7 @@ def _read_catalog(source: Located, *, data: bool) -> tuple[list[tuple[Row, list[
     return [(row, (catalog.items or {}).get(row.get("id"), [])) for row in catalog.bases], None
 
 
-def _summarize_without_index(row: Row, items: list[Row], *, has_list: bool) -> BaseSummary:
+def _summarize_base(row: Row, items: list[Row], *, has_list: bool) -> BaseSummary:
     """Summarize a base whose index file is missing, from its catalog row alone."""
     statuses = Counter(str(item.get("status")) for item in items)
     return BaseSummary(

@@ -376,7 +376,7 @@ class RepairOptions(ChangeOptions, frozen=True, kw_only=True):
     only: Only = ()
     model: Annotated[
         str | None,
-        _option(tr("The model of the vectors in bases that name none, provider::model."), "ID"),
+        _option(tr("Model (provider::model) of the vectors in bases whose state names no model."), "ID"),
     ] = None
     adopt: Annotated[
         bool,
@@ -397,7 +397,9 @@ class RepairOptions(ChangeOptions, frozen=True, kw_only=True):
     ] = None
     moved: Annotated[
         dict[str, str],
-        _option(tr("The originals at or below OLD are at NEW now: correct the catalog; may be repeated."), "OLD=NEW"),
+        _option(
+            tr("Correct the catalog: the original files at or below OLD are now at NEW. May be repeated."), "OLD=NEW"
+        ),
     ] = {}
     unproven: Annotated[
         bool,

@@ -304,7 +304,7 @@ def _skipped_rows(upgrade: BaseUpgrade) -> Iterator[Unresolved]:
     planned = upgrade.plan
     for notice in planned.notices:
         if notice.code in planned.rows.skipped:
-            message = tr("{message_}; they are kept in the preview table", message_=notice.message)
+            message = tr("{what}; they are kept in the preview table", what=notice.message)
             stays = _leave(upgrade.base, upgrade.place, message)
             yield structs.replace(stays, count=notice.count, severity="warning")
 

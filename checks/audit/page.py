@@ -272,7 +272,7 @@ _COUNTED: dict[str, Callable[[Document], tuple[str, ...]]] = {
 _PLANNED: dict[str, Callable[[Document], tuple[str, ...]]] = {
     label_of("rows"): _row_count("read"),
     tr("would be migrated"): _row_count("carried"),
-    tr("not carried"): _count_skipped,
+    tr("not migrated"): _count_skipped,
     tr("duplicates, never stored by v1"): _row_count("v1_deduplicated"),
 }
 

@@ -337,7 +337,7 @@ class RollingPart:
         known = {name for (name,) in self.run("SELECT name FROM base")}
         if known and names and known.isdisjoint(names):
             raise CheckStateUnusable(
-                path=self._path, reason=tr("it is of a store with other bases"), advice=tr("use another file")
+                path=self._path, reason=tr("it belongs to a store with other bases"), advice=tr("use another file")
             )
 
     def finish(self, names: Collection[str]) -> PartReport:
@@ -563,7 +563,7 @@ def _prepare(db: apsw.Connection, path: Path, store: Path, *, is_external: bool)
         return
     # The store may have been moved. A path of another computer is not looked for.
     if not ledger.is_suggestible(recorded) or os.path.lexists(recorded):
-        reason = tr("it is of {store}, not of {own}", store=recorded, own=own)
+        reason = tr("it belongs to {store}, not to {own}", store=recorded, own=own)
         raise CheckStateUnusable(path=path, reason=reason, advice=tr("use another file"))
 
 

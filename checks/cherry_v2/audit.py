@@ -241,7 +241,7 @@ class _StoreAudit(msgspec.Struct):
     #: Items by the month in which they were added, by base id.
     ages: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
     #: The command or upgrade that brought the bases to v2, for messages.
-    carried_by: str = "upgrade"
+    made_by: str = "upgrade"
     #: Number of files of each base for which the library's report records that v1 had no rows.
     without_rows: dict[str, int] = msgspec.field(default_factory=dict)
     #: Ids of items for which the library's report records that a salvage lost rows, or may have.
@@ -276,7 +276,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     _check_schema(root, found, state.findings)
     _check_profile(root, found, state.findings)
     stores = _stores_by_base(found)
-    chosen = _chosen_bases(found, options, stores)
+    chosen = _choose_bases(found, options, stores)
     rows = _rows_by_base(catalog)
     if catalog is not None:
         _check_rows(catalog, chosen, profile.detect_running_app(root) is not None, state)
@@ -330,7 +330,7 @@ def _empty_audit(found: Located, options: CheckOptions) -> _StoreAudit:
         is_slim=found.is_slim,
         damaged=found.damaged,
         bases=found.stores.bases,
-        carried_by="migration" if is_library else "upgrade",
+        made_by="migration" if is_library else "upgrade",
     )
 
 
@@ -338,7 +338,7 @@ def _stores_by_base(found: Located) -> dict[str, StoreFile]:
     return {str(store.base_id or store.name): store for store in (*found.stores.current, *found.stores.preview)}
 
 
-def _chosen_bases(found: Located, options: CheckOptions, stores: Collection[str]) -> set[str] | None:
+def _choose_bases(found: Located, options: CheckOptions, stores: Collection[str]) -> set[str] | None:
     """Return the ids of the bases to check; None: all bases and everything beside them."""
     if options.bases:
         return set(options.bases)
@@ -451,7 +451,7 @@ def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
         key = base_id_text(row)
         if chosen is None or key in chosen:
             state.names[key] = str(row.get("name", key))
-            catalog_rows.check_base(row, models, state.findings, state.carried_by)
+            catalog_rows.check_base(row, models, state.findings, state.made_by)
     if chosen is None:
         used = {row.get(name) for row in catalog.bases for name in ("embedding_model_id", "rerank_model_id")}
         catalog_rows.check_models(catalog.models or (), used, state.findings)

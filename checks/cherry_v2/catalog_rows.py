@@ -37,14 +37,14 @@ _BASE_STATUSES = {"completed", "failed"}
 MODES = {"vector", "bm25", "hybrid"}
 
 
-def check_base(row: Row, models: set[Any] | None, findings: FindingCollector, carried_by: str = "upgrade") -> None:
+def check_base(row: Row, models: set[Any] | None, findings: FindingCollector, made_by: str = "upgrade") -> None:
     """Check a row of ``knowledge_base``.
 
     Args:
         row: the row.
         models: ids of the existing models; None: unknown.
         findings: collects what is wrong.
-        carried_by: "upgrade" by the application, or "migration" by regraft.
+        made_by: "upgrade" by the application, or "migration" by regraft.
     """
     base = base_id_text(row)
     check_types(row, "base", base, findings)
@@ -54,7 +54,7 @@ def check_base(row: Row, models: set[Any] | None, findings: FindingCollector, ca
     elif row.get("status") == "failed":
         known = row.get("error") in (MISSING_MODEL, MISSING_STORE)
         message = (
-            tr("failed at the {carried_by}: {error}", carried_by=label_of(carried_by), error=row["error"])
+            tr("failed during the {step}: {error}", step=label_of(made_by), error=row["error"])
             if known
             else tr("failed: {error}", error=row["error"])
         )

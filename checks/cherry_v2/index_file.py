@@ -443,7 +443,7 @@ class _IndexAudit:
         """Run SQLite's own check. It reads the full-text index once more only if :meth:`_check_full_text` failed."""
         complaints: Iterable[str] | None = self._complaints if self._words_agree else None
         for message in self._find_complaints(with_words=not self._words_agree) if complaints is None else complaints:
-            self._add(v2.CORRUPT, tr("SQLite's own check says {n}"), noun="time", sample=message)
+            self._add(v2.CORRUPT, tr("SQLite's integrity check reports {n}"), noun="complaint", sample=message)
         with_units = f"SELECT EXISTS (SELECT 1 FROM material WHERE rowid = ? AND {detect.HAS_UNITS})"
         for table, row, *_ in self._db.execute("PRAGMA foreign_key_check"):
             # Units, and materials with units, have findings of their own, which can be repaired.

@@ -265,7 +265,7 @@ def _summarize_index(
     row: Row, items: list[Row] | None, path: Path | None, *, is_slim: bool
 ) -> tuple[Store | None, str | None]:
     """Summarize the index of a base that the catalog names; without an index file, ``path`` is None."""
-    failed = tr("failed at the upgrade: {get}", get=row.get("error")) if row.get("status") == "failed" else None
+    failed = tr("failed during the upgrade: {error}", error=row.get("error")) if row.get("status") == "failed" else None
     if path is None:
         return None, failed or (None if is_slim else tr("its index file is missing"))
     ids = None if items is None else {str(item.get("id")) for item in items}

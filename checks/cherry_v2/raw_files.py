@@ -171,12 +171,12 @@ def _without_material(
     message = tr("{n} completed but without a text in the index") if had_text else tr("{n} completed but never indexed")
     lacks = _find_obstacle(item, raw)
     if lacks is not None:
-        message = tr("{message_}, and {lacks}", message_=message, lacks=lacks)
+        message = tr("{what}, and {lacks}", what=message, lacks=lacks)
     severity: Severity = "warning" if had_text else "note"
     if is_lost:
-        message = tr("{message_}: its rows may have been among those that could not be salvaged", message_=message)
+        message = tr("{what}: its rows may have been among those that could not be salvaged", what=message)
     elif is_file and never_stored:
-        severity, message = "note", tr("{message_}: v1 had no rows of it", message_=message)
+        severity, message = "note", tr("{what}: v1 had no rows of it", what=message)
     findings.add(
         v2.ITEM_NO_MATERIAL if is_indexed else v2.ITEM_NOT_INDEXED,
         message,

@@ -374,7 +374,10 @@ class _Audit:
             for (message,) in db.execute("PRAGMA integrity_check(20)"):
                 if message != "ok":
                     self._findings.add(
-                        CORRUPT, tr("SQLite's own check says {n}"), noun="time", sample=f"{name}: {message}"
+                        CORRUPT,
+                        tr("SQLite's integrity check reports {n}"),
+                        noun="complaint",
+                        sample=f"{name}: {message}",
                     )
 
 

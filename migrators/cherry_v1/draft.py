@@ -287,7 +287,7 @@ def draft_library(
     for base in skipped:
         message = notices.CODES[base.reason].meaning
         if base.items:
-            message = tr("{message_} It has {items}.", message_=message, items=format_count(base.items, "item"))
+            message = tr("{what} It has {items}.", what=message, items=format_count(base.items, "item"))
         found_notices.append(Notice(code=base.reason, message=message, base=base.legacy_id))
     found_notices += models.unused_overrides()
     return LibraryDraft(tuple(drafts), tuple(skipped), tuple(found_notices))

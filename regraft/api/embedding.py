@@ -205,7 +205,7 @@ def sync(
     confirm: Callable[[Any], bool] | None = None,
     **fields: Any,
 ) -> ChangeReport | BackfillReport:
-    """Let bases follow their original files: what was changed, renamed, added and, with ``delete``, removed.
+    """Update bases from their original files: those changed, renamed, added and, with ``delete``, removed.
 
     New texts are embedded if the configuration has an embedder for the model of a base, unless ``embed`` is False.
     ``confirm`` gets what is returned, as a plan.

@@ -30,7 +30,7 @@ from regraft.processes import interrupts, startup
 COMMAND_GROUPS = {
     tr("Move"): {
         "migrate": tr("Migrate v1 data to a v2 library, vectors byte for byte."),
-        "import": tr("Write a library that a Parquet file holds."),
+        "import": tr("Write the library in a Parquet file."),
         "export": tr("Write texts and vectors to a Parquet file."),
         "pack": tr("Write bases to one zip file, for another machine."),
         "install": tr("Put bases into a v2 profile."),

@@ -175,7 +175,7 @@ def reconcile(path: Path, options: ReconcileOptions, output: Output) -> NoReturn
 @change_options
 @report_retries
 def sync(path: Path, options: SyncOptions, output: Output) -> NoReturn:
-    """Let the bases of BASE follow their original files: read what was changed, renamed or added since.
+    """Update the bases of BASE from their original files: read those that were changed, renamed or added.
 
     BASE is a base's folder, a library or a profile. The files are only read. Texts that the base has already keep
     their vectors, wherever they are now; only new ones are embedded, or left for regraft backfill if no embedder is

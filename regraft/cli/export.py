@@ -90,7 +90,10 @@ def _choose_target(file: Path | None, folder: Path | None, options: ExportOption
     if target is not None and other is None:
         return target
     if is_collection:
-        problem, hint = tr("--format chroma writes to a folder"), tr("give it with --to DIR, and no file")
+        problem, hint = (
+            tr("--format chroma writes to a folder"),
+            tr("name the folder with --to DIR, and leave out FILE"),
+        )
     else:
         problem, hint = (
             tr("a Parquet file is written to the file that follows PATH"),

@@ -317,7 +317,7 @@ def _format_install_part(done: ProfileMigration, output: Output) -> str:
 
 def _echo_notices(found: Located) -> None:
     for notice in found.notices:
-        echo_error(tr("regraft: {message_}", message_=notice.message))
+        echo_error(tr("regraft: {what}", what=notice.message))
 
 
 # ``regraft import``: a library from Parquet files of units.
@@ -342,7 +342,7 @@ def _name_import(command: Callable[..., None]) -> Callable[..., None]:
 @struct_options(ImportOptions)
 @output_options(yes=_ASKS, fail_on=FAIL_ON, follows_links=False)
 def import_(paths: tuple[Path, ...], target: Path, options: ImportOptions, output: Output) -> None:
-    """Write the library that FILE.parquet holds to OUT.
+    """Write the library in FILE.parquet to the folder OUT.
 
     Files are those of regraft export, of a library or a part of one. Vectors are restored byte for byte; ids, hashes
     and offsets are verified. The original files in raw/ are not part of the files. A second run continues where the

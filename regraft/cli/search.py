@@ -85,7 +85,11 @@ def _several_as_text(found: CombinedAnswer, title: str, *, whole: bool) -> str:
 
 def _format_counts(answer: UnitAnswer) -> str:
     weight = "" if answer.alpha is None else tr(", alpha {alpha:g}", alpha=answer.alpha)
-    dropped = tr(", {dropped} dropped by the catalog", dropped=answer.dropped) if answer.dropped else ""
+    dropped = (
+        tr(", {dropped} more of items that are missing or not completed", dropped=answer.dropped)
+        if answer.dropped
+        else ""
+    )
     return tr(
         "{hits} by {mode}{weight}{dropped}",
         hits=format_count(len(answer.hits), "hit"),

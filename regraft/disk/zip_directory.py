@@ -156,7 +156,7 @@ class ZipDirectory:
             )
             rest = reader.read(of_name + of_extra + of_comment)
             if len(rest) < of_name + of_extra + of_comment:
-                raise zipfile.BadZipFile(tr("its directory is truncated"))
+                raise zipfile.BadZipFile(tr("its table of contents is truncated"))
             extra = rest[of_name : of_name + of_extra]
             size, packed, start = _zip64_numbers(extra, size, packed, start)
             start += self._prefix
@@ -429,7 +429,7 @@ def _find_directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
         length, start, place = large
     begin = place - length
     if begin < start:
-        raise zipfile.BadZipFile(tr("its directory is truncated"))
+        raise zipfile.BadZipFile(tr("its table of contents is truncated"))
     return begin, length, begin - start
 
 

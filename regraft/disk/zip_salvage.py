@@ -303,7 +303,7 @@ class _Salvaging:
         """Subtract the cost of a header that yielded no intact member from the budget."""
         self._budget -= count
         if self._budget < 0:
-            raise zipfile.BadZipFile(tr("too many of its bytes look like members that are not intact"))
+            raise zipfile.BadZipFile(tr("it contains too many parts that look like members but are damaged"))
 
     # --- the new archive -------------------------------------------------------------------------------------------
 

@@ -191,7 +191,7 @@ class _Reader:
         raise ConfigInvalid(
             path=self._path,
             line=line,
-            problem=tr("this is not YAML ({message_})", message_=message),
+            problem=tr("this is not YAML ({what})", what=message),
             advice=tr("correct it there"),
         )
 
@@ -216,7 +216,7 @@ class _Reader:
             choices = join_list((f"`provider: {one}`" for one in PROVIDERS), tr(" or "))
             self._refuse(
                 _key_node(node, "provider"),
-                tr("the provider of {where} {message_}", where=where, message_=message),
+                tr("the provider of {where} {what}", where=where, what=message),
                 tr("write {choices}", choices=choices),
             )
         known, batch = settings_fields(kind), written.get("batch")

@@ -39,12 +39,14 @@ class EmbedderSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_ids: Annotated[
         tuple[Annotated[str, Meta(pattern=r".::.")], ...],
         Meta(
-            description="models of bases (`provider::model`) that are this one too, besides any `…::model`",
+            description="further ids of this model in bases (`provider::model`), besides any `…::model`",
             examples=[["silicon::BAAI/bge-m3"]],
         ),
     ] = ()
-    prefix: Annotated[str, Meta(description="put before every text", examples=["passage: "])] = ""
-    query_prefix: Annotated[str, Meta(description="put before every query of a search", examples=["query: "])] = ""
+    prefix: Annotated[str, Meta(description="text that is put before every text", examples=["passage: "])] = ""
+    query_prefix: Annotated[
+        str, Meta(description="text that is put before every query of a search", examples=["query: "])
+    ] = ""
     batch: Annotated[Batch, Meta(description="how much goes into one request", examples=[{"texts": 64}])] = Batch()
     parallel: Annotated[int, Meta(ge=1, le=64, description="requests at the same time", examples=[4])] = 4
     tokenizer: Annotated[
@@ -59,7 +61,7 @@ class EmbedderSettings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="what a million tokens cost", examples=[0.02]),
     ] = None
     currency: Annotated[
-        str, Meta(pattern=r"^[A-Z]{3}$", description="of the price, as three letters", examples=["USD"])
+        str, Meta(pattern=r"^[A-Z]{3}$", description="currency of the price, three letters", examples=["USD"])
     ] = "USD"
 
     def serves(self, model_id: str) -> bool:
@@ -70,7 +72,7 @@ class EmbedderSettings(msgspec.Struct, frozen=True, kw_only=True):
 class ServerSettings(EmbedderSettings, frozen=True, kw_only=True):
     """An embedder on a server with OpenAI's API."""
 
-    model: Annotated[str, Meta(min_length=1, description="what the server calls the model", examples=["bge-m3"])]
+    model: Annotated[str, Meta(min_length=1, description="the model's name on the server", examples=["bge-m3"])]
     base_url: Annotated[
         str,
         Meta(
@@ -88,17 +90,21 @@ class ServerSettings(EmbedderSettings, frozen=True, kw_only=True):
     ] = None
     dimensions: Annotated[
         Annotated[int, Meta(ge=1, le=65_536)] | None,
-        Meta(description="numbers of a vector, for models that can make shorter ones; sent along", examples=[1024]),
+        Meta(
+            description="length of the vectors, for models that can make shorter ones; sent with each request",
+            examples=[1024],
+        ),
     ] = None
     encoding: Annotated[
         Literal["base64", "float"],
         Meta(
-            description="how vectors come back; servers that know no base64 answer numbers anyway", examples=["float"]
+            description="how the server encodes the vectors; servers without base64 return numbers anyway",
+            examples=["float"],
         ),
     ] = "base64"
     timeout: Annotated[
         float,
-        Meta(gt=0, le=86_400, description="seconds without a byte after which a request is given up", examples=[60]),
+        Meta(gt=0, le=86_400, description="seconds without any data after which a request fails", examples=[60]),
     ] = 60
     retries: Annotated[
         int, Meta(ge=0, le=100, description="how often a failing request is sent again", examples=[5])
@@ -111,11 +117,11 @@ class LocalSettings(EmbedderSettings, frozen=True, kw_only=True):
     path: Annotated[Path, Meta(description="the model's folder; nothing is downloaded", examples=["models/bge-small"])]
     model: Annotated[
         str,
-        Meta(description="what the model is called; without this its folder's name", examples=["bge-small"]),
+        Meta(description="the model's name; without this, the name of its folder", examples=["bge-small"]),
     ] = ""
     library: Annotated[
         Literal["model2vec", "sentence-transformers"] | None,
-        Meta(description="what loads it; without this its files tell", examples=["model2vec"]),
+        Meta(description="the library that loads it; without this, its files decide", examples=["model2vec"]),
     ] = None
     parallel: Annotated[
         int, Meta(ge=1, le=64, description="requests at the same time; the library itself uses all cores", examples=[1])

@@ -108,7 +108,7 @@ class _Guarded(io.RawIOBase):
             self.problem, self.is_loss = tr("it is closed"), True
             return size
         try:
-            return self._write_some(data)
+            return self._write(data)
         except OSError as error:
             is_reader_gone = isinstance(error, BrokenPipeError)
             if error.errno == errno.EINVAL:
@@ -118,7 +118,7 @@ class _Guarded(io.RawIOBase):
             self.problem, self.is_loss = error.strerror or type(error).__name__, not is_reader_gone
         return size
 
-    def _write_some(self, data: ReadableBuffer) -> int:
+    def _write(self, data: ReadableBuffer) -> int:
         """Write some bytes; waits while a non-blocking pipe is full."""
         # None: a non-blocking pipe is full.
         while (count := self._raw.write(data)) is None:

@@ -205,7 +205,7 @@ class _Search(msgspec.Struct):
         if any(missing.values()):
             message = join_list(f"{number:,} {name}" for name, number in missing.items() if number)
             number = format_count(sum(missing.values()), "note")
-            self.notes.append(tr("{number} could be found by words only ({message_})", number=number, message_=message))
+            self.notes.append(tr("{number} could be found by words only ({what})", number=number, what=message))
 
     # --- both --------------------------------------------------------------------------------------------------------
 

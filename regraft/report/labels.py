@@ -107,7 +107,7 @@ _LABELS = {
     "requests": tr("requests"),
     "changes": tr("changes"),
     "queries": tr("queries"),
-    "carried": tr("carried"),
+    "carried": tr("migrated"),
     "dimensions": tr("dimensions"),
     "coverage": tr("coverage"),
     "orphans": tr("orphans"),

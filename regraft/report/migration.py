@@ -287,17 +287,9 @@ def _bases(document: Document, *, planned: bool) -> Iterator[str]:
 
 def _totals(document: Document, *, planned: bool) -> Iterator[str]:
     totals = document["totals"]
-    rows = totals["rows"]
-    verb = tr("will be migrated") if planned else tr("migrated")
     unread = _unread(document)
     of = tr(" of {bases}", bases=format_count(len(document["bases"]) - len(unread), "base")) if unread else ""
-    yield tr(
-        "{carried}{of} {verb} with their vectors{of_those}; nothing was embedded again.",
-        carried=_format_migrated(rows),
-        of=of,
-        verb=verb,
-        of_those=_of_those(document),
-    )
+    yield _format_lead(document, of, planned=planned)
     if unread:
         named = join_list(one_line(name, LONGEST_NAME) for name in unread[:SHOWN_PER_CODE])
         more = tr(" and {unread:,} more", unread=len(unread) - SHOWN_PER_CODE) if len(unread) > SHOWN_PER_CODE else ""
@@ -313,6 +305,18 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
     elif totals["bytes"]:
         counts = (format_count(totals["materials"], "material"), format_count(totals["embeddings"], "vector"))
         yield tr("{counts}, {bytes} of indexes.", counts=join_list(counts), bytes=format_bytes(totals["bytes"]))
+
+
+def _format_lead(document: Document, of: str = "", *, planned: bool) -> str:
+    """Say how many rows are migrated; ``of`` names the bases that were counted."""
+    bare = _bare(document["totals"]["rows"])
+    counts = [base["vectors"] for base in document["bases"] if "vectors" in base]
+    vectors = f" ({sum(counts):,})" if counts else ""
+    of_those = tr(", {bare:,} more without one", bare=bare) if bare else vectors
+    facts = {"carried": _format_migrated(document["totals"]["rows"]), "of": of, "of_those": of_those}
+    if planned:
+        return tr("{carried}{of} will be migrated with their vectors{of_those}; nothing is embedded again.", **facts)
+    return tr("{carried}{of} migrated with their vectors{of_those}; nothing was embedded again.", **facts)
 
 
 def _reasons(document: Document) -> Iterator[str]:
@@ -341,15 +345,6 @@ def _reasons(document: Document) -> Iterator[str]:
 def _format_restored(rows: Document) -> str:
     given = format_count(rows["restored_duplicate"], "chunk")
     return tr("{given} more for files without chunks in v1, because another file has the same bytes.", given=given)
-
-
-def _of_those(document: Document) -> str:
-    """Format the number of migrated vectors if rows may lack one, or of rows without a vector; else empty."""
-    bare = _bare(document["totals"]["rows"])
-    if bare:
-        return tr(", {bare:,} more without one", bare=bare)
-    counts = [base["vectors"] for base in document["bases"] if "vectors" in base]
-    return f" ({sum(counts):,})" if counts else ""
 
 
 def _unread(document: Document) -> list[str]:
@@ -413,11 +408,7 @@ def migration_page(document: Document) -> str:
         PAGE,
         document["regraft"]["command"],
         title=tr("Report of an import") if _is_import(document) else tr("Report of a migration"),
-        lead=tr(
-            "{carried} migrated with their vectors{of_those}; nothing was embedded again.",
-            carried=_format_migrated(rows),
-            of_those=_of_those(document),
-        ),
+        lead=_format_lead(document, planned=document["run"]["dry_run"]),
         run=document["run"],
         numbers={
             label_of("bases"): f"{totals['bases']['all']:,}",
@@ -448,7 +439,7 @@ def _steps(document: Document) -> Iterator[NextStep]:
     for code in dict.fromkeys(base["error"] for base in document["bases"] if base["error"]):
         yield NextStep(tr("See why bases failed, and how to fix that"), f"regraft explain {code}")
     if document["run"]["dry_run"]:
-        yield NextStep(tr("Carry it out"), f"regraft {document['regraft']['command']} SOURCE --to LIBRARY")
+        yield NextStep(tr("Run what was planned"), f"regraft {document['regraft']['command']} SOURCE --to LIBRARY")
         return
     yield NextStep(tr("Audit what was written"), "regraft check LIBRARY")
     yield NextStep(tr("Use it in the application"), "regraft install LIBRARY --profile PROFILE")

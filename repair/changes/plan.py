@@ -113,7 +113,7 @@ class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
         """Report a finding with its count as unresolved; the reason is its message and how to fix it."""
         return cls.of(
             finding,
-            tr("{message_}. To fix it: {remedy}", message_=finding.message, remedy=FINDINGS[finding.name].remedy),
+            tr("{what}. To fix it: {remedy}", what=finding.message, remedy=FINDINGS[finding.name].remedy),
             repair=repair,
         )
 

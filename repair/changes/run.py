@@ -253,7 +253,7 @@ def _undo_report(
         if made.subject in kept_paths or made.action in OUTSIDE_ACTIONS:
             continue
         fields = structs.asdict(made)
-        message = tr("undo: {message_}", message_=language.translate_text(made.message, current_language()))
+        message = tr("undo: {what}", what=language.translate_text(made.message, current_language()))
         actions.append(Action(**{**fields, "message": message}))
     actions += outside.actions
     left = []

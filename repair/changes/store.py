@@ -166,7 +166,7 @@ def _choose_advice(command: str, found: Located) -> str:
         return tr("commands that change it: {sorted}", sorted=join_list(sorted(systems.system_of(found.kind).commands)))
     if command in _ONLY_SYSTEMS:
         names = (KIND_NAMES[system.kind] for system in systems.all_systems() if command in system.commands)
-        return tr("the command is for {names}", names=join_list(names, tr(" and ")))
+        return tr("the command is only for {names}", names=join_list(names, tr(" and ")))
     return _ADVICE.get(command, tr("migrate it to a library with regraft migrate"))
 
 

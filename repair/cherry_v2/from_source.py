@@ -134,7 +134,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         if blocking is None:
             self._fill_index()
         else:
-            reason = tr("the index was not changed: {message_}", message_=blocking.message)
+            reason = tr("the index was not changed: {what}", what=blocking.message)
             self._leave_all(reason, self._command_line(FINDINGS[blocking.name].command))
         return self._plan
 

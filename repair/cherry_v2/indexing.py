@@ -274,7 +274,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         if self.is_missing:
             return self._plan_new(lacking)
         if blocking is not None:
-            reason = tr("the index was not changed: {message_}", message_=blocking.message)
+            reason = tr("the index was not changed: {what}", what=blocking.message)
             return Plan(left=[Unresolved.of(one, reason) for one in lacking])
         self._find(lacking)
         resolved = {one.name for one in lacking}.difference(one.finding for one in self.left)

@@ -111,7 +111,7 @@ def read_file_text(file: Path) -> ItemText:
     if found is None:
         raise NoText(
             tr(
-                "{name} is not text in an encoding that is known here: {elsewhere}",
+                "the encoding of {name} is unknown: {elsewhere}",
                 name=file.name,
                 elsewhere=_ELSEWHERE,
             )

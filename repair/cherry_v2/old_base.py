@@ -111,7 +111,7 @@ def read_source(store: Store, wanted: str | None) -> RestoreSource:
         raise NotChanged(path=store.path, what=what, command="restore", advice=advice)
     catalog = read_store_catalog(store, data=False)
     rows = {base_id_text(row): row for row in catalog.bases}
-    key = _chosen_base(store, rows, wanted)
+    key = _choose_base(store, rows, wanted)
     one = store.stores.get(key)
     if one is not None and one.look.layout is IndexLayout.PREVIEW:
         reason = tr("its texts are in the layout of a preview build; run regraft upgrade first")
@@ -126,7 +126,7 @@ def read_source(store: Store, wanted: str | None) -> RestoreSource:
     )
 
 
-def _chosen_base(store: Store, rows: dict[str, Row], wanted: str | None) -> str:
+def _choose_base(store: Store, rows: dict[str, Row], wanted: str | None) -> str:
     """Return the id of the base to restore: the named one, or the only one."""
     if wanted is None and len(rows) == 1:
         return next(iter(rows))

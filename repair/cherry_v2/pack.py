@@ -521,9 +521,7 @@ def _collect_contents(source: BaseSource, work: Path) -> _Contents:
             chosen.append(base)
         else:
             contents.left.append(
-                Unresolved(
-                    finding=problem.name, reason=tr("not packed: {message_}", message_=problem.message), base=base
-                )
+                Unresolved(finding=problem.name, reason=tr("not packed: {what}", what=problem.message), base=base)
             )
     rows = work / CATALOG_FILE
     try:

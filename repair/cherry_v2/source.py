@@ -210,7 +210,7 @@ class BaseSource:
             return Finding(
                 name=v2.BASE_NO_INDEX,
                 severity="error",
-                message=tr("its index is a symbolic link or behind one"),
+                message=tr("its index is a symbolic link, or in a folder that is one"),
                 base=base,
             )
         return next((one for one in findings if one.base == base and one.name in _BLOCKING), None)

@@ -366,13 +366,9 @@ def _rebuild_change(path: Path, base: str, place: Place, old: OldIndex, state: _
     if state.is_stamped:
         was = tr("an unfinished version {schema_version}", schema_version=SCHEMA_VERSION)
     message = tr(
-        "rewrite the index as version {schema_version} (from {was}) with all of its",
+        "rewrite the index as version {schema_version} (from {was}) with all of its {units} and {vectors}",
         schema_version=SCHEMA_VERSION,
         was=was,
-    )
-    message = tr(
-        "{message_} {units} and {vectors}",
-        message_=message,
         units=format_count(units, "unit"),
         vectors=format_count(vectors, "vector"),
     )

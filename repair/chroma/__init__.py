@@ -218,9 +218,9 @@ def _describe_rebuild(of: ChromaCollection, names: list[str], count: int, lost: 
     )
     if lost:
         message = tr(
-            "{message_}; {entries} without a proven vector are left out, and searches do not find them until "
+            "{what}; {entries} without a proven vector are left out, and searches do not find them until "
             "regraft backfill embeds them",
-            message_=message,
+            what=message,
             entries=format_count(lost, "entry"),
         )
     finding = names[0] if names else chroma.VECTOR_MISSING
@@ -363,8 +363,8 @@ def _plan_database(made: Plan, store: Store, wanted: dict[str, list[Finding]], i
         actions.append(Action(action="set-dimension", message=message, base=of.id, finding=chroma.DIMENSION_WRONG))
     if ignored:
         message = tr(
-            "empty {operations} of the queue that had no effect, because the segment had their ids; they would give "
-            "them other vectors now",
+            "empty {operations} in the queue: the segment had their ids, so they had no effect; after the rebuild, "
+            "they would replace its vectors",
             operations=format_count(len(ignored), "operation"),
         )
         actions.append(Action(action="empty-operations", message=message, subject=database.FILE, count=len(ignored)))

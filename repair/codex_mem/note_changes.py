@@ -176,7 +176,7 @@ def plan_full_text(store: Store, options: RepairOptions) -> Plan:
     names = [name for name in NAMES if name in wanted]
     damage = _find_damage(found)
     if damage is not None:
-        message = tr("{message_}; repair that first", message_=damage.message)
+        message = tr("{what}; repair that first", what=damage.message)
         made = Plan(left=[Unresolved.of(one, message) for name in names for one in found[name]])
     else:
         looks = {store.found.path.name: schema.find_foreign_in_notes}

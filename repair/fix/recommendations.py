@@ -353,7 +353,7 @@ def _with_rescue(
     came = replace(
         finding,
         severity=finding.severity if finding.name == v2.ITEM_NO_MATERIAL else "error",
-        message=tr("{message_}; the rows are still in v1's vector file", message_=finding.message),
+        message=tr("{what}; the rows are still in v1's vector file", what=finding.message),
         repair=resolved[key] or command_line(("rescue",), ("--base", str(finding.base))),
     )
     if back is None or len(back) == finding.count:
@@ -393,10 +393,8 @@ def _as_note_if_never_there(finding: Finding, plan: Plan, reasons: list[Unresolv
     """Reduce a finding about items without text to a note if v1 had no text of them either."""
     if any(one.count == finding.count and one.severity == "note" for one in reasons):
         return replace(
-            finding, severity="note", message=tr("{message_}; v1 has no rows for it either", message_=finding.message)
+            finding, severity="note", message=tr("{what}; v1 has no rows for it either", what=finding.message)
         )
     if any(one.action == "write-index" and one.base == finding.base for one in plan.actions):
-        return replace(
-            finding, message=tr("{message_}; regraft rescue can restore part of it", message_=finding.message)
-        )
+        return replace(finding, message=tr("{what}; regraft rescue can restore part of it", what=finding.message))
     return finding

@@ -269,7 +269,7 @@ def test_the_numbers_of_what_was_checked(store: Path) -> None:
 def test_a_failed_base_of_a_library_failed_at_the_migration(store: Path) -> None:
     catalog(KB_ROW.format("status = 'failed', error = 'missing_vector_store'"))(store)
     found = {one[0]: one[1:3] for one in checked(store)}
-    assert found["base.failed"] == (KB, "failed at the migration: missing_vector_store")
+    assert found["base.failed"] == (KB, "failed during the migration: missing_vector_store")
 
 
 def test_models_that_bases_use(store: Path) -> None:
@@ -483,7 +483,7 @@ def test_what_an_index_has_to_agree_with() -> None:
             ExpectedIndex(base="b", folder="b", model="", has_model=False, separator="\n\n"),
         ),
     ):
-        assert audit._expected("b", store_file, of_catalog) == expected
+        assert audit._expected_index("b", store_file, of_catalog) == expected
 
 
 def test_an_index_that_other_commands_could_not_read_is_named(store: Path) -> None:

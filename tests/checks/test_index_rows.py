@@ -139,7 +139,7 @@ FORGET_WORDS = """INSERT INTO search_text_fts (search_text_fts, rowid, text)
 LOSE_WORDS = "DELETE FROM search_text_fts_data WHERE id > 10"
 OWN_CHECK = Found(
     "file.corrupt",
-    "SQLite's own check says 1 time",
+    "SQLite's integrity check reports 1 complaint",
     None,
     ('fts5: corruption found reading blob 137438953473 from table "search_text_fts"',),
 )
@@ -733,7 +733,7 @@ def test_what_an_index_of_the_table_lacks_is_found(index: Path) -> None:
         run_sql(index, "INSERT INTO material VALUES ('d', 'd.md', NULL, 0, 0)")
     said = ("wrong # of entries in index material_content_idx", "row 4 missing from index material_content_idx")
     [found] = audited(index)[1]
-    assert found[:3] == ("file.corrupt", "SQLite's own check says 2 times", None)
+    assert found[:3] == ("file.corrupt", "SQLite's integrity check reports 2 complaints", None)
     assert sorted(found.samples or ()) == sorted(said)
     assert audited(index, Level.DEFAULT)[1] == []
 

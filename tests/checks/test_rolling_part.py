@@ -471,14 +471,14 @@ def test_whose_state_it_is(place: Path) -> None:
         read_rows(part, ROWS, "b")
         part.finish(("b",))
     other.mkdir()
-    with pytest.raises(CheckStateUnusable, match=r"it is of .*store, not of .*other"):
+    with pytest.raises(CheckStateUnusable, match=r"it belongs to .*store, not to .*other"):
         open_part(other, own_state(other), state, Fraction(1), 1000).__enter__()
     # It was moved: its bases say whether it is the same.
     place.rename(place.with_name("moved"))
     with open_part(other, own_state(other), state, Fraction(1), 1000) as part:
         part.demand_bases(("b", "c"))
         part.demand_bases(())
-        with pytest.raises(CheckStateUnusable, match=r"it is of a store with other bases\); use another file"):
+        with pytest.raises(CheckStateUnusable, match=r"it belongs to a store with other bases\); use another file"):
             part.demand_bases(("c",))
     # The state in a store moves with it.
     own_state(other).parent.mkdir()

@@ -435,7 +435,7 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path):
     with untouched(tmp_path):
         plan = imported(tmp_path, "--dry-run").document
         text = imported(tmp_path, "--dry-run", quiet="-q").stdout
-    assert "76 of 76 rows will be migrated with their vectors (76); nothing was embedded again." in text
+    assert "76 of 76 rows will be migrated with their vectors (76); nothing is embedded again." in text
     assert text.endswith("Dry run: nothing was written.\n")
     done = imported(tmp_path).document
     for key in ("id", "name", "status", "items", "rows", "vectors"):

@@ -196,7 +196,7 @@ MISTAKES = {
     "no provider": ("embedders:\n  a:\n    model: m\n", 3, "is missing; write `provider: openai` or `provider: local`"),
     "an unknown provider": (one("", "ollama"), 3, "is unknown; write `provider: openai`"),
     "a provider that is a list": (one("", "[openai]"), 3, "is unknown"),
-    "no model": (one("", "openai"), 3, "`model` of embedder a is missing (what the server calls the model)"),
+    "no model": (one("", "openai"), 3, "`model` of embedder a is missing (the model's name on the server)"),
     "no path": (one("", "local"), 3, "`path` of embedder a is missing"),
     "a mistyped field": (one("    parralel: 3\n"), 5, "of embedder a is not a known field; write `parallel`"),
     "a field of another provider": (one("    path: x\n"), 5, "known fields: provider, model, model_ids"),

@@ -841,7 +841,7 @@ def test_large_numbers_are_read_from_the_field_for_them(tmp_path: Path, changed:
             "a size is missing in its directory",
         ),
         ({"start": ELSEWHERE, "extra": struct.pack("<2HQ", 1, 8, 1 << 62)}, "a size in its directory is not valid"),
-        ({"of_comment": 1}, "its directory is truncated"),
+        ({"of_comment": 1}, "its table of contents is truncated"),
     ],
 )
 def test_a_directory_that_says_too_little_is_damaged(tmp_path: Path, changed: dict[str, Any], reason: str) -> None:

@@ -482,7 +482,7 @@ def test_vectors_of_a_protected_base_are_kept(
     # With nothing but these, the index is not looked at; and the base is asked for again.
     indexes.asked.clear()
     assert planned(made(*flaws)) == ([] if reason else [("index.sqlite", ["repair"])])
-    assert made(finding(v2.BODY_ID))._kept(KB, {}, frozenset({v2.BODY_ID})) == frozenset()
+    assert made(finding(v2.BODY_ID))._protected_findings(KB, {}, frozenset({v2.BODY_ID})) == frozenset()
 
 
 # --- paths ---------------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_a_second_run_pays_nothing(store: Path, server: FaultServer, config: Pat
     sent = len(server.texts)
     again = restore(store, config, KB)
     assert (again.status, again.document["error"]["code"]) == (2, "NotRestored")
-    assert "it was restored already: base " in again.document["error"]["message"]
+    assert "it was restored already, as base " in again.document["error"]["message"]
     assert len(server.texts) == sent
 
 

@@ -218,7 +218,7 @@ def test_what_to_do_with_a_store_that_is_not_changed() -> None:
     assert advice("install", NOTES).startswith("commands that change it: ")
     assert "rebuild" in advice("install", NOTES)
     said = advice("clear-failed", LIBRARY)
-    assert said.startswith("the command is for ")
+    assert said.startswith("the command is only for ")
     assert "codex-mem" in said
     assert "regraft migrate" in advice("repair", Kind.V1_EXPORT)
     assert advice("install", Kind.V1_EXPORT) == "name a v2 profile with --profile"
@@ -269,7 +269,7 @@ def test_runs_of_other_stores_in_the_folder_are_none_of_this_one(monkeypatch: py
 
 def test_a_store_whose_application_has_it_open_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     flushed: list[Path] = []
-    system = SimpleNamespace(open_file="open.db", alone=lambda _: nullcontext())
+    system = SimpleNamespace(open_file="open.db", exclusive_access=lambda _: nullcontext())
     monkeypatch.setattr(store.Store, "system", property(lambda _: system))
     monkeypatch.setattr(store.files, "flush_log", flushed.append)
     there = made_store(located(NOTES), tmp_path)
@@ -571,7 +571,7 @@ def test_a_store_is_opened_if_it_may_be_changed(tmp_path: Path, monkeypatch: pyt
         with fails(code, match=said), store.open_for_change(tmp_path, None, "repair"):
             raise AssertionError("it was entered")
     opening(monkeypatch, tmp_path)
-    with fails("NotChanged", match="the command is for"), store.open_for_change(tmp_path, None, "rebuild"):
+    with fails("NotChanged", match="the command is only for"), store.open_for_change(tmp_path, None, "rebuild"):
         raise AssertionError("it was entered")
     # Reading the history asks for nothing of that.
     opening(monkeypatch, tmp_path, pending="it is going to be replaced", links=raising(OSError("odd")))

@@ -671,8 +671,8 @@ def _write_table(db: apsw.Connection) -> None:
     db.execute("DROP TABLE found")
 
 
-# Find damage in files that SQLite reads without an error (``docs/salvage.md``, "Read, and wrong all the same"). SQLite
-# checks the structure of pages and indexes. Here the values of each row are compared with those of the others: a
+# Find damage in files that SQLite reads without an error (``docs/salvage.md``, "Damaged files that SQLite can read").
+# SQLite checks the structure of pages and indexes. Here the values of each row are compared with those of the others: a
 # deviation is damage only if few rows show it and most do not. A file in which most rows are odd was written that way.
 
 

@@ -69,7 +69,7 @@ def _load_version() -> str | None:
     Raises:
         ChromaFailed: it cannot be loaded.
     """
-    version: str | None = run_in_child(_import_version)
+    version: str | None = run_in_child(_read_version)
     return version
 
 
@@ -118,7 +118,7 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, str
         return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _import_version() -> str | None:
+def _read_version() -> str | None:
     """Import chromadb, in a child process, and return its version; None if it or its Rust core is not installed."""
     try:
         import chromadb.api.rust  # noqa: PLC0415 - as in _client

@@ -386,7 +386,7 @@ def read_metadata(path: Path) -> FileMetadata:
                 if missing
                 else tr("of schema {schema}", schema=metadata.schema)
             )
-            raise SourceUnrecognised(path=path, found=tr("a Parquet file of units {message_}", message_=message))
+            raise SourceUnrecognised(path=path, found=tr("a Parquet file of units {what}", what=message))
         _check_schema(path, file.schema_arrow, metadata)
     return metadata
 

@@ -224,7 +224,7 @@ class _RawFiles(msgspec.Struct, kw_only=True):
             return Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=self.base, subject=path_text(name))
         message = tr("move raw/{name}, which no item names, to the trash", name=name)
         if copy is not None:
-            message = tr("{message_}: it is the same as {copy}", message_=message, copy=copy)
+            message = tr("{what}: it is the same as {copy}", what=message, copy=copy)
         return move_to_trash(self.store, path, "trash-file", v2.RAW_ORPHAN, message, self.base)
 
 

@@ -55,9 +55,7 @@ def is_damage(finding: Finding) -> bool:
 
 def leave_damaged(finding: Finding) -> Unresolved:
     """Make the unresolved finding for a damaged base, of which nothing is removed."""
-    reason = tr(
-        "cannot determine what is in use, so nothing of this base is removed: {message_}", message_=finding.message
-    )
+    reason = tr("cannot determine what is in use, so nothing of this base is removed: {what}", what=finding.message)
     return Unresolved(
         finding=finding.name, reason=reason, base=finding.base, severity=finding.severity, repair=finding.repair
     )
@@ -69,8 +67,8 @@ def leave_for_repair(store: Store, finding: Finding, lacking: Sequence[str]) -> 
     if any(FINDINGS[name].command[:1] == ("repair",) for name in lacking):
         command = store.command_line("repair", "--base", str(finding.base))
     reason = tr(
-        "{message_}; kept, because it may be what {lacking} lacks: fix that first",
-        message_=finding.message,
+        "{what}; kept, because it may be what {lacking} lacks: fix that first",
+        what=finding.message,
         lacking=join_list(lacking),
     )
     return Unresolved(finding=finding.name, reason=reason, base=finding.base, count=finding.count, repair=command)
@@ -246,8 +244,8 @@ class IndexGarbage:
             yield Unresolved.of(finding, reason)
         elif finding is not None and self._is_odd(db, waste):
             reason = tr(
-                "{message_}, but some ids are not text, so what is in use cannot be determined",
-                message_=finding.message,
+                "{what}, but some ids are not text, so what is in use cannot be determined",
+                what=finding.message,
             )
             yield Unresolved(finding=finding.name, reason=reason, base=self.base, count=finding.count)
 
@@ -326,9 +324,7 @@ def plan_space(file: IndexGarbage, removal: Plan) -> Plan:
     damage = (file.findings[name] for name in (v2.FTS_DESYNC, v2.BODY_ROWID) if name in file.findings)
     desync = None if bodies_go else next(damage, None)
     if desync is not None:
-        reason = tr(
-            "free space is not given back until the full-text index is repaired: {message_}", message_=desync.message
-        )
+        reason = tr("free space is not given back until the full-text index is repaired: {what}", what=desync.message)
         stays = Unresolved(
             finding=desync.name,
             reason=reason,

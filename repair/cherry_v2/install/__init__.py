@@ -210,9 +210,7 @@ class _Planner:
                 self._store.names[base] = self._library.name_of(base)
                 wanted.append(base)
             else:
-                self._leave(
-                    base, finding.name, tr("the check of the source found: {message_}", message_=finding.message)
-                )
+                self._leave(base, finding.name, tr("the check of the source found: {what}", what=finding.message))
         return wanted
 
     # --- existing bases -----------------------------------------------------------------------------------------------
@@ -556,7 +554,7 @@ class _Planner:
         query = f"SELECT count(*), {size} FROM knowledge_item WHERE base_id = ?"
         (count, held), *_ = self._source.execute(query, (base.origin,))
         model = tr("without a model") if base.model is None else tr("with the model {model}", model=base.model)
-        parts = [tr("add it to the profile {model} and {items}", model=model, items=format_count(count, "item"))]
+        parts = [tr("add it to the profile with {items}, {model}", items=format_count(count, "item"), model=model)]
         if base.new_ids is not None:
             parts.append(tr(", as a new base of {origin}", origin=base.origin))
         if base.name is not None:

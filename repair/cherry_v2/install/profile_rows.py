@@ -89,8 +89,8 @@ def describe_refused_items(refused: dict[str, list[Row]]) -> str:
     ]
     message = tr("the profile's application does not support {parts}", parts="; ".join(parts))
     if set(refused) == {EXTERNAL}:
-        return tr("{message_}; use {option} to install them as files", message_=message, option=EXTERNAL_OPTION)
-    return tr("{message_}; install into a profile of a newer version of the application", message_=message)
+        return tr("{what}; use {option} to install them as files", what=message, option=EXTERNAL_OPTION)
+    return tr("{what}; install into a profile of a newer version of the application", what=message)
 
 
 def name_some_items(rows: list[Row]) -> str:

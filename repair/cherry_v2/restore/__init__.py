@@ -118,8 +118,8 @@ def build_folder(source: RestoreSource, wanted: RestoredBase) -> Path:
     base = wanted.base_id(source.key)
     if base in source.bases:
         reason = tr(
-            "it was restored already: base {base} has {model_id}; regraft backfill makes missing vectors, "
-            "and --name or another model makes another base",
+            "it was restored already, as base {base} with the model {model_id}; regraft backfill embeds texts without "
+            "a vector there, and --name or another model restores it once more",
             base=base,
             model_id=wanted.model_id,
         )
@@ -157,11 +157,11 @@ def publish_plan(source: RestoreSource, wanted: RestoredBase, restored: BuiltBas
     copied = sum((source.raw / path).stat().st_size for path in restored.files)
     size = copied + files.size_on_disk(restored.folder(staged))
     message = tr(
-        "write the base: {texts} in {units}, and",
+        "write the base: {texts} in {units}, and {files} of the old one",
         texts=format_count(restored.texts, "text"),
         units=format_count(restored.units, "unit"),
+        files=format_count(len(restored.files), "file"),
     )
-    message = tr("{message_} {files} of the old one", message_=message, files=format_count(len(restored.files), "file"))
     action = Action(action="write-base", message=message, base=base, subject=name, count=restored.units, bytes=size)
     guesses = [
         Action(

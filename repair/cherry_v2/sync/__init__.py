@@ -42,7 +42,7 @@ class NothingToEmbed(Exception):
 
 
 class SyncFiller:
-    """Backfill that first makes the bases follow their original files."""
+    """Backfill that first updates the bases from their original files."""
 
     def __init__(self, options: SyncRequest) -> None:
         self._options = options
@@ -135,7 +135,7 @@ def _find_obstacle(store: Store, row: Row, findings: list[Finding]) -> Unresolve
         return Unresolved(finding=v2.SCHEMA_PREVIEW, reason=reason, base=base)
     blocking = next((finding for finding in findings if finding.name in BLOCKING), None)
     if blocking is not None:
-        reason = tr("the index was not changed: {message_}", message_=blocking.message)
+        reason = tr("the index was not changed: {what}", what=blocking.message)
         return Unresolved.of(blocking, reason, repair=blocking.repair)
     return None
 

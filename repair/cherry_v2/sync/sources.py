@@ -137,7 +137,7 @@ class SourceRoot(msgspec.Struct, frozen=True, kw_only=True):
             raise Unreachable(tr("it cannot be examined ({error})", error=error)) from error
         real = links.real_path(path)
         if stat.S_ISLNK(status.st_mode) or not real.is_relative_to(self.real):
-            raise Unreachable(tr("it is a link, or behind one"))
+            raise Unreachable(tr("it is a link, or in a folder that is one"))
         if real.is_relative_to(self.store):
             raise Unreachable(tr("it is inside the store"), is_note=True)
         if not stat.S_ISREG(status.st_mode):

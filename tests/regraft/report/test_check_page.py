@@ -221,7 +221,7 @@ def test_its_numbers_are_those_of_the_document(damaged: Path, tmp_path: Path) ->
     for finding in document["findings"]:
         assert f"{finding['severity']} {finding['name']} {finding['count']} in 1 base" in found
     assert f"base 1 {KB[:8]} 14 of 15 93.3 % base 2 {OTHER[:8]} 1 of 1 100 %" in charts.words("Coverage")
-    assert f"base 1 {KB[:8]} 15 read carried: 15" in charts.words("Where the rows went")
+    assert f"base 1 {KB[:8]} 15 read migrated: 15" in charts.words("Where the rows went")
     rows = {cells[0]: cells[1:] for cells in charts.cells if len(cells) == 7}
     [kb, other] = document["statistics"]["bases"]
     for place, one in ((1, kb), (2, other)):
@@ -249,7 +249,7 @@ def test_where_the_rows_of_a_source_would_go(name: str, tmp_path: Path) -> None:
             assert f"base {place} not known" in words
             assert [f"base {place}", *"----"] in [cells[:5] for cells in charts.cells]
             continue
-        assert f"base {place} {rows['read']} read carried: {rows['carried']}" in words
+        assert f"base {place} {rows['read']} read migrated: {rows['carried']}" in words
         left = {**rows["skipped"], "v1_deduplicated": rows["v1_deduplicated"]}
         assert all(f"{reason}: {count}" in words for reason, count in left.items() if count)
         numbers = (rows["read"], rows["carried"], sum(rows["skipped"].values()), rows["v1_deduplicated"])

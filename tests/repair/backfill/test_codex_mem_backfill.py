@@ -551,7 +551,7 @@ def test_reconcile_with_an_embedder_leaves_a_database_without_all_columns(
 def test_other_stores_are_not_rebuilt(tmp_path: Path, config: Path) -> None:
     place = library(tmp_path / "library")
     for command in ("rebuild", "clear-failed"):
-        assert "the command is for a database of codex-mem" in said(run(command, place, "--json"), "NotChanged", 2)
+        assert "the command is only for a database of codex-mem" in said(run(command, place, "--json"), "NotChanged", 2)
 
 
 # --- the real thing --------------------------------------------------------------------------------------------------
