@@ -37,7 +37,8 @@ from regraft.formats.cherry_v2.index.schema import (
 )
 from regraft.kinds import Kind
 from regraft.language import format_count, join_list, tr
-from regraft.stores.locate import INDEX_FILE, unpack_archive
+from regraft.report.labels import label_of
+from regraft.stores.locate import CATALOG_FILE, INDEX_FILE, unpack_archive
 from regraft.stores.systems import Located
 from regraft.stores.write_checks import find_pending_change
 from regraft.text import lenient_text
@@ -209,7 +210,8 @@ def _catalog(
         base_id = row.get("id")
         if only in (None, base_id):
             own = None if found.items is None else found.items.get(base_id, [])
-            store, problem = _summarize_index(row, own, indexes.get(str(base_id)), is_slim=is_slim)
+            path = indexes.get(str(base_id))
+            store, problem = _summarize_index(row, own, path, catalog=catalog.name, is_slim=is_slim)
             statuses = Counter(str(item.get("status")) for item in (own or []))
             base = BaseSummary(
                 id=row.get("id"),
@@ -262,10 +264,13 @@ def _readable(value: Any) -> Any:
 
 
 def _summarize_index(
-    row: Row, items: list[Row] | None, path: Path | None, *, is_slim: bool
+    row: Row, items: list[Row] | None, path: Path | None, *, catalog: str, is_slim: bool
 ) -> tuple[Store | None, str | None]:
     """Summarize the index of a base that the catalog names; without an index file, ``path`` is None."""
-    failed = tr("failed during the upgrade: {error}", error=row.get("error")) if row.get("status") == "failed" else None
+    failed = None
+    if row.get("status") == "failed":
+        step = label_of("migration" if catalog == CATALOG_FILE else "upgrade")
+        failed = tr("failed during the {step}: {error}", step=step, error=row.get("error"))
     if path is None:
         return None, failed or (None if is_slim else tr("its index file is missing"))
     ids = None if items is None else {str(item.get("id")) for item in items}

@@ -371,14 +371,13 @@ def _bare(rows: Document) -> int:
 def _warnings(document: Document, verbose: bool) -> Iterator[str]:
     names = {base.get("legacy_id", base["id"]): base["name"] for base in document["bases"]}
     code_of = itemgetter("code")
-    severities = {code: notices.EVERY_CODE[code].severity for code in map(code_of, document["warnings"])}
-    grave = [one for one in document["warnings"] if verbose or severities[one["code"]] != "note"]
+    grave = [one for one in document["warnings"] if verbose or notices.EVERY_CODE[one["code"]].severity != "note"]
     if grave:
         yield ""
     for warning in grave if verbose else first_of_each(grave, code_of, SHOWN_PER_CODE):
         where = names.get(warning["base"], warning["base"])
         about = tr("{heading}: ", heading=one_line(where, LONGEST_NAME)) if where else ""
-        severity = severity_label(severities[warning["code"]])
+        severity = severity_label(notices.EVERY_CODE[warning["code"]].severity)
         what = tr("{what}: {why}", what=severity, why=f"{about}{warning['message']}")
         yield f"{what} [{warning['code']}]"
     if not verbose:

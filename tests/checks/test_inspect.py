@@ -314,7 +314,7 @@ def test_which_bases_need_vectors(library: Library, catalog: str, index: str, mi
     changed(library.index_path("kb"), index)
     entry = look(library.path)["bases"][0]
     assert (entry["store"]["missing"], entry["store"]["coverage"]) == (missing, coverage)
-    failed = "failed during the upgrade: x" if "failed" in catalog else None
+    failed = "failed during the migration: x" if "failed" in catalog else None
     assert entry["problem"] == ("; ".join([failed, "3 texts without a vector"]) if failed else None)
 
 

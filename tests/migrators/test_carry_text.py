@@ -450,7 +450,7 @@ def test_a_look_at_the_result(tmp_path: Path) -> None:
     first, second = run("inspect", library.path, "--json").document["bases"]
     assert (first["store"]["missing"], first["problem"]) == (7, "7 texts without a vector")
     assert (second["store"]["missing"], second["store"]["coverage"]) == (1, 0)
-    assert second["problem"] == "failed during the upgrade: missing_embedding_model; 1 text without a vector"
+    assert second["problem"] == "failed during the migration: missing_embedding_model; 1 text without a vector"
     found = run("search", library.path, "missing_vector_payload", "--base", kb, "--mode", "bm25", "--json")
     assert [hit["text"] for hit in found.document["hits"]] == ["missing_vector_payload 0", "missing_vector_payload 1"]
 
