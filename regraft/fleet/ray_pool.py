@@ -47,6 +47,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     cores: float
     memory: int  # in bytes
 
+    @property
+    def name(self) -> str:
+        """The node, for people."""
+        return f"{self.address} ({self.id[:8]})"
+
 
 class Submission(msgspec.Struct, kw_only=True):
     """A task that was given to Ray, with what it asks for. It waits until ``started_on`` is known."""
@@ -92,6 +97,8 @@ def _make_remote_function() -> Callable[..., Any]:
 
 def _join_cluster(address: str | None, cores: int | None) -> Any:
     """Join a cluster, or start one on this machine, and return the module ``ray``."""
+    # Ray prints messages about lost nodes and killed processes to standard output, which may be a JSON document.
+    os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."
     ray = errors.import_optional("ray", tr("fleets on a cluster"), "ray")
     # Results are for programs, so they are English.
     environment = {"env_vars": {language.VARIABLE: language.ENGLISH, **interpreters.interpreter_environment()}}
@@ -134,20 +141,27 @@ class RayPool:
     def __init__(self, work: Work, address: str | None, count: int | None, max_wait: float = 600.0) -> None:
         self._ray = _join_cluster(address, count)
         self._work, self._limit, self._max_wait = work, count, max_wait
-        self._remote = self._ray.remote(max_retries=0, num_returns="streaming")(_make_remote_function())
+        self._remote = self._make_remote()
         #: The submitted tasks, by the generators of what they yield.
         self.running: dict[Any, Submission] = {}
         #: By node, the libraries that failed there since the last one that did not; and the nodes not used any more.
         self._failed: dict[str, set[int]] = {}
         self._left_out: set[str] = set()
+        #: The nodes that are alive and have cores, by id.
+        self._alive: dict[str, Node] = {}
         # When a task was last started or ended, and the value of that when the user was told that none is running.
         self._active_at, self._noticed = time.monotonic(), 0.0
+        # The longest wait is over, and nothing has started since then: what waits fails at once.
+        self._has_given_up = False
         self._look_at_nodes()
 
-    def _look_at_nodes(self) -> None:
-        """Find the nodes that are alive, have cores, and are not left out."""
-        self._looked_at = time.monotonic()
-        self._nodes = [
+    def _make_remote(self) -> Any:
+        return self._ray.remote(max_retries=0, num_returns="streaming")(_make_remote_function())
+
+    def _look_at_nodes(self) -> list[Node]:
+        """Find the nodes that are alive and have cores; returns those that were lost since the last look."""
+        self._looked_at, before = time.monotonic(), self._alive
+        nodes = (
             Node(
                 id=one["NodeID"],
                 address=one["NodeManagerAddress"],
@@ -155,8 +169,17 @@ class RayPool:
                 memory=int(one["Resources"].get("memory", 1 << 40)),
             )
             for one in self._ray.nodes()
-            if one["Alive"] and one["Resources"].get("CPU") and one["NodeID"] not in self._left_out
-        ]
+            if one["Alive"] and one["Resources"].get("CPU")
+        )
+        self._alive = {node.id: node for node in nodes}
+        if self._alive.keys() - before.keys():
+            self._note_activity()
+        return [node for node in before.values() if node.id not in self._alive]
+
+    @property
+    def _nodes(self) -> list[Node]:
+        """The nodes that are alive, have cores, and are not left out."""
+        return [node for node in self._alive.values() if node.id not in self._left_out]
 
     @property
     def count(self) -> int:
@@ -176,8 +199,8 @@ class RayPool:
 
     def start_task(self, task: Task) -> None:
         """Submit a task, with at most the resources of the largest node."""
-        if not self.running:
-            self._active_at = time.monotonic()
+        if not self.running and not self._has_given_up:
+            self._note_activity()
         self._submit(task)
 
     def _submit(self, task: Task, *, is_repeated: bool = False) -> None:
@@ -194,10 +217,14 @@ class RayPool:
         pickled = self._ray.cloudpickle.dumps((self._work, task.job))
         self.running[remote.remote(__version__, pickled)] = one
 
+    def _note_activity(self) -> None:
+        """Let the longest wait begin now."""
+        self._active_at, self._has_given_up = time.monotonic(), False
+
     def answers(self, seconds: float) -> Iterator[tuple[int, TaskResult]]:
         """Yield the numbers and results of tasks that have ended; wait up to ``seconds`` for the first one."""
         streams = list(self.running)
-        ready, _ = self._ray.wait(streams, timeout=seconds)
+        ready, _ = self._ray.wait(streams, timeout=0 if self._has_given_up else seconds)
         if ready:
             # All that have ended by now, so that they are stored together.
             ready, _ = self._ray.wait(streams, num_returns=len(streams), timeout=0)
@@ -206,13 +233,14 @@ class RayPool:
             one = self.running.get(stream)
             if one is not None and (ended := self._read(stream, one)) is not None:
                 yield one.task.number, ended
-        if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
-            self._look_at_nodes()
+        if self._has_given_up or time.monotonic() - self._looked_at >= _LOOK_SECONDS:
+            for node in self._look_at_nodes():
+                yield from self._end_lost(node)
             yield from self._check_waiting()
 
     def _read(self, stream: Any, one: Submission) -> TaskResult | None:
         """Return the result of a task that has ended, or None if it has started; note whether its node works."""
-        self._active_at = time.monotonic()
+        self._note_activity()
         try:
             found: Any = self._ray.get(next(stream))
         except self._ray.exceptions.RayError as error:
@@ -239,19 +267,32 @@ class RayPool:
         if len(failed) < _MOST_FAILURES:
             return
         self._left_out.add(node.id)
-        self._nodes.remove(node)
         # What waits could still start there.
         self._submit_again([stream for stream, other in self.running.items() if other.started_on is None])
         logger.warning(
             "%s",
             tr(
                 "node {address} is left out: the last {count} libraries failed there ({code}: {message})",
-                address=f"{node.address} ({node.id[:8]})",
+                address=node.name,
                 count=len(failed),
                 code=error.code,
                 message=error.message,
             ),
         )
+
+    def _end_lost(self, node: Node) -> Iterator[tuple[int, TaskResult]]:
+        """End the tasks that ran on a node that was lost, and submit those again that may wait for it.
+
+        If the node stopped answering, Ray itself waits for an answer for minutes, also to start tasks on it.
+        """
+        logger.warning("%s", tr("node {address} was lost; its libraries are tried again", address=node.name))
+        found = TaskError(code="NodeDiedError", message=f"node {node.name} was lost")
+        for stream, one in list(self.running.items()):
+            if one.started_on == node.id:
+                yield self._cancel(stream).number, TaskResult(status=None, error=found, **one.place)
+        # Ray asks for one place for several tasks of a function, and still asks the lost node.
+        self._remote = self._make_remote()
+        self._submit_again([stream for stream, one in self.running.items() if one.started_on is None])
 
     def _check_waiting(self) -> Iterator[tuple[int, TaskResult]]:
         """Submit tasks again that no node has room for; if none runs, say why, and end all after the longest wait."""
@@ -267,6 +308,7 @@ class RayPool:
             self._noticed = self._active_at
             logger.warning("%s", tr("no library is running; {reason}", reason=reason))
         if seconds >= self._max_wait:
+            self._has_given_up = True
             error = NoNodeFits(reason=reason, seconds=round(seconds))
             failed = TaskResult(status=STOPPED, seconds=seconds, error=TaskError(code=error.code, message=str(error)))
             for stream in list(self.running):
@@ -289,6 +331,8 @@ class RayPool:
         if not self._nodes:
             return tr("the next one needs {needs}, and no node of the cluster has a CPU", needs=needs)
         free: dict[str, float] = self._ray.available_resources()
+        if one.cores <= free.get("CPU", 0.0) and one.memory <= free.get("memory", 0.0):
+            return tr("the next one needs {needs}, which Ray says is free: a node may not answer", needs=needs)
         return tr(
             "the next one needs {needs}; free are {cores:g} of {all_cores:g} CPU and {memory}",
             needs=needs,

@@ -9,13 +9,12 @@ the texts is sent by another process, which asks the keeper which of them have n
 
 from __future__ import annotations
 
-import io
 import json
 import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -530,8 +529,6 @@ def open_sending(pool: Pool, terms: SendingTerms) -> Iterator[Sending]:
         actor = pool.start_beside_driver(Keeper, terms)
         ending.callback(_ray().kill, actor)
         remote = RemoteKeeper(actor)
-        # Ray prints messages about killed processes to standard output.
-        ending.enter_context(redirect_stdout(io.StringIO()))
         try:
             remote.stopped()
             yield RaySending(settings=terms.settings, pool=pool, keeper=remote)

@@ -85,11 +85,10 @@ class Driver:
 
     def __init__(self, order: FleetOrder, results: Path, address: str, max_wait: float = float(EVENT_SECONDS)) -> None:
         call = f"fleet_nodes.drive({msgspec.json.encode(order).decode()!r}, {str(results)!r}, {address!r}, {max_wait})"
-        self.log = results.with_name("driver.log")
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"import fleet_nodes; {call}"], env=environment(), stderr=log
-            )
+        self.log, self.output = results.with_name("driver.log"), results.with_name("driver.out")
+        line = [sys.executable, "-P", "-c", f"import fleet_nodes; {call}"]
+        with self.log.open("wb") as log, self.output.open("wb") as output:
+            self._process = subprocess.Popen(line, env=environment(), stdout=output, stderr=log)
 
     def __enter__(self) -> Driver:
         return self

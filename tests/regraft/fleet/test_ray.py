@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from extras import needs, optional
+from fleet_nodes import WORK as WAITING
+from fleet_nodes import nodes_of
 from fleet_work import LARGE, TROUBLE
 from harness import run_as_given
 
 from regraft.cli.fleet import parse_library_options as parse
-from regraft.fleet import results
+from regraft.fleet import ray_pool, results
 from regraft.fleet.engine import TaskResult
 from regraft.fleet.manifest import Library
 from regraft.fleet.ray_pool import RayPool
@@ -92,6 +94,46 @@ def test_a_result_that_the_cluster_has_lost_is_made_again(
     [row] = results.read_results(out)[1][0]
     assert (row.outcome, row.code, row.attempts, len(ended)) == (*end, attempts, attempts)
     assert len(row.totals or "") == (1_000_002 if row.outcome == "done" else 0)
+
+
+def test_a_node_that_stops_answering_does_not_keep_its_libraries(
+    joined: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    find_nodes, sources = ray.nodes, [tmp_path / f"library {number}" for number in range(3)]
+
+    def cut_off() -> list[dict[str, Any]]:
+        starts = sum(len(nodes_of(source)) for source in sources)
+        if starts > 2:
+            (tmp_path / "go").touch()
+        # Once both cores are busy, the cluster counts the node as dead, but Ray still waits for it.
+        return [one | {"Alive": starts != 2} for one in find_nodes()]
+
+    monkeypatch.setattr(ray, "nodes", cut_off)
+    monkeypatch.setattr(ray_pool, "_LOOK_SECONDS", 0.1)
+    order = FleetOrder(command="check", options=(), libraries=tuple(Library(source=str(one)) for one in sources))
+    out, pool = tmp_path / "out.jsonl", partial(RayPool, WAITING, joined, 3)
+    Fleet(parse=parse, order=order, path=out, pool=pool, pause_seconds=0.01).run(Run(command="fleet check"))
+    rows = [found[0] for _, found in sorted(results.read_results(out)[1].items())]
+    assert [row.outcome for row in rows] == ["done"] * 3
+    # One that was not known to have started is submitted again, which is no attempt.
+    assert {row.attempts for row in rows} <= {1, 2}
+    [said] = [record.getMessage() for record in caplog.records if "was lost" in record.getMessage()]
+    assert said.endswith(f"({find_nodes()[0]['NodeID'][:8]}) was lost; its libraries are tried again")
+
+
+def test_libraries_that_no_node_has_room_for_do_not_wait_one_after_the_other(
+    joined: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr(ray_pool, "_LOOK_SECONDS", 0.01)
+    libraries = tuple(Library(source=str(tmp_path / f"{number}"), bytes=1 << 50) for number in range(5))
+    order, out = FleetOrder(command="check", options=(), libraries=libraries), tmp_path / "out.jsonl"
+    fleet = Fleet(parse=parse, order=order, path=out, pool=partial(RayPool, TROUBLE, joined, 1, 0.5))
+    fleet.run(Run(command="fleet check"))
+    rows = [found[0] for found in results.read_results(out)[1].values()]
+    assert [(row.outcome, row.code) for row in rows] == [("stopped", "NoNodeFits")] * 5
+    # The wait began once.
+    assert sum("no library is running" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no GCS"), "AuthenticationError"])
