@@ -308,7 +308,7 @@ def _format_profile_run(done: ProfileMigration, page: Path | None, prompt: Profi
 def _format_install_part(done: ProfileMigration, output: Output) -> str:
     report, part = done.report, done.report.install
     if part.left and not part.actions and not done.wrote_library:
-        none = tr("Nothing was written: none of the bases can be installed in the profile, for the reasons above.")
+        none = tr("Nothing was written: the bases above cannot be installed in the profile.")
         return printable_lines([*unresolved_lines(part.bases, part.left, verbose=output.verbose > 0), "", none])
     head = structs.replace(report.head, target=report.profile)
     change = InstallReport(head=head, bases=part.bases, actions=part.actions, left=part.left, undo=part.undo)

@@ -317,9 +317,7 @@ def test_a_library_that_is_complete_is_installed_after_a_question(case, monkeypa
 def test_nothing_is_migrated_if_the_profile_takes_no_base(case):
     text = run_as_given("migrate", SAMPLE, "--profile", case.profile, "--yes")
     assert text.status == 1
-    assert (
-        "Nothing was written: none of the bases can be installed in the profile, for the reasons above." in text.stdout
-    )
+    assert "Nothing was written: the bases above cannot be installed in the profile." in text.stdout
     with untouched(case.profile):
         done = Case(SAMPLE, case.profile).migrate("--yes")
     assert done.status == 1
