@@ -251,6 +251,8 @@ class VectorFileSummary(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int | None = None
     #: Why the file cannot be read, for a person; empty if it can.
     problem: str = ""
+    #: Whether these are the rows that a salvage found.
+    is_salvaged: bool = False
 
 
 def summarize_vector_file(path: Path) -> VectorFileSummary:
@@ -306,8 +308,8 @@ def _summarize_salvaged_rows(path: Path) -> VectorFileSummary:
         summary = summarize_vector_file(left.path)
     # Rows that were refused have no source, and the loader id of a broken one may be any text.
     is_id = salvage.LOADER_ID.fullmatch
-    summary.loaders[:] = [one for one in summary.loaders if one.source or is_id(one.loader_id.encode())]
-    return summary
+    loaders = [one for one in summary.loaders if one.source or is_id(one.loader_id.encode())]
+    return replace(summary, loaders=loaders, is_salvaged=True)
 
 
 # --- items ---------------------------------------------------------------------------------------------------------
@@ -580,6 +582,8 @@ class Orphan(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     #: The one embedding model of the state's bases of the same dimensions; None without one, or with several.
     likely_model: str | None = None
+    #: Whether its rows can only be salvaged.
+    is_salvaged: bool = False
 
 
 class Adoption(msgspec.Struct, frozen=True, kw_only=True):
@@ -613,7 +617,8 @@ def _explain_missing_model(orphan: Orphan) -> str:
     """Say that the model of a file's vectors is unknown, and which option names it."""
     if orphan.problem:
         return tr("its vector file {vector_file} {problem}", vector_file=orphan.file, problem=orphan.problem)
-    option = f"--adopt-orphans --map-model '{orphan.file}={orphan.likely_model or 'PROVIDER::MODEL'}'"
+    salvage_option = "--salvage " if orphan.is_salvaged else ""
+    option = f"--adopt-orphans {salvage_option}--map-model '{orphan.file}={orphan.likely_model or 'PROVIDER::MODEL'}'"
     if orphan.likely_model is not None:
         return tr(
             "nothing says which model made its vectors of {dimensions} dimensions; if it was "
@@ -662,6 +667,7 @@ def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, *, salvages: b
             dimensions=summary.dimensions,
             problem=summary.problem,
             likely_model=_likely_model(state, summary),
+            is_salvaged=summary.is_salvaged,
         )
         found_notices.append(_adopted_notice(name, summary, found))
     others = (notice for notice in state.notices if notice.code not in (notices.LOST_STATE, notices.UNNAMED_VECTORS))

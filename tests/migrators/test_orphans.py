@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shlex
 import shutil
 import tempfile
 from collections import Counter
@@ -422,6 +424,22 @@ def test_a_damaged_file_is_salvaged_as_if_the_state_named_its_base(damage: str, 
     [salvaged] = [one for one in lost.report["warnings"] if (one["code"], one["base"]) == ("salvaged", key)]
     [expected] = [one for one in whole.report["warnings"] if (one["code"], one["base"]) == ("salvaged", key)]
     assert salvaged["message"].split("; ")[1] == expected["message"].split("; ")[1]
+
+
+def test_the_option_that_names_the_model_of_a_salvaged_file_works_as_it_is_given(tmp_path: Path) -> None:
+    key = "GSI9AeE0DFjMMy8kHBcdh"
+    source, _ = without_bases(shutil.copytree(REPO / "sample_v1" / "backup", tmp_path / "v1"))
+    file = source / "Data" / "KnowledgeBase" / key
+    file.write_bytes(DAMAGES["truncated"](file.read_bytes()))
+    library = migrate(source, tmp_path / "library", ADOPT, "--salvage")
+    [said] = [one["message"] for one in library.warnings("missing_embedding_model") if one["base"] == key]
+    command = re.search(r"migrate them with (.*?);", said)
+    assert command is not None
+    words = [word.replace("PROVIDER::MODEL", MODEL_ID) for word in shlex.split(command[1])]
+    assert words == [ADOPT, "--salvage", "--map-model", f"{key}={MODEL_ID}"]
+    later = migrate(source, tmp_path / "library", *words)
+    assert later.base_row(key)["status"] == "completed"
+    assert len(later.bodies(key)) == later.rows(key)["carried"] >= 20
 
 
 def test_a_file_of_which_nothing_is_left_still_fails_by_name(tmp_path: Path) -> None:
