@@ -271,7 +271,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     root = found.tree.path
     state = _empty_audit(found, options)
     report_unreadable_members(found, state.findings)
-    state.without_rows, state.lost_rows = _recorded_losses(root, found)
+    state.without_rows, state.lost_rows = recorded_losses(root, found)
     catalog = _catalog(root, found, state.findings)
     _check_schema(root, found, state.findings)
     _check_profile(root, found, state.findings)
@@ -401,7 +401,7 @@ def _read_report(root: Path) -> bytes:
         return b""  # the statistics are made without it
 
 
-def _recorded_losses(root: Path, found: Located) -> tuple[dict[str, int], dict[str, int]]:
+def recorded_losses(root: Path, found: Located) -> tuple[dict[str, int], dict[str, int]]:
     """Return what the library's report records of rows that are missing.
 
     The first value counts, per base, the files that had no rows in v1; the second, per item, the rows that a salvage

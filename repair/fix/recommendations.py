@@ -20,6 +20,7 @@ import apsw
 from checks.audit.collector import CommandLine, Level
 from checks.audit.findings import SAMPLES, Audit, Finding
 from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.audit import recorded_losses
 from regraft.errors import RegraftError
 from regraft.identity import replace
 from regraft.kinds import V2_STORES, Kind
@@ -183,12 +184,17 @@ def recommend_copies(audit: Audit, found: Located, path: Path) -> Audit:
     source, synced = suggested_source(found.tree.path, _SOURCE_COMMANDS), _synced_texts(found.tree.path)
     # Texts and vectors are copied into completed bases only.
     others = {one.base for one in audit.findings if one.name in (v2.BASE_FAILED, v2.INDEX_ORPHAN)}
-    meant = (one.base not in others and _may_be_in_copy(one, synced) for one in audit.findings)
-    findings = (
-        _with_copy_command(one, path, source, is_whole=found.stores.is_whole) if is_meant else one
-        for one, is_meant in zip(audit.findings, meant, strict=True)
-    )
-    return replace(audit, findings=tuple(findings))
+    _, lost_rows = recorded_losses(found.tree.path, found)
+
+    def with_copy(one: Finding) -> Finding:
+        """Recommend a copy if it may have what the finding lacks."""
+        if one.base in others or not _may_be_in_copy(one, synced):
+            return one
+        # The rows of these items could not be salvaged from the source itself.
+        is_lost = one.name in (v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED) and lost_rows.keys() >= set(one.samples)
+        return _with_copy_command(one, path, None if is_lost else source, is_whole=found.stores.is_whole)
+
+    return replace(audit, findings=tuple(map(with_copy, audit.findings)))
 
 
 def _synced_texts(root: Path) -> set[FindingKey]:
