@@ -855,16 +855,16 @@ class FleetInterrupted(RegraftError, RuntimeError):
 
 class StorageFailed(RegraftError, OSError):
     message = (
-        "{url} could not be read or written ({reason}). It will be tried again; if that fails, continue with regraft "
-        "fleet resume."
+        "{url} could not be read or written ({reason}). If further attempts fail, too, run the command again, or "
+        "regraft fleet resume."
     )
     exit_status = STOPPED
 
 
 class StorageRefused(RegraftError, PermissionError):
     message = (
-        "{url} may not be read or written ({reason}). Check the credentials of this machine and the access rules of "
-        "the bucket."
+        "{url} may not be read or written ({reason}). Check its name, the credentials of this machine, and the access "
+        "rules of the bucket."
     )
 
 

@@ -169,7 +169,8 @@ class Schedule:
 
     A task has up to ``attempts``: another one if it was killed, or ``is_retried``, after a wait of ``pause_seconds``,
     doubled for each further one. ``on_start`` is called with each task that is started, and the number of the attempt;
-    ``on_poll`` after each wait for results. OSError: no process can be started.
+    ``on_retry`` with each task that gets another one, and how the last one ended; ``on_poll`` after each wait for
+    results. OSError: no process can be started.
     """
 
     def __init__(
@@ -181,10 +182,11 @@ class Schedule:
         is_retried: Callable[[TaskResult], bool] = lambda _: False,
         pause_seconds: float = 1.0,
         on_start: Callable[[Task, int], None] = lambda _, __: None,
+        on_retry: Callable[[Task, TaskResult], None] = lambda _, __: None,
         on_poll: Callable[[], None] = lambda: None,
     ) -> None:
         self.pool, self._attempts, self._is_retried, self._pause = pool, attempts, is_retried, pause_seconds
-        self._on_start, self._on_poll = on_start, on_poll
+        self._on_start, self._on_retry, self._on_poll = on_start, on_retry, on_poll
         self.tasks = sorted(tasks, key=lambda task: (-task.bytes, task.number))
         # A sorted list is a heap.
         self.waiting = [Attempt(place=place) for place in range(len(self.tasks))]
@@ -223,6 +225,7 @@ class Schedule:
             is_after_kill=is_after_kill or ended.status is None,
         )
         heappush(self.waiting, again)
+        self._on_retry(self.tasks[one.place], result)
         return None
 
     def _start_tasks(self) -> float:

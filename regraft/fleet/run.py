@@ -68,6 +68,7 @@ class Fleet(msgspec.Struct, kw_only=True):
     _watch: Watch = lambda _: None
     _tally: Tally = msgspec.field(default_factory=Tally)
     _journal: Journal | None = None
+    _retried: set[str] = msgspec.field(default_factory=set)  # codes of errors after which a library was tried again
     _quiet: tuple[float, float] = (0.0, _QUIET_SECONDS)  # when a library last ended, and the seconds until a notice
 
     @property
@@ -200,6 +201,7 @@ class Fleet(msgspec.Struct, kw_only=True):
             is_retried=is_retried,
             pause_seconds=self.pause_seconds,
             on_start=note_start,
+            on_retry=self.tell_retry,
             on_poll=flush,
         )
         if self.metrics is not None:
@@ -207,6 +209,19 @@ class Fleet(msgspec.Struct, kw_only=True):
         for task, ended in schedule:
             self.progress.step(1, task.bytes)
             yield task, ended
+
+    def tell_retry(self, task: Task, ended: TaskResult) -> None:
+        """Log why a library is tried again, once for each kind of error: all libraries may wait for the same server."""
+        if ended.error is None or ended.error.code in self._retried:
+            return
+        self._retried.add(ended.error.code)
+        text = tr(
+            "{name} is tried again ({code}: {message}); more libraries with this code are not named here",
+            name=one_line(task.name, LONGEST_NAME),
+            code=ended.error.code,
+            message=one_line(ended.error.message, LONGEST_NAME),
+        )
+        logger.warning("%s", text)
 
     def tell_stall(self, schedule: Schedule) -> None:
         """Log what is running if no library has ended for some minutes; the next line follows after twice as long."""

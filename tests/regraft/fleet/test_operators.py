@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import closing, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import FleetOrder
 from regraft.fleet.run import Fleet
+from regraft.report.document import Run
 
 pq = optional("pyarrow.parquet")
 SAMPLE = REPO / "sample_v1" / "backup"
@@ -320,6 +322,27 @@ class LatePool:
         self.now = next(self._looks)
         if self.now == 602:
             yield 0, TaskResult(status=0)
+
+
+def test_the_reason_of_attempts_that_are_repeated_is_told_once_for_each_kind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store that does not answer fails each library for the first time before it fails any for the last time."""
+
+    def end(job: LibraryJob) -> TaskResult:
+        code = {"a": "StorageFailed", "b": "StorageFailed", "c": "StoppedBySystem"}[Path(job.source).name]
+        return TaskResult(status=3, error=TaskError(code=code, message=f"of {job.source}\nno answer"), seconds=0.1)
+
+    libraries = tuple(Library(source=f"/libraries/{name}") for name in "abc")
+    order = FleetOrder(command="check", options=(), libraries=libraries)
+    pool = partial(fleet_work.HerePool, end, 1)
+    fleet = Fleet(order=order, path=tmp_path / "out.jsonl", pool=pool, parse=parse, pause_seconds=0.001)
+    fleet.run(Run(command="fleet check"))
+    end_of_line = "more libraries with this code are not named here"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"a is tried again (StorageFailed: of /libraries/a no answer); {end_of_line}",
+        f"c is tried again (StoppedBySystem: of /libraries/c no answer); {end_of_line}",
+    ]
 
 
 def test_what_runs_is_told_when_no_library_ends(
