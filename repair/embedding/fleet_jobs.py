@@ -318,9 +318,9 @@ class RemoteKeeper:
         if name.startswith("_"):
             raise AttributeError(name)
 
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
             with _translated_errors():
-                return _ray().get(getattr(self._actor, name).remote(*args))
+                return _ray().get(getattr(self._actor, name).remote(*args, **named))
 
         return call
 

@@ -15,7 +15,7 @@ from deadly_sender import DeadlyKeeper
 from extras import needs, optional
 from fault_server import FaultServer, Reply, Request, right
 from harness import Outcome, run_as_given
-from lacking import LACKING, all_vectors, configured, library, many, taken_away, vectors
+from lacking import COMPARED, LACKING, TEXTS, all_vectors, configured, library, many, taken_away, vectors
 
 pq = optional("pyarrow.parquet")
 ray = optional("ray")
@@ -62,6 +62,21 @@ def backfill(stores: Path, config: Path, address: str, *options: object) -> Outc
 def outcomes(stores: Path) -> dict[str, Any]:
     rows = pq.read_table(stores.parent / "out.parquet").to_pylist()
     return {Path(row["source"]).name: row["outcome"] for row in rows if row["base"] is None}
+
+
+@pytest.mark.slow
+def test_the_embedder_is_compared_from_the_cluster(joined: str, stores: Path, tmp_path: Path) -> None:
+    with FaultServer() as server:
+        done = backfill(stores, configured(tmp_path / "regraft.yaml", server, batch={"texts": 20}), joined)
+        assert done.status == 0, done
+        assert outcomes(stores) == dict.fromkeys(NAMES, "done")
+        assert done.document["sent"]["probe"]["requests"] > 0
+        # Each text once, and those that the embedder is compared by.
+        sent = Counter(server.texts)
+        assert {text for text in sent if text not in WANTED} >= set(COMPARED)
+        assert {sent[text] for text in WANTED} == {1}
+    for name in NAMES:
+        assert vectors(stores / name) == all_vectors({*TEXTS, *MANY})
 
 
 @pytest.mark.slow
