@@ -29,7 +29,7 @@ from regraft.cli.options import (
     with_level,
 )
 from regraft.cli.output import echo, echo_error, echo_json, format_written, report_errors
-from regraft.disk import links
+from regraft.disk import links, writable
 from regraft.errors import WrongUsage
 from regraft.fleet import manifest, results
 from regraft.fleet.jobs import COMMAND_FORMS, CommandOptions
@@ -325,6 +325,7 @@ def backfill(
 def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, output: Output) -> None:
     """Resume a fleet."""
     order, known = results.read_results(path)
+    writable.demand_output(path)
     # Also if no library gets them.
     parse_library_options(order.command, (*order.options, *words))
     order = add_options(order, words, left_libraries(order, known, options.only))
@@ -511,9 +512,10 @@ def status_lines(found: FleetStatus) -> str:
 
 def _as_text(report: FleetReport, *, verbose: bool) -> str:
     """Format the summary of a fleet."""
-    lines = [*_failed_lines(report, None if verbose else _NAMED), _counts(report.libraries, "library")]
-    if report.bases["all"]:
-        lines.append(_counts(report.bases, "base"))
+    lines = _failed_lines(report, None if verbose else _NAMED)
+    lines += [
+        _counts(found, what) for found, what in ((report.libraries, "library"), (report.bases, "base")) if found["all"]
+    ]
     if report.rows_carried:
         lines.append(tr("{rows} migrated.", rows=format_count(report.rows_carried, "row")))
     if report.findings:

@@ -14,7 +14,17 @@ from typing import Any
 import msgspec
 
 from regraft.disk import scratch, writable
-from regraft.errors import STOPPED, Declined, FleetInterrupted, FleetRefused, Interrupted, TargetLocked, WrongUsage
+from regraft.errors import (
+    STOPPED,
+    Declined,
+    FleetInterrupted,
+    FleetRefused,
+    Interrupted,
+    RegraftError,
+    StoppedBySystem,
+    TargetLocked,
+    WrongUsage,
+)
 from regraft.fleet import engine, manifest, results
 from regraft.fleet.engine import Pool, Schedule, Task, TaskResult
 from regraft.fleet.jobs import LibraryJob, ParseOptions
@@ -87,9 +97,17 @@ class Fleet(msgspec.Struct, kw_only=True):
             with self.lock(), self.metrics.follow(self._tally) if self.metrics else nullcontext():
                 self.work()
         except KeyboardInterrupt:
-            if self._journal is None:
+            # It may have been interrupted between the journal's end and the next line of this process.
+            if self.dry_run or results.is_unused(results.journal_path(self.path)):
                 raise Interrupted(finished=self._tally.good) from None
             raise FleetInterrupted(finished=self._tally.good, command=self.resume_command) from None
+        except OSError as error:
+            if isinstance(error, RegraftError) or self._journal is None:
+                raise
+            reason = error.strerror or error
+            raise StoppedBySystem(
+                reason=tr("{reason}; continue with: {command}", reason=reason, command=self.resume_command)
+            ) from error
         run.end()
         return self.report(run)
 

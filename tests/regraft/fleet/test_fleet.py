@@ -21,6 +21,7 @@ from harness import REPO, Outcome, run, run_as_given, snapshot
 
 from regraft.api.fleet import run_job
 from regraft.cli.fleet import parse_library_options as parse
+from regraft.disk import durable
 from regraft.errors import FleetInterrupted
 from regraft.fleet import engine, results
 from regraft.fleet.engine import LocalPool, Task, TaskResult
@@ -186,6 +187,54 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(
     assert done.stderr.count("\n") == 1
     assert f"continue with: regraft fleet resume {tmp_path}/out.parquet" in done.stderr.replace("\\", "/")
     assert [path.name for path in tmp_path.iterdir()] == ["out.parquet.journal"]
+
+
+def test_ctrl_c_just_after_the_journal_was_made_says_how_to_go_on(
+    backups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command would be refused."""
+    replace = durable.replace
+
+    def replace_and_stop(old: Path, new: Path) -> None:
+        replace(old, new)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(durable, "replace", replace_and_stop)
+    done = fleet("check", backups, "--results", tmp_path / "out.jsonl", "--json")
+    assert (done.status, done.document["error"]["code"]) == (130, "FleetInterrupted")
+    monkeypatch.undo()
+    assert fleet("status", tmp_path / "out.jsonl").stdout.splitlines() == [
+        "regraft fleet check: interrupted; 4 of 4 libraries without a result."
+    ]
+    assert fleet("resume", tmp_path / "out.jsonl", "-q").status == 2
+
+
+def test_a_full_disk_of_the_results_says_how_to_go_on(
+    backups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(results.Journal, "add", full)
+    done = fleet("check", backups, "--results", tmp_path / "out.jsonl", "--json")
+    assert (done.status, done.document["error"]["code"]) == (3, "StoppedBySystem")
+    said = f"No space left on device; continue with: regraft fleet resume {tmp_path}/out.jsonl."
+    assert said in done.document["error"]["message"].replace("\\", "/")
+    monkeypatch.undo()
+    assert fleet("resume", tmp_path / "out.jsonl", "-q").status == 2
+
+
+def test_results_that_cannot_be_written_again_are_not_resumed(
+    backups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fleet("check", backups, "--results", tmp_path / "out.jsonl", "-q").status == 2
+    # As on a disk that is mounted read-only, also for an administrator.
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode, **more: mode != os.W_OK and access(path, mode, **more))
+    done = fleet("resume", tmp_path / "out.jsonl", "--json")
+    assert (done.status, done.document["error"]["code"]) == (2, "TargetNotWritable")
+    assert "no permission to write to its folder" in done.document["error"]["message"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("out")] == ["out.jsonl"]
 
 
 # --- what fails ------------------------------------------------------------------------------------------------------
