@@ -104,7 +104,8 @@ class Fleet(msgspec.Struct, kw_only=True):
         except OSError as error:
             if isinstance(error, RegraftError) or self._journal is None:
                 raise
-            reason = error.strerror or error
+            names = [str(error.filename)] if error.filename else []
+            reason = ": ".join([*names, error.strerror or str(error)])
             raise StoppedBySystem(
                 reason=tr("{reason}; continue with: {command}", reason=reason, command=self.resume_command)
             ) from error
