@@ -263,7 +263,7 @@ def test_a_system_guards_its_rows_against_every_revert(path: Path, monkeypatch: 
         counters: ClassVar[dict[str, tuple[str, ...]]] = {}
 
         @contextmanager
-        def guarded(self, db: apsw.Connection) -> Iterator[None]:
+        def guard_rows(self, db: apsw.Connection) -> Iterator[None]:
             guarded.append(rows(path))
             yield
 
