@@ -356,10 +356,14 @@ def _with_rescue(
         yield _without_rescue(finding, plan)
         return
     back = _restored_folders(finding, plan)
+    message = tr("{what}; the rows are still in v1's vector file", what=finding.message)
+    if "--salvage" in shlex.split(resolved[key] or ""):
+        # The reason says how much of the file can be read.
+        message = _without_rescue(finding, plan).message
     came = replace(
         finding,
         severity=finding.severity if finding.name == v2.ITEM_NO_MATERIAL else "error",
-        message=tr("{what}; the rows are still in v1's vector file", what=finding.message),
+        message=message,
         repair=resolved[key] or command_line(("rescue",), ("--base", str(finding.base))),
     )
     if back is None or len(back) == finding.count:

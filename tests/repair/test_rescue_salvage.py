@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import v1
 from harness import NOW, run
 from page_damage import Layout, Made, make
-from stranded import index_of, profile
+from stranded import DATABASE, base_of, index_of, profile, rows_of, sql
 
 BASE = "harbour"
 Pair = tuple[str, bytes]
@@ -66,3 +67,34 @@ def test_a_whole_file_gives_the_same_with_the_word(made: Made, tmp_path: Path) -
     found = [_rescued(_stranded(made, None, tmp_path / name), *([name] if name else [])) for name in ("", "--salvage")]
 
     assert found[0] == found[1] == {(row[1], row[4]) for row in made.rows.values()}
+
+
+def test_a_base_that_only_a_salvage_restores_is_an_error_with_that_command(tmp_path: Path) -> None:
+    """Until then, the application's clean-up would delete the only file with its rows."""
+    gone = {**v1.MODEL, "id": "gone-1"}
+    items = [v1.note(loader, loader) for loader in ("A", "B")]
+    source = v1.Source([v1.base("kb", *items, model=gone)], {"kb": rows_of("A", "B", count=20)})
+    stranded = profile(tmp_path / "我的 data", source, lost=("kb",))
+    sql(stranded / DATABASE, "DELETE FROM user_model WHERE id = 'acme::gone-1'")
+    vectors = stranded / "Data" / "KnowledgeBase" / "kb"
+    with v1.opened(vectors) as db:
+        true: Any = set(db.execute("SELECT pageContent, vector FROM vectors"))
+    vectors.write_bytes(vectors.read_bytes()[:-8_000])
+    model = ("--recreate-model", "acme::gone-1")
+
+    def found(name: str) -> dict[str, Any]:
+        return next(one for one in run("check", stranded, "--json").document["findings"] if one["name"] == name)
+
+    assert shlex.split(found("base.failed")["repair"])[3:] == [*model]
+    first = run("rescue", stranded, "--json", "--yes", "--now", NOW, *model)
+    [left] = (one for one in first.document["left"] if one["finding"] == "base.failed")
+    command = shlex.split(left["repair"])
+    assert command == ["regraft", "rescue", str(stranded), *model, "--salvage", "--base", base_of("kb")]
+    assert "clean-up of old data" in found("v1.leftover")["message"]
+
+    assert run(*command[1:], "--json", "--yes", "--now", NOW).status == 1
+    with v1.opened(index_of(stranded)) as db:
+        rows: Any = db.execute(
+            "SELECT t.text, e.vector_blob FROM search_text t JOIN embedding e USING (embedding_text_hash)"
+        )
+        assert set() < set(rows) <= true

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -212,8 +213,18 @@ class RescuePlanner:
         except _NotRescuable as error:
             self.left.append(base.left(error.why, error.repair))
         except StoreProblem as problem:
-            self.left.append(base.left(str(problem)))
+            # In a completed base, the rows may have been salvaged already.
+            is_empty = base.finding in (v2.BASE_FAILED, v2.BASE_NO_INDEX)
+            is_salvageable = is_empty and problem.salvage is not None and problem.salvage.rows > 0
+            command = self._command("--salvage", *self._store.base_option(base.key)) if is_salvageable else None
+            self.left.append(base.left(str(problem), command))
         return None
+
+    def _command(self, *options: str) -> str:
+        """Command line of another rescue, with the decisions about models that the user already made."""
+        recreated = (("--recreate-model", model) for model in sorted(self._model_overrides.recreated))
+        mapped = (("--map-model", f"{old}={new}") for old, new in self._model_overrides.mapped.items())
+        return self._store.command_line("rescue", *chain.from_iterable((*recreated, *mapped)), *options)
 
     def _plan_rescue(self, base: StrandedBase, draft: BaseDraft) -> RescuedBase:
         self._check_model(base, draft)
@@ -306,7 +317,8 @@ class RescuePlanner:
             )
         if wanted.id not in self._model_overrides.recreated:
             again = f"--recreate-model '{wanted.id}'"
-            command = self._store.command_line("rescue", "--recreate-model", wanted.id)
+            salvage = ("--salvage",) if self._v1.salvage else ()
+            command = self._command(*salvage, "--recreate-model", wanted.id)
             message = tr(
                 "its model {id} is not in the profile; add it in the application, or use {again} or {mapped}",
                 id=wanted.id,

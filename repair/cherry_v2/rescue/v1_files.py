@@ -75,7 +75,7 @@ class V1Data(msgspec.Struct, frozen=True, kw_only=True):
             WorkFolderTooSmall: it is in an archive, and there is no room to extract it.
         """
         missing = tr("does not exist")
-        problems: list[str] = []
+        problems: list[StoreProblem] = []
         leftover: VectorFile | None = None
         for tree, places in self.places:
             if places.vectors is None:
@@ -88,22 +88,23 @@ class V1Data(msgspec.Struct, frozen=True, kw_only=True):
                 mark = sqlite.read_file_state(path)
                 found = self._survey_file(path, tree, draft)
                 if sqlite.read_file_state(path) != mark:
-                    problems.append(tr("cannot be read: {moved}", moved=sqlite.CHANGED_DURING_READ))
+                    problems.append(StoreProblem(tr("cannot be read: {moved}", moved=sqlite.CHANGED_DURING_READ)))
                 elif found.survey.salvage is None:
                     return found
                 else:
                     # The file may be intact in another place.
                     leftover = leftover or found
             except StoreProblem as unusable:
-                problems.append(str(unusable))
+                problems.append(unusable)
             except SourceUnreadable as unreadable:
-                problems.append(tr("cannot be read: {reason}", reason=unreadable.facts["reason"]))
+                problems.append(StoreProblem(tr("cannot be read: {reason}", reason=unreadable.facts["reason"])))
         if leftover is not None:
             return leftover
         # Report damage in one place rather than absence from another.
-        problem = next((one for one in problems if one != missing), missing)
+        problem = next((one for one in problems if str(one) != missing), StoreProblem(missing))
         raise StoreProblem(
-            tr("its vector file {vector_file} {problem}", vector_file=draft.vector_file, problem=problem)
+            tr("its vector file {vector_file} {problem}", vector_file=draft.vector_file, problem=problem),
+            salvage=problem.salvage,
         )
 
     def _survey_file(self, path: Path, tree: Tree, draft: BaseDraft) -> VectorFile:
