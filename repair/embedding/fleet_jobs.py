@@ -9,12 +9,13 @@ the texts is sent by another process, which asks the keeper which of them have n
 
 from __future__ import annotations
 
+import io
 import json
 import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -529,6 +530,9 @@ def open_sending(pool: Pool, terms: SendingTerms) -> Iterator[Sending]:
         actor = pool.start_beside_driver(Keeper, terms)
         ending.callback(_ray().kill, actor)
         remote = RemoteKeeper(actor)
+        # Ray prints messages about killed processes to standard output, if it was loaded before RayPool could ask it
+        # not to.
+        ending.enter_context(redirect_stdout(io.StringIO()))
         try:
             remote.stopped()
             yield RaySending(settings=terms.settings, pool=pool, keeper=remote)
