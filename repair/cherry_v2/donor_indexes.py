@@ -7,6 +7,7 @@ are taken").
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -31,6 +32,7 @@ from regraft.formats.cherry_v2.index.schema import IS_USABLE_SQL, cut_units, sta
 from regraft.formats.cherry_v2.layout import RAW_FOLDER
 from regraft.kinds import BASE_SOURCES, KIND_NAMES, PREVIEW_SOURCES, V1_SOURCES
 from regraft.language import tr
+from regraft.report import notices
 from regraft.report.progress import SilentProgress
 from regraft.stores.locate import Located, open_store
 from regraft.text import decode_utf8, is_blank, printable
@@ -348,7 +350,7 @@ class DonorBases:
         if problem is None and one is None:
             problem = next((found for found in findings if found.base == key and found.name == v2.BASE_FAILED), None)
         if problem is not None:
-            self.problems[key] = problem.message
+            self.problems[key] = dict(source.unread).get(key, problem.message)
         return None if one is None or problem is not None else source.store.root / one.name
 
 
@@ -384,17 +386,24 @@ def open_source(path: Path, store: Store, keep: ExitStack, now_ms: int) -> BaseS
         has_v2 = any(one.look.layout is IndexLayout.CURRENT for one in found.stores.current)
         if found.kind in BASE_SOURCES and (has_v2 or not found.stores.has_preview):
             return keep.enter_context(open_base_source(path, None, (), "repair"))
-        return keep.enter_context(open_base_source(_migrate(found, keep, now_ms), None, (), "repair"))
+        library, unread = _migrate(found, keep, now_ms)
+        return dataclasses.replace(keep.enter_context(open_base_source(library, None, (), "repair")), unread=unread)
 
 
-def _migrate(found: Located, keep: ExitStack, now_ms: int) -> Path:
-    """Migrate v1 data, or data of a preview build, into a temporary library."""
+def _migrate(found: Located, keep: ExitStack, now_ms: int) -> tuple[Path, tuple[tuple[str, str], ...]]:
+    """Migrate v1 data, or data of a preview build, into a temporary library.
+
+    Returns:
+        The library, and pairs of the id of a base and why its vector file could not be read.
+    """
     if found.kind not in (*V1_SOURCES, *PREVIEW_SOURCES, *BASE_SOURCES):
         advice = tr("use a v1 backup or profile, a library, a pack, a v2 profile or backup, or a Parquet file")
         raise SourceNotMigratable(path=found.path, what=KIND_NAMES[found.kind], advice=advice)
     library = keep.enter_context(scratch.temporary_folder()) / _LIBRARY
-    migrators.migrate(found, library, migrators.Options(now_ms=now_ms), SilentProgress())
-    return library
+    report = migrators.migrate(found, library, migrators.Options(now_ms=now_ms), SilentProgress()).report
+    ids = {base.source_id: base.id for base in report.bases}
+    unread = [one for one in report.warnings if one.code == notices.MISSING_STORE and one.base in ids]
+    return library, tuple((ids[str(one.base)], one.message) for one in unread)
 
 
 # --- vectors ---------------------------------------------------------------------------------------------------------

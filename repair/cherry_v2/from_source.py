@@ -5,6 +5,7 @@ Rules: ``docs/repair-from.md``.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
@@ -24,10 +25,11 @@ from regraft.errors import NotChanged, PlanOutdated, RegraftError, RepairSourceD
 from regraft.formats.cherry_v2 import salvage as index_salvage
 from regraft.formats.cherry_v2.catalog_reader import Row, base_id_text
 from regraft.formats.cherry_v2.index.opening import READ_ERRORS
+from regraft.formats.vector_survey import SALVAGE_OPTION
 from regraft.kinds import KIND_NAMES
 from regraft.language import format_count, tr
 from regraft.stores.locate import open_store
-from regraft.text import decode_utf8, printable
+from regraft.text import decode_utf8, path_argument, printable
 from repair.changes import files
 from repair.changes.options import RepairOptions
 from repair.changes.plan import Action, FileChange, FindingsByBase, Plan, RowsChange, Unresolved, group_by_base
@@ -418,6 +420,9 @@ class BaseRepair(msgspec.Struct, kw_only=True):
 
     def _leave(self, finding: Finding, reason: str, line: str | None = None) -> None:
         """Leave a finding, with a command that may help without a source."""
+        if line is None and SALVAGE_OPTION in self.bases.problems.get(self.key, ""):
+            # Only a library can be a source with what was salvaged.
+            line = shlex.join(["regraft", "migrate", path_argument(self.source), "--to", "LIBRARY", SALVAGE_OPTION])
         if line is None:
             is_file = finding.name in (v2.UNREADABLE, v2.CORRUPT)
             words = ("repair", "--salvage") if is_file else FINDINGS[finding.name].command

@@ -77,6 +77,8 @@ class BaseSource:
     archived_links: tuple[str, ...] = ()
     #: Pairs of v1 id and present id of bases, as recorded in the source.
     legacy_ids: tuple[tuple[str, str], ...] = ()
+    #: Why the migration that made this source could not read the vectors of bases, by present id.
+    unread: tuple[tuple[str, str], ...] = ()
 
     @property
     def rows(self) -> Path:
