@@ -106,15 +106,14 @@ def check_materials(
         if disagreement is not None:
             name, message = disagreement
             findings.add(name, f"{{n}} {message}", base=base, noun="material", sample=material.id, row=material.row)
-    if is_completed:
-        there = {material.id for material in materials if not material.is_empty}
-        lacking = {key: item for key, item in by_id.items() if key not in there and _is_done(item)}
-        _check_lacking(lacking, base, raw, findings, without_rows, lost_rows)
-    for material in materials:
         # Otherwise the application has indexed the item again.
         if material.is_as_created and not material.is_empty and material.id in by_id and material.id in lost_rows:
             message = tr("{n} that lacks a part of its text, or may lack one: not all of its rows could be salvaged")
             findings.add(v2.UNIT_MISSING, message, base=base, noun="item", sample=material.id)
+    if is_completed:
+        there = {material.id for material in materials if not material.is_empty}
+        lacking = {key: item for key, item in by_id.items() if key not in there and _is_done(item)}
+        _check_lacking(lacking, base, raw, findings, without_rows, lost_rows)
 
 
 def _disagreement(material: IndexMaterial, item: Row | None) -> tuple[str, str] | None:

@@ -33,7 +33,7 @@ def _read(source: Located, options: Options) -> LibraryDraft:
     is_binary = partial(_is_binary, source)
     if not options.adopt_orphans:
         return _with_renamed_files(source, draft_library(state, options.model_overrides, is_binary))
-    adoption = adopt_orphans(source.tree, source.places, state, salvages=options.salvage)
+    adoption = adopt_orphans(source.tree, source.places, state, _SALVAGER if options.salvage else None)
     library = draft_library(adoption.state, adoption.overrides(options.model_overrides), is_binary)
     return _with_renamed_files(source, replace(library, bases=tuple(map(adoption.complete_draft, library.bases))))
 
@@ -80,4 +80,5 @@ class _Salvager:
         return salvage.find_hidden_damage(path, work)
 
 
-PIPELINE = Pipeline(table=layout.VECTOR_TABLE, read=_read, hints=collect_hints, has_orphans=True, salvager=_Salvager())
+_SALVAGER = _Salvager()
+PIPELINE = Pipeline(table=layout.VECTOR_TABLE, read=_read, hints=collect_hints, has_orphans=True, salvager=_SALVAGER)

@@ -21,7 +21,8 @@ import msgspec
 
 from migrators.cherry_v1.draft import FILE_NUMBER_FIELDS, FILE_TEXT_FIELDS
 from migrators.cherry_v1.file_matching import JSON_LOADER, SNIPPET_UNITS, TEXT_LOADER, WantedLoaders
-from migrators.pipeline.source import BaseDraft
+from migrators.pipeline.losses import check_for_damage
+from migrators.pipeline.source import BaseDraft, Salvager
 from regraft.disk import sqlite
 from regraft.disk.file_paths import fold_name, path_segments, split_extension, vector_file_name
 from regraft.disk.trees import Tree, join_path
@@ -285,7 +286,7 @@ def summarize_vector_file(path: Path) -> VectorFileSummary:
     )
 
 
-def _summarize_salvaged_rows(path: Path) -> VectorFileSummary:
+def _summarize_salvaged_rows(path: Path, salvager: Salvager) -> VectorFileSummary:
     """Read a vector file, or what can be salvaged of a damaged one, as the migration itself will.
 
     Raises:
@@ -294,14 +295,12 @@ def _summarize_salvaged_rows(path: Path) -> VectorFileSummary:
     """
     try:
         layout.VECTOR_TABLE.survey(path)
-        said = salvage.find_hidden_damage(path)
-        if said is None:
-            return summarize_vector_file(path)
-        problem = StoreProblem(tr("is damaged, although SQLite can read it: {said}", said=said), is_damage=True)
+        check_for_damage(salvager, path, None, is_wanted=True)
+        return summarize_vector_file(path)
     except StoreProblem as error:
+        if not (error.is_damage or error.may_be_damage):
+            raise
         problem = error
-    if not (problem.is_damage or problem.may_be_damage):
-        raise problem
     with salvage.salvage_file(path) as left:
         if left.path is None or not left.tally.rows:
             raise problem
@@ -634,10 +633,10 @@ def _explain_missing_model(orphan: Orphan) -> str:
     )
 
 
-def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, *, salvages: bool) -> Adoption:
+def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, salvager: Salvager | None) -> Adoption:
     """Add a base to a state for each vector file that none of its bases names.
 
-    With ``salvages``, items are also made from the rows of damaged files. Files of bases that v1 was about to delete
+    With a ``salvager``, items are also made from the rows of damaged files. Files of bases that v1 was about to delete
     are only reported. Files without v1's vector table, or without rows, get no base.
     """
     source_files = SourceFiles(tree=tree, uploads=places.uploads, files=state.files, notes=state.notes)
@@ -652,7 +651,7 @@ def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, *, salvages: b
             bases.append({"id": to_delete[name], "name": name})
             continue
         try:
-            summary = _summarize(tree, join_path(places.vectors or "", name), salvages=salvages)
+            summary = _summarize(tree, join_path(places.vectors or "", name), salvager)
         except NotAVectorFile as problem:
             message = tr("no base was made from {name}: {reason}", name=name, reason=problem)
             found_notices.append(Notice(code=notices.NOT_ADOPTED, message=message))
@@ -675,18 +674,18 @@ def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, *, salvages: b
     return Adoption(state=adopted, orphans=orphans)
 
 
-def _summarize(tree: Tree, name: str, *, salvages: bool) -> VectorFileSummary:
-    """Read a vector file. If it is damaged, the result has only the problem, unless ``salvages`` and rows are left.
+def _summarize(tree: Tree, name: str, salvager: Salvager | None) -> VectorFileSummary:
+    """Read a vector file. If it is damaged, the result has only the problem, unless rows can be salvaged.
 
     Raises:
         NotAVectorFile: no base is made from it.
     """
     try:
         with tree.local(name, None) as path:
-            return _summarize_salvaged_rows(path) if salvages else summarize_vector_file(path)
+            return summarize_vector_file(path) if salvager is None else _summarize_salvaged_rows(path, salvager)
     except (StoreProblem, SourceUnreadable) as error:
         problem = str(error) if isinstance(error, StoreProblem) else tr("cannot be read")
-        if isinstance(error, StoreProblem) and error.is_damage and not salvages:
+        if isinstance(error, StoreProblem) and error.is_damage and salvager is None:
             problem = tr("{problem}; --salvage migrates the rows of it that can be proven", problem=problem)
         if not is_v1_vector_file(tree, name):
             raise NotAVectorFile(tr("it {problem}", problem=problem)) from error
