@@ -40,7 +40,7 @@ from regraft.formats.cherry_v1.state import (
 from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
 from regraft.formats.cherry_v2.models import SEPARATOR, ModelOverrides, unique_model_id
 from regraft.formats.vector_survey import StoreProblem
-from regraft.formats.vector_table import check_file
+from regraft.formats.vector_table import check_file, read_problem
 from regraft.identity import replace
 from regraft.language import format_count, join_list, tr
 from regraft.report import notices
@@ -277,8 +277,7 @@ def summarize_vector_file(path: Path) -> VectorFileSummary:
                     loader.add_row(source, row_id, metadata, body)
             length = layout.VECTOR_TABLE.most_common_length(db)
     except (apsw.Error, UnicodeDecodeError, OSError) as error:
-        is_damage = isinstance(error, (*sqlite.CONTENT_ERRORS, apsw.IOError, UnicodeDecodeError))
-        raise StoreProblem(tr("cannot be read: {error}", error=error), is_damage=is_damage) from error
+        raise read_problem(error) from error
     if not rows:
         raise NotAVectorFile(tr("it has no rows"))
     return VectorFileSummary(

@@ -59,6 +59,12 @@ def check_file(path: Path) -> None:
         raise _disk_problem(error) from error
 
 
+def read_problem(error: Exception) -> StoreProblem:
+    """Convert an error of SQLite, or of a text that is not UTF-8; some of them count as damage."""
+    is_damage = isinstance(error, (*sqlite.CONTENT_ERRORS, apsw.IOError, UnicodeDecodeError))
+    return StoreProblem(tr("cannot be read: {error}", error=error), is_damage=is_damage)
+
+
 def _disk_problem(error: OSError) -> StoreProblem:
     """Convert a system error; an I/O error counts as damage."""
     why = tr("cannot be read: {strerror}", strerror=error.strerror or error)
@@ -121,8 +127,7 @@ class VectorTable(msgspec.Struct, frozen=True):
         except (apsw.Error, UnicodeDecodeError) as error:
             if sqlite.is_write_failure(error):
                 raise
-            is_damage = isinstance(error, (*sqlite.CONTENT_ERRORS, apsw.IOError, UnicodeDecodeError))
-            raise StoreProblem(tr("cannot be read: {error}", error=error), is_damage=is_damage) from error
+            raise read_problem(error) from error
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise
