@@ -411,18 +411,23 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             what=tr("{texts} without a vector", texts=format_count(count, "text")),
             why=self._explain(tr("{source} has none of them", source=printable(self.source))),
         )
-        line = self._command_line(FINDINGS[v2.VECTOR_MISSING].command)
+        line = self._salvage_command or self._command_line(FINDINGS[v2.VECTOR_MISSING].command)
         self._plan.left.append(
             Unresolved(
                 finding=v2.VECTOR_MISSING, reason=reason, base=self.key, count=count, severity="error", repair=line
             )
         )
 
+    @property
+    def _salvage_command(self) -> str | None:
+        """The command that salvages the source's copy of the base into a library, which can be a source; or None."""
+        if SALVAGE_OPTION not in self.bases.problems.get(self.key, ""):
+            return None
+        return shlex.join(["regraft", "migrate", path_argument(self.source), "--to", "LIBRARY", SALVAGE_OPTION])
+
     def _leave(self, finding: Finding, reason: str, line: str | None = None) -> None:
         """Leave a finding, with a command that may help without a source."""
-        if line is None and SALVAGE_OPTION in self.bases.problems.get(self.key, ""):
-            # Only a library can be a source with what was salvaged.
-            line = shlex.join(["regraft", "migrate", path_argument(self.source), "--to", "LIBRARY", SALVAGE_OPTION])
+        line = line or self._salvage_command
         if line is None:
             is_file = finding.name in (v2.UNREADABLE, v2.CORRUPT)
             words = ("repair", "--salvage") if is_file else FINDINGS[finding.name].command

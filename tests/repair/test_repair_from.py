@@ -519,22 +519,29 @@ def test_a_damaged_copy_is_named_as_damaged(place: Path, store: Path) -> None:
         assert f"the copy of the base in {path} cannot be used: " in left["reason"]
 
 
-def test_a_damaged_vector_file_is_salvaged_into_a_library_that_is_a_copy_then(place: Path, store: Path) -> None:
+@pytest.mark.parametrize("finding", ["base.no-index", "embedding.missing"])
+def test_a_damaged_vector_file_is_salvaged_into_a_library_that_is_a_copy_then(
+    place: Path, store: Path, finding: str
+) -> None:
     """Without that command, the next one that was named embeds every text again."""
     before = vectors(index(store))
-    index(store).unlink()
+    if finding == "embedding.missing":
+        run_sql(index(store), SOME_VECTORS)
+    else:
+        index(store).unlink()
+    there = set(vectors(index(store)).items()) if index(store).exists() else set()
     source = (place / "v1").rename(place / "我的 v1")
     vector_file = source / "KnowledgeBase" / "kb"
     vector_file.write_bytes(vector_file.read_bytes()[:-4096])
     with unchanged(store):
-        [left] = (one for one in repair(store, source).document["left"] if one["finding"] == "base.no-index")
+        [left] = (one for one in repair(store, source).document["left"] if one["finding"] == finding)
     assert "--salvage can salvage " in left["reason"]
     command = shlex.split(left["repair"])
     assert command == ["regraft", "migrate", str(source), "--to", "LIBRARY", "--salvage"]
     library = place / "library 2"
     run(*command[1:4], library, "--salvage", "--now", NOW, "-q")
     assert repair(store, library).status in (0, 1)
-    assert set() < set(vectors(index(store)).items()) <= set(before.items())
+    assert there < set(vectors(index(store)).items()) <= set(before.items())
 
 
 @pytest.mark.thorough
