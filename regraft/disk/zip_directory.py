@@ -43,6 +43,7 @@ _LOCATOR_64 = struct.Struct("<4sLQL")
 _EXTRA = struct.Struct("<2H")
 #: Minimum length of a member's local header.
 _LOCAL_HEADER_BYTES = 30
+_LOCAL_MAGIC = b"PK\3\4"
 _END_MAGIC, _ENTRY_MAGIC, _END_64_MAGIC, _LOCATOR_MAGIC = b"PK\5\6", b"PK\1\2", b"PK\6\6", b"PK\6\7"
 _LONGEST_COMMENT = 1 << 16
 _ELSEWHERE_32, _ELSEWHERE_16 = 0xFFFF_FFFF, 0xFFFF
@@ -124,6 +125,10 @@ class ZipDirectory:
         """Read and check the whole directory: names, overlaps, sizes."""
         self._size = self._file.seek(0, io.SEEK_END)
         self.start, length, self._prefix = _find_directory(self._file, self._size)
+        self._file.seek(0)
+        if self._prefix and self._file.read(len(_LOCAL_MAGIC)) == _LOCAL_MAGIC:
+            # A truncated archive whose last end record is that of an archive stored in it, such as a document.
+            raise zipfile.BadZipFile(tr("its directory is damaged"))
         self._known: dict[tuple[int, str], int] = {}
         self._entries = 0
         self._insert = self._db.cursor()

@@ -128,7 +128,8 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
         if not salvage:
             reason = tr(
                 "damaged or incomplete zip archive: {reason}; to recover its intact members, run regraft "
-                "migrate {path} --to LIBRARY --salvage",
+                "migrate {path} --to LIBRARY --salvage; if it contains v2 data, extract them with another program and "
+                "use that folder",
                 reason=str(error),
                 path=shlex.quote(path_argument(path)),
             )

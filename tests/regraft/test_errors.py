@@ -226,7 +226,8 @@ UNREADABLE = {
     "a truncated zip": Bad(
         truncated,
         "SourceUnreadable",
-        f"to recover its intact members, run regraft migrate {{path}} --to LIBRARY --salvage); {COMPLETE}",
+        "to recover its intact members, run regraft migrate {path} --to LIBRARY --salvage; if it contains v2 data, "
+        f"extract them with another program and use that folder); {COMPLETE}",
     ),
     "half a zip": Bad(file("backup.zip", b"PK\x03\x04" + bytes(90)), "SourceUnreadable", COMPLETE),
     "a damaged data.json": Bad(damaged_state, "SourceUnreadable", "data.json is damaged: Bad CRC-32"),

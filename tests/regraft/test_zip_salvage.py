@@ -626,6 +626,24 @@ def test_a_damaged_backup_is_offered_for_salvage_and_migrated_with_it(tmp_path: 
     assert {one.name for one in tmp_path.iterdir()} == {"v1", "whole.zip", path.name, "library"}
 
 
+def test_the_directory_of_a_document_in_a_cut_backup_is_not_taken_for_that_of_the_backup(tmp_path: Path) -> None:
+    whole, document = tmp_path / "whole.zip", archive({"word/document.xml": b"a text"})
+    backup(tmp_path)
+    with zipfile.ZipFile(whole, "a") as made:
+        made.writestr("Data/Files/report.docx", document, zipfile.ZIP_STORED)
+        made.writestr("Data/Files/last.bin", b"x" * 1000)
+    data = whole.read_bytes()
+    path, library = tmp_path / "damaged.zip", tmp_path / "library"
+    path.write_bytes(data[: headers(data)[-1].header_offset + 100])
+    refused = run("inspect", path, "--json")
+    assert (refused.status, refused.document["error"]["code"]) == (2, "SourceUnreadable")
+    assert f"regraft migrate {path} --to LIBRARY --salvage" in refused.document["error"]["message"]
+    done = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
+    assert {one["legacy_id"]: one["rows"]["carried"] for one in done.document["bases"]} == {"kb": 2, "other": 1}
+    (warning,) = [one for one in done.document["warnings"] if one["code"] == "archive_salvaged"]
+    assert "left out: Data/Files/last.bin (it is truncated)" in warning["message"]
+
+
 def test_a_backup_that_is_cut_names_what_is_missing(tmp_path: Path) -> None:
     data = backup(tmp_path)
     lost = next(one for one in headers(data) if one.filename == "Data/KnowledgeBase/other")
