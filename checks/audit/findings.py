@@ -285,7 +285,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
 def format_audit(audit: Audit, title: str, *, verbose: bool = False) -> str:
     """Return the text output of ``check``; ``title`` names the store."""
-    lines = [title, *([audit.opening] if audit.opening else [])]
+    lines = [title, *audit.opening.splitlines()]
     for severity, found in groupby(audit.in_order(), key=lambda finding: finding.severity):
         lines += [
             "",

@@ -277,23 +277,27 @@ def add_rescue_hints(
 
 
 def _opening(plan: Plan, resolved: Mapping[FindingKey, str | None], command_line: CommandLine) -> str:
-    """Summary of what a rescue brings back, shown first; "" if nothing."""
+    """Summary of what a rescue brings back, shown first: a line for each command that is needed; "" if nothing."""
+    lines = []
     of_bases = {
         base: command for (name, base), command in resolved.items() if name in (v2.BASE_FAILED, v2.BASE_NO_INDEX)
     }
+    salvaged = {command for command in of_bases.values() if command is not None and "--salvage" in command.split()}
+    own = [command for command in of_bases.values() if command not in salvaged]
     folders = sum(action.action == "complete-folder" for action in plan.actions)
-    counts = [format_count(len(of_bases), "base")] if of_bases else []
+    counts = [format_count(len(own), "base")] if own else []
     if folders:
         counts.append(format_count(folders, "folder"))
-    if not counts:
-        return ""
-    own = set(of_bases.values())
-    # If all bases need the same option, recommend the command with it.
-    given = own.pop() if len(own) == 1 and not folders else None
-    return tr(
-        "{counts} can be restored: {command}",
-        counts=join_list(counts, tr(" and ")),
-        command=given or command_line(("rescue",), ()),
+    if counts:
+        # If all bases need the same option, recommend the command with it.
+        given = own[0] if len(set(own)) == 1 and not folders else None
+        lines.append((join_list(counts, tr(" and ")), given or command_line(("rescue",), ())))
+    if salvaged:
+        damaged = format_count(len(of_bases) - len(own), "base")
+        given = salvaged.pop() if len(salvaged) == 1 else None
+        lines.append((damaged, given or command_line(("rescue",), ("--salvage",))))
+    return "\n".join(
+        tr("{counts} can be restored: {command}", counts=counts, command=command) for counts, command in lines
     )
 
 

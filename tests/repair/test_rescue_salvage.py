@@ -23,6 +23,25 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make(tmp_path_factory.mktemp("made") / "vectors", Layout(rows=120, dimensions=768, words=150))
 
 
+def _cut(vectors: Path, size: int) -> None:
+    """Truncate a vector file as a full disk does."""
+    vectors.write_bytes(vectors.read_bytes()[:-size])
+
+
+def _true_rows(vectors: Path) -> set[Pair]:
+    with v1.opened(vectors) as db:
+        rows: Any = db.execute("SELECT pageContent, vector FROM vectors")
+        return set(rows)
+
+
+def _stored(index: Path) -> set[Pair]:
+    with v1.opened(index) as db:
+        rows: Any = db.execute(
+            "SELECT t.text, e.vector_blob FROM search_text t JOIN embedding e USING (embedding_text_hash)"
+        )
+        return set(rows)
+
+
 def _stranded(made: Made, damage: str | None, folder: Path) -> Path:
     """Build a profile whose base could not be read at the upgrade, with v1's vector file of it."""
     raw = bytearray(made.raw)
@@ -38,11 +57,7 @@ def _rescued(stranded: Path, *options: str) -> set[Pair]:
     """Return the texts and vectors that came back."""
     done = run("rescue", stranded, "--now", NOW, "--json", *options)
     assert done.status in (0, 1), done
-    with v1.opened(index_of(stranded, BASE)) as db:
-        rows: Any = db.execute(
-            "SELECT t.text, e.vector_blob FROM search_text t JOIN embedding e USING (embedding_text_hash)"
-        )
-        return set(rows)
+    return _stored(index_of(stranded, BASE))
 
 
 @pytest.mark.one_in(3)
@@ -77,9 +92,8 @@ def test_a_base_that_only_a_salvage_restores_is_an_error_with_that_command(tmp_p
     stranded = profile(tmp_path / "我的 data", source, lost=("kb",))
     sql(stranded / DATABASE, "DELETE FROM user_model WHERE id = 'acme::gone-1'")
     vectors = stranded / "Data" / "KnowledgeBase" / "kb"
-    with v1.opened(vectors) as db:
-        true: Any = set(db.execute("SELECT pageContent, vector FROM vectors"))
-    vectors.write_bytes(vectors.read_bytes()[:-8_000])
+    true = _true_rows(vectors)
+    _cut(vectors, 8_000)
     model = ("--recreate-model", "acme::gone-1")
 
     def found(name: str) -> dict[str, Any]:
@@ -93,8 +107,69 @@ def test_a_base_that_only_a_salvage_restores_is_an_error_with_that_command(tmp_p
     assert "clean-up of old data" in found("v1.leftover")["message"]
 
     assert run(*command[1:], "--json", "--yes", "--now", NOW).status == 1
-    with v1.opened(index_of(stranded)) as db:
-        rows: Any = db.execute(
-            "SELECT t.text, e.vector_blob FROM search_text t JOIN embedding e USING (embedding_text_hash)"
-        )
-        assert set() < set(rows) <= true
+    assert set() < _stored(index_of(stranded)) <= true
+
+
+def test_a_completed_base_that_lacks_a_text_is_offered_the_salvage_until_it_has_what_is_left(tmp_path: Path) -> None:
+    items = [v1.note(loader, loader) for loader in ("A", "B")]
+    source = v1.Source([v1.base("kb", *items)], {"kb": rows_of("A", "B", count=40)})
+    stranded = profile(tmp_path, source)
+    vectors, index = stranded / "Data" / "KnowledgeBase" / "kb", index_of(stranded)
+    true = _true_rows(vectors)
+    with v1.opened(index) as db:
+        [(material,)] = db.execute("SELECT material_id FROM material ORDER BY rowid LIMIT 1")
+    gone = f"(SELECT unit_id FROM search_unit WHERE material_id = '{material}')"
+    hashes = f"(SELECT embedding_text_hash FROM search_text WHERE target_id IN {gone})"
+    sql(
+        index,
+        f"DELETE FROM embedding WHERE embedding_text_hash IN {hashes}",
+        f"DELETE FROM search_text WHERE target_id IN {gone}",
+        f"DELETE FROM search_unit WHERE material_id = '{material}'",
+        f"DELETE FROM material WHERE material_id = '{material}'",
+    )
+    kept = _stored(index)
+    assert set() < kept < true
+    _cut(vectors, 6_000)
+
+    def offered() -> list[str | None]:
+        document = run("check", stranded, "--json").document
+        return [one["repair"] for one in document["findings"] if one["name"] == "item.no-material"]
+
+    [command] = offered()
+    assert command is not None
+    words = shlex.split(command)
+    assert words == ["regraft", "rescue", str(stranded), "--salvage", "--base", base_of("kb")]
+    assert run(*words[1:], "--yes", "--now", NOW, "--json").status == 1
+    assert kept < _stored(index) <= true
+    assert offered() == []
+    again = run(*words[1:], "--yes", "--now", NOW, "--json")
+    assert again.document["actions"] == []
+
+
+def test_a_completed_base_is_not_offered_a_salvage_that_has_nothing_for_it(tmp_path: Path) -> None:
+    items = [v1.note(loader, loader) for loader in ("A", "B")]
+    source = v1.Source([v1.base("kb", *items, v1.file("never", "never"))], {"kb": rows_of("A", "B", count=40)})
+    stranded = profile(tmp_path, source)
+    _cut(stranded / "Data" / "KnowledgeBase" / "kb", 6_000)
+    document = run("rescue", stranded, "--now", NOW, "--json", "--yes").document
+    assert [(one["finding"], one["repair"]) for one in document["left"]] == [("item.no-material", None)]
+
+
+def test_bases_that_need_a_salvage_get_their_own_command_in_the_first_lines(tmp_path: Path) -> None:
+    bases = [v1.base(name, v1.note(name, name)) for name in ("sound", "damaged", "worse")]
+    stores = {name: rows_of(name, count=40) for name in ("sound", "damaged", "worse")}
+    stranded = profile(tmp_path, v1.Source(bases, stores), lost=tuple(stores))
+    folder = stranded / "Data" / "KnowledgeBase"
+    true = _true_rows(folder / "damaged") | _true_rows(folder / "worse")
+    _cut(folder / "damaged", 6_000)
+    _cut(folder / "worse", 7_000)
+    first = run("check", stranded).stdout.splitlines()[1:3]
+    assert first == [
+        f"1 base can be restored: regraft rescue {stranded}",
+        f"2 bases can be restored: regraft rescue {stranded} --salvage",
+    ]
+    for line in first:
+        run(*shlex.split(line.partition(": regraft ")[2]), "--yes", "--now", NOW)
+    found = _stored(index_of(stranded, "damaged")) | _stored(index_of(stranded, "worse"))
+    assert set() < found <= true
+    assert "can be restored" not in run("check", stranded).stdout

@@ -213,12 +213,20 @@ class RescuePlanner:
         except _NotRescuable as error:
             self.left.append(base.left(error.why, error.repair))
         except StoreProblem as problem:
-            # In a completed base, the rows may have been salvaged already.
-            is_empty = base.finding in (v2.BASE_FAILED, v2.BASE_NO_INDEX)
-            is_salvageable = is_empty and problem.salvage is not None and problem.salvage.rows > 0
+            is_salvageable = problem.salvage is not None and problem.salvage.rows > 0 and self._gains(base, draft)
             command = self._command("--salvage", *self._store.base_option(base.key)) if is_salvageable else None
             self.left.append(base.left(str(problem), command))
         return None
+
+    def _gains(self, base: StrandedBase, draft: BaseDraft) -> bool:
+        """Whether a base gets anything from a salvage of its vector file."""
+        # The rows of a completed base may have been salvaged already.
+        if base.finding in (v2.BASE_FAILED, v2.BASE_NO_INDEX):
+            return True
+        salvaging = replace(self._v1, salvage=True)
+        planner = RescuePlanner(self._store, salvaging, self._catalog, self._model_overrides, self._now)
+        rescued = planner.plan_base_rescue(base, draft)
+        return rescued is not None and bool(rescued.plan.materials or rescued.completed)
 
     def _command(self, *options: str) -> str:
         """Command line of another rescue, with the decisions about models that the user already made."""
