@@ -255,7 +255,14 @@ class _ProfileRun:
     def _plan_installation(self, library: Path, bases: Sequence[str], *, is_outline: bool = False) -> Installation:
         """Plan what the migrated library will change in the profile."""
         options = structs.replace(self._install_options(bases), dry_run=True)
-        return install_bases(library, self._profile, options, library=self._target, is_outline=is_outline)
+        return install_bases(
+            library,
+            self._profile,
+            options,
+            library=self._target,
+            wrote_library=is_outline,
+            is_outline=is_outline,
+        )
 
     def _install_options(self, bases: Sequence[str]) -> InstallOptions:
         # Models were mapped and created again by the migration.
@@ -303,6 +310,7 @@ class _ProfileRun:
                 self._install_options(bases),
                 progress=self._progress,
                 library=self._target,
+                wrote_library=wrote,
             )
         except RegraftError as error:
             with suppress(RegraftError):

@@ -62,14 +62,23 @@ def library_actions(source: Path, profile: Path) -> tuple[RecordedAction, ...]:
     )
 
 
-def profile_action(library: Path, profile: Path, bases: int) -> Action:
-    """What the ledger of the profile records of the library that bases are installed from."""
+def profile_action(library: Path, profile: Path, bases: int, *, wrote: bool) -> Action:
+    """What the ledger of the profile records of the library that bases are installed from.
+
+    Args:
+        library: the library.
+        profile: the profile.
+        bases: number of the installed bases.
+        wrote: whether the run writes to the library.
+    """
     runs = ledgers.read_runs(library)
-    if not runs or _are_made_for(runs, _absolute(profile)):
-        message = tr("write {bases} to the library {path}", bases=format_count(bases, "base"), path=printable(library))
-        return Action(action=WRITE_LIBRARY, subject=_absolute(library), count=bases, message=message)
+    is_own = not runs or _are_made_for(runs, _absolute(profile))
     message = tr("use the library {path}, which already existed", path=printable(library))
-    return Action(action=READ_LIBRARY, subject=_absolute(library), count=bases, message=message)
+    if is_own and wrote:
+        message = tr("write {bases} to the library {path}", bases=format_count(bases, "base"), path=printable(library))
+    # The undo removes a library that earlier runs wrote for the same profile, too.
+    action = WRITE_LIBRARY if is_own else READ_LIBRARY
+    return Action(action=action, subject=_absolute(library), count=bases, message=message)
 
 
 def is_made_for(library: Path, profile: Path) -> bool:
