@@ -31,7 +31,7 @@ from regraft.formats.chroma.collection import Origin, open_collection
 from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
 from regraft.formats.vector_survey import StoreProblem
 from regraft.identity import replace
-from regraft.language import format_count, tr
+from regraft.language import format_count, join_list, tr
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.stores.systems import Located
@@ -58,15 +58,18 @@ def draft_library(source: Located, options: Options) -> LibraryDraft:
             resolver = ModelResolver(
                 [{"id": name, "name": name, "models": []} for name in providers], overrides, [None]
             )
-            bases = []
+            bases: list[BaseDraft] = []
+            unlisted: list[Notice] = []
             for one in collections:
                 if not database.count_entries(db, one):
+                    unlisted += _notices_of_vectors(db, source.tree.path, one, None)
                     continue
                 model = named[one.id]
                 raw = None if model is None else {"provider": model[0], "id": model[1]}
                 embedding = resolver.embedding(raw, one.id)
                 bases.append(_draft_base(db, source.tree.path, one, layout.base_name(one), embedding))
-            return LibraryDraft(bases=tuple(bases), skipped=(), notices=tuple(resolver.unused_overrides()), words=words)
+            messages = (*resolver.unused_overrides(), *unlisted)
+            return LibraryDraft(bases=tuple(bases), skipped=(), notices=messages, words=words)
     except (ChromaProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=path, reason=error) from error
 
@@ -93,15 +96,7 @@ def _draft_base(db: apsw.Connection, root: Path, of: ChromaCollection, name: str
                 loader_ids=(entry.id,),
             )
         )
-    with open_collection(db, of, root) as state:
-        unproven = state.count_origin(Origin.UNPROVEN)
-    if unproven:
-        message = tr(
-            "{vectors} not migrated, because nothing proves which text they belong to; regraft repair --unproven "
-            "keeps them",
-            vectors=format_count(unproven, "vector"),
-        )
-        drafted.notices.append(Notice(code=notices.MISSING_PAYLOAD, message=message, base=of.id, count=unproven))
+    drafted.notices += _notices_of_vectors(db, root, of, of.id)
     return BaseDraft(
         legacy_id=of.id,
         id=identity.base_id(of.id),
@@ -119,6 +114,29 @@ def _draft_base(db: apsw.Connection, root: Path, of: ChromaCollection, name: str
         vector_file=database.FILE,
         notices=(*embedding.notices, *drafted.notices),
     )
+
+
+def _notices_of_vectors(db: apsw.Connection, root: Path, of: ChromaCollection, base: str | None) -> Iterator[Notice]:
+    """Yield notices about vectors that are not migrated, because no text is known, or proven, to be theirs."""
+    with open_collection(db, of, root) as state:
+        unproven, orphans = state.count_origin(Origin.UNPROVEN), list(state.orphan_ids())
+    if unproven:
+        message = tr(
+            "{vectors} not migrated, because nothing proves which text they belong to; regraft repair --unproven "
+            "keeps them",
+            vectors=format_count(unproven, "vector"),
+        )
+        yield Notice(code=notices.MISSING_PAYLOAD, message=message, base=base, count=unproven)
+    if orphans:
+        message = tr(
+            "{vectors} not migrated, because their ids have neither text nor metadata (for example {ids})",
+            vectors=format_count(len(orphans), "vector"),
+            ids=join_list(orphans[:3]),
+        )
+        if base is None:
+            message = f"{of.name}: {message}"
+        samples = tuple(orphans[:10])
+        yield Notice(code=notices.NO_DOCUMENT, message=message, base=base, count=len(orphans), samples=samples)
 
 
 @contextmanager

@@ -136,6 +136,34 @@ def test_entries_without_a_document_are_skipped_by_name(every: bool, tmp_path: P
     assert {one["name"] for one in found} <= {"item.not-indexed"}
 
 
+@pytest.mark.parametrize("every", [False, True])
+def test_vectors_whose_entries_are_gone_are_named(every: bool, tmp_path: Path) -> None:
+    store = extract("1.5", tmp_path / "source")
+    gone = sorted(store.expected["plain"])[: None if every else 3]
+    segment = store.segment("plain", "METADATA")
+    for key in gone:
+        [(number,)] = store.rows("SELECT id FROM embeddings WHERE segment_id = ? AND embedding_id = ?", segment, key)
+        store.execute("DELETE FROM embedding_metadata WHERE id = ?", number)
+        store.execute("DELETE FROM embeddings WHERE id = ?", number)
+    before = snapshot(store.root)
+    library = tmp_path / "library"
+    done = run("migrate", store.root, "--to", library, *MODELS, "--yes", "--json")
+    named = [one for one in done.document["warnings"] if one["code"] == "no_document"]
+    reason = "not migrated, because their ids have neither text nor metadata (for example id0, id1, id10)"
+    whose = "plain: " if every else ""
+    assert (done.status, [(one["count"], one["message"]) for one in named]) == (
+        1,
+        [(len(gone), f"{whose}{len(gone)} vectors {reason}")],
+    )
+    assert {one["name"] for one in done.document["bases"]} == {
+        name for name, one in store.expected.items() if one and not (every and name == "plain")
+    }
+    exported = run("export", store.root, tmp_path / "units.parquet", "--json")
+    lost = {one["name"]: one["left_out"] for one in exported.document["bases"] if one["problem"]}
+    assert (exported.status, lost) == (1, {"plain": {"chroma.vector-orphan": len(gone)}})
+    assert snapshot(store.root) == before
+
+
 def read_parquet(path: Path) -> list[dict[str, object]]:
     import pyarrow.parquet
 

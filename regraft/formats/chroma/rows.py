@@ -51,6 +51,8 @@ class RowTable(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     #: Entries whose vector is there, but not proven to be theirs.
     unproven: int
+    #: Vectors whose ids have no entry.
+    orphans: int
 
 
 @contextmanager
@@ -84,7 +86,8 @@ def write_row_table(root: Path, key: str, work: Path | None) -> Iterator[RowTabl
                 table.execute(f"CREATE TABLE entries ({_COLUMNS})")
                 with sqlite.transaction(table):
                     rows, unproven = _write(db, state, table)
-            yield RowTable(path=path, of=of, dimension=state.dimension, rows=rows, unproven=unproven)
+            orphans = sum(1 for _ in state.orphan_ids())
+            yield RowTable(path=path, of=of, dimension=state.dimension, rows=rows, unproven=unproven, orphans=orphans)
 
 
 def _write(db: apsw.Connection, state: CollectionState, table: apsw.Connection) -> tuple[int, int]:

@@ -795,6 +795,11 @@ def _chroma_export(source: Located, bases: tuple[str, ...], stack: ExitStack) ->
                 "{vectors} left out, because nothing proves which text they belong to",
                 vectors=format_count(table.unproven, "vector"),
             )
+        elif table.orphans:
+            part.problem = tr(
+                "{vectors} left out, because their ids have neither text nor metadata",
+                vectors=format_count(table.orphans, "vector"),
+            )
     return SourceExport("chroma", chosen)
 
 
@@ -813,7 +818,9 @@ def describe_collection(db: apsw.Connection, of: ChromaCollection, name: str) ->
 
 def summarize_entries(table: RowTable) -> BaseSummary:
     """Count the entries; all of them are exported."""
-    return BaseSummary(vector_bytes=None if table.dimension is None else 4 * table.dimension, bodies=table.rows)
+    vector_bytes = None if table.dimension is None else 4 * table.dimension
+    left_out = {"chroma.vector-orphan": table.orphans} if table.orphans else {}
+    return BaseSummary(vector_bytes=vector_bytes, bodies=table.rows, left_out=left_out)
 
 
 def read_entry_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterator[UnitRow]:
