@@ -293,7 +293,7 @@ def install_bases(
     progress: Progress | None = None,
     confirm: Confirm | None = None,
     library: Path | None = None,
-    wrote_library: bool = False,
+    wrote: bool = False,
     is_outline: bool = False,
 ) -> Installation:
     """Do what :func:`install` does, and name the chosen bases.
@@ -305,7 +305,7 @@ def install_bases(
         progress: receives the progress.
         confirm: gets the plan before anything is changed; False stops the run.
         library: recorded with the run, if the same command has migrated this library.
-        wrote_library: whether that wrote, or will write, to the library.
+        wrote: whether it has written, or will write, to the library.
         is_outline: whether ``path`` is only the outline of a library that is not written yet.
     """
     wanted = installing.InstallOptions(
@@ -329,8 +329,7 @@ def install_bases(
             """Plan the installation, and note what is done with a library that was made for it."""
             plan = installing.plan(store, source, wanted)
             if plan.changes and library is not None:
-                action = made_library.profile_action(library, store.root, len(source.chosen), wrote=wrote_library)
-                plan.outside.append(action)
+                plan.outside.append(made_library.profile_action(library, store.root, len(source.chosen), wrote=wrote))
             return plan
 
         came_from = Endpoint(kind=source.store.found.kind.value, path=path_text(Path(path)))

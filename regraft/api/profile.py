@@ -256,12 +256,7 @@ class _ProfileRun:
         """Plan what the migrated library will change in the profile."""
         options = structs.replace(self._install_options(bases), dry_run=True)
         return install_bases(
-            library,
-            self._profile,
-            options,
-            library=self._target,
-            wrote_library=is_outline,
-            is_outline=is_outline,
+            library, self._profile, options, library=self._target, wrote=is_outline, is_outline=is_outline
         )
 
     def _install_options(self, bases: Sequence[str]) -> InstallOptions:
@@ -310,7 +305,7 @@ class _ProfileRun:
                 self._install_options(bases),
                 progress=self._progress,
                 library=self._target,
-                wrote_library=wrote,
+                wrote=wrote,
             )
         except RegraftError as error:
             with suppress(RegraftError):

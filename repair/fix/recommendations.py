@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -278,27 +278,27 @@ def add_rescue_hints(
 
 def _opening(plan: Plan, resolved: Mapping[FindingKey, str | None], command_line: CommandLine) -> str:
     """Summary of what a rescue brings back, shown first: a line for each command that is needed; "" if nothing."""
-    lines = []
-    of_bases = {
-        base: command for (name, base), command in resolved.items() if name in (v2.BASE_FAILED, v2.BASE_NO_INDEX)
-    }
-    salvaged = {command for command in of_bases.values() if command is not None and "--salvage" in command.split()}
-    own = [command for command in of_bases.values() if command not in salvaged]
+    commands = [line for (name, _), line in resolved.items() if name in (v2.BASE_FAILED, v2.BASE_NO_INDEX)]
+    salvaging = [line for line in commands if "--salvage" in shlex.split(line or "")]
+    others = [line for line in commands if line not in salvaging]
     folders = sum(action.action == "complete-folder" for action in plan.actions)
-    counts = [format_count(len(own), "base")] if own else []
+    lines = (
+        _opening_line(others, folders, command_line(("rescue",), ())),
+        _opening_line(salvaging, 0, command_line(("rescue",), ("--salvage",))),
+    )
+    return "\n".join(filter(None, lines))
+
+
+def _opening_line(commands: Sequence[str | None], folders: int, of_all: str) -> str:
+    """One line of the summary: the bases that need these commands, and the command of all of them."""
+    counts = [format_count(len(commands), "base")] if commands else []
     if folders:
         counts.append(format_count(folders, "folder"))
-    if counts:
-        # If all bases need the same option, recommend the command with it.
-        given = own[0] if len(set(own)) == 1 and not folders else None
-        lines.append((join_list(counts, tr(" and ")), given or command_line(("rescue",), ())))
-    if salvaged:
-        damaged = format_count(len(of_bases) - len(own), "base")
-        given = salvaged.pop() if len(salvaged) == 1 else None
-        lines.append((damaged, given or command_line(("rescue",), ("--salvage",))))
-    return "\n".join(
-        tr("{counts} can be restored: {command}", counts=counts, command=command) for counts, command in lines
-    )
+    if not counts:
+        return ""
+    # If all bases need the same option, recommend the command with it.
+    given = commands[0] if len(set(commands)) == 1 and not folders else None
+    return tr("{counts} can be restored: {command}", counts=join_list(counts, tr(" and ")), command=given or of_all)
 
 
 def _with_leftovers(
