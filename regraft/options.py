@@ -335,7 +335,7 @@ class ExportOptions(Options, frozen=True, kw_only=True):
     bases: Bases = ()
     visible_to: VisibleTo = ()
     from_v1: Annotated[
-        bool, _option(tr("PATH is v1 data: export its old table, with the same columns."), option="--v1")
+        bool, _option(tr("PATH is v1 data: export the rows of its vector files, with the same columns."), option="--v1")
     ] = False
     format: Annotated[
         Literal["parquet", "chroma"], _option(tr("What to write: a Parquet file, or a collection of Chroma."))

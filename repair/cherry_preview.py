@@ -327,12 +327,12 @@ def _model_problem(source: PreviewSource, planned: BasePlan, row: Row | None) ->
     return None
 
 
-def _encoding_problem(db: apsw.Connection, kept: int) -> str | None:
-    """Why rows that become no unit cannot stay beside the units; None if they can."""
-    if kept and db.execute("PRAGMA encoding").get != older.ENCODING:
+def _encoding_problem(db: apsw.Connection, remaining: int) -> str | None:
+    """Why an index cannot keep the preview rows that become no unit, in the encoding of its file; None if it can."""
+    if remaining and db.execute("PRAGMA encoding").get != older.ENCODING:
         return tr(
             "{rows} cannot be migrated, and its texts are not in {encoding}",
-            rows=format_count(kept, "row"),
+            rows=format_count(remaining, "row"),
             encoding=older.ENCODING,
         )
     return None

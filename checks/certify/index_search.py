@@ -79,13 +79,13 @@ def _materials_without_item(of: Measured) -> Iterator[object]:
 
 
 def prove_searches(of: Measured, add: Adder, rows: Sequence[tuple[int, int]], hidden: int) -> int:
-    """Search for stored vectors with the product's search: each finds its text, and what is nearest to it.
+    """Search for stored vectors; report those that miss their own text, or whose results are not the nearest texts.
 
     Args:
         of: the base.
         add: adds findings.
-        rows: row of a vector, and of a text that has it.
-        hidden: number of texts that the search leaves out; then what it finds is not compared with all vectors.
+        rows: row of each vector to search for, and row of a text that has it.
+        hidden: number of texts that the search leaves out. If there are any, nothing is reported.
 
     Returns:
         The number of searches.

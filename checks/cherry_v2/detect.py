@@ -800,7 +800,7 @@ def detect_full_text_numbers(db: apsw.Connection, shape: SchemaShape, rows: int 
     )
     for body, entry in zip_longest(without_entry, without_body):
         if body is not None and entry is not None:
-            message = tr("{n} whose row number is missing from the full-text index, which has an unused one instead")
+            message = tr("{n} whose row number is missing from the full-text index")
             yield DetectedRow(v2.BODY_ROWID, message, noun="body", rowid=body[0], sample=body[1])
         elif body is not None:
             yield DetectedRow(

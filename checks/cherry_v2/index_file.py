@@ -186,7 +186,7 @@ class _IndexAudit:
         # From which level on a step is made, and of which findings one must be wanted; none given: always.
         steps: tuple[tuple[Level, Collection[str], str, Callable[[], None]], ...] = (
             (Level.SHAPE, (), "structure", self._check_structure),
-            (Level.SHAPE, (), "identity", self._check_identity),
+            (Level.SHAPE, (), "identity", self._check_meta_row),
             (Level.QUICK, (), "counts", self._count_rows),
             (Level.SHAPE, (), "materials", self._check_materials),
             (Level.QUICK, _RELATIONS, "relations", self._check_relations),
@@ -232,7 +232,7 @@ class _IndexAudit:
             if self._in_parallel:
                 self._words.start()
 
-    def _check_identity(self) -> None:
+    def _check_meta_row(self) -> None:
         if not self._shape.has("meta"):
             return
         rows = self._db.execute("SELECT schema_version, CAST(base_id AS BLOB) FROM meta ORDER BY id LIMIT 2").fetchall()

@@ -90,12 +90,12 @@ def _health(source: Located, bases: list[BaseSummary]) -> HealthSummary:
         orphans=sum(store.orphans for store in read),
         stale=sum(store.stale or 0 for store in read),
         bytes=total_bytes(bases),
-        problems=list(_find_problems(source, bases)),
+        problems=list(_describe_problems(source, bases)),
         notes=notes or UNSET,
     )
 
 
-def _find_problems(source: Located, bases: list[BaseSummary]) -> Iterator[str]:
+def _describe_problems(source: Located, bases: list[BaseSummary]) -> Iterator[str]:
     # A pending restore or reset.
     reason = None if source.kind is Kind.V2_BACKUP or source.stores.is_copy else find_pending_change(source.tree.path)
     if reason is not None:

@@ -505,7 +505,7 @@ def inspect_store(source: Located) -> StoreSummary:
                 )
             survey = health.survey_notes(memory)
             bases = [_project(survey, one) for one in database.read_projects(memory.db).values()]
-            signals, problems = health.collect_signals(survey), list(_find_problems(survey))
+            signals, problems = health.collect_signals(survey), list(_describe_problems(survey))
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         return _empty_summary(size, tr("it cannot be read: {error}", error=error))
     has_vectors = signals.semantic_enabled and signals.eligible
@@ -525,7 +525,7 @@ def _empty_summary(size: int, problem: str) -> StoreSummary:
     return StoreSummary([], NotesHealthSummary(orphans=0, stale=0, bytes=size, problems=[problem], semantic=None))
 
 
-def _find_problems(survey: NoteSurvey) -> Iterator[str]:
+def _describe_problems(survey: NoteSurvey) -> Iterator[str]:
     if survey.state not in (HealthState.READY, HealthState.DISABLED):
         why = health.find_obstacle(survey)
         state = state_label(survey.state)

@@ -341,7 +341,7 @@ def inspect_store(found: Located, now_ms: int) -> StoreSummary:
 def _add_table_counts(health: KbHealthSummary, mirror: Mirror, root: Path, now_ms: int) -> KbHealthSummary:
     searched = _count(mirror, f"SELECT count(*) FROM {SEARCHED}")
     covered = _count(mirror, f"SELECT count(*) FROM {SEARCHED} WHERE c.flaw IS NULL")
-    problems = list(_find_problems(mirror, now_ms))
+    problems = list(_describe_problems(mirror, now_ms))
     try:
         # Count the files that ``gc`` would move.
         if not mirror.is_whole(database.DOCS, database.LEDGER):
@@ -399,7 +399,7 @@ def _vectors(mirror: Mirror) -> list[VectorGroup]:
     ]
 
 
-def _find_problems(mirror: Mirror, now_ms: int) -> Iterator[str]:
+def _describe_problems(mirror: Mirror, now_ms: int) -> Iterator[str]:
     if mirror.damaged_pages:
         yield tr(
             "{pages}, with {rows} lost",

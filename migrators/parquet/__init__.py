@@ -132,7 +132,7 @@ def open_files(paths: tuple[Path, ...]) -> list[UnitsFile]:
         if metadata.layout not in ("v2", "chroma"):
             advice = tr("migrate the source that it was exported from, with regraft migrate")
             is_v1 = metadata.layout == "v1"
-            what = tr("the old table of a v1 base") if is_v1 else tr("the chunks of an rsclaw knowledge base")
+            what = tr("the rows of v1 vector files") if is_v1 else tr("the chunks of an rsclaw knowledge base")
             raise SourceNotMigratable(path=path, what=what, advice=advice)
         for base in metadata.bases:
             if fold_name(base.id) in owners:

@@ -108,7 +108,7 @@ class DuplicateRules:
         return self._listed.get(loader_id) if applies else None
 
     def donor_id(self, twin: Duplicate) -> str | None:
-        """Return the id of the file that has the rows if its bytes are those that were compared, else None."""
+        """Return the id of the file that has the rows; None if v1 read that file again after the comparison."""
         owner = self._owners.item_of(twin.like)
         if twin.like_item:
             return owner if owner == twin.like_item and owner in self._files else None

@@ -44,11 +44,11 @@ def find_program(platform: str = sys.platform) -> list[str] | None:
             bundles = chain.from_iterable(map(_find_similar_entries, folders))
             found = (path for path in bundles if path.suffix == ".app" and path.is_dir())
             return next((["/usr/bin/open", "-a", str(path)] for path in found), None)
-        return next(_windows_programs() if platform == "win32" else _linux_programs(), None)
+        return next(_find_windows_commands() if platform == "win32" else _find_linux_commands(), None)
     return None
 
 
-def _windows_programs() -> Iterator[list[str]]:
+def _find_windows_commands() -> Iterator[list[str]]:
     for variable, below in (("LOCALAPPDATA", "Programs"), ("ProgramFiles", ""), ("ProgramFiles(x86)", "")):
         folder = os.environ.get(variable)
         if folder and Path(folder).is_absolute():
@@ -56,7 +56,7 @@ def _windows_programs() -> Iterator[list[str]]:
                 yield from ([str(path)] for path in _find_similar_entries(place) if _is_program(path, ".exe"))
 
 
-def _linux_programs() -> Iterator[list[str]]:
+def _find_linux_commands() -> Iterator[list[str]]:
     home = Path.home()
     data = os.environ.get("XDG_DATA_HOME") or home / ".local" / "share"
     for folder in (data, "/usr/local/share", "/usr/share", "/var/lib/flatpak/exports/share", "/var/lib/snapd/desktop"):

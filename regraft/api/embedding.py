@@ -176,7 +176,7 @@ def _fill(
         kind=options.kind,
         bases=options.bases,
         dry_run=options.dry_run,
-        settles=source is not None and source.settles,
+        recovers=source is not None and source.recovers,
         limits=limits,
         probes=options.probe,
         command=command,

@@ -34,7 +34,7 @@ from repair.embedding.report import BackfillReport
 #: Texts for the reasons for which rows are not recovered (:mod:`regraft.formats.cherry_v2.salvage.found_rows`).
 _REASONS = {
     "damaged": tr("they cannot be verified"),
-    "contradicted": tr("they can be read in two ways"),
+    "contradicted": tr("several versions of them were found, which differ"),
     "unnamed": tr("no kept row refers to them"),
     "unlike": tr("vectors of another length or norm than the others"),
     "lost": tr("only their keys are left"),

@@ -1,4 +1,4 @@
-"""``regraft compare``: the same query vectors against the old table and the new index."""
+"""``regraft compare``: the same query vectors against the vector table of v1 and the new index."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from regraft.errors import WrongUsage
 from regraft.fleet import manifest, results
 from regraft.fleet.jobs import COMMAND_FORMS, CommandOptions
 from regraft.fleet.results import FleetOrder, KnownRows, ResultRow
-from regraft.fleet.run import Fleet, FleetPlan, demand_new_results, left_libraries
+from regraft.fleet.run import Fleet, FleetPlan, demand_new_results, unsuccessful_libraries
 from regraft.fleet.status import BaseReport, FleetReport, FleetStatus, LibraryReport, Metrics, fleet_exit_status
 from regraft.language import format_count, join_list, tr
 from regraft.options import OPTIONS, CheckOptions, FleetBackfillOptions, FleetOptions, FleetResumeOptions
@@ -328,7 +328,7 @@ def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, outp
     writable.demand_output(path)
     # Also if no library gets them.
     parse_library_options(order.command, (*order.options, *words))
-    order = add_options(order, words, left_libraries(order, known, options.only))
+    order = add_options(order, words, unsuccessful_libraries(order, known, options.only))
     manifest.demand_apart(order.libraries, results.result_files(path))
     _run(order, path.absolute() if order.command == "backfill" else path, known, options, output)
 

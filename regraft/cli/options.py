@@ -148,7 +148,7 @@ def _follow_links(context: click.Context, _parameter: click.Parameter, value: bo
 def _show_decisions(context: click.Context, _parameter: click.Parameter, value: int) -> int:
     """Log decisions if ``-v`` is given twice."""
     if value > 1:
-        context.with_resource(output.log_decisions())
+        context.with_resource(output.show_log())
     return value
 
 

@@ -346,11 +346,6 @@ def format_written(paths: Iterable[Path]) -> str:
     return tr("Written:") + "\n" + printable_lines(f"  {printable(path)}" for path in paths)
 
 
-# What ``-vv`` shows besides: what was decided while a command ran, and why; one line on standard error each.
-#
-# Modules say it through :mod:`logging`, each under its own name, so that a program that uses them can hear it, too.
-
-
 _PACKAGES = ("regraft", "migrators", "checks", "repair")
 
 
@@ -360,8 +355,11 @@ class _Lines(logging.Handler):
 
 
 @contextmanager
-def log_decisions() -> Iterator[None]:
-    """Show decisions as long as this lasts."""
+def show_log() -> Iterator[None]:
+    """Show the log of regraft's modules on standard error during the context, for ``-vv``.
+
+    Each module logs its decisions under its own name, so that a program that imports it can handle them too.
+    """
     loggers = [logging.getLogger(package) for package in _PACKAGES]
     lines = _Lines()
     for logger in loggers:

@@ -49,10 +49,10 @@ OUTCOMES = {
 GOOD = ("done", "worth-reading")
 #: The outcome of a library that is not filled completely because of a limit; the next run continues it.
 LIMITED = "limit-reached"
-#: What ``resume --only`` chooses from; see :meth:`KnownRows.kind`.
-Kind = Literal["failed", "refused", "unfinished"]
-#: The kinds of outcomes; libraries with other ones have failed.
-_KINDS: dict[str, Kind] = {OUTCOMES[REFUSED]: "refused", LIMITED: "unfinished", OUTCOMES[INTERRUPTED]: "unfinished"}
+#: What ``resume --only`` chooses from; see :meth:`KnownRows.ending`.
+Ending = Literal["failed", "refused", "unfinished"]
+#: How a library ended, by its outcome; with an outcome that is not listed, it failed.
+_ENDINGS: dict[str, Ending] = {OUTCOMES[REFUSED]: "refused", LIMITED: "unfinished", OUTCOMES[INTERRUPTED]: "unfinished"}
 
 
 class FleetOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,13 +282,13 @@ class KnownRows(Mapping[int, list[ResultRow]]):
             weakref.finalize(self, copy.close)
         #: The byte at which the line of each library begins, and why the library is left; None: it succeeded.
         self._positions: dict[int, int] = {}
-        self._kinds: dict[int, Kind | None] = {}
+        self._endings: dict[int, Ending | None] = {}
         #: The attempts that have started and not ended, by library.
         self.started: dict[int, StartedLine] = {}
 
-    def kind(self, number: int) -> Kind | None:
+    def ending(self, number: int) -> Ending | None:
         """Return why a library is left, or None if it succeeded."""
-        return self._kinds.get(number, "unfinished")
+        return self._endings.get(number, "unfinished")
 
     def note(self, rows: list[ResultRow], position: int) -> None:
         """Note where the rows of a library begin in the file; raises ValueError if they are not those of one."""
@@ -297,7 +297,7 @@ class KnownRows(Mapping[int, list[ResultRow]]):
             raise ValueError(tr("there is no library {number:,}", number=number))
         outcome = rows[0].outcome
         self._positions[number] = position
-        self._kinds[number] = None if outcome in GOOD else _KINDS.get(outcome, "failed")
+        self._endings[number] = None if outcome in GOOD else _ENDINGS.get(outcome, "failed")
         self.started.pop(number, None)
 
     def __getitem__(self, number: int) -> list[ResultRow]:

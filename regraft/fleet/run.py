@@ -28,7 +28,7 @@ from regraft.errors import (
 from regraft.fleet import engine, manifest, results
 from regraft.fleet.engine import Pool, Schedule, Task, TaskResult
 from regraft.fleet.jobs import LibraryJob, ParseOptions
-from regraft.fleet.results import FleetOrder, Journal, Kind, KnownRows, ResultRow
+from regraft.fleet.results import Ending, FleetOrder, Journal, KnownRows, ResultRow
 from regraft.fleet.status import FleetReport, Metrics, Tally, make_report
 from regraft.language import join_list, tr
 from regraft.report.document import Run
@@ -69,7 +69,7 @@ class Fleet(msgspec.Struct, kw_only=True):
     known: KnownRows = msgspec.field(default_factory=KnownRows)  # of libraries that ended in an earlier run
     metrics: Metrics | None = None  # updated during the run
     keep_going: bool = False  # go on when the first libraries are refused for the same reason
-    only: tuple[Kind, ...] = ()  # the kinds of libraries that are processed, of those that are left; empty: all
+    only: tuple[Ending, ...] = ()  # which unsuccessful libraries are processed; empty: all
     dry_run: bool = False  # write no results; the options make the command of each library write nothing
     pause_seconds: float = 1.0  # the wait before a second attempt
     progress: Progress = msgspec.field(default_factory=SilentProgress)
@@ -84,7 +84,7 @@ class Fleet(msgspec.Struct, kw_only=True):
     @property
     def left(self) -> list[int]:
         """The numbers of the libraries that this run processes."""
-        return left_libraries(self.order, self.known, self.only)
+        return unsuccessful_libraries(self.order, self.known, self.only)
 
     def run(self, run: Run, watch: Watch = lambda _: None) -> FleetReport:
         """Run the command on all libraries that are left, write the results, and report on all libraries.
@@ -289,11 +289,11 @@ class Fleet(msgspec.Struct, kw_only=True):
         return shlex.join(["regraft", "fleet", "resume", path_argument(self.path)])
 
 
-def left_libraries(order: FleetOrder, known: KnownRows, only: Iterable[Kind] = ()) -> list[int]:
-    """Return the numbers of the libraries that have not succeeded, and are of one of the kinds; empty: of any."""
-    kinds = {number: known.kind(number) for number in range(len(order.libraries))}
+def unsuccessful_libraries(order: FleetOrder, known: KnownRows, only: Iterable[Ending] = ()) -> list[int]:
+    """Return the numbers of the libraries that have not succeeded; with ``only``, of those that ended like this."""
+    endings = {number: known.ending(number) for number in range(len(order.libraries))}
     wanted = set(only) or {"failed", "refused", "unfinished"}
-    return [number for number, kind in kinds.items() if kind in wanted]
+    return [number for number, ending in endings.items() if ending in wanted]
 
 
 def is_retried(ended: TaskResult) -> bool:

@@ -214,7 +214,7 @@ def status_page(status: FleetStatus, rows: KnownRows) -> str:
         seconds = getattr(row, "seconds", None)
         return name, label_of(row.outcome), "" if seconds is None else f"{seconds:,.1f}", row.message or row.code or ""
 
-    good = (rows[number][0] for number in rows if rows.kind(number) is None)
+    good = (rows[number][0] for number in rows if rows.ending(number) is None)
     counts = {label_of(name): f"{count:,}" for name, count in status.libraries.items() if name != "all"}
     if status.left:
         counts[tr("left")] = f"{status.left:,}"

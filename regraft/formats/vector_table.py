@@ -177,7 +177,7 @@ class VectorTable(msgspec.Struct, frozen=True):
         vector_bytes: int | None,
         digest: int | None,
     ) -> Iterator[tuple[str, Any]]:
-        """Yield text and vector of the rows of a query, and demand their digest at the end."""
+        """Run a query for each range of row ids; yield text and vector. Raises RowsDiffer at the end of other rows."""
         register_functions(db)
         text, read = make_text_decoder(db), RowsDigest()
         for first, last in runs:

@@ -116,7 +116,7 @@ class ChangeLog:
         )
         return self._db.last_insert_rowid()
 
-    def settle(self, change_id: int, state: ChangeState, size: int | None = None) -> None:
+    def set_state(self, change_id: int, state: ChangeState, size: int | None = None) -> None:
         """Record the new state of a change; ``size`` is the size of its backup in bytes."""
         self._db.execute(
             "UPDATE change SET state = ?, bytes = ifnull(?, bytes) WHERE change_id = ?", (state, size, change_id)

@@ -246,8 +246,11 @@ def parse_change(row: tuple[Any, ...]) -> RecordedChange:
     )
 
 
-def _check_backup_path(run: str, means: str, path: str, value: object) -> str:
-    """Return a valid backup path: in ``undo/<run>``, or ``trash/<date>-<run>`` followed by the changed path."""
+def _check_backup_path(run: str, means: ChangeMeans, path: str, value: object) -> str:
+    """Return the path of a change's backup if it is valid.
+
+    It is a numbered file in ``undo/<run>``. That of a file can also be ``trash/<date>-<run>`` and the file's ``path``.
+    """
     if isinstance(value, str):
         date, _, rest = value.removeprefix(f"{TRASH}/").partition(f"-{run}/")
         is_trashed = value.startswith(f"{TRASH}/") and _DATE.fullmatch(date) is not None and rest == path

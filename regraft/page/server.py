@@ -169,7 +169,7 @@ class Guard:
     def _refusal(self, scope: Scope, headers: dict[str, str], cookies: dict[str, str]) -> Response | None:
         entrance = self._desk.entrance
         if headers.get("host") != entrance.host:
-            return _refused(tr("This server answers only to its own address."))
+            return _refused(tr("Open the address that regraft ui printed; this server answers no other."))
         segment, _, rest = scope["path"].removeprefix("/").partition("/")
         if not _is_same(segment, entrance.segment):
             return PlainTextResponse(tr("This page does not exist."), 404)

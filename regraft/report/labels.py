@@ -182,9 +182,9 @@ _MODES = {
 _STATES = {
     "disabled": tr("off"),
     "ready": tr("ready"),
-    "degraded_missing_index": tr("not possible, the file of vectors is missing or cannot be read"),
+    "degraded_missing_index": tr("not possible, the vector file is missing or cannot be read"),
     "rebuilding": tr("not possible until the rebuild has finished"),
-    "degraded_incompatible_index": tr("not possible, the file of vectors does not fit"),
+    "degraded_incompatible_index": tr("not possible, the vector file does not match the notes"),
     "degraded_failed_embeddings": tr("partly: some notes could not be embedded"),
     "degraded_stale_embeddings": tr("partly: some notes have changed since"),
     "degraded_partial_coverage": tr("partly: some notes have no vector yet"),

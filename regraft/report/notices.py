@@ -287,7 +287,7 @@ ROW_CONTRADICTED = register(
     "warning",
     "row_contradicted",
     _SALVAGE_FINDING,
-    tr("The row can be read in two ways, or an index of the damaged file contradicts it."),
+    tr("The row was found in several versions that differ, or an index of the damaged file contradicts it."),
 )
 
 # Salvage: notices on the source, the base and its items.

@@ -440,7 +440,7 @@ class IncrementalChange:
             run_id, path, kept = self._intent
             self._change = self._book.changes.intend(run_id, "rows", path, kept, self._detail)
         else:
-            self._book.changes.settle(self._change, "intended", self._size)
+            self._book.changes.set_state(self._change, "intended", self._size)
         session = apsw.Session(db, "main")
         try:
             for table in tables:
@@ -468,9 +468,9 @@ class IncrementalChange:
             return
         if self._size:
             durable.truncate(self._file, self._size)
-            self._book.changes.settle(self._change, "done", self._size)
+            self._book.changes.set_state(self._change, "done", self._size)
         else:
-            self._book.changes.settle(self._change, "dropped", 0)
+            self._book.changes.set_state(self._change, "dropped", 0)
             durable.remove_tree(self._file)
 
 

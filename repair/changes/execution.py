@@ -127,7 +127,7 @@ class ChangeExecutor:
                 raise _NotRecordable
             detail = RowsDetail(dangling, self._actions_of(change))
             recorded = self._ledger.changes.intend(self._run, "rows", change.path, kept, detail)
-        self._ledger.changes.settle(recorded, "done", _undo_data_size(self._root, changeset))
+        self._ledger.changes.set_state(recorded, "done", _undo_data_size(self._root, changeset))
 
     def _actions_of(self, change: Change) -> tuple[int, int]:
         """The range of the run's actions that a change is for: the first index, and how many."""
@@ -187,7 +187,7 @@ class ChangeExecutor:
         recorded = self._ledger.changes.intend(self._run, "file", change.path, kept, detail)
         old = self._own / kept if kept else self._own / WORK / self._run / f"{number}.none"
         files.swap(final, staged if is_new else None, old)
-        self._ledger.changes.settle(recorded, "done", files.size_on_disk(old))
+        self._ledger.changes.set_state(recorded, "done", files.size_on_disk(old))
 
 
 def _stage(
@@ -280,7 +280,7 @@ def demand_in_place(root: Path) -> None:
 
 
 def recover(root: Path, ledger: Ledger) -> bool:
-    """Settle every change that a killed run left open; returns whether there was one.
+    """Complete or undo every change that a killed run left open; returns whether there was one.
 
     Raises:
         RegraftError, OSError, apsw.Error: a file of such a change cannot be read.
@@ -454,9 +454,9 @@ def _record_state(root: Path, ledger: Ledger, change: RecordedChange, state: Cha
     kept = undo_data_path(root, change)
     if state == "done":
         size = 0 if kept is None else _undo_data_size(root, kept)
-        ledger.changes.settle(change.change_id, "done", size)
+        ledger.changes.set_state(change.change_id, "done", size)
         return
-    ledger.changes.settle(change.change_id, state, 0)
+    ledger.changes.set_state(change.change_id, state, 0)
     delete_undo_data(root, kept)
 
 
@@ -467,5 +467,5 @@ def expire_changes(root: Path, ledger: Ledger, changes: Iterable[RecordedChange]
     """Delete the undo data of the given changes."""
     for change in changes:
         # Recorded first, so that after a kill the next run knows that the data is no longer needed.
-        ledger.changes.settle(change.change_id, "expired", 0)
+        ledger.changes.set_state(change.change_id, "expired", 0)
         delete_undo_data(root, undo_data_path(root, change))

@@ -279,15 +279,15 @@ def undo_changes(root: Path, ledger: Ledger, run_id: str) -> None:
     anew = {change.change_id for change in rebuilt_caches(root, run)}
     for change in reversed(undoable_changes(run)):
         if change.change_id in anew:
-            ledger.changes.settle(change.change_id, "undone", 0)
+            ledger.changes.set_state(change.change_id, "undone", 0)
             execution.delete_undo_data(root, execution.undo_data_path(root, change))
             continue
-        ledger.changes.settle(change.change_id, "undoing")
+        ledger.changes.set_state(change.change_id, "undoing")
         if change.means == "rows":
             _undo_rows(root, change)
         else:
             _undo_file(root, change)
-        ledger.changes.settle(change.change_id, "undone", 0)
+        ledger.changes.set_state(change.change_id, "undone", 0)
         execution.delete_undo_data(root, execution.undo_data_path(root, change))
     execution.clear_work_folder(root)
 

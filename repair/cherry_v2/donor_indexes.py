@@ -322,7 +322,7 @@ class DonorBases:
             return False
 
     def _open_donor(self, key: str, base: str, stack: ExitStack) -> Donor | None:
-        # The index file is None if it is damaged or missing.
+        """Open the index of the source's base ``key`` as donor for ``base``; None if it is damaged or missing."""
         if key not in self._paths:
             self._paths[key] = self._find_index_path(key)
         path = self._paths[key]
@@ -487,10 +487,11 @@ def find_disagreement(model: BaseModel, donor: Donor, index: Path | None) -> str
             dimensions=model.dimensions,
             other=other.dimensions,
         )
-    return None if index is None else _compare_vectors(model, donor, index)
+    return None if index is None else _find_vector_difference(model, donor, index)
 
 
-def _compare_vectors(model: BaseModel, donor: Donor, index: Path) -> str | None:
+def _find_vector_difference(model: BaseModel, donor: Donor, index: Path) -> str | None:
+    """Compare vectors of texts that donor and index both have. Return why the donor cannot be used, or None."""
     compared, has_any, after = 0, False, ""
     with sqlite.open_readonly(index, vectors=True) as db:
         while rows := db.execute(_READY_PAGE, {"after": after, "length": model.bytes}).fetchall():

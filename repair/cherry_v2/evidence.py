@@ -230,6 +230,7 @@ def repair_item_data(item: Row, evidence: Evidence) -> str | None:
 
 
 def _repair_file(data: ItemData, item: str, evidence: Evidence) -> None:
+    """Add to ``data`` the fields that the evidence about an item gives. All functions of this table do so."""
     path = evidence.path_of(item)
     if path is not None and path != data.get("indexedRelativePath"):
         if "relativePath" not in data:

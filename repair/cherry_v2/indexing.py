@@ -191,7 +191,7 @@ def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Pla
 
 
 def _findings_by_base(findings: Iterable[Finding], bases: Collection[str] | None) -> dict[str | None, list[Finding]]:
-    """Group the relevant findings by base, for bases that lack something."""
+    """Group by base the findings that are resolved, and with them those that block it; other bases are left out."""
     relevant = (one for one in findings if one.base is not None and one.name in (*NAMES, *BLOCKING))
     found = group_by_base(one for one in relevant if bases is None or one.base in bases)
     return {base: every for base, every in found.items() if any(one.name in NAMES for one in every)}

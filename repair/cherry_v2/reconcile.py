@@ -414,11 +414,11 @@ def _read_materials(db: apsw.Connection) -> Iterator[tuple[bytes, bytes | None]]
         "SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB) FROM material"
         " WHERE typeof(material_id) = 'text' ORDER BY 1"
     )
-    yield from ((key, None if path is None else _plain(path)) for key, path in rows)
+    yield from ((key, None if path is None else _combine_surrogates(path)) for key, path in rows)
 
 
-def _plain(path: bytes) -> bytes:
-    """Return a stored path in the form of item paths. Bytes that are not text are unchanged."""
+def _combine_surrogates(path: bytes) -> bytes:
+    """Combine surrogates as in item paths; unpaired ones become U+FFFD. Other invalid UTF-8 is unchanged."""
     try:
         path.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:

@@ -186,7 +186,7 @@ def add_answers(db: apsw.Connection, answers: Mapping[str, TextAnswer], table: A
 
 
 def reuse_compared(db: apsw.Connection, keys: Sequence[str]) -> None:
-    """Copy answers to compared texts to equal texts that lack a vector."""
+    """For texts that lack a vector and were sent to compare the embedder, use the answers of the comparison."""
     db.execute(
         "INSERT OR IGNORE INTO answer SELECT * FROM compared WHERE key IN (SELECT value FROM json_each(?))",
         (sqlite.json_array(keys),),

@@ -430,7 +430,7 @@ class FleetBackfill(Fleet, kw_only=True):
                 work=str(self.folder),
                 fills=fills,
                 why=why,
-                settles=not self.dry_run,
+                recovers=not self.dry_run,
             )
 
         return self.run_jobs(pool, sizes, job, notes_starts=fills)

@@ -242,7 +242,8 @@ class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
     """Collect the texts of one library, or, if it ``fills`` the library, write known answers to it.
 
     ``line`` is the library's ``backfill`` command, ``work`` the fleet's work folder, and ``why`` the error message for
-    a text without an answer. ``settles``: the library is filled later, so what a killed run left in it is settled.
+    a text without an answer. ``recovers``: the library is filled later, so the changes of a killed run are completed or
+    undone.
     """
 
     library: int
@@ -251,7 +252,7 @@ class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
     embedder: EmbedderSettings
     fills: bool = False
     why: str = ""
-    settles: bool = False
+    recovers: bool = False
 
     def embedder_source(self) -> EmbedderSource:
         """Return where the command gets its vectors from."""
@@ -266,7 +267,7 @@ class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
             raise AssertionError(f"{settings.name} was opened to collect texts")
 
         looked = TextCollector(work, self.library, settings)
-        return EmbedderSource(choose=lambda _: settings, looked=looked, opened=refuse, settles=self.settles)
+        return EmbedderSource(choose=lambda _: settings, looked=looked, opened=refuse, recovers=self.recovers)
 
 
 class BackfillSummary(LibrarySummary, frozen=True, kw_only=True):

@@ -311,7 +311,7 @@ def share_store(store: Store) -> Iterator[SharedStore]:
     is_new = not os.path.lexists(store.own)
     try:
         with ExitStack() as stack:
-            ledger = _enter(store, stack)
+            ledger = _wait_for_ledger(store, stack)
             try:
                 waiting = stack.enter_context(open_queue(store.own / QUEUE_FILE))
             except apsw.Error as error:
@@ -321,12 +321,12 @@ def share_store(store: Store) -> Iterator[SharedStore]:
         _remove_traces(store, is_new)
 
 
-def _enter(store: Store, stack: ExitStack) -> Ledger:
-    """Wait until the ledger can be opened together with other backfills."""
+def _wait_for_ledger(store: Store, stack: ExitStack) -> Ledger:
+    """Open the ledger as soon as no command other than backfills uses it."""
     end, tries = time.monotonic() + WAIT_SECONDS, _TRIES
     while True:
         try:
-            return _try_to_enter(store, stack)
+            return _open_shared_ledger(store, stack)
         except TargetLocked:
             if time.monotonic() > end:
                 raise
@@ -338,8 +338,8 @@ def _enter(store: Store, stack: ExitStack) -> Ledger:
         time.sleep(_PAUSE)
 
 
-def _try_to_enter(store: Store, stack: ExitStack) -> Ledger:
-    """Settle a killed run if no other process is running, and open the ledger shared."""
+def _open_shared_ledger(store: Store, stack: ExitStack) -> Ledger:
+    """Open the ledger together with other backfills. If there are none, first recover from killed runs."""
     with contextlib.suppress(TargetLocked):
         recover_killed_runs(store)
     try:
@@ -353,8 +353,9 @@ def _try_to_enter(store: Store, stack: ExitStack) -> Ledger:
 
 
 def recover_before_survey(store: Store) -> bool:
-    """Settle the changes that a killed run left open, because it may have moved a file or folder away for a moment,
-    which would be surveyed as damage. Returns whether there were any.
+    """Complete or undo the changes that a killed run left open; return whether there were any.
+
+    Otherwise a file or folder that the run had moved away for a moment would be surveyed as damage.
 
     Raises:
         ApplicationOpen

@@ -130,7 +130,7 @@ def find_difference(pairs: Sequence[tuple[bytes, bytes]], least: float, others: 
     if cosine >= least:
         return None
     return tr(
-        "of {count} texts that were compared, one has cosine {cosine:.4f} with {others}; at least {least} is needed",
+        "the lowest cosine of its vectors and {others} is {cosine:.4f} in {count} texts; at least {least} is needed",
         count=len(pairs),
         cosine=cosine,
         others=others,

@@ -65,14 +65,14 @@ class EmbedderSource(msgspec.Struct, frozen=True, kw_only=True):
         opened: opens the embedder.
         looked: called with the survey.
         sampled: replaces the sample that the embedder is compared by; None: keep the target's own.
-        settles: :attr:`repair.embedding.scope.BackfillOptions.settles`.
+        recovers: :attr:`repair.embedding.scope.BackfillOptions.recovers`.
     """
 
     choose: ChooseEmbedder
     opened: OpenEmbedder = embedders.open_embedder
     looked: OnSurvey = lambda _store, _survey: None
     sampled: SampleOf = lambda _one: None
-    settles: bool = False
+    recovers: bool = False
 
 
 #: Texts that are looked up in another base at a time.
@@ -139,10 +139,10 @@ def backfill(
 
 
 def _open_settled(options: BackfillOptions, stack: ExitStack) -> Store:
-    """Open the store after settling what a killed run has left; a dry run refuses that."""
+    """Open the store, after completing or undoing the changes of a killed run; a dry run refuses that."""
     again = partial(open_for_change, options.path, options.kind, options.command, options.bases)
     store = stack.enter_context(again())
-    if options.settles or not options.dry_run:
+    if options.recovers or not options.dry_run:
         # Changes of another run that is at work stay as they are.
         with suppress(TargetLocked):
             if recover_before_survey(store):

@@ -51,8 +51,8 @@ class BackfillOptions(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind | None = None
     bases: tuple[str, ...] = ()
     dry_run: bool = False
-    #: Whether the changes of a killed run are settled even in a dry run, because another run follows it.
-    settles: bool = False
+    #: Whether the changes of a killed run are completed or undone even in a dry run, because another run follows it.
+    recovers: bool = False
     limits: Limits = msgspec.field(default_factory=Limits)
     new: NewModel | None = None
     #: The length of vectors, for a base whose catalog does not say.

@@ -348,11 +348,7 @@ CASES: dict[str, tuple[list[str], list[Found]]] = {
     "another number in the full-text index": (
         [set_body("fts_rowid = 99", 1)],
         [
-            Found(
-                "body.rowid",
-                "1 body whose row number is missing from the full-text index, which has an unused one instead",
-                (1,),
-            ),
+            Found("body.rowid", "1 body whose row number is missing from the full-text index", (1,)),
             NO_WORDS,
         ],
     ),

@@ -342,7 +342,7 @@ def test_v1_and_what_became_of_it_agree_in_texts_and_vectors(tmp_path, golden, c
     run("migrate", source, "--to", library)
     assert run("export", library, tmp_path / "v2.parquet").status == 0
     assert run("export", source, tmp_path / "v1.parquet", "--v1").status in (0, 1)
-    # What a migration carries is in both, with the same vector; the old table may hold more.
+    # What a migration carries is in both, with the same vector; the vector table may hold more.
     pairs = [
         {(row.text, row.vector) for row in unit_file.read_rows(tmp_path / name)}
         for name in ("v1.parquet", "v2.parquet")
@@ -368,7 +368,7 @@ def test_the_legacy_table_keeps_rows_that_no_migration_takes(tmp_path):
         ]
         assert [row.vector for row in found] == [vector_of("one"), None, None, vector_of("four")]
     assert library.bodies("kb") == ["one", "four"]
-    refused(run("import", tmp_path / "v1.parquet", "--to", tmp_path / "back"), "old table", "migrate")
+    refused(run("import", tmp_path / "v1.parquet", "--to", tmp_path / "back"), "v1 vector files", "migrate")
     refused(run("export", tmp_path / "v1", tmp_path / "other.parquet"), "--v1")
     refused(run("export", library.path, tmp_path / "other.parquet", "--v1"), "leave out --v1")
 

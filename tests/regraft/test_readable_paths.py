@@ -187,14 +187,14 @@ def test_a_kill_between_catalog_and_index_is_mended_by_the_next_run(
     early: Path, monkeypatch: pytest.MonkeyPatch, again: tuple[str, ...]
 ) -> None:
     before = rows(early)
-    settle = ChangeLog.settle
+    set_state = ChangeLog.set_state
 
     def stopped(self: ChangeLog, *more: Any) -> None:
-        settle(self, *more)
+        set_state(self, *more)
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ChangeLog, "settle", stopped)
+        patched.setattr(ChangeLog, "set_state", stopped)
         done = run("repair", early, "--only", NAME)
     assert done.status == 3
     assert findings(early)["material.path"]["repair"] is not None

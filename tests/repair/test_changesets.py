@@ -499,7 +499,7 @@ def test_after_a_kill_the_last_section_is_kept_if_it_was_committed(last: str, pa
         first = kept.stat().st_size
         if last != "none":
             insert(change, db, 11)
-    book.changes.settle(only_change(book).change_id, "intended", first)
+    book.changes.set_state(only_change(book).change_id, "intended", first)
     if last == "not committed":
         other_program(path, "DELETE FROM note WHERE id = 11")
     elif last == "torn":

@@ -451,7 +451,7 @@ def test_a_file_system_without_hard_links(
     case = cases["copies"]
     copy = case.copy(tmp_path / "steps")
     steps = steps_of(disk, lambda: change(copy, case.command))
-    for at in (at for at, name in enumerate(steps, 1) if name in ("replace", "settle")):
+    for at in (at for at, name in enumerate(steps, 1) if name in ("replace", "set_state")):
         root = case.copy(tmp_path / "library")
         assert killed(disk, at, lambda root=root: change(root, case.command))
         case.ends_well(root, at)
@@ -492,7 +492,7 @@ def test_a_folder_takes_the_place_of_another_as_a_whole(store: Path, disk: Quick
     steps = steps_of(disk, lambda: change(copy, command))
     after = contents(copy)
     assert after.keys() - before.keys() == {f"{toys.OLD_FOLDER}/more.txt"}
-    for at in (at for at, name in enumerate(steps, 1) if name in ("replace", "settle", "intend")):
+    for at in (at for at, name in enumerate(steps, 1) if name in ("replace", "set_state", "intend")):
         root = shutil.copytree(store, store.with_name(f"at-{at}"))
         assert killed(disk, at, lambda root=root: change(root, command))
         change(root, command)

@@ -82,13 +82,13 @@ CHANGE_MOMENTS = {
         plans=("a file", "a new file"),
     ),
     "it is made": ChangeMoment(
-        dies=dies(ChangeLog, "settle", _settles("done")), state="intended", settled="done", is_made=True
+        dies=dies(ChangeLog, "set_state", _settles("done")), state="intended", settled="done", is_made=True
     ),
     "it is done": ChangeMoment(
-        dies=dies(ChangeLog, "settle", _settles("done"), after=True), state="done", settled="done", is_made=True
+        dies=dies(ChangeLog, "set_state", _settles("done"), after=True), state="done", settled="done", is_made=True
     ),
     "it is going to be taken back": ChangeMoment(
-        dies=dies(ChangeLog, "settle", _settles("undoing"), after=True),
+        dies=dies(ChangeLog, "set_state", _settles("undoing"), after=True),
         state="undoing",
         settled="done",
         is_made=True,
@@ -97,7 +97,7 @@ CHANGE_MOMENTS = {
     ),
     # One move puts it back: the next run makes it.
     "it is going to be put back": ChangeMoment(
-        dies=dies(ChangeLog, "settle", _settles("undoing"), after=True),
+        dies=dies(ChangeLog, "set_state", _settles("undoing"), after=True),
         state="undoing",
         settled="undone",
         is_made=False,
@@ -105,14 +105,14 @@ CHANGE_MOMENTS = {
         undo=True,
     ),
     "it is taken back": ChangeMoment(
-        dies=dies(ChangeLog, "settle", _settles("undone")),
+        dies=dies(ChangeLog, "set_state", _settles("undone")),
         state="undoing",
         settled="undone",
         is_made=False,
         undo=True,
     ),
     "it is undone": ChangeMoment(
-        dies=dies(ChangeLog, "settle", _settles("undone"), after=True),
+        dies=dies(ChangeLog, "set_state", _settles("undone"), after=True),
         state="undone",
         settled="undone",
         is_made=False,
@@ -180,7 +180,7 @@ def _changed(store: Path, command: Any) -> Path:
 @pytest.mark.parametrize(("after", "state"), [(False, "done"), (True, "expired")])
 def test_what_would_take_a_change_back_goes_once_that_is_recorded(after: bool, state: str, store: Path) -> None:
     earlier = keeps(store)
-    killed(dies(ChangeLog, "settle", _settles("expired"), after=after), lambda: change(store, forgetful))
+    killed(dies(ChangeLog, "set_state", _settles("expired"), after=after), lambda: change(store, forgetful))
     assert last_change(store) == ("running", state)
     assert keeps(store) > earlier
     change(store, NOTHING)
@@ -211,7 +211,7 @@ def test_a_run_that_is_done_twice_leaves_what_one_run_leaves(whole: Path, tmp_pa
     change(once, toys.EVERYTHING)
     assert files_of(once) == left
     twice = shutil.copytree(whole, tmp_path / "twice")
-    killed(dies(ChangeLog, "settle", _settles("done")), lambda: change(twice, toys.EVERYTHING))
+    killed(dies(ChangeLog, "set_state", _settles("done")), lambda: change(twice, toys.EVERYTHING))
     change(twice, toys.EVERYTHING)
     assert contents(twice) == contents(once)
     left = files_of(twice)

@@ -120,7 +120,7 @@ def listed(root: Path) -> Iterator[Events]:
         for name, said in (("intend", lambda _, subject, *__: subject), ("done", lambda _, step: step.subject)):
             patch.setattr(Ledger, name, _told(events, name, getattr(Ledger, name), said))
         patch.setattr(ChangeLog, "intend", _told(events, "intend", ChangeLog.intend, lambda *some: some[3]))
-        patch.setattr(ChangeLog, "settle", _told(events, "settle", ChangeLog.settle, lambda *some: some[2]))
+        patch.setattr(ChangeLog, "set_state", _told(events, "set_state", ChangeLog.settle, lambda *some: some[2]))
         yield events
 
 

@@ -67,7 +67,7 @@ class Place:
         means: Any = "rows" if isinstance(detail, RowsDetail) else "file"
         number = self.book.changes.intend(RUN, means, path, kept, detail)
         if state != "intended":
-            self.book.changes.settle(number, state)
+            self.book.changes.set_state(number, state)
         return next(one for one in self.book.changes.every() if one.change_id == number)
 
     def state(self, change: RecordedChange) -> tuple[str, int]:
@@ -680,7 +680,7 @@ def test_a_change_of_rows_was_committed_or_not(state: str, is_made: bool, settle
     if not is_made:
         with closing(sqlite3.connect(place.root / "notes.db")) as db, db:
             db.execute("UPDATE note SET text = 'one' WHERE id = 1")
-    place.book.changes.settle(change.change_id, state, 0)  # type: ignore[arg-type]
+    place.book.changes.set_state(change.change_id, state, 0)  # type: ignore[arg-type]
     size = (place.own / KEPT).stat().st_size
     assert execution.recover(place.root, place.book)
     assert place.state(change) == (settled, size if settled == "done" else 0)
@@ -692,7 +692,7 @@ def test_a_change_of_rows_was_committed_or_not(state: str, is_made: bool, settle
 def test_a_change_of_rows_that_cannot_be_judged_counts_as_made(how: str, place: Place) -> None:
     """Nothing that would undo it is deleted then."""
     [change] = place.make(rows())
-    place.book.changes.settle(change.change_id, "intended", 0)
+    place.book.changes.set_state(change.change_id, "intended", 0)
     if how == "no changeset":
         (place.own / KEPT).unlink()
     elif how == "no file":
@@ -706,21 +706,21 @@ def test_a_change_of_rows_that_cannot_be_judged_counts_as_made(how: str, place: 
 
 def test_a_change_of_many_transactions_keeps_its_committed_sections(place: Place) -> None:
     [change] = place.make(rows())
-    place.book.changes.settle(change.change_id, "dropped")
+    place.book.changes.set_state(change.change_id, "dropped")
     size = (place.own / KEPT).stat().st_size
     growing = place.record(RowsDetail(0, (0, 1), grows=True), KEPT, path="notes.db")
-    place.book.changes.settle(growing.change_id, "intended", size)
+    place.book.changes.set_state(growing.change_id, "intended", size)
     assert execution.recover(place.root, place.book)
     assert place.state(growing) == ("done", size)
     # Of a section that was not committed, nothing stays.
     with (place.own / KEPT).open("ab") as file:
         file.write(b"T\x02")
-    place.book.changes.settle(growing.change_id, "intended", size)
+    place.book.changes.set_state(growing.change_id, "intended", size)
     assert execution.recover(place.root, place.book)
     assert (place.state(growing), (place.own / KEPT).stat().st_size) == (("done", size), size)
     # An undo is done at once.
     for text, state in (("new", "done"), ("one", "undone")):
-        place.book.changes.settle(growing.change_id, "undoing", size)
+        place.book.changes.set_state(growing.change_id, "undoing", size)
         with closing(sqlite3.connect(place.root / "notes.db")) as db, db:
             db.execute("UPDATE note SET text = ? WHERE id = 1", (text,))
         assert execution.recover(place.root, place.book)

@@ -1187,7 +1187,7 @@ def test_a_kill_at_any_step_leaves_the_old_or_the_new(
 def watched(patch: pytest.MonkeyPatch, at: int) -> Tripwire:
     """Watch what a run does to the ledger, to files, and to the space in them."""
     wire = Tripwire(patch, die, at)
-    wire.watch(ChangeLog, "record_actions", "intend", "settle").watch(os, "replace", "link", "rmdir", "unlink")
+    wire.watch(ChangeLog, "record_actions", "intend", "set_state").watch(os, "replace", "link", "rmdir", "unlink")
     return wire.watch(durable, "replace", "remove_tree", "sync_file").watch(index_store, "database_sizes")
 
 

@@ -279,7 +279,7 @@ def test_a_change_that_leads_out_by_a_link(act: Act, state: str, path: str, plac
         book.begin_run("repair", str(store), RUN)
         detail = {"new": True, "mark": None, "staged": f"work/{RUN}/000001", "made": None, "actions": [0, 0]}
         number = book.changes.intend(RUN, "file", path, f"undo/{RUN}/000001", detail)
-        book.changes.settle(number, state, 6)  # type: ignore[arg-type]
+        book.changes.set_state(number, state, 6)  # type: ignore[arg-type]
         with untouched(place / "victim"):
             try:
                 act(store, book)

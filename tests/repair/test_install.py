@@ -762,7 +762,7 @@ def wire(patch: pytest.MonkeyPatch, spring: Callable[[], object], at: int) -> Tr
     found.watch(os, "mkdir", "replace", "rmdir", "unlink").watch(base_copy, "_copy_bytes").watch(
         execution, "back_up_database"
     )
-    return found.watch(ledger.Ledger, "begin_run", "end_run").watch(ledger.ChangeLog, "intend", "settle")
+    return found.watch(ledger.Ledger, "begin_run", "end_run").watch(ledger.ChangeLog, "intend", "set_state")
 
 
 @pytest.mark.slow

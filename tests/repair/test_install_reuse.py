@@ -171,7 +171,7 @@ def test_a_model_name_that_lies_gives_nothing_and_is_named(lacking, built, targe
     done = install(lacking, target, "--reuse", liar)
     assert done.status == 1, done
     [reason] = done.document["left"]
-    assert f"no vectors from {liar} (Base kb): of 5 texts that were compared, one has cosine" in reason["reason"]
+    assert f"no vectors from {liar} (Base kb): the lowest cosine of its vectors and those of" in reason["reason"]
     assert installed_vectors(target) == all_vectors(READY)
     assert not [one for one in done.document["actions"] if one["action"] == "reuse-vectors"]
 
@@ -211,7 +211,7 @@ def test_after_a_kill_at_any_write_the_same_command_completes_it(lacking, built,
         found.watch(os, "mkdir", "replace", "rmdir", "unlink").watch(base_copy, "_copy_bytes").watch(
             IndexScope, "write"
         )
-        return found.watch(ledger.Ledger, "begin_run", "end_run").watch(ledger.ChangeLog, "intend", "settle")
+        return found.watch(ledger.Ledger, "begin_run", "end_run").watch(ledger.ChangeLog, "intend", "set_state")
 
     # The first run collects the hashes of the other store, too.
     assert install(lacking, profile(tmp_path / "first"), "--reuse", built).status == 0

@@ -754,7 +754,7 @@ def test_killed_at_any_step_the_next_run_finishes(healthy: Path, tmp_path: Path)
         def work(store: Path = store, at: int = at) -> None:
             with pytest.MonkeyPatch.context() as patch:
                 trip = Tripwire(patch, die, at)
-                trip.watch(Ledger, "begin_run", "end_run").watch(ChangeLog, "record_actions", "intend", "settle")
+                trip.watch(Ledger, "begin_run", "end_run").watch(ChangeLog, "record_actions", "intend", "set_state")
                 trip.watch(durable, "sync_file", "sync_folder")
                 mend(store)
 

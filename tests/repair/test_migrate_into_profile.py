@@ -440,7 +440,7 @@ def test_ctrl_c_leaves_nothing_half(case, monkeypatch, owner, name):
 def wire(patch: pytest.MonkeyPatch, spring: Callable[[], object], at: int) -> Tripwire:
     found = Tripwire(patch, spring, at)
     found.watch(os, "mkdir", "replace").watch(base_copy, "_copy_bytes").watch(execution, "back_up_database")
-    return found.watch(ledger.Ledger, "begin_run", "end_run", "done").watch(ledger.ChangeLog, "intend", "settle")
+    return found.watch(ledger.Ledger, "begin_run", "end_run", "done").watch(ledger.ChangeLog, "intend", "set_state")
 
 
 def one_base(tmp_path: Path) -> Case:
@@ -486,7 +486,7 @@ def test_an_undo_that_is_killed_is_finished_by_the_next(case, tmp_path, monkeypa
 
     def watched(patch: pytest.MonkeyPatch, spring: Callable[[], object], at: int) -> Tripwire:
         found = Tripwire(patch, spring, at).watch(durable, "replace", "remove_tree")
-        return found.watch(ledger.ChangeLog, "settle")
+        return found.watch(ledger.ChangeLog, "set_state")
 
     def both_again() -> None:
         shutil.rmtree(small.profile, ignore_errors=True)

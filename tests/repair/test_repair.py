@@ -434,7 +434,7 @@ def test_any_damage_ends_in_words(seed: int, store: Path) -> None:
 def wire(patch: pytest.MonkeyPatch, at: int) -> Tripwire:
     tripwire = Tripwire(patch, die, at).watch_files()
     tripwire.watch(os, "link", "unlink").watch(durable, "remove_tree", "replace")
-    return tripwire.watch(ChangeLog, "intend", "settle", "record_actions").watch(Ledger, "begin_run", "end_run")
+    return tripwire.watch(ChangeLog, "intend", "set_state", "record_actions").watch(Ledger, "begin_run", "end_run")
 
 
 @pytest.mark.slow

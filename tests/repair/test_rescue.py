@@ -886,7 +886,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_and_the_next_run_finishe
 
         def work(at: int = at) -> None:
             wire = Tripwire(monkeypatch, die, at)
-            wire.watch(ChangeLog, "intend", "settle").watch(Ledger, "begin_run", "end_run")
+            wire.watch(ChangeLog, "intend", "set_state").watch(Ledger, "begin_run", "end_run")
             wire.watch(os, "mkdir", "replace", "link", "unlink")
             rescue(copy)
 

@@ -356,7 +356,7 @@ def running(there: Any, book: Ledger, changes: int, run_id: str = "20261121T1200
         book.begin_run("toy", "x", run_id)
         for number in range(changes):
             change = book.changes.intend(run_id, "rows", "a.db", f"undo/{run_id}/00000{number}", RowsDetail(0, (0, 1)))
-            book.changes.settle(change, "done", 0)
+            book.changes.set_state(change, "done", 0)
         (there.own / "work" / run_id).mkdir(parents=True)
         yield
 
@@ -409,7 +409,7 @@ def test_what_a_stopped_run_was_making_stays_while_a_change_is_open(
     for number, state in enumerate(("done", "intended")):
         run_id = f"20261121T12000{number}Z-abcdef"
         with fails("ChangesStopped", STOPPED), running(there, book, 1, run_id):
-            book.changes.settle(book.changes.every()[-1].change_id, state, 0)  # type: ignore[arg-type]
+            book.changes.set_state(book.changes.every()[-1].change_id, state, 0)  # type: ignore[arg-type]
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         assert (there.own / "work").exists() == (state == "intended")
         assert book.changes.runs()[-1].status == "stopped"
@@ -440,7 +440,7 @@ def test_a_ledger_that_nothing_was_recorded_in_is_removed_again(tmp_path: Path) 
                 detail = RowsDetail(0, (0, 1))
                 kept = "undo/20261121T120000Z-abcdef/000001"
                 number = book.changes.intend("20261121T120000Z-abcdef", "rows", "a.db", kept, detail)
-                book.changes.settle(number, state)
+                book.changes.set_state(number, state)
             assert there.own.exists() == (state == "undone")
         with session.open_ledger(there), fails("TargetLocked"), session.open_ledger(there):
             raise AssertionError("it was entered")
@@ -707,7 +707,7 @@ def test_what_a_killed_run_left_is_settled_before_a_plan_is_made_or_a_run_is_cho
         """Leave the run as if it had been killed after it moved the old file away."""
         with writable.allow_writes(root), ledger.open_exclusive(root) as book:
             [change] = ledger.read_runs(root)[0].changes
-            book.changes.settle(change.change_id, "intended", 0)
+            book.changes.set_state(change.change_id, "intended", 0)
         kept = own / "undo" / str(report.undo) / "000001"
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text("old")

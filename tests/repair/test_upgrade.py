@@ -384,7 +384,7 @@ def _watched(patch: pytest.MonkeyPatch, at: int) -> list[str]:
     """Die before the so-manieth step of a run; return the steps that came so far."""
     steps: list[str] = []
     places = [
-        *((ChangeLog, name) for name in ("intend", "settle", "record_actions")),
+        *((ChangeLog, name) for name in ("intend", "set_state", "record_actions")),
         *((Ledger, name) for name in ("begin_run", "end_run")),
         *(
             (files, "swap"),

@@ -337,7 +337,7 @@ def watched(patch: pytest.MonkeyPatch, at: int, spring: Callable[[], object] = d
     """Return a wire across all that changes a store but SQLite's own writes: it springs at one step."""
     wire = Tripwire(patch, spring, at).watch(os, "mkdir", "replace", "fsync", "link", "unlink", "rmdir")
     wire.watch(Ledger, "begin_run", "end_run", "stop_runs")
-    return wire.watch(ChangeLog, "record_actions", "intend", "settle")
+    return wire.watch(ChangeLog, "record_actions", "intend", "set_state")
 
 
 Subject = TypeVar("Subject")

@@ -185,17 +185,10 @@ class ModelResolver:
         provider = "" if choice.model is None else choice.model.provider_id
         if provider not in RETIRED_PROVIDERS | RETIRING_PROVIDERS:
             return choice
-        since = (
-            tr("no longer exists in the application")
-            if provider in RETIRED_PROVIDERS
-            else tr("only exists in the application up to 2.0.8")
-        )
-        message = tr(
-            "the provider {provider} of the model {id} {since}",
-            provider=provider,
-            id=choice.id,
-            since=since,
-        )
+        if provider in RETIRED_PROVIDERS:
+            message = tr("the application no longer has the provider of the model {id}", id=choice.id)
+        else:
+            message = tr("the application has the provider of the model {id} only up to 2.0.8", id=choice.id)
         return replace(
             choice, notices=(*choice.notices, Notice(code=notices.PROVIDER_RETIRED, message=message, base=legacy_base))
         )

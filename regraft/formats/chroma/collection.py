@@ -315,7 +315,7 @@ class CollectionState:
         self._scratch.execute("CREATE INDEX element_label ON element (label)")
 
     def _add_labels(self, role: str, pairs: list[tuple[str | int, str | int]]) -> None:
-        """Record pairs of ids and labels, in either direction."""
+        """Record pairs of the label map: id and label for ``ID_TO_LABEL``, label and id for ``LABEL_TO_ID``."""
         kinds = {ID_TO_LABEL: (str, int), LABEL_TO_ID: (int, str)}.get(role)
         if kinds is None:
             return
@@ -420,7 +420,10 @@ class CollectionState:
                 self._scratch.execute("INSERT INTO ignored VALUES (?, ?)", (number, key))
 
     def _was_known(self, number: int, code: int, key: str) -> bool:
-        """Whether a segment whose labels are lost had an id before an operation of the queue."""
+        """Infer whether a segment without a label map had an id before a queued operation.
+
+        ``number`` and ``code`` are the operation's sequence number and its kind, such as ``ADD``.
+        """
         last = self._last_number_of(key)
         if last is None or code == database.UPSERT:
             return False
@@ -544,7 +547,11 @@ class CollectionState:
         return found is not None and found[0] in _IN_SEGMENT and self.is_cosine and self.stored_norm(found[1]) is None
 
     def ignored_operations(self, *, keeps_unproven: bool) -> list[int]:
-        """List operations of the queue that have no effect now, and would have one once the segment lacks their ids."""
+        """List operations of the queue that have no effect now, but would have one after the segment is rebuilt.
+
+        Their ids are lost by the rebuild: it drops those without a vector and, unless ``keeps_unproven``, those whose
+        vector is not proven.
+        """
         kept = (Origin.UNPROVEN,) if keeps_unproven else ()
         marks = ", ".join(map(str, map(int, (*PROVEN, *kept))))
         query = f"""SELECT number FROM ignored WHERE id IN (SELECT id FROM entry)

@@ -57,7 +57,7 @@ class RowTable(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def write_row_table(root: Path, key: str, work: Path | None) -> Iterator[RowTable]:
-    """Write the entries of the collection with an id to a temporary file; it is deleted at the end.
+    """Write the entries of a collection to a temporary file, which is deleted at the end.
 
     Args:
         root: the folder of the database.

@@ -402,7 +402,7 @@ class NoteReader:
             eligible
             and status is not NoteStatus.READY
             and held is not None
-            and self._can_adopt(held, metadata, content_hash)
+            and self._can_adopt_vector(held, metadata, content_hash)
         )
         return Note(
             rowid=rowid,
@@ -418,8 +418,8 @@ class NoteReader:
             can_adopt_vector=bool(is_adoptable),
         )
 
-    def _can_adopt(self, held: StoredVector, metadata: EmbeddingMetadata, content_hash: str) -> bool:
-        """Whether a vector is valid and not older than the note's metadata about another model."""
+    def _can_adopt_vector(self, held: StoredVector, metadata: EmbeddingMetadata, content_hash: str) -> bool:
+        """Whether the metadata can be set from a vector of the note's text: they name no other model, or are older."""
         model = None if self._vectors is None else self._vectors.meta.model_id
         is_younger = str(held.embedded_at) > str(metadata.embedded_at or "")
         return is_current_vector(held, content_hash) and (metadata.embedding_model_id in (None, model) or is_younger)

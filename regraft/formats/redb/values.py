@@ -195,8 +195,8 @@ def tuple_codec(inner: Sequence[Codec], *, has_wide_lengths: bool) -> Codec:
 
     Args:
         inner: the codecs of its elements.
-        has_wide_lengths: redb up to 2 writes the length of every element but the last as 4 bytes; later ones write
-            short lengths, and those alone that the type leaves open.
+        has_wide_lengths: redb up to 2 writes the length of every element but the last as 4 bytes. Later versions write
+            shorter lengths, and only for elements of variable width.
     """
     if len(inner) == 1:
         return _composed_codec(inner, inner[0].width, lambda data: (data,), tuple)

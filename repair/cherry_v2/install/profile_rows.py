@@ -287,7 +287,7 @@ class RowsRehearsal:
 
     @contextmanager
     def _test_database(self) -> Iterator[apsw.Connection]:
-        """Context with the empty copies; what is inserted is rolled back."""
+        """Open the empty copies of the tables in a transaction that is rolled back at the end."""
         with sqlite.open_writable(self._path) as copy:
             # Referenced rows are not copied. The real transaction checks references.
             copy.execute("PRAGMA foreign_keys = OFF")

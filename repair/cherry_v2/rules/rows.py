@@ -202,10 +202,10 @@ _BODY_KEY = "CAST({} || ' ' || {} || ' ' || kind AS BLOB)"
 
 
 def link_bodies(job: RowRepair) -> None:
-    """Link bodies that name no unit to units without a body.
+    """Link bodies without a unit to units without a body.
 
-    Such a body names the id that the unit has by its fields, with the number that it had or the one that it has now, or
-    its own id follows from one of the unit's.
+    A body belongs to a unit if its target is an id of the unit, or if its own id is derived from one. These ids are the
+    stored one, and those that the unit's fields give with the index that it had or has now.
     """
     if not job.wants(v2.NO_BODY):
         return

@@ -103,7 +103,7 @@ def test_results_in_parts_are_those_that_were_told(
     same, known = results.read_results(out)
     assert same == order
     assert known == {found[0].library: found for found in told}
-    good = {number for number in known if known.kind(number) is None}
+    good = {number for number in known if known.ending(number) is None}
     assert good == {found[0].library for found in told if found[0].outcome == "done"}
 
 

@@ -424,7 +424,7 @@ def test_libraries_that_never_ran_stay_in_the_journal(tmp_path: Path, monkeypatc
     assert (done.status, out.exists()) == (1, False)
     assert f"1 library without a result; continue with: regraft fleet resume {out}" in done.stdout.replace("\\", "/")
     order, known = results.read_results(out)
-    assert (list(known), known.kind(0), known.kind(1)) == ([0], None, "unfinished")
+    assert (list(known), known.ending(0), known.ending(1)) == ([0], None, "unfinished")
     done = fleet("resume", out, "--only", "unfinished")
     assert (done.status, [row["outcome"] for row in rows_of(out)]) == (0, ["done", "done"])
 

@@ -57,13 +57,13 @@ def test_what_takes_a_run_back_stays_where_the_ledger_cannot_be_read(
     """A change was made, and from then on the disk gives nothing of the ledger."""
     old = contents(store)
 
-    def settle(*_: object) -> None:
+    def set_state(*_: object) -> None:
         for name in ("every", "open_changes"):
             monkeypatch.setattr(ChangeLog, name, failing)
         failing()
 
     with monkeypatch.context() as patch:
-        patch.setattr(ChangeLog, "settle", settle)
+        patch.setattr(ChangeLog, "set_state", set_state)
         message = said(run("repair", store, "--json"), "ChangesStopped", STOPPED)
     monkeypatch.undo()
     assert "changes made so far: unknown" in message

@@ -198,11 +198,11 @@ def test_changes_are_read_in_order_and_by_what_became_of_them(target: Path) -> N
             log.intend(RUN, "rows", f"{name}.sqlite", f"undo/{RUN}/00000{name}", detail) for name in "123"
         )
         assert [(found.state, found.bytes) for found in log.changes_of(RUN)] == [("intended", 0)] * 3
-        log.settle(two, "done", 7)
-        log.settle(three, "undoing", 8)
-        log.settle(three, "undoing")
+        log.set_state(two, "done", 7)
+        log.set_state(three, "undoing", 8)
+        log.set_state(three, "undoing")
         assert [found.change_id for found in log.open_changes()] == [one, three]
-        log.settle(one, "dropped")
+        log.set_state(one, "dropped")
 
     ran(target, work)
     with ledger.open_exclusive(target) as book:

@@ -168,7 +168,7 @@ class MaterialProof(msgspec.Struct):
     # --- texts -------------------------------------------------------------------------------------------------------
 
     def choose_contents(self) -> None:
-        """Keep one row of each content. One outside the tree is kept only if an existing row refers to it."""
+        """Keep one row of each content. A row outside its table's B-tree is kept only if a kept row refers to it."""
         named = f"""key IN (SELECT content FROM material WHERE fate IN ('{KEPT}', '{MADE}'))
                  OR key IN (SELECT content FROM {_LIVE_UNITS})"""
         self.db.execute(
