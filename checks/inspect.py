@@ -6,7 +6,6 @@ output.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from regraft.stores.systems import system_of
 from regraft.text import (
     LONGEST_NAME,
     format_bytes,
+    join_command,
     one_line,
     pad_left,
     pad_right,
@@ -297,7 +297,7 @@ def _worth_a_look(path: str, health: HealthSummary, bases: Sequence[BaseSummary]
 
 
 def _format_worth(worth: str, command: str, path: str, *options: str) -> str:
-    value = shlex.join(["regraft", command, path_argument(path), *options])
+    value = join_command(["regraft", command, path_argument(path), *options])
     return tr("Worth a look: {worth}; for details: {value}", worth=worth, value=value)
 
 

@@ -525,8 +525,8 @@ class SyncOptions(RebuildOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         _option(
             tr(
-                "Read PDF and Office files with this command, which prints the text of {}, such as 'pdftotext {} -'; "
-                "'.docx=COMMAND' is for one type."
+                'Read PDF and Office files with this command, which prints the text of {}, such as "pdftotext {} -"; '
+                '".docx=COMMAND" is for one type.'
             ),
             "COMMAND",
         ),

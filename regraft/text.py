@@ -1,5 +1,5 @@
-"""Text as JavaScript handles it (UTF-16 lengths and cuts, white space), imperfect UTF-8, and safe display of untrusted
-text.
+"""Text as JavaScript handles it (UTF-16 lengths and cuts, white space), imperfect UTF-8, command lines, and the safe
+display of untrusted text.
 
 The v1 and v2 applications are written in JavaScript: offsets count UTF-16 code units, and trimming follows its rules
 (``docs/formats/index.md``, "Offsets"; ``docs/formats/v1.md``, "Text").
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import struct
 from collections.abc import Iterable
 from functools import cache
@@ -155,6 +156,60 @@ def path_argument(path: object) -> str:
     """Return a path as an unquoted command-line argument that does not look like an option."""
     name = path_text(path)
     return f".{os.sep}{name}" if name.startswith("-") else name
+
+
+#: Words that cmd.exe and PowerShell pass on unchanged.
+_PLAIN_ON_WINDOWS = re.compile(r"-{0,2}[\w-]+|[\w\\/.][\w\\/.:+=-]*")
+#: Backslashes before a quote, where programs on Windows take two for one.
+_BACKSLASHES = re.compile(r'(\\*)("|\Z)')
+#: What PowerShell expands in double quotes, or takes for one.
+_OF_POWERSHELL = "`$\u201c\u201d\u201e"
+#: The beginning of what cmd.exe replaces by a part of a variable, which may be a quote.
+_VARIABLE_PART = r"%{}(?=[^%]*:[^%]*%)"
+_WINDOWS_WORD = re.compile(r"""(?:"(?:[^"]|"")*"|'[^']*'|[^\s"'])+""")
+_WINDOWS_PART = re.compile(r""""((?:[^"]|"")*)"|'([^']*)'|([^"']+)""")
+
+
+def quote_word(word: str, *, windows: bool = os.name == "nt") -> str:
+    """Quote a word of a command line for the shell of the user, so that nothing in the word takes effect.
+
+    On Windows that is cmd.exe or PowerShell. A word with a dollar sign, a backtick, a double quote of any kind, or the
+    beginning of a variable (``%a:``) cannot be quoted for both: it is right in PowerShell, or nowhere, and harmless.
+    """
+    if not windows:
+        return shlex.quote(word)
+    if _PLAIN_ON_WINDOWS.fullmatch(word):
+        return word
+    word = _BACKSLASHES.sub(lambda found: found[1] * 2 + found[2] * 2, word)
+    word = re.sub(f"[{_OF_POWERSHELL}]", r"`\g<0>", word)
+    return f'"{re.sub(_VARIABLE_PART.format(""), "%^", word)}"'
+
+
+def join_command(words: Iterable[str], *, windows: bool = os.name == "nt") -> str:
+    """Join the words of a command line, quoted as :func:`quote_word` does."""
+    return " ".join(quote_word(word, windows=windows) for word in words)
+
+
+def split_command(line: str, *, windows: bool = os.name == "nt") -> list[str]:
+    """Split a command line of :func:`join_command`, or one that a user wrote; on Windows, backslashes are kept.
+
+    Raises:
+        ValueError: a quote is not closed.
+    """
+    if not windows:
+        return shlex.split(line)
+    if _WINDOWS_WORD.sub("", line).strip():
+        raise ValueError(tr("a quote is not closed"))
+
+    def decode(part: re.Match[str]) -> str:
+        """Decode a part of a word, which may be in quotes."""
+        if part[1] is None:
+            return str(part[2] or part[3] or "")
+        text = re.sub(_VARIABLE_PART.format(r"\^"), "%", part[1])
+        text = re.sub(f"`([{_OF_POWERSHELL}])", r"\1", text)
+        return re.sub(r'(\\*)(""|\Z)', lambda found: found[1][: (len(found[1]) + 1) // 2] + found[2][:1], text)
+
+    return [_WINDOWS_PART.sub(decode, word) for word in _WINDOWS_WORD.findall(line)]
 
 
 def printable(value: object, limit: int | None = LONGEST_SHOWN, *, lines: bool = False) -> str:

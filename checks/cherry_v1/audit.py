@@ -6,7 +6,6 @@ little disk space, and an unreadable vector file of a base without a model.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 from checks.audit.findings import Audit, BaseStatistics, Finding, Statistics
@@ -15,7 +14,7 @@ from regraft.language import tr
 from regraft.report import notices
 from regraft.report.migration import BaseReport, BaseSurvey, SourcePlan, WarningReport
 from regraft.report.notices import CODES
-from regraft.text import format_bytes
+from regraft.text import format_bytes, join_command
 
 #: Codes about a base whose subject is its vector file.
 _ABOUT_THE_FILE = {notices.MISSING_STORE, notices.DEGENERATE, notices.DIFFERING_VECTOR, notices.DEDUPLICATED}
@@ -107,16 +106,16 @@ def _repair(warning: WarningReport, store: BaseSurvey | None, command: Sequence[
     usable vector.
     """
     if warning.code in (notices.LOST_STATE, notices.UNNAMED_VECTORS):
-        return shlex.join([*command, "--adopt-orphans"])
+        return join_command([*command, "--adopt-orphans"])
     if store is not None and warning.code == notices.MISSING_STORE and store.salvageable:
-        return shlex.join([*command, "--salvage"])
+        return join_command([*command, "--salvage"])
     if store is None or not store.is_read:
         return None
     if warning.model is not None:
-        return shlex.join([*command, "--recreate-model", warning.model])
+        return join_command([*command, "--recreate-model", warning.model])
     # Samples name rows, so there are rows with a text.
     if warning.code in _HAS_TEXT and warning.samples:
-        return shlex.join([*command, "--carry-text"])
+        return join_command([*command, "--carry-text"])
     return None
 
 
@@ -149,7 +148,7 @@ def _no_room(plan: SourcePlan) -> Iterator[Finding]:
 
 
 def _format_closing(found: Sequence[Finding], plan: SourcePlan, command: Sequence[str]) -> str:
-    typed = shlex.join(command)
+    typed = join_command(command)
     if not plan.looked_at:
         return tr("There is nothing to migrate.")
     if any(finding.name == v1.RUNNING for finding in found):

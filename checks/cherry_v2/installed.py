@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -24,7 +23,7 @@ from regraft.language import format_count, tr
 from regraft.report.document import Report
 from regraft.stores.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, Located, open_store
 from regraft.stores.write_checks import find_pending_change
-from regraft.text import path_argument, printable
+from regraft.text import join_command, path_argument, printable
 
 #: Files and folders with this in their name, beside a data folder, may be copies or backups of it.
 _NAMED_LIKE = "cherry"
@@ -388,4 +387,4 @@ def _kind_option(found: Located) -> tuple[str, ...]:
 
 def _step(command: str, path: Path, *options: str, does: str) -> NextStep:
     """Make a next step: a command line and what it does."""
-    return NextStep(shlex.join(["regraft", command, path_argument(path), *options]), does)
+    return NextStep(join_command(["regraft", command, path_argument(path), *options]), does)

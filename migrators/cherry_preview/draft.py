@@ -57,7 +57,7 @@ from regraft.language import format_count, join_list, tr
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.stores.locate import Located
-from regraft.text import is_blank, replace_surrogates, trim, without_nul
+from regraft.text import is_blank, join_command, replace_surrogates, trim, without_nul
 
 # --- data of an item -----------------------------------------------------------------------------------------------
 
@@ -530,13 +530,6 @@ def _draft_stored_item(
 # --- models --------------------------------------------------------------------------------------------------------
 
 
-#: The problem of a base that names no model, with a field for its id.
-_NO_MODEL_PROBLEM = tr(
-    "the base names no embedding model; migrate its vectors with --map-model "
-    "'{base}=PROVIDER::MODEL', or those of all such bases with --recreate-model 'PROVIDER::MODEL'"
-)
-
-
 class BaseModels:
     """Resolves the models that bases name. ``notices`` concern the whole source."""
 
@@ -566,7 +559,12 @@ class BaseModels:
             raw = {"id": spare}
         choice = self._models.embedding(raw, base_id)
         if raw is None and choice.id is None:
-            return replace(choice, problem=_NO_MODEL_PROBLEM.format(base=base_id))
+            problem = tr(
+                "the base names no embedding model; migrate its vectors with {option}, or those of all such bases with "
+                "--recreate-model PROVIDER::MODEL",
+                option=join_command(["--map-model", f"{base_id}=PROVIDER::MODEL"]),
+            )
+            return replace(choice, problem=problem)
         return choice
 
     def rerank(self, model_id: Any, base_id: str) -> ModelChoice:

@@ -45,7 +45,7 @@ from regraft.identity import replace
 from regraft.language import format_count, join_list, tr
 from regraft.report import notices
 from regraft.report.notices import Notice
-from regraft.text import is_blank, trim, utf16_cut, utf16_len
+from regraft.text import is_blank, join_command, trim, utf16_cut, utf16_len
 
 # --- folders -------------------------------------------------------------------------------------------------------
 #
@@ -616,7 +616,8 @@ def _explain_missing_model(orphan: Orphan) -> str:
     if orphan.problem:
         return tr("its vector file {vector_file} {problem}", vector_file=orphan.file, problem=orphan.problem)
     salvage_option = "--salvage " if orphan.is_salvaged else ""
-    option = f"--adopt-orphans {salvage_option}--map-model '{orphan.file}={orphan.likely_model or 'PROVIDER::MODEL'}'"
+    mapped = join_command(["--map-model", f"{orphan.file}={orphan.likely_model or 'PROVIDER::MODEL'}"])
+    option = f"--adopt-orphans {salvage_option}{mapped}"
     if orphan.likely_model is not None:
         return tr(
             "nothing says which model made its vectors of {dimensions} dimensions; if it was "

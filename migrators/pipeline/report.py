@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,7 +33,7 @@ from regraft.report.migration import (
 )
 from regraft.report.notices import Notice
 from regraft.stores.locate import INDEX_FILE, KNOWLEDGE_FOLDER
-from regraft.text import path_argument, path_text
+from regraft.text import join_command, path_argument, path_text
 
 
 class BaseOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,7 +203,7 @@ def _make_warning(notice: Notice, base: BaseReport | None, target: Path) -> Warn
     if notice.code == notices.WITHOUT_VECTOR and base is not None:
         # Name the command that adds the vectors of texts migrated without them.
         verb = "restore" if base.status == "failed" else "backfill"
-        command = shlex.join(["regraft", verb, path_argument(target), "--base", base.id])
+        command = join_command(["regraft", verb, path_argument(target), "--base", base.id])
         if verb == "restore":
             message += tr("; {command} --embedder NAME creates a new base from them", command=command)
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,7 +32,7 @@ from regraft.report.document import Head, Run
 from regraft.report.progress import Progress
 from regraft.stores.locate import INDEX_FILE, Located, open_store, unpack_archive
 from regraft.stores.write_checks import places_read
-from regraft.text import path_argument, path_text
+from regraft.text import join_command, path_argument, path_text
 
 if TYPE_CHECKING:
     from regraft.report.metrics_file import MetricsFile
@@ -335,7 +334,7 @@ def command_line(
     """Return the command line for the path that was given, with the time that was, where ages decide."""
     kind_option = ("--kind", kind) if kind else ()
     now_option = ("--now", identity.iso_time(now_ms)) if now_ms is not None and command[0] in _OF_AGES else ()
-    return shlex.join(["regraft", *command, path_argument(path), *options, *now_option, *kind_option])
+    return join_command(["regraft", *command, path_argument(path), *options, *now_option, *kind_option])
 
 
 def _migrate_command(path: Path, options: CheckOptions) -> list[str]:

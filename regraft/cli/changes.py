@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +25,7 @@ from regraft.processes import interrupts
 from regraft.report import notices
 from regraft.report.document import encoded
 from regraft.report.labels import first_of_each, omitted_lines
-from regraft.text import LONGEST_NAME, format_bytes, one_line, path_argument, printable, printable_lines
+from regraft.text import LONGEST_NAME, format_bytes, join_command, one_line, path_argument, printable, printable_lines
 from repair.changes.plan import Action, SalvagedFile, Unresolved
 from repair.changes.run import BaseName, ChangeReport
 from repair.embedding.report import BackfillReport
@@ -270,7 +269,7 @@ def _format_unresolved_bases(report: ChangeReport | BackfillReport, left: Sequen
 
 def _command(name: str, path: str) -> str:
     """Format a command line for a path."""
-    return shlex.join(["regraft", name, path_argument(path)])
+    return join_command(["regraft", name, path_argument(path)])
 
 
 def join_parts(first: list[str], then: list[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ from regraft.options import (
     SyncOptions,
 )
 from regraft.report.document import Suggestion, encoded
-from regraft.text import LONGEST_NAME, one_line, pad_right, path_argument, printable_lines, text_width
+from regraft.text import LONGEST_NAME, join_command, one_line, pad_right, path_argument, printable_lines, text_width
 from repair.changes.run import ChangeReport
 from repair.codex_mem.note_vectors import NOT_ASKED
 from repair.embedding.report import BackfillReport, EmbeddingReport, Estimate, ScopeReport, format_cost
@@ -485,9 +484,9 @@ def _next(report: EmbeddersReport, path: Path | None) -> str:
     """Suggest the next command."""
     place = [] if path is None else [path_argument(path)]
     if not report.there:
-        return shlex.join(["regraft", "embedders", *place, "--write"])
+        return join_command(["regraft", "embedders", *place, "--write"])
     if report.written or path is None:
-        return shlex.join(["regraft", "embedders", *place, "--test"])
+        return join_command(["regraft", "embedders", *place, "--test"])
     if report.models and not any(one.embedders for one in report.models):
-        return shlex.join(["regraft", "embedders", *place, "--snippet"])
-    return shlex.join(["regraft", "backfill", *place, "--dry-run"])
+        return join_command(["regraft", "embedders", *place, "--snippet"])
+    return join_command(["regraft", "backfill", *place, "--dry-run"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -21,7 +20,7 @@ from regraft.formats.parquet.export import ExportedBase, ExportReport, WrittenCo
 from regraft.language import format_count, join_list, tr
 from regraft.options import ExportOptions, PackOptions
 from regraft.report.document import encoded
-from regraft.text import LONGEST_NAME, format_bytes, one_line, path_argument, printable, printable_lines
+from regraft.text import LONGEST_NAME, format_bytes, one_line, path_argument, printable, printable_lines, quote_word
 from repair.cherry_v2 import pack as packing
 
 #: The target that stands for standard output.
@@ -127,7 +126,7 @@ def print_collection(report: ExportReport, target: Path, output: Output) -> NoRe
         if is_planned:
             lines.append(tr("Dry run: nothing was written."))
         elif not output.quiet:
-            lines.append(tr("To undo this: regraft undo {path}", path=shlex.quote(path_argument(target))))
+            lines.append(tr("To undo this: regraft undo {path}", path=quote_word(path_argument(target))))
         echo(printable_lines(lines))
     sys.exit(exit_status(report))
 

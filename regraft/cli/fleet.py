@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
@@ -40,7 +39,7 @@ from regraft.language import format_count, join_list, tr
 from regraft.options import OPTIONS, CheckOptions, FleetBackfillOptions, FleetOptions, FleetResumeOptions
 from regraft.report.document import encoded
 from regraft.report.labels import label_of
-from regraft.text import LONGEST_NAME, one_line, path_argument, printable_lines
+from regraft.text import LONGEST_NAME, join_command, one_line, path_argument, printable_lines
 from repair.embedding.fleet import BackfillPlan, FleetBackfillReport
 from repair.embedding.report import format_cost
 
@@ -170,7 +169,7 @@ class _PathOrUrl(PathType):
 def fleet() -> None:
     """Run one command on many libraries in parallel, and write the result of each to a table.
 
-    MANIFEST is a folder whose entries are sources, a pattern like 'backups/*.zip', or a table (.csv, .jsonl, .parquet)
+    MANIFEST is a folder whose entries are sources, a pattern like "backups/*.zip", or a table (.csv, .jsonl, .parquet)
     with the columns source, target and options. If one library stops, the others continue; regraft fleet resume
     continues the stopped ones. OUT is a new file that ends in .jsonl, or in .parquet.
 
@@ -407,7 +406,7 @@ def _format_closing(report: FleetReport, path: Path, *, dry_run: bool) -> str:
         return printable_lines(lines or [tr("Dry run: nothing was written.")])
     if not report.left:
         return printable_lines(lines) + format_written([path])
-    command = shlex.join(["regraft", "fleet", "resume", path_argument(path)])
+    command = join_command(["regraft", "fleet", "resume", path_argument(path)])
     left = format_count(report.left, "library")
     lines.append(tr("{left} without a result; continue with: {command}", left=left, command=command))
     return printable_lines(lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +33,7 @@ from regraft.report import notices
 from regraft.report.document import encoded
 from regraft.stores.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, Located
 from regraft.stores.write_checks import places_read
-from regraft.text import LONGEST_NAME, one_line, path_argument, printable, printable_lines
+from regraft.text import LONGEST_NAME, join_command, one_line, path_argument, printable, printable_lines
 
 # What commands that write a library show: the plan, a question before it is carried out, and the result.
 
@@ -113,7 +112,7 @@ def _format_closing(document: dict[str, Any], written: list[Path], *, quiet: boo
                 named=named,
             ),
             nothing,
-            tr("Next: {value}", value=shlex.join(["regraft", "check", path_argument(target)])),
+            tr("Next: {value}", value=join_command(["regraft", "check", path_argument(target)])),
         ]
     )
 
@@ -144,11 +143,11 @@ def _done(document: dict[str, Any], *, next_steps: bool = True) -> list[str]:
     if not next_steps:
         return lines
     target = path_argument(document["target"]["path"])
-    lines.append(tr("Next: {value}", value=shlex.join(["regraft", "check", target])))
+    lines.append(tr("Next: {value}", value=join_command(["regraft", "check", target])))
     lines.append(
         tr(
             "To use it in the application: {value} --profile PROFILE",
-            value=shlex.join(["regraft", "install", target]),
+            value=join_command(["regraft", "install", target]),
         )
     )
     return lines

@@ -11,7 +11,6 @@ import glob
 import io
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,7 +29,7 @@ from regraft.fleet.storage import demand_client, is_url, storage_path
 from regraft.formats.cherry_v2.layout import INDEX_FILE
 from regraft.formats.parquet.unit_file import import_arrow
 from regraft.language import tr
-from regraft.text import LONGEST_NAME, printable, replace_surrogates
+from regraft.text import LONGEST_NAME, printable, replace_surrogates, split_command
 
 #: Columns of a table; only the first is required.
 COLUMNS = ("source", "target", "options", "bytes")
@@ -85,7 +84,7 @@ def read_manifest(manifest: str, targets: str | None, ending: str, *, needs_targ
     return found
 
 
-_HINT = tr("give a folder of sources, a pattern like 'backups/*.zip', or a table: .csv, .jsonl or .parquet")
+_HINT = tr('give a folder of sources, a pattern like "backups/*.zip", or a table: .csv, .jsonl or .parquet')
 
 
 def _read(manifest: str) -> Iterator[Library]:
@@ -194,7 +193,7 @@ def _library(row: dict[str, Any], folder: str) -> Library:
     if len(encoded) > _MOST_EXTRA:
         raise ValueError(tr("its other columns have more than {bytes:,} bytes", bytes=_MOST_EXTRA))
     options = row.get("options", [])
-    words = shlex.split(options) if isinstance(options, str) else options
+    words = split_command(options) if isinstance(options, str) else options
     # Not strict: numbers in CSV are text.
     library = msgspec.convert({**row, "options": words, "extra": msgspec.json.decode(encoded)}, Library, strict=False)
     target = None if library.target is None else _absolute_name(library.target, folder)

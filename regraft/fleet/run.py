@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
@@ -33,7 +32,7 @@ from regraft.fleet.status import FleetReport, Metrics, Tally, make_report
 from regraft.language import join_list, tr
 from regraft.report.document import Run
 from regraft.report.progress import Progress, SilentProgress, stage
-from regraft.text import LONGEST_NAME, one_line, path_argument
+from regraft.text import LONGEST_NAME, join_command, one_line, path_argument
 
 logger = logging.getLogger(__name__)
 
@@ -286,7 +285,7 @@ class Fleet(msgspec.Struct, kw_only=True):
     @property
     def resume_command(self) -> str:
         """The command that continues the run."""
-        return shlex.join(["regraft", "fleet", "resume", path_argument(self.path)])
+        return join_command(["regraft", "fleet", "resume", path_argument(self.path)])
 
 
 def unsuccessful_libraries(order: FleetOrder, known: KnownRows, only: Iterable[Ending] = ()) -> list[int]:

@@ -15,7 +15,6 @@ import ntpath
 import os
 import posixpath
 import re
-import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -52,7 +51,7 @@ from regraft.ledger.values import (
     parse_step,
     table_names,
 )
-from regraft.text import path_argument, printable
+from regraft.text import join_command, path_argument, printable
 
 # Changes of existing data and their backups. A change is intended, then done; undoing it is intended, then done, too.
 # Its backup is a file below the store's ``.regraft``.
@@ -561,5 +560,5 @@ def find_unfinished_run(folder: Path) -> MigrationUnfinished | None:
         # A run that was killed while planning has not recorded itself yet.
         command, source = (runs[-1].command, suggested_argument(runs[-1].source)) if runs else ("migrate", None)
         words = ["regraft", command, source or "SOURCE", "--to", path_argument(folder)]
-        return MigrationUnfinished(path=folder, command=shlex.join(words))
+        return MigrationUnfinished(path=folder, command=join_command(words))
     return None

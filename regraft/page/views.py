@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -51,7 +50,7 @@ from regraft.page.server import check_token, desk_of, query_text, read_form
 from regraft.report.html import format_percent, make_environment
 from regraft.report.labels import label_of, mode_label, severity_label
 from regraft.stores.locate import open_store
-from regraft.text import format_bytes, one_line, path_argument, printable, replace_surrogates
+from regraft.text import format_bytes, join_command, one_line, path_argument, printable, replace_surrogates
 
 #: Entries of a folder that are read, and that are shown.
 _MOST_READ, _MOST_SHOWN = 20_000, 300
@@ -172,7 +171,7 @@ def command_line(task: Task) -> str:
     words = ["regraft", command, *(path_argument(path) for path in task.paths[:1])]
     for path, name in zip_longest(task.paths[1:], names[: len(task.paths) - 1]):
         words += [*([name] if name else []), path_argument(path)]
-    return shlex.join([*words, *_option_words(task.options)])
+    return join_command([*words, *_option_words(task.options)])
 
 
 def _option_words(options: msgspec.Struct | None) -> Iterator[str]:
@@ -656,7 +655,7 @@ async def _browse_page(
         limit=_TEXT,
         page=_UNITS,
         mode_label=lambda mode: shown(mode_label(mode)),
-        command=command or shlex.join(inspect_words),
+        command=command or join_command(inspect_words),
         **{"field": "q", "found": None, "neighbors": None, **values},
     )
 
@@ -668,7 +667,7 @@ def _with_id(listed: Iterable[Any], wanted: str) -> Any:
 
 def _search_command(path: str, query: str, base: str, options: dict[str, Any]) -> str:
     words = ["regraft", "search", path_argument(path), query, *(["--base", base] if base else [])]
-    return shlex.join([*words, *_option_words(SearchOptions(**options))])
+    return join_command([*words, *_option_words(SearchOptions(**options))])
 
 
 def _read_item(path: Path, base: str, item: str, first: int, unit: str) -> dict[str, Any]:

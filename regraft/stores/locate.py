@@ -6,7 +6,6 @@ import contextlib
 import errno
 import logging
 import os
-import shlex
 import struct
 import zipfile
 from collections.abc import Collection, Iterator
@@ -58,7 +57,7 @@ from regraft.report.notices import ARCHIVE_SALVAGED, Notice
 from regraft.stores import systems
 from regraft.stores.systems import Located as Located  # noqa: PLC0414 - callers find it here, too
 from regraft.stores.systems import kind_by_tables
-from regraft.text import path_argument, printable
+from regraft.text import join_command, path_argument, printable, quote_word
 
 
 def link_notices(tree: Tree) -> Iterator[Notice]:
@@ -131,7 +130,7 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
                 "migrate {path} --to LIBRARY --salvage; if it contains v2 data, extract them with another program and "
                 "use that folder",
                 reason=str(error),
-                path=shlex.quote(path_argument(path)),
+                path=quote_word(path_argument(path)),
             )
             raise SourceUnreadable(path=path, reason=reason) from error
         with _open_salvaged(moved, kind, str(error)) as found:
@@ -385,7 +384,7 @@ def _offer_contents(folder: Path) -> None:
     if backup is not None:
         profile = find_v2_profile()
         target = ["--to", "library"] if profile is None else ["--profile", path_argument(profile)]
-        command = shlex.join(["regraft", "migrate", path_argument(backup), *target])
+        command = join_command(["regraft", "migrate", path_argument(backup), *target])
         raise BackupInFolder(path=folder, name=backup.name, command=command)
     if ledger.FOLDER in folder.parts or _profile_above(folder) is not None:
         # What is below regraft's own folder is under construction, or to undo a run.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from regraft.stores import systems, write_checks
 from regraft.stores.locate import Located, open_store
 from regraft.stores.systems import System
 from regraft.stores.write_checks import find_pending_change
-from regraft.text import path_argument, path_text
+from regraft.text import join_command, path_argument, path_text
 from repair.changes import files
 
 #: Kinds of stores that are changed in place.
@@ -76,7 +75,7 @@ class Store:
 
     def command_line(self, command: str, *options: str) -> str:
         """Return the command line that runs a command on this store."""
-        return shlex.join(["regraft", command, path_argument(self.path), *options])
+        return join_command(["regraft", command, path_argument(self.path), *options])
 
     def base_option(self, base: str | None) -> tuple[str, ...]:
         """Return the option that chooses a base; empty if the store is one base."""

@@ -7,7 +7,6 @@ header of its file. A failed base is completed if every text of its index has a 
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +27,7 @@ from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_id
 from regraft.formats.cherry_v2.layout import is_uuid
 from regraft.kinds import KIND_NAMES as NAMES_OF_KINDS
 from regraft.language import format_count, join_list, tr
-from regraft.text import path_argument, path_text
+from regraft.text import join_command, path_argument, path_text
 from repair.changes.options import RepairOptions
 from repair.changes.plan import Action, FindingsByBase, Plan, Unresolved, group_by_base
 from repair.changes.store import Store
@@ -341,7 +340,7 @@ class _MaterialPlanner:
         if not is_lost or folder.dimensions is None or folder.bare:
             return None
         words = ["--only", v2.BASE_FAILED, "--base", base.key, "--model"]
-        return f"{shlex.join(['regraft', 'repair', path_argument(self._store.path), *words])} PROVIDER::MODEL"
+        return f"{join_command(['regraft', 'repair', path_argument(self._store.path), *words])} PROVIDER::MODEL"
 
 
 # --- base folders -----------------------------------------------------------------------------------------------------
@@ -476,7 +475,7 @@ class _FolderPlanner:
         if folder.dimensions is None:
             return adopted
         if model is None:
-            line = shlex.join(["regraft", "repair", path_argument(self._store.path), *OPTIONS, "--model"])
+            line = join_command(["regraft", "repair", path_argument(self._store.path), *OPTIONS, "--model"])
             reason = tr(
                 "the model of its {dimensions}-dimensional vectors is unknown, so the base is added as failed; if you "
                 "know the model, run {line} PROVIDER::MODEL (after regraft undo if the base was already added)",

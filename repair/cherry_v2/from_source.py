@@ -5,7 +5,6 @@ Rules: ``docs/repair-from.md``.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
@@ -29,7 +28,7 @@ from regraft.formats.vector_survey import SALVAGE_OPTION
 from regraft.kinds import KIND_NAMES
 from regraft.language import format_count, tr
 from regraft.stores.locate import open_store
-from regraft.text import decode_utf8, path_argument, printable
+from regraft.text import decode_utf8, join_command, path_argument, printable
 from repair.changes import files
 from repair.changes.options import RepairOptions
 from repair.changes.plan import Action, FileChange, FindingsByBase, Plan, RowsChange, Unresolved, group_by_base
@@ -423,7 +422,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         """The command that salvages the source's copy of the base into a library, which can be a source; or None."""
         if SALVAGE_OPTION not in self.bases.problems.get(self.key, ""):
             return None
-        return shlex.join(["regraft", "migrate", path_argument(self.source), "--to", "LIBRARY", SALVAGE_OPTION])
+        return join_command(["regraft", "migrate", path_argument(self.source), "--to", "LIBRARY", SALVAGE_OPTION])
 
     def _leave(self, finding: Finding, reason: str, line: str | None = None) -> None:
         """Leave a finding, with a command that may help without a source."""

@@ -8,7 +8,6 @@ index lacks is only reported. Rules: ``docs/formats/index.md``, "Following the c
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +27,7 @@ from regraft.formats.cherry_v2.catalog_reader import base_id_text
 from regraft.kinds import KIND_NAMES as NAMES_OF_KINDS
 from regraft.language import format_count, tr
 from regraft.stores.derived import OutOfOrder, compare_sorted
-from regraft.text import decode_utf8, path_argument, replace_surrogates
+from regraft.text import decode_utf8, join_command, path_argument, quote_word, replace_surrogates
 from repair.changes.options import ReconcileOptions
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved, group_by_base
 from repair.changes.store import Store
@@ -107,7 +106,7 @@ def _report_kept(store: Store, finding: Finding, why: str) -> Unresolved:
     """Make the unresolved finding for materials that are kept, with the command that lists them again."""
     words = ["regraft", "repair", path_argument(store.path), *LISTING, "--base", str(finding.base)]
     reason = tr("{what}, kept: {why}", what=finding.message, why=why)
-    return Unresolved.of(finding, reason, repair=shlex.join(words))
+    return Unresolved.of(finding, reason, repair=join_command(words))
 
 
 def _why_left(found: list[Finding], *, is_known: bool) -> str | None:
@@ -134,7 +133,7 @@ def _lacking(store: Store, finding: Finding) -> Unresolved:
     repair = finding.repair
     if store.is_profile and finding.name != v2.ITEM_NOT_INDEXED:
         # A v1 file that the upgrade left behind may have it.
-        repair = f"regraft rescue {shlex.quote(path_argument(store.root))}"
+        repair = f"regraft rescue {quote_word(path_argument(store.root))}"
     return Unresolved.of(finding, finding.message, repair=repair)
 
 

@@ -6,7 +6,6 @@ It is only read. Links are not followed: an untrusted archive or folder could po
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,7 +36,7 @@ from regraft.kinds import BASE_SOURCES, KIND_NAMES, V1_SOURCES, Kind
 from regraft.language import tr
 from regraft.ledger.values import check_path
 from regraft.stores.locate import INDEX_FILE, RAW_FOLDER, Located, is_unchanged_pack, open_store, unpack_archive
-from regraft.text import path_argument
+from regraft.text import join_command, path_argument
 from repair.changes.files import find_table_damage
 from repair.changes.store import CATALOG_COPY, COPY_ADVICE, Store
 
@@ -331,7 +330,7 @@ def open_base_source(path: Path, kind: Kind | None, named: Sequence[str], comman
 def _choose_advice(found: Located) -> str:
     """Return advice for a source that has no installable bases."""
     if found.kind in V1_SOURCES:
-        migrate = shlex.join(["regraft", "migrate", path_argument(found.path), "--to", "LIBRARY"])
+        migrate = join_command(["regraft", "migrate", path_argument(found.path), "--to", "LIBRARY"])
         return tr("it takes a library, which {command} writes", command=migrate)
     return tr("use a library, a pack, a backup of version 7 or a v2 profile, including its catalog")
 

@@ -7,7 +7,6 @@ database keeps its rows: ids, texts and metadata are never deleted.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -38,7 +37,7 @@ from regraft.formats.chroma.collection import (
 )
 from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
 from regraft.language import format_count, tr
-from regraft.text import one_line, path_argument
+from regraft.text import join_command, one_line, path_argument
 from repair.changes import schema_objects, undo
 from repair.changes.files import copy_database
 from repair.changes.options import GcOptions, RepairOptions
@@ -164,7 +163,7 @@ def _plan_segment(
     added = sum(1 for key in state.missing_ids() if _find_kept(state, kept, key) is not None)
     left = list(_lost(db, state, kept, keeps_unproven=keeps_unproven))
     if left:
-        left[0] = structs.replace(left[0], repair=shlex.join(("regraft", "backfill", path_argument(store.path))))
+        left[0] = structs.replace(left[0], repair=join_command(("regraft", "backfill", path_argument(store.path))))
     made.left += left
     if names == [chroma.VECTOR_MISSING] and not added:
         return

@@ -7,7 +7,6 @@ between, the next run deletes the remaining vectors (``docs/formats/codex_mem.md
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from regraft.formats.codex_mem.health import Memory
 from regraft.formats.codex_mem.sidecar import SidecarUnreadable, SidecarVectors, StoredVector
 from regraft.language import format_count, insert_at_mark, tr
 from regraft.stores.derived import OutOfOrder, compare_sorted
-from regraft.text import path_argument
+from regraft.text import join_command, path_argument
 from repair.changes.options import ReconcileOptions
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved, many_disappeared
 from repair.changes.store import Store
@@ -98,7 +97,7 @@ def _unresolved(
 def _command_line(store: Store, words: Sequence[str], project: str | None = None) -> str | None:
     """Format a command for the store; None without words."""
     chosen = [] if project is None else ["--base", project]
-    return shlex.join(["regraft", *words, path_argument(store.path), *chosen]) if words else None
+    return join_command(["regraft", *words, path_argument(store.path), *chosen]) if words else None
 
 
 def _remedy_line(store: Store, finding: str) -> str | None:

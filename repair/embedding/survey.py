@@ -6,7 +6,6 @@ the survey says which configuration is needed (``docs/embedders.md``).
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from heapq import merge
@@ -24,7 +23,7 @@ from regraft.errors import DimensionsMissing, EmbedderUnnamed, RegraftError
 from regraft.identity import replace
 from regraft.language import tr
 from regraft.report.document import Suggestion
-from regraft.text import path_argument
+from regraft.text import join_command, path_argument
 from repair.changes.plan import Plan, Unresolved
 from repair.changes.session import reading_store
 from repair.changes.store import Store
@@ -137,7 +136,7 @@ def command_line(options: BackfillOptions) -> str:
         words += ["--reuse", path_argument(source.path)] if source.is_required else []
     if options.config is not None:
         words += ["--config", path_argument(options.config)]
-    return shlex.join(words)
+    return join_command(words)
 
 
 # --- texts and estimates ---------------------------------------------------------------------------------------------

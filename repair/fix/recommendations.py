@@ -8,7 +8,6 @@ v1 left behind, the finding says what ``regraft rescue`` would bring back (``doc
 
 from __future__ import annotations
 
-import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,7 +27,7 @@ from regraft.language import format_count, join_list, tr
 from regraft.ledger.ledger import read_runs, suggested_source
 from regraft.report import notices
 from regraft.stores.systems import Located
-from regraft.text import path_argument
+from regraft.text import join_command, path_argument, split_command
 from repair.changes.options import GcOptions, RepairOptions
 from repair.changes.plan import FindingKey, Plan, Unresolved
 from repair.changes.store import Store
@@ -83,7 +82,7 @@ def _offered_command(finding: Finding) -> tuple[str, str]:
     """The command that a finding recommends ("" for none), and the name of the finding that the command resolves."""
     if finding.repair is None:
         return "", ""
-    words = shlex.split(finding.repair)
+    words = split_command(finding.repair)
     if "--model" in words:
         # The model is known only to the user.
         return "", ""
@@ -160,9 +159,9 @@ def _add_reason(message: str, reason: str) -> str:
 
 def _without_only(line: str | None) -> str:
     """Remove the ``--only`` option from a command line."""
-    words = shlex.split(line or "")
+    words = split_command(line or "")
     at = words.index("--only") if "--only" in words else len(words)
-    return shlex.join(words[:at] + words[at + 2 :])
+    return join_command(words[:at] + words[at + 2 :])
 
 
 # --- another copy of the data ----------------------------------------------------------------------------------------
@@ -217,7 +216,7 @@ def _may_be_in_copy(finding: Finding, synced: Collection[FindingKey] = ()) -> bo
     if (finding.name, finding.base) in synced:
         return False
     is_grave = notices.is_at_least(finding.severity, "warning") and not finding.is_beyond_repair
-    words = [] if finding.repair is None else shlex.split(finding.repair)
+    words = [] if finding.repair is None else split_command(finding.repair)
     is_first = not words or words[1] == "backfill" or "--salvage" in words
     if finding.name == v2.NO_UNITS:
         # The text is in the index and only has to be split again.
@@ -229,7 +228,7 @@ def _may_be_in_copy(finding: Finding, synced: Collection[FindingKey] = ()) -> bo
 def _with_copy_command(finding: Finding, path: Path, source: str | None, *, is_whole: bool) -> Finding:
     """Recommend repair --from a copy of the data."""
     base = ("--base", str(finding.base)) if is_whole else ()
-    line = shlex.join(["regraft", "repair", path_argument(path), "--from", source or "SOURCE", *base])
+    line = join_command(["regraft", "repair", path_argument(path), "--from", source or "SOURCE", *base])
     if source is None:
         message = tr("{what}; if you have another copy of the data: {command}", what=finding.message, command=line)
         return replace(finding, message=message)
@@ -279,7 +278,7 @@ def add_rescue_hints(
 def _opening(plan: Plan, resolved: Mapping[FindingKey, str | None], command_line: CommandLine) -> str:
     """Summary of what a rescue brings back, shown first: a line for each command that is needed; "" if nothing."""
     commands = [line for (name, _), line in resolved.items() if name in (v2.BASE_FAILED, v2.BASE_NO_INDEX)]
-    salvaging = [line for line in commands if "--salvage" in shlex.split(line or "")]
+    salvaging = [line for line in commands if "--salvage" in split_command(line or "")]
     others = [line for line in commands if line not in salvaging]
     folders = sum(action.action == "complete-folder" for action in plan.actions)
     lines = (
@@ -361,7 +360,7 @@ def _with_rescue(
         return
     back = _restored_folders(finding, plan)
     message = tr("{what}; the rows are still in v1's vector file", what=finding.message)
-    if "--salvage" in shlex.split(resolved[key] or ""):
+    if "--salvage" in split_command(resolved[key] or ""):
         # The reason says how much of the file can be read.
         message = _without_rescue(finding, plan).message
     came = replace(

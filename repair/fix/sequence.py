@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -27,7 +26,7 @@ from regraft.language import tr
 from regraft.ledger.ledger import FOLDER
 from regraft.report.document import Run
 from regraft.report.progress import Progress, SilentProgress, stage
-from regraft.text import format_bytes, path_argument
+from regraft.text import format_bytes, path_argument, quote_word
 from repair.changes import execution
 from repair.changes.execution import ChangeExecutor
 from repair.changes.options import GcOptions, ReconcileOptions, RepairOptions
@@ -341,8 +340,8 @@ def _with_given_path(value: object, copied: Path, given: Path) -> object:
     """Replace the copied path in command lines by the path that the user gave, quoted for a shell."""
     if not isinstance(value, str):
         return value
-    word = shlex.quote(path_argument(given))
-    return re.sub(rf"{re.escape(shlex.quote(path_argument(copied)))}(?=\s|$)", lambda _: word, value)
+    word = quote_word(path_argument(given))
+    return re.sub(rf"{re.escape(quote_word(path_argument(copied)))}(?=\s|$)", lambda _: word, value)
 
 
 def _with_store_path(value: object, copy: Path, root: Path) -> object:

@@ -481,7 +481,7 @@ def test_without_a_model_a_base_fails_and_says_how_to_carry_it(tmp_path: Path) -
     [said] = library.warnings("missing_embedding_model")
     assert said["message"].startswith(
         "nothing says which model made its vectors of 4 dimensions; migrate them with --adopt-orphans --map-model "
-        "'lost=PROVIDER::MODEL'"
+        "lost=PROVIDER::MODEL"
     )
     # The same target: the base is carried once its model is told, and stays without a word.
     later = migrate(tmp_path / "v1", tmp_path / "library", *of("lost"))
@@ -505,7 +505,7 @@ def test_a_likely_model_is_said_and_not_taken(bases: list[Any], is_said: bool, t
     source = Source(bases, {"lost": rows_of("one")}).write(tmp_path / "v1")
     library = migrate(source, tmp_path / "library", ADOPT)
     said = next(one["message"] for one in library.warnings("missing_embedding_model") if one["base"] == "lost")
-    likely = f"if it was {MODEL_ID}, as in the other bases, migrate them with {ADOPT} --map-model 'lost={MODEL_ID}'"
+    likely = f"if it was {MODEL_ID}, as in the other bases, migrate them with {ADOPT} --map-model lost={MODEL_ID}"
     assert (likely in said) is is_said
     assert library.base("lost")["status"] == "failed"
 

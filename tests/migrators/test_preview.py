@@ -630,9 +630,9 @@ def test_without_a_model_the_base_fails_and_the_message_says_the_option(tmp_path
     assert library.skipped_rows(BASE) == {"missing_embedding_model": len(ROWS)}
     assert library.item(C)["data"]["content"] == "Rota for March\n\nMei, then Alice"
     said = library.warnings("missing_embedding_model")[0]["message"]
-    option = f"--map-model '{BASE}=PROVIDER::MODEL'"
+    option = f"--map-model {BASE}=PROVIDER::MODEL"
     assert option in said
-    assert "--recreate-model 'PROVIDER::MODEL'" in said
+    assert "--recreate-model PROVIDER::MODEL" in said
     mapped = migrate(source, tmp_path / "out", "--map-model", f"{BASE}=silicon::bge")
     assert carried(mapped) == expected(ROWS)
     assert [row["id"] for row in mapped.catalog("user_model")] == ["silicon::bge"]
@@ -916,7 +916,7 @@ def test_a_base_of_words_alone_fails_for_its_model_until_one_is_named(tmp_path):
     source = profile(tmp_path / "in", bases=bases)
     failed = migrate(source, tmp_path / "out")
     assert failed.base(BASE)["error"] == "missing_embedding_model"
-    assert f"--map-model '{BASE}=PROVIDER::MODEL'" in failed.warnings("missing_embedding_model")[0]["message"]
+    assert f"--map-model {BASE}=PROVIDER::MODEL" in failed.warnings("missing_embedding_model")[0]["message"]
     for name, option in {"a": ("--map-model", f"{BASE}={MODEL}"), "b": ("--recreate-model", "silicon::bge")}.items():
         library = migrate(source, tmp_path / name, *option)
         assert carried(library) == expected(ROWS)
@@ -936,7 +936,7 @@ def test_a_recreated_model_that_a_base_names_is_that_base_s_alone(tmp_path):
 def test_a_model_that_dangles_fails_the_base_unless_its_provider_is_there(tmp_path):
     gone = migrate(profile(tmp_path / "a", bases=[base_row(embedding_model_id="gone::model")]), tmp_path / "out-a")
     assert gone.base(BASE)["error"] == "missing_embedding_model"
-    assert "--recreate-model 'gone::model'" in gone.warnings("missing_embedding_model")[0]["message"]
+    assert "--recreate-model gone::model" in gone.warnings("missing_embedding_model")[0]["message"]
     kept = migrate(profile(tmp_path / "b", bases=[base_row(embedding_model_id="acme::other")]), tmp_path / "out-b")
     assert kept.base_row(BASE)["embedding_model_id"] == "acme::other"
     assert kept.codes() == Counter({"model_recreated": 1})

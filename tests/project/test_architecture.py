@@ -236,6 +236,13 @@ def test_no_pickle(module):
     assert forbidden.isdisjoint(name.partition(".")[0] for name in imports(module))
 
 
+@each_module
+def test_one_module_quotes_words_for_a_shell(module):
+    """Those of shlex are for POSIX shells only. What completes for bash alone needs them."""
+    if module not in ("regraft.text", "regraft.cli.options"):
+        assert calls(module).isdisjoint({"shlex.join", "shlex.quote"})
+
+
 def opens_a_database(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and written(node.func) in ("apsw.Connection", "sqlite3.connect", "Connection")
 

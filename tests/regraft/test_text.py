@@ -1,7 +1,9 @@
-"""Text in UTF-16 units, JavaScript's white space, bytes that are nearly UTF-8."""
+"""Text in UTF-16 units, JavaScript's white space, bytes that are nearly UTF-8, and command lines."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import struct
 import unicodedata
 
@@ -14,8 +16,10 @@ from regraft.text import (
     JS_WHITESPACE,
     decode_utf8,
     is_blank,
+    join_command,
     lenient_text,
     replace_surrogates,
+    split_command,
     trim,
     utf8_cut,
     utf16_cut,
@@ -255,3 +259,110 @@ _PIECES = st.one_of(
 def test_other_damage_beside_a_surrogate_changes_nothing_about_it(pieces: list[tuple[bytes, str]]) -> None:
     raw = b"".join(piece for piece, _ in pieces)
     assert decode_utf8(raw) == mended("".join(meaning for _, meaning in pieces))
+
+
+# --- command lines ---------------------------------------------------------------------------------------------------
+
+#: Words, and how they are written for cmd.exe and PowerShell.
+ON_WINDOWS = {
+    "--only": "--only",
+    "acme::embed-3": "acme::embed-3",
+    r"C:\知识库\备份.zip": r"C:\知识库\备份.zip",
+    r"C:\My Data": r'"C:\My Data"',
+    "C:\\My Data\\": '"C:\\My Data\\\\"',
+    r"\\server\share": r"\\server\share",
+    "O'Brien & Söhne": '"O\'Brien & Söhne"',
+    "100%": '"100%"',
+    "a,b": '"a,b"',
+    "": '""',
+    # PowerShell takes the part after the dot as another word, but not in quotes.
+    "-x.y": '"-x.y"',
+    # A path on Windows has no double quote, but the id of a model can.
+    'a" & calc & "b': '"a"" & calc & ""b"',
+    # These are escaped for PowerShell, which would run them in double quotes or end the quotes there.
+    "$(calc)": '"`$(calc)"',
+    "“我的”资料": '"`“我的`”资料"',
+    # The part of a variable of cmd.exe may be a double quote.
+    "%CMDCMDLINE:~-1%&calc": '"%^CMDCMDLINE:~-1%&calc"',
+    **{f"a{one}b": f'"a{one}b"' for one in " &|<>^()%,;@#{}'~!?*[]"},
+}
+SHELL_WORDS = st.text(st.one_of(st.sampled_from("\"'`$%&|<>^\\ :;,()@#~=“”„’-./ab中"), WHOLE_CHARACTERS), max_size=12)
+#: Words that no shell of Windows changes or ends, when they are in double quotes.
+HARMLESS_WORDS = st.text(st.sampled_from("\"'%&|<>^\\ ;,()@#~=’-./ab中"), max_size=12)
+
+
+def words_of_a_program(line: str) -> list[str]:
+    """The reference: how a program on Windows splits its command line ("Parsing C command-line arguments")."""
+    words: list[str] = []
+    word, is_quoted, at = "", False, 0
+    is_word = False
+    while at < len(line):
+        slashes = len(line[at:]) - len(line[at:].lstrip("\\"))
+        if slashes:
+            is_word, after = True, line[at + slashes : at + slashes + 1]
+            word += "\\" * (slashes // 2 if after == '"' else slashes)
+            at += slashes
+            if after == '"' and slashes % 2:
+                word, at = word + '"', at + 1
+        elif line[at] == '"':
+            is_word = True
+            if is_quoted and line[at + 1 : at + 2] == '"':
+                word, at = word + '"', at + 2
+            else:
+                is_quoted, at = not is_quoted, at + 1
+        elif line[at] == " " and not is_quoted:
+            words += [word] if is_word else []
+            word, is_word, at = "", False, at + 1
+        else:
+            is_word, word, at = True, word + line[at], at + 1
+    return [*words, word] if is_word else words
+
+
+@pytest.mark.parametrize(("word", "written"), ON_WINDOWS.items())
+def test_a_word_is_quoted_for_the_shells_of_windows(word: str, written: str) -> None:
+    assert join_command(["regraft", word], windows=True) == f"regraft {written}"
+    assert split_command(f"regraft {written}", windows=True) == ["regraft", word]
+
+
+@QUICK
+@given(st.lists(SHELL_WORDS, max_size=4), st.booleans())
+def test_a_command_line_is_split_as_it_was_joined(words: list[str], windows: bool) -> None:
+    assert split_command(join_command(words, windows=windows), windows=windows) == words
+
+
+@QUICK
+@given(st.lists(HARMLESS_WORDS, max_size=4))
+def test_a_program_on_windows_gets_the_words(words: list[str]) -> None:
+    assert words_of_a_program(join_command(words, windows=True)) == words
+
+
+@QUICK
+@given(st.lists(SHELL_WORDS, max_size=4))
+def test_nothing_in_a_word_takes_effect_on_windows(words: list[str]) -> None:
+    line = join_command(words, windows=True)
+    # cmd.exe: only what is between an even number of quotes can separate or redirect commands.
+    assert not set("".join(line.split('"')[::2])) & set("&|<>^()%")
+    # PowerShell: a quote of any kind ends the string, unless it is doubled or escaped; so does the end of the word.
+    unescaped = re.sub("`.", "", line, flags=re.DOTALL)
+    outside = re.sub('"(?:[^"“”„$`]|"")*"', "", unescaped)
+    assert not set(outside) & set("\"'`$“”„‘’‚‛;&|<>(){},@#")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (r'pandoc.exe -t plain "C:\My Docs\"', ["pandoc.exe", "-t", "plain", "C:\\My Docs\\"]),
+        (r'"C:\Program Files\pandoc.exe" {}', [r"C:\Program Files\pandoc.exe", "{}"]),
+        (r"--config='D:\a b\c.yaml' --deep", [r"--config=D:\a b\c.yaml", "--deep"]),
+    ],
+)
+def test_a_users_line_keeps_its_backslashes_on_windows(line: str, words: list[str]) -> None:
+    assert split_command(line, windows=True) == words
+    with pytest.raises(ValueError, match="quot"):
+        split_command(line + ' "x', windows=True)
+
+
+@QUICK
+@given(st.lists(SHELL_WORDS, max_size=4))
+def test_a_posix_shell_gets_the_words(words: list[str]) -> None:
+    assert shlex.split(join_command(words, windows=False)) == words

@@ -293,7 +293,7 @@ def test_a_base_whose_model_is_nowhere_stays_out(case):
     done = case.install()
     (left,) = done.document["left"]
     assert (done.status, left["finding"], left["base"]) == (1, "base.model", BETA)
-    assert "--map-model 'gone::big=PROVIDER::MODEL'" in left["reason"]
+    assert "--map-model gone::big=PROVIDER::MODEL" in left["reason"]
     assert rows(case.database, "SELECT id FROM knowledge_base ORDER BY rowid") == [("own",), (ALPHA,), (GAMMA,)]
     assert not case.folder(BETA).exists()
 
@@ -301,7 +301,7 @@ def test_a_base_whose_model_is_nowhere_stays_out(case):
 def test_a_model_of_nobody_is_re_created_by_the_users_word(case):
     word = ("--map-model", f"{MODEL}=acme::huge")
     left = case.install("--base", "beta", *word).document["left"]
-    assert "--recreate-model 'acme::huge'" in left[0]["reason"]
+    assert "--recreate-model acme::huge" in left[0]["reason"]
     assert case.install("--base", "beta", *word, "--recreate-model", "acme::huge").status == 0
     assert rows(case.database, "SELECT name FROM user_model WHERE id = 'acme::huge'") == [("huge",)]
 
@@ -492,8 +492,8 @@ def test_a_base_whose_provider_is_missing_stays_out_and_both_ways_on_are_named(c
     done = case.install("--base", "beta")
     (left,) = done.document["left"]
     assert (done.status, left["base"], done.document["actions"]) == (1, BETA, [])
-    assert "--recreate-provider 'acme'" in left["reason"]
-    assert f"--map-model '{MODEL}=PROVIDER::MODEL'" in left["reason"]
+    assert "--recreate-provider acme" in left["reason"]
+    assert f"--map-model {MODEL}=PROVIDER::MODEL" in left["reason"]
 
 
 def test_a_provider_is_made_as_one_of_the_users_own(case):
@@ -781,10 +781,13 @@ def test_killed_at_every_step_it_leaves_old_or_new_and_the_next_run_finishes(tmp
         assert not folder.exists() or files_of(folder) == new
         return folder.exists(), found == after
 
-    whole = shutil.copytree(start, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        counter = wire(patch, lambda: None, 10**9)
-        assert Case(library, whole).install().status == 0
+    # Counted the second time: what a process does once, such as trying whether a folder can be written, is not repeated
+    # in the processes that are killed.
+    for time in ("first", "second"):
+        whole = shutil.copytree(start, tmp_path / time)
+        with monkeypatch.context() as patch:
+            counter = wire(patch, lambda: None, 10**9)
+            assert Case(library, whole).install().status == 0
     after = tables(whole)
     steps = len(counter.steps)
     assert steps > 15

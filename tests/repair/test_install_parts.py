@@ -373,16 +373,16 @@ def test_a_model_that_is_nowhere_is_named_with_what_to_do(count: int, provider: 
         profile.embedding(BASE, f"{provider}::x")
     known = ", ".join(sorted(there)[:8])
     listed = {0: "", 1: " (p::0000)", 8: f" ({known})", 9: f" ({known}, 1 more)", 1009: f" ({known}, 1,001 more)"}
-    chosen = f"or choose an existing one with --map-model '{provider}::x=PROVIDER::MODEL'{listed[count]}"
+    chosen = f"or choose an existing one with --map-model {provider}::x=PROVIDER::MODEL{listed[count]}"
     if provider == "other":
         assert str(caught.value) == (
             "its model other::x and the provider other are not in the profile: create it as a custom provider,"
-            f" disabled and without API keys, with --recreate-provider 'other', {chosen}"
+            f" disabled and without API keys, with --recreate-provider other, {chosen}"
         )
     else:
         assert str(caught.value) == (
             f"its model {provider}::x is neither in the profile nor in the library: --recreate-model"
-            f" '{provider}::x', {chosen}"
+            f" {provider}::x, {chosen}"
         )
     assert caught.value.model == f"{provider}::x"
 

@@ -587,7 +587,7 @@ def test_a_base_without_its_model_stays_until_somebody_says_which_it_is(without_
         document = rescued(without_model)
     ((finding, reason),) = left(document)
     assert finding == "base.failed"
-    assert "--recreate-model 'acme::gone-1'" in reason
+    assert "--recreate-model acme::gone-1" in reason
     command = shlex.split(document["left"][0]["repair"])
     assert command == ["regraft", "rescue", str(without_model), "--recreate-model", "acme::gone-1"]
 
@@ -653,7 +653,7 @@ def test_vectors_of_another_model_are_not_mixed_in(whole):
     )
     index_of(whole).unlink()
     document = rescued(whole)
-    assert "--map-model 'acme::embed-3=acme::new'" in left(document)[0][1]
+    assert "--map-model acme::embed-3=acme::new" in left(document)[0][1]
     assert rescued(whole, "--map-model", "acme::embed-3=acme::new")["actions"]
     assert found(whole) == set()
 

@@ -12,7 +12,7 @@ from regraft.identity import replace
 from regraft.language import tr
 from regraft.report import notices
 from regraft.report.notices import Notice
-from regraft.text import is_blank, trim
+from regraft.text import is_blank, join_command, trim
 
 SEPARATOR = "::"
 #: Providers that v2 has removed, even if v1 lists them.
@@ -134,9 +134,8 @@ class ModelResolver:
         if unique is None:
             return ModelChoice(
                 problem=tr(
-                    "the base has no embedding model; to migrate its vectors, use --map-model "
-                    "'{legacy_base}=PROVIDER::MODEL'",
-                    legacy_base=legacy_base,
+                    "the base has no embedding model; to migrate its vectors, use {option}",
+                    option=join_command(["--map-model", f"{legacy_base}=PROVIDER::MODEL"]),
                 )
             )
         is_recreated = unique in self._overrides.recreated
@@ -208,10 +207,10 @@ def _missing_model(unique: str) -> ModelChoice:
     why = tr("and the application has removed its provider") if is_retired else tr("and its provider too")
     return ModelChoice(
         problem=tr(
-            "its embedding model {unique} no longer exists, {why}; "
-            "to migrate its vectors, use --recreate-model '{unique}'",
+            "its embedding model {unique} no longer exists, {why}; to migrate its vectors, use {option}",
             unique=unique,
             why=why,
+            option=join_command(["--recreate-model", unique]),
         ),
         gone=unique,
     )

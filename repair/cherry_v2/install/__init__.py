@@ -6,7 +6,6 @@ A copy is the folder of a base, and rows of the profile's database. Rules: ``doc
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -37,7 +36,7 @@ from regraft.identity import replace
 from regraft.language import format_count, join_parts, tr
 from regraft.ledger.values import WORK
 from regraft.stores.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
-from regraft.text import decode_halves, one_line, path_argument
+from regraft.text import decode_halves, join_command, one_line, path_argument
 from repair.changes.files import find_damage
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
@@ -408,7 +407,7 @@ class _Planner:
                     reason=vectors.describe_missing(),
                     base=key,
                     count=vectors.missing,
-                    repair=shlex.join(words),
+                    repair=join_command(words),
                 )
                 self._made.left.append(left)
         return {key: vectors for key, vectors in found.items() if vectors.outcome.planned.reused}

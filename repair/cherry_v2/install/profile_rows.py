@@ -39,7 +39,7 @@ from regraft.formats.cherry_v2.models import SEPARATOR, ModelOverrides
 from regraft.kinds import Kind
 from regraft.language import format_count, join_first, join_list, tr
 from regraft.stores.locate import open_store
-from regraft.text import decode_halves, one_line
+from regraft.text import decode_halves, join_command, one_line
 from repair.changes.store import Store
 from repair.cherry_v2.install.base_copy import CopyIds
 from repair.cherry_v2.source import BaseSource
@@ -348,12 +348,14 @@ class ProfileModels(msgspec.Struct, kw_only=True):
         if self._is_known(named) or self._try_create(str(named), EMBEDDING):
             return str(named)
         provider = str(named).partition(SEPARATOR)[0]
-        mapped = tr("choose an existing one with --map-model '{named}=PROVIDER::MODEL'", named=named)
+        mapped = tr(
+            "choose an existing one with {option}", option=join_command(["--map-model", f"{named}=PROVIDER::MODEL"])
+        )
         known = sorted(one for one in self.there if isinstance(one, str))
         if known:
             mapped = tr("{mapped} ({names})", mapped=mapped, names=one_line(join_first(known, _MAX_MODELS)))
         if provider in self.providers or provider in self.recreated:
-            again = f"--recreate-model '{named}'"
+            again = join_command(["--recreate-model", str(named)])
             raise ModelMissing(
                 tr(
                     "its model {named} is neither in the profile nor in the library: {again}, or {mapped}",
@@ -367,8 +369,8 @@ class ProfileModels(msgspec.Struct, kw_only=True):
             "its model {named} and the provider {provider} are not in the profile", named=named, provider=provider
         )
         made = tr(
-            ("create it as a custom provider, disabled and without API keys, with --recreate-provider '{provider}'"),
-            provider=provider,
+            "create it as a custom provider, disabled and without API keys, with {option}",
+            option=join_command(["--recreate-provider", provider]),
         )
         raise ModelMissing(tr("{gone}: {made}, or {mapped}", gone=gone, made=made, mapped=mapped), str(named))
 

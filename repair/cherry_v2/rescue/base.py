@@ -29,7 +29,7 @@ from regraft.language import tr
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.stores.locate import RAW_FOLDER
-from regraft.text import is_blank
+from regraft.text import is_blank, join_command
 from repair.changes.plan import Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.item_paths import find_taken_paths, free_snapshot_names, is_safe_path
@@ -296,7 +296,7 @@ class RescuePlanner:
         if wanted is None:
             raise _NotRescuable(draft.embedding.problem)
         if model is not None and model != wanted.id:
-            same = f"--map-model '{wanted.id}={model}'"
+            same = join_command(["--map-model", f"{wanted.id}={model}"])
             raise _NotRescuable(
                 tr(
                     (
@@ -313,7 +313,7 @@ class RescuePlanner:
 
     def _demand_model_option(self, wanted: ModelRow) -> None:
         """Refuse a model that the profile lacks, unless an option says to create it."""
-        mapped = f"--map-model '{wanted.id}=PROVIDER::MODEL'"
+        mapped = join_command(["--map-model", f"{wanted.id}=PROVIDER::MODEL"])
         if wanted.provider_id not in {row.get("provider_id") for row in self._catalog.providers or ()}:
             gone = tr(
                 "its model {id} and the provider {provider_id} are not in the profile",
@@ -324,7 +324,7 @@ class RescuePlanner:
                 tr("{gone}; add the provider in the application first, or use {mapped}", gone=gone, mapped=mapped)
             )
         if wanted.id not in self._model_overrides.recreated:
-            again = f"--recreate-model '{wanted.id}'"
+            again = join_command(["--recreate-model", wanted.id])
             salvage = ("--salvage",) if self._v1.salvage else ()
             command = self._command(*salvage, "--recreate-model", wanted.id)
             message = tr(

@@ -7,7 +7,6 @@ embedder.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -35,7 +34,7 @@ from regraft.report import notices
 from regraft.report.document import Suggestion
 from regraft.report.progress import Progress
 from regraft.stores.locate import RAW_FOLDER
-from regraft.text import is_blank, path_argument
+from regraft.text import is_blank, join_command, path_argument
 from repair.changes import execution, files
 from repair.changes.execution import RESTORING
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
@@ -421,7 +420,7 @@ def make_suggestion(request: RestoreRequest) -> Suggestion:
     for option, value in given.items():
         words += [] if value is None else [option, str(value)]
     need = ModelNeed(model_id=request.model_id, dimensions=request.dimensions)
-    return suggest_config([need], request.config, shlex.join(words))
+    return suggest_config([need], request.config, join_command(words))
 
 
 def suggest_model(path: Path, base: str | None, kind: Any, model_id: str | None, dimensions: int | None) -> ModelNeed:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shlex
 import signal
 import stat
 import subprocess
@@ -24,7 +23,7 @@ from regraft.disk import durable, file_paths, links, scratch
 from regraft.disk.file_paths import NO_TEXT_EXTENSIONS, disk_name
 from regraft.errors import WrongUsage
 from regraft.language import tr
-from regraft.text import is_blank, replace_surrogates
+from regraft.text import is_blank, replace_surrogates, split_command
 from repair.cherry_v2.item_texts import BLANK, LARGEST_FILE, ItemText, NoText, read_file_text
 
 #: Most files of one folder. In a larger folder, only known files are followed.
@@ -306,12 +305,12 @@ def parse_extractors(values: Iterable[str]) -> dict[str, tuple[str, ...]]:
         limited = _OF_ONE_TYPE.fullmatch(value)
         suffix, line = limited.groups() if limited else ("", value)
         try:
-            command = tuple(shlex.split(line, posix=os.name != "nt"))
+            command = tuple(split_command(line))
         except ValueError:
             command = ()  # a quote is not closed
         if len(command) < 2 or not any(PLACEHOLDER in word for word in command[1:]):
             problem = tr("--extractor: {value!r} is not a command line with {place}", value=value, place=PLACEHOLDER)
-            raise WrongUsage(problem=problem, hint=tr("for example 'pdftotext {place} -'", place=PLACEHOLDER))
+            raise WrongUsage(problem=problem, hint=tr('for example "pdftotext {place} -"', place=PLACEHOLDER))
         if suffix.lower() in found:
             problem = tr("--extractor: two commands for {suffix}", suffix=suffix or tr("every document"))
             raise WrongUsage(problem=problem, hint=tr("use one of them"))
