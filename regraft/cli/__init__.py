@@ -57,7 +57,7 @@ COMMAND_GROUPS = {
     },
     tr("Embed"): {
         "backfill": tr("Embed texts that have no vector."),
-        "sync": tr("Update a base from its original files: changed, renamed and new ones."),
+        "sync": tr("Update a base from its changed original files."),
         "restore": tr("Make a new base from a base, with another model."),
         "embedders": tr("List and test the configured embedders."),
     },
