@@ -33,6 +33,9 @@ _LONGEST = 300
 _LOOK_SECONDS = 2.0
 #: Tasks are submitted for this many times the cores of the cluster, so that an autoscaler sees what waits.
 _AHEAD = 2
+#: Seconds in which no task starts or ends, and nothing that Ray says is free gets one of those that wait, after which
+#: they are submitted again; doubled each time.
+_STALL_SECONDS = 10.0
 #: Seconds without a running task after which the user is told what the tasks wait for.
 _NOTICE_SECONDS = 30.0
 #: A node is left out after this number of libraries failed there and none succeeded in between.
@@ -153,6 +156,8 @@ class RayPool:
         self._active_at, self._noticed = time.monotonic(), 0.0
         # The longest wait is over, and nothing has started since then: what waits fails at once.
         self._has_given_up = False
+        # Seconds after which what waits is submitted again.
+        self._patience = 0.0
         self._look_at_nodes()
 
     def _make_remote(self) -> Any:
@@ -172,7 +177,8 @@ class RayPool:
             if one["Alive"] and one["Resources"].get("CPU")
         )
         self._alive = {node.id: node for node in nodes}
-        if self._alive.keys() - before.keys():
+        if self._alive.keys() != before.keys():
+            # What waits may start now, or is submitted again.
             self._note_activity()
         return [node for node in before.values() if node.id not in self._alive]
 
@@ -212,7 +218,10 @@ class RayPool:
             # The node with the fewest of our tasks for its cores: Ray itself would also use those left out.
             taken = Counter(other.node for other in self.running.values())
             one.node = min(fitting, key=lambda node: taken[node.id] / node.cores).id
-        where = {} if one.node is None else _on_node(one.node)
+        # Ray does not ask the same node first each time.
+        where: dict[str, Any] = {"scheduling_strategy": "SPREAD"} if is_repeated else {}
+        if one.node is not None:
+            where = _on_node(one.node)
         remote = self._remote.options(num_cpus=cores, memory=memory, name=task.name or None, **where)
         pickled = self._ray.cloudpickle.dumps((self._work, task.job))
         self.running[remote.remote(__version__, pickled)] = one
@@ -220,6 +229,7 @@ class RayPool:
     def _note_activity(self) -> None:
         """Let the longest wait begin now."""
         self._active_at, self._has_given_up = time.monotonic(), False
+        self._patience = min(_STALL_SECONDS, self._max_wait / 2)
 
     def answers(self, seconds: float) -> Iterator[tuple[int, TaskResult]]:
         """Yield the numbers and results of tasks that have ended; wait up to ``seconds`` for the first one."""
@@ -295,11 +305,20 @@ class RayPool:
         self._submit_again([stream for stream, one in self.running.items() if one.started_on is None])
 
     def _check_waiting(self) -> Iterator[tuple[int, TaskResult]]:
-        """Submit tasks again that no node has room for; if none runs, say why, and end all after the longest wait."""
+        """Submit tasks again that no node has room for, or that are not started although there is room.
+
+        If none runs, say why, and end all after the longest wait.
+        """
         waiting = {stream: one for stream, one in self.running.items() if one.started_on is None}
-        if self._nodes:
-            self._submit_again([stream for stream, one in waiting.items() if not any(map(one.fits, self._nodes))])
         seconds = time.monotonic() - self._active_at
+        if self._nodes:
+            again = [stream for stream, one in waiting.items() if not any(map(one.fits, self._nodes))]
+            if waiting and seconds >= self._patience and self._is_free(next(iter(waiting.values()))):
+                # Ray asks a node that does not answer, but is not known to be lost; others may be idle.
+                self._patience *= 2
+                self._remote = self._make_remote()
+                again = list(waiting)
+            self._submit_again(again)
         is_idle = waiting and len(waiting) == len(self.running)
         if not is_idle or seconds < min(_NOTICE_SECONDS, self._max_wait):
             return
@@ -325,14 +344,19 @@ class RayPool:
             self._ray.cancel(stream, force=True)
         return self.running.pop(stream).task
 
+    def _is_free(self, one: Submission) -> bool:
+        """Whether the cluster has what a task asks for, according to Ray: a node that does not answer counts, too."""
+        free: dict[str, float] = self._ray.available_resources()
+        return one.cores <= free.get("CPU", 0.0) and one.memory <= free.get("memory", 0.0)
+
     def _wait_reason(self, one: Submission) -> str:
         """Describe what a task waits for."""
         needs = tr("{cores:g} CPU and {memory}", cores=one.cores, memory=format_bytes(one.memory))
         if not self._nodes:
             return tr("the next one needs {needs}, and no node of the cluster has a CPU", needs=needs)
-        free: dict[str, float] = self._ray.available_resources()
-        if one.cores <= free.get("CPU", 0.0) and one.memory <= free.get("memory", 0.0):
+        if self._is_free(one):
             return tr("the next one needs {needs}, which Ray says is free: a node may not answer", needs=needs)
+        free: dict[str, float] = self._ray.available_resources()
         return tr(
             "the next one needs {needs}; free are {cores:g} of {all_cores:g} CPU and {memory}",
             needs=needs,

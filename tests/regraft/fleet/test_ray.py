@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,18 +102,23 @@ def test_a_node_that_stops_answering_does_not_keep_its_libraries(
     joined: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     find_nodes, sources = ray.nodes, [tmp_path / f"library {number}" for number in range(3)]
+    later, max_wait = [0.0], 1_000.0
+    monkeypatch.setattr(ray_pool, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later[0]))
 
     def cut_off() -> list[dict[str, Any]]:
         starts = sum(len(nodes_of(source)) for source in sources)
         if starts > 2:
             (tmp_path / "go").touch()
+        if starts == 2:
+            # The cluster has needed longer to find that out than anything may wait.
+            later[0] = max_wait
         # Once both cores are busy, the cluster counts the node as dead, but Ray still waits for it.
         return [one | {"Alive": starts != 2} for one in find_nodes()]
 
     monkeypatch.setattr(ray, "nodes", cut_off)
     monkeypatch.setattr(ray_pool, "_LOOK_SECONDS", 0.1)
     order = FleetOrder(command="check", options=(), libraries=tuple(Library(source=str(one)) for one in sources))
-    out, pool = tmp_path / "out.jsonl", partial(RayPool, WAITING, joined, 3)
+    out, pool = tmp_path / "out.jsonl", partial(RayPool, WAITING, joined, 3, max_wait)
     Fleet(parse=parse, order=order, path=out, pool=pool, pause_seconds=0.01).run(Run(command="fleet check"))
     rows = [found[0] for _, found in sorted(results.read_results(out)[1].items())]
     assert [row.outcome for row in rows] == ["done"] * 3
@@ -120,6 +127,25 @@ def test_a_node_that_stops_answering_does_not_keep_its_libraries(
     end = f"({find_nodes()[0]['NodeID'][:8]}) was lost; its libraries are tried again"
     [said] = [record.getMessage() for record in caplog.records if record.name == ray_pool.__name__]
     assert said.endswith(end)
+
+
+def test_a_library_that_is_not_started_although_there_is_room_is_submitted_again(
+    joined: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote, made = ray.remote, []
+
+    def asks_a_node_that_does_not_answer(**options: Any) -> Any:
+        made.append(options)
+        return remote(**options, resources={"of a node that does not answer": 1} if len(made) == 1 else None)
+
+    monkeypatch.setattr(ray, "remote", asks_a_node_that_does_not_answer)
+    monkeypatch.setattr(ray_pool, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(ray_pool, "_STALL_SECONDS", 0.01)
+    order = FleetOrder(command="check", options=(), libraries=(Library(source=str(tmp_path / "fine")),))
+    out = tmp_path / "out.jsonl"
+    Fleet(parse=parse, order=order, path=out, pool=partial(RayPool, TROUBLE, joined, 1)).run(Run(command="fleet check"))
+    [row] = results.read_results(out)[1][0]
+    assert (row.outcome, row.attempts, len(made) > 1) == ("done", 1, True)
 
 
 def test_libraries_that_no_node_has_room_for_do_not_wait_one_after_the_other(
