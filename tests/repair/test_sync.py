@@ -745,6 +745,18 @@ def test_an_extractor_that_fails_is_named(
         run_extractor((sys.executable, "-c", code, "{}"), tmp_path / "a.pdf")
 
 
+@pytest.mark.parametrize("program", ["tool.cmd", r"C:\tools\Tool.BAT", "tool.cmd."])
+@pytest.mark.parametrize("name", ["a&calc.pdf", "%CMDCMDLINE:~-1%&calc.pdf", "a^b.pdf"])
+def test_no_name_of_a_file_takes_effect_in_a_batch_file(tmp_path: Path, program: str, name: str) -> None:
+    """Windows runs a batch file in cmd.exe, also if it is started without a shell."""
+    with pytest.raises(NoText, match="is a batch file"):
+        run_extractor((program, "{}"), tmp_path / name, windows=True)
+    with pytest.raises(NoText, match="cannot be run"):
+        run_extractor((program, "{}"), tmp_path / "年度 报告 (1).pdf", windows=True)
+    with pytest.raises(NoText, match="cannot be run"):
+        run_extractor(("no-such-program", "{}"), tmp_path / name, windows=True)
+
+
 def test_an_extractor_that_is_not_there_is_named(store: Path, files: Path) -> None:
     (files / "a.pdf").write_bytes(b"a")
     done = sync(store, "--source", files, "--no-embed", "--extractor", "no-such-program {}")

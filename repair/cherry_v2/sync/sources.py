@@ -37,6 +37,8 @@ EXTRACTOR_SECONDS = 120
 EXTRACTOR_BYTES = 64 << 20
 #: The place of the file's path in the command line of an extractor.
 PLACEHOLDER = "{}"
+#: Programs that Windows runs in cmd.exe, and what takes effect there if it is in the path of a document.
+_BATCH_FILE, _SPECIAL_IN_BATCH = re.compile(r"(?i)\.(?:bat|cmd)[. ]*$"), re.compile(r'[&|<>^%!"]')
 _OF_ONE_TYPE = re.compile(r"(\.\w+)=(.+)", re.DOTALL)
 
 
@@ -318,12 +320,20 @@ def parse_extractors(values: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def run_extractor(command: tuple[str, ...], path: Path) -> bytes:
+def run_extractor(command: tuple[str, ...], path: Path, *, windows: bool = os.name == "nt") -> bytes:
     """Run a command of the user without a shell and return what it prints.
 
     Raises:
-        NoText: it cannot be run, fails, takes too long, or prints too much.
+        NoText: it cannot be run, fails, takes too long, or prints too much; or Windows would run it in cmd.exe, which
+            would take characters of the path for commands.
     """
+    if windows and _BATCH_FILE.search(command[0]) and (special := _SPECIAL_IN_BATCH.search(str(path))):
+        problem = tr(
+            "{program} is a batch file, in which {character} in a path could be a command; use a program",
+            program=command[0],
+            character=special[0],
+        )
+        raise NoText(problem)
     words = [word.replace(PLACEHOLDER, str(path)) for word in command]
     try:
         process = subprocess.Popen(
