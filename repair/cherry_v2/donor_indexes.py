@@ -36,6 +36,7 @@ from regraft.report import notices
 from regraft.report.progress import SilentProgress
 from regraft.stores.locate import Located, open_store
 from regraft.text import decode_utf8, is_blank, printable
+from repair.changes.files import find_damage
 from repair.changes.store import Store
 from repair.cherry_v2.indexing import DonatedText
 from repair.cherry_v2.item_texts import NoText, Span, find_raw_file, read_item_text
@@ -311,6 +312,21 @@ class DonorBases:
                 if donor is not None and self._is_useful(donor, gives):
                     self._keep.enter_context(stack.pop_all())
                     yield donor
+
+    def exclude_damaged(self) -> bool:
+        """Exclude the bases in whose index SQLite finds damage. Returns whether there is one."""
+        found: dict[str, str] = {}
+        for key, path in self._paths.items():
+            try:
+                with ExitStack() as stack:
+                    damage = None if path is None else find_damage(stack.enter_context(sqlite.open_readonly(path)))
+            except READ_ERRORS as error:
+                damage = str(error)
+            if damage is not None:
+                found[key] = tr("its index cannot be read completely: {error}", error=damage)
+        self.problems |= found
+        self._paths |= dict.fromkeys(found)
+        return bool(found)
 
     def _is_useful(self, donor: Donor, gives: Callable[[Donor], bool]) -> bool:
         """Whether a donor gives something; one that cannot be read is not used again."""

@@ -560,7 +560,11 @@ class _SourcePlanner:
         except RegraftError:
             raise
         except READ_ERRORS as error:
-            self._leave(lacking, tr("its index cannot be read completely: {error}", error=error))
+            # The damage may be in a copy: plan again without it.
+            if self._bases.exclude_damaged():
+                self.take(row, items, findings)
+            else:
+                self._leave(lacking, tr("its index cannot be read completely: {error}", error=error))
 
     def _leave(self, lacking: list[Finding], reason: str) -> None:
         """Report findings that the source cannot fix, with the fix that check recommends."""

@@ -34,7 +34,7 @@ from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_id_text, read_catalog
 from regraft.formats.cherry_v2.index.opening import READ_ERRORS
 from regraft.formats.cherry_v2.index.schema import IS_USABLE_SQL, choose_vector_length, count_vector_lengths
-from regraft.formats.cherry_v2.layout import StoreFile
+from regraft.formats.cherry_v2.layout import INDEX_FILE, StoreFile
 from regraft.formats.vector_survey import StoreProblem
 from regraft.kinds import V2_LAYOUTS
 from regraft.language import tr
@@ -159,6 +159,11 @@ def _index_bases(found: Located) -> Iterator[SourceBase]:
                 except READ_ERRORS as error:
                     base = _unreadable(str(row.get("name") or store.base_id or store.name), error)
                 yield base
+        # Members of an archive that could not be extracted.
+        for name, reason in unpacked.damaged.items():
+            if name.endswith(f"/{INDEX_FILE}"):
+                key = name.removesuffix(f"/{INDEX_FILE}").rpartition("/")[2]
+                yield _unreadable(str(rows.get(key, {}).get("name") or key), ValueError(reason))
 
 
 def _catalog_rows(found: Located) -> dict[str, Row]:

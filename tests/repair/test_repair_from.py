@@ -519,6 +519,29 @@ def test_a_damaged_copy_is_named_as_damaged(place: Path, store: Path) -> None:
         assert f"the copy of the base in {path} cannot be used: " in left["reason"]
 
 
+def test_a_damaged_page_of_a_copy_is_not_taken_for_damage_of_the_store(place: Path, store: Path) -> None:
+    """Only the vectors of one base of the copy cannot be read: those of the other come back."""
+    source = shutil.copytree(store, place / "other")
+    with closing(sqlite3.connect(index(source))) as db:
+        [(root,)] = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'embedding'")
+        [(size,)] = db.execute("PRAGMA page_size")
+    raw = bytearray(index(source).read_bytes())
+    raw[(root - 1) * size : root * size] = bytes(size)
+    index(source).write_bytes(raw)
+    whole = vectors(index(store, OTHER))
+    run_sql(index(store), SOME_VECTORS)
+    run_sql(index(store, OTHER), "DELETE FROM embedding WHERE rowid = (SELECT max(rowid) FROM embedding)")
+    lacking = vectors(index(store))
+    assert vectors(index(store, OTHER)) != whole
+    done = repair(store, source)
+    assert (done.status, {base for _, base, _ in actions(done)}) == (1, {OTHER})
+    [left] = (one for one in done.document["left"] if one["finding"] == "embedding.missing")
+    assert left["base"] == KB
+    assert f"the copy of the base in {source} cannot be used: its index cannot be read completely: " in left["reason"]
+    assert vectors(index(store)) == lacking
+    assert vectors(index(store, OTHER)) == whole
+
+
 @pytest.mark.parametrize("finding", ["base.no-index", "embedding.missing"])
 def test_a_damaged_vector_file_is_salvaged_into_a_library_that_is_a_copy_then(
     place: Path, store: Path, finding: str

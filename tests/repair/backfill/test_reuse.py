@@ -658,6 +658,20 @@ def test_a_damaged_base_is_named_before_its_texts_are_paid_for(
     assert scope["planned"]["texts"] > 0
 
 
+def test_a_damaged_index_in_an_archive_is_named(store: Path, whole: Path, config: Path, tmp_path: Path) -> None:
+    source = packed(tmp_path, whole)
+    name = f"KnowledgeBase/{KB}/.cherry/index.sqlite"
+    with zipfile.ZipFile(source) as archive:
+        place = archive.getinfo(name).header_offset + 30 + len(name) + 5000
+    raw = bytearray(source.read_bytes())
+    raw[place] ^= 0xFF
+    source.write_bytes(raw)
+    scope = scope_of(backfill(store, config, "--reuse", source, "--dry-run"))
+    (unused,) = scope["reused_from"]
+    assert (unused["base"], unused["planned"]) == ("Base kb", 0)
+    assert unused["reason"].startswith(f"it cannot be read: {name} is damaged: Bad CRC-32")
+
+
 def test_a_text_that_does_not_match_its_hash_gives_no_vector(
     store: Path, whole: Path, server: FaultServer, config: Path, tmp_path: Path
 ) -> None:
