@@ -113,7 +113,10 @@ UNIT_MISSING = register(
         "Part of a material's text is not covered by any of its units, or is missing because rows were lost, as can "
         "happen in a salvage. Searches do not find that part."
     ),
-    _REINDEX,
+    tr(
+        "Index the item again in the application. Rows that were lost in a salvage come back if an undamaged copy of "
+        "the v1 data is migrated into the same library."
+    ),
 )
 UNIT_CONTENT = register(
     "error",

@@ -108,7 +108,9 @@ def check_materials(
             findings.add(name, f"{{n}} {message}", base=base, noun="material", sample=material.id, row=material.row)
         # Otherwise the application has indexed the item again.
         if material.is_as_created and not material.is_empty and material.id in by_id and material.id in lost_rows:
-            message = tr("{n} that lacks a part of its text, or may lack one: not all of its rows could be salvaged")
+            message = tr(
+                "{n} with a part of the text missing, or perhaps missing: not all of the rows could be salvaged"
+            )
             findings.add(v2.UNIT_MISSING, message, base=base, noun="item", sample=material.id)
     if is_completed:
         there = {material.id for material in materials if not material.is_empty}

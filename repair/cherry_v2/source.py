@@ -20,6 +20,7 @@ import msgspec
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.audit import recorded_losses
 from checks.cherry_v2.findings import BACKUP_SLIM
 from regraft.disk import file_paths, links, sqlite
 from regraft.disk.file_paths import is_folder_name
@@ -38,6 +39,7 @@ from regraft.ledger.values import check_path
 from regraft.stores.locate import INDEX_FILE, RAW_FOLDER, Located, is_unchanged_pack, open_store, unpack_archive
 from regraft.text import join_command, path_argument
 from repair.changes.files import find_table_damage
+from repair.changes.plan import Unresolved
 from repair.changes.store import CATALOG_COPY, COPY_ADVICE, Store
 
 #: Findings that prevent copying a base: the application would clear or refuse it, or it is incomplete.
@@ -49,6 +51,8 @@ _BLOCKING = frozenset(
         *(v2.FOREIGN_TRIGGER, v2.FOREIGN_VIEW, v2.FOREIGN_COLUMN, v2.FOREIGN_TEXT_INDEX),
     }
 )
+#: Findings about items that lost rows in a salvage.
+_LOST = frozenset({v2.UNIT_MISSING, v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED})
 
 
 class BaseFiles(msgspec.Struct, frozen=True):
@@ -176,6 +180,18 @@ class BaseSource:
         if self.manifest is not None:
             return list(found)  # the files are verified by checksum, and were checked when they were packed
         return [*found, *(one for base in self.chosen if (one := self._index_damage(base)) is not None)]
+
+    def losses(self) -> list[Unresolved]:
+        """What the source records of rows that a salvage lost. A copy of its bases does not record it."""
+        _, lost = recorded_losses(self.store.root, self.store.found)
+        if not lost:
+            return []
+        found = self.store.audit(Level.DEFAULT, frozenset(self.chosen), _LOST).findings
+        return [
+            Unresolved.of(one, tr("{what}; only {store} records this", what=one.message, store=self.store.path.name))
+            for one in found
+            if one.name in _LOST and not lost.keys().isdisjoint(one.samples)
+        ]
 
     def _index_damage(self, base: str) -> Finding | None:
         """What SQLite's quick_check finds in the index of a base."""

@@ -246,7 +246,7 @@ def test_items_that_lost_a_part_of_their_rows_are_named_until_they_are_indexed_a
     materials = [material(key, f"{key}.md", is_empty=key == "e") for key in "abcde"]
     for one in materials:
         one.is_as_created = one.id != "c"
-    lost = "that lacks a part of its text, or may lack one: not all of its rows could be salvaged"
+    lost = "with a part of the text missing, or perhaps missing: not all of the rows could be salvaged"
     found = compared(rows, materials, tmp_path, is_completed=False, lost_rows=set("bcde"))
     assert found == [
         ("unit.missing", f"1 item {lost}", ("b",), "warning", False),

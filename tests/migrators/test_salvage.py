@@ -19,6 +19,7 @@ from harness import REPO, examples, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_damage import Layout, Made, make
+from profiles import profile
 
 from migrators.pipeline import losses
 from regraft.formats.cherry_v1 import salvage
@@ -332,14 +333,33 @@ def test_an_item_that_lost_some_of_its_rows_is_a_warning_of_check_until_it_is_in
     assert len(partial) == 1
     checked = run("check", library, "--json")
     [found] = [one for one in checked.document["findings"] if one["name"] == "unit.missing"]
-    message = "1 item that lacks a part of its text, or may lack one: not all of its rows could be salvaged"
+    message = "1 item with a part of the text missing, or perhaps missing: not all of the rows could be salvaged"
     assert (found["severity"], found["base"], found["message"]) == ("warning", base, message)
     assert (set(found["samples"]), found["repair"], checked.status) == (partial, None, 1)
+    assert _copied(library, base, tmp_path / "once") == [("unit.missing", f"{message}; only library records this")]
 
     with closing(sqlite3.connect(library / "KnowledgeBase" / base / ".cherry" / "index.sqlite")) as db, db:
         db.execute("UPDATE material SET updated_at = updated_at + 1 WHERE material_id = ?", [*partial])
     again = run("check", library, "--json")
     assert "unit.missing" not in {one["name"] for one in again.document["findings"]}
+    assert _copied(library, base, tmp_path / "again") == []
+
+
+def _copied(library: Path, base: str, folder: Path) -> list[tuple[str, str]]:
+    """Copy a base by each command, and return what these say is missing in the copy."""
+    into = profile(folder / "profile")
+    chosen = ("--base", base, "--json")
+    models = ("--recreate-provider", "openai", "--recreate-provider", "silicon", "--yes")
+    told = []
+    for copied in (
+        run("pack", library, folder / "bases.zip", *chosen),
+        run("install", library, "--profile", into, *chosen, *models),
+    ):
+        told.append([(one["finding"], one["reason"]) for one in copied.document["left"]])
+        assert copied.status == bool(told[-1])
+    [packed, installed] = told
+    assert packed == installed
+    return packed
 
 
 def _damaged(folder: Path) -> Path:

@@ -193,6 +193,10 @@ class _Planner:
                 self._add_folder(one, vectors.get(one.id))
                 self._set_allowed_errors(one, findings)
             self._add_rows(tuple(one for one in new if not self._has_row(one.id)), rehearsal)
+        if not self._options.is_outline:
+            installed = {one.origin: one.id for one in new}
+            lost = (one for one in self._library.losses() if one.base in installed)
+            self._made.left += [replace(one, base=installed[str(one.base)]) for one in lost]
         unused = self._models.unused() if chosen_bases else ()
         self._made.left += [
             Unresolved(finding=v2.BASE_MODEL, reason=tr("no installed base uses {word}", word=word)) for word in unused
