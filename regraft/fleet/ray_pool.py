@@ -256,6 +256,8 @@ class RayPool:
         except self._ray.exceptions.RayError as error:
             # It failed before the command, its process was killed, or its node is lost.
             found = TaskResult(status=None, error=ray_error(error))
+            # If its process was killed before it said where it is, Ray may name the node.
+            one.started_on = one.started_on or next((node for node in self._alive if node in str(error)), None)
         if isinstance(found, tuple):
             one.started_on, one.place = found
             return None

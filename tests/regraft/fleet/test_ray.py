@@ -8,7 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from extras import needs, optional
@@ -72,6 +72,28 @@ def test_a_worker_that_is_killed_takes_only_its_library_along(joined: str, tmp_p
     assert [row.outcome for row in rows] == ["done", "killed", "done", "done", "refused"]
     assert [row.attempts for row in rows] == [1, 2, 2, 2, 1]
     assert (rows[1].code, "worker died unexpectedly" in str(rows[1].message)) == ("WorkerCrashedError", True)
+
+
+def test_a_node_that_kills_what_has_not_started_is_left_out(
+    joined: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    [node] = nodes = ray.nodes()
+
+    def full(*_: Any) -> NoReturn:
+        # Ray's own words.
+        raise ray.exceptions.OutOfMemoryError(f"low on memory. Memory on the node (IP: 10.0.0.2, ID: {node['NodeID']})")
+
+    monkeypatch.setattr(ray, "get", full)
+    monkeypatch.setattr(ray, "nodes", lambda: [*nodes, node | {"NodeID": "b" * 56}])
+    order = FleetOrder(
+        command="check", options=(), libraries=tuple(Library(source=str(tmp_path / f"{n} fine")) for n in range(3))
+    )
+    out, pool = tmp_path / "out.jsonl", partial(RayPool, TROUBLE, joined, 1)
+    Fleet(parse=parse, order=order, path=out, pool=pool, attempts=1).run(Run(command="fleet check"))
+    rows = [found[0] for found in results.read_results(out)[1].values()]
+    assert [(row.outcome, row.code) for row in rows] == [("killed", "OutOfMemoryError")] * 3
+    [said] = [record.getMessage() for record in caplog.records if record.name == ray_pool.__name__]
+    assert f"({node['NodeID'][:8]}) is left out: the last 3 libraries failed there (OutOfMemoryError: " in said
 
 
 @pytest.mark.parametrize(("attempts", "end"), [(1, ("killed", "ObjectLostError")), (2, ("done", None))])
