@@ -581,7 +581,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     attempts: Annotated[
         Annotated[int, Meta(ge=1, le=100)],
-        _option(tr("How often a library is tried again after the system stopped it.")),
+        _option(tr("How often a library is tried in all, if the system stops it.")),
     ] = 3
     keep_going: Annotated[
         bool, _option(tr("Continue even if the first ten libraries are refused for the same reason."))
@@ -602,6 +602,9 @@ class FleetResumeOptions(FleetOptions, frozen=True, kw_only=True):
         tuple[Literal["failed", "refused", "unfinished"], ...],
         _option(tr("Only the libraries that ended like this; can be repeated. [default: all three]"), "KIND"),
     ] = ()
+    limit: Limit = None
+    max_requests: MaxRequests = None
+    max_cost: MaxCost = None
 
 
 class FleetBackfillOptions(FleetOptions, frozen=True, kw_only=True):

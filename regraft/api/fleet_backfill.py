@@ -19,7 +19,7 @@ from regraft.fleet.manifest import Library
 from regraft.fleet.results import FleetOrder, result_files
 from regraft.fleet.run import Fleet, demand_new_results
 from regraft.language import tr
-from regraft.options import BackfillOptions, FleetBackfillOptions
+from regraft.options import BackfillOptions, FleetBackfillOptions, FleetResumeOptions
 from regraft.report.document import Report
 from repair.embedding import answers
 from repair.embedding.budget import Limits, Rates
@@ -73,11 +73,7 @@ def prepare_backfill(order: FleetOrder, path: Path) -> tuple[Callable[..., Fleet
 
     Raises as :func:`make_backfill_order` does; WrongUsage: the order is not one of a backfill.
     """
-    try:
-        settings = msgspec.convert(order.told, BackfillSettings)
-    except msgspec.ValidationError as error:
-        problem = tr("{path} has no results of a fleet ({error})", path=path, error=error)
-        raise WrongUsage(problem=problem, hint=tr("give the file that regraft fleet wrote with --results")) from error
+    settings = _read_settings(order, path)
     config = None if settings.config is None else Path(settings.config)
     make = partial(
         FleetBackfill,
@@ -85,6 +81,32 @@ def prepare_backfill(order: FleetOrder, path: Path) -> tuple[Callable[..., Fleet
         settings=settings,
     )
     return make, run_embedding_job
+
+
+def replace_limits(order: FleetOrder, path: Path, options: FleetResumeOptions) -> FleetOrder:
+    """Replace limits of a backfill by those that a run which resumes it has.
+
+    Raises:
+        WrongUsage: the order is not one of a backfill, but there are limits.
+    """
+    given = {"texts": options.limit, "requests": options.max_requests, "cost": options.max_cost}
+    changed = {name: value for name, value in given.items() if value is not None}
+    if not changed:
+        return order
+    if order.command != "backfill":
+        problem = tr("limits are for a backfill, and {path} has results of {command}", path=path, command=order.command)
+        raise WrongUsage(problem=problem, hint=tr("omit --limit, --max-requests and --max-cost"))
+    settings = _read_settings(order, path)
+    settings = msgspec.structs.replace(settings, limits=msgspec.structs.replace(settings.limits, **changed))
+    return msgspec.structs.replace(order, told=msgspec.to_builtins(settings))
+
+
+def _read_settings(order: FleetOrder, path: Path) -> BackfillSettings:
+    try:
+        return msgspec.convert(order.told, BackfillSettings)
+    except msgspec.ValidationError as error:
+        problem = tr("{path} has no results of a fleet ({error})", path=path, error=error)
+        raise WrongUsage(problem=problem, hint=tr("give the file that regraft fleet wrote with --results")) from error
 
 
 def run_embedding_job(job: EmbeddingJob | SendingJob) -> TaskResult:

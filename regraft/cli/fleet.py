@@ -312,7 +312,8 @@ def backfill(
     short_help=tr("Resume a fleet."),
     help=tr(
         "Resume the fleet run that writes its results to OUT. Libraries that ended well stay as they "
-        "are; the others are processed again. Options after -- are added to theirs."
+        "are; the others are processed again. Options after -- are added to theirs. --limit, "
+        "--max-requests and --max-cost replace those of a backfill."
     ),
 )
 @_results_argument
@@ -327,6 +328,7 @@ def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, outp
     writable.demand_output(path)
     # Also if no library gets them.
     parse_library_options(order.command, (*order.options, *words))
+    order = api_backfill.replace_limits(order, path, options)
     order = add_options(order, words, unsuccessful_libraries(order, known, options.only))
     manifest.demand_apart(order.libraries, results.result_files(path))
     _run(order, path.absolute() if order.command == "backfill" else path, known, options, output)

@@ -335,6 +335,12 @@ class Keeper:
         with self._lock:
             return find_answers(self._db, keys, _TABLE_OF[kind])
 
+    def reuse_vectors(self, keys: Sequence[str]) -> None:
+        """Copy vectors of texts that an earlier run has sent to equal texts to compare."""
+        copied = "INSERT OR IGNORE INTO compared SELECT * FROM answer WHERE vector IS NOT NULL AND key IN"
+        with self._lock:
+            self._db.execute(f"{copied} (SELECT value FROM json_each(?))", (sqlite.json_array(keys),))
+
     def forget_compared(self, keys: Sequence[str] | None = None) -> None:
         """Delete the answers to some of the compared texts, or to all."""
         which = "" if keys is None else " WHERE key IN (SELECT value FROM json_each(?))"

@@ -144,7 +144,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return KnownEmbedder(self.settings, partial(self.sending.keeper.find, kind="probes"), _CHANGED)
 
     def recall(self) -> bool:
-        """Send one of the texts that an earlier run has compared; keep the other answers if its vector is the same.
+        """Send one of the texts that an earlier run has compared; use its other answers if the vector is the same.
 
         The server may serve another model under the same name by now.
         """
@@ -159,6 +159,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             text = min(found, key=len)
             try:
                 if probing.is_same_vector(found[text], *self._ask([text])):
+                    self._reuse_vectors()
                     return True
             except Unanswered:
                 # Nothing more is sent by this run either.
@@ -167,6 +168,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
                 pass
         keeper.forget_compared()
         return False
+
+    def _reuse_vectors(self) -> None:
+        """Do not send texts again that an earlier run has embedded and written to a base."""
+        texts = iter(self.compared)
+        while chunk := [key for key, _ in islice(texts, CHUNK)]:
+            self.sending.keeper.reuse_vectors(chunk)
 
     def _ask(self, texts: Sequence[str]) -> Sequence[bytes]:
         """Send texts as probes, whether or not they have an answer, in this order; returns their vectors.

@@ -88,6 +88,24 @@ def test_a_run_that_goes_on_compares_one_text_while_the_model_is_the_same(stores
         assert sum(count for text, count in compared.items() if text not in WANTED) == 1
 
 
+def test_a_run_that_goes_on_with_a_higher_limit_pays_for_one_text_again(stores: Path, tmp_path: Path) -> None:
+    texts = many(stores / "anna", 40)
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server, price_per_million_tokens=2.0)
+        done = backfill(stores, config, "--max-cost", 0.0015)
+        assert (done.status, done.document["libraries"]) == (1, {"all": 3, "limit-reached": 3})
+        paid = done.document["sent"]
+        assert 0 < paid["cost"] + paid["probe"]["cost"] <= 0.0015
+        # What anna is compared by now was embedded by the first run.
+        assert len(set(vectors(stores / "anna")) & set(texts)) > 8
+        done = backfill(stores, Path(), "--max-cost", 1, command="resume")
+        assert (done.status, done.document["libraries"]) == (0, {"all": 3, "done": 3})
+        again = Counter(server.texts) - Counter(set(server.texts))
+        assert (sum(again.values()), done.document["sent"]["probe"]["requests"]) == (1, 1)
+    assert set(vectors(stores / "anna")) >= set(texts)
+    assert all(is_filled(stores / name) for name in NAMES[1:])
+
+
 def test_what_is_compared_is_within_the_cost_and_ends_no_library_as_stopped(stores: Path, tmp_path: Path) -> None:
     before = snapshot(stores)
     with FaultServer() as server:

@@ -410,6 +410,17 @@ def test_only_some_of_what_is_left_is_run_again_with_other_options(
     assert {name for name, row in libraries_of(out).items() if row["options"]} == again
 
 
+def test_limits_of_a_backfill_are_refused_for_other_results(backups: Path) -> None:
+    out = backups.with_name("out.jsonl")
+    assert migrate(backups).status == 2
+    before = snapshot(out.parent)
+    done = fleet("resume", out, "--max-cost", 1)
+    problem = f"limits are for a backfill, and {out} has results of migrate"
+    advice = "omit --limit, --max-requests and --max-cost"
+    assert (done.status, done.stdout, done.stderr) == (2, "", f"regraft: {problem} ({advice}).\n")
+    assert snapshot(out.parent) == before
+
+
 def test_libraries_that_never_ran_stay_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out.jsonl"
     fleet_work.put_in_place(monkeypatch)
