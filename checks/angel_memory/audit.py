@@ -176,7 +176,7 @@ _SAID = {
         tr("{n} without a record; the system's next scan would make it"),
         tr("{n} without a record, but marked as read by the system: its scan would not make one"),
     ),
-    FileState.GONE: (angel.FILE_MISSING, *[tr("{n} missing although records refer to it")] * 2),
+    FileState.GONE: (angel.FILE_MISSING, *[tr("{n} recorded but missing")] * 2),
     FileState.OUTSIDE: (angel.FILE_OUTSIDE, *[tr("{n} of records pointing outside raw/")] * 2),
 }
 

@@ -227,7 +227,7 @@ class FindingCollector(msgspec.Struct):
                 if self._is_out_of_time():
                     self.not_checked.append(f"{what}: {name}")
                 else:
-                    message = tr("it cannot be read as a whole: {n}")
+                    message = tr("its file is damaged: {n} failed")
                     self.add(CORRUPT, message, base=base, noun="check", sample=f"{name}: {error}")
             self.progress.step(1 / len(steps), 0)
 

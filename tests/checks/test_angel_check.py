@@ -399,7 +399,7 @@ DAMAGE = {
     "gone": (
         lambda s: (s.raw / "notes/dup.md").unlink(),
         "angel.file-missing",
-        "1 file missing although records refer to it",
+        "1 file recorded but missing",
     ),
     "outside": (lead_outside, "angel.file-outside", "1 path of records pointing outside raw/"),
     "state gone": (lambda s: s.state_file.unlink(), "angel.state", "it is missing"),

@@ -149,7 +149,7 @@ def test_a_check_that_fails_is_a_finding_and_the_next_one_runs() -> None:
         (
             "file.corrupt",
             "b",
-            "it cannot be read as a whole: 2 checks",
+            "its file is damaged: 2 checks failed",
             2,
             ("bad value: bad", "damaged: malformed"),
             None,

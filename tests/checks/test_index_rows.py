@@ -986,7 +986,7 @@ def test_the_quick_pass_is_left_out_where_it_cannot_tell(index: Path, monkeypatc
 
 def test_words_that_cannot_be_compared_are_said(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detect, "words_agree", Failing(MALFORMED))
-    message = "it cannot be read as a whole: 1 check"
+    message = "its file is damaged: 1 check failed"
     assert audited(index)[1] == [Found("file.corrupt", message, None, ("full text: malformed",))]
 
 
