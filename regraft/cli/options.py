@@ -111,8 +111,17 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 class PathType(click.Path):
     """A path; relative paths are refused if the working directory was deleted."""
 
+    #: Whether a double quote cannot be a part of a path. Shells of Windows complete a name to ``"C:\My Data\"``, whose
+    #: last backslash makes the closing quote a part of the word, with all that follows up to the next quote.
+    windows = os.name == "nt"
+
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         """Convert to a :class:`~pathlib.Path`."""
+        if self.windows and isinstance(value, str):
+            value = value.removesuffix('"')
+            if '"' in value:
+                text = tr("{value} has a double quote; leave out the backslash before it", value=printable(value))
+                self.fail(text, parameter)
         path = super().convert(value, parameter, context)
         try:
             Path(os.fsdecode(path)).absolute()

@@ -23,6 +23,7 @@ from harness import HERE, NOW, run, run_as_given
 
 from checks.systems import load_findings
 from regraft import __version__
+from regraft.cli.options import PathType
 from regraft.disk import sqlite
 from regraft.errors import error_classes
 from regraft.report.notices import EVERY_CODE
@@ -39,6 +40,21 @@ def test_help_and_version_work_as_words() -> None:
     assert "nothing" in unknown.stderr
     group = run_as_given("fleet")
     assert (group.status, group.stdout, group.stderr) == (2, run("fleet", "--help").stdout, "")
+
+
+def test_a_backslash_before_a_closing_quote_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, the shell takes `check "C:\\My Data\\" --quick` for one word with a quote in it."""
+    (tmp_path / "My Data").mkdir()
+    whole = run("check", f'{tmp_path}/My Data"')
+    assert (whole.status, 'My Data"' in whole.stderr) == (2, True)
+    monkeypatch.setattr(PathType, "windows", True)
+    whole = run("check", f'{tmp_path}/My Data"')
+    assert (whole.status, f"{tmp_path}/My Data" in whole.stderr, '"' in whole.stderr) == (2, True, False)
+    swallowed = run("check", f'{tmp_path}/My Data" --quick')
+    assert swallowed.status == 2
+    assert 'My Data" --quick has a double quote; leave out the backslash before it' in swallowed.stderr.replace(
+        "\n", " "
+    )
 
 
 def test_explain_always_ends_with_what_to_do() -> None:
