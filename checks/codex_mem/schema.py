@@ -102,7 +102,7 @@ def check_triggers(db: apsw.Connection, findings: FindingCollector) -> None:
 
 
 def _find_wrong_trigger(columns: list[str], triggers: dict[str, str]) -> Iterator[str]:
-    """Yield the first trigger that does something else. If one is missing, the others cannot be tested."""
+    """Yield the first trigger that does not update the full-text index as it must; none if a trigger is missing."""
     if len(triggers) < len(_TRIGGERS):
         return
     with sqlite.open_in_memory() as db:

@@ -167,7 +167,7 @@ def settings_fields(kind: type[msgspec.Struct]) -> dict[str, Field]:
         default = None if field.default is msgspec.NODEFAULT else field.default
         found[field.name] = Field(
             name=field.name,
-            form=_form(meta.type),
+            form=_describe_type(meta.type),
             meaning=schema["description"],
             example=schema["examples"][0],
             default=default,
@@ -176,13 +176,13 @@ def settings_fields(kind: type[msgspec.Struct]) -> dict[str, Field]:
     return found
 
 
-def _form(kind: msgspec.inspect.Type) -> str:
-    """Describe the type of a value."""
+def _describe_type(kind: msgspec.inspect.Type) -> str:
+    """Describe the values of a setting, for the table of settings."""
     match kind:
         case msgspec.inspect.Metadata():
-            return _form(kind.type)
+            return _describe_type(kind.type)
         case msgspec.inspect.UnionType():
-            return _form(next(one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType)))
+            return _describe_type(next(one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType)))
         case msgspec.inspect.IntType():
             return tr(
                 "a whole number from {ge}{value}",
@@ -194,7 +194,7 @@ def _form(kind: msgspec.inspect.Type) -> str:
                 tr("a number from {ge}", ge=kind.ge) if kind.ge is not None else tr("a number above {gt}", gt=kind.gt)
             )
         case msgspec.inspect.LiteralType():
-            return join_list((f"`{value}`" for value in kind.values), tr(" or "))
+            return join_list(map("`{}`".format, kind.values), tr(" or "))
         case _:
             return _FORMS.get(type(kind), "text")
 

@@ -329,7 +329,7 @@ class DonorBases:
         return bool(found)
 
     def _is_useful(self, donor: Donor, gives: Callable[[Donor], bool]) -> bool:
-        """Whether a donor gives something; one that cannot be read is not used again."""
+        """Whether ``gives`` is true of a donor; one that cannot be read is not used again."""
         try:
             return gives(donor)
         except READ_ERRORS as error:

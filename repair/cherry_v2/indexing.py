@@ -287,7 +287,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         self.find_items({})
         if wanted and not self.new:
             first = next((one.reason for one in self.left), tr("its items have no text"))
-            reason = tr("no item has a text here; for example, {first}", first=first)
+            reason = tr("no item has a readable text; for example, {first}", first=first)
             self.snapshots = {}
             return Plan(left=[Unresolved.of(one, tr("{what}: {why}", what=one.message, why=reason)) for one in lacking])
         snapshots = starmap(self._plan_snapshot, self.snapshots.items())

@@ -291,7 +291,7 @@ class _Follows(msgspec.Struct):
             wanted = Counter(move.new for move in self.moves)
             stays: set[_Move] = set()
             for move in self.moves:
-                reason = find_path_problem(move.new.encode()) or self._find_path_owner(
+                reason = find_path_problem(move.new.encode()) or self._find_conflict(
                     index, move.new, wanted[move.new], leaving
                 )
                 if reason is not None:
@@ -305,8 +305,8 @@ class _Follows(msgspec.Struct):
                 return
             self.moves = [move for move in self.moves if move not in stays]
 
-    def _find_path_owner(self, index: apsw.Connection, path: str, wanted: int, leaving: set[str]) -> str | None:
-        """Return whose path this is, if ``wanted`` items want it or another material keeps it; else None."""
+    def _find_conflict(self, index: apsw.Connection, path: str, wanted: int, leaving: set[str]) -> str | None:
+        """Return what else uses a path: another of the ``wanted`` items, or a material that is not moved."""
         if wanted > 1:
             return tr("that of several items")
         query = "SELECT CAST(material_id AS BLOB) FROM material WHERE relative_path = ?"

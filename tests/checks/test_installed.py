@@ -12,6 +12,7 @@ from typing import Any
 from zipfile import ZipFile
 
 import apsw
+import click
 import profiles
 import pytest
 from harness import NOW, REPO, run, snapshot
@@ -75,7 +76,9 @@ def found() -> list[dict[str, Any]]:
         for step in one["next"]:
             words = shlex.split(step["command"])
             assert words[0] == "regraft"
-            cli.commands[words[1]].make_context(words[1], words[2:])
+            # A command keeps the names of its help option that its first context has.
+            parent = click.Context(cli, help_option_names=["-h", "--help"])
+            cli.commands[words[1]].make_context(words[1], words[2:], parent=parent)
     return list(answer.document["found"])
 
 

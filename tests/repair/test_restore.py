@@ -393,7 +393,7 @@ def test_a_base_without_any_text(store):
     run_sql(store / "catalog.sqlite", f"UPDATE knowledge_item SET base_id = '{OTHER}' WHERE id = 'i1'")
     with (
         untouched(store),
-        fails("NotRestored", match="none of its items has a text here; for example, its snapshot does not exist"),
+        fails("NotRestored", match="none of its items has a readable text; for example, its snapshot does not exist"),
     ):
         restored_by(store, Embedder(most=0), base=OTHER)
     run_sql(store / "catalog.sqlite", f"DELETE FROM knowledge_item WHERE base_id = '{OTHER}'")

@@ -248,7 +248,7 @@ def test_what_cannot_be_restored_is_refused_before_anything_is_sent(
         no_text = restore(store, config, KB)
         no_provider = restore(store, config, base_of("other"), model=OPENAI)
     assert (no_text.status, no_provider.status) == (2, 2)
-    assert "none of its items has a text here; for example, " in no_text.document["error"]["message"]
+    assert "none of its items has a readable text; for example, " in no_text.document["error"]["message"]
     assert "the profile has no provider openai" in no_provider.document["error"]["message"]
     assert server.texts == []
 

@@ -130,7 +130,7 @@ class ModelResolver:
                 new = self._overrides.mapped[old]
                 message = tr("{unique} is replaced by {new}", unique=unique or tr("no model"), new=new)
                 notice = Notice(code=notices.MODEL_MAPPED, message=message, base=legacy_base)
-                return self._exists(new, {} if new != unique else named, notice)
+                return self._choose_existing(new, {} if new != unique else named, notice)
         if unique is None:
             return ModelChoice(
                 problem=tr(
@@ -141,13 +141,15 @@ class ModelResolver:
         is_recreated = unique in self._overrides.recreated
         self._used.update({unique} & self._overrides.recreated)
         if unique in self._models or (self._all_exist and not is_recreated):
-            return self._exists(unique, named)
+            return self._choose_existing(unique, named)
         if is_recreated or _provider_of(unique) in self._providers:
             if is_recreated:
                 message = tr("{unique} is re-created because of --recreate-model", unique=unique)
             else:
                 message = tr("{unique} is re-created because its provider still exists", unique=unique)
-            return self._exists(unique, named, Notice(code=notices.MODEL_RECREATED, message=message, base=legacy_base))
+            return self._choose_existing(
+                unique, named, Notice(code=notices.MODEL_RECREATED, message=message, base=legacy_base)
+            )
         return _missing_model(unique)
 
     def rerank(self, raw: Any, legacy_base: str) -> ModelChoice:
@@ -158,7 +160,7 @@ class ModelResolver:
         if unique is not None and (unique in self._models or self._all_exist):
             # Without the capability, no base could use the same model for embedding.
             capabilities = EMBEDDING if unique in self._embedding_ids else RERANK
-            return self._with_retired_notice(self._exists(unique, raw, capabilities=capabilities), legacy_base)
+            return self._with_retired_notice(self._choose_existing(unique, raw, capabilities=capabilities), legacy_base)
         cleared = Notice(
             code=notices.RERANK_CLEARED,
             message=tr("{unique} does not exist", unique=unique or tr("a model without a name")),
@@ -166,14 +168,14 @@ class ModelResolver:
         )
         return ModelChoice(notices=(cleared,))
 
-    def _exists(
+    def _choose_existing(
         self,
         unique: str,
         named: dict[str, Any],
         notice: Notice | None = None,
         capabilities: tuple[str, ...] = EMBEDDING,
     ) -> ModelChoice:
-        """Return the catalog rows of a model. One that the source does not list is remembered for later bases."""
+        """Choose a model; one that the source does not list is added to its models, for later bases too."""
         model = replace(self._models.setdefault(unique, _model_row(unique, named)), capabilities=capabilities)
         provider = _provider_of(unique)
         row = self._providers.get(provider) or ProviderRow(provider, provider, is_enabled=True)

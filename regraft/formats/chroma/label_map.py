@@ -234,7 +234,7 @@ class _Interpreter:
 
     def _pop(self) -> object:
         if not self._items:
-            raise LabelMapProblem(tr("its instructions contradict each other"))
+            raise LabelMapProblem(tr("it is not a valid pickle"))
         return self._items.pop()
 
     def _stream_pairs(self, target: _Dict) -> None:  # noqa: C901, PLR0912, PLR0915 - one loop, see below
@@ -290,7 +290,7 @@ class _Interpreter:
         except (IndexError, struct.error) as error:
             raise LabelMapProblem(tr("it ends too early")) from error
         if key is not None:
-            raise LabelMapProblem(tr("its instructions contradict each other"))
+            raise LabelMapProblem(tr("it is not a valid pickle"))
         self._sink(target.role, pairs)
         self._at = at + 1
 
@@ -307,7 +307,7 @@ class _Interpreter:
             if size > _MAX_TEXT:
                 raise LabelMapProblem(tr("it has a text of {size:,} bytes", size=size))
         else:
-            raise LabelMapProblem(tr("its instructions contradict each other"))
+            raise LabelMapProblem(tr("it is not a valid pickle"))
         return self._decode(content[first : first + size])
 
     def _integer_at(self, code: int, at: int) -> tuple[int, int]:
@@ -331,7 +331,7 @@ class _Interpreter:
     def _memoize_text(self, number: int, text_at: int) -> None:
         """Store the offset of a text under a memo number."""
         if number > len(self._memo):
-            raise LabelMapProblem(tr("its instructions contradict each other"))
+            raise LabelMapProblem(tr("it is not a valid pickle"))
         if number == len(self._memo):
             self._memo.append(text_at)
         else:
@@ -345,7 +345,7 @@ class _Interpreter:
     def _recall(self, number: int) -> None:
         """Push the text that a memo number refers to."""
         if number >= len(self._memo):
-            raise LabelMapProblem(tr("its instructions contradict each other"))
+            raise LabelMapProblem(tr("it is not a valid pickle"))
         at = self._memo[number]
         self._push(self._text_at(at), at)
 
@@ -362,7 +362,7 @@ class _Interpreter:
         """Begin a group of items for the dictionary on top of the stack."""
         target = self._items[-1] if self._items else None
         if not isinstance(target, _Dict) or len(self._outer) == _MAX_DEPTH:
-            raise LabelMapProblem(tr("its instructions contradict each other"))
+            raise LabelMapProblem(tr("it is not a valid pickle"))
         if target.role:
             self._stream_pairs(target)
             return
@@ -373,7 +373,7 @@ class _Interpreter:
     def _set_items(self) -> None:
         """Put a group of keys and values into its dictionary."""
         if not self._outer or self._target is None or len(self._items) % 2:
-            raise LabelMapProblem(tr("its instructions contradict each other"))
+            raise LabelMapProblem(tr("it is not a valid pickle"))
         target, items = self._target, self._items
         self._items, self._target = self._outer.pop(), self._outer_targets.pop()
         for key, value in zip(items[::2], items[1::2], strict=True):
@@ -383,14 +383,14 @@ class _Interpreter:
         value, key = self._pop(), self._pop()
         target = self._items[-1] if self._items else None
         if not isinstance(target, _Dict):
-            raise LabelMapProblem(tr("its instructions contradict each other"))
+            raise LabelMapProblem(tr("it is not a valid pickle"))
         self._set(target, key, value)
 
     def _set(self, target: _Dict, key: object, value: object) -> None:
         """Put a pair into a dictionary; pairs of labels go to the receiver."""
         if target.role:
             if not isinstance(key, str | int) or not isinstance(value, str | int):
-                raise LabelMapProblem(tr("its instructions contradict each other"))
+                raise LabelMapProblem(tr("it is not a valid pickle"))
             self._sink(target.role, [(key, value)])
         elif isinstance(key, str) and len(target.values) < _MAX_VALUES:
             target.values[key] = value
@@ -403,7 +403,7 @@ class _Interpreter:
         for _ in range(2):
             end = self._content.find(b"\n", self._at, self._at + 200)
             if end < 0:
-                raise LabelMapProblem(tr("its instructions contradict each other"))
+                raise LabelMapProblem(tr("it is not a valid pickle"))
             names.append(self._decode(self._take(end - self._at)))
             self._skip(1)
         self._push_global(names[0], names[1])
@@ -420,7 +420,7 @@ class _Interpreter:
         """Make an instance of the class on the stack."""
         arguments, made = self._pop(), self._pop()
         if arguments != () or not isinstance(made, _Global) or made.is_instance:
-            raise LabelMapProblem(tr("its instructions contradict each other"))
+            raise LabelMapProblem(tr("it is not a valid pickle"))
         made.is_instance = True
         self._push(made)
 
@@ -429,7 +429,7 @@ class _Interpreter:
         state = self._pop()
         made = self._items[-1] if self._items else None
         if not isinstance(made, _Global) or not made.is_instance or not isinstance(state, _Dict):
-            raise LabelMapProblem(tr("its instructions contradict each other"))
+            raise LabelMapProblem(tr("it is not a valid pickle"))
         made.state = state
 
     # --- the result -------------------------------------------------------------------------------------------------

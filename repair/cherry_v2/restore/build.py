@@ -327,7 +327,7 @@ class _Builder:
     def _without_texts(self, example: str | None) -> NotRestored:
         """Make the error that no item of the base has a text."""
         first = tr("its folders are empty") if example is None else example
-        reason = tr("none of its items has a text here; for example, {first}", first=first)
+        reason = tr("none of its items has a readable text; for example, {first}", first=first)
         return NotRestored(path=self._source.store.path, base=self._source.key, reason=reason)
 
     def _reserve_names(self, catalog: apsw.Connection) -> None:
