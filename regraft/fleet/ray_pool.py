@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
 import sys
 import time
 from collections import Counter
@@ -27,6 +29,8 @@ from regraft.text import format_bytes, one_line
 
 logger = logging.getLogger(__name__)
 
+#: An address with a port, and seconds to wait for an answer there.
+_ADDRESS, _CONNECT_SECONDS = re.compile(r"(?:ray://)?\[?(?P<host>.+?)]?:(?P<port>\d+)"), 10.0
 #: Characters of an error that are kept.
 _LONGEST = 300
 #: Seconds between two looks at the nodes.
@@ -108,6 +112,9 @@ def _join_cluster(address: str | None, cores: int | None) -> Any:
     settings: dict[str, Any] = {} if address else {"num_cpus": cores, "include_dashboard": False}
     try:
         with ExitStack() as stack:
+            if address and (place := _ADDRESS.fullmatch(address)):
+                # Ray itself waits for minutes if nobody answers.
+                socket.create_connection((place["host"], int(place["port"])), _CONNECT_SECONDS).close()
             # Ray puts the directory in which a process joins a cluster on the import path of all workers. Python's own
             # folder has no modules.
             try:

@@ -193,14 +193,36 @@ def test_a_cluster_that_is_not_there_is_refused_and_nothing_written(
         raise getattr(ray.exceptions, error)("no GCS") if isinstance(error, str) else error
 
     monkeypatch.setattr(ray, "init", nowhere)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        message = refused_at(address, tmp_path)
+    assert f"no Ray cluster at {address} (" in message
+    assert "no GCS" in message
+
+
+def refused_at(address: str, folder: Path) -> str:
+    """Run a fleet on a cluster that is not there, which writes nothing; return its message."""
+    out = folder / "out.parquet"
     done = run_as_given(
-        "fleet", "check", SAMPLE.parent, "--results", tmp_path / "out.parquet", "--engine", "ray", "--address", "x:1",
-        "--json",
-    )  # fmt: skip
+        "fleet", "check", SAMPLE.parent, "--results", out, "--engine", "ray", "--address", address, "--json"
+    )
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
-    assert "no Ray cluster at x:1 (" in done.document["error"]["message"]
-    assert "no GCS" in done.document["error"]["message"]
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
+    return str(done.document["error"]["message"])
+
+
+@pytest.mark.parametrize("form", ["{}", "ray://{}"])
+def test_an_address_where_nobody_answers_is_refused_without_asking_ray(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray waits for minutes"))
+    with socket.socket() as taken:
+        # Bound, but not listening.
+        taken.bind(("127.0.0.1", 0))
+        address = form.format(f"127.0.0.1:{taken.getsockname()[1]}")
+        message = refused_at(address, tmp_path)
+    assert f"no Ray cluster at {address} (" in message
+    assert message.endswith("(start one with ray start, or omit --address).")
 
 
 def test_a_cluster_of_this_machine_that_does_not_start_in_time_is_refused_and_nothing_written(
