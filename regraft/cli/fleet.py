@@ -87,7 +87,7 @@ def parse_library_options(name: str, words: tuple[str, ...]) -> CommandOptions:
     try:
         values = _parse_words(name, words)
     except click.UsageError as error:
-        problem = " ".join(error.format_message().split()).rstrip(".")
+        problem = " ".join(error.format_message().split()).rstrip(".。")
         raise WrongUsage(problem=problem, hint=tr("see regraft {name} --help", name=name)) from error
     struct = OPTIONS[name]
     options = build_options(struct, {field: values[field] for field in struct.__struct_fields__ if field in values})

@@ -192,6 +192,8 @@ def _library(row: dict[str, Any], folder: str) -> Library:
     encoded = msgspec.json.encode(extra, enc_hook=str)
     if len(encoded) > _MOST_EXTRA:
         raise ValueError(tr("its other columns have more than {bytes:,} bytes", bytes=_MOST_EXTRA))
+    if "source" not in row:
+        raise ValueError(tr("it has no value in the column {name}", name="source"))
     options = row.get("options", [])
     words = split_command(options) if isinstance(options, str) else options
     # Not strict: numbers in CSV are text.

@@ -541,7 +541,7 @@ def test_a_table_says_source_target_and_options(table: Callable[[Path], Path], t
         ("m.csv", "source,traget\nx,y\n", "check", "line 2: traget is not a column; target is"),
         ("m.csv", "source,target,target\nx,y,z\n", "migrate", "line 1: there are two columns target"),
         ("m.csv", 'source,note\n"x\n\ny",\nz,a,b\n', "check", "line 5: it has more values than there are columns"),
-        ("m.csv", "target\nx\n", "check", "line 2: Object missing required field `source`"),
+        ("m.csv", "target\nx\n", "check", "line 2: it has no value in the column source ("),
         ("m.csv", 'source,options\nx,"--only \'a"\n', "check", "line 2: No closing quotation"),
         ("m.jsonl", '{"source": "x"}\n\n\n{"source": 3}\n', "check", "line 4: Expected `str`, got `int`"),
         ("m.jsonl", "source\n", "check", "line 1: JSON is malformed"),
