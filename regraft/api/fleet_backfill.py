@@ -25,6 +25,7 @@ from repair.embedding import answers
 from repair.embedding.budget import Limits, Rates
 from repair.embedding.fleet import BackfillSettings, FleetBackfill, work_folder
 from repair.embedding.fleet_jobs import BackfillSummary, EmbeddingJob, SendingJob, send_part
+from repair.embedding.reuse import choose_readable
 
 
 def make_backfill_order(options: FleetBackfillOptions, words: tuple[str, ...], libraries: list[Library]) -> FleetOrder:
@@ -39,8 +40,7 @@ def make_backfill_order(options: FleetBackfillOptions, words: tuple[str, ...], l
         limits=limits,
         rates=Rates(requests=options.requests_per_minute, tokens=options.tokens_per_minute),
         no_probe=not options.probe,
-        # A source of the configuration need not be there.
-        reuse=tuple(str(one.path.absolute()) for one in list_sources(options) if one.is_required or one.path.exists()),
+        reuse=tuple(str(path.absolute()) for path in choose_readable(list_sources(options))),
     )
     return FleetOrder(
         command="backfill",

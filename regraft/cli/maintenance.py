@@ -19,7 +19,7 @@ from regraft.cli.changes import (
     print_and_exit,
     run_change,
 )
-from regraft.cli.options import ASKS, PATH, Output, output_options, struct_options
+from regraft.cli.options import ASKS, PATH, Output, output_options, report_retries, struct_options
 from regraft.cli.output import echo, echo_json, report_errors
 from regraft.language import current_language, format_count, tr
 from regraft.options import (
@@ -155,6 +155,7 @@ def clear_failed(path: Path, options: ChangeOptions, output: Output) -> None:
 @report_errors
 @struct_options(InstallOptions)
 @change_options
+@report_retries
 def install(path: Path, profile: Path, options: InstallOptions, output: Output) -> None:
     """Put bases of PATH into a v2 profile.
 

@@ -372,12 +372,13 @@ class _RetryLines(logging.Handler):
 
 @contextmanager
 def echo_retries(*, enabled: bool) -> Iterator[None]:
-    """Print a line on stderr for each failed attempt to reach an embedding server, and for a cluster without room."""
+    """Print lines on stderr: failed attempts to reach a server, unusable sources of vectors, a cluster without room."""
     if not enabled:
         yield
         return
     lines = _RetryLines(logging.WARNING)
-    loggers = [logging.getLogger(name) for name in ("regraft.embedders", "regraft.fleet.ray_pool", "regraft.fleet.run")]
+    names = ("regraft.embedders", "regraft.fleet.ray_pool", "regraft.fleet.run", "repair.embedding.reuse")
+    loggers = [logging.getLogger(name) for name in names]
     for logger in loggers:
         logger.addHandler(lines)
     try:

@@ -9,6 +9,7 @@ those of the scope, is refused. Vectors keep their bytes.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,7 +27,7 @@ from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import ProbeRefused, RegraftError, ReuseDiffers, SourceUnreadable, WrongUsage
 from regraft.language import tr
 from regraft.processes import interrupts
-from regraft.report.progress import Progress, stage
+from regraft.report.progress import Progress, SilentProgress, stage
 from regraft.text import is_blank, printable
 from repair.embedding import probing
 from repair.embedding.budget import BudgetedEmbedder
@@ -41,6 +42,8 @@ from repair.embedding.vector_sources import (
     usable_rows,
     vector_norm,
 )
+
+logger = logging.getLogger(__name__)
 
 #: Texts with a vector in both that are compared, and texts of a canary.
 COMPARED = 8
@@ -553,6 +556,14 @@ def open_reuse(paths: Sequence[ReusePath], store: Path | None, progress: Progres
         yield Reuse(stack.enter_context(sqlite.open_scratch()), found, progress)
 
 
+def choose_readable(paths: Sequence[ReusePath]) -> tuple[Path, ...]:
+    """Return the paths of the sources for a fleet, without those of the configuration that cannot be read."""
+    with ExitStack() as stack:
+        return tuple(
+            one.path for one in paths if one.is_required or _open_source(one, None, SilentProgress(), stack) is not None
+        )
+
+
 def _open_source(one: ReusePath, store: Path | None, progress: Progress, stack: ExitStack) -> SourceIndex | None:
     """Open a store to reuse vectors from; None if it is the filled store, or optional and not readable."""
     if store is not None and links.real_path(one.path) == links.real_path(store):
@@ -564,11 +575,12 @@ def _open_source(one: ReusePath, store: Path | None, progress: Progress, stack: 
         return None
     try:
         return stack.enter_context(open_index(one.path, progress))
-    except RegraftError:
-        # A source of the configuration may be on a drive that is not connected.
+    except RegraftError as error:
         if one.is_required:
             raise
+        # It may be on a drive that is not connected. Without it, more texts are sent.
+        logger.warning(tr("a source of vectors in the configuration is left out: {error}", error=error))
         return None
 
 
-__all__ = ["COMPARED", "Canary", "Reuse", "ReusePath", "Supply", "find_difference", "open_reuse"]
+__all__ = ["COMPARED", "Canary", "Reuse", "ReusePath", "Supply", "choose_readable", "find_difference", "open_reuse"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from extras import needs
 from fault_server import FaultServer, vector_of
 from harness import snapshot
@@ -57,6 +58,20 @@ def test_only_what_no_store_has_is_sent(stores: Path, complete: Path, tmp_path: 
     assert done.document["sent"]["distinct"] == len(MORE)
     assert {name: one["reused"] for name, one in totals(stores).items()} == dict.fromkeys(NAMES, len(LACKING) + 1)
     assert snapshot(complete) == before
+
+
+def test_a_source_of_the_configuration_that_cannot_be_read_is_left_out(
+    stores: Path, complete: Path, tmp_path: Path
+) -> None:
+    """It is not required: no library is refused for it."""
+    (tmp_path / "damaged.zip").write_bytes(b"PK\x03\x04" + bytes(200))
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server)
+        settings = yaml.safe_load(config.read_text())
+        listed = ["gone.zip", "damaged.zip", str(complete)]
+        config.write_text(yaml.safe_dump({**settings, "reuse": listed}))
+        dry = backfill(stores, config, "--dry-run")
+    assert (dry.status, dry.document["sent"]["reused"]) == (0, 3 * (len(LACKING) + 1))
 
 
 def apart(whole: Path, place: Path, vector_for: Any) -> tuple[Path, Path, list[str]]:
