@@ -166,8 +166,9 @@ def run_fleet(
         only=getattr(options, "only", ()),
         dry_run=dry_run,
     )
-    # Results are for programs.
-    with language.language_of_children(language.ENGLISH):
+    # Results are for programs; what this process says is for its reader.
+    reader = language.current_language()
+    with language.language_of_children(language.ENGLISH), language.use_language(reader):
         return fleet.run(run, watch)
 
 

@@ -29,7 +29,7 @@ from regraft.fleet.engine import Pool, Schedule, Task, TaskResult
 from regraft.fleet.jobs import LibraryJob, ParseOptions
 from regraft.fleet.results import Ending, FleetOrder, Journal, KnownRows, ResultRow
 from regraft.fleet.status import FleetReport, Metrics, Tally, make_report
-from regraft.language import join_list, tr
+from regraft.language import join_list, to_english, tr
 from regraft.report.document import Run
 from regraft.report.progress import Progress, SilentProgress, stage
 from regraft.text import LONGEST_NAME, join_command, one_line, path_argument
@@ -270,6 +270,8 @@ class Fleet(msgspec.Struct, kw_only=True):
 
     def end_library(self, rows: list[ResultRow]) -> None:
         """Record the rows of a library that has ended. FleetRefused: the first ones were refused for one reason."""
+        # Results are English; some messages are those of this process.
+        rows = [msgspec.structs.replace(row, message=to_english(row.message)) for row in rows]
         own = rows[0]
         logger.info("%s: %s after %.1f s", own.source, own.outcome, own.seconds)
         if self._journal is not None:

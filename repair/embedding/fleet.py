@@ -26,7 +26,7 @@ from regraft.fleet.engine import Pool, Task, TaskResult
 from regraft.fleet.results import LIMITED, ResultRow
 from regraft.fleet.run import Fleet, FleetPlan
 from regraft.fleet.status import FleetReport, make_report
-from regraft.language import tr
+from regraft.language import to_english, tr
 from regraft.options import BackfillOptions
 from regraft.report.document import Run
 from regraft.report.progress import stage
@@ -436,7 +436,7 @@ class FleetBackfill(Fleet, kw_only=True):
                 line=msgspec.structs.replace(line, options=msgspec.structs.replace(line.options, values=values)),
                 work=str(self.folder),
                 fills=fills,
-                why=why,
+                why=str(to_english(why)),
                 recovers=not self.dry_run,
             )
 

@@ -23,7 +23,7 @@ from harness import REPO, Outcome, run, run_as_given, snapshot
 
 from regraft.cli.fleet import parse_library_options as parse
 from regraft.disk import lock_files
-from regraft.errors import WrongUsage
+from regraft.errors import NoNodeFits, WrongUsage
 from regraft.fleet import engine, jobs, results
 from regraft.fleet.engine import LibrarySummary, ReportValues, Schedule, Task, TaskError, TaskResult
 from regraft.fleet.jobs import LibraryJob
@@ -419,6 +419,38 @@ def test_limits_of_a_backfill_are_refused_for_other_results(backups: Path) -> No
     advice = "omit --limit, --max-requests and --max-cost"
     assert (done.status, done.stdout, done.stderr) == (2, "", f"regraft: {problem} ({advice}).\n")
     assert snapshot(out.parent) == before
+
+
+def test_what_a_run_says_is_for_its_reader(backups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGRAFT_LANG", "zh")
+    done = fleet("upgrade", backups, "--results", backups.with_name("out.jsonl"))
+    assert (done.status, "需要您确认" in done.stderr) == (2, True), done.stderr
+
+
+class FullPool:
+    """Has room for nothing, and says so in the language of its process."""
+
+    count = slots = 1
+    memory = 1 << 40
+
+    def start_task(self, task: Task) -> None:
+        self.task = task
+
+    def answers(self, seconds: float) -> Iterator[tuple[int, TaskResult]]:
+        error = NoNodeFits(reason="-", seconds=3)
+        assert "没有节点" in str(error), seconds
+        yield self.task.number, TaskResult(status=3, error=TaskError(code=error.code, message=str(error)))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_results_are_english_in_every_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGRAFT_LANG", "zh")
+    order = FleetOrder(command="check", options=(), libraries=(Library(source=str(tmp_path / "library")),))
+    out = tmp_path / "out.jsonl"
+    Fleet(parse=parse, order=order, path=out, pool=FullPool).run(Run(command="fleet check"))
+    assert libraries_of(out)["library"]["message"].startswith("No node had room for 3 s (--max-wait): -.")
 
 
 def test_libraries_that_never_ran_stay_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
