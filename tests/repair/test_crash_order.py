@@ -120,7 +120,7 @@ def listed(root: Path) -> Iterator[Events]:
         for name, said in (("intend", lambda _, subject, *__: subject), ("done", lambda _, step: step.subject)):
             patch.setattr(Ledger, name, _told(events, name, getattr(Ledger, name), said))
         patch.setattr(ChangeLog, "intend", _told(events, "intend", ChangeLog.intend, lambda *some: some[3]))
-        patch.setattr(ChangeLog, "set_state", _told(events, "set_state", ChangeLog.settle, lambda *some: some[2]))
+        patch.setattr(ChangeLog, "set_state", _told(events, "set_state", ChangeLog.set_state, lambda *some: some[2]))
         yield events
 
 
@@ -181,13 +181,13 @@ def test_rows_are_intended_before_they_are_committed_and_done_once_they_are(whol
         f"flush {LEDGER}",
         f"intend, done {toys.CATALOG}",
         f"flush {toys.CATALOG}",
-        "settle done",
+        "set_state done",
         f"flush {LEDGER}",
-        "settle undoing",
+        "set_state undoing",
         f"flush {LEDGER}",
-        "settle, done undoing",
+        "set_state, done undoing",
         f"flush {toys.CATALOG}",
-        "settle undone",
+        "set_state undone",
     )
     assert f"flush {toys.CATALOG}" not in events.all[: events.at(f"intend, done {toys.CATALOG}")]
     demand_flushed_ends(events, LEDGER, toys.CATALOG)
@@ -232,14 +232,14 @@ def test_a_file_is_intended_before_it_is_moved_and_done_once_it_is_on_the_disk(w
         f"intend, done {path}",
         f"move {path}",
         f"flush {toys.RAW}",
-        "settle done",
+        "set_state done",
         f"flush {LEDGER}",
-        "settle undoing",
+        "set_state undoing",
         f"flush {LEDGER}",
-        "settle, done undoing",
+        "set_state, done undoing",
         f"move {path}",
         f"flush {toys.RAW}",
-        "settle undone",
+        "set_state undone",
     )
     demand_flushed_ends(events, LEDGER)
     link = next(event for event in events.all if event.startswith("link .regraft/"))

@@ -544,13 +544,15 @@ def test_a_library_is_made_from_a_source_and_for_a_profile_by_all_of_its_runs(
         monkeypatch.setattr(made_library.ledgers, "read_runs", lambda _, runs=runs: runs)
         assert made_library.is_made_from(place / "library", source) is is_from
         assert made_library.is_made_for(place / "library", profile) is is_for
-        said = made_library.profile_action(place / "library", profile, 2)
-        is_written = not runs or is_for
-        assert (said.action, said.count, said.subject) == (
-            "write-library" if is_written else "read-library",
-            2,
-            str(place / "library"),
-        )
+        for wrote in (True, False):
+            said = made_library.profile_action(place / "library", profile, 2, wrote=wrote)
+            is_written = not runs or is_for
+            assert (said.action, said.count, said.subject) == (
+                "write-library" if is_written else "read-library",
+                2,
+                str(place / "library"),
+            )
+            assert said.message.startswith("write 2 bases" if is_written and wrote else "use the library")
 
 
 @pytest.mark.parametrize(
