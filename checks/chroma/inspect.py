@@ -114,7 +114,7 @@ def _summarize(db: apsw.Connection, of: database.ChromaCollection, root: Path, t
                 in_queue=state.count_origin(Origin.QUEUE) + state.count_origin(Origin.RECOVERED),
                 unproven=state.count_origin(Origin.UNPROVEN),
                 missing=sum(1 for _ in state.missing_ids()),
-                orphans=sum(1 for _ in state.orphan_ids()),
+                orphans=state.count_orphans(),
             )
     except _PROBLEMS as error:
         return structs.replace(summary, problem=str(error))

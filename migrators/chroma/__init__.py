@@ -120,9 +120,8 @@ def _draft_base(db: apsw.Connection, root: Path, of: ChromaCollection, name: str
 def _notices_of_vectors(db: apsw.Connection, root: Path, of: ChromaCollection, base: str | None) -> Iterator[Notice]:
     """Yield notices about vectors that are not migrated, because no text is known, or proven, to be theirs."""
     with open_collection(db, of, root) as state:
-        unproven, orphans = state.count_origin(Origin.UNPROVEN), state.orphan_ids()
-        samples = tuple(islice(orphans, 10))
-        count = len(samples) + sum(1 for _ in orphans)
+        unproven, orphans = state.count_origin(Origin.UNPROVEN), state.count_orphans()
+        samples = tuple(islice(state.orphan_ids(), 10))
     if unproven:
         message = tr(
             "{vectors} not migrated, because nothing proves which text they belong to; regraft repair --unproven "
@@ -130,15 +129,15 @@ def _notices_of_vectors(db: apsw.Connection, root: Path, of: ChromaCollection, b
             vectors=format_count(unproven, "vector"),
         )
         yield Notice(code=notices.MISSING_PAYLOAD, message=message, base=base, count=unproven)
-    if samples:
+    if orphans:
         message = tr(
             "{vectors} not migrated, because their ids have neither text nor metadata (for example {ids})",
-            vectors=format_count(count, "vector"),
+            vectors=format_count(orphans, "vector"),
             ids=join_list(samples[:3]),
         )
         if base is None:
             message = f"{of.name}: {message}"
-        yield Notice(code=notices.NO_DOCUMENT, message=message, base=base, count=count, samples=samples)
+        yield Notice(code=notices.NO_DOCUMENT, message=message, base=base, count=orphans, samples=samples)
 
 
 @contextmanager

@@ -512,6 +512,11 @@ class CollectionState:
         query = "SELECT id FROM entry WHERE id NOT IN (SELECT id FROM vector) ORDER BY id"
         yield from (str(key) for (key,) in self._scratch.execute(query))
 
+    def count_orphans(self) -> int:
+        """Count the ids of :meth:`orphan_ids`."""
+        query = "SELECT count(*) FROM vector WHERE id NOT IN (SELECT id FROM entry)"
+        return int(str(self._scratch.execute(query).get))
+
     def orphan_ids(self) -> Iterator[str]:
         """Yield the ids that have a vector, and neither text nor metadata."""
         query = "SELECT id FROM vector WHERE id NOT IN (SELECT id FROM entry) ORDER BY id"

@@ -86,8 +86,14 @@ def write_row_table(root: Path, key: str, work: Path | None) -> Iterator[RowTabl
                 table.execute(f"CREATE TABLE entries ({_COLUMNS})")
                 with sqlite.transaction(table):
                     rows, unproven = _write(db, state, table)
-            orphans = sum(1 for _ in state.orphan_ids())
-            yield RowTable(path=path, of=of, dimension=state.dimension, rows=rows, unproven=unproven, orphans=orphans)
+            yield RowTable(
+                path=path,
+                of=of,
+                dimension=state.dimension,
+                rows=rows,
+                unproven=unproven,
+                orphans=state.count_orphans(),
+            )
 
 
 def _write(db: apsw.Connection, state: CollectionState, table: apsw.Connection) -> tuple[int, int]:
