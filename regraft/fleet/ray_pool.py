@@ -75,6 +75,10 @@ class Submission(msgspec.Struct, kw_only=True):
         """Whether the task may start on a node when that is idle."""
         return self.cores <= node.cores and self.memory <= node.memory and self.node in (None, node.id)
 
+    def is_free(self, free: dict[str, float]) -> bool:
+        """Whether what it asks for is among the resources that Ray says are free, also on a node without an answer."""
+        return self.cores <= free.get("CPU", 0.0) and self.memory <= free.get("memory", 0.0)
+
 
 def _make_remote_function() -> Callable[..., Any]:
     """Return the generator that a worker of the cluster runs: it yields where it runs, and then the result.
@@ -322,7 +326,8 @@ class RayPool:
         seconds = time.monotonic() - self._active_at
         if self._nodes:
             again = [stream for stream, one in waiting.items() if not any(map(one.fits, self._nodes))]
-            if waiting and seconds >= self._patience and self._is_free(next(iter(waiting.values()))):
+            is_stalled = waiting and seconds >= self._patience
+            if is_stalled and next(iter(waiting.values())).is_free(self._ray.available_resources()):
                 # Ray asks a node that does not answer, but is not known to be lost; others may be idle.
                 self._patience *= 2
                 self._remote = self._make_remote()
@@ -353,19 +358,14 @@ class RayPool:
             self._ray.cancel(stream, force=True)
         return self.running.pop(stream).task
 
-    def _is_free(self, one: Submission) -> bool:
-        """Whether the cluster has what a task asks for, according to Ray: a node that does not answer counts, too."""
-        free: dict[str, float] = self._ray.available_resources()
-        return one.cores <= free.get("CPU", 0.0) and one.memory <= free.get("memory", 0.0)
-
     def _wait_reason(self, one: Submission) -> str:
         """Describe what a task waits for."""
         needs = tr("{cores:g} CPU and {memory}", cores=one.cores, memory=format_bytes(one.memory))
         if not self._nodes:
             return tr("the next one needs {needs}, and no node of the cluster has a CPU", needs=needs)
-        if self._is_free(one):
-            return tr("the next one needs {needs}, which Ray says is free: a node may not answer", needs=needs)
         free: dict[str, float] = self._ray.available_resources()
+        if one.is_free(free):
+            return tr("the next one needs {needs}, which Ray says is free: a node may not answer", needs=needs)
         return tr(
             "the next one needs {needs}; free are {cores:g} of {all_cores:g} CPU and {memory}",
             needs=needs,
