@@ -144,9 +144,9 @@ def index_hash(folder: Path) -> str:
 def raw_mark(folder: Path) -> str:
     """Hash names, sizes and modification times of the files in a base's ``raw/``; "" without ``raw/``."""
     hasher = hashlib.blake2b(digest_size=16)
-    for path in sorted(file_paths.iterate_below(folder / RAW_FOLDER)):
+    for path in sorted(file_paths.iterate_below(folder / RAW_FOLDER), key=lambda path: path.parts):
         status = file_paths.lstat(path)
-        hasher.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
+        hasher.update(f"{path.relative_to(folder).as_posix()} {status.st_size} {status.st_mtime_ns}\n".encode())
     return hasher.hexdigest() if file_paths.is_folder(folder / RAW_FOLDER) else ""
 
 

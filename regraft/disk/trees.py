@@ -566,10 +566,11 @@ def folder_hash(base: Path, folder: str) -> str:
     exist.
     """
     hasher = hashlib.sha256()
-    for path in sorted(file_paths.iterate_below(base / folder)):
+    # Windows compares paths without regard to case; the hash is the same on every system.
+    for path in sorted(file_paths.iterate_below(base / folder), key=lambda path: path.parts):
         # Links are not followed: regraft writes none.
         content = file_hash(path) if stat.S_ISREG(file_paths.lstat(path).st_mode) else "no file"
-        hasher.update(f"{path.relative_to(base)} {content}\n".encode())
+        hasher.update(f"{path.relative_to(base).as_posix()} {content}\n".encode())
     return hasher.hexdigest() if file_paths.is_folder(base / folder) else ""
 
 

@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import apsw
 
@@ -255,9 +255,9 @@ class FileDigest:
 
 
 def _file_names(folder: Path) -> Iterator[str]:
-    """Yield the relative paths of the files and folder links below a folder, without SQLite's logs."""
+    """Yield the relative paths, with ``/``, of the files and folder links below a folder, without SQLite's logs."""
     for place, folders, files in file_paths.walk(folder, durable.raise_unless_missing):
-        inside = Path(place).relative_to(folder)
+        inside = PurePosixPath(Path(place).relative_to(folder).as_posix())
         yield from (str(inside / name) for name in files if not name.endswith(untrusted_sqlite.COMPANION_SUFFIXES))
         yield from (str(inside / name) for name in folders if file_paths.is_link(Path(place, name)))
 

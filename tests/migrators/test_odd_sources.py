@@ -2093,7 +2093,7 @@ def test_the_same_bases_give_the_same_library_from_every_kind_of_source(tmp_path
         library = migrate(place, tmp_path / name, *(["--jobs", "2"] if name == "zip" else []))
         files = sorted(path for path in library.path.rglob("*") if path.is_file() and ".regraft" not in path.parts)
         written[name] = {
-            str(path.relative_to(library.path)): path.read_bytes()
+            path.relative_to(library.path).as_posix(): path.read_bytes()
             for path in files
             if not path.name.startswith("report.")
         }

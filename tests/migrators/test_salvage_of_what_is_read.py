@@ -181,7 +181,9 @@ def test_a_whole_source_gives_the_same_library_with_the_word(tmp_path: Path) -> 
         _, base = _migrated(_whole(tmp_path / f"v1 {name}"), library, *words)
         told.append({**base, "index": None})
         knowledge = library / "KnowledgeBase"
-        files.append({str(file.relative_to(knowledge)): file.read_bytes() for file in knowledge.rglob("*.sqlite")})
+        files.append(
+            {file.relative_to(knowledge).as_posix(): file.read_bytes() for file in knowledge.rglob("*.sqlite")}
+        )
 
     assert files[0] == files[1]
     assert told[0] == told[1]

@@ -107,7 +107,7 @@ def anchors(text: str) -> set[str]:
 def test_generated_parts_are_up_to_date(page, monkeypatch, capsys):
     monkeypatch.chdir(REPO)
     try:
-        Cog().callable_main(["cog", "--check", "--diff", str(page.relative_to(REPO))])
+        Cog().callable_main(["cog", "--check", "--diff", page.relative_to(REPO).as_posix()])
     except CogError:
         pytest.fail(f"run `make docs`:\n{capsys.readouterr().out}", pytrace=False)
 

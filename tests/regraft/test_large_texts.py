@@ -97,7 +97,7 @@ def a_source(folder: Path) -> Path:
 def content_of(library: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for path in sorted(library.rglob("*")):
-        name = str(path.relative_to(library))
+        name = path.relative_to(library).as_posix()
         if path.name == "index.sqlite":
             db = sqlite3.connect(path)
             found[name] = list(db.iterdump())

@@ -78,7 +78,7 @@ def keeper() -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
 def leftover(root: Path, name: str = "regraft-run-0123abc_") -> Path:

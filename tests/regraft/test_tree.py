@@ -84,7 +84,7 @@ def refusal(path: Path) -> str:
 
 def state_of(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        path.relative_to(folder).as_posix(): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
         for path in sorted(folder.rglob("*"))
     }
 

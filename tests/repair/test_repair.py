@@ -44,7 +44,7 @@ def actions(document: dict[str, Any]) -> dict[str, int]:
 def state(target: Path) -> dict[str, object]:
     """Return what the rows of every database say, and the bytes of every other file of the store."""
     databases = [path for path in target.rglob("*.sqlite") if ".regraft" not in path.parts]
-    found: dict[str, object] = {str(path.relative_to(target)): files.fingerprint(path) for path in databases}
+    found: dict[str, object] = {path.relative_to(target).as_posix(): files.fingerprint(path) for path in databases}
     raw = {name: content for name, content in files_of(target / "KnowledgeBase").items() if "/raw/" in name}
     return {**found, **raw}
 

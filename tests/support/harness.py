@@ -130,7 +130,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:
     found = {}
     for path in sorted(folder.rglob("*")):
         status = path.stat()
-        found[str(path.relative_to(folder))] = (
+        found[path.relative_to(folder).as_posix()] = (
             status.st_size if path.is_file() else -1,
             status.st_mtime_ns,
             path.read_bytes() if path.is_file() else b"",

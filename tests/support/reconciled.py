@@ -18,7 +18,7 @@ def state(store: Path) -> dict[str, str | None]:
     """Return what the rows and files of a store are, in any order, besides regraft's own."""
     paths = [path for path in sorted(store.rglob("*")) if path.is_file() and ".regraft" not in path.parts]
     return {
-        str(path.relative_to(store)): files.fingerprint(path)
+        path.relative_to(store).as_posix(): files.fingerprint(path)
         for path in paths
         if not path.name.endswith(untrusted_sqlite.COMPANION_SUFFIXES)
     }

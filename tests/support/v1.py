@@ -482,7 +482,9 @@ def _check_child_path(path: str, prefix: str) -> None:
 
 def _check_files(place: Path, rows: list[dict[str, Any]], entry: dict[str, Any]) -> None:
     library_path = place.parent.parent
-    files = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()} if place.exists() else set()
+    files = (
+        {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()} if place.exists() else set()
+    )
     named = {f"raw/{row['data']['relativePath']}" for row in rows if "relativePath" in row["data"]}
     index = ".cherry/index.sqlite"
     assert files - {index} <= named

@@ -91,7 +91,7 @@ SOURCES: dict[str, tuple[Callable[[Path], Path], str, tuple[str, ...]]] = {
 
 def library_of(target: Path) -> dict[str, bytes]:
     """Return what a library holds but for its report and regraft's own record."""
-    files = {str(path.relative_to(target)): path for path in target.rglob("*") if path.is_file()}
+    files = {path.relative_to(target).as_posix(): path for path in target.rglob("*") if path.is_file()}
     return {name: path.read_bytes() for name, path in files.items() if not name.startswith(("report.", ".regraft"))}
 
 

@@ -53,7 +53,7 @@ def written(folder: Path) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
+        name = path.relative_to(folder).as_posix()
         is_record = ".regraft" in path.parts or path.name.startswith("report.")
         if is_record or path.is_dir() or path.name.endswith(("-wal", "-shm")):
             continue

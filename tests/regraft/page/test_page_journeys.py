@@ -72,7 +72,9 @@ def document(reader: Client, job: Any) -> dict[str, Any]:
 def contents(folder: Path) -> dict[str, bytes]:
     """Return the files below a folder, without regraft's own records, which name runs and times."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and ".regraft" not in path.parts)
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files if not path.name.startswith("report.")}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in files if not path.name.startswith("report.")
+    }
 
 
 # --- Home -----------------------------------------------------------------------------------------------------------

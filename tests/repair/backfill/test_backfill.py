@@ -86,7 +86,7 @@ def test_what_lacks_a_vector_gets_the_one_of_the_server_and_nothing_else_changes
     assert batches(server) == [LACKING[:3], LACKING[3:6], LACKING[6:]]
     assert run("check", store, "--json", "--deep").document["findings"] == []
     after = contents(store)
-    name = str(index(store).relative_to(store))
+    name = index(store).relative_to(store).as_posix()
     assert {**after[name], "embedding": None} == {**before[name], "embedding": None}
     assert {**after, name: None} == {**before, name: None}
     assert [path.name for path in (store / ".regraft").iterdir() if path.is_file()] == ["ledger.sqlite"]
@@ -237,7 +237,7 @@ def test_a_text_of_several_units_is_sent_once(store: Path, server: FaultServer, 
     assert backfill(store, config).status == 0
     assert server.texts.count(TWICE) == 1
     units = "SELECT count(*) FROM search_text WHERE embedding_text_hash = '{}'"
-    assert value(store, str(index(store).relative_to(store)), units.format(identity.text_hash(TWICE))) == 2
+    assert value(store, index(store).relative_to(store).as_posix(), units.format(identity.text_hash(TWICE))) == 2
 
 
 def test_what_has_a_vector_is_not_written_over(store: Path, server: FaultServer, config: Path) -> None:
@@ -744,7 +744,7 @@ def test_indexes_that_cannot_be_filled_are_left_and_the_others_are(store: Path, 
         assert left_of(done)["finding"] == finding, name
         assert done.status == 1
         assert vectors(copy) == all_vectors(), name
-        path = str(index(copy, OTHER).relative_to(copy))
+        path = index(copy, OTHER).relative_to(copy).as_posix()
         assert contents(copy).get(path) == other.get(path), name
         shutil.rmtree(copy)
 
