@@ -69,6 +69,9 @@ settings.register_profile(
 if settings.get_current_profile_name() not in ("regraft", "quick", "search"):
     settings.load_profile("regraft")
 
+#: Error of Windows.
+PRIVILEGE_NOT_HELD = 1314
+
 
 # Processes that tests start find the tests, too. Last: the installed packages are tested.
 sys.path.append(str(REPO))
@@ -124,6 +127,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dose = config.getoption("--dose")
     costly = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("thorough")]
     leave_out(config, items, [item for item in costly if zlib.crc32(item.nodeid.encode()) % dose])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, None, None]:
+    return (yield from skip_what_windows_lacks())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    return (yield from skip_what_windows_lacks())
+
+
+def skip_what_windows_lacks() -> Generator[None, None, None]:
+    """Skip tests on Windows where they make a symbolic link, which this user may not, or a named pipe."""
+    try:
+        return (yield)
+    except OSError as error:
+        if getattr(error, "winerror", None) != PRIVILEGE_NOT_HELD:
+            raise
+        pytest.skip("symbolic links need a privilege that this user does not have")
+    except AttributeError as error:
+        if error.obj is not os or error.name != "mkfifo":
+            raise
+        pytest.skip("Windows has no such pipes")
 
 
 @pytest.hookimpl(wrapper=True)
