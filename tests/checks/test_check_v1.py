@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import pytest
 from doc_text import keys, section, spans, text_of
 from faults import said, untouched
 from golden_cases import CASES, as_backup
-from harness import REPO, run
+from harness import REPO, command_words, run
 from planted_v1 import GONE, PLANTED, VECTORS, bases, both, bytes_of, gone, insert, items, kb, profile, vectors, whole
 from v1 import MODEL, Source, base, note, vector_of
 
@@ -229,7 +228,7 @@ def test_the_repair_of_a_lost_model_is_the_command_that_carries_it(place: Path) 
     odd = {**MODEL, "provider": "my provider's", "id": "text $HOME"}
     source = kb(model=odd)(whole(place / "it's v1"))
     [finding] = [one for one in found(source) if one["name"] == "v1.model"]
-    words = shlex.split(finding["repair"])
+    words = command_words(finding["repair"])
     assert words == ["regraft", "migrate", str(source), "--to", "OUT", "--recreate-model", "my provider's::text $HOME"]
     words[words.index("OUT")] = str(place / "out")
     assert run(*words[1:], "--fail-on", "error").status == 0

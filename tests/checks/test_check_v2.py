@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,7 @@ import pytest
 import v1
 from doc_text import keys, section, spans, text_of
 from faults import said, untouched
-from harness import GOLDEN, NOW_MS, REPO, golden, run
+from harness import GOLDEN, NOW_MS, REPO, command_words, golden, run
 from planted_v2 import KB, OLD, OTHER, index, plant, run_sql
 
 from checks.audit.findings import FINDINGS
@@ -114,7 +113,7 @@ def test_damage_is_found_at_every_level(name: str, store: Path) -> None:
 def demand_understood(finding: dict[str, Any], store: Path) -> None:
     """Assert that the repair of a finding is a command line that the program takes."""
     if finding["repair"] is not None:
-        program, command, *words = shlex.split(finding["repair"])
+        program, command, *words = command_words(finding["repair"])
         # A migration is given where its result goes behind its source.
         assert (program, words[-1 if command == "migrate" else 0]) == ("regraft", str(store))
         parent = click.Context(cli, help_option_names=["-h", "--help"])

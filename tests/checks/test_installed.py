@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +14,7 @@ import apsw
 import click
 import profiles
 import pytest
-from harness import NOW, REPO, run, snapshot
+from harness import NOW, REPO, command_words, run, snapshot
 
 from checks.cherry_v2 import installed
 from regraft.cli import cli
@@ -74,7 +73,7 @@ def found() -> list[dict[str, Any]]:
     assert answer.status == 0
     for one in answer.document["found"]:
         for step in one["next"]:
-            words = shlex.split(step["command"])
+            words = command_words(step["command"])
             assert words[0] == "regraft"
             # A command keeps the names of its help option that its first context has.
             parent = click.Context(cli, help_option_names=["-h", "--help"])
@@ -203,7 +202,7 @@ def test_backups_and_copies_beside_it(home: Path) -> None:
         (str(copy), "v1-profile", "beside it"),
         (str(backup), "v1-backup", "beside it"),
     ]
-    assert commands(beside[1])[0] == shlex.join(["regraft", "migrate", str(backup), "--to", "library"])
+    assert command_words(commands(beside[1])[0]) == ["regraft", "migrate", str(backup), "--to", "library"]
 
 
 # --- how it is said --------------------------------------------------------------------------------------------------
@@ -251,7 +250,7 @@ def test_a_kind_needs_a_path() -> None:
 def test_what_the_next_command_says_works(home: Path, tmp_path: Path) -> None:
     (home / ".config").mkdir()
     shutil.copy(SAMPLE, home / ".config" / "cherry.zip")
-    words = shlex.split(commands(found()[0])[0])[1:]
+    words = command_words(commands(found()[0])[0])[1:]
     assert run(*words, "--now", NOW, "--yes", "--fail-on", "never").status == 0
     assert (tmp_path / "work" / "library" / "catalog.sqlite").is_file()
 
@@ -293,9 +292,9 @@ def test_backups_in_some_folders_are_the_newest_first(tmp_path: Path, monkeypatc
     assert [one.path for one in found] == [str(path) for path in (new, *sorted(alike), old)]
     assert {(one.kind, one.why) for one in found} == {("v1-backup", "beside it")}
     assert found[0].facts == [f"This is {KIND_NAMES[Kind.V1_BACKUP]}.", "v1 data, with 4 vector files."]
-    assert [step.command for step in found[0].next] == [
-        shlex.join(["regraft", "migrate", str(new), "--to", "library"]),
-        shlex.join(["regraft", "inspect", str(new)]),
+    assert [command_words(step.command) for step in found[0].next] == [
+        ["regraft", "migrate", str(new), "--to", "library"],
+        ["regraft", "inspect", str(new)],
     ]
     # So many are opened.
     monkeypatch.setattr(installed, "_MOST_BESIDE", 2)
@@ -354,13 +353,13 @@ def test_what_is_found_in_the_folders_of_a_person(home: Path, healthy: Path, mon
     ]
     assert found[0].facts == [f"This is {KIND_NAMES[Kind.V1_BACKUP]}.", "v1 data, with 4 vector files."]
     assert found[2].facts == [f"This is {KIND_NAMES[Kind.LIBRARY]}.", "v2 data, with 2 bases."]
-    assert [(step.command, step.does) for step in found[2].next] == [
-        (shlex.join(["regraft", "install", str(library), "--profile", "PROFILE"]), "Put its bases into a v2 profile"),
-        (shlex.join(["regraft", "inspect", str(library)]), "See what is in it"),
+    assert [(command_words(step.command), step.does) for step in found[2].next] == [
+        (["regraft", "install", str(library), "--profile", "PROFILE"], "Put its bases into a v2 profile"),
+        (["regraft", "inspect", str(library)], "See what is in it"),
     ]
-    assert [step.command for step in found[1].next] == [
-        shlex.join(["regraft", "migrate", str(old), "--to", "library"]),
-        shlex.join(["regraft", "inspect", str(old)]),
+    assert [command_words(step.command) for step in found[1].next] == [
+        ["regraft", "migrate", str(old), "--to", "library"],
+        ["regraft", "inspect", str(old)],
     ]
     assert found[3].facts == ["v2 data, with 1 base."]
     # So many are opened.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import shutil
 import sqlite3
 import struct
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 from faults import untouched
-from harness import run
+from harness import command_words, run
 from planted_v2 import KB, index, library
 
 #: Dimensions of the vectors of :func:`library`.
@@ -101,7 +100,7 @@ def test_the_minority_that_the_catalog_names_is_right(store: Path, made: Path, o
         assert findings["embedding.length"]["samples"][0] in before
         assert "base.dimensions" in findings
         # Which of them are right, another copy shows; without one a person has to say.
-        recommended = shlex.split(findings["embedding.length"]["repair"])
+        recommended = command_words(findings["embedding.length"]["repair"])
         assert (recommended, findings["base.dimensions"]["repair"]) == (from_its_source(store, made), None)
         assert "if that copy no longer exists" not in findings["embedding.length"]["message"]
         assert "--only embedding.length" in findings["base.dimensions"]["message"]
@@ -193,7 +192,7 @@ def test_a_norm_beyond_single_precision_is_found_and_replaced(store: Path, made:
     for options in ((), ("--deep",)):
         finding = found(store, *options)["embedding.non-finite"]
         assert (finding["count"], finding["samples"]) == (1, [key])
-        recommended = shlex.split(finding["repair"])
+        recommended = command_words(finding["repair"])
         assert recommended == from_its_source(store, made)
         assert "if that copy no longer exists: regraft backfill " in finding["message"]
         assert "single precision" in finding["message"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import tempfile
 from collections import Counter
@@ -16,7 +15,7 @@ import apsw
 import preview
 import pytest
 from golden_cases import CASES
-from harness import NOW, NOW_MS, REPO, examples, run, snapshot
+from harness import NOW, NOW_MS, REPO, command_words, examples, run, snapshot
 from hypothesis import given, settings
 from planted_v1 import VECTORS, gone, vectors, whole
 from v1 import (
@@ -389,12 +388,12 @@ def test_the_warning_says_how_many_why_and_what_completes_them(tmp_path: Path) -
     reasons = "2 missing_vector_payload, 3 unsupported_vector_encoding, 2 dimension_mismatch"
     said, command = of_kb["message"].split("; ")
     assert said == f"7 rows migrated without a vector: {reasons} (for example F_1, F_2, F_3)"
-    words = shlex.split(command.removesuffix(" adds the missing vectors"))
+    words = command_words(command.removesuffix(" adds the missing vectors"))
     assert words == ["regraft", "backfill", str(library.path), "--base", library.base_id("kb")]
     assert (of_kb["base"], of_kb["count"], of_kb["samples"]) == ("kb", 7, ["F_1", "F_2", "F_3"])
     said, command = of_lost["message"].split("; ")
     assert said == "1 row migrated without a vector: 1 missing_embedding_model (for example L_0)"
-    words = shlex.split(command.removesuffix(" creates a new base from them"))
+    words = command_words(command.removesuffix(" creates a new base from them"))
     assert words == ["regraft", "restore", str(library.path), "--base", library.base_id("lost"), "--embedder", "NAME"]
     assert library.status == 1
     totals = library.report["totals"]
@@ -470,7 +469,7 @@ def test_an_audit_gives_the_command_that_carries_the_texts(code: str, tmp_path: 
     source = vectors(PLANTED[code])(whole(tmp_path / "v1"))
     document = run("check", source, "--json").document
     [repair] = {one["repair"] for one in document["findings"] if one["repair"]}
-    words = shlex.split(repair)
+    words = command_words(repair)
     assert words == ["regraft", "migrate", str(source), "--to", "OUT", OPTION]
     words[words.index("OUT")] = str(tmp_path / "out")
     done = run(*words[1:], "--json")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 import shutil
 import tempfile
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 from faults import untouched
 from golden_cases import CASES
-from harness import NOW, NOW_MS, REPO, examples, run
+from harness import NOW, NOW_MS, REPO, command_words, examples, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from v1 import MODEL, Library, Row, Source, base, carried, folder, migrate, opened, pack, write_store
@@ -435,7 +434,7 @@ def test_the_option_that_names_the_model_of_a_salvaged_file_works_as_it_is_given
     [said] = [one["message"] for one in library.warnings("missing_embedding_model") if one["base"] == key]
     command = re.search(r"migrate them with (.*?);", said)
     assert command is not None
-    words = [word.replace("PROVIDER::MODEL", MODEL_ID) for word in shlex.split(command[1])]
+    words = [word.replace("PROVIDER::MODEL", MODEL_ID) for word in command_words(command[1])]
     assert words == [ADOPT, "--salvage", "--map-model", f"{key}={MODEL_ID}"]
     later = migrate(source, tmp_path / "library", *words)
     assert later.base_row(key)["status"] == "completed"

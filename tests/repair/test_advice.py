@@ -7,7 +7,6 @@ distinct texts and vectors before and after. Nothing may be gone, and undo gives
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import sqlite3
 from contextlib import closing
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 from aged_files import a_folder_of_nobody, aged
 from failed_bases import FAILED, KNOWLEDGE, NO_MODEL, Damage, held, state, tombstoned, without_items
-from harness import NOW, Outcome, run
+from harness import NOW, Outcome, command_words, run
 from planted_v1 import whole
 from planted_v2 import KB, KB_ROW, OTHER, PLANTED, an_old_stray_file, catalog, index, library, several, sql
 
@@ -59,7 +58,7 @@ def recommended(store: Path) -> list[tuple[str, ...]]:
         lines += explained(name)
     commands = []
     for line in lines:
-        words = [MODEL if word in ("PROVIDER::MODEL", "ID") else word for word in shlex.split(line)[1:]]
+        words = [MODEL if word in ("PROVIDER::MODEL", "ID") else word for word in command_words(line)[1:]]
         if words[0] not in CHANGING:
             continue
         if tuple(words) in CHOICES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sqlite3
 import struct
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from faults import untouched
-from harness import run
+from harness import command_words, run
 from planted_v2 import KB, OTHER, index, library
 
 import regraft
@@ -100,7 +99,7 @@ def test_check_offers_it_before_the_deletion(store: Path) -> None:
     for done in (kept, fixed, ignored):
         assert NAME in {one["finding"] for one in done.document["left"]}
     (left,) = (one for one in ignored.document["left"] if one["finding"] == NAME)
-    line = shlex.split(left["repair"])
+    line = command_words(left["repair"])
     assert line[:3] == ["regraft", "repair", str(store)]
     assert line[3:] == [*ATTACH, model, "--base", KB]
     assert run(*line[1:]).status == 0
@@ -114,7 +113,7 @@ def test_the_line_is_exact_where_one_model_may_be_it(store: Path) -> None:
     findings = [one for one in run("check", store, "--json").document["findings"] if one["name"] == NAME]
     assert findings
     for finding in findings:
-        assert run(*shlex.split(finding["repair"])[1:]).status == 0
+        assert run(*command_words(finding["repair"])[1:]).status == 0
     assert NAME not in {one["name"] for one in run("check", store, "--json").document["findings"]}
 
 

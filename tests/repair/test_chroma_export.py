@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sqlite3
 import struct
 from contextlib import closing
@@ -16,7 +15,7 @@ from chroma_store import ChromaStore, check, extract, opened
 from deaths import dies, killed
 from extras import needs
 from faults import posix
-from harness import NOW_MS, Outcome, run, snapshot
+from harness import NOW_MS, Outcome, command_words, run, snapshot
 from parquet_bases import BASE
 from toys import killed_at_or_before, quick_disk, steps_of
 
@@ -223,7 +222,7 @@ def test_the_undo_that_a_run_suggests_can_be_pasted(tmp_path: Path) -> None:
     source, target = write_base(tmp_path / "library", unit_vectors(3)), tmp_path / "my data"
     written = run("export", source, "--format", "chroma", "--to", target, "--collection", "handbook")
     assert written.status == 0, written.stderr
-    suggested = shlex.split(written.stdout.splitlines()[-1].removeprefix("To undo this: "))
+    suggested = command_words(written.stdout.splitlines()[-1].removeprefix("To undo this: "))
     assert suggested == ["regraft", "undo", str(target)]
     assert run(*suggested[1:], "--yes").status == 0
     with closing(sqlite3.connect(target / "chroma.sqlite3")) as db:

@@ -5,7 +5,6 @@ Where none would, the finding says why. Of profiles, ``test_rescue.py`` has the 
 
 from __future__ import annotations
 
-import shlex
 import struct
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import codex_mem_store
 import pytest
 from extras import needs
 from fault_server import FaultServer, answer
-from harness import run_as_given
+from harness import command_words, run_as_given
 from lacking import configured
 from planted_codex_mem import PLANTINGS, copied, templates
 from planted_rsclaw import PLANTINGS as PLANTINGS_OF_RSCLAW
@@ -66,7 +65,7 @@ def run_all_lines(store: Path, *more: str) -> list[dict[str, Any]]:
             assert not [one["repair"] for one in found if one["repair"] is not None]
             return found
         tried.add(new["repair"])
-        words = shlex.split(new["repair"])[1:]
+        words = command_words(new["repair"])[1:]
         options = more if words[0] == "backfill" else ()
         done = run_as_given(*words, *options, "--yes", "--json")
         key = new["name"], new["base"]

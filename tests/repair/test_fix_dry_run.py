@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import shutil
 import sqlite3
@@ -182,7 +183,8 @@ def test_command_lines_have_the_path_that_was_given(name: str, tmp_path: Path, m
     [left] = planned["left"]
     assert [left] == done["left"]
     assert planned["actions"]
-    assert f"regraft repair {shlex.quote(name)} --from SOURCE --base {planted_v2.KB}" in left["reason"]
+    quoted = f'"{name}"' if os.name == "nt" and " " in name else shlex.quote(name)
+    assert f"regraft repair {quoted} --from SOURCE --base {planted_v2.KB}" in left["reason"]
 
 
 @pytest.mark.thorough

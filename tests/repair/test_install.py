@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import socket
 import sqlite3
@@ -32,7 +31,7 @@ from faults import (
     untouched,
     write_vectors,
 )
-from harness import GOLDEN, NOW, NOW_MS, REPO, Outcome, golden, run
+from harness import GOLDEN, NOW, NOW_MS, REPO, Outcome, command_words, golden, run
 from profiles import KEYS, changed, profile, rows, tables
 from stand_ins import KILLED, Disk, FullDisk, die, on_disk
 
@@ -193,7 +192,7 @@ def test_the_command_that_takes_it_back_can_be_pasted(case, name, tmp_path, monk
     before = tables(case.profile)
     case.profile.rename(tmp_path / name)
     text = run("install", case.library, "-y", f"--profile={name}").stdout
-    words = shlex.split(next(line for line in text.splitlines() if line.startswith("To undo: ")).partition(": ")[2])
+    words = command_words(next(line for line in text.splitlines() if line.startswith("To undo: ")).partition(": ")[2])
     assert words[:2] == ["regraft", "undo"]
     assert run(*words[1:], "-y").status == 0
     assert tables(tmp_path / name) == before

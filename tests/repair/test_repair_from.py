@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import sqlite3
 import struct
@@ -19,7 +18,7 @@ import pytest
 from extras import needs
 from fault_server import FaultServer
 from faults import said, untouched
-from harness import GOLDEN, NOW, golden, run, run_as_given
+from harness import GOLDEN, NOW, command_words, golden, run, run_as_given
 from index_damage import IndexFile, damaged
 from lacking import configured
 from planted_v1 import whole
@@ -559,7 +558,7 @@ def test_a_damaged_vector_file_is_salvaged_into_a_library_that_is_a_copy_then(
     with unchanged(store):
         [left] = (one for one in repair(store, source).document["left"] if one["finding"] == finding)
     assert "--salvage can salvage " in left["reason"]
-    command = shlex.split(left["repair"])
+    command = command_words(left["repair"])
     assert command == ["regraft", "migrate", str(source), "--to", "LIBRARY", "--salvage"]
     library = place / "library 2"
     run(*command[1:4], library, "--salvage", "--now", NOW, "-q")

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -17,7 +16,7 @@ import apsw
 import pytest
 from faults import REFUSED, Tripwire, forked, late_damage, said, untouched
 from golden_cases import Shape, normal
-from harness import GOLDEN, NOW, NOW_MS, Outcome, golden, run, snapshot
+from harness import GOLDEN, NOW, NOW_MS, Outcome, command_words, golden, run, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 from planted_v1 import profile as chromium_profile
@@ -588,7 +587,7 @@ def test_a_base_without_its_model_stays_until_somebody_says_which_it_is(without_
     ((finding, reason),) = left(document)
     assert finding == "base.failed"
     assert "--recreate-model acme::gone-1" in reason
-    command = shlex.split(document["left"][0]["repair"])
+    command = command_words(document["left"][0]["repair"])
     assert command == ["regraft", "rescue", str(without_model), "--recreate-model", "acme::gone-1"]
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import shlex
 from pathlib import Path
 from typing import Any
 
 import page_damages
 import pytest
 import v1
-from harness import NOW, run
+from harness import NOW, command_words, run
 from page_damage import Layout, Made, make
 from stranded import DATABASE, base_of, index_of, profile, rows_of, sql
 
@@ -99,10 +98,10 @@ def test_a_base_that_only_a_salvage_restores_is_an_error_with_that_command(tmp_p
     def found(name: str) -> dict[str, Any]:
         return next(one for one in run("check", stranded, "--json").document["findings"] if one["name"] == name)
 
-    assert shlex.split(found("base.failed")["repair"])[3:] == [*model]
+    assert command_words(found("base.failed")["repair"])[3:] == [*model]
     first = run("rescue", stranded, "--json", "--yes", "--now", NOW, *model)
     [left] = (one for one in first.document["left"] if one["finding"] == "base.failed")
-    command = shlex.split(left["repair"])
+    command = command_words(left["repair"])
     assert command == ["regraft", "rescue", str(stranded), *model, "--salvage", "--base", base_of("kb")]
     assert "clean-up of old data" in found("v1.leftover")["message"]
 
@@ -137,7 +136,7 @@ def test_a_completed_base_that_lacks_a_text_is_offered_the_salvage_until_it_has_
 
     [command] = offered()
     assert command is not None
-    words = shlex.split(command)
+    words = command_words(command)
     assert words == ["regraft", "rescue", str(stranded), "--salvage", "--base", base_of("kb")]
     assert run(*words[1:], "--yes", "--now", NOW, "--json").status == 1
     assert kept < _stored(index) <= true
@@ -169,7 +168,7 @@ def test_bases_that_need_a_salvage_get_their_own_command_in_the_first_lines(tmp_
         f"2 bases can be restored: regraft rescue {stranded} --salvage",
     ]
     for line in first:
-        run(*shlex.split(line.partition(": regraft ")[2]), "--yes", "--now", NOW)
+        run(*command_words(line.partition(": regraft ")[2]), "--yes", "--now", NOW)
     found = _stored(index_of(stranded, "damaged")) | _stored(index_of(stranded, "worse"))
     assert set() < found <= true
     assert "can be restored" not in run("check", stranded).stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,7 +12,7 @@ import codex_mem_store
 import index_damage
 import pytest
 from faults import fails, line, untouched
-from harness import run, snapshot
+from harness import command_words, run, snapshot
 from index_damage import PAGE, IndexFile, rows_of
 from planted_v2 import KB, OTHER, index, library
 
@@ -187,7 +186,7 @@ def test_a_base_or_a_file_by_itself_is_found_by_its_place(target, place):
     assert finding["message"].endswith(f"regraft repair {named} --salvage")
     damage = index(target).read_bytes()
     assert finding["repair"].startswith(f"regraft repair {named} --from ")
-    assert run(*shlex.split(finding["repair"])[1:]).status == 0
+    assert run(*command_words(finding["repair"])[1:]).status == 0
     assert {name: set(rows) for name, rows in rows_of(index(target)).items()} == {
         name: set(rows) for name, rows in file.rows.items()
     }

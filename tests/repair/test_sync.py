@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,7 +19,7 @@ import pytest
 import synced
 from fault_server import FaultServer, vector_of
 from faults import fails, posix, state_of, untouched
-from harness import Outcome, run
+from harness import Outcome, command_words, run
 from lacking import KB
 from planted_v2 import index, run_sql
 from synced import place, text_of
@@ -233,7 +234,7 @@ def test_without_an_embedder_new_texts_are_left_to_backfill(store: Path, files: 
     assert done.status == 1
     [lack] = [one for one in done.document["left"] if one["finding"] == "embedding.missing"]
     assert lack["count"] == 6 * synced.PARAGRAPHS
-    assert shlex.split(lack["repair"]) == ["regraft", "backfill", str(store), "--base", KB]
+    assert command_words(lack["repair"]) == ["regraft", "backfill", str(store), "--base", KB]
     assert_whole(store, files)
     filled = run("backfill", store, "--base", KB, "--json", *embedding(store, server))
     assert filled.status == 0
@@ -700,7 +701,8 @@ def extractor(tmp_path: Path) -> str:
         "with open(pathlib.Path(__file__).with_name('runs'), 'a') as runs: runs.write('x')\n"
         "sys.stdout.buffer.write(b'text of ' + pathlib.Path(sys.argv[1]).read_bytes())\n"
     )
-    return shlex.join([sys.executable, str(script), "{}"])
+    words = [sys.executable, str(script), "{}"]
+    return shlex.join(words) if os.name != "nt" else subprocess.list2cmdline(words)
 
 
 @pytest.mark.thorough

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -99,6 +101,19 @@ def run_as_given(*arguments: object) -> Outcome:
 #: What makes folders that tests get copies of, and where each made its own in this process.
 _makers: list[Callable[[Path], Path]] = []
 _made: dict[Callable[[Path], Path], Path] = {}
+
+
+def command_words(line: str) -> list[str]:
+    """Split a command line as this system does, without the code under test."""
+    if os.name != "nt":
+        return shlex.split(line)
+    split = ctypes.windll.shell32.CommandLineToArgvW
+    split.restype = ctypes.POINTER(ctypes.c_wchar_p)
+    split.argtypes = [ctypes.c_wchar_p, ctypes.POINTER(ctypes.c_int)]
+    count = ctypes.c_int()
+    # The first word, a program, is split by other rules.
+    words = split(f"program {line}", ctypes.byref(count))
+    return [str(word) for word in words[1 : count.value]]
 
 
 def copied(make: Callable[[Path], Path]) -> Callable[[Path], Path]:

@@ -153,7 +153,8 @@ def try_locks(folder: Path) -> list[str]:
             refused = regraft("install", library, "--profile", profile, "--yes", *PROVIDERS, status=(2,))
             assert refused["error"]["code"] == "ApplicationOpen", refused
             assert untouched == (state_of(profile) if os.name != "nt" else rows_of(profile))
-        lock.unlink()
+        # Windows deletes its lock with the handle that held it.
+        lock.unlink(missing_ok=True)
     regraft("install", library, "--profile", profile, "--yes", *PROVIDERS, status=(0, 1))
     return [lock.name for lock in locks]
 

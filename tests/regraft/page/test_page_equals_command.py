@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 import shutil
 import sqlite3
 import zipfile
@@ -19,7 +18,7 @@ import planted_v2
 import profiles
 import pytest
 import stranded
-from harness import REPO, run
+from harness import REPO, command_words, run
 from page_client import Client
 
 from regraft.page import jobs
@@ -104,7 +103,7 @@ class Twin:
         done = self._reader.confirm(planned)
         assert done.state == "done", done.outcome
         # The command is the one that the page names, for the other folder.
-        words = shlex.split(command_line(done.task))[1:]
+        words = command_words(command_line(done.task))[1:]
         own = [word.replace(str(self.page), str(self.command)) for word in words]
         assert own != words
         time = ["--now", page_tasks.NOW] if "now_ms" in getattr(done.task.options, "__struct_fields__", ()) else []
