@@ -49,7 +49,7 @@ def refused(*line: object) -> str:
 def backfill_with(folder: Path, text: str) -> Outcome:
     """Run a backfill with a configuration of these words."""
     path = folder / "regraft.yaml"
-    path.write_text(text)
+    path.write_text(text, "utf-8")
     return run("backfill", small_library(folder), "--config", path, "--embedder", "mine")
 
 
@@ -78,7 +78,7 @@ def test_a_configuration_whose_aliases_stand_for_ever_more_is_refused_at_once(tm
 
 def test_a_part_of_a_configuration_may_be_used_twice(tmp_path: Path) -> None:
     path = configured(tmp_path / "regraft.yaml", "http://127.0.0.1:1/v1")
-    path.write_text(path.read_text().replace("mine:", "mine: &one") + "  other: *one\n")
+    path.write_text(path.read_text("utf-8").replace("mine:", "mine: &one") + "  other: *one\n", "utf-8")
     known = config.load_config(path).embedders
     assert known["other"].name == "other"
     assert known["mine"].model == known["other"].model

@@ -486,7 +486,7 @@ def test_a_page_has_numbers_and_no_names(tmp_path: Path) -> None:
     store = damaged(tmp_path / "data")
     page = tmp_path / "page.html"
     assert run("check", store.root, "--report", page).status == 1
-    text = page.read_text()
+    text = page.read_text("utf-8")
     assert "angel.vector-missing" in text
     assert "plan.md" not in text
 

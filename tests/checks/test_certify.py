@@ -560,7 +560,7 @@ def config(server: FaultServer, folder: Path, **more: Any) -> Path:
         "base_url": server.url,
         **more,
     }
-    path.write_text(json.dumps({"embedders": {"one": settings}}))
+    path.write_text(json.dumps({"embedders": {"one": settings}}), "utf-8")
     return path
 
 

@@ -611,7 +611,7 @@ def test_rows_that_are_missing_are_in_the_report_of_a_library(tmp_path: Path) ->
     def recorded(
         document: object, kind: Kind = Kind.LIBRARY, *, is_copy: bool = False
     ) -> tuple[dict[str, int], dict[str, int]]:
-        (tmp_path / "report.json").write_text(document if isinstance(document, str) else json.dumps(document))
+        (tmp_path / "report.json").write_text(document if isinstance(document, str) else json.dumps(document), "utf-8")
         return audit.recorded_losses(tmp_path, SimpleNamespace(kind=kind, stores=SimpleNamespace(is_copy=is_copy)))
 
     assert recorded(report) == ({"b": 2}, {"i": 3})

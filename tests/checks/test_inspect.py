@@ -48,7 +48,7 @@ def v1(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def library(v1: Path, tmp_path: Path) -> Library:
     """A copy of the library that a test may damage."""
     shutil.copytree(v1 / "library", tmp_path / "library")
-    return Library(tmp_path / "library", 1, json.loads((v1 / "library" / "report.json").read_text()))
+    return Library(tmp_path / "library", 1, json.loads((v1 / "library" / "report.json").read_text("utf-8")))
 
 
 def look(path: Path, *options: str) -> dict[str, Any]:
@@ -93,8 +93,8 @@ def test_a_v1_source(v1: Path, name: str, kind: str) -> None:
 
 
 def test_a_knowledge_slice(v1: Path, tmp_path: Path) -> None:
-    state = json.loads((v1 / "export" / "redux.json").read_text())
-    (tmp_path / "knowledge.json").write_text(json.dumps(state["knowledge"]))
+    state = json.loads((v1 / "export" / "redux.json").read_text("utf-8"))
+    (tmp_path / "knowledge.json").write_text(json.dumps(state["knowledge"]), "utf-8")
     shutil.copyfile(v1 / "export" / "KnowledgeBase" / "kb", tmp_path / "kb")
     for path in (tmp_path / "knowledge.json", tmp_path):
         document = look(path)
@@ -159,7 +159,7 @@ def test_a_library(v1: Path, name: str) -> None:
     document = look(v1 / name)
     assert document["kind"] == "library"
     kb, lost, none = document["bases"]
-    report = json.loads((v1 / "library" / "report.json").read_text())
+    report = json.loads((v1 / "library" / "report.json").read_text("utf-8"))
     assert [entry["id"] for entry in document["bases"]] == [entry["id"] for entry in report["bases"]]
     assert (kb["name"], kb["status"], kb["items"]) == ("Küche 🎉", "completed", {"completed": 5, "idle": 1})
     index = report["bases"][0]["index"]

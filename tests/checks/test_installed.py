@@ -104,7 +104,7 @@ def test_places_that_the_system_names(name: str, home: Path, tmp_path: Path, mon
 def settings(home: Path, *entries: object) -> None:
     path = home / ".cherrystudio" / "config" / "config.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"appDataPath": list(entries)}))
+    path.write_text(json.dumps({"appDataPath": list(entries)}), "utf-8")
 
 
 def test_folders_that_the_settings_name(home: Path, tmp_path: Path) -> None:

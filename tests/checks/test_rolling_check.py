@@ -473,7 +473,7 @@ FORGED: dict[str, Callable[[Path], object]] = {
     "a trigger": header("CREATE TRIGGER t AFTER DELETE ON rolling BEGIN DELETE FROM entry; END"),
     "a damaged page": a_damaged_page,
     "a log": in_wal_mode,
-    "text": lambda state: state.write_text("my notes\n" * 100),
+    "text": lambda state: state.write_text("my notes\n" * 100, "utf-8"),
     "another database": lambda state: (state.unlink(), query(state, "CREATE TABLE mine (x)")),
     "the ledger": lambda state: shutil.copy(state.parent / "ledger.sqlite", state),
 }
@@ -661,4 +661,4 @@ def test_metrics(store: Path, tmp_path: Path) -> None:
     with untouched(store):
         message = said(run("check", store, "--part", "5%", "--metrics", other, "--json"), "WrongUsage", REFUSED)
     assert str(other) in message
-    assert other.read_text() == "mine"
+    assert other.read_text("utf-8") == "mine"

@@ -160,7 +160,7 @@ def test_a_search_takes_the_dimensions_of_the_catalog(store: Path, tmp_path: Pat
     put(store, *(floats(*[0.5] * 16) for _ in range(every * 2 // 3)))
     for length, status in ((HAS, 0), (16, 2)):
         vector = tmp_path / f"{length}.json"
-        vector.write_text(json.dumps([0.1] * length))
+        vector.write_text(json.dumps([0.1] * length), "utf-8")
         arguments = ("search", store, "text", "--base", KB, "--mode", "vector", "--vector", vector, "--json")
         outcome = run(*arguments)
         assert outcome.status == status, outcome

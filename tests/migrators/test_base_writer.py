@@ -329,12 +329,12 @@ def with_uploads(place: Path) -> Writing:
         place, [Row("A", "one"), Row("B", "two")], file("a", "A", name="a.txt"), file("b", "B", name="b.txt")
     )
     for name in "ab":
-        (place / "source" / "Files" / f"up-{name}.txt").write_text(f"upload {name}")
+        (place / "source" / "Files" / f"up-{name}.txt").write_text(f"upload {name}", "utf-8")
     return made
 
 
 def raw_files(made: Writing) -> dict[str, str]:
-    return {path.name: path.read_text() for path in (made.staging / "raw").iterdir()}
+    return {path.name: path.read_text("utf-8") for path in (made.staging / "raw").iterdir()}
 
 
 def test_uploads_are_copied_whether_or_not_the_base_has_an_index(tmp_path: Path) -> None:

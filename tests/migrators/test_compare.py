@@ -126,7 +126,7 @@ def test_large_texts_are_compared_to_their_ends_piece_by_piece(tmp_path, monkeyp
 def test_queries_are_read_as_lines_or_as_one_array(upgraded, tmp_path, as_lines):
     queries = [{"id": "first", "vector": [1, 0, 0, 0.5], "text": "a word"}, {"vector": [0.1, 0.2, 0.3, 0.4]}]
     path = tmp_path / "queries.json"
-    path.write_text("\n".join(map(json.dumps, queries)) if as_lines else json.dumps(queries))
+    path.write_text("\n".join(map(json.dumps, queries)) if as_lines else json.dumps(queries), "utf-8")
     done = compared(upgraded, "--queries", path, "--json", "-k", "3")
     assert done.status == 0
     assert [told["queries"] for told in done.document["bases"]] == [2, 2]
@@ -195,7 +195,7 @@ def _lost_text(library: Library) -> None:
 def test_a_text_that_is_not_found_any_more_is_a_difference(upgraded, tmp_path, damage: Callable[[Library], None]):
     numbers = list(memoryview(vector_of(TEXTS[0])).cast("f"))
     path = tmp_path / "queries.jsonl"
-    path.write_text(json.dumps({"id": "mine", "vector": numbers}))
+    path.write_text(json.dumps({"id": "mine", "vector": numbers}), "utf-8")
     damage(upgraded)
     done = compared(upgraded, "--json", "--queries", path, "--base", "one")
     assert done.status == 1
@@ -279,7 +279,7 @@ def test_an_index_of_another_dimension_is_a_difference(upgraded):
 )
 def test_what_is_no_list_of_queries_is_refused(upgraded, tmp_path, content, said):
     path = tmp_path / "queries.jsonl"
-    path.write_text(content)
+    path.write_text(content, "utf-8")
     done = compared(upgraded, "--queries", path)
     assert (done.status, said in done.stderr, done.stdout) == (2, True, "")
 
@@ -391,9 +391,9 @@ def test_a_v1_id_goes_before_an_id_and_an_id_before_a_name(upgraded, copied):
         one: one,
         two: two,
     }
-    report = json.loads((copied / "report.json").read_text())
+    report = json.loads((copied / "report.json").read_text("utf-8"))
     report["ids"]["bases"] = {"one": two, "two": one}
-    (copied / "report.json").write_text(json.dumps(report))
+    (copied / "report.json").write_text(json.dumps(report), "utf-8")
     swapped = by_id(both(upgraded, copied, "--json"))
     assert (swapped[one]["compared_with"], swapped[two]["compared_with"]) == (two, one)
 

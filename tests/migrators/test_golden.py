@@ -17,7 +17,7 @@ from regraft.disk import sqlite
 def test_models_and_providers_are_written_in_full(case: str, golden, tmp_path: Path) -> None:
     folder = golden(case)
     migrate(folder / "v1", tmp_path / "library")
-    expected = json.loads((folder / "expected.json").read_text())
+    expected = json.loads((folder / "expected.json").read_text("utf-8"))
     with sqlite.open_readonly(tmp_path / "library" / "catalog.sqlite") as db:
         models, providers = [list(as_dicts(db, f"SELECT * FROM {table}")) for table in ("user_model", "user_provider")]
     # The application writes what differs from its own list of models; a library has none to inherit from.
@@ -81,7 +81,7 @@ def test_the_loaders_of_children_are_told(golden, tmp_path: Path) -> None:
     }
     wanted = {
         item["key"]: item["loaderId"]
-        for base in json.loads((folder / "expected.json").read_text())["bases"]
+        for base in json.loads((folder / "expected.json").read_text("utf-8"))["bases"]
         for item in base["items"]
         # A loader that a standalone item owns is not the child's, whatever the application books.
         if "loaderId" in item and (item["status"] == "completed" or base["legacyId"] == "dirG")
@@ -93,7 +93,7 @@ def test_the_loaders_of_children_are_told(golden, tmp_path: Path) -> None:
 def test_where_ours_is_better_it_is_what_the_application_got_wrong(golden, tmp_path: Path) -> None:
     folder = golden("unicode")
     report = migrate(folder / "v1", tmp_path / "library")
-    theirs = {base["legacyId"]: base for base in json.loads((folder / "expected.json").read_text())["bases"]}
+    theirs = {base["legacyId"]: base for base in json.loads((folder / "expected.json").read_text("utf-8"))["bases"]}
     ours = {base["legacyId"]: base for base in Shape(tmp_path / "library", report).bases()}
     assert theirs["../up"]["status"] == "failed"
     assert ours["../up"]["status"] == "completed"

@@ -773,7 +773,7 @@ def test_an_id_too_long_for_any_file_name_is_a_missing_file(tmp_path: Path) -> N
 def test_a_knowledge_slice_beside_its_vector_files(tmp_path: Path, name: str) -> None:
     place = tmp_path / "v1"
     write_store(place / "kb", [Row("L", "text")])
-    (place / name).write_text(json.dumps({"bases": [base("kb", note("n", "L"))]}))
+    (place / name).write_text(json.dumps({"bases": [base("kb", note("n", "L"))]}), "utf-8")
     library = migrate(place / name, tmp_path / "library")
     assert library.bodies("kb") == ["text"]
 
@@ -781,7 +781,7 @@ def test_a_knowledge_slice_beside_its_vector_files(tmp_path: Path, name: str) ->
 def test_a_knowledge_slice_in_the_same_folder_as_the_folder_of_vector_files(tmp_path: Path) -> None:
     place = tmp_path / "v1"
     write_store(place / "KnowledgeBase" / "kb", [Row("L", "text")])
-    (place / "any name.json").write_text(json.dumps({"bases": [base("kb", note("n", "L"))]}))
+    (place / "any name.json").write_text(json.dumps({"bases": [base("kb", note("n", "L"))]}), "utf-8")
     for at, path in enumerate((place, place / "any name.json")):
         library = migrate(path, tmp_path / f"library {at}")
         assert library.bodies("kb") == ["text"]
@@ -1353,9 +1353,9 @@ def test_times_are_whole_milliseconds(tmp_path: Path) -> None:
 def test_a_huge_time_does_not_stop_the_run(tmp_path: Path, value: str) -> None:
     source = Source([base("odd", note("n")), base("kb")], {"kb": [Row("L", "x")]}).write(tmp_path / "v1")
     state = source / "redux.json"
-    text = state.read_text()
+    text = state.read_text("utf-8")
     at = text.index('"kb"')
-    state.write_text(text[:at].replace(str(CREATED), value) + text[at:])
+    state.write_text(text[:at].replace(str(CREATED), value) + text[at:], "utf-8")
     library = migrate(source, tmp_path / "library")
     assert library.base("kb")["status"] == "completed"
     # What JavaScript takes for infinite is no time.
@@ -1367,7 +1367,7 @@ def test_a_huge_time_does_not_stop_the_run(tmp_path: Path, value: str) -> None:
 def test_a_huge_setting_does_not_stop_the_run(tmp_path: Path) -> None:
     source = Source([base("kb", chunkSize=123456789)], {"kb": [Row("L", "x")]}).write(tmp_path / "v1")
     state = source / "redux.json"
-    state.write_text(state.read_text().replace("123456789", "9" * 400))
+    state.write_text(state.read_text("utf-8").replace("123456789", "9" * 400), "utf-8")
     library = migrate(source, tmp_path / "library")
     assert library.base_row("kb")["chunk_size"] == 1024
     assert library.codes()["invalid_base_config"] == 1
@@ -1633,7 +1633,7 @@ def test_the_real_path_of_a_file_that_is_still_on_disk_is_found(tmp_path: Path, 
     (place / "sub").mkdir(parents=True)
     text = "A text that is a good deal longer than the fifty characters of a snippet.\n"
     path = place / "sub" / f"diary{suffix}"
-    path.write_text(text)
+    path.write_text(text, "utf-8")
     (place / "other.txt").write_text("another text")
     loader = f"{kind}_{md5(text.encode()).hexdigest()}"
     snippet = f"{text[:24]}...{text[-23:]}"
@@ -2011,7 +2011,7 @@ def test_missing_tables_are_empty_ones(tmp_path: Path) -> None:
 )
 def test_a_broken_state_is_refused_and_nothing_is_written(tmp_path: Path, text: str) -> None:
     source = Source([base("kb")]).write(tmp_path / "v1")
-    (source / "redux.json").write_text(text)
+    (source / "redux.json").write_text(text, "utf-8")
     done = run("migrate", source, "--to", tmp_path / "out", "--json")
     assert done.status == 2
     assert done.document["error"]["exit_status"] == 2
@@ -2035,7 +2035,7 @@ def test_a_broken_state_is_refused_and_nothing_is_written(tmp_path: Path, text: 
 )
 def test_a_recognised_source_without_bases_is_nothing_to_complain_about(tmp_path: Path, state: Any) -> None:
     source = Source([]).write(tmp_path / "v1")
-    (source / "redux.json").write_text(json.dumps(state))
+    (source / "redux.json").write_text(json.dumps(state), "utf-8")
     library = migrate(source, tmp_path / "library")
     assert library.status == 0
     assert library.report["bases"] == []
@@ -2044,8 +2044,8 @@ def test_a_recognised_source_without_bases_is_nothing_to_complain_about(tmp_path
 
 def test_slices_that_are_json_text_are_unwrapped(tmp_path: Path) -> None:
     source = Source([base("kb", note("n", "L"))], {"kb": [Row("L", "x")]}).write(tmp_path / "v1")
-    state = json.loads((source / "redux.json").read_text())
-    (source / "redux.json").write_text(json.dumps({name: json.dumps(part) for name, part in state.items()}))
+    state = json.loads((source / "redux.json").read_text("utf-8"))
+    (source / "redux.json").write_text(json.dumps({name: json.dumps(part) for name, part in state.items()}), "utf-8")
     assert migrate(source, tmp_path / "library").bodies("kb") == ["x"]
 
 

@@ -63,7 +63,7 @@ def told(library: Library, legacy: str = "lost") -> list[tuple[str, str, str | N
 def without_bases(source: Path) -> tuple[Path, dict[str, Any]]:
     """Take the bases out of a source's state, and return them by id."""
     path = source / ("redux.json" if (source / "redux.json").exists() else "data.json")
-    state = json.loads(path.read_text())
+    state = json.loads(path.read_text("utf-8"))
     if path.name == "redux.json":
         bases, state["knowledge"]["bases"] = state["knowledge"]["bases"], []
     else:
@@ -72,7 +72,7 @@ def without_bases(source: Path) -> tuple[Path, dict[str, Any]]:
         bases, knowledge["bases"] = knowledge["bases"], []
         redux["knowledge"] = json.dumps(knowledge)
         state["localStorage"]["persist:cherry-studio"] = json.dumps(redux)
-    path.write_text(json.dumps(state))
+    path.write_text(json.dumps(state), "utf-8")
     return source, {one["id"]: one for one in bases if isinstance(one, dict)}
 
 
@@ -535,9 +535,9 @@ def test_a_base_stays_whatever_later_runs_know(tmp_path: Path) -> None:
     assert [row["id"] for row in library.catalog("knowledge_base")] == [library.base_id("lost")]
     # A state that names it is better: the same base is carried anew, with its name.
     loaders = [f"LocalPathLoader_{md5(f'/srv/a/{name}.md')}" for name in "xy"]
-    redux = json.loads((source / "redux.json").read_text())
+    redux = json.loads((source / "redux.json").read_text("utf-8"))
     redux["knowledge"]["bases"] = [base("lost", folder("d", *loaders, path="/srv/a"), name="Boats")]
-    (source / "redux.json").write_text(json.dumps(redux))
+    (source / "redux.json").write_text(json.dumps(redux), "utf-8")
     found = migrate(source, target, ADOPT)
     assert found.base("lost")["outcome"] == "written"
     assert (found.base_row("lost")["name"], found.rows("lost")["carried"]) == ("Boats", 2)

@@ -780,7 +780,7 @@ def test_a_folder_and_its_files_stay_together(tmp_path):
         (C, None, "completed"),
     ]
     copied = library.folder(BASE) / "raw" / "docs" / "plan.md"
-    assert copied.read_text() == "the plan itself\n"
+    assert copied.read_text("utf-8") == "the plan itself\n"
     assert library.item(B)["data"]["relativePath"] == B
     assert carried(library) == expected(ROWS)
     assert library.codes() == Counter()
@@ -1274,7 +1274,7 @@ def golden_rows() -> list[tuple[str, str, bytes]]:
 @golden
 @pytest.mark.parametrize("name", ["", "index.sqlite"], ids=["folder", "file"])
 def test_golden_every_vector_byte_for_byte(tmp_path, name):
-    manifest = json.loads((REAL / "manifest.json").read_text())
+    manifest = json.loads((REAL / "manifest.json").read_text("utf-8"))
     library = migrate(REAL / name, tmp_path / "out", "--recreate-model", MODEL)
     base = manifest["baseId"]
     rows = golden_rows()

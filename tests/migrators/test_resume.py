@@ -107,7 +107,7 @@ def test_the_unpacked_backup_is_nothing_new(source: Source, tmp_path: Path) -> N
 
 
 def test_the_report_of_a_second_run_is_that_of_the_first(source: Source, target: Path) -> None:
-    first = json.loads((target / "report.json").read_text())
+    first = json.loads((target / "report.json").read_text("utf-8"))
     second = migrate(source.folder, target, "--json").document
     for part in ("ids", "warnings", "skipped", "source", "target"):
         assert second[part] == first[part]

@@ -38,7 +38,7 @@ def test_the_sample_is_carried_bit_for_bit(tmp_path):
     assert outcome.status == 1, outcome.stderr
     assert skipped(outcome) == {"tombstoned": 1, "dimension_mismatch": 1, "not_visible": 2, "unmapped_loader": 1}
 
-    stored = json.loads((SAMPLE / "rows.json").read_text())
+    stored = json.loads((SAMPLE / "rows.json").read_text("utf-8"))
     chunks = [json.loads(bytes.fromhex(value)) for value in stored["kb_chunks"].values()]
     expected = {chunk["indexed_text"]: struct.pack(f"<{len(chunk['vector'])}f", *chunk["vector"]) for chunk in chunks}
     found = carried(tmp_path / "kb")
@@ -144,7 +144,7 @@ def test_an_edited_file_is_carried_anew(store):
     migrate(store.write())
     store.file(doc["markdown_path"], markdown_file(doc, "a, edited").encode())
     assert migrate(store.root).document["bases"][0]["outcome"] == "written"
-    assert (only_base(store.root) / "raw/One.md").read_text().endswith("a, edited")
+    assert (only_base(store.root) / "raw/One.md").read_text("utf-8").endswith("a, edited")
 
 
 def test_the_base_keeps_its_id_wherever_the_kb_lies(store, tmp_path):

@@ -265,7 +265,7 @@ def test_search_in_the_new_base_finds_by_words_and_by_meaning(store):
     migrate(store.write())
     vector = store.root.parent / "vector.json"
     chunk = next(one for one in store.tables["kb_chunks"].values() if "pear" in one["indexed_text"])
-    vector.write_text(json.dumps(chunk["vector"]))
+    vector.write_text(json.dumps(chunk["vector"]), "utf-8")
     library = library_of(store.root)
     assert run("search", library, "apple", "--json").document["hits"][0]["item_name"] == "Apples.md"
     found = run("search", library, "x", "--mode", "vector", "--vector", vector, "--json").document

@@ -106,7 +106,7 @@ def test_a_report_page_is_never_written_over_a_file_of_another_kind(library: Pat
     theirs.write_text("<!doctype html><title>My thesis</title>")
     message = said(again(library, "--report", theirs), "ReportNotWritable", REFUSED)
     assert "is not a report page" in message
-    assert theirs.read_text() == "<!doctype html><title>My thesis</title>"
+    assert theirs.read_text("utf-8") == "<!doctype html><title>My thesis</title>"
     message = said(again(library, "--report", library / "catalog.sqlite"), "ReportNotWritable", REFUSED)
     assert f"it is inside {library}, which" in message
 
@@ -115,7 +115,7 @@ def test_a_report_page_may_replace_an_earlier_one(library: Path, tmp_path: Path)
     page = tmp_path / "page.html"
     for _ in range(2):
         assert again(library, "--report", page).status == 1
-        assert report_html.is_report_page("migrate", page.read_text())
+        assert report_html.is_report_page("migrate", page.read_text("utf-8"))
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 

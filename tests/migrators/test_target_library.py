@@ -54,7 +54,7 @@ def items(plan: Any = PLAN) -> list[Any]:
 def stage(place: TargetLibrary, content: str, base_id: str = PLAN.draft.id) -> None:
     folder = place.staging / base_id / "raw"
     folder.mkdir(parents=True)
-    (folder / "a.txt").write_text(content)
+    (folder / "a.txt").write_text(content, "utf-8")
 
 
 def entry(plan: Any = PLAN, **more: Any) -> BaseEntry:
@@ -68,7 +68,7 @@ def publish(place: TargetLibrary, book: Ledger, content: str, plan: Any = PLAN, 
 
 def base_text(place: TargetLibrary, base_id: str = PLAN.draft.id) -> str | None:
     path = place.path / "KnowledgeBase" / base_id / "raw" / "a.txt"
-    return path.read_text() if path.exists() else None
+    return path.read_text("utf-8") if path.exists() else None
 
 
 # --- bases -----------------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_a_base_that_was_about_to_be_published_is_there_or_not(
     ):
         if content is not None:
             (folder / "raw").mkdir(parents=True)
-            (folder / "raw" / "a.txt").write_text(content)
+            (folder / "raw" / "a.txt").write_text(content, "utf-8")
     stage(place, "staged")
     (place.work / "vectors").mkdir(parents=True)
     made = replace(entry_of(PLAN), has_files=has_files)
@@ -341,8 +341,8 @@ def test_the_report_is_current_as_long_as_its_bases_and_files_are(library: tuple
     publish(place, book, "x")
     assert not place.report_is_current(book.entries())
     place.publish_report(book, "{}", "<p>")
-    assert (place.path / "report.json").read_text() == "{}"
-    assert (place.path / "report.html").read_text() == "<p>"
+    assert (place.path / "report.json").read_text("utf-8") == "{}"
+    assert (place.path / "report.html").read_text("utf-8") == "<p>"
     assert list(place.staging.iterdir()) == []
     place.staging.rmdir()
     place.publish_report(book, "{}", "<p>")
@@ -420,9 +420,10 @@ def test_a_run_ends_with_catalog_report_and_its_record(library: tuple[TargetLibr
     done = at.finish(made_report(place))
     assert (done.wrote, done.report.head.run.finished_at is not None) == (True, True)
     assert (
-        json.loads((place.path / "report.json").read_text())["run"]["finished_at"] == done.report.head.run.finished_at
+        json.loads((place.path / "report.json").read_text("utf-8"))["run"]["finished_at"]
+        == done.report.head.run.finished_at
     )
-    assert "<html" in (place.path / "report.html").read_text()
+    assert "<html" in (place.path / "report.html").read_text("utf-8")
     assert place.is_catalog_unchanged(book)
     assert place.report_is_current(book.entries())
     assert [one.status for one in book.changes.runs()] == ["finished"]

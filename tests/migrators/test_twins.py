@@ -455,7 +455,7 @@ def write_again(tmp_path: Path, *items: Any, rows: Any, uploads: Any = ()) -> Pa
 def test_what_was_found_on_disk_stays_known_when_the_folder_is_gone(tmp_path: Path, docs: Path) -> None:
     """A base that is carried anew is no poorer for it."""
     text = "A text of more than fifty units, which v1 kept as a snippet of it."
-    (docs / "sub" / "plain.txt").write_text(text)
+    (docs / "sub" / "plain.txt").write_text(text, "utf-8")
     loader = f"TextLoader_{md5(text.encode()).hexdigest()}"
     item = folder("d", loader, *entries(docs, "report.md", "sub/copy.MD"), path=str(docs))
     rows = [Row(loader, text, source=f"{text[:24]}...{text[-23:]}"), *rows_of(docs, "report.md")]

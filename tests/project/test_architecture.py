@@ -376,7 +376,7 @@ def decoys(tmp_path: Path) -> Path:
     for package in PACKAGES:
         folder = tmp_path / package
         folder.mkdir()
-        (folder / "__init__.py").write_text(f'raise RuntimeError("the decoy {package} was imported")\n')
+        (folder / "__init__.py").write_text(f'raise RuntimeError("the decoy {package} was imported")\n', "utf-8")
     return tmp_path
 
 

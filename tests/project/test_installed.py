@@ -51,7 +51,7 @@ def test_every_package_says_that_it_is_typed(package: str) -> None:
 @needs("lint")
 def test_a_strictly_typed_program_can_use_the_packages(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(CONSUMER)
+    program.write_text(CONSUMER, "utf-8")
     command = [sys.executable, "-P", "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(program)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

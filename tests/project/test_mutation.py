@@ -74,7 +74,7 @@ def test_a_module_is_changed_while_its_tests_run_and_restored(
 
     def run_tests(tests: tuple[str, ...], seconds: float) -> tuple[str, str]:
         assert tests == ("test_one.py",)
-        seen.append(path.read_text())
+        seen.append(path.read_text("utf-8"))
         assert path.stat().st_mtime_ns != 10**18
         return answer
 
@@ -84,7 +84,7 @@ def test_a_module_is_changed_while_its_tests_run_and_restored(
     assert str(mutant) == "regraft/disk/one.py:1: flipped: b == c -> (b != c)"
     assert mutation.judge(mutant, ("test_one.py",), 1) == answer
     assert seen == ["a = (b != c)\n"]
-    assert (path.read_text(), path.stat().st_mtime_ns) == ("a = b == c\n", 10**18)
+    assert (path.read_text("utf-8"), path.stat().st_mtime_ns) == ("a = b == c\n", 10**18)
     assert [one.name for one in path.parent.iterdir()] == ["one.py"]
 
 
@@ -92,13 +92,13 @@ def test_a_module_is_changed_while_its_tests_run_and_restored(
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a suite of its own: its first file passes but for a test that make test leaves out, the second fails."""
     marks = "slow", "needs", "thorough"
-    (tmp_path / "pytest.ini").write_text("\n  ".join(("[pytest]\nmarkers =", *marks)))
+    (tmp_path / "pytest.ini").write_text("\n  ".join(("[pytest]\nmarkers =", *marks)), "utf-8")
     (tmp_path / "conftest.py").write_text('import hypothesis\nhypothesis.settings.register_profile("quick")\n')
     left_out = (f"@pytest.mark.{mark}\ndef test_{mark}():\n    raise ValueError\n" for mark in marks)
     passing = "def test_passing():\n    with open('log', 'a') as log:\n        log.write('z')\n"
-    (tmp_path / "test_z.py").write_text("\n".join(("import pytest", passing, *left_out)))
+    (tmp_path / "test_z.py").write_text("\n".join(("import pytest", passing, *left_out)), "utf-8")
     failing = "def test_failing():\n    with open('log', 'a') as log:\n        log.write('a')\n    raise ValueError\n"
-    (tmp_path / "test_a.py").write_text(f"{failing}\n{failing.replace('_failing', '_after')}")
+    (tmp_path / "test_a.py").write_text(f"{failing}\n{failing.replace('_failing', '_after')}", "utf-8")
     (tmp_path / "test_b.py").write_text("import time\n\ndef test_sleeping():\n    time.sleep(3600)\n")
     monkeypatch.setattr(mutation, "ROOT", tmp_path)
     return tmp_path
@@ -107,9 +107,9 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.thorough
 def test_files_run_in_the_order_given_until_a_test_fails(suite: Path) -> None:
     assert mutation.run_tests(("test_z.py", "test_a.py"), 3600) == ("caught", "test_a.py::test_failing")
-    assert (suite / "log").read_text() == "za"
+    assert (suite / "log").read_text("utf-8") == "za"
     assert mutation.run_tests(("test_z.py",), 3600) == ("missed", "")
-    assert (suite / "log").read_text() == "zaz"
+    assert (suite / "log").read_text("utf-8") == "zaz"
 
 
 @pytest.mark.thorough
@@ -124,7 +124,7 @@ def test_what_a_killed_run_left_changed_is_restored(tmp_path: Path, monkeypatch:
     (folder / "one.py.unchanged").write_text("as installed")
     monkeypatch.setattr(mutation, "INSTALLED", tmp_path)
     mutation.restore()
-    assert [(one.name, one.read_text()) for one in folder.iterdir()] == [("one.py", "as installed")]
+    assert [(one.name, one.read_text("utf-8")) for one in folder.iterdir()] == [("one.py", "as installed")]
 
 
 def test_every_part_of_the_core_has_tests() -> None:

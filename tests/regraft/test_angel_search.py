@@ -156,7 +156,7 @@ def test_a_function_has_the_same_answer(store: AngelStore) -> None:
 
 def vector_file(folder: Path, numbers: list[float]) -> Path:
     path = folder / "vector.json"
-    path.write_text(json.dumps(numbers))
+    path.write_text(json.dumps(numbers), "utf-8")
     return path
 
 

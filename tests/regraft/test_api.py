@@ -139,7 +139,7 @@ def test_a_change_is_made_and_taken_back(library: Path, tmp_path: Path) -> None:
     last = regraft.history(copy).runs[0]
     assert last.command == "gc"
     assert regraft.undo(copy, last.id.rpartition("-")[2]).undone == last.id
-    assert stray.read_text() == "of nothing"
+    assert stray.read_text("utf-8") == "of nothing"
     with pytest.raises(RunUnknown, match="cannot be undone"):
         regraft.undo(copy, last.id)
     with pytest.raises(RunUnknown, match="there is no run 1999"):

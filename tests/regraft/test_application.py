@@ -31,7 +31,7 @@ def program(path: Path, text: str = "") -> Path:
     """Write a program that notes its arguments and working folder beside itself, and ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        text or f'#!/bin/sh\nprintf "%s\\n" "$PWD" "$@" > "{path}.part"\nmv "{path}.part" "{path}.started"\n'
+        text or f'#!/bin/sh\nprintf "%s\\n" "$PWD" "$@" > "{path}.part"\nmv "{path}.part" "{path}.started"\n', "utf-8"
     )
     path.chmod(0o755)
     return path
@@ -44,7 +44,7 @@ def image(home: Path) -> Path:
 def entry(home: Path, command: str, name: str = "cherrystudio.desktop") -> Path:
     path = home / ".local" / "share" / "applications" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"[Desktop Entry]\nType=Application\nName=Cherry Studio\nExec={command}\n")
+    path.write_text(f"[Desktop Entry]\nType=Application\nName=Cherry Studio\nExec={command}\n", "utf-8")
     return path
 
 
@@ -100,7 +100,9 @@ def test_what_downloads_and_settings_name_is_never_run(home):
     named = program(home / "Downloads" / "Cherry-Studio.AppImage")
     settings = home / ".cherrystudio" / "config" / "config.json"
     settings.parent.mkdir(parents=True)
-    settings.write_text(json.dumps({"appDataPath": [{"executablePath": str(named), "dataPath": str(home / "data")}]}))
+    settings.write_text(
+        json.dumps({"appDataPath": [{"executablePath": str(named), "dataPath": str(home / "data")}]}), "utf-8"
+    )
     profile(home / "data")
     assert application.find_program() is None
     assert not application.can_start(home / "data")
@@ -115,7 +117,7 @@ def test_it_is_started_once_found_in_a_process_of_its_own(home):
     assert application.can_start(made)
     process = application.start_application(made)
     assert process.wait(NEVER_SECONDS) == 0
-    assert Path(f"{path}.started").read_text().splitlines() == [str(home)]
+    assert Path(f"{path}.started").read_text("utf-8").splitlines() == [str(home)]
 
 
 @posix
@@ -123,7 +125,7 @@ def test_it_does_not_end_with_the_process_that_started_it(home):
     made = profile(home / ".config" / "CherryStudio")
     program(home / "bin" / "cherry-studio.AppImage", '#!/bin/sh\nps -o sid= -p $$ > "$HOME/session"\n')
     application.start_application(made).wait(NEVER_SECONDS)
-    assert int((home / "session").read_text()) != os.getsid(0)
+    assert int((home / "session").read_text("utf-8")) != os.getsid(0)
 
 
 @posix

@@ -223,7 +223,7 @@ def test_a_root_may_begin_below_one_of_entries_only(store: Path) -> None:
             durable.put_text(store / "inner" / "deep" / "file", "x")
         with fails("OutsideStore"), writable.allow_writes(store / "inner" / ".." / ".." / "other"):
             pass
-    assert (store / "inner" / "deep" / "file").read_text() == "x"
+    assert (store / "inner" / "deep" / "file").read_text("utf-8") == "x"
 
 
 @posix
@@ -247,7 +247,7 @@ def test_of_two_roots_of_one_folder_the_wider_one_decides(store: Path, is_first:
         if is_first:
             with fails("OutsideStore"):
                 durable.put_text(store / "inner" / "newer", "x")
-    assert (store / "inner" / "new").read_text() == "x"
+    assert (store / "inner" / "new").read_text("utf-8") == "x"
     assert not (store / "inner" / "newer").exists()
 
 

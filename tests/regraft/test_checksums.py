@@ -206,7 +206,7 @@ def test_the_hash_of_a_folder_is_that_of_its_paths_and_files(tmp_path: Path) -> 
     folder = tmp_path / "folder"
     (folder / "a" / "b").mkdir(parents=True)
     for name in ("z", "a/one", "a/b/two"):
-        (folder / name).write_text(name)
+        (folder / name).write_text(name, "utf-8")
     (folder / "link").symlink_to(folder / "z")
     contents = {"a": None, "a/b": None, "a/b/two": "a/b/two", "a/one": "a/one", "link": None, "z": "z"}
     lines = [

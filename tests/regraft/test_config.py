@@ -130,7 +130,7 @@ def test_as_editors_save_it(coding, written):
 def test_paths_are_those_of_the_file(written, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME" if os.name != "nt" else "USERPROFILE", str(tmp_path / "home"))
-    (tmp_path / "regraft.yaml").write_text(one("    tokenizer: ~/t.json\n", "local\n    path: ../models/x"))
+    (tmp_path / "regraft.yaml").write_text(one("    tokenizer: ~/t.json\n", "local\n    path: ../models/x"), "utf-8")
     found = config.load_config(None).embedder("a")
     assert found.path.resolve() == (tmp_path.parent / "models" / "x").resolve()
     assert found.tokenizer == tmp_path / "home" / "t.json"

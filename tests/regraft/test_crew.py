@@ -80,11 +80,11 @@ def test_a_crew_settles_before_anybody_takes_away_what_it_works_on(tmp_path: Pat
         gate.touch()
         helpers.drain()
 
-        seen = log.read_text()
+        seen = log.read_text("utf-8")
         assert seen.count("done") == 2
         assert seen.count("late") < 30
         assert helpers.has_room()
-        assert log.read_text() == seen
+        assert log.read_text("utf-8") == seen
 
 
 def test_room_is_where_a_process_would_soon_have_nothing_to_do(tmp_path: Path) -> None:

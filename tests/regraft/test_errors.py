@@ -118,7 +118,7 @@ def folder_with(name: str, content: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         place = folder / "export"
         place.mkdir()
-        (place / name).write_text(content)
+        (place / name).write_text(content, "utf-8")
         return place
 
     return make
@@ -167,7 +167,9 @@ def database(statement: str) -> Callable[[Path], Path]:
 def version_folder(version: int) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         (folder / "backup" / "Data").mkdir(parents=True)
-        (folder / "backup" / "metadata.json").write_text(json.dumps({"version": version, "appName": "Cherry Studio"}))
+        (folder / "backup" / "metadata.json").write_text(
+            json.dumps({"version": version, "appName": "Cherry Studio"}), "utf-8"
+        )
         return folder / "backup"
 
     return make
@@ -364,7 +366,7 @@ class BadTarget:
 def made(path: Path, **files: str) -> Path:
     path.mkdir(parents=True)
     for name, content in files.items():
-        (path / name).write_text(content)
+        (path / name).write_text(content, "utf-8")
     return path
 
 

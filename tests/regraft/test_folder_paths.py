@@ -219,7 +219,7 @@ def test_no_stored_file_is_where_a_folder_is_or_below_another_file(tmp_path: Pat
 def test_folders_are_walked_in_their_order_and_links_are_not_followed(tmp_path: Path) -> None:
     for name in ("a/x", "a/b/y", "c/z", "c/d/e/f"):
         (tmp_path / "top" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "top" / name).write_text(name)
+        (tmp_path / "top" / name).write_text(name, "utf-8")
     (tmp_path / "top" / "link").symlink_to(tmp_path / "top" / "a")
     (tmp_path / "top" / "dangling").symlink_to(tmp_path / "missing")
     found = {}

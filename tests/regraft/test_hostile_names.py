@@ -150,7 +150,7 @@ def undoable(world: World) -> list[list[object]]:
 def queries(world: World) -> Path:
     path = world.place / "queries.jsonl"
     vector = list(memoryview(vector_of("fog")).cast("f"))
-    path.write_text(json.dumps({"id": EVIL, "vector": vector}) + "\n")
+    path.write_text(json.dumps({"id": EVIL, "vector": vector}) + "\n", "utf-8")
     return path
 
 

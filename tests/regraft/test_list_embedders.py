@@ -61,7 +61,7 @@ def test_it_writes_a_file_once(store: Path, tmp_path: Path) -> None:
     other = tmp_path / "deeper" / "own.yaml"
     other.parent.mkdir()
     assert run("embedders", "--write", "--config", other).status == 0
-    assert yaml.safe_load(other.read_text())["embedders"].keys() == {"ollama"}
+    assert yaml.safe_load(other.read_text("utf-8"))["embedders"].keys() == {"ollama"}
 
 
 def test_what_cannot_be_written_is_said(store: Path, tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_a_tokenizer_of_its_own_that_is_broken(model2vec_folder: Path, tmp_path:
 )
 def test_which_library_a_folder_is_for(config: object, library: str, tmp_path: Path) -> None:
     if config is not None:
-        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
     assert embedders.model_library(tmp_path) == library
 
 

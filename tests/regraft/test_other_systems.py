@@ -167,7 +167,7 @@ def test_read_only_files_are_removed_and_replaced(tmp_path: Path, monkeypatch: p
     durable.replace(tmp_path / "new", tmp_path / "replaced")
     durable.remove_tree(tmp_path / "tree")
     assert [path.name for path in tmp_path.iterdir()] == ["replaced"]
-    assert (tmp_path / "replaced").read_text() == "new"
+    assert (tmp_path / "replaced").read_text("utf-8") == "new"
     # What comes in its place is another file, with permissions of its own.
     assert stat.S_IMODE((tmp_path / "replaced").stat().st_mode) & stat.S_IWUSR
 

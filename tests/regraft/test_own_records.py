@@ -174,6 +174,6 @@ def test_a_sidecar_of_a_stranger_is_not_read(how: str, tmp_path: Path) -> None:
 )
 def test_a_manifest_lists_files_with_sizes_and_checksums(listed: list[dict[str, Any]], tmp_path: Path) -> None:
     manifest = {"pack": 1, "created_at": "", "files": listed}
-    (tmp_path / pack.MANIFEST).write_text(json.dumps(manifest))
+    (tmp_path / pack.MANIFEST).write_text(json.dumps(manifest), "utf-8")
     with pytest.raises(PackUnreadable):
         pack.read_manifest(FolderTree(tmp_path))

@@ -36,7 +36,7 @@ def library(tmp_path: Path) -> Library:
 @pytest.fixture
 def vector(tmp_path: Path) -> Path:
     path = tmp_path / "vector.json"
-    path.write_text(f"[{QUERY}]")
+    path.write_text(f"[{QUERY}]", "utf-8")
     return path
 
 
@@ -510,7 +510,7 @@ def test_a_profile_of_the_application_is_searched_without_a_trace(tmp_path, name
             "SELECT t.text, e.vector_blob FROM search_text t JOIN embedding e USING (embedding_text_hash) LIMIT 1"
         ).get
     file_of_vector = tmp_path / "vector.json"
-    file_of_vector.write_text(json.dumps(list(memoryview(blob).cast("f"))))
+    file_of_vector.write_text(json.dumps(list(memoryview(blob).cast("f"))), "utf-8")
     done = run("search", profile, "greenhouse", "--mode", "vector", "--vector", file_of_vector, "--json")
     assert done.status == 0, done.stderr
     assert done.document["hits"][0]["text"] == text

@@ -43,7 +43,7 @@ TEXTS = (
 
 
 def numbers_file(place: Path, numbers: Any) -> Path:
-    place.write_text(json.dumps(numbers))
+    place.write_text(json.dumps(numbers), "utf-8")
     return place
 
 
@@ -324,7 +324,7 @@ def test_a_person_sees_what_was_found(store: RsclawStore) -> None:
 
 def test_a_program_gets_what_the_command_prints(store: RsclawStore, query_file: Path) -> None:
     root = store.write()
-    vector = json.loads(query_file.read_text())
+    vector = json.loads(query_file.read_text("utf-8"))
     told = regraft.encoded(regraft.search(root, "river", vector=vector, count=2, as_=["user:ada", "channel:c"]))
     printed = searched(root, "river", "--vector", query_file, "-k", 2, "--as", "channel:c|user:ada")
     for name in ("as", "mode", "count", "notes", "hits", "base", "score_kind"):

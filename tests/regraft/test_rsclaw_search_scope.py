@@ -155,7 +155,7 @@ def test_an_answer_is_the_same_as_if_hidden_documents_were_not_there(
     twin = without_hidden(store, tmp_path / "twin", shown).root
     files = {"VECTOR": embed("q"), "SHORT": [1, 2], "LONG": embed("q", 8)}
     for name, numbers in files.items():
-        (tmp_path / name).write_text(json.dumps(numbers))
+        (tmp_path / name).write_text(json.dumps(numbers), "utf-8")
     for words, form in itertools.product(VARIANTS, ((), ("--json",), ("-v",))):
         options = [tmp_path / str(word) if word in files else word for word in words]
         with untouched(root):
@@ -263,10 +263,10 @@ def test_the_sample_is_searched_for_everybody_and_for_its_agent() -> None:
 
 @needs_samples
 def test_a_chunk_of_the_sample_is_the_nearest_to_itself(tmp_path: Path) -> None:
-    rows = json.loads((SAMPLES / "rsclaw" / "rows.json").read_text())["kb_chunks"]
+    rows = json.loads((SAMPLES / "rsclaw" / "rows.json").read_text("utf-8"))["kb_chunks"]
     chunks = [json.loads(bytes.fromhex(value)) for _, value in rows.items()]
     chunk = next(one for one in chunks if one["heading_path"] == ["Handbook", "Section 3"] and one["seq"] == 7)
-    (tmp_path / "query.json").write_text(json.dumps(chunk["vector"]))
+    (tmp_path / "query.json").write_text(json.dumps(chunk["vector"]), "utf-8")
     outcome = run("search", SAMPLE, "x", "--json", "--mode", "vector", "--vector", tmp_path / "query.json")
     [first, *_] = outcome.document["hits"]
     assert (first["unit_id"], first["score"]) == (chunk["id"], pytest.approx(1, abs=1e-6))

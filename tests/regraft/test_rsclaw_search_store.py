@@ -242,7 +242,7 @@ def large(root: Path, chunks: int) -> Path:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     query = tmp_path / "query.json"
-    query.write_text(json.dumps([1.0] * 32))
+    query.write_text(json.dumps([1.0] * 32), "utf-8")
     peaks = []
     for count in (1_000, 20_000):
         root = large(tmp_path / str(count), count)

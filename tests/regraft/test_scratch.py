@@ -129,7 +129,7 @@ def test_a_folder_is_made_while_another_thread_removes_one(root: Path) -> None:
     with scratch.temporary_folder(), writable.allow_writes(root, entries_only=True):
         with scratch.temporary_folder() as folder:
             durable.put_text(folder / "a", "x")
-            assert (folder / "a").read_text() == "x"
+            assert (folder / "a").read_text("utf-8") == "x"
         assert not folder.exists()
 
 
@@ -142,7 +142,7 @@ def test_threads_share_it_too(root: Path) -> None:
             for number in range(20):
                 with scratch.temporary_folder() as folder:
                     durable.put_text(folder / "a", str(number))
-                    assert (folder / "a").read_text() == str(number)
+                    assert (folder / "a").read_text("utf-8") == str(number)
         except Exception as error:
             problems.append(error)
 
@@ -252,10 +252,10 @@ def test_the_folder_of_a_killed_process_goes_with_the_next_run_and_that_of_a_run
     with keeper() as (killed, left), keeper() as (_, held):
         killed.kill()
         killed.wait()
-        assert (left / "rows").read_text() == "private"
+        assert (left / "rows").read_text("utf-8") == "private"
         scratch.remove_leftovers()
         assert not left.parent.exists()
-        assert (held / "rows").read_text() == "private"
+        assert (held / "rows").read_text("utf-8") == "private"
         assert sqlite_is_held(held.parent / "lock")
     scratch.remove_leftovers()
     assert names(root) == []
@@ -331,7 +331,7 @@ def test_no_link_is_followed(root: Path, tmp_path: Path) -> None:
     scratch.remove_leftovers()
     assert names(mine) == before
     assert sorted(path.name for path in root.iterdir()) == ["regraft-run-aaaaaaaa", "regraft-run-cccccccc"]
-    assert (locked_by_link / "deep" / "er" / "rows.sqlite").read_text() == "private"
+    assert (locked_by_link / "deep" / "er" / "rows.sqlite").read_text("utf-8") == "private"
 
 
 def test_a_junction_of_windows_is_a_link(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -472,7 +472,7 @@ def test_the_command_asks_the_index_alone_for_the_same(golden_library, tmp_path)
         if answer["alpha"] is not None:
             options += ["--alpha", answer["alpha"]]
         if answer["vector"] is not None:
-            (tmp_path / "vector.json").write_text(json.dumps(answer["vector"]))
+            (tmp_path / "vector.json").write_text(json.dumps(answer["vector"]), "utf-8")
             options += ["--vector", tmp_path / "vector.json"]
         done = run("search", golden_library, answer["q"], *options)
         assert done.status == 0, done.stderr

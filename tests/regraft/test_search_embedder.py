@@ -41,7 +41,7 @@ def test_hits_are_those_of_the_same_vector(
     mode: str, store: Path, tmp_path: Path, server: FaultServer, config: Path
 ) -> None:
     vector = tmp_path / "vector.json"
-    vector.write_text(json.dumps(numbers_of(vector_of(QUERY))))
+    vector.write_text(json.dumps(numbers_of(vector_of(QUERY))), "utf-8")
     with untouched(store):
         found = search(store, "--mode", mode, "--embedder", "mine", "--config", config)
     given = search(store, "--mode", mode, "--vector", vector)

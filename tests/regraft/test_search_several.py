@@ -125,7 +125,7 @@ def test_a_vector_of_another_length_than_that_of_some_bases_is_not_used_for_thes
 @pytest.mark.thorough
 def test_a_vector_that_no_base_can_use_is_refused(library, tmp_path):
     short = tmp_path / "short.json"
-    short.write_text(json.dumps([1, 2]))
+    short.write_text(json.dumps([1, 2]), "utf-8")
     faults.said(asked(library, "--vector", short, "--json"), "QueryVectorUnfit", faults.REFUSED)
 
 

@@ -68,7 +68,7 @@ def main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple
         given = text_file(io.FileIO(log, "w")) if stderr is ... else stderr
         with swapped(stdout, given), pytest.raises(SystemExit) as end:
             cli.main()
-        return int(end.value.code or 0), log.read_text() if stderr is ... else ""
+        return int(end.value.code or 0), log.read_text("utf-8") if stderr is ... else ""
 
     return run_main
 

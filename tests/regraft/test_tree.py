@@ -243,7 +243,7 @@ def test_names_in_several_folders_are_found_also_after_a_change(tmp_path: Path) 
     decomposed = [unicodedata.normalize("NFD", name) for name in ("é", "ü", "ñ")]
     for folder, name in (("a", decomposed[0]), ("b", decomposed[1])):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / name).write_text(folder)
+        (tmp_path / folder / name).write_text(folder, "utf-8")
         os.utime(tmp_path / folder, (1, 1))
     tree = FolderTree(tmp_path)
     assert [tree.kind(name) for name in ("a/é", "a/ü", "b/ü", "b/é", "a/é")] == ["file", None, "file", None, "file"]

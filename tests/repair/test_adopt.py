@@ -151,9 +151,9 @@ def test_a_file_that_only_looks_like_a_snapshot_is_a_file(store: Path) -> None:
         "empty.md": '---\ntype: "Note"\ntitle: ""\ntimestamp: "y"\n---\n',
     }
     for name, text in texts.items():
-        (raw / name).write_text(text)
+        (raw / name).write_text(text, "utf-8")
     snapshot = okf.url_snapshot("https://example.com/a", "# A page")
-    (raw / "page.md").write_text(snapshot.block("2026-01-01T00:00:00.000Z") + "# A page")
+    (raw / "page.md").write_text(snapshot.block("2026-01-01T00:00:00.000Z") + "# A page", "utf-8")
     unlist(store)
     adopt(store, "--model", MODEL)
     items = {json.loads(row["data"])["relativePath"]: row for row in rows(store, "knowledge_item").values()}

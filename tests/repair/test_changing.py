@@ -474,7 +474,7 @@ def test_what_another_program_put_there_meanwhile_stays_and_so_does_what_was_the
     (store / toys.INDEX).write_text("theirs")
     with ledger.open_exclusive(store) as book:
         execution.recover(store, book)
-    assert (store / toys.INDEX).read_text() == "theirs"
+    assert (store / toys.INDEX).read_text("utf-8") == "theirs"
     (kept,) = keeps(store)
     assert (store / ".regraft" / kept).read_bytes() == whole
 

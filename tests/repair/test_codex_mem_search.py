@@ -58,7 +58,7 @@ def ids(document: dict[str, Any]) -> list[str]:
 def vector_file(path: Path, vector: bytes) -> Path:
     """Write a query's vector beside the folder of a database."""
     place = path.parent.parent / "vector.json"
-    place.write_text(json.dumps(numbers_of(vector)))
+    place.write_text(json.dumps(numbers_of(vector)), "utf-8")
     return place
 
 

@@ -195,10 +195,10 @@ def test_what_a_killed_run_has_made_beside_the_store_is_made_anew(store: Path) -
     before = contents(store)
     killed(dies(ChangeLog, "intend"), lambda: change(store, planner(toys.a_file(f"{toys.RAW}/a.txt", "half of the"))))
     [made] = (store / ".regraft" / "work").rglob("000001")
-    assert made.read_text() == "half of the"
+    assert made.read_text("utf-8") == "half of the"
     assert contents(store) == before
     change(store, FILE)
-    assert (store / toys.RAW / "a.txt").read_text() == "another"
+    assert (store / toys.RAW / "a.txt").read_text("utf-8") == "another"
     assert not (store / ".regraft" / "work").exists()
 
 

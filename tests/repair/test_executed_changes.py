@@ -77,7 +77,7 @@ class Place:
     def write(self, name: str, text: str) -> Path:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, "utf-8")
         return path
 
 
@@ -109,7 +109,7 @@ def rows(*statements: str, count: int = 1, **more: Any) -> RowsChange:
 
 
 def text(new: str | None, path: str = "file.txt", *, count: int = 1, **more: Any) -> FileChange:
-    make: Callable[[Path], None] | None = None if new is None else lambda to: to.write_text(str(new)) and None
+    make: Callable[[Path], None] | None = None if new is None else lambda to: to.write_text(str(new), "utf-8") and None
     return FileChange(path=path, actions=acts(count), make=make, **more)
 
 
@@ -135,11 +135,11 @@ def test_each_change_is_recorded_with_its_actions_and_what_undoes_it(place: Plac
     assert (changes[2].file.made, changes[2].file.new) == ("deep", True)
     kept = place.kept()
     assert [one.bytes for one in changes] == [kept[f"undo/{RUN}/000001"], 3, 0]
-    assert (place.own / "undo" / RUN / "000002").read_text() == "old"
+    assert (place.own / "undo" / RUN / "000002").read_text("utf-8") == "old"
     assert place.texts() == ["new", "two"]
     place.undo()
     assert place.texts() == ["one", "two"]
-    assert (place.root / "file.txt").read_text() == "old"
+    assert (place.root / "file.txt").read_text("utf-8") == "old"
     assert not (place.root / "deep").exists()
     assert place.kept() == {}
     assert [(one.state, one.bytes) for one in place.book.changes.every()] == [("undone", 0)] * 3
@@ -162,7 +162,7 @@ def test_what_is_removed_is_kept_or_goes_to_the_trash(place: Place, monkeypatch:
     assert place.kept() == {f"undo/{RUN}/000001": 3, day: 5, f"undo/{RUN}/000003": 6}
     assert not (place.root / "file.txt").exists()
     place.undo()
-    assert [(place.root / name).read_text() for name in ("file.txt", "other.txt", "cache/a")] == [
+    assert [(place.root / name).read_text("utf-8") for name in ("file.txt", "other.txt", "cache/a")] == [
         "old",
         "trash",
         "cached",
@@ -294,7 +294,7 @@ def test_rows_that_change_while_a_run_is_undone_stop_it(place: Place) -> None:
         undo.undo_changes(place.root, place.book, RUN)
     assert place.texts() == ["theirs", "two"]
     # The file was undone before; that the rows were not is settled later.
-    assert (place.root / "file.txt").read_text() == "old"
+    assert (place.root / "file.txt").read_text("utf-8") == "old"
     assert [one.state for one in place.book.changes.every()] == ["undoing", "undone"]
     assert execution.recover(place.root, place.book)
     assert [one.state for one in place.book.changes.every()] == ["done", "undone"]
@@ -308,7 +308,7 @@ def test_undo_data_that_no_run_makes_is_refused(place: Place) -> None:
     for dry_run in (True, False):
         with fails("LedgerUnreadable", match=rf"{KEPT} of notes\.db is not valid: it changes note"):
             undo.demand_unchanged(place.root, run, dry_run=dry_run)
-    assert (place.root / "file.txt").read_text() == "new"
+    assert (place.root / "file.txt").read_text("utf-8") == "new"
 
 
 @posix
@@ -360,7 +360,7 @@ def test_a_database_that_was_replaced_is_not_put_back_while_it_is_in_use_and_nev
     undo.undo_changes(place.root, place.book, RUN)
     assert not log.exists()
     assert place.texts() == ["one", "two"]
-    assert (place.root / "file.txt").read_text() == "old"
+    assert (place.root / "file.txt").read_text("utf-8") == "old"
 
 
 def test_a_database_that_is_opened_while_its_copy_is_made_is_not_replaced(place: Place) -> None:
@@ -556,20 +556,20 @@ def prepare(place: Place, there: str | None, kept: str | None, *, staged: bool =
     final = place.root / "file.txt"
     final.unlink()
     if there is not None:
-        final.write_text(there)
+        final.write_text(there, "utf-8")
     if kept is not None:
         (place.own / KEPT).parent.mkdir(parents=True)
         if kept == "the same":
             (place.own / KEPT).hardlink_to(final)
         else:
-            (place.own / KEPT).write_text(kept)
+            (place.own / KEPT).write_text(kept, "utf-8")
     if staged:
         (place.own / STAGED).parent.mkdir(parents=True)
         (place.own / STAGED).write_text("new")
 
 
 def read(path: Path) -> str | None:
-    return path.read_text() if path.exists() else None
+    return path.read_text("utf-8") if path.exists() else None
 
 
 @pytest.mark.parametrize("name", INTENDED)
@@ -625,7 +625,7 @@ def test_what_a_stopped_run_has_moved_away_is_not_read_as_damage(
 def test_an_intended_file_where_none_was_is_there_or_not(there: str | None, state: str, place: Place) -> None:
     (place.root / "deep" / "er").mkdir(parents=True)
     if there is not None:
-        (place.root / "deep" / "er" / "file").write_text(there)
+        (place.root / "deep" / "er" / "file").write_text(there, "utf-8")
     change = place.record(detail(new=True, made="deep"), None, path="deep/er/file")
     assert execution.recover(place.root, place.book)
     assert place.state(change) == (state, 0)
@@ -834,4 +834,4 @@ def test_undo_data_of_a_run_that_is_elsewhere_is_not_removed(place: Place, tmp_p
     (place.own / "undo" / RUN).symlink_to(tmp_path / "elsewhere")
     with fails("LedgerUnreadable", match=rf"the undo data of run {RUN} is outside \.regraft"):
         execution.recover(place.root, place.book)
-    assert (tmp_path / "elsewhere" / "theirs").read_text() == "x"
+    assert (tmp_path / "elsewhere" / "theirs").read_text("utf-8") == "x"

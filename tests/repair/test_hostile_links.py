@@ -157,7 +157,7 @@ def test_a_link_of_the_users_below_raw_is_no_part_of_it(place: Path) -> None:
         assert run("gc", place / "library", "--yes").status in (0, 1)
         assert run("repair", place / "library", "--yes").status in (0, 1)
     run("undo", place / "library", "--yes")
-    assert (place / "victim" / "letter").read_text() == "dear"
+    assert (place / "victim" / "letter").read_text("utf-8") == "dear"
 
 
 # --- profiles and other systems --------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_a_link_that_comes_while_a_run_is_at_work(place: Path, monkeypatch: pyte
     done = run("repair", place / "library", "--yes", "--json")
     assert done.status == 2, done
     assert sorted(one.name for one in (place / "victim" / "docs").iterdir()) == ["plan"]
-    assert (place / "victim" / "letter").read_text() == "dear"
+    assert (place / "victim" / "letter").read_text("utf-8") == "dear"
 
 
 def test_a_root_that_becomes_a_link_to_somewhere_else(place: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_root_that_becomes_a_link_to_somewhere_else(place: Path) -> None:
             durable.put_text(root / "letter", "x")
         with untouched(other), pytest.raises(writable.LinkInStore):
             durable.remove_tree(root / "docs")
-    assert (place / "first" / "a").read_text() == "x"
+    assert (place / "first" / "a").read_text("utf-8") == "x"
 
 
 Act = Callable[[Path, ledger.Ledger], object]

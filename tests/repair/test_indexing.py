@@ -375,7 +375,7 @@ def test_a_note_whose_snapshot_is_gone_too_gets_it_again(store):
     document = filled(store)
     assert actions(document) == {"write-snapshot": 1, "index-items": 1}
     assert "".join(bodies(store, key)) == data["content"]
-    assert (raw(store) / data["relativePath"]).read_text().endswith(f"---\n{data['content']}")
+    assert (raw(store) / data["relativePath"]).read_text("utf-8").endswith(f"---\n{data['content']}")
     assert findings(store) == {"embedding.missing"}
 
 
@@ -441,10 +441,10 @@ def test_a_note_gets_a_snapshot_a_path_and_units(store):
     assert left(document) == [("item.not-indexed", "its text is blank")]
     assert (
         (raw(store) / "Soup.md")
-        .read_text()
+        .read_text("utf-8")
         .endswith('title: "Soup"\ntimestamp: "2026-11-21T12:00:00.000Z"\n---\nBoil it. 🎉')
     )
-    assert (raw(store) / "Soup_1.md").read_text().endswith("---\nSalt it.")
+    assert (raw(store) / "Soup_1.md").read_text("utf-8").endswith("---\nSalt it.")
     query = "SELECT data ->> 'relativePath' FROM knowledge_item WHERE id IN ('i1', 'i2') ORDER BY id"
     assert rows(store / "catalog.sqlite", query) == [("Soup.md",), ("Soup_1.md",)]
     assert bodies(store, "i1") == ["Boil it. 🎉"]

@@ -223,7 +223,7 @@ def test_a_file_in_the_trash_may_be_called_like_a_backup(tmp_path):
     trash = tmp_path / ".regraft" / "trash" / "2026-01-01-run" / "raw"
     trash.mkdir(parents=True)
     for name in ("a.md", "a.md.backup"):
-        (trash / name).write_text(name)
+        (trash / name).write_text(name, "utf-8")
     execution.delete_undo_data(tmp_path, trash / "a.md")
     assert [path.name for path in trash.iterdir()] == ["a.md.backup"]
 
@@ -324,7 +324,7 @@ def v1_state(case: Case) -> None:
     bases = [{"id": "alpha", "name": "Base alpha"}, {"id": "unknown"}, None, "beta"]
     listed = [{"id": "cook", "knowledge_bases": bases}, {"id": "gone", "knowledge_bases": bases}, 7, {"id": "nobody"}]
     state = {"assistants": {"assistants": listed}, "knowledge": {"bases": []}}
-    (case.profile / "redux.json").write_text(json.dumps(state))
+    (case.profile / "redux.json").write_text(json.dumps(state), "utf-8")
 
 
 def test_assistants_get_the_bases_that_v1s_state_still_gives_them(case):
@@ -361,7 +361,7 @@ def test_assistants_get_the_bases_that_a_row_without_one_names(case):
 
 @pytest.mark.parametrize("state", ["{", "[]", '{"assistants": "cut'])
 def test_what_v1_left_may_be_anything(case, state):
-    (case.profile / "redux.json").write_text(state)
+    (case.profile / "redux.json").write_text(state, "utf-8")
     changed(case.profile, """UPDATE assistant SET settings = '{"knowledge": ' || x'ff' || '[' WHERE id = 'cook'""")
     assert case.install().status == 0
     assert rows(case.database, "SELECT count(*) FROM assistant_knowledge_base") == [(0,)]

@@ -193,7 +193,7 @@ def test_the_configuration_lists_sources_and_a_missing_one_is_an_error_only_if_i
     lacking, built, target, tmp_path
 ):
     config = tmp_path / "regraft.yaml"
-    config.write_text(f"reuse: [elsewhere.zip, {built}]\nembedders: {{}}\n")
+    config.write_text(f"reuse: [elsewhere.zip, {built}]\nembedders: {{}}\n", "utf-8")
     planned = install(lacking, target, "--config", config, "--no-reuse", "--dry-run")
     assert (planned.status, planned.document["scopes"]) == (0, [])
     with untouched(target):

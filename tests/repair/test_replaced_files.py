@@ -36,7 +36,7 @@ def database(path: Path, *statements: str) -> Path:
 def tree(folder: Path) -> dict[str, str | None]:
     """Return what every file holds; None for a folder."""
     return {
-        path.relative_to(folder).as_posix(): path.read_text() if path.is_file() else None
+        path.relative_to(folder).as_posix(): path.read_text("utf-8") if path.is_file() else None
         for path in sorted(folder.rglob("*"))
     }
 
@@ -375,15 +375,15 @@ def test_a_swap_keeps_what_was_there_and_goes_back(
     for path, text in ((final, "old"), (new, "new")):
         if what == "folder":
             path.mkdir()
-        (path / "a" if what == "folder" else path).write_text(text)
+        (path / "a" if what == "folder" else path).write_text(text, "utf-8")
     files.swap(final, new, kept)
     inside = "/a" if what == "folder" else ""
-    assert (place / f"final{inside}").read_text() == "new"
-    assert (place / f"undo/kept{inside}").read_text() == "old"
+    assert (place / f"final{inside}").read_text("utf-8") == "new"
+    assert (place / f"undo/kept{inside}").read_text("utf-8") == "old"
     assert not new.exists()
     files.swap_back(final, kept, parked)
-    assert (place / f"final{inside}").read_text() == "old"
-    assert (place / f"work/parked{inside}").read_text() == "new"
+    assert (place / f"final{inside}").read_text("utf-8") == "old"
+    assert (place / f"work/parked{inside}").read_text("utf-8") == "new"
     assert not kept.exists()
 
 
@@ -391,7 +391,7 @@ def test_what_was_there_has_its_second_name_on_the_disk_before_it_is_replaced(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("final", "new"):
-        (place / name).write_text(name)
+        (place / name).write_text(name, "utf-8")
     seen: list[Path] = []
     monkeypatch.setattr(durable, "sync_folder", seen.append)
     real = durable.replace
@@ -399,7 +399,7 @@ def test_what_was_there_has_its_second_name_on_the_disk_before_it_is_replaced(
     files.swap(place / "final", place / "new", place / "kept" / "old")
     # The folder that is made for it, its name in that folder, and then the move, which flushes both of its folders.
     assert seen == [place, place / "kept", place / "new", place]
-    assert ((place / "final").read_text(), (place / "kept" / "old").read_text()) == ("new", "final")
+    assert ((place / "final").read_text("utf-8"), (place / "kept" / "old").read_text("utf-8")) == ("new", "final")
 
 
 def test_what_is_new_goes_back_to_nothing_and_what_is_gone_comes_back(place: Path) -> None:
@@ -412,7 +412,7 @@ def test_what_is_new_goes_back_to_nothing_and_what_is_gone_comes_back(place: Pat
     files.swap(place / "old", None, place / "undo" / "kept")
     assert not (place / "old").exists()
     files.swap_back(place / "elsewhere" / "old", place / "undo" / "kept", place / "work" / "none")
-    assert (place / "elsewhere" / "old").read_text() == "old"
+    assert (place / "elsewhere" / "old").read_text("utf-8") == "old"
 
 
 @pytest.mark.parametrize(("number", "raised"), [(errno.EXDEV, "StoreOnTwoDisks"), (errno.EIO, None)])
@@ -430,7 +430,7 @@ def test_a_move_to_another_disk_is_named(
     else:
         with pytest.raises(OSError, match=os.strerror(number)):
             files.swap(place / "final", None, place / "kept")
-    assert (place / "final").read_text() == "old"
+    assert (place / "final").read_text("utf-8") == "old"
 
 
 def test_empty_folders_are_removed_up_to_one(place: Path) -> None:

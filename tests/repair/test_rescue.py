@@ -112,7 +112,7 @@ def test_the_stranded_profile_comes_out_as_the_application_would_have_made_it(tm
     made = golden_profile(name, tmp_path)
     before = tables(made / database)
     document = rescued(made)
-    redux = json.loads((made / "redux.json").read_text())
+    redux = json.loads((made / "redux.json").read_text("utf-8"))
     with opened(settled(made / database)) as db:
         bases = dicts(db, "SELECT id, name FROM knowledge_base ORDER BY rowid")
         rows = dicts(db, "SELECT * FROM knowledge_item WHERE group_id IS NULL ORDER BY rowid")
@@ -129,7 +129,7 @@ def test_the_stranded_profile_comes_out_as_the_application_would_have_made_it(tm
     (made / "KnowledgeBase").symlink_to(made / "Data" / "KnowledgeBase")
     (made / "catalog.sqlite").symlink_to(made / database)
     ours = {one["legacyId"]: one for one in Shape(made, {"ids": {"bases": base_ids, "items": item_ids}}).bases()}
-    theirs = json.loads((GOLDEN / "directory" / "expected.json").read_text())["bases"]
+    theirs = json.loads((GOLDEN / "directory" / "expected.json").read_text("utf-8"))["bases"]
     for wanted in map(normal, theirs[:3]):
         mine = ours[wanted["legacyId"]]
         for item in wanted["items"]:

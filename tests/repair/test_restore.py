@@ -221,7 +221,7 @@ def test_a_failed_base_without_an_index_is_made_of_its_files(store):
     }
     errors = {item["error"] for item in items(store, NEW) if item["status"] == "failed"}
     assert "Not restored: its file is not in raw/: index it in the application." in errors
-    assert (raw(store, NEW) / "Later.md").read_text().endswith("---\nsalt")
+    assert (raw(store, NEW) / "Later.md").read_text("utf-8").endswith("---\nsalt")
     [later] = [item for item in items(store, NEW) if "salt" in item["data"]]
     assert json.loads(later["data"])["relativePath"] == "Later.md"
     assert found(store) == [("base.failed", KB)]
@@ -331,7 +331,7 @@ def test_a_lost_snapshot_is_written_again(store):
     _, data = item_of(store, "url")
     (raw(store) / data["relativePath"]).unlink()
     made(store)
-    assert (raw(store, NEW) / data["relativePath"]).read_text().startswith('---\ntype: "URL"')
+    assert (raw(store, NEW) / data["relativePath"]).read_text("utf-8").startswith('---\ntype: "URL"')
     assert found(store) == [("raw.missing", KB)]
 
 
@@ -524,7 +524,7 @@ def test_kills_at_every_step_lose_nothing_that_was_paid(store, tmp_path, monkeyp
 
             def fill(path: Path) -> None:
                 embedder.fill(path)
-                log.write_text(str(len(embedder.sent)))
+                log.write_text(str(len(embedder.sent)), "utf-8")
 
             restore(
                 place, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), fill, progress=progress.SilentProgress()
@@ -532,7 +532,7 @@ def test_kills_at_every_step_lose_nothing_that_was_paid(store, tmp_path, monkeyp
 
         status = forked(work)
         assert status in (KILLED, 0)
-        paid = int(log.read_text()) if log.exists() else 0
+        paid = int(log.read_text("utf-8")) if log.exists() else 0
         again = Embedder()
         if NEW in [row["id"] for row in _dicts(place, "SELECT id FROM knowledge_base")]:
             with fails("NotRestored", match="it was restored already"):
@@ -641,7 +641,7 @@ def server(tmp_path, monkeypatch):
     """Serve vectors of three dimensions to an embedder of the working directory's configuration."""
     with FaultServer(dimensions=3) as server:
         (tmp_path / "regraft.yaml").write_text(
-            f"embedders: {{acme: {{provider: openai, base_url: {server.url}, model: embed-9, retries: 0}}}}"
+            f"embedders: {{acme: {{provider: openai, base_url: {server.url}, model: embed-9, retries: 0}}}}", "utf-8"
         )
         monkeypatch.chdir(tmp_path)
         yield server
@@ -680,7 +680,9 @@ def of_the_user(store: Path) -> dict[str, bytes]:
 @pytest.mark.thorough
 def test_what_was_embedded_is_kept_for_the_next_run(store, server):
     settings = Path("regraft.yaml")
-    settings.write_text(settings.read_text().replace("retries: 0", "retries: 0, parallel: 1, batch: {texts: 4}"))
+    settings.write_text(
+        settings.read_text("utf-8").replace("retries: 0", "retries: 0, parallel: 1, batch: {texts: 4}"), "utf-8"
+    )
     before = of_the_user(store)
     server.behave = [*[right] * 4, *[server_error()] * 50]
     stopped = run("restore", store, *ASKED, "--json")

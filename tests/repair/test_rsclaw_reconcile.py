@@ -189,7 +189,7 @@ def test_a_cache_that_rsclaw_made_anew_stays_and_the_rest_comes_back(tmp_path: P
     assert left == [("kb.full-text", "warning", "idx/tantivy")]
     assert planned.document["left"] == done.document["left"]
     assert "has rebuilt the cache" in done.document["left"][0]["reason"]
-    assert json.loads((store.root / FULL_TEXT).read_text())["opstamp"] == 3
+    assert json.loads((store.root / FULL_TEXT).read_text("utf-8"))["opstamp"] == 3
     assert {one["name"] for one in check(store.root)} == {"kb.snapshot"}
     assert (store.root / SNAPSHOT).read_bytes() == old
     assert list((store.root / ".regraft").glob("trash/*")) == []

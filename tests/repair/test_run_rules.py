@@ -615,7 +615,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def rewrite(text: str | None = "new", **more: Any) -> Plan:
     """Plan to replace the file, or to remove it."""
     made = Action(action="rewrite", message="write it again", base="kb")
-    make = None if text is None else lambda path: path.write_text(text) and None
+    make = None if text is None else lambda path: path.write_text(text, "utf-8") and None
     return Plan(changes=[FileChange(path="file.txt", actions=(made,), make=make)], **more)
 
 
@@ -640,7 +640,7 @@ def states(root: Path) -> list[tuple[str, str, list[str]]]:
 def test_a_run_makes_its_plan_records_it_and_can_be_undone(root: Path) -> None:
     progress, shown = SeenProgress(), []
     report = command(root, rewrite(), progress=progress, show_plan=lambda plan: (shown.append(plan), True)[1])
-    assert (root / "file.txt").read_text() == "new"
+    assert (root / "file.txt").read_text("utf-8") == "new"
     assert [(one.action, one.message, one.base) for one in report.actions] == [("rewrite", "write it again", "kb")]
     assert ([one.id for one in report.bases], report.left, report.undo) == (["kb"], [], report.head.run.id)
     assert report.head.run.finished_at is not None
@@ -659,13 +659,13 @@ def test_a_run_makes_its_plan_records_it_and_can_be_undone(root: Path) -> None:
     assert (dry.undone, dry.left, below(root)) == (report.undo, [], before)
     with fails("Declined"):
         undone(root, show_plan=lambda _: False)
-    assert ((root / "file.txt").read_text(), below(root), states(root)[1:]) == ("new", before, [])
+    assert ((root / "file.txt").read_text("utf-8"), below(root), states(root)[1:]) == ("new", before, [])
     progress = SeenProgress()
     done = undone(root, progress=progress)
     assert (done.actions, done.undone, done.undo) == (dry.actions, report.undo, None)
     assert done.head.run.finished_at is not None
     assert progress.seen == [("Undoing", 1, "files")]
-    assert ((root / "file.txt").read_text(), below(root)) == ("old", {".regraft", "file.txt"})
+    assert ((root / "file.txt").read_text("utf-8"), below(root)) == ("old", {".regraft", "file.txt"})
     assert states(root) == [("repair", "finished", ["undone"]), ("undo", "finished", [])]
     with fails("RunUnknown", match="there is no run to undo"):
         undone(root)
@@ -682,7 +682,7 @@ def test_nothing_is_written_for_a_plan_that_is_only_shown_declined_or_empty(root
     with fails("NotEnoughSpace"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(run.shutil, "disk_usage", lambda _: SimpleNamespace(free=5))
         command(root, rewrite())
-    assert (below(root), (root / "file.txt").read_text()) == ({"file.txt"}, "old")
+    assert (below(root), (root / "file.txt").read_text("utf-8")) == ({"file.txt"}, "old")
 
 
 def test_a_run_without_grace_keeps_nothing_of_itself_and_of_expired_runs(root: Path) -> None:
@@ -691,7 +691,7 @@ def test_a_run_without_grace_keeps_nothing_of_itself_and_of_expired_runs(root: P
     report = command(root, rewrite("newer", keeps_undo=False, expired=list(earlier.changes)))
     assert (report.undo, first.undo) == (None, earlier.run_id)
     assert states(root) == [("repair", "finished", ["expired"])] * 2
-    assert ((root / "file.txt").read_text(), below(root)) == ("newer", {".regraft", "file.txt"})
+    assert ((root / "file.txt").read_text("utf-8"), below(root)) == ("newer", {".regraft", "file.txt"})
     # Only undo data expires.
     expired = command(root, Plan(expired=list(earlier.changes)))
     assert expired.undo is None
@@ -723,7 +723,7 @@ def test_what_a_killed_run_left_is_settled_before_a_plan_is_made_or_a_run_is_cho
     # A run that is not there is refused, and the file is back nevertheless.
     with fails("RunUnknown", match="there is no run nobody"):
         undone(root, "nobody")
-    assert ((root / "file.txt").read_text(), below(root)) == ("old", {".regraft", "file.txt"})
+    assert ((root / "file.txt").read_text("utf-8"), below(root)) == ("old", {".regraft", "file.txt"})
     kill()
     planned: list[str] = []
     times: list[Any] = []
@@ -731,7 +731,7 @@ def test_what_a_killed_run_left_is_settled_before_a_plan_is_made_or_a_run_is_cho
     monkeypatch.setattr(store, "open_store", lambda *given: (times.append(given), real(*given))[1])
 
     def plan(there: store.Store) -> Plan:
-        planned.append((there.root / "file.txt").read_text())
+        planned.append((there.root / "file.txt").read_text("utf-8"))
         return rewrite()
 
     for opened_times in (2, 1):
@@ -757,7 +757,7 @@ def test_a_cache_that_was_rebuilt_stays_and_the_old_one_goes(root: Path) -> None
     (root / "file.txt").write_text("rebuilt")
     done = undone(root)
     assert ([one.finding for one in done.left], done.actions) == (["kb.index"], [])
-    assert ((root / "file.txt").read_text(), below(root)) == ("rebuilt", {".regraft", "file.txt"})
+    assert ((root / "file.txt").read_text("utf-8"), below(root)) == ("rebuilt", {".regraft", "file.txt"})
     assert [one[2] for one in states(root)] == [["undone"], []]
     assert done.undone == report.undo
 
@@ -775,7 +775,7 @@ def test_nothing_is_changed_while_any_file_is_in_use(root: Path) -> None:
         plan.changes.append(change_of("notes.db", lambda path: path.write_text("new") and None))
         with fails("StoreBusy", match=r"notes\.db"):
             command(root, plan)
-    assert ((root / "file.txt").read_text(), below(root)) == ("old", {"file.txt", "notes.db"})
+    assert ((root / "file.txt").read_text("utf-8"), below(root)) == ("old", {"file.txt", "notes.db"})
 
 
 def test_a_store_is_not_changed_while_its_application_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -786,7 +786,7 @@ def test_a_store_is_not_changed_while_its_application_runs(root: Path, monkeypat
         command(root, rewrite())
     with fails("ApplicationOpen"):
         undone(root)
-    assert (below(root), (root / "file.txt").read_text()) == (before, "old")
+    assert (below(root), (root / "file.txt").read_text("utf-8")) == (before, "old")
 
 
 @pytest.mark.parametrize(
@@ -821,11 +821,11 @@ def test_a_change_that_fails_halfway_is_taken_back_and_the_others_stay(
     plan.changes.append(change_of("other.txt", lambda path: path.write_text("newer") and None))
     with fails("ChangesStopped", STOPPED, match="so far: 1"):
         command(root, plan)
-    assert [(root / name).read_text() for name in ("file.txt", "other.txt")] == ["new", "other"]
+    assert [(root / name).read_text("utf-8") for name in ("file.txt", "other.txt")] == ["new", "other"]
     assert states(root) == [("repair", "stopped", ["done", "dropped"])]
     assert not (root / ".regraft" / "work").exists()
     assert undone(root).actions[0].message == "undo: write it again"
-    assert (root / "file.txt").read_text() == "old"
+    assert (root / "file.txt").read_text("utf-8") == "old"
 
 
 def test_a_trial_of_an_undo_tests_what_the_undo_would_meet(root: Path) -> None:
@@ -852,7 +852,7 @@ def test_files_shrink_at_the_end_and_what_that_freed_is_told(root: Path, monkeyp
     (root / "index.sqlite").write_bytes(b"")
 
     def reclaim(_: Any, path: Path, when: str) -> Any:
-        assert (path, when, (root / "file.txt").read_text()) == (root / "index.sqlite", "always", "new")
+        assert (path, when, (root / "file.txt").read_text("utf-8")) == (root / "index.sqlite", "always", "new")
         before, after = next(sizes)
         return SimpleNamespace(bytes_before=before, bytes_after=after)
 

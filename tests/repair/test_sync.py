@@ -716,7 +716,7 @@ def test_documents_are_read_with_the_command_of_the_user(
     assert sync(store, "--no-embed", "--extractor", extractor).status == 1
     key, path = items(store)[str(files / "report.pdf")]
     assert (bodies(store, key), (raw(store) / path).read_bytes()) == (["text of the report"], b"the report")
-    assert (tmp_path / "runs").read_text() == "x"
+    assert (tmp_path / "runs").read_text("utf-8") == "x"
     with untouched(store):
         assert actions(sync(store, "--no-embed", "--extractor", extractor)) == {}
     (files / "report.pdf").write_bytes(b"the new report")
@@ -917,9 +917,9 @@ def test_a_file_that_became_a_folder_and_a_folder_that_became_a_file_keep_their_
     assert (done.status, left(done).keys()) == (1, {"source.unreachable", "source.gone", "embedding.missing"})
     # No copy of an item is replaced, and the new ones are beside them.
     assert before.items() <= copies(store).items()
-    assert (raw(store) / "files/plan").read_text() == "a plan without an extension\n"
-    assert (raw(store) / "files/plan_1/part.md").read_text() == "a part of the plan\n"
-    assert (raw(store) / "files/old_1").read_text() == "once a folder\n"
+    assert (raw(store) / "files/plan").read_text("utf-8") == "a plan without an extension\n"
+    assert (raw(store) / "files/plan_1/part.md").read_text("utf-8") == "a part of the plan\n"
+    assert (raw(store) / "files/old_1").read_text("utf-8") == "once a folder\n"
     assert items(store)[str(files / "old")][1] == "files/old_1"
     with untouched(store / "catalog.sqlite", index(store)):
         assert actions(sync(store, "--no-embed")) == {}

@@ -144,7 +144,7 @@ def test_a_file_is_copied_with_its_times_and_the_old_one_removed(raw: Path) -> N
     assert made.make is not None
     made.make(raw / "sub" / "a.txt")
     status = (raw / "sub" / "a.txt").stat()
-    assert ((raw / "sub" / "a.txt").read_text(), status.st_mode & 0o777) == ("text", 0o640)
+    assert ((raw / "sub" / "a.txt").read_text("utf-8"), status.st_mode & 0o777) == ("text", 0o640)
     assert status.st_mtime_ns == 10**18 + 5
     # A killed run made the copy: only the old file is left to remove.
     again = moved(raw, b"sub\\a.txt", "sub/a.txt")
@@ -234,7 +234,7 @@ def test_a_material_gets_the_path_of_its_item_if_that_is_safe(raw: Path) -> None
 @posix
 def test_the_file_of_an_item_goes_before_the_index_and_that_of_no_item_last(raw: Path) -> None:
     for name in ("x\\a.txt", "x\\b.txt"):
-        (raw / name).write_text(name)
+        (raw / name).write_text(name, "utf-8")
     found = planned(raw, {"listed": b"x\\a.txt", "alone": b"x\\b.txt"}, [item("listed", relativePath="x\\a.txt")])
     assert found.materials == [(1, "x/a.txt"), (2, "x/b.txt")]
     assert [one.path for one in found.made] == [f"{RAW}/x/a.txt", f"{RAW}/x/b.txt"]

@@ -505,7 +505,7 @@ def test_a_preview_base_of_a_profile(trap: str, seven_tables: bool, tmp_path: Pa
     assert {item: data["relativePath"] for item, data in stored.items()} == paths
     assert stored == {item: {**data, "relativePath": paths[item]} for item, data in catalog.items()}
     raw = path.parent.parent / "raw"
-    assert (raw / "The ferry.md").read_text().endswith("---\n# The ferry\nruns daily\n\nshared text")
+    assert (raw / "The ferry.md").read_text("utf-8").endswith("---\n# The ferry\nruns daily\n\nshared text")
     assert findings(folder) == set()
     assert upgrade(folder)["actions"] == []
     assert run("undo", folder, "-y").status == 0
@@ -651,7 +651,7 @@ def test_two_items_with_one_file_get_one_each(tmp_path: Path) -> None:
     assert actions(upgrade(folder)) == ["copy-file", "update-items", "upgrade-preview"]
     assert material_paths(folder / PROFILE_INDEX) == {A: "plan.md", D: "plan_1.md"}
     raw = folder / PROFILE_INDEX.parent.parent / "raw"
-    assert (raw / "plan_1.md").read_text() == (raw / "plan.md").read_text()
+    assert (raw / "plan_1.md").read_text("utf-8") == (raw / "plan.md").read_text("utf-8")
     assert findings(folder) == set()
 
 
@@ -689,7 +689,7 @@ def test_a_kill_between_the_files_of_a_preview_base(tmp_path: Path, every: int) 
 
 def expected_indexes() -> list[dict[str, Any]]:
     """Return the indexes that the application made of the same v1 data in version 2."""
-    bases = json.loads((GOLDEN / "basic" / "expected.json").read_text())["bases"]
+    bases = json.loads((GOLDEN / "basic" / "expected.json").read_text("utf-8"))["bases"]
     return [base["index"] for base in bases if base.get("index")]
 
 

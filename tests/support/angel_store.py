@@ -170,8 +170,8 @@ class AngelStore:
         state = {"last_updated_at": 1.5, "memory_scope_migration_done": False, "cleanup_last_sleep_at": 0.0}
         state |= dict.fromkeys(angel_memory_database.PROVIDER_KEYS, "")
         if self.state_file.exists():
-            state |= json.loads(self.state_file.read_text())
-        self.state_file.write_text(json.dumps(state | fields, ensure_ascii=False, indent=2))
+            state |= json.loads(self.state_file.read_text("utf-8"))
+        self.state_file.write_text(json.dumps(state | fields, ensure_ascii=False, indent=2), "utf-8")
 
     def fill(self, provider: str = PROVIDER, texts: dict[str, str] | None = None) -> None:
         """Make a provider's folder, with a collection of vectors of all records (or of ``texts``)."""

@@ -30,7 +30,7 @@ def backup(installed: Path, folder: Path, **resources: Any) -> Path:
     (folder / "Data" / "Files" / "upload.txt").write_text("no base's")
     (folder / "Data" / "KnowledgeBase" / "left-of-v1").write_bytes(b"SQLite format 3\0" + bytes(200))
     metadata = {"version": 7, "timestamp": 1, "appName": "a", "resources": {**RESOURCES, **resources}}
-    (folder / "metadata.json").write_text(json.dumps(metadata))
+    (folder / "metadata.json").write_text(json.dumps(metadata), "utf-8")
     return folder
 
 

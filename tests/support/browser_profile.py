@@ -204,7 +204,7 @@ def as_backup_6(profile: Path, target: Path) -> Path:
     }
     for name in ("IndexedDB", "Local Storage", "Data"):
         shutil.copytree(profile / name, target / name)
-    (target / "metadata.json").write_text(json.dumps(metadata, indent=2))
+    (target / "metadata.json").write_text(json.dumps(metadata, indent=2), "utf-8")
     return target
 
 

@@ -179,7 +179,7 @@ class Browser:
                 self.events.append(answer)
 
     def _said(self) -> str:
-        return (self._scratch / "said").read_text(errors="replace")[-2000:]
+        return (self._scratch / "said").read_text(errors="replace", encoding="utf-8")[-2000:]
 
     def evaluate(self, session: str, expression: str) -> Any:
         done = self.ask(

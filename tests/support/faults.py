@@ -87,8 +87,8 @@ class Source:
     def write(self) -> Path:
         """Write the state and return the folder."""
         state = {"knowledge": {"bases": self.bases}, "llm": {"providers": self.providers}}
-        (self.folder / "redux.json").write_text(json.dumps(state))
-        (self.folder / "dexie" / "files.json").write_text(json.dumps(self.files))
+        (self.folder / "redux.json").write_text(json.dumps(state), "utf-8")
+        (self.folder / "dexie" / "files.json").write_text(json.dumps(self.files), "utf-8")
         (self.folder / "dexie" / "knowledge_notes.json").write_text("[]")
         return self.folder
 

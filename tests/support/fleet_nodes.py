@@ -77,7 +77,7 @@ def work(job: LibraryJob) -> TaskResult:
 def nodes_of(source: Path) -> list[str]:
     """Return the nodes on which a source was worked on."""
     path = source.parent / f"{source.name}.nodes"
-    return path.read_text().splitlines() if path.exists() else []
+    return path.read_text("utf-8").splitlines() if path.exists() else []
 
 
 class Driver:
@@ -106,7 +106,7 @@ class Driver:
 
         def is_over() -> str | None:
             status = self._process.poll()
-            return None if status is None else f"the driver ended with {status}: {self.log.read_text()}"
+            return None if status is None else f"the driver ended with {status}: {self.log.read_text('utf-8')}"
 
         return wait_for(condition, what, is_over)
 
@@ -115,7 +115,7 @@ class Driver:
         try:
             return self._process.wait(EVENT_SECONDS) == 0
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the driver has not ended: {self.log.read_text()}") from None
+            raise AssertionError(f"the driver has not ended: {self.log.read_text('utf-8')}") from None
 
 
 def drive(order: str, results: str, address: str, max_wait: float) -> None:

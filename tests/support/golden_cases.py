@@ -23,8 +23,8 @@ CASES = ("basic", "directory", "unicode")
 
 def as_backup(v1: Path, target: Path, version: int = 5) -> Path:
     """Pack an export folder as v1 packs its backups: data.json, double encoding and all."""
-    redux = json.loads((v1 / "redux.json").read_text())
-    tables = {path.stem: json.loads(path.read_text()) for path in (v1 / "dexie").iterdir()}
+    redux = json.loads((v1 / "redux.json").read_text("utf-8"))
+    tables = {path.stem: json.loads(path.read_text("utf-8")) for path in (v1 / "dexie").iterdir()}
     data = {
         "time": 1741944474000,
         "version": version,
@@ -41,10 +41,10 @@ def as_backup(v1: Path, target: Path, version: int = 5) -> Path:
 
 def as_export_of_2_0(v1: Path, profile: Path) -> Path:
     """Lay an export folder out as releases 2.0.x do before their own upgrade: in the profile, one file for a slice."""
-    for name, part in json.loads((v1 / "redux.json").read_text()).items():
+    for name, part in json.loads((v1 / "redux.json").read_text("utf-8")).items():
         path = profile / "migration_temp" / "redux_export" / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(part))
+        path.write_text(json.dumps(part), "utf-8")
     shutil.copytree(v1 / "dexie", profile / "migration_temp" / "dexie_export")
     for folder in ("Files", "KnowledgeBase"):
         shutil.copytree(v1 / folder, profile / "Data" / folder)
@@ -167,13 +167,13 @@ def normal(base: dict[str, Any]) -> dict[str, Any]:
 def expected_bases(folder: Path) -> list[dict[str, Any]]:
     """Return what every base must be: the application's outcome, but where ours is better on purpose."""
     better_path = folder / "better.json"
-    better = json.loads(better_path.read_text()) if better_path.exists() else {}
-    bases = json.loads((folder / "expected.json").read_text())["bases"]
+    better = json.loads(better_path.read_text("utf-8")) if better_path.exists() else {}
+    bases = json.loads((folder / "expected.json").read_text("utf-8"))["bases"]
     return [normal(better.get(base["legacyId"], base)) for base in bases]
 
 
 def v1_times(folder: Path) -> dict[str, Any]:
-    redux = json.loads((folder / "v1" / "redux.json").read_text())
+    redux = json.loads((folder / "v1" / "redux.json").read_text("utf-8"))
     items = [item for base in redux["knowledge"]["bases"] for item in base["items"] if item.get("id")]
     return {item["id"]: item.get("updated_at", "<now>") for item in items}
 

@@ -136,7 +136,7 @@ def configured(path: Path, server: FaultServer | str, **more: Any) -> Path:
     url = server if isinstance(server, str) else server.url
     settings = {"provider": "openai", "base_url": url, "model": "embed-small", "batch": {"texts": 3}}
     embedder = {**settings, "parallel": 1, "retries": 1, "timeout": NEVER_SECONDS, **more}
-    path.write_text(yaml.safe_dump({"embedders": {"mine": embedder}}))
+    path.write_text(yaml.safe_dump({"embedders": {"mine": embedder}}), "utf-8")
     return path
 
 

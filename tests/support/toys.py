@@ -184,10 +184,10 @@ def a_file(path: str, text: str) -> Callable[[Store], list[Change]]:
     """Return what puts a file in place, of what is there or of nothing."""
 
     def make(new: Path) -> None:
-        new.write_text(text)
+        new.write_text(text, "utf-8")
 
     def changes(store: Store) -> list[Change]:
-        there = (store.root / path).is_file() and (store.root / path).read_text() == text
+        there = (store.root / path).is_file() and (store.root / path).read_text("utf-8") == text
         return [] if there else [FileChange(path=path, actions=done(f"write {path}"), make=make, bytes=10)]
 
     return changes

@@ -208,8 +208,8 @@ class Source:
 
 def pack(export: Path, target: Path, version: int = 5) -> Path:
     """Pack an export folder as v1 packs its backups."""
-    state = json.loads((export / "redux.json").read_text())
-    tables = {path.stem: json.loads(path.read_text()) for path in sorted((export / "dexie").iterdir())}
+    state = json.loads((export / "redux.json").read_text("utf-8"))
+    tables = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted((export / "dexie").iterdir())}
     persisted = json.dumps({name: json.dumps(part) for name, part in state.items()})
     data = {
         "time": CREATED,

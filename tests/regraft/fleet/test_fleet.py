@@ -278,7 +278,7 @@ def test_a_fleet_whose_first_libraries_are_refused_for_one_reason_stops(
 ) -> None:
     put_in_place(monkeypatch)
     out = tmp_path / "out.parquet"
-    (tmp_path / "m.csv").write_text("source\n" + "".join(f"nowhere-{number}\n" for number in range(12)))
+    (tmp_path / "m.csv").write_text("source\n" + "".join(f"nowhere-{number}\n" for number in range(12)), "utf-8")
     done = fleet("check", tmp_path / "m.csv", "--results", out, "--json")
     error = done.document["error"]
     assert (done.status, error["code"]) == (2, "FleetRefused")
@@ -299,7 +299,7 @@ def test_few_libraries_and_different_reasons_stop_no_fleet(
     out = tmp_path / "out.parquet"
     (tmp_path / "notes").write_text("no knowledge base")
     sources = ["notes"] * different + [f"nowhere-{number}" for number in range(count - different)]
-    (tmp_path / "m.csv").write_text("source\n" + "".join(f"{source}\n" for source in sources))
+    (tmp_path / "m.csv").write_text("source\n" + "".join(f"{source}\n" for source in sources), "utf-8")
     done = fleet("check", tmp_path / "m.csv", "--results", out, "--json")
     assert (done.status, done.document["libraries"]) == (2, {"all": count, "refused": count})
 
@@ -372,7 +372,7 @@ def unusable(backups: Path, tmp_path: Path, case: str) -> tuple[list[object], st
     command, words, message = UNUSABLE[case]
     rows: list[dict[str, Any]] = [{"source": str(backups / name)} for name in ("clara", "anna")]
     rows[1]["options"] = words
-    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
     to = [] if command == "check" else ["--to", tmp_path / "to"]
     return [command, tmp_path / "m.jsonl", *to, "--results", tmp_path / "out.parquet", "-q"], message
 
@@ -425,7 +425,7 @@ def test_results_of_somebody_else_bring_no_such_options(
 
 def test_options_that_a_library_can_have_are_taken(backups: Path, tmp_path: Path) -> None:
     rows = [{"source": str(backups / "anna"), "options": "--base nothing --fail-on=never -v"}]
-    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
     done = fleet("check", tmp_path / "m.jsonl", "--results", tmp_path / "out.parquet", "-q", "--", "--fail-on", "never")
     assert "option" not in done.stderr
     assert libraries_in(tmp_path / "out.parquet")["anna"]["code"] in (None, "BaseUnknown")
@@ -592,7 +592,7 @@ def test_results_and_targets_lie_in_no_library(backups: Path, tmp_path: Path) ->
         ("anna,out\nclara,out/inner", tmp_path / "r.parquet", "would be inside another library"),
         ("anna,anna/out", tmp_path / "r.parquet", "would be inside another library"),
     ):
-        manifest.write_text(f"source,target\n{row}\n")
+        manifest.write_text(f"source,target\n{row}\n", "utf-8")
         before = snapshot(tmp_path)
         done = fleet("migrate", manifest, "--results", path)
         assert (done.status, message in done.stderr) == (2, True), row
@@ -633,8 +633,8 @@ def test_what_is_no_result_is_not_resumed(text: str | None, tmp_path: Path) -> N
     if text is None:
         pq.write_table(pa.table({"a": [1]}), path)
     else:
-        path.write_text(text)
-        (tmp_path / "out.parquet.journal").write_text(text)
+        path.write_text(text, "utf-8")
+        (tmp_path / "out.parquet.journal").write_text(text, "utf-8")
     before = snapshot(tmp_path)
     done = fleet("resume", path)
     assert (done.status, "is not a results file of a fleet" in done.stderr) == (2, True)

@@ -67,9 +67,9 @@ def test_a_source_of_the_configuration_that_cannot_be_read_is_left_out(
     (tmp_path / "damaged.zip").write_bytes(b"PK\x03\x04" + bytes(200))
     with FaultServer() as server:
         config = configured(tmp_path / "regraft.yaml", server)
-        settings = yaml.safe_load(config.read_text())
+        settings = yaml.safe_load(config.read_text("utf-8"))
         listed = ["gone.zip", "damaged.zip", str(complete)]
-        config.write_text(yaml.safe_dump({**settings, "reuse": listed}))
+        config.write_text(yaml.safe_dump({**settings, "reuse": listed}), "utf-8")
         dry = backfill(stores, config, "--dry-run")
     assert (dry.status, dry.document["sent"]["reused"]) == (0, 3 * (len(LACKING) + 1))
 

@@ -56,7 +56,7 @@ def library(tmp_path: Path) -> StoragePath:
     folder = tmp_path / "first"
     (folder / "raw").mkdir(parents=True)
     for name in ("index.sqlite", "catalog.sqlite", "raw/a.txt", "raw/b.txt"):
-        (folder / name).write_text(name)
+        (folder / name).write_text(name, "utf-8")
     with writable.allow_writes(tmp_path):
         assert versions.publish_version(place, folder, versions.NO_VERSION)
     return place

@@ -392,7 +392,7 @@ def other_fleet(library: Library, folder: Path) -> tuple[str, ...]:
     """Return the command line of another fleet over this library alone."""
     path = results_of_other(library, folder)
     manifest = path.with_suffix(".jsonl")
-    manifest.write_text(json.dumps({"source": library.source, "target": library.target}))
+    manifest.write_text(json.dumps({"source": library.source, "target": library.target}), "utf-8")
     words = ("fleet", "migrate", str(manifest), "--results", str(path), "--json", "--", "--now", NOW)
     return (sys.executable, "-P", "-m", "regraft", *words)
 

@@ -251,7 +251,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("case", STRANGE)
 def test_a_journal_that_no_fleet_wrote_is_refused(tmp_path: Path, case: str) -> None:
-    results.journal_path(tmp_path / "out.parquet").write_text(STRANGE[case] + "\n")
+    results.journal_path(tmp_path / "out.parquet").write_text(STRANGE[case] + "\n", "utf-8")
     before = snapshot(tmp_path)
     done = run_as_given("fleet", "resume", tmp_path / "out.parquet", "--json")
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
@@ -269,10 +269,10 @@ def test_a_row_whose_counts_are_none_is_worked_on_again(tmp_path: Path, counts: 
     with closing(results.Journal(tmp_path / "out.parquet", order, rows)):
         pass
     journal = results.journal_path(tmp_path / "out.parquet")
-    first, second, third, _ = journal.read_text().split("\n")
+    first, second, third, _ = journal.read_text("utf-8").split("\n")
     spoiled = second.replace('"findings":"{}"', f'"findings":{json.dumps(counts)}')
     assert spoiled != second
-    journal.write_text("\n".join((first, spoiled, third, "")))
+    journal.write_text("\n".join((first, spoiled, third, "")), "utf-8")
     assert list(results.read_results(tmp_path / "out.parquet")[1]) == [1]
 
 

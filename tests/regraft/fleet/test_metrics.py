@@ -214,7 +214,7 @@ def test_the_file_is_kept_up_to_date_while_nothing_ends_and_not_more_often_than_
     changes = [time for time in range(1, 3_600) if pool.texts[time] != pool.texts[time - 1]]
     assert changes == list(range(5, 3_600, 5))
     assert "regraft_fleet_libraries_at_work{" in pool.texts[0]
-    (tmp_path / "then.prom").write_text(pool.texts[10])
+    (tmp_path / "then.prom").write_text(pool.texts[10], "utf-8")
     values = metrics_in(tmp_path / "then.prom", work.path)
     assert (values["start_timestamp_seconds", ()], values["update_timestamp_seconds", ()]) == (START, START + 10)
     names = ("libraries_at_work", "libraries_left", "workers", "attempts_total", "finished")
@@ -271,7 +271,7 @@ def refused(
 @pytest.mark.parametrize("text", ["mine", "# Written by regraft", "node_load1 3\n"])
 @pytest.mark.parametrize("name", ["fleet.prom", "fleet.prom.new"])
 def test_a_file_of_somebody_else_is_not_written_over(text: str, name: str, backups: Path, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, "utf-8")
     refused(tmp_path, backups, tmp_path / "fleet.prom", f"{name} exists and is not a metrics file of regraft fleet")
 
 

@@ -180,7 +180,7 @@ def test_a_target_that_is_not_a_library_is_refused_as_on_disk(backups: Path, buc
     storage_path(f"{bucket}/libraries/anna/holiday.jpg").put(b"1")
     before = storage_path(bucket).objects()
     manifest = tmp_path / "one.jsonl"
-    manifest.write_text(f'{{"source": "backups/anna", "target": "{bucket}/libraries/anna"}}\n')
+    manifest.write_text(f'{{"source": "backups/anna", "target": "{bucket}/libraries/anna"}}\n', "utf-8")
     fleet("migrate", manifest, "--results", tmp_path / "out.parquet", "-q")
     [row] = libraries_in(tmp_path / "out.parquet").values()
     assert (row["outcome"], storage_path(bucket).objects()) == ("refused", before)
@@ -224,8 +224,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_meant_is_refused_and_nothing_written(bucket: str, tmp_path: Path, case: str) -> None:
-    (tmp_path / "twice.csv").write_text(f"source,target\na,{bucket}/x\nb,{bucket}/x/\n")
-    (tmp_path / "inside.csv").write_text(f"source,target\na,{bucket}/x\nb,{bucket}/x/y\n")
+    (tmp_path / "twice.csv").write_text(f"source,target\na,{bucket}/x\nb,{bucket}/x/\n", "utf-8")
+    (tmp_path / "inside.csv").write_text(f"source,target\na,{bucket}/x\nb,{bucket}/x/y\n", "utf-8")
     words, message = REFUSED[case]
     names = {"bucket": bucket, "table": tmp_path / "twice.csv", "inside": tmp_path / "inside.csv"}
     before = snapshot(tmp_path)
@@ -362,7 +362,7 @@ def test_of_two_that_work_on_a_library_one_publishes_and_the_other_comes_after_i
 
     def changing(name: str) -> Any:
         def run(job: LibraryJob) -> TaskResult:
-            (Path(job.source) / name).write_text(name)
+            (Path(job.source) / name).write_text(name, "utf-8")
             return TaskResult(status=0, seconds=0.1)
 
         return run

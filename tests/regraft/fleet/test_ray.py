@@ -35,7 +35,7 @@ SAMPLE = Path(__file__).parents[3] / "sample_v1" / "backup"
 def test_a_cluster_comes_to_what_one_machine_comes_to(joined: str, tmp_path: Path) -> None:
     manifest = tmp_path / "libraries.jsonl"
     manifest.write_text(
-        "".join(f'{{"source": "{path.as_posix()}"}}\n' for path in (SAMPLE, *SAMPLE.parent.glob("*.zip")))
+        "".join(f'{{"source": "{path.as_posix()}"}}\n' for path in (SAMPLE, *SAMPLE.parent.glob("*.zip"))), "utf-8"
     )
     for name, engine in (("local", []), ("ray", ["--engine", "ray", "--address", joined])):
         done = run_as_given(

@@ -74,7 +74,7 @@ def test_a_library_whose_node_is_lost_is_done_by_a_smaller_one(cluster: Any, tmp
     [row] = rows_of(out)
     assert (row.outcome, row.attempts) == ("done", 2)
     assert nodes_of(source) == [large.node_id, small.node_id]
-    assert f"({large.node_id[:8]}) was lost; its libraries are tried again" in driver.log.read_text()
+    assert f"({large.node_id[:8]}) was lost; its libraries are tried again" in driver.log.read_text("utf-8")
     # Ray would tell of it here, in the middle of a document.
     assert driver.output.read_bytes() == b""
 
@@ -109,17 +109,17 @@ def test_a_node_that_cannot_run_libraries_is_left_out_and_named(
 ) -> None:
     good = cluster.add_node(num_cpus=1)
     (tmp_path / "modules" / "regraft").mkdir(parents=True)
-    (tmp_path / "modules" / "regraft" / "__init__.py").write_text(module)
+    (tmp_path / "modules" / "regraft" / "__init__.py").write_text(module, "utf-8")
     bad = cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(tmp_path / "modules")})
     out = tmp_path / "out.parquet"
     with Driver(order_of(tmp_path, *range(8)), out, cluster.address) as driver:
         # The good node is busy with its first library until the other one was tried.
-        driver.wait_for(lambda: "is left out" in driver.log.read_text(), "the line that names the node")
+        driver.wait_for(lambda: "is left out" in driver.log.read_text("utf-8"), "the line that names the node")
         (tmp_path / "go").touch()
         assert driver.ended()
     assert [row.outcome for row in rows_of(out)] == ["done"] * 8
     assert {node for number in range(8) for node in nodes_of(tmp_path / f"library {number}")} == {good.node_id}
-    said = driver.log.read_text()
+    said = driver.log.read_text("utf-8")
     assert f"({bad.node_id[:8]}) is left out: the last 3 libraries failed there ({reason})" in said
     for node in (good, bad):
         cluster.remove_node(node)

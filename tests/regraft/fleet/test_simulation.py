@@ -116,7 +116,7 @@ def test_a_driver_that_takes_its_time_is_what_many_workers_wait_for() -> None:
 
 
 def test_each_object_of_a_source_is_one_get() -> None:
-    parts = json.loads(PARTS.read_text())
+    parts = json.loads(PARTS.read_text("utf-8"))
     few, many = (Libraries(parts, Assumed(libraries=50, more_objects=more)) for more in (0, 35))
     assert (many.gets - few.gets).tolist() == pytest.approx([35.0] * 50)
     assert (many.puts == few.puts).all()
@@ -126,7 +126,7 @@ def test_each_object_of_a_source_is_one_get() -> None:
 
 
 def test_the_same_seed_gives_the_same_fleet() -> None:
-    parts = json.loads(PARTS.read_text())
+    parts = json.loads(PARTS.read_text("utf-8"))
     assumed = Assumed(libraries=500, hours_to_loss=0.2, storage_errors=20)
     one, same = (line_of(8, parts, assumed, Driver()) for _ in range(2))
     assert one == same

@@ -47,7 +47,7 @@ def migrate(source: object, target: str, out: Path, *options: object) -> Outcome
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
     """Return a manifest of one library."""
-    (tmp_path / "list.csv").write_text(f"source\n{SAMPLE}\n")
+    (tmp_path / "list.csv").write_text(f"source\n{SAMPLE}\n", "utf-8")
     return tmp_path / "list.csv"
 
 

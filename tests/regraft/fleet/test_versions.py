@@ -73,7 +73,7 @@ def made(folder: Path, **files: str) -> Path:
     """Make a folder with files, one of them in a folder of its own, and an empty folder."""
     for name, text in {"index.sqlite": "rows", "raw/ü 种.txt": "text", **files}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, "utf-8")
     (folder / "empty").mkdir(exist_ok=True)
     return folder
 

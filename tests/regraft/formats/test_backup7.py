@@ -190,7 +190,7 @@ def test_a_damaged_backup(installed, tmp_path):
 def test_resources_that_say_nothing_are_no_slim_backup(installed, tmp_path):
     for number, resources in enumerate(("null", "[]", '{"indexedDB": 0}')):
         folder = full(installed, tmp_path / f"backup-{number}")
-        (folder / "metadata.json").write_text(f'{{"version": 7, "resources": {resources}}}')
+        (folder / "metadata.json").write_text(f'{{"version": 7, "resources": {resources}}}', "utf-8")
         assert findings(folder) == findings(installed)
 
 

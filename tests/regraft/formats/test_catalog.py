@@ -295,9 +295,9 @@ def test_no_key_is_anywhere_in_what_a_run_writes_or_says(tmp_path: Path) -> None
     rows = [Row(loader, f"text of {loader}") for loader in ("L", "F", "D", "gone")]
     files = [keyed({"id": "up-f", "name": "x"})]
     source = Source([one, failed], {"kb": rows}, llm=llm, files=files).write(tmp_path / "v1")
-    state = json.loads((source / "redux.json").read_text())
-    (source / "redux.json").write_text(json.dumps({**state, "settings": keyed({}), "websearch": [keyed({})]}))
-    assert SECRET in (source / "redux.json").read_text()
+    state = json.loads((source / "redux.json").read_text("utf-8"))
+    (source / "redux.json").write_text(json.dumps({**state, "settings": keyed({}), "websearch": [keyed({})]}), "utf-8")
+    assert SECRET in (source / "redux.json").read_text("utf-8")
     for place, options in ((source, ["--json"]), (pack(source, tmp_path / "backup.zip"), ["-vv"])):
         out = tmp_path / f"out {place.name}"
         done = run("migrate", place, "--to", out, "--now", NOW, "--report", tmp_path / "page.html", *options)

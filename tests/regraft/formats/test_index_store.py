@@ -188,7 +188,7 @@ def test_an_index_with_a_part_missing_is_refused(path: Path, sql: str, missing: 
 def test_what_is_no_index_is_refused(tmp_path: Path, read_only: bool) -> None:
     with pytest.raises(errors.SourceNotFound):
         IndexStore(tmp_path / "nothing", BASE, read_only=read_only)
-    (tmp_path / "text").write_text("no database at all, and long enough to look at" * 9)
+    (tmp_path / "text").write_text("no database at all, and long enough to look at" * 9, "utf-8")
     with pytest.raises(errors.SourceUnreadable):
         IndexStore(tmp_path / "text", BASE, read_only=read_only)
     (tmp_path / "folder").mkdir()

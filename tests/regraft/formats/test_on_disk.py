@@ -213,7 +213,7 @@ def test_cleaning_is_that_of_the_format_page() -> None:
 
 def test_a_json_file_that_was_read_as_text_is_found_as_text(tmp_path: Path) -> None:
     text = '[{"thing": "oakum", "count": 9}, "and more of it, so that it is long enough"'
-    (tmp_path / "broken.json").write_text(text)
+    (tmp_path / "broken.json").write_text(text, "utf-8")
     loader = f"TextLoader_{digest(text)}"
     assert look_for(tmp_path, {loader: snippet(text)}) == {loader: tmp_path / "broken.json"}
 
@@ -259,7 +259,7 @@ def test_a_folder_of_another_machine_has_no_files(place: str) -> None:
 
 def test_odd_things_in_a_folder_are_passed_over(tmp_path: Path) -> None:
     text = "A text that stands in several places, and is found in one."
-    (tmp_path / "outside.txt").write_text(text)
+    (tmp_path / "outside.txt").write_text(text, "utf-8")
     place = tmp_path / "docs"
     place.mkdir()
     (place / "link.txt").symlink_to(tmp_path / "outside.txt")
@@ -269,13 +269,13 @@ def test_odd_things_in_a_folder_are_passed_over(tmp_path: Path) -> None:
         os.mkfifo(place / "pipe.txt")
     loader = f"TextLoader_{digest(text)}"
     assert look_for(place, {loader: snippet(text)}) == {}
-    (place / "z.txt").write_text(text)
+    (place / "z.txt").write_text(text, "utf-8")
     assert look_for(place, {loader: snippet(text)}) == {loader: place / "z.txt"}
 
 
 def test_a_file_that_cannot_be_opened_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "ab":
-        (tmp_path / f"{name}.txt").write_text(WESTERN)
+        (tmp_path / f"{name}.txt").write_text(WESTERN, "utf-8")
     real = links.open_descriptor
 
     def refusing(path: Path) -> int:
@@ -298,7 +298,7 @@ def test_the_look_is_bounded(
     """Three files in a row; the second is the largest."""
     texts = {name: f"The text of {name}. ".ljust(90 if name == "b" else 55, name) for name in "abc"}
     for name, text in texts.items():
-        (tmp_path / f"{name}.txt").write_text(text)
+        (tmp_path / f"{name}.txt").write_text(text, "utf-8")
     loaders = {f"TextLoader_{digest(text)}": snippet(text) for text in texts.values()}
     monkeypatch.setattr(file_matching, bound, value)
     assert {path.stem for path in look_for(tmp_path, {**loaders}).values()} == set(found)
@@ -310,7 +310,7 @@ def test_only_files_that_can_be_what_is_looked_for_are_opened(
 ) -> None:
     names = ("a.jpg", "b.HTM", "c.json", "d.txt", "e.pdf", "f")
     for name in names:
-        (tmp_path / name).write_text(f"text of {name}")
+        (tmp_path / name).write_text(f"text of {name}", "utf-8")
     read: list[str] = []
     real = links.open_descriptor
 
@@ -326,7 +326,7 @@ def test_only_files_that_can_be_what_is_looked_for_are_opened(
 def test_bytes_count_that_were_read_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that begin in another way than what is looked for are told apart after they were read."""
     for name in "abcd":
-        (tmp_path / f"{name}.json").write_text("[" + name * 99)
+        (tmp_path / f"{name}.json").write_text("[" + name * 99, "utf-8")
     (tmp_path / "z.json").write_text("[1]")
     wanted: dict[str, str | None] = {f"JsonLoader_{digest('[1]')}": "[1]"}
     monkeypatch.setattr(file_matching, "MAX_BYTES", 350)
@@ -341,7 +341,7 @@ def test_one_json_file_in_an_odd_encoding_does_not_end_the_look(
     """It is tried in the likeliest encodings, as far as a bound of its own allows."""
     odd, plain = json.dumps(["naïve"] * 500, ensure_ascii=False), '["found"]'
     (tmp_path / "a.json").write_bytes(odd.encode("latin-1"))
-    (tmp_path / "z.json").write_text(plain)
+    (tmp_path / "z.json").write_text(plain, "utf-8")
     size = 20 * len(odd)
     monkeypatch.setattr(file_matching, "MAX_JSON_WORK", 3 * size)
     monkeypatch.setattr(file_matching, "MAX_WORK", 5 * size)

@@ -47,7 +47,9 @@ def make_profile(folder: Path, data: Path | None = None) -> Path:
 
 
 def metadata(folder: Path) -> Path:
-    (folder / "metadata.json").write_text(json.dumps({"version": 6, "appName": "Cherry Studio", "platform": "linux"}))
+    (folder / "metadata.json").write_text(
+        json.dumps({"version": 6, "appName": "Cherry Studio", "platform": "linux"}), "utf-8"
+    )
     return folder
 
 
@@ -281,7 +283,7 @@ def test_folders_of_an_older_layout_are_named(profile: Path, tmp_path: Path) -> 
 
 def test_what_v1_was_going_to_delete_does_not_come_back(profile: Path, tmp_path: Path) -> None:
     first = json.loads(json.loads(STATE["localStorage"][KEY])["knowledge"])["bases"][0]["id"]
-    (profile / "Data" / "KnowledgeBase" / "knowledge_pending_delete.json").write_text(json.dumps([first]))
+    (profile / "Data" / "KnowledgeBase" / "knowledge_pending_delete.json").write_text(json.dumps([first]), "utf-8")
     done = migrate(profile, tmp_path / "library")
     assert done.document["skipped"]["pending_delete"] == 1
     assert first not in [base["legacy_id"] for base in done.document["bases"]]
@@ -318,7 +320,7 @@ def test_the_folder_that_the_settings_name_is_read(
     home = tmp_path / "home"
     config = home / ".cherrystudio" / "config" / "config.json"
     config.parent.mkdir(parents=True)
-    config.write_text(json.dumps({"appDataPath": [{"executablePath": "/opt/x", "dataPath": str(profile)}]}))
+    config.write_text(json.dumps({"appDataPath": [{"executablePath": "/opt/x", "dataPath": str(profile)}]}), "utf-8")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("USERPROFILE", str(home))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
@@ -333,7 +335,7 @@ def test_the_folder_that_the_settings_name_is_read(
     assert literal.document["error"]["code"] == "SourceUnreadable"
     other = tmp_path / "other"
     other.mkdir()
-    config.write_text(json.dumps({"appDataPath": [{"dataPath": str(profile)}, {"dataPath": str(other)}]}))
+    config.write_text(json.dumps({"appDataPath": [{"dataPath": str(profile)}, {"dataPath": str(other)}]}), "utf-8")
     refused = migrate(default, tmp_path / "second")
     assert (refused.status, refused.document["error"]["code"]) == (2, "ProfileAmbiguous")
     assert str(other) in refused.stderr
@@ -438,7 +440,7 @@ def test_settings_that_name_no_profile(
     config = home / ".cherrystudio" / "config" / "config.json"
     config.parent.mkdir(parents=True)
     (tmp_path / "not a profile").mkdir()
-    config.write_text(json.dumps({"appDataPath": str(tmp_path / named)}))
+    config.write_text(json.dumps({"appDataPath": str(tmp_path / named)}), "utf-8")
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(home))
     done = run("inspect", config)

@@ -52,7 +52,7 @@ def profile(tmp_path: Path) -> Path:
 def settings(home: Path, content: object) -> Path:
     path = home / ".cherrystudio" / "config" / "config.json"
     path.parent.mkdir(parents=True)
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
     return path
 
 

@@ -58,7 +58,7 @@ def test_a_file_takes_the_place_of_another(tmp_path: Path, flushed: list[Path]) 
     (tmp_path / "new").write_text("new")
     (tmp_path / "old").write_text("old")
     durable.replace(tmp_path / "new", tmp_path / "old")
-    assert (tmp_path / "old").read_text() == "new"
+    assert (tmp_path / "old").read_text("utf-8") == "new"
     assert not (tmp_path / "new").exists()
     assert flushed == [tmp_path]
 
@@ -69,7 +69,7 @@ def test_both_folders_of_a_move_are_flushed(tmp_path: Path, flushed: list[Path])
     (tmp_path / "from" / "base").mkdir()
     (tmp_path / "from" / "base" / "file").write_text("x")
     durable.replace(tmp_path / "from" / "base", tmp_path / "to" / "base")
-    assert (tmp_path / "to" / "base" / "file").read_text() == "x"
+    assert (tmp_path / "to" / "base" / "file").read_text("utf-8") == "x"
     assert set(flushed) == {tmp_path / "from", tmp_path / "to"}
 
 
@@ -80,7 +80,7 @@ def test_a_move_that_is_refused_for_a_moment_is_tried_again(
     denied = PermissionError(errno.EACCES, "held by a scanner")
     monkeypatch.setattr(os, "replace", failing(durable.REPLACE_TRIES - 1, denied))
     durable.replace(tmp_path / "a", tmp_path / "b")
-    assert (tmp_path / "b").read_text() == "x"
+    assert (tmp_path / "b").read_text("utf-8") == "x"
     assert len(waits) == durable.REPLACE_TRIES - 1
     assert waits == sorted(waits)
     assert waits[0] == durable.REPLACE_WAIT_SECONDS
@@ -151,7 +151,7 @@ def test_text_that_cannot_be_written_leaves_the_old_one(
     monkeypatch.setattr(os, name, full)
     with pytest.raises(OSError, match="No space left"):
         durable.write_text_atomically(tmp_path / "a.txt", "new", tmp_path / "temporary")
-    assert (tmp_path / "a.txt").read_text() == "old"
+    assert (tmp_path / "a.txt").read_text("utf-8") == "old"
 
 
 def test_readers_see_the_old_text_or_the_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,13 +162,13 @@ def test_readers_see_the_old_text_or_the_new(tmp_path: Path, monkeypatch: pytest
         real = getattr(os, name)
 
         def look(*arguments: Any, real: Any = real, **named: Any) -> Any:
-            seen.add(path.read_text())
+            seen.add(path.read_text("utf-8"))
             return real(*arguments, **named)
 
         monkeypatch.setattr(os, name, look)
     durable.write_text_atomically(path, "new", tmp_path / "temporary")
     monkeypatch.undo()
-    assert seen | {path.read_text()} == {"old", "new"}
+    assert seen | {path.read_text("utf-8")} == {"old", "new"}
 
 
 # --- flushing ------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_every_file_and_folder_of_a_tree_is_flushed(tmp_path: Path, flushed: lis
     tree = tmp_path / "tree"
     (tree / "a" / "b").mkdir(parents=True)
     for name in ("one", "a/two", "a/b/three"):
-        (tree / name).write_text(name)
+        (tree / name).write_text(name, "utf-8")
     durable.sync_tree(tree)
     assert sorted(flushed) == sorted([tree, *tree.rglob("*")])
 
@@ -237,7 +237,7 @@ def test_a_tree_is_removed_however_deep_it_is(depth: int, tmp_path: Path) -> Non
     nested(tmp_path / "tree", depth, tmp_path / "kept")
     durable.remove_tree(tmp_path / "tree")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-    assert (tmp_path / "kept" / "file").read_text() == "x"
+    assert (tmp_path / "kept" / "file").read_text("utf-8") == "x"
 
 
 def test_a_deep_tree_is_removed_by_paths_where_there_are_no_handles(
@@ -260,7 +260,7 @@ def test_a_deep_tree_is_removed_by_paths_where_there_are_no_handles(
     durable.remove_tree(tmp_path / "tree")
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-    assert (tmp_path / "kept" / "file").read_text() == "x"
+    assert (tmp_path / "kept" / "file").read_text("utf-8") == "x"
 
 
 def test_a_file_is_removed_too(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_what_a_link_leads_to_is_not_removed(tmp_path: Path) -> None:
     durable.remove_tree(tmp_path / "link")
     durable.remove_tree(tmp_path / "tree")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-    assert (tmp_path / "kept" / "file").read_text() == "x"
+    assert (tmp_path / "kept" / "file").read_text("utf-8") == "x"
 
 
 def test_what_cannot_be_removed_is_no_success(
@@ -443,7 +443,7 @@ def test_what_this_user_may_never_write_is_tried_once(
     monkeypatch.setattr(os, "replace", failing(1, refused))
     durable.replace(tmp_path / "a", tmp_path / "b")
     assert waits == [durable.REPLACE_WAIT_SECONDS]
-    assert (tmp_path / "b").read_text() == "x"
+    assert (tmp_path / "b").read_text("utf-8") == "x"
 
 
 @pytest.mark.parametrize("act", [durable.remove, durable.remove_tree])
@@ -510,11 +510,11 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(
 def test_a_tree_is_copied_without_what_is_left_out_and_never_by_a_link(tmp_path: Path) -> None:
     (tmp_path / "tree" / "a" / "empty").mkdir(parents=True)
     for name in ("one.db", "one.db-wal", "a/two.db-wal", "a/two"):
-        (tmp_path / "tree" / name).write_text(name)
+        (tmp_path / "tree" / name).write_text(name, "utf-8")
     durable.copy_tree(tmp_path / "tree", tmp_path / "copy", without=("-wal", "-shm"))
     copied = {path.relative_to(tmp_path / "copy").as_posix(): path for path in (tmp_path / "copy").rglob("*")}
     assert sorted(copied) == ["a", "a/empty", "a/two", "one.db"]
-    assert (copied["a/two"].read_text(), copied["one.db"].read_text()) == ("a/two", "one.db")
+    assert (copied["a/two"].read_text("utf-8"), copied["one.db"].read_text("utf-8")) == ("a/two", "one.db")
     (tmp_path / "tree" / "a" / "folder").symlink_to(tmp_path / "copy")
     with pytest.raises(LinkInStore, match="folder"):
         durable.copy_tree(tmp_path / "tree", tmp_path / "again")
@@ -522,7 +522,7 @@ def test_a_tree_is_copied_without_what_is_left_out_and_never_by_a_link(tmp_path:
 
 def test_a_copy_gets_the_mode_and_the_times_of_the_original(tmp_path: Path) -> None:
     for name in ("one", "other"):
-        (tmp_path / name).write_text(name)
+        (tmp_path / name).write_text(name, "utf-8")
     (tmp_path / "one").chmod(0o640 if os.name != "nt" else 0o444)
     os.utime(tmp_path / "one", ns=(10**18, 10**18 + 123_456_700))
     durable.copy_mode(tmp_path / "one", tmp_path / "other")
@@ -654,7 +654,7 @@ def test_a_file_of_the_working_directory_is_never_taken_for_the_one_that_is_refu
     """Files are named relative to the handle of their folder."""
     for name in ("here/file", "here/tree/file", "store/file", "store/new", "store/tree/file"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
+        (tmp_path / name).write_text(name, "utf-8")
         (tmp_path / name).chmod(0o444)
     monkeypatch.chdir(tmp_path / "here")
     durable.remove_tree(tmp_path / "store" / "tree")
@@ -677,7 +677,7 @@ def test_a_file_of_the_working_directory_is_never_taken_for_the_one_that_is_refu
     assert all(handles)
     monkeypatch.undo()
     for name in ("here/file", "here/tree/file"):
-        assert (tmp_path / name).read_text() == name
+        assert (tmp_path / name).read_text("utf-8") == name
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o444
 
 
@@ -708,7 +708,7 @@ def test_a_lock_is_seen_while_it_is_held_and_may_be_kept(tmp_path: Path) -> None
 
 @posix
 def test_what_is_no_lock_file_is_not_held(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("no lock at all\n" * 50)
+    (tmp_path / "text").write_text("no lock at all\n" * 50, "utf-8")
     (tmp_path / "folder").mkdir()
     with lock_files.hold_lock(tmp_path / "lock"):
         (tmp_path / "link").symlink_to(tmp_path / "lock")

@@ -433,7 +433,7 @@ def damaged(path: Path) -> None:
 
 
 UNREADABLE = {
-    "text": lambda path: path.write_text("no database at all\n" * 50),
+    "text": lambda path: path.write_text("no database at all\n" * 50, "utf-8"),
     "foreign": foreign,
     "other shape": other_shape,
     "without version": without_version,
@@ -568,7 +568,7 @@ def test_the_source_of_the_last_run_of_a_command_is_suggested(target: Path) -> N
     assert ledger.suggested_source(target, ["migrate"]) == "/two words"
     assert ledger.suggested_source(target, ["import", "migrate"]) == "/three"
     assert ledger.suggested_source(target, ["repair"]) is None
-    ledger.ledger_path(target).write_text("no database at all\n" * 50)
+    ledger.ledger_path(target).write_text("no database at all\n" * 50, "utf-8")
     assert ledger.suggested_source(target, ["migrate"]) is None
 
 

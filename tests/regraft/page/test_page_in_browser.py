@@ -271,7 +271,7 @@ def test_another_page_of_this_computer_can_do_nothing(browser, tmp_path):
     with page_site.site(home) as server, page_site.reading(browser, server) as reader:
         evil = tmp_path / "evil.html"
         form = f'<form method="post" action="{server.root}quit"><button>x</button></form>'
-        evil.write_text(f'{form}<iframe src="{server.root}home"></iframe>')
+        evil.write_text(f'{form}<iframe src="{server.root}home"></iframe>', "utf-8")
         reader.tab.go(evil.as_uri())
         reader.tab.wait_for("document.readyState === 'complete' && document.forms.length")
         ask = f"fetch('{server.root}folder.json', {{credentials: 'include'}}).then(() => 'read', () => 'refused')"

@@ -352,13 +352,13 @@ def test_the_application_is_started_by_a_button_of_the_result(reader, home, tmp_
     assert "It was started already. It may take a moment until its window opens." in said(again)
     (home / "end").touch()
     assert process.wait(page_client.NEVER_SECONDS) == 0
-    assert (home / "started").read_text() == "1\n"
+    assert (home / "started").read_text("utf-8") == "1\n"
     # Of another profile, or without the form's token, nothing is started.
     other = profiles.profile(tmp_path / "other")
     assert reader.post("start", path=other).status_code == 400
     assert reader.post("start", path=profile, token="wrong").status_code == 403
     assert reader.get("start").status_code == 404
-    assert (home / "started").read_text() == "1\n"
+    assert (home / "started").read_text("utf-8") == "1\n"
 
 
 @pytest.mark.thorough
@@ -430,7 +430,7 @@ def test_what_a_plan_cannot_use_is_said_beside_its_field(reader, tmp_path, page,
     assert f'action="{reader.root}{page}"' in answer.text
     assert (snapshot(tmp_path / "profile"), contents(library)) == before
     assert sorted(path.name for path in (tmp_path / "taken").iterdir()) == ["holiday.txt"]
-    assert (tmp_path / "taken.zip").read_text() == "mine" and not (tmp_path / "new").exists()
+    assert (tmp_path / "taken.zip").read_text("utf-8") == "mine" and not (tmp_path / "new").exists()
 
 
 @pytest.mark.thorough

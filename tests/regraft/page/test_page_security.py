@@ -213,7 +213,7 @@ def test_the_browser_is_opened_through_a_file_of_this_user(tmp_path, monkeypatch
         page = folder / "open.html"
         # Others see the file's name in the command line of the browser, and not what is in it.
         assert opened == [page.as_uri()]
-        assert 'url=http://127.0.0.1:1/a/enter/b"' in page.read_text()
+        assert 'url=http://127.0.0.1:1/a/enter/b"' in page.read_text("utf-8")
         if os.name == "posix":
             assert stat.S_IMODE(page.stat().st_mode) == 0o600
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -196,7 +196,9 @@ def test_the_policy_holds(browser: Browser, made: Made) -> None:
     image = path.with_name("image.svg")
     image.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
     planted = path.with_name("planted.html")
-    planted.write_text(text.replace("<footer>", f'<img src="{image.as_uri()}"><script>let a = 1</script><footer>'))
+    planted.write_text(
+        text.replace("<footer>", f'<img src="{image.as_uri()}"><script>let a = 1</script><footer>'), "utf-8"
+    )
     with showing(browser, planted) as tab:
         assert len(tab.complaints()) == 2
 

@@ -460,7 +460,9 @@ def test_the_embedder_whose_model_fits_need_not_be_named(store: Path, tmp_path: 
     config = tmp_path / "several.yaml"
 
     def write(**models: str) -> Path:
-        config.write_text(yaml.safe_dump({"embedders": {name: embedder(model) for name, model in models.items()}}))
+        config.write_text(
+            yaml.safe_dump({"embedders": {name: embedder(model) for name, model in models.items()}}), "utf-8"
+        )
         return config
 
     with untouched(store):

@@ -54,7 +54,9 @@ def serve(server: FaultServer, store: ChromaStore, name: str = "plain") -> None:
 def settings(server: FaultServer, tmp_path: Path) -> Path:
     path = tmp_path / "regraft.yaml"
     lines = ("provider: openai", f"base_url: {server.url}", "model: embed-3", "price_per_million_tokens: 1")
-    path.write_text("embedders:\n  one:\n" + "".join(f"    {line}\n" for line in (*lines, "batch: {texts: 5}")))
+    path.write_text(
+        "embedders:\n  one:\n" + "".join(f"    {line}\n" for line in (*lines, "batch: {texts: 5}")), "utf-8"
+    )
     return path
 
 

@@ -102,7 +102,7 @@ def test_several_processes_never_hold_one_text(file: Path, tmp_path: Path) -> No
                     told.writelines(f"{claim.token} {key}\n" for key in claim.keys)
 
     _at_once([lambda name=name: claims(name) for name in range(3)])
-    told = [path.read_text().splitlines() for path in tmp_path.glob("*.claims")]
+    told = [path.read_text("utf-8").splitlines() for path in tmp_path.glob("*.claims")]
     claimed = [line.split() for lines in told for line in lines]
     assert sorted(key for _, key in claimed) == keys
     tokens = [{line.split()[0] for line in lines} for lines in told]

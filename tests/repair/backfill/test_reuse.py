@@ -394,8 +394,8 @@ def test_the_first_source_that_has_a_text_gives_it_and_the_rest_is_sent(
 def test_the_configuration_lists_sources_and_one_that_is_missing_is_left_out(
     store: Path, whole: Path, server: FaultServer, config: Path
 ) -> None:
-    settings = yaml.safe_load(config.read_text())
-    config.write_text(yaml.safe_dump({**settings, "reuse": ["elsewhere.zip", str(store), str(whole)]}))
+    settings = yaml.safe_load(config.read_text("utf-8"))
+    config.write_text(yaml.safe_dump({**settings, "reuse": ["elsewhere.zip", str(store), str(whole)]}), "utf-8")
     sent = backfill(store, config, "--no-reuse", "--dry-run")
     assert scope_of(sent)["planned"]["texts"] == len(LACKING)
     # Without it, more texts may be sent than the user expects.
@@ -410,7 +410,7 @@ def test_the_configuration_lists_sources_and_one_that_is_missing_is_left_out(
 
 @pytest.mark.parametrize("written", ["reuse: backup.zip", "reuse: [3]", "reuse: ['']", "reuse: {a: b}"])
 def test_a_list_of_sources_of_another_form_is_refused(written: str, store: Path, config: Path) -> None:
-    config.write_text(f"{written}\n{config.read_text()}")
+    config.write_text(f"{written}\n{config.read_text('utf-8')}", "utf-8")
     with untouched(store):
         done = backfill(store, config)
     assert (done.status, done.document["error"]["code"]) == (REFUSED, "ConfigInvalid")

@@ -93,7 +93,7 @@ def test_a_run_without_a_configuration_ends_with_the_same_advice(store: Path) ->
 
 def test_what_is_suggested_is_a_configuration_that_does(store: Path, server: FaultServer, tmp_path: Path) -> None:
     written = run("backfill", store, "--dry-run", "--json").document["suggestion"]["snippet"]
-    (tmp_path / "regraft.yaml").write_text(written.replace("http://127.0.0.1:11434/v1", server.url))
+    (tmp_path / "regraft.yaml").write_text(written.replace("http://127.0.0.1:11434/v1", server.url), "utf-8")
     assert run("backfill", store).status == 0
     assert vectors_of(store) == all_vectors()
 
@@ -158,7 +158,7 @@ def test_rebuild_without_a_configuration(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_every_snippet_is_read_again_and_serves_its_model(model: str, tmp_path: Path) -> None:
     place = tmp_path / "regraft.yaml"
-    place.write_text(make_snippet([ModelNeed(model_id=model, dimensions=512, label="A base # of: mine")]))
+    place.write_text(make_snippet([ModelNeed(model_id=model, dimensions=512, label="A base # of: mine")]), "utf-8")
     [settings] = configuration.load_config(place).embedders.values()
     assert settings.serves(model)
 

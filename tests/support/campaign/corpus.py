@@ -270,7 +270,7 @@ _CONFIG = """embedders:
 
 
 def config_input(folder: Path) -> None:
-    (folder / "regraft.yaml").write_text(_CONFIG)
+    (folder / "regraft.yaml").write_text(_CONFIG, "utf-8")
 
 
 def craft_config(random: Random, folder: Path, _whole: Path) -> str:
@@ -289,7 +289,7 @@ def craft_config(random: Random, folder: Path, _whole: Path) -> str:
 
 def queries(folder: Path) -> None:
     lines = [json.dumps({"id": f"q{at}", "vector": [0.1 * at, 0.5, 0.25, 0.75]}) for at in range(1, 4)]
-    (folder / "queries.jsonl").write_text("\n".join(lines))
+    (folder / "queries.jsonl").write_text("\n".join(lines), "utf-8")
 
 
 def vector_input(folder: Path) -> None:

@@ -186,7 +186,7 @@ class Model:
         with IndexStore(_index(store, base), base) as index:
             index.rebuild_material(note, name, "\n".join(texts), places, vectors, NOW_MS)
         (store / "KnowledgeBase" / base / "raw").mkdir(exist_ok=True)
-        (store / "KnowledgeBase" / base / "raw" / name).write_text("\n".join(texts))
+        (store / "KnowledgeBase" / base / "raw" / name).write_text("\n".join(texts), "utf-8")
         data = json.dumps({"source": name, "content": "\n".join(texts), "relativePath": name})
         _write(
             store / "catalog.sqlite",

@@ -39,7 +39,7 @@ class Counting:
         """Nothing is left to note."""
 
     def save(self) -> None:
-        self._path.write_text(json.dumps(self.kinds))
+        self._path.write_text(json.dumps(self.kinds), "utf-8")
 
 
 class Failing:
@@ -141,7 +141,7 @@ def kinds_of(stage: Stage) -> list[str]:
     done = stage.run(1, counted)
     if done.status != stage.status:
         raise RuntimeError(f"{stage.scenario.name}: watched, it ended with {done.status}: {done.stderr}")
-    kinds: list[str] = json.loads(found.read_text())
+    kinds: list[str] = json.loads(found.read_text("utf-8"))
     return kinds
 
 

@@ -62,7 +62,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "encoding": "float",
     }
     path = tmp_path_factory.mktemp("config") / "regraft.yaml"
-    path.write_text(json.dumps({"embedders": {"mine": embedder}}))
+    path.write_text(json.dumps({"embedders": {"mine": embedder}}), "utf-8")
     yield path
     server.shutdown()
     server.server_close()
