@@ -9,7 +9,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -40,6 +39,7 @@ from regraft.formats.cherry_v2.index.schema import catalog_dimensions, choose_ve
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, StoreFile, is_uuid, read_report_bytes
 from regraft.formats.cherry_v2.pack import PackedFile
 from regraft.formats.cherry_v2.settings import read_base_settings, unescape_separator
+from regraft.identity import utc_datetime
 from regraft.kinds import V2_STORES, Kind
 from regraft.language import format_count, tr
 from regraft.report.notices import FILE_WITHOUT_ROWS, ROWS_LOST
@@ -196,7 +196,7 @@ def _count_ages(items: list[Row]) -> dict[str, int]:
     for item in items:
         added = item.get("created_at")
         if item.get("deleted_at") is None and isinstance(added, int) and 0 < added < _YEAR_10000_MS:
-            months[f"{datetime.fromtimestamp(added / 1000, UTC):%Y-%m}"] += 1
+            months[f"{utc_datetime(added):%Y-%m}"] += 1
     return dict(sorted(months.items()))
 
 

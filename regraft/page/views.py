@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache
 from importlib.resources import files
 from itertools import islice, zip_longest
@@ -33,7 +33,7 @@ from regraft import __version__, api
 from regraft.api import inspection
 from regraft.disk import durable, file_paths
 from regraft.errors import REFUSED, NotBrowsed, RegraftError, SourceNotFound, WrongUsage
-from regraft.identity import iso_time
+from regraft.identity import iso_time, utc_datetime
 from regraft.kinds import (
     KIND_NAMES,
     PREVIEW_SOURCES,
@@ -148,8 +148,14 @@ def format_time(value: object) -> str:
     """Format an ISO time, or Unix milliseconds, in the time zone of this computer, which is the reader's."""
     if not value:
         return ""
-    moment = datetime.fromtimestamp(value / 1000, UTC) if isinstance(value, int) else datetime.fromisoformat(str(value))
-    return f"{moment.astimezone():%Y-%m-%d %H:%M}"
+    try:
+        moment = utc_datetime(value) if isinstance(value, int) else datetime.fromisoformat(str(value))
+    except OverflowError:
+        return ""
+    # Windows does not know the local time before 1970 and after the year 3000.
+    with suppress(OSError, OverflowError):
+        moment = moment.astimezone()
+    return f"{moment:%Y-%m-%d %H:%M}"
 
 
 def format_seconds(seconds: float | None) -> str:

@@ -243,6 +243,12 @@ def test_one_module_quotes_words_for_a_shell(module):
         assert calls(module).isdisjoint({"shlex.join", "shlex.quote"})
 
 
+@each_module
+def test_no_time_of_a_file_is_converted_by_the_system(module):
+    """Windows rejects times before 1970 and after the year 3000; ``regraft.identity.utc_datetime`` takes them."""
+    assert calls(module).isdisjoint({"datetime.fromtimestamp", "datetime.utcfromtimestamp"})
+
+
 def opens_a_database(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and written(node.func) in ("apsw.Connection", "sqlite3.connect", "Connection")
 

@@ -215,7 +215,7 @@ class Folder:
             *[added(spec, self.order) for spec in self.tables],
         ]
         (self.path / "MANIFEST-000001").write_bytes(log(edits))
-        (self.path / "CURRENT").write_text("MANIFEST-000001\n")
+        (self.path / "CURRENT").write_bytes(b"MANIFEST-000001\n")
         return self.path
 
 

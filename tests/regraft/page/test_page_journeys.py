@@ -777,3 +777,14 @@ def test_a_page_is_in_the_language_of_its_reader(reader):
     assert "向量文件" in reader.page(job)
     # The document is the command's: English.
     assert "vector file" in json.dumps(document(reader, job))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, ""), (-1, "19"), (32_535_244_800_000, "3001-01-0"), (253_402_300_799_999, "9999-12-31"), (10**15, "")],
+)
+def test_times_of_files_that_a_system_cannot_convert_are_shown(value: int | None, shown: str) -> None:
+    """Windows has no local time before 1970 and after the year 3000; Python has none after the year 9999."""
+    text = views.format_time(value)
+    assert text.startswith(shown)
+    assert bool(text) == bool(shown)
