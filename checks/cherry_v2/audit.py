@@ -626,7 +626,7 @@ def find_strays(bases: Path, named: Collection[str], stores: Collection[str]) ->
     for path in inside:
         if path.name in named:
             continue
-        if path.is_dir() and not path.is_symlink():
+        if path.is_dir() and not file_paths.is_link(path):
             if is_base_folder(path, stores):
                 yield v2.INDEX_ORPHAN, path
         elif path.name not in stores and may_be_vector_file(path):

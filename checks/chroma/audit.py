@@ -17,7 +17,7 @@ from checks.audit import sqlite_checks
 from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, Level, Step, add_commands
 from checks.audit.findings import Audit
 from checks.chroma import findings as chroma
-from regraft.disk import durable, scratch, sqlite, untrusted_sqlite
+from regraft.disk import durable, file_paths, scratch, sqlite, untrusted_sqlite
 from regraft.errors import LinkInStore
 from regraft.formats.chroma import core, database, layouts
 from regraft.formats.chroma.collection import CollectionState, Origin, open_collection
@@ -162,7 +162,7 @@ def orphan_folders(db: apsw.Connection, root: Path) -> list[str]:
 
 def is_whole_segment(folder: Path) -> bool:
     """Whether a folder contains nothing but the files of a segment, so that it certainly is one of Chroma's."""
-    if folder.is_symlink():
+    if file_paths.is_link(folder):
         return False
     names = {path.name for path in folder.iterdir()}
     return names <= {"header.bin", "data_level0.bin", "length.bin", "link_lists.bin", "index_metadata.pickle"}

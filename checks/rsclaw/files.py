@@ -21,7 +21,7 @@ import msgspec
 from checks.audit.collector import Level
 from checks.rsclaw import findings as kb
 from checks.rsclaw.tables import HOUR_MS, NAMED, SEARCHED, TITLED, KbAudit, usual_dimensions
-from regraft.disk import links
+from regraft.disk import file_paths, links
 from regraft.formats.rsclaw import database
 from regraft.formats.rsclaw.chunks import resolve_kb_file
 from regraft.formats.rsclaw.database import FULL_TEXT, HNSW, INDEXED, MARKDOWN, PENDING, RAW, SNAPSHOT, Mirror
@@ -152,7 +152,7 @@ def _rows_of_files(root: Path, go_on: Callable[[], None]) -> Iterator[tuple[str,
             status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
             continue
-        path = Path(entry.path).relative_to(root).as_posix()
+        path = Path(file_paths.plain_path(entry.path)).relative_to(root).as_posix()
         shown = path_text(path)
         is_odd = not stat.S_ISREG(status.st_mode) or shown != path
         yield shown, _fold_path(shown), status.st_mtime_ns // 1_000_000, status.st_size, is_odd
@@ -160,12 +160,13 @@ def _rows_of_files(root: Path, go_on: Callable[[], None]) -> Iterator[tuple[str,
 
 def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
     """Yield the entries below the folders of files, except folders. Links are yielded, not followed."""
-    waiting = [root / name for name in (MARKDOWN, RAW) if (root / name).is_dir() and not (root / name).is_symlink()]
+    folders = (root / name for name in (MARKDOWN, RAW))
+    waiting = [folder for folder in folders if folder.is_dir() and not file_paths.is_link(folder)]
     while waiting:
-        with os.scandir(waiting.pop()) as found:
+        with os.scandir(file_paths.extended_path(waiting.pop())) as found:
             for entry in found:
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(Path(entry.path))
+                if entry.is_dir(follow_symlinks=False) and not file_paths.is_link_entry(entry):
+                    waiting.append(Path(file_paths.plain_path(entry.path)))
                 else:
                     yield entry
 
@@ -182,7 +183,7 @@ def _spell_path(root: Path, path: str, *, follow: bool) -> Iterator[str]:
     top = links.real_path(root)
     for spelt in dict.fromkeys((path, path.replace("\\", "/"))):
         plain = posixpath.normpath(spelt)
-        if posixpath.isabs(plain) or plain.startswith("..") or follow:
+        if posixpath.isabs(plain) or os.path.isabs(plain) or plain.startswith("..") or follow:  # noqa: PTH117 - a str
             real = Path(os.path.realpath(root / spelt.replace("\0", "")))
             if real.is_relative_to(top):
                 yield _fold_path(path_text(real.relative_to(top).as_posix()))
@@ -204,7 +205,7 @@ def resolve_file(root: Path, path: str) -> tuple[Path | None, str | None]:
     if place is None:
         return None, None
     try:
-        links.require_regular_file(place.stat().st_mode)
+        links.require_regular_file(file_paths.stat(place).st_mode)
     except FileNotFoundError:
         return place, ""
     except OSError as error:

@@ -248,7 +248,9 @@ def _is_read_only(path: str) -> bool:
         status = os.lstat(path)
     except OSError:
         return False
-    return not stat.S_ISDIR(status.st_mode) and not writable.is_link(status) and not status.st_mode & stat.S_IWUSR
+    return (
+        not stat.S_ISDIR(status.st_mode) and not file_paths.is_link_stat(status) and not status.st_mode & stat.S_IWUSR
+    )
 
 
 @contextmanager
@@ -363,12 +365,12 @@ def remove_tree(path: Path, *, wait: Callable[[float], object] | None = None) ->
 def _remove_tree(path: Path) -> None:
     with writable.open_parent(path) as (folder, name):
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if not stat.S_ISDIR(status.st_mode) or writable.is_link(status):
+        if not stat.S_ISDIR(status.st_mode) or file_paths.is_link_stat(status):
             _unlink(name, folder)
             return
         root = file_paths.extended_root(name) if folder is None else name
         try:
-            for within, _, names in os.walk(root) if folder is None else ():
+            for within, _, names in file_paths.walk(Path(root)) if folder is None else ():
                 for inside in filter(_is_read_only, (os.path.join(within, one) for one in names)):  # noqa: PTH118
                     os.chmod(inside, stat.S_IRUSR | stat.S_IWUSR)  # noqa: PTH101 - it is about to be removed
             shutil.rmtree(root, dir_fd=folder)
@@ -423,7 +425,7 @@ def _remove_files(folder: int | None, prefix: str) -> list[str]:
     folders = []
     with os.scandir(prefix if folder is None else folder) as entries:
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False) and not writable.is_link(entry.stat(follow_symlinks=False)):
+            if entry.is_dir(follow_symlinks=False) and not file_paths.is_link_stat(entry.stat(follow_symlinks=False)):
                 folders.append(entry.name)
             else:
                 os.unlink(prefix + entry.name, dir_fd=folder)

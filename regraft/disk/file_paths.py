@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePath
+from stat import S_ISLNK
 
 from regraft.text import JS_WHITESPACE, utf8_cut, utf16_cut, utf16_len
 
@@ -26,6 +27,9 @@ MAX_PLAIN_LENGTH: int | None = 247 if os.name == "nt" else None
 _LONGEST = 259
 #: ERROR_FILENAME_EXCED_RANGE of Windows.
 _TOO_LONG = 206
+#: IO_REPARSE_TAG_MOUNT_POINT of Windows: a junction, which looks like a folder.
+_JUNCTION = 0xA0000003
+_HAS_JUNCTIONS = os.name == "nt"
 
 
 def extended_path(path: str | PurePath) -> str:
@@ -128,8 +132,15 @@ def is_folder(path: Path) -> bool:
 
 
 def is_link(path: Path) -> bool:
-    """Whether a path of any length is a link."""
+    """Whether a path of any length is a symbolic link or a Windows junction."""
+    if _HAS_JUNCTIONS and is_folder(path):
+        return is_link_stat(lstat(path))
     return Path(extended_path(path)).is_symlink()
+
+
+def is_link_stat(status: os.stat_result) -> bool:
+    """Whether a file's own status (``lstat``) is that of a symbolic link or a Windows junction."""
+    return S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) == _JUNCTION
 
 
 def names_in(folder: Path) -> list[str]:
@@ -146,7 +157,8 @@ def walk(
 ) -> Iterator[tuple[str, list[str], list[str]]]:
     """Walk like :func:`os.walk`, at any depth, yielding plain paths.
 
-    Folders that the caller removes from the yielded list are not descended into; links to folders are not followed.
+    Folders that the caller removes from the yielded list are not descended into; links to folders, and junctions of
+    Windows, are not followed.
     """
     waiting = [str(folder)]
     while waiting:
@@ -160,7 +172,7 @@ def walk(
             continue
         folders: list[str] = []
         files: list[str] = []
-        linked = {entry.name for entry in found if entry.is_symlink()}
+        linked = {entry.name for entry in found if is_link_entry(entry)}
         for entry in found:
             names = files
             with suppress(OSError):
@@ -168,6 +180,11 @@ def walk(
             names.append(entry.name)
         yield current, folders, files
         waiting += [os.path.join(current, name) for name in reversed(folders) if name not in linked]  # noqa: PTH118
+
+
+def is_link_entry(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry of a folder is a symbolic link or a Windows junction."""
+    return entry.is_symlink() or (_HAS_JUNCTIONS and is_link_stat(entry.stat(follow_symlinks=False)))
 
 
 def iterate_below(folder: Path) -> Iterator[Path]:

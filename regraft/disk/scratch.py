@@ -222,7 +222,7 @@ def _is_own_folder(path: Path) -> bool:
     On Windows, each user has a temporary folder of their own.
     """
     status = file_paths.lstat(path)
-    if not stat.S_ISDIR(status.st_mode) or writable.is_link(status):
+    if not stat.S_ISDIR(status.st_mode) or file_paths.is_link_stat(status):
         return False
     return os.name == "nt" or (status.st_uid == os.geteuid() and not status.st_mode & _OF_OTHERS)
 

@@ -164,12 +164,12 @@ class FolderTree:
         for part in PurePosixPath(name).parts:
             step = os.path.join(real, part)  # noqa: PTH118 - a path object for each step takes longer than to look
             try:
-                mode = os.lstat(file_paths.extended_path(step)).st_mode
+                status = os.lstat(file_paths.extended_path(step))
             except FileNotFoundError:
                 # macOS stores names in another normalization.
                 step = os.path.join(real, part if part.isascii() else self._other_form(Path(real), part))  # noqa: PTH118
-                mode = os.lstat(file_paths.extended_path(step)).st_mode
-            real = str(self._follow(Path(step), name)) if stat.S_ISLNK(mode) else step
+                status = os.lstat(file_paths.extended_path(step))
+            real = str(self._follow(Path(step), name)) if file_paths.is_link_stat(status) else step
         return Path(real)
 
     def _follow(self, link: Path, name: str) -> Path:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -200,18 +199,12 @@ def refuse_link(path: Path, named: Path | None = None) -> None:
         status = file_paths.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return
-    if is_link(status):
+    if file_paths.is_link_stat(status):
         try:
             goal = path.parent / os.readlink(path)  # noqa: PTH115 - Path.readlink cannot read a junction
         except OSError:
             goal = Path(os.path.realpath(path))
         raise LinkInStore(path=named or path, goal=goal) from None
-
-
-def is_link(status: os.stat_result) -> bool:
-    """Whether a file's own status (``lstat``) is that of a symbolic link or a Windows junction."""
-    junction = getattr(stat, "IO_REPARSE_TAG_MOUNT_POINT", None)
-    return stat.S_ISLNK(status.st_mode) or (junction is not None and getattr(status, "st_reparse_tag", 0) == junction)
 
 
 def _find_root(path: Path) -> tuple[WritableRoot, tuple[str, ...]]:

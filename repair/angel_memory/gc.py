@@ -16,6 +16,7 @@ from checks.angel_memory import findings as angel
 from checks.angel_memory.audit import DANGLING, ORPHANED, UNUSED
 from checks.angel_memory.detect import Providers, find_other_collections, find_providers
 from checks.audit.findings import Finding
+from regraft.disk import file_paths
 from regraft.errors import SourceUnreadable
 from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import (
@@ -201,7 +202,7 @@ def _why_kept(found: Providers, folder: ProviderFolder, options: GcOptions) -> s
     """Why the folder of a provider is kept; None if it may be removed."""
     if found.problem is not None:
         return tr("cannot tell which provider is in use: the state file {problem}", problem=found.problem)
-    if folder.path.is_symlink():
+    if file_paths.is_link(folder.path):
         return tr("it is a symbolic link")
     if angel.PROVIDER_LEFTOVER in options.only:
         return None

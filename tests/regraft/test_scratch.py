@@ -21,7 +21,7 @@ from harness import NOW, run
 from planted_v1 import whole
 from planted_v2 import KB, index, run_sql
 
-from regraft.disk import durable, lock_files, scratch, writable
+from regraft.disk import durable, file_paths, lock_files, scratch, writable
 
 #: Makes a temporary folder with a file in it, says so, and keeps it until it is told to end.
 KEEPER = """
@@ -337,8 +337,8 @@ def test_no_link_is_followed(root: Path, tmp_path: Path) -> None:
 def test_a_junction_of_windows_is_a_link(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks like a folder."""
     folder = leftover(root)
-    before, real = names(root), writable.is_link
-    monkeypatch.setattr(writable, "is_link", lambda one: one.st_ino == folder.stat().st_ino or real(one))
+    before, real = names(root), file_paths.is_link_stat
+    monkeypatch.setattr(file_paths, "is_link_stat", lambda one: one.st_ino == folder.stat().st_ino or real(one))
     scratch.remove_leftovers()
     assert names(root) == before
 

@@ -16,7 +16,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft.disk import links, sqlite
+from regraft.disk import file_paths, links, sqlite
 from regraft.errors import GenerationUnknown
 from regraft.formats import json_text
 from regraft.formats.chroma import database as chroma
@@ -66,12 +66,12 @@ def find_note_files(raw: Path) -> Iterator[NoteFile]:
         raise error
 
     found = []
-    for folder, _, names in os.walk(raw, onerror=failed if raw.exists() else None):
+    for folder, _, names in file_paths.walk(raw, failed if raw.exists() else None):
         for name in names:
             if Path(name).suffix.lower() in NOTE_SUFFIXES and _is_encodable(os.path.join(folder, name)):  # noqa: PTH118 - a str
                 file = Path(folder) / name
-                if file.is_file():
-                    found.append(NoteFile(file.relative_to(raw).as_posix(), int(file.stat().st_mtime)))
+                if file_paths.is_file(file):
+                    found.append(NoteFile(file.relative_to(raw).as_posix(), int(file_paths.stat(file).st_mtime)))
     return iter(sorted(found, key=lambda one: one.path))
 
 

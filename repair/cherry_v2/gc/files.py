@@ -142,7 +142,7 @@ def find_reason_to_keep(store: Store, path: Path) -> str | None:
     """Return why a file or folder is not moved, or None."""
     try:
         path.relative_to(store.root).as_posix().encode()
-        if path.is_symlink():
+        if file_paths.is_link(path):
             return tr("it is a symbolic link")
         if _latest_change(path) > store.now_ms / 1000 - raw_files.YOUNG_SECONDS:
             return tr("something in it is younger than an hour") if path.is_dir() else tr("it is younger than an hour")
@@ -240,7 +240,7 @@ def _raw_folder(store: Store, base: str, row: Row) -> Path | None:
 
 def _find_unknown_names(raw: Path, items: list[Row]) -> str | None:
     """Return why it is not known which files items name, or None."""
-    if raw.is_symlink() or raw.parent.is_symlink():
+    if file_paths.is_link(raw) or file_paths.is_link(raw.parent):
         return tr("the folder is a link, and links are not followed")
     for item in items:
         data = parse_item_data(item)

@@ -376,7 +376,7 @@ def lose_current(folder: Path) -> None:
 
 
 def name_no_manifest(folder: Path) -> None:
-    (folder / "CURRENT").write_text("../MANIFEST-000001\n")
+    (folder / "CURRENT").write_bytes(b"../MANIFEST-000001\n")
 
 
 def lose_manifest(folder: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from faults import posix
 from harness import nothing_opened
 
-from regraft.disk import durable, lock_files, writable
+from regraft.disk import durable, file_paths, lock_files, writable
 from regraft.errors import LinkInStore, OutsideStore
 
 
@@ -802,16 +802,45 @@ def test_the_link_on_the_way_is_named_and_where_it_leads(
             assert Path(caught.value.facts["goal"]).resolve() == tmp_path / "goal"
 
 
-def test_junctions_of_windows_are_links(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_junctions_of_windows_are_links() -> None:
     tag = 0xA0000003
-    monkeypatch.setattr(stat, "IO_REPARSE_TAG_MOUNT_POINT", tag, raising=False)
     for mode, reparse, is_link in (
         *((stat.S_IFDIR, tag, True), (stat.S_IFDIR, 0xA000000C, False), (stat.S_IFDIR, 0, False)),
         *((stat.S_IFLNK, 0, True), (stat.S_IFREG, 0, False)),
     ):
         status: Any = SimpleNamespace(st_mode=mode, st_reparse_tag=reparse)
-        assert writable.is_link(status) is is_link
-    assert not writable.is_link(SimpleNamespace(st_mode=stat.S_IFDIR))  # type: ignore[arg-type]
+        assert file_paths.is_link_stat(status) is is_link
+    assert not file_paths.is_link_stat(SimpleNamespace(st_mode=stat.S_IFDIR))  # type: ignore[arg-type]
+
+
+def test_what_a_junction_leads_to_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks like a folder. What is removed below a folder is made writable before."""
+    for name in ("tree/way/theirs", "tree/own/file"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+        (tmp_path / name).chmod(0o444)
+    junction, real = (tmp_path / "tree" / "way").lstat().st_ino, file_paths.is_link_stat
+    monkeypatch.setattr(file_paths, "_HAS_JUNCTIONS", True)
+    monkeypatch.setattr(file_paths, "is_link_stat", lambda one: one.st_ino == junction or real(one))
+    # An entry of a folder does not tell the number on Windows.
+    monkeypatch.setattr(file_paths, "is_link_entry", lambda one: file_paths.is_link_stat(os.lstat(one.path)))
+    assert {Path(folder).name: names for folder, _, names in file_paths.walk(tmp_path)} == {
+        tmp_path.name: [],
+        "tree": [],
+        "own": ["file"],
+    }
+    assert [file_paths.is_link(tmp_path / "tree" / name) for name in ("way", "own", "way/theirs")] == [
+        True,
+        False,
+        False,
+    ]
+    monkeypatch.setattr(writable, "SUPPORTS_DIR_FD", False)
+    removed: list[str] = []
+    monkeypatch.setattr(durable.shutil, "rmtree", lambda path, **_: removed.append(str(path)))
+    durable.remove_tree(tmp_path / "tree")
+    assert len(removed) == 1
+    modes = [stat.S_IMODE((tmp_path / "tree" / name).stat().st_mode) for name in ("own/file", "way/theirs")]
+    assert [mode & stat.S_IWUSR for mode in modes] == [stat.S_IWUSR, 0]
 
 
 def test_a_child_process_may_write_where_its_parent_may(tmp_path: Path) -> None:
