@@ -27,7 +27,7 @@ from migrators.pipeline.plan import BasePlan, ItemPlan, MaterialPlan, plan_base
 from migrators.pipeline.preflight import estimate_base_bytes
 from migrators.pipeline.source import BaseDraft, LibraryDraft
 from regraft import identity
-from regraft.disk import durable, links, sqlite, untrusted_sqlite
+from regraft.disk import durable, file_paths, links, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import FreeNames, sanitize_material_name
 from regraft.errors import PlanOutdated, VerificationFailed
 from regraft.formats import cherry_preview, okf
@@ -111,7 +111,7 @@ class PathAssigner:
     def _unlisted_path(self, item: ItemPlan) -> str:
         """Path of an item that no catalog lists: the path of its file if that exists, else its own id."""
         path = item.data.get("relativePath", "")
-        if path and self._is_free(path) and (self._raw / path).is_file():
+        if path and self._is_free(path) and file_paths.is_file(self._raw / path):
             return path
         return self._id_path(item)
 
@@ -123,7 +123,7 @@ class PathAssigner:
         """Path of an item in the catalog, or a new one. A missing snapshot is written there."""
         stored = get_indexed_path(row)
         if stored is not None and self._is_free(stored):
-            if item.type == "file" or (self._raw / stored).is_file():
+            if item.type == "file" or file_paths.is_file(self._raw / stored):
                 return stored
             self._write_snapshot(stored, item, material)
             return stored
@@ -135,7 +135,7 @@ class PathAssigner:
             path = self._names.take(f"{snapshot.stem}.md")
             if _is_snapshot_of(self._raw / path, content):
                 return path  # written by a run that was stopped
-            if not (self._raw / path).exists() and self._is_free(path):
+            if not file_paths.exists(self._raw / path) and self._is_free(path):
                 self._write_snapshot(path, item, material)
                 return path
 
@@ -150,13 +150,17 @@ class PathAssigner:
             return self._id_path(item)
         there = PurePosixPath(upload.folder or "", upload.name)
         source, target = self._raw.joinpath(*there.relative_to(self._upgrade.place.raw).parts), self._raw / path
-        if source == target or not source.is_file():
+        if source == target or not file_paths.is_file(source):
             return path
-        if target.exists():
+        if file_paths.exists(target):
             return path if filecmp.cmp(source, target, shallow=False) else self._id_path(item)
         message = tr("copy {name} to {path}, because another item uses the same file", name=source.name, path=path)
         action = Action(
-            action="copy-file", message=message, base=self._upgrade.base, subject=path, bytes=source.stat().st_size
+            action="copy-file",
+            message=message,
+            base=self._upgrade.base,
+            subject=path,
+            bytes=file_paths.stat(source).st_size,
         )
         self._upgrade.files.append((path, partial(durable.copy_file, source), action, action.bytes))
         return path
@@ -203,7 +207,7 @@ def _snapshot(item: ItemPlan, content: str) -> okf.Snapshot:
 def _is_snapshot_of(path: Path, content: str) -> bool:
     """Whether a file is the snapshot of a text."""
     try:
-        return path.is_file() and okf.strip_block(decode_utf8(links.read_bytes(path))) == content
+        return file_paths.is_file(path) and okf.strip_block(decode_utf8(links.read_bytes(path))) == content
     except OSError:
         return False
 

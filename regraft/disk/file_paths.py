@@ -121,6 +121,11 @@ def exists(path: Path) -> bool:
     return Path(extended_path(path)).exists()
 
 
+def lexists(path: Path) -> bool:
+    """Whether something exists at a path of any length, or a link whose target need not exist."""
+    return os.path.lexists(extended_path(path))
+
+
 def is_file(path: Path) -> bool:
     """Whether a path of any length is a file."""
     return Path(extended_path(path)).is_file()

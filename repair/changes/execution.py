@@ -17,7 +17,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft.disk import durable, links, sqlite, untrusted_sqlite, writable
+from regraft.disk import durable, file_paths, links, sqlite, untrusted_sqlite, writable
 from regraft.errors import ChangeUnfinished, LedgerUnreadable, PlanOutdated
 from regraft.language import tr
 from regraft.ledger import ledger as ledgers
@@ -146,13 +146,13 @@ class ChangeExecutor:
             ):
                 _apply(db, change)
 
-        return FileChange(path=change.path, actions=change.actions, make=make, bytes=path.stat().st_size)
+        return FileChange(path=change.path, actions=change.actions, make=make, bytes=file_paths.stat(path).st_size)
 
     def _replace_file(self, change: FileChange) -> None:
         """Build the new file beside the store, keep the old one, and move the new one into place."""
         number = f"{self._changes_begun:06}"
         final = self._root / change.path
-        had = final.exists() or final.is_symlink()
+        had = file_paths.exists(final) or file_paths.is_link(final)
         is_replaced = _is_replaced(final, change)
         if is_replaced:
             files.flush_logs(final)
@@ -196,7 +196,7 @@ def _stage(
     """Make the new file, flush it to disk, and return the fingerprint that undo compares with it."""
     durable.make_folders(staged.parent)
     make(staged)
-    if final.is_file() and staged.is_file():
+    if file_paths.is_file(final) and file_paths.is_file(staged):
         durable.copy_mode(final, staged)
     if mark is None:
         durable.sync_tree(staged) if staged.is_dir() else durable.sync_file(staged)
@@ -207,7 +207,7 @@ def _is_replaced(path: Path, change: FileChange) -> bool:
     """Whether the logs of SQLite files at a path have to be checkpointed before the path is replaced."""
     if change.as_is:
         return False
-    return path.is_file() or (change.make is not None and path.is_dir())
+    return file_paths.is_file(path) or (change.make is not None and file_paths.is_folder(path))
 
 
 def _planned_mark(path: Path, change: Change) -> object:
@@ -216,11 +216,11 @@ def _planned_mark(path: Path, change: Change) -> object:
         return files.file_stamp(path)
     found = files.find_databases(path)
     if not found:
-        return os.path.lexists(path)
+        return file_paths.lexists(path)
     marks = []
     for database in found:
         for file in (database, *untrusted_sqlite.find_companions(links.real_path(database))):
-            marks.append((str(file), file.stat().st_size, file.stat().st_mtime_ns))
+            marks.append((str(file), file_paths.stat(file).st_size, file_paths.stat(file).st_mtime_ns))
     return marks
 
 
@@ -230,7 +230,7 @@ def bytes_needed(root: Path, change: Change) -> int:
         return change.bytes
     # The journal holds the changed rows once more, and a full-text index is rebuilt completely.
     whole = change.bodies or change.bytes > changesets.LARGEST_CHANGESET
-    size = (root / change.path).stat().st_size
+    size = file_paths.stat(root / change.path).st_size
     return 2 * (size if whole else change.bytes) + (size if change.backup else 0)
 
 
@@ -251,7 +251,7 @@ def backup_path(changeset: Path) -> Path:
 def _undo_files(root: Path, kept: Path) -> list[Path]:
     """The undo data of a change and the full backup beside it. Files in the trash have no backup."""
     backup = backup_path(kept)
-    is_backup = root / FOLDER / UNDO in kept.parents and os.path.lexists(backup)
+    is_backup = root / FOLDER / UNDO in kept.parents and file_paths.lexists(backup)
     return [kept, backup] if is_backup else [kept]
 
 
@@ -275,7 +275,11 @@ def demand_in_place(root: Path) -> None:
             if change.means != "file" or change.kept is None:
                 continue
             is_open = change.state == "undoing" or (change.state == "intended" and change.file.new)
-            if is_open and not os.path.lexists(root / change.path) and os.path.lexists(root / FOLDER / change.kept):
+            if (
+                is_open
+                and not file_paths.lexists(root / change.path)
+                and file_paths.lexists(root / FOLDER / change.kept)
+            ):
                 raise ChangeUnfinished(path=root, name=printable(change.path))
 
 
@@ -350,7 +354,7 @@ def undo_data_path(root: Path, change: RecordedChange) -> Path | None:
             path=ledger_path(root), reason=tr("the undo data {kept} is outside .regraft", kept=change.kept)
         )
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        mode = kept.lstat().st_mode
+        mode = file_paths.lstat(kept).st_mode
         # A changeset is always a regular file. Reading a pipe would block.
         if not stat.S_ISREG(mode) and (change.means == "rows" or not (stat.S_ISDIR(mode) or stat.S_ISLNK(mode))):
             raise LedgerUnreadable(
@@ -379,7 +383,7 @@ def _recover_rows(root: Path, ledger: Ledger, change: RecordedChange) -> None:
 def _is_rows_change_made(root: Path, change: RecordedChange) -> bool:
     """Whether a change of rows was committed. If in doubt it counts as committed, so that no undo data is lost."""
     final, changeset = root / change.path, undo_data_path(root, change)
-    if changeset is None or not changeset.is_file() or not final.is_file():
+    if changeset is None or not file_paths.is_file(changeset) or not file_paths.is_file(final):
         return True
     try:
         if change.state == "intended" and change.rows.grows:
@@ -396,10 +400,10 @@ def _recover_file(root: Path, ledger: Ledger, change: RecordedChange) -> None:
     if change.state == "undoing":
         _recover_undo(root, ledger, change, final, kept)
         return
-    made = os.path.lexists(final) == change.file.new
-    if change.file.new and os.path.lexists(root / FOLDER / change.file.staged):
+    made = file_paths.lexists(final) == change.file.new
+    if change.file.new and file_paths.lexists(root / FOLDER / change.file.staged):
         made = False
-    if kept is not None and os.path.lexists(kept):
+    if kept is not None and file_paths.lexists(kept):
         made = _recover_swap(change, final, kept, made=made)
     if made:
         _record_state(root, ledger, change, "done")
@@ -410,22 +414,22 @@ def _recover_file(root: Path, ledger: Ledger, change: RecordedChange) -> None:
 
 def _recover_swap(change: RecordedChange, final: Path, kept: Path, *, made: bool) -> bool:
     """Put the kept file back if nothing replaced it; returns whether the change was made."""
-    if not made and not os.path.lexists(final):
+    if not made and not file_paths.lexists(final):
         durable.replace(kept, final)
     if made and not change.file.new:
         return True
     # Two names of one file are a half-finished swap. A different file was written by another program.
-    return os.path.lexists(kept) and not os.path.samestat(kept.lstat(), final.lstat())
+    return file_paths.lexists(kept) and not os.path.samestat(file_paths.lstat(kept), file_paths.lstat(final))
 
 
 def _recover_undo(root: Path, ledger: Ledger, change: RecordedChange, final: Path, kept: Path | None) -> None:
     """Complete or take back the undo of a file change that a killed run began."""
     parked = parked_path(root, change)
-    if kept is not None and os.path.lexists(kept) and not os.path.lexists(final):
+    if kept is not None and file_paths.lexists(kept) and not file_paths.lexists(final):
         durable.replace(kept, final)
     # Undo moves the kept file back, or removes the new file if there was none before.
     source = final if kept is None else kept
-    state: ChangeState = "done" if os.path.lexists(source) else "undone"
+    state: ChangeState = "done" if file_paths.lexists(source) else "undone"
     _record_state(root, ledger, change, state)
     remove_created_folders(root, change)
     durable.remove_tree(parked)
@@ -439,7 +443,7 @@ def remove_created_folders(root: Path, change: RecordedChange) -> None:
 
 def _first_missing_folder(folder: Path) -> Path | None:
     missing = None
-    while not os.path.lexists(folder):
+    while not file_paths.lexists(folder):
         missing, folder = folder, folder.parent
     return missing
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -133,13 +132,13 @@ def fingerprint(path: Path) -> str | None:
     if file_paths.is_folder(path) and not file_paths.is_link(path):
         parts = (f"{name} {_file_fingerprint(path / name)}\n" for name in _deciding_files(path))
         return hashlib.sha256("".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
-    return _file_fingerprint(path) if os.path.lexists(path) else None
+    return _file_fingerprint(path) if file_paths.lexists(path) else None
 
 
 def _deciding_files(path: Path) -> list[str]:
     """Names of the files in a folder that decide whether the folder was changed."""
     for system in systems.all_systems():
-        if system.folder_file is not None and (path / system.folder_file).is_file():
+        if system.folder_file is not None and file_paths.is_file(path / system.folder_file):
             return [system.folder_file]
     return sorted(_file_names(path))
 
@@ -152,7 +151,7 @@ def bytes_fingerprint(path: Path) -> str | None:
     """
     if file_paths.is_folder(path) and not file_paths.is_link(path):
         return folder_fingerprint({name: _bytes_digest(path / name) for name in _file_names(path)})
-    return f"{_BYTES_PREFIX}{_bytes_digest(path)}" if os.path.lexists(path) else None
+    return f"{_BYTES_PREFIX}{_bytes_digest(path)}" if file_paths.lexists(path) else None
 
 
 def folder_fingerprint(files: Mapping[str, str]) -> str:
@@ -199,7 +198,7 @@ def is_changed(path: Path, mark: str | None) -> bool:
     if fingerprint(path) == mark:
         return False
     # Fingerprints of earlier releases include the tables with counters.
-    is_by_rows = mark is not None and mark.startswith(_ROWS_PREFIX) and path.is_file()
+    is_by_rows = mark is not None and mark.startswith(_ROWS_PREFIX) and file_paths.is_file(path)
     return not (is_by_rows and _file_fingerprint(path, without=frozenset()) == mark)
 
 
@@ -363,7 +362,7 @@ def swap(final: Path, new: Path | None, kept: Path) -> None:
         StoreOnTwoDisks, OSError
     """
     try:
-        if os.path.lexists(final):
+        if file_paths.lexists(final):
             durable.make_folders(kept.parent)
             # A folder cannot be renamed onto an existing file.
             if new is not None and not file_paths.is_folder(new) and _try_second_name(final, kept):
@@ -381,7 +380,7 @@ def swap(final: Path, new: Path | None, kept: Path) -> None:
 
 def swap_back(final: Path, kept: Path | None, parked: Path) -> None:
     """Move ``kept`` back to ``final``, and the file that was there to ``parked``, which the caller removes."""
-    if os.path.lexists(final):
+    if file_paths.lexists(final):
         durable.make_folders(parked.parent, flush=False)
         if not (kept is not None and file_paths.is_file(kept) and _try_second_name(final, parked)):
             durable.replace(final, parked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import apsw
 import msgspec
 
-from regraft.disk import durable, scratch, sqlite, untrusted_sqlite
+from regraft.disk import durable, file_paths, scratch, sqlite, untrusted_sqlite
 from regraft.errors import LedgerUnreadable, RunUnknown, UndoRefused
 from regraft.identity import iso_time, replace
 from regraft.language import join_list, tr
@@ -182,7 +181,7 @@ def rebuilt_caches(root: Path, run: RunRecord) -> list[RecordedChange]:
     They are not undone: that would mix two states of one cache.
     """
     caches = [change for change in undoable_changes(run) if change.means == "file" and change.file.cache]
-    standing = {PurePosixPath(change.path).parent for change in caches if os.path.lexists(root / change.path)}
+    standing = {PurePosixPath(change.path).parent for change in caches if file_paths.lexists(root / change.path)}
     return [change for change in caches if PurePosixPath(change.path).parent in standing]
 
 
@@ -196,7 +195,7 @@ def _find_change_since(root: Path, chain: Sequence[RecordedChange], dry_run: boo
     """
     path = root / chain[0].path
     kept = [execution.undo_data_path(root, change) for change in chain]
-    if any(one is not None and not os.path.lexists(one) for one in kept):
+    if any(one is not None and not file_paths.lexists(one) for one in kept):
         return tr("its undo data")
     rows = list(takewhile(lambda change: change.means == "rows", chain))
     # If the run replaced the file first, the file matches its fingerprint again once the rows are reverted.
@@ -204,7 +203,7 @@ def _find_change_since(root: Path, chain: Sequence[RecordedChange], dry_run: boo
     if not rows:
         return "it" if placed is None or files.is_changed(path, placed.file.mark) else None
     changesets_of = [one for one in kept[: len(rows)] if one is not None]
-    if len(changesets_of) < len(rows) or not path.is_file():
+    if len(changesets_of) < len(rows) or not file_paths.is_file(path):
         return "it"
     records = [(one, change.rows.dangling) for one, change in zip(changesets_of, rows, strict=True)]
     return _find_revert_problem(path, records, placed, dry_run)
@@ -215,7 +214,7 @@ def _find_revert_problem(
 ) -> str | None:
     """Describe what prevents reverting changes of rows, last one first; None if nothing does."""
     # Closing a file checkpoints its log. Test on a copy, so that a refused undo changes nothing.
-    has_log = any(os.path.lexists(path.with_name(path.name + end)) for end in untrusted_sqlite.COMPANION_SUFFIXES)
+    has_log = any(file_paths.lexists(path.with_name(path.name + end)) for end in untrusted_sqlite.COMPANION_SUFFIXES)
     try:
         with _test_file(path, dry_run or has_log or placed is not None) as place:
             with changesets.write_transaction(place, keep=placed is not None) as db:
@@ -231,7 +230,7 @@ def _find_revert_problem(
 def _demand_own_undo_data(root: Path, change: RecordedChange) -> None:
     """Refuse undo data that cannot be of regraft. A changed file that is not a database any more is reported later."""
     kept = execution.undo_data_path(root, change)
-    if change.means == "file" and change.file.new and kept is not None and kept.is_symlink():
+    if change.means == "file" and change.file.new and kept is not None and file_paths.is_link(kept):
         # No run replaces a link, so this one was planted: later writes through it would go elsewhere.
         reason = tr(
             "the undo data of {path} is a symbolic link ({folder}/{kept})",
@@ -240,7 +239,7 @@ def _demand_own_undo_data(root: Path, change: RecordedChange) -> None:
             kept=printable(change.kept),
         )
         raise LedgerUnreadable(path=ledger_path(root), reason=reason)
-    if change.means != "rows" or kept is None or not kept.is_file():
+    if change.means != "rows" or kept is None or not file_paths.is_file(kept):
         return
     with suppress(*sqlite.CONTENT_ERRORS, apsw.CantOpenError, OSError), sqlite.open_readonly(root / change.path) as db:
         problem = changesets.find_changeset_problem(db, kept)
@@ -305,7 +304,7 @@ def _undo_file(root: Path, change: RecordedChange) -> None:
     files.flush_logs(final)
     parked = execution.parked_path(root, change)
     kept = execution.undo_data_path(root, change)
-    if kept is not None and kept.is_file():
+    if kept is not None and file_paths.is_file(kept):
         changesets.copy_counters(change.path, final, kept)
     files.swap_back(final, kept, parked)
     execution.remove_created_folders(root, change)

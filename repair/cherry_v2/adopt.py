@@ -19,6 +19,7 @@ from checks.cherry_v2 import audit as checked
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import is_tombstone
 from checks.cherry_v2.raw_files import find_path_problem
+from regraft.disk import file_paths
 from regraft.disk.file_paths import ROOT_PREFIX, fold_name, path_segments, safe_segment
 from regraft.errors import NotChanged, WrongUsage
 from regraft.formats.cherry_preview import IndexLayout
@@ -275,7 +276,7 @@ class _MaterialPlanner:
         """Mark missing files as resolved if all of them belong to folders, whose files are not kept by design."""
         virtual = [parse_item_data(row)["relativePath"] for row in rows if row["group_id"] is not None]
         missing = sum(one.count for one in findings if one.name == v2.RAW_MISSING)
-        if missing and missing == sum(not (raw / path).is_file() for path in virtual):
+        if missing and missing == sum(not file_paths.is_file(raw / path) for path in virtual):
             self._plan.resolves.add((v2.RAW_MISSING, base))
 
     def _expand_folder(self, base: str, container: Row, prefix: str, count: int) -> None:

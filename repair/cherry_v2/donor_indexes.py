@@ -23,7 +23,7 @@ from checks.audit.collector import Level
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import get_indexed_path
 from regraft import identity
-from regraft.disk import links, scratch, sqlite
+from regraft.disk import file_paths, links, scratch, sqlite
 from regraft.errors import PlanOutdated, SourceNotMigratable, UnitRefused, WrongUsage
 from regraft.formats.cherry_preview import IndexLayout
 from regraft.formats.cherry_v2.catalog_reader import Row
@@ -213,7 +213,7 @@ class Donor:
         yield from (
             (str(key), str(path)) for key, path in self._db.execute(query, (item.get("id"), get_indexed_path(item)))
         )
-        yield from self._by_size.get(file.stat().st_size, ())
+        yield from self._by_size.get(file_paths.stat(file).st_size, ())
 
     @cached_property
     def _by_size(self) -> dict[int, list[tuple[str, str]]]:
@@ -222,15 +222,15 @@ class Donor:
         for material, path in self._db.execute("SELECT material_id, relative_path FROM material ORDER BY 1"):
             file = None if self._raw is None else find_raw_file(path, self._raw)
             if file is not None:
-                found[file.stat().st_size].append((str(material), str(path)))
+                found[file_paths.stat(file).st_size].append((str(material), str(path)))
         return dict(found)
 
     def _is_same_file(self, file: Path, path: str) -> bool:
         """Whether the donor's file at a path has the same bytes."""
         other = None if self._raw is None else find_raw_file(path, self._raw)
-        if other is None or other.stat().st_size != file.stat().st_size:
+        if other is None or file_paths.stat(other).st_size != file_paths.stat(file).st_size:
             return False
-        with file.open("rb") as one, other.open("rb") as two:
+        with links.open_for_reading(file) as one, links.open_for_reading(other) as two:
             while piece := one.read(_CHUNK_BYTES):
                 if two.read(_CHUNK_BYTES) != piece:
                     return False

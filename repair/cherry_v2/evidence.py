@@ -18,7 +18,7 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import MODES, find_base_problem
 from checks.cherry_v2.raw_files import find_path_problem
 from regraft import identity
-from regraft.disk import links, sqlite
+from regraft.disk import file_paths, links, sqlite
 from regraft.disk.file_paths import PROCESSED_EXTENSIONS
 from regraft.formats import json_text, okf
 from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
@@ -100,7 +100,7 @@ class Evidence:
             return None
         file = self._raw / path
         try:
-            if not file.is_file() or file.stat().st_size > _LARGEST_SNAPSHOT:
+            if not file_paths.is_file(file) or file_paths.stat(file).st_size > _LARGEST_SNAPSHOT:
                 return None
             text = decode_utf8(links.read_bytes(file))
         except (OSError, ValueError):
@@ -118,7 +118,7 @@ class Evidence:
             return False
         folder, _, name = stem.rpartition("/")
         try:
-            beside = [one.name for one in (self._raw / folder).iterdir()]
+            beside = file_paths.names_in(self._raw / folder)
         except OSError:
             return False
         originals = {f"{name}{suffix}" for suffix in PROCESSED_EXTENSIONS}

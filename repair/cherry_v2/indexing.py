@@ -6,7 +6,6 @@ with a model, the new texts are embedded by ``backfill`` later.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import islice, starmap
@@ -23,7 +22,7 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import get_indexed_path
 from checks.cherry_v2.raw_files import find_path_problem
 from regraft import identity
-from regraft.disk import durable, sqlite
+from regraft.disk import durable, file_paths, sqlite
 from regraft.disk.file_paths import FreeNames
 from regraft.errors import PlanOutdated, WrongUsage
 from regraft.formats import okf
@@ -448,7 +447,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             path, is_there = find_snapshot_name(names, f"{_note_snapshot(item).stem}.md", self.raw, text)
         else:
             self._demand_free(path, taken)
-            is_there = item.get("type") == "file" or os.path.lexists(self.raw / path)
+            is_there = item.get("type") == "file" or file_paths.lexists(self.raw / path)
         if not is_there:
             self.snapshots[path] = item
         return path

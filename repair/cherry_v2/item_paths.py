@@ -21,7 +21,7 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import find_virtual_prefixes, get_source, has_id_as_path, is_source_missing
 from checks.cherry_v2.raw_files import find_path_problem
 from migrators.pipeline.plan import TakenPaths
-from regraft.disk import links, sqlite, untrusted_sqlite
+from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import (
     RESERVING_EXTENSION,
     ChildPaths,
@@ -274,10 +274,10 @@ def find_snapshot_name(names: FreeNames, wanted: str, raw: Path, content: str) -
     while True:
         path = names.take(wanted)
         place = raw / path
-        if not place.exists():
+        if not file_paths.exists(place):
             return path, False
         # A stopped run may have written the snapshot.
-        if place.is_file() and okf.strip_block(decode_utf8(links.read_bytes(place))) == content:
+        if file_paths.is_file(place) and okf.strip_block(decode_utf8(links.read_bytes(place))) == content:
             return path, True
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from checks.cherry_v2.raw_files import find_path_problem
 from regraft import identity
-from regraft.disk import links
+from regraft.disk import file_paths, links
 from regraft.disk.file_paths import NO_TEXT_EXTENSIONS
 from regraft.disk.links import leads_outside
 from regraft.errors import import_optional
@@ -84,7 +84,7 @@ def find_raw_file(path: object, raw: Path) -> Path | None:
         if leads_outside(raw.parent, raw):
             return None  # the folder itself is elsewhere
         place = links.real_path(raw / path)
-        return raw / path if place.is_file() and place.is_relative_to(links.real_path(raw)) else None
+        return raw / path if file_paths.is_file(place) and place.is_relative_to(links.real_path(raw)) else None
     except (OSError, RuntimeError, UnicodeEncodeError):
         return None  # an invalid name, an unpaired surrogate, or a cycle of links
 
@@ -121,7 +121,7 @@ def read_file_text(file: Path) -> ItemText:
 
 def _read_bytes(file: Path) -> bytes:
     try:
-        if file.stat().st_size > LARGEST_FILE:
+        if file_paths.stat(file).st_size > LARGEST_FILE:
             raise NoText(
                 tr(
                     "{name} is larger than {largest_file} MiB: {elsewhere}",

@@ -21,7 +21,7 @@ from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.raw_files import find_path_problem, walk_files
 from regraft import identity
-from regraft.disk import sqlite, untrusted_sqlite
+from regraft.disk import file_paths, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import PROCESSED_EXTENSIONS
 from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
 from regraft.formats.cherry_v2.catalog_reader import Row, dump_item_data, parse_item_data
@@ -137,7 +137,7 @@ def _files(raw: Path) -> Iterator[tuple[str, int]]:
     for name, changed_at in walk_files(raw):
         with suppress(OSError):
             is_hidden = any(part.startswith(".") for part in name.split("/"))
-            if not is_hidden and stat.S_ISREG((raw / name).lstat().st_mode):
+            if not is_hidden and stat.S_ISREG(file_paths.lstat(raw / name).st_mode):
                 yield name, int(changed_at * 1000)
 
 

@@ -20,7 +20,7 @@ from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import get_indexed_path, has_newer_type
 from checks.cherry_v2.raw_files import find_path_problem
-from regraft.disk import sqlite, untrusted_sqlite
+from regraft.disk import file_paths, sqlite, untrusted_sqlite
 from regraft.errors import NotChanged, PlanOutdated
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import base_id_text
@@ -389,7 +389,7 @@ def _decode_text(raw: bytes | None) -> str | None:
 
 def _is_file(raw: Path, path: str) -> bool:
     try:
-        return find_path_problem(path.encode()) is None and (raw / path).is_file()
+        return find_path_problem(path.encode()) is None and file_paths.is_file(raw / path)
     except (OSError, ValueError):
         return False
 

@@ -275,3 +275,25 @@ def test_a_base_with_a_name_that_the_profile_cannot_take_stays_out_by_name(
     [left] = outcome.document["left"]
     assert f"the path of its file raw/{'n' * 100}.txt would be too long in the profile" in left["reason"]
     assert files(profile) == before
+
+
+@pytest.mark.parametrize(("name", "length"), [("sync", 10), ("gc of a library", 10), ("gc of a library", 90)])
+def test_a_run_that_keeps_files_at_long_paths_is_undone(
+    name: str, length: int, server: FaultServer, tmp_path: Path
+) -> None:
+    work = copied(name, server, {}, deep(tmp_path, 150))
+    orphan = planted_v2.index(work.root).parent.parent / "raw" / f"{'n' * length}.txt"
+    orphan.write_bytes(b"an orphan")
+    os.utime(orphan, (0, 0))
+    before = work.contents()
+    with imitated() as windows:
+        done = work.run("--yes", *(("--only", "raw.orphan") if CASES[name].command == ("gc",) else ()))
+        assert done.status == CASES[name].finished, done
+    kept = [path for path in (work.root / ".regraft" / "trash").rglob("*.*") if path.is_file()]
+    assert kept
+    assert [path for path in kept if len(str(path)) <= imitated_windows.LONGEST] == []
+    assert {path.name for path in kept} <= {Path(path).name for path in before.keys() - work.contents().keys()}
+    with imitated():
+        work.undo_all()
+    assert work.contents() == before
+    assert [one for one in windows.refused if one.startswith("too long")] == []

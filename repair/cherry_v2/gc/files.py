@@ -71,7 +71,7 @@ class CopyFinder:
         """Describe another file or indexed text with the same content, or return None if none is known."""
         path = self._raw / name
         try:
-            candidates = self._by_size.get(path.lstat().st_size, [])
+            candidates = self._by_size.get(file_paths.lstat(path).st_size, [])
             digest = _hash_file(path) if candidates else None
             found = next((one for one in candidates if _hash_file(one) == digest), None)
             same_file = None if found is None else f"raw/{found.relative_to(self._raw).as_posix()}"
@@ -84,13 +84,13 @@ class CopyFinder:
         """The files that items refer to, by size."""
         found: dict[int, list[Path]] = defaultdict(list)
         for name, _ in walk_files(self._raw):
-            if name in self._named and not (self._raw / name).is_symlink():
-                found[(self._raw / name).lstat().st_size].append(self._raw / name)
+            if name in self._named and not file_paths.is_link(self._raw / name):
+                found[file_paths.lstat(self._raw / name).st_size].append(self._raw / name)
         return found
 
     def _text_like(self, path: Path) -> str | None:
         """Name the item whose indexed text is the same as that of a file, or return None."""
-        if self._index is None or path.lstat().st_size > _LARGEST_TEXT:
+        if self._index is None or file_paths.lstat(path).st_size > _LARGEST_TEXT:
             return None
         text = links.read_bytes(path).decode()
         bodies = {identity.text_hash(one): one.encode() for one in (text, okf.strip_block(text))}
@@ -103,7 +103,7 @@ class CopyFinder:
 
 
 def _hash_file(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with links.open_for_reading(path) as file:
         return hashlib.file_digest(file, "sha256").digest()
 
 
@@ -145,7 +145,11 @@ def find_reason_to_keep(store: Store, path: Path) -> str | None:
         if file_paths.is_link(path):
             return tr("it is a symbolic link")
         if _latest_change(path) > store.now_ms / 1000 - raw_files.YOUNG_SECONDS:
-            return tr("something in it is younger than an hour") if path.is_dir() else tr("it is younger than an hour")
+            return (
+                tr("something in it is younger than an hour")
+                if file_paths.is_folder(path)
+                else tr("it is younger than an hour")
+            )
     except UnicodeEncodeError:
         return tr("its name is not UTF-8")
     except OSError as error:
@@ -159,8 +163,8 @@ def _latest_change(path: Path) -> float:
     def fail(error: OSError) -> None:
         raise error
 
-    latest = path.lstat().st_mtime
-    if not path.is_dir():
+    latest = file_paths.lstat(path).st_mtime
+    if not file_paths.is_folder(path):
         return latest
     for folder, folders, names in file_paths.walk(path, fail):
         latest = max(latest, *(file_paths.lstat(Path(folder, name)).st_mtime for name in (*folders, *names)), 0)
@@ -183,7 +187,7 @@ class _RawFiles(msgspec.Struct, kw_only=True):
         """Plan to move the files that no item names."""
         made = Plan()
         names = []
-        if raw is not None and raw.is_dir():
+        if raw is not None and file_paths.is_folder(raw):
             names = sorted(raw_files.find_orphan_files(raw, self.items, self.store.now_ms))
         if raw is None or not names:
             return made
@@ -335,7 +339,11 @@ def _holds_anything(store: Store, path: Path) -> bool:
     one = store.stores.get(path.name)
     index = None if one is None else store.root / one.name
     own = set() if index is None else {index, *untrusted_sqlite.find_companions(index)}
-    has_files = any(file not in own for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
+    has_files = any(
+        file not in own
+        for file in file_paths.iterate_below(path)
+        if file_paths.is_link(file) or not file_paths.is_folder(file)
+    )
     if has_files or one is None:
         return has_files
     return one.look.layout is not IndexLayout.CURRENT or _has_rows(store.root / one.name)

@@ -14,7 +14,7 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import get_indexed_path, is_tombstone
 from migrators.pipeline.plan import BasePlan, ItemPlan, MaterialPlan, assign_raw_paths, plan_base
 from migrators.pipeline.source import BaseDraft, ItemDraft
-from regraft.disk import sqlite, untrusted_sqlite
+from regraft.disk import file_paths, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import FreeNames
 from regraft.disk.trees import SourceReadFailed
 from regraft.errors import SourceUnreadable
@@ -379,7 +379,9 @@ class RescuePlanner:
         """An item with the id and path of its row. A missing snapshot gets no path and is written again."""
         data = {key: value for key, value in item.data.items() if key != "relativePath"}
         path = get_indexed_path(row)
-        if path is not None and (item.type == "file" or (is_safe_path(path) and (self._raw(base) / path).is_file())):
+        if path is not None and (
+            item.type == "file" or (is_safe_path(path) and file_paths.is_file(self._raw(base) / path))
+        ):
             data["relativePath"] = path
         return structs.replace(item, id=row["id"], data=data, file_name=None)
 

@@ -15,6 +15,7 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import get_indexed_path, is_tombstone
 from migrators.pipeline import preflight
 from migrators.pipeline.source import BaseDraft
+from regraft.disk import file_paths
 from regraft.disk.trees import is_plain_name
 from regraft.errors import RegraftError, SourceNotMigratable
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_id_text, parse_item_data
@@ -125,7 +126,7 @@ class RescuePlanBuilder:
             path = parse_item_data(rescued.rows.get(item.id, {})).get("relativePath")
             found = self._read_v1.upload(upload) if upload is not None and is_safe_path(path) else None
             name = f"{self._store.bases}/{key}/{RAW_FOLDER}/{path}"
-            if found is None or upload is None or name in taken or (self._store.root / name).exists():
+            if found is None or upload is None or name in taken or file_paths.exists(self._store.root / name):
                 continue
             taken.add(name)
             tree, folder, size = found

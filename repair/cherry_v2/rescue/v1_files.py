@@ -23,7 +23,7 @@ from migrators.pipeline.plan import BasePlan, MaterialPlan, PlannedRows
 from migrators.pipeline.source import BaseDraft, Hints, LibraryDraft, Options, Upload
 from migrators.pipeline.source_files import copy_upload, find_upload
 from regraft import identity
-from regraft.disk import durable, links, scratch, sqlite, untrusted_sqlite
+from regraft.disk import durable, file_paths, links, scratch, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import FreeNames
 from regraft.disk.trees import SourceReadFailed, Tree, ZipTree, join_path, require_free_space
 from regraft.errors import SourceNotMigratable, SourceUnreadable, SourceUnrecognised
@@ -252,7 +252,7 @@ def read_texts(
             is_url = item.type == "url"
             shot = okf.url_snapshot(item.data["url"], content) if is_url else okf.note_snapshot(item.data["source"])
             if item.id in known:
-                path, is_there = known[item.id], (raw / known[item.id]).exists()
+                path, is_there = known[item.id], file_paths.exists(raw / known[item.id])
             else:
                 path, is_there = find_snapshot_name(names, f"{shot.stem}.md", raw, content)
             found.append(

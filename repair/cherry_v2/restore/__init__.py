@@ -153,7 +153,7 @@ def publish_plan(source: RestoreSource, wanted: RestoredBase, restored: BuiltBas
         )
     missing = count_missing_vectors(index, base, wanted.dimensions)
     name = source.folder(base)
-    copied = sum((source.raw / path).stat().st_size for path in restored.files)
+    copied = sum(file_paths.stat(source.raw / path).st_size for path in restored.files)
     size = copied + files.size_on_disk(restored.folder(staged))
     message = tr(
         "write the base: {texts} in {units}, and {files} of the old one",

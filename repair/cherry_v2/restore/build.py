@@ -21,7 +21,7 @@ from checks.cherry_v2.catalog_rows import get_indexed_path
 from checks.cherry_v2.index_file import ExpectedIndex, audit_index
 from checks.cherry_v2.raw_files import find_path_problem
 from regraft import identity
-from regraft.disk import durable, links, scratch, sqlite, untrusted_sqlite
+from regraft.disk import durable, file_paths, links, scratch, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import FreeNames
 from regraft.errors import LedgerUnreadable, NotRestored, VerificationFailed
 from regraft.formats import okf
@@ -391,7 +391,7 @@ class _Builder:
         data = parse_item_data(item)
         for path in (data.get("relativePath"), data.get("indexedRelativePath")):
             file = find_raw_file(path, self._source.raw)
-            if file is not None and not file.is_symlink():
+            if file is not None and not file_paths.is_link(file):
                 self._files[str(path)] = None
 
     def _text(self, item: Row, old: OldIndex) -> tuple[str, list[Span]]:

@@ -30,7 +30,7 @@ from checks.cherry_v2.catalog_rows import (
     has_newer_type,
 )
 from checks.cherry_v2.raw_files import find_stored_path_problem
-from regraft.disk import durable, links, sqlite, untrusted_sqlite
+from regraft.disk import durable, file_paths, links, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import RESERVED_NAME, FreeNames, fold_name, sanitize_material_name
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v1 import profile
@@ -643,8 +643,8 @@ class FileRenames:
         target = self._folder / new
         if source is None or source == target or not _is_free(target, source):
             return
-        size = source.stat().st_size
-        if not os.path.lexists(target):
+        size = file_paths.stat(source).st_size
+        if not file_paths.lexists(target):
             action = Action(
                 action="move-files",
                 message=tr("move a file to {new}", new=new),
@@ -668,7 +668,11 @@ class FileRenames:
             return None
         place = self._folder / path
         try:
-            return place if self._is_inside(place) and place.is_file() and not place.is_symlink() else None
+            return (
+                place
+                if self._is_inside(place) and file_paths.is_file(place) and not file_paths.is_link(place)
+                else None
+            )
         except OSError:
             return None
 
@@ -686,14 +690,18 @@ def _copy(source: Path, new: Path) -> None:
 
 def _is_free(place: Path, source: Path | None) -> bool:
     """Whether a path is unused, or has the copy of this file that an earlier run made."""
-    return not os.path.lexists(place) or (source is not None and _is_copy(source, place))
+    return not file_paths.lexists(place) or (source is not None and _is_copy(source, place))
 
 
 def _is_copy(source: Path, other: Path) -> bool:
     """Whether a file has the same content as another."""
-    if not other.is_file() or other.is_symlink() or other.stat().st_size != source.stat().st_size:
+    if (
+        not file_paths.is_file(other)
+        or file_paths.is_link(other)
+        or file_paths.stat(other).st_size != file_paths.stat(source).st_size
+    ):
         return False
-    with source.open("rb") as one, other.open("rb") as two:
+    with links.open_for_reading(source) as one, links.open_for_reading(other) as two:
         return all(part == two.read(1 << 20) for part in iter(partial(one.read, 1 << 20), b""))
 
 

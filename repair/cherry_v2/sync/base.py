@@ -193,7 +193,7 @@ class LostItems:
         for key, item in items.items():
             material, copy = index.materials.get(key), find_raw_file(parse_item_data(item).get("relativePath"), raw)
             if copy is not None:
-                self._by_size[copy.stat().st_size].append(key)
+                self._by_size[file_paths.stat(copy).st_size].append(key)
             if material is not None and material.content_hash is not None:
                 self._by_hash[material.content_hash].append(key)
                 if copy is None:
@@ -464,7 +464,9 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         if not is_safe_path(relative):
             raise Unreachable(tr("its path in raw/ is not valid: run regraft repair"), is_note=True)
         copy, file = find_raw_file(relative, self.raw), _read_source(path)
-        is_same_copy = copy is not None and copy.stat().st_size == file.size and file_digest(copy) == file.digest
+        is_same_copy = (
+            copy is not None and file_paths.stat(copy).st_size == file.size and file_digest(copy) == file.digest
+        )
         if self._has_text(key) and (is_same_copy or (copy is None and self._is_indexed(item, path))):
             return None
         return SyncedItem(
@@ -489,7 +491,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         suffix, key = path.suffix.lower(), str(item.get("id"))
         if suffix in NO_TEXT_EXTENSIONS or suffix in _CONVERTED:
             indexed_at = item.get("updated_at")
-            if isinstance(indexed_at, int) and path.stat().st_mtime_ns // 1_000_000 <= indexed_at:
+            if isinstance(indexed_at, int) and file_paths.stat(path).st_mtime_ns // 1_000_000 <= indexed_at:
                 return True
         if not self.options.reader.can_read(path):
             # Only the time says whether it was changed.

@@ -6,7 +6,6 @@ killed anywhere is continued by the next one (``docs/sync.md``, "Interrupting an
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -158,9 +157,9 @@ class BaseChanges(msgspec.Struct, kw_only=True):
 
     def _is_copied(self, one: SyncedItem) -> bool:
         """Whether the copy is there already, from a run that was killed."""
-        is_there = os.path.lexists(self.compared.raw / one.path)
+        is_there = file_paths.lexists(self.compared.raw / one.path)
         copy = find_raw_file(one.path, self.compared.raw) if is_there else None
-        if copy is None or one.file is None or copy.stat().st_size != one.file.size:
+        if copy is None or one.file is None or file_paths.stat(copy).st_size != one.file.size:
             return False
         return file_digest(copy) == one.file.digest
 

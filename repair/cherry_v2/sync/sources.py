@@ -287,7 +287,7 @@ class SourceReader:
         if self._folder is None:
             self._folder = self._keep.enter_context(scratch.temporary_folder())
         kept = self._folder / key
-        if not kept.exists():
+        if not file_paths.exists(kept):
             durable.put_bytes(kept, run_extractor(command, path))
         raw = links.read_bytes(kept)
         try:
