@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import signal
-import socket
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from faults import (
 )
 from harness import REPO, run
 from planted_v2 import a_hot_journal
+from profiles import start_application
 from settled import assert_settled, take_all_back
 from stand_ins import MOMENTS, FullDisk, on_disk
 from toys import (
@@ -401,7 +401,7 @@ def test_a_profile_in_use_is_not_changed(store: Path, tmp_path: Path) -> None:
     (store / toys.CATALOG).rename(profile / "cherrystudio.sqlite")
     toys.write(next(profile.rglob("index.sqlite")), "INSERT INTO embedding VALUES ('waste', zeroblob(32), 0)")
     assert run("gc", profile).status == 0
-    (profile / "SingletonLock").symlink_to(f"{socket.gethostname()}-{os.getpid()}")
+    start_application(profile)
     with untouched(profile):
         for command in ("gc", "undo"):
             said(run(command, profile, "--json"), "ApplicationOpen", REFUSED)

@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import shutil
-import socket
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -36,6 +35,7 @@ from planted_v2 import (
     sql,
     vector,
 )
+from profiles import start_application
 from stand_ins import KILLED, die
 from v1 import PLAIN, UNTYPED, Row, Source, base, file, vector_of, write_store
 
@@ -1107,7 +1107,6 @@ def test_a_vector_file_in_use_is_refused(store: Path, monkeypatch: pytest.Monkey
     assert path.is_file()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="the lock is a link elsewhere")
 def test_a_profile_in_use_is_refused(store: Path, tmp_path: Path) -> None:
     EVERYTHING(store)
     profile = tmp_path / "profile"
@@ -1117,8 +1116,7 @@ def test_a_profile_in_use_is_refused(store: Path, tmp_path: Path) -> None:
     aged(profile / "Data" / KNOWLEDGE / NEW_BASE)
     an_old = profile / "Data" / KNOWLEDGE / KB / "raw" / "stray.bin"
     os.utime(an_old, (OLD, OLD))
-    lock = profile / "SingletonLock"
-    lock.symlink_to(f"{socket.gethostname()}-{os.getpid()}")
+    lock = start_application(profile)
     with untouched(profile):
         assert said(run("gc", profile, "--json", *NAMED), "ApplicationOpen", 2)
     lock.unlink()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ from faults import (
     write_vectors,
 )
 from harness import GOLDEN, NOW, NOW_MS, REPO, Outcome, command_words, golden, run
-from profiles import KEYS, changed, profile, rows, tables
+from profiles import KEYS, changed, profile, rows, start_application, tables
 from stand_ins import KILLED, Disk, FullDisk, die, on_disk
 
 from regraft import api, identity
@@ -662,7 +661,7 @@ def test_what_is_no_library_or_no_profile(case, tmp_path):
 
 
 def test_a_running_application(case):
-    (case.profile / "SingletonLock").symlink_to(f"{socket.gethostname()}-{os.getpid()}")
+    start_application(case.profile)
     with untouched(case.profile):
         said(case.install(), "ApplicationOpen", REFUSED)
 

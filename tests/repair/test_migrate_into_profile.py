@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sqlite3
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from faults import (
     write_vectors,
 )
 from harness import GOLDEN, NOW, REPO, Outcome, run_as_given
-from profiles import profile
+from profiles import profile, start_application
 from stand_ins import KILLED, die
 
 import migrators
@@ -357,7 +356,7 @@ def test_a_library_of_another_kind(case):
 
 
 def test_a_running_application(case):
-    (case.profile / "SingletonLock").symlink_to(f"{socket.gethostname()}-{os.getpid()}")
+    start_application(case.profile)
     with untouched(case.profile):
         said(case.migrate("--yes"), "ApplicationOpen", REFUSED)
     assert here() == []

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import struct
 import tempfile
 import zipfile
@@ -20,7 +19,7 @@ import pytest
 from extras import needs, optional
 from faults import REFUSED, STOPPED, files_of, forked, line, migrate, posix, said, small_source, state_of, untouched
 from harness import GOLDEN, NOW, Outcome, golden, run
-from profiles import profile, rows, tables
+from profiles import profile, rows, start_application, tables
 from stand_ins import KILLED, die
 
 from regraft import identity
@@ -355,11 +354,10 @@ def test_what_has_no_bases_to_pack(library, target, tmp_path):
     refused(library, target, "SourceUnreadable")
 
 
-@posix
 def test_a_profile_in_use(library, target, tmp_path):
     place = profile(tmp_path / "profile")
     install(library, place)
-    (place / "SingletonLock").symlink_to(f"{socket.gethostname()}-{os.getpid()}")
+    start_application(place)
     refused(place, target, "ProfileInUse")
     other = profile(tmp_path / "other")
     with untouched(place, other):

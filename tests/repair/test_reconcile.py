@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from faults import REFUSED, Tripwire, forked, said, untouched
 from harness import NOW_MS, run
 from planted_v2 import ITEM, KB, KB_ROW, OTHER, PLANTED, catalog, data, index, run_sql, sql
+from profiles import start_application
 from reconciled import findings, state
 from stand_ins import KILLED, die
 
@@ -424,7 +424,7 @@ def test_while_somebody_writes_nothing_is_changed(store: Path, monkeypatch: pyte
 def test_while_the_application_runs_nothing_is_changed(store: Path) -> None:
     PLANTED["another path"].damage(store)
     (store / "catalog.sqlite").rename(store / "cherrystudio.sqlite")
-    (store / "SingletonLock").symlink_to(f"{socket.gethostname()}-{os.getpid()}")
+    start_application(store)
     with untouched(store):
         said(run("reconcile", store, "--json"), "ApplicationOpen", REFUSED)
         assert actions(reconcile(store, "--dry-run", status=1)) == {"update-paths": 1}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 import apsw
 import pytest
 from audits import audit
-from faults import Tripwire, files_of, forked, said, untouched
+from faults import Tripwire, files_of, forked, links, said, untouched
 from harness import run
 from planted_v2 import ITEM, KB, KB_ROW, MATERIAL, OTHER, PLANTED, Plant, catalog, index, run_sql, several, sql
+from profiles import start_application
 from stand_ins import KILLED, die
 
 from regraft.disk import durable
@@ -294,6 +294,7 @@ def raw(target: Path) -> Path:
     return index(target).parent.parent / "raw"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
 def test_an_unsafe_path_of_index_item_and_file_becomes_a_safe_one(store: Path) -> None:
     (raw(store) / "report.pdf").rename(raw(store) / "a\\report.pdf")
     material = unsafe(store, "a\\report.pdf")
@@ -303,6 +304,20 @@ def test_an_unsafe_path_of_index_item_and_file_becomes_a_safe_one(store: Path) -
     assert paths(store, material) == ("a/report.pdf", "a/report.pdf")
     assert (raw(store) / "a" / "report.pdf").read_bytes() == b"a pdf"
     assert not (raw(store) / "a\\report.pdf").exists()
+    assert names(store) == set()
+    run("undo", store, "-q")
+    assert state(store) == before
+
+
+@pytest.mark.skipif(os.name != "nt", reason="elsewhere a backslash is part of a name")
+def test_a_file_at_a_path_with_backslashes_stays_in_its_folder(store: Path) -> None:
+    (raw(store) / "a").mkdir()
+    (raw(store) / "report.pdf").rename(raw(store) / "a" / "report.pdf")
+    material = unsafe(store, "a\\report.pdf")
+    before = state(store)
+    assert actions(repair(store)) == {"rename-items": 1, "rename-materials": 1}
+    assert paths(store, material) == ("a/report.pdf", "a/report.pdf")
+    assert (raw(store) / "a" / "report.pdf").read_bytes() == b"a pdf"
     assert names(store) == set()
     run("undo", store, "-q")
     assert state(store) == before
@@ -327,6 +342,7 @@ def test_a_new_path_of_one_material_does_not_hide_the_missing_file_of_another(st
     assert [(one["finding"], one["count"]) for one in planned["left"]] == [("raw.missing", 1)]
 
 
+@links
 def test_a_link_out_of_the_folder_is_not_followed(store: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     (raw(store) / "out").symlink_to(tmp_path)
@@ -401,8 +417,7 @@ def test_a_running_application_is_refused(store: Path, tmp_path: Path) -> None:
     (profile / "Data").mkdir(parents=True)
     (store / "catalog.sqlite").rename(profile / "cherrystudio.sqlite")
     (store / "KnowledgeBase").rename(profile / "Data" / "KnowledgeBase")
-    lock = profile / "SingletonLock"
-    lock.symlink_to(f"{socket.gethostname()}-{os.getpid()}")
+    lock = start_application(profile)
     with untouched(profile):
         assert "application is running" in said(run("repair", profile, "--json"), "ApplicationOpen", 2)
         assert repair(profile, "--dry-run")["actions"]

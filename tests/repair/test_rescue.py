@@ -20,6 +20,7 @@ from harness import GOLDEN, NOW, NOW_MS, Outcome, command_words, golden, run, sn
 from hypothesis import given
 from hypothesis import strategies as st
 from planted_v1 import profile as chromium_profile
+from profiles import start_application
 from rescued import actions, left
 from stand_ins import KILLED, die
 from stranded import (
@@ -735,7 +736,7 @@ def test_a_base_that_is_not_there_is_refused(stranded):
 
 
 def test_under_a_running_application_nothing_is_changed(stranded):
-    (stranded / "SingletonLock").symlink_to(f"{os.uname().nodename}-{os.getpid()}")
+    start_application(stranded)
     with untouched(stranded):
         said(rescue(stranded), "ApplicationOpen", REFUSED)
         planned = rescue(stranded, "--dry-run")

@@ -13,7 +13,7 @@ from typing import Any
 import apsw
 import pytest
 import toys
-from faults import REFUSED, STOPPED, fails, line, posix, said, untouched
+from faults import REFUSED, STOPPED, fails, line, links, posix, said, untouched
 from harness import run
 from settled import assert_settled, take_all_back
 from toys import (
@@ -355,6 +355,7 @@ def test_a_run_that_expired_cannot_be_taken_back(store: Path) -> None:
         undo(store, done["undo"])
 
 
+@links
 def test_what_is_kept_is_not_taken_from_elsewhere(store: Path, tmp_path: Path) -> None:
     change(store)
     elsewhere = tmp_path / "elsewhere"

@@ -164,6 +164,14 @@ def test_what_is_no_file_below_the_folder_is_never_moved(old: bytes, raw: Path) 
     assert moved(raw, old, "a.txt") == PathRepairs()
 
 
+@pytest.mark.parametrize("old", [b"sub\\a.txt", b"sub/a.txt.", b"sub/a.txt ", b"sub/A.TXT"])
+def test_a_file_that_the_system_finds_by_the_unsafe_path_stays_at_its_safe_one(old: bytes, raw: Path) -> None:
+    """On Windows all of these lead to the file; elsewhere, to none."""
+    (raw / "sub" / "a.txt").write_text("text")
+    assert renames(raw).free_name(old, set()) in ("sub/a.txt", "sub/A.TXT", "sub/a_1.txt")
+    assert moved(raw, old, "sub/a.txt") == PathRepairs()
+
+
 @posix
 def test_links_and_names_that_are_no_text_stay(raw: Path, tmp_path: Path) -> None:
     (tmp_path / "out.txt").write_text("not of the base")

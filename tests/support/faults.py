@@ -41,6 +41,7 @@ DIMENSIONS = 8
 MODEL = {"id": "embed-small", "name": "Embed small", "provider": "acme", "group": "embed"}
 REFUSED, STOPPED, INTERRUPTED = 2, 3, 130
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no fork and none of these signals")
+links = pytest.mark.skipif(os.name == "nt", reason="making links takes a privilege there")
 
 # --- a small v1 source ---------------------------------------------------------------------------------------------
 

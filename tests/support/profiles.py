@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
@@ -80,6 +82,15 @@ def profile(folder: Path, *more: str) -> Path:
     (folder / "Data" / "Files").mkdir(parents=True)
     assert (folder / "cherrystudio.sqlite-wal").stat().st_size > 0
     return folder
+
+
+def start_application(folder: Path) -> Path:
+    """Let a profile look as if the application had it open, and return the lock, which may be removed."""
+    if os.name == "nt":
+        (folder / "lockfile").touch()
+        return folder / "lockfile"
+    (folder / "SingletonLock").symlink_to(f"{socket.gethostname()}-{os.getpid()}")
+    return folder / "SingletonLock"
 
 
 def changed(folder: Path, *statements: str, foreign_keys: bool = True) -> None:

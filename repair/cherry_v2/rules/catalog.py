@@ -641,7 +641,7 @@ class FileRenames:
         """Plan to move a material's file to its new name; the removal of the old one goes to ``removed``."""
         source = self._inside(old)
         target = self._folder / new
-        if source is None or source == target or not _is_free(target, source):
+        if source is None or _is_one_file(source, target) or not _is_free(target, source):
             return
         size = file_paths.stat(source).st_size
         if not file_paths.lexists(target):
@@ -686,6 +686,14 @@ def _copy(source: Path, new: Path) -> None:
     durable.copy_file(source, new)
     durable.copy_mode(source, new)
     durable.copy_times(source, new)
+
+
+def _is_one_file(source: Path, target: Path) -> bool:
+    """Whether two paths lead to one file: Windows reads ``a\\b`` as ``a/b``, and ignores dots at the end of a name."""
+    try:
+        return source == target or os.path.samestat(file_paths.lstat(source), file_paths.lstat(target))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _is_free(place: Path, source: Path | None) -> bool:

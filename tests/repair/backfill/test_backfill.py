@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import struct
 from collections import Counter
 from pathlib import Path
@@ -33,6 +32,7 @@ from lacking import (
     vectors,
 )
 from planted_v2 import NEW_BASE, index, run_sql
+from profiles import start_application
 from toys import contents, value
 
 import regraft
@@ -760,8 +760,7 @@ def test_a_running_application_is_refused(store: Path, tmp_path: Path, server: F
     (profile / "Data").mkdir(parents=True)
     (store / CATALOG).rename(profile / "cherrystudio.sqlite")
     (store / "KnowledgeBase").rename(profile / "Data" / "KnowledgeBase")
-    lock = profile / "SingletonLock"
-    lock.symlink_to(f"{socket.gethostname()}-{os.getpid()}")
+    lock = start_application(profile)
     with untouched(profile):
         said(backfill(profile, config), "ApplicationOpen", 2)
         assert scope_of(backfill(profile, config, "--dry-run"))["planned"]["texts"] == len(LACKING)
