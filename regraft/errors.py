@@ -34,6 +34,8 @@ class RegraftError(Exception):
         values = {
             name: value if isinstance(value, int | float | None) else printable(value) for name, value in facts.items()
         }
+        # Windows ends reasons in Chinese with a full stop, which Python removes in other languages only.
+        values |= {name: str(values[name]).removesuffix("。") for name in values.keys() & {"reason", "problem"}}
         super().__init__(tr(self.template(), **values))
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -821,6 +821,11 @@ def asserted_codes() -> set[str]:
 
 
 @pytest.mark.thorough
+def test_a_reason_of_windows_in_chinese_does_not_end_a_sentence_twice() -> None:
+    error = errors.StoppedBySystem(reason=f"笔记。: {OSError(13, '拒绝访问。').strerror}")
+    assert str(error) == "Stopped by the system: 笔记。: 拒绝访问."
+
+
 def test_every_error_is_asserted_somewhere() -> None:
     assert {kind.__name__ for kind in error_classes()} - asserted_codes() == set()
 
