@@ -13,7 +13,7 @@ from typing import Any
 
 import apsw
 import pytest
-from faults import fails
+from faults import fails, links
 from harness import NOW_MS
 from v1 import Row, vector_of, write_store
 
@@ -331,7 +331,7 @@ def test_space_is_given_back_unless_that_would_hide_damage(
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
-def test_files_that_are_young_or_links_or_cannot_be_read_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_young_or_cannot_be_read_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store: Any = Store(tmp_path)
 
     def kept(path: Path) -> str | None:
@@ -347,7 +347,9 @@ def test_files_that_are_young_or_links_or_cannot_be_read_stay(tmp_path: Path, mo
     assert kept(folder) is None
     os.utime(folder / "sub", (NOW - 5,) * 2)
     assert kept(folder) == "something in it is younger than an hour"
-    assert kept(tmp_path / "nothing") == "it cannot be read: No such file or directory"
+    with pytest.raises(FileNotFoundError) as missing:
+        (tmp_path / "nothing").lstat()
+    assert kept(tmp_path / "nothing") == f"it cannot be read: {missing.value.strerror}"
 
     def fail(_: Path, fails: Any) -> Any:
         fails(PermissionError(13, "Permission denied"))
@@ -355,11 +357,13 @@ def test_files_that_are_young_or_links_or_cannot_be_read_stay(tmp_path: Path, mo
     monkeypatch.setattr(files.file_paths, "walk", fail)
     assert kept(folder) == "it cannot be read: Permission denied"
     assert kept(tmp_path / "half \udcff") == "its name is not UTF-8"
-    try:
-        (tmp_path / "link").symlink_to(tmp_path / "old.txt")
-    except OSError:
-        return  # Windows may not let a person make links.
-    assert kept(tmp_path / "link") == "it is a symbolic link"
+
+
+@links
+def test_a_link_stays(tmp_path: Path) -> None:
+    store: Any = Store(tmp_path)
+    (tmp_path / "link").symlink_to(put(tmp_path / "old.txt"))
+    assert files.find_reason_to_keep(store, tmp_path / "link") == "it is a symbolic link"
 
 
 def copies(root: Path, *items: Any, raw: Path | None = None) -> CopyFinder:
@@ -434,11 +438,12 @@ def test_which_folder_has_the_files_of_a_base(
 def test_names_have_to_be_known(data: dict[str, Any], is_known: bool, tmp_path: Path) -> None:
     why = files._find_unknown_names(tmp_path, [item("fine", source="x"), item("i", **data)])
     assert why == (None if is_known else "the paths of item i cannot be read")
-    try:
-        (tmp_path / "link").symlink_to(tmp_path / "folder", target_is_directory=True)
-        (tmp_path / "folder" / "raw").mkdir(parents=True)
-    except OSError:
-        return  # Windows may not let a person make links.
+
+
+@links
+def test_names_are_not_known_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "folder", target_is_directory=True)
+    (tmp_path / "folder" / "raw").mkdir(parents=True)
     for path in (tmp_path / "link", tmp_path / "link" / "raw"):
         assert files._find_unknown_names(path, []) == "the folder is a link, and links are not followed"
     assert files._find_unknown_names(tmp_path / "folder" / "raw", []) is None

@@ -20,7 +20,7 @@ KNOWLEDGE = "KnowledgeBase"
 def aged(path: Path) -> Path:
     """Make a file, or a folder and all in it, old."""
     for one in (*path.rglob("*"), path):
-        os.utime(one, (OLD, OLD), follow_symlinks=False)
+        os.utime(one, (OLD, OLD), follow_symlinks=os.utime not in os.supports_follow_symlinks)
     return path
 
 
