@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import said
+from faults import links, posix, said
 from harness import NOW, Outcome, run, snapshot
 from planted_rsclaw import PLANTINGS, planted
 from rsclaw_checks import check, flipped, row_at, untouched
@@ -20,7 +20,6 @@ from regraft.disk import writable
 from regraft.errors import PlanOutdated
 from regraft.formats.redb import RedbInUse
 
-fcntl = pytest.importorskip("fcntl", reason="Windows locks files in another way, and has no pipes in folders")
 ORPHAN = "raw/lost.pdf"
 
 
@@ -185,6 +184,7 @@ def test_what_is_named_in_other_words_stays(store: RsclawStore, spelt: str) -> N
     assert (moved(done), left(done)) == ([], [("kb.file-orphan", "note", 1)])
 
 
+@links
 def test_what_is_named_by_its_whole_path_or_behind_a_link_stays(store: RsclawStore) -> None:
     (store.root / "md" / "link.pdf").symlink_to("../raw/lost.pdf")
     doc(store, "Old")["raw_path"] = "md/link.pdf"
@@ -214,6 +214,7 @@ def test_ages_decide(store: RsclawStore) -> None:
     assert moved(later) == ["raw/future.pdf", "raw/younger.pdf"]
 
 
+@posix
 def test_links_and_what_is_no_file_stay(store: RsclawStore, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "x.pdf").write_bytes(b"x")
@@ -227,6 +228,7 @@ def test_links_and_what_is_no_file_stay(store: RsclawStore, tmp_path: Path) -> N
     assert (root / "md" / "pipe").exists()
 
 
+@links
 @pytest.mark.parametrize("name", ["md", "raw"])
 def test_a_folder_that_is_a_link_is_refused(store: RsclawStore, tmp_path: Path, name: str) -> None:
     root = store.write()
@@ -245,6 +247,7 @@ def _behind_a_link(store: RsclawStore, tmp_path: Path, link: str) -> Path:
     return mine
 
 
+@links
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", ["gc", "reconcile", "fix", "undo", "check", "inspect"])
 @pytest.mark.parametrize("link", ["kb.redb", "kb"])
@@ -257,6 +260,7 @@ def test_no_link_leads_out_of_the_folder_that_was_named(
     assert f"it is a link to {(store.root / 'kb.redb').resolve()}" in message
 
 
+@links
 @pytest.mark.parametrize("command", ["gc", "reconcile", "fix"])
 def test_a_database_that_is_a_link_is_never_changed(store: RsclawStore, tmp_path: Path, command: str) -> None:
     mine = _behind_a_link(store, tmp_path, "kb.redb")
@@ -264,6 +268,7 @@ def test_a_database_that_is_a_link_is_never_changed(store: RsclawStore, tmp_path
         said(run(command, mine, "--json", "--now", NOW, "--follow-links"), "LinkInStore", 2)
 
 
+@links
 def test_a_link_that_was_named_is_followed(store: RsclawStore, tmp_path: Path) -> None:
     mine = _behind_a_link(store, tmp_path, "kb")
     assert moved(gc(mine / "kb", "--dry-run")) == [ORPHAN]
@@ -407,6 +412,7 @@ def test_commands_that_a_kb_does_not_take(store: RsclawStore, command: str) -> N
 
 
 def test_a_kb_that_rsclaw_opens_after_the_plan_is_left_alone(store: RsclawStore) -> None:
+    fcntl = pytest.importorskip("fcntl", reason="Windows locks files in another way")
     root = store.write()
     before = files(root)
     with (root / "kb.redb").open("rb") as held, writable.allow_writes(root):
@@ -448,6 +454,7 @@ def test_a_file_that_was_written_to_after_the_plan_is_left_alone(store: RsclawSt
 
 
 def test_rsclaw_cannot_open_a_kb_that_is_being_changed(store: RsclawStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl", reason="Windows locks files in another way")
     root, refused = store.write(), []
 
     def make(executor: object, plan: object, progress: object) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import said
+from faults import links, posix, said
 from harness import NOW, Outcome, run, snapshot
 from planted_rsclaw import PLANTINGS, planted
 from rsclaw_checks import check, untouched
@@ -109,6 +109,7 @@ def test_files_that_nothing_names_are_for_another_command(tmp_path: Path) -> Non
     assert (done.status, done.document["actions"], done.document["left"]) == (0, [], [])
 
 
+@links
 @pytest.mark.parametrize("name", ["idx", "hnsw"])
 def test_a_cache_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
     root = planted(tmp_path / "kb", "a snapshot of an unknown chunk", "a full text index of more texts").root
@@ -128,7 +129,7 @@ def _link(place: Path) -> None:
     place.symlink_to(outside)
 
 
-@pytest.mark.parametrize("odd", [_pipe, _link, Path.mkdir])
+@pytest.mark.parametrize("odd", [pytest.param(_pipe, marks=posix), pytest.param(_link, marks=links), Path.mkdir])
 def test_what_is_no_plain_file_stays_and_is_named(tmp_path: Path, odd: Callable[[Path], None]) -> None:
     store = healthy(tmp_path / "kb")
     odd(store.root / "hnsw" / "snapshot.odd")
@@ -144,7 +145,7 @@ def test_what_is_no_plain_file_stays_and_is_named(tmp_path: Path, odd: Callable[
     assert (root / SNAPSHOT).is_file()
 
 
-@pytest.mark.parametrize("odd", [_pipe, _link, Path.mkdir])
+@pytest.mark.parametrize("odd", [pytest.param(_pipe, marks=posix), pytest.param(_link, marks=links), Path.mkdir])
 def test_an_odd_description_of_a_snapshot_cannot_be_mended(tmp_path: Path, odd: Callable[[Path], None]) -> None:
     store = healthy(tmp_path / "kb")
     (store.root / SNAPSHOT).unlink()
@@ -158,6 +159,7 @@ def test_an_odd_description_of_a_snapshot_cannot_be_mended(tmp_path: Path, odd: 
     assert SNAPSHOT in done.document["left"][0]["reason"]
 
 
+@links
 @pytest.mark.parametrize("folder", ["idx", "idx/tantivy", "hnsw"])
 def test_a_cache_behind_a_link_is_not_looked_at(tmp_path: Path, folder: str) -> None:
     root = planted(tmp_path / "kb", "a full text index of more texts", "a snapshot of an unknown chunk").root
