@@ -618,6 +618,18 @@ def test_links_hidden_and_odd_files_of_a_folder_are_not_added(store: Path, files
     assert not [body for (body,) in query(index(store), "SELECT text FROM search_text") if "secret" in body]
 
 
+@pytest.mark.skipif(os.name != "nt", reason="only Windows has an attribute of hidden files")
+def test_files_and_folders_that_windows_hides_are_not_added(store: Path, files: Path) -> None:
+    (files / "desktop.ini").write_text("[.ShellClassInfo]")
+    (files / "$RECYCLE.BIN").mkdir()
+    (files / "$RECYCLE.BIN" / "deleted.md").write_text("deleted")
+    for name in ("desktop.ini", "$RECYCLE.BIN"):
+        subprocess.run(["attrib", "+h", str(files / name)], check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    followed(store, files)
+    assert set(items(store)) == {str(place(files, number)) for number in range(6)}
+    assert not [body for (body,) in query(index(store), "SELECT text FROM search_text") if "deleted" in body]
+
+
 @pytest.mark.thorough
 def test_a_guessed_encoding_is_named(store: Path, files: Path) -> None:
     text = "Сегодня хорошая погода, а завтра дождь. Смотритель маяка записывает её каждый день.\n"

@@ -88,6 +88,11 @@ def is_hidden(name: str) -> bool:
     return name.startswith((".", "~$"))
 
 
+def _is_marked_hidden(status: os.stat_result) -> bool:
+    """Whether a file or folder has Windows' attribute of hidden ones: ``desktop.ini``, ``$RECYCLE.BIN``."""
+    return bool(getattr(status, "st_file_attributes", 0) & stat.FILE_ATTRIBUTE_HIDDEN)
+
+
 class SourceRoot(msgspec.Struct, frozen=True, kw_only=True):
     """A folder whose files are followed, or the folder of a file that was added alone."""
 
@@ -136,6 +141,8 @@ class SourceRoot(msgspec.Struct, frozen=True, kw_only=True):
             return None
         except (OSError, ValueError) as error:
             raise Unreachable(tr("it cannot be examined ({error})", error=error)) from error
+        if _is_marked_hidden(status):
+            raise Unreachable(tr("it is hidden"), is_note=True)
         real = links.real_path(path)
         if stat.S_ISLNK(status.st_mode) or not real.is_relative_to(self.real):
             raise Unreachable(tr("it is a link, or in a folder that is one"))
@@ -204,8 +211,11 @@ def scan_folder(root: SourceRoot) -> FolderScan:
 
 
 def _is_followed_folder(path: Path, root: SourceRoot, found: FolderScan) -> bool:
-    if is_hidden(path.name):
-        return False
+    try:
+        if is_hidden(path.name) or _is_marked_hidden(file_paths.lstat(path)):
+            return False
+    except OSError:
+        return True  # the walk reports that it cannot be read
     if file_paths.is_link(path):
         found.skipped.append((tr("it is a link"), str(path)))
         return False
@@ -215,15 +225,15 @@ def _is_followed_folder(path: Path, root: SourceRoot, found: FolderScan) -> bool
 def _is_followed_file(path: Path, found: FolderScan) -> bool:
     try:
         path.name.encode()
-        mode = file_paths.lstat(path).st_mode
+        status = file_paths.lstat(path)
     except UnicodeEncodeError:
         reason = tr("its name is not valid Unicode")
     except OSError as error:
         reason = tr("it cannot be examined ({error})", error=error.strerror)
     else:
-        if stat.S_ISREG(mode):
-            return True
-        reason = tr("it is a link") if stat.S_ISLNK(mode) else tr("it is not a file")
+        if stat.S_ISREG(status.st_mode):
+            return not _is_marked_hidden(status)
+        reason = tr("it is a link") if stat.S_ISLNK(status.st_mode) else tr("it is not a file")
     found.skipped.append((reason, str(path)))
     return False
 
