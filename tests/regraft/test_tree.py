@@ -47,7 +47,10 @@ LOCAL_HEADER, CENTRAL_HEADER = b"PK\x03\x04", b"PK\x01\x02"
 def archive(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
     with zipfile.ZipFile(path, "w", compression) as target:
         for name, content in members.items():
-            target.writestr(name, content)
+            member = zipfile.ZipInfo()
+            # As the name is, and as Linux makes it: on Windows, a backslash would become a slash.
+            member.filename, member.create_system, member.compress_type = name, 3, compression
+            target.writestr(member, content)
     return path
 
 
