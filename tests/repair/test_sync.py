@@ -747,6 +747,11 @@ def test_documents_are_read_with_the_command_of_the_user(
     [
         ("import sys; sys.exit(3)", "failed with status 3"),
         ("import time; print('x', flush=True); time.sleep(600)", "takes longer than"),
+        # A program that it starts, as batch files do, keeps its output open.
+        (
+            "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])",
+            "takes longer",
+        ),
         ("import sys; sys.stdout.write('x' * 100000)", "prints more than"),
     ],
 )

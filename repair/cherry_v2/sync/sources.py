@@ -12,9 +12,10 @@ import re
 import signal
 import stat
 import subprocess
+import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PureWindowsPath
 
 import msgspec
@@ -361,18 +362,18 @@ def run_extractor(command: tuple[str, ...], path: Path, *, windows: bool = os.na
     def end_late() -> None:
         """End an extractor that exceeds its time."""
         late.append(True)
-        _end_process(process)
+        end()
 
-    with process:
+    with process, _started_programs(process) as end:
         # A program that hangs without printing anything is ended as well.
         timer = threading.Timer(EXTRACTOR_SECONDS, end_late)
         timer.start()
         try:
-            printed = b"".join(_limited_output(process))
+            printed = b"".join(_limited_output(process, end))
             status = process.wait()
         finally:
             timer.cancel()
-            _end_process(process)
+            end()
     if len(printed) > EXTRACTOR_BYTES:
         raise NoText(tr("{program} prints more than {size} MiB", program=command[0], size=EXTRACTOR_BYTES >> 20))
     if late:
@@ -382,15 +383,34 @@ def run_extractor(command: tuple[str, ...], path: Path, *, windows: bool = os.na
     return printed
 
 
-def _end_process(process: subprocess.Popen[bytes]) -> None:
-    """End a process with the programs that it has started, where the system can do that."""
-    if process.poll() is None and hasattr(os, "killpg"):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
+@contextmanager
+def _started_programs(process: subprocess.Popen[bytes]) -> Iterator[Callable[[], None]]:
+    """Yield a function that ends a process with the programs that it starts: they may keep its output open."""
+    if sys.platform == "win32":
+        import ctypes  # noqa: PLC0415 - only there
+
+        kernel = ctypes.windll.kernel32
+        kernel.CreateJobObjectW.restype = ctypes.c_void_p
+        job = ctypes.c_void_p(kernel.CreateJobObjectW(None, None))
+        kernel.AssignProcessToJobObject(job, ctypes.c_void_p(int(process._handle)))
+
+    def end() -> None:
+        if process.poll() is None:
+            if sys.platform == "win32":
+                kernel.TerminateJobObject(job, 1)
+            else:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+
+    try:
+        yield end
+    finally:
+        if sys.platform == "win32":
+            kernel.CloseHandle(job)
 
 
-def _limited_output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+def _limited_output(process: subprocess.Popen[bytes], end: Callable[[], None]) -> Iterator[bytes]:
     """Yield the output of a process, up to a little more than the limit; then end the process."""
     assert process.stdout is not None
     size = 0
@@ -398,5 +418,5 @@ def _limited_output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
         yield chunk
         size += len(chunk)
         if size > EXTRACTOR_BYTES:
-            _end_process(process)
+            end()
             return
