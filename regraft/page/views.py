@@ -301,10 +301,11 @@ def clean_path(text: str) -> str:
     if len(tidy) > 1 and tidy[0] == tidy[-1] and tidy[0] in "\"'":
         tidy = tidy[1:-1]
     if tidy.lower().startswith("file:"):
+        host = urlsplit(tidy).netloc
         tidy = unquote(urlsplit(tidy).path, errors="surrogateescape")
-        # A path of Windows: /C:/Users/...
         if os.name == "nt":
-            tidy = tidy.lstrip("/")
+            # A file of another computer, or /C:/Users/...
+            tidy = f"//{host}{tidy}" if host else re.sub("^/(?=[A-Za-z]:)", "", tidy)
     if "\0" in tidy:
         raise WrongUsage(problem=tr("the path has a character that no path can have"), hint=tr("choose another one"))
     with suppress(RuntimeError):
@@ -333,7 +334,7 @@ def measure(path: Path) -> tuple[int | None, int]:
         if not path.is_dir():
             return status.st_size, round(status.st_mtime * 1000)
         size = seen = 0
-        for folder, _, names in os.walk(path):
+        for folder, _, names in file_paths.walk(path):
             for name in names:
                 seen += 1
                 if seen > _MOST_MEASURED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def test_without_it_nothing_of_the_kind_is_said(tmp_path: Path) -> None:
     assert [logging.getLogger(name).handlers for name in ("regraft", "migrators", "checks", "repair")] == [[]] * 4
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
 def test_a_name_of_a_stranger_is_shown_with_escapes(tmp_path: Path) -> None:
     hostile = tmp_path / "a\x1b[31m\u202eb.zip"
     shutil.copyfile(SAMPLE, hostile)

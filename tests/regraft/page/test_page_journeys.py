@@ -181,6 +181,12 @@ def test_paths_may_be_pasted_in_quotes_and_as_addresses(home):
         assert views.clean_path(typed) == str(home / "a b.zip"), typed
 
 
+@pytest.mark.skipif(os.name != "nt", reason="a file of another computer has no path elsewhere")
+@pytest.mark.parametrize("typed", ["file://server/share/a%20b.zip", "file:////server/share/a%20b.zip"])
+def test_the_address_of_a_file_of_another_computer_is_its_path(typed):
+    assert views.clean_path(typed) == r"\\server\share\a b.zip"
+
+
 @pytest.mark.thorough
 def test_a_folder_of_200000_entries_is_listed_within_limits(reader, tmp_path):
     folder = tmp_path / "many"
