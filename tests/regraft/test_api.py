@@ -185,7 +185,11 @@ def test_the_examples_run(page: str, tmp_path: Path) -> None:
     assert examples
     shutil.copy(SAMPLE, tmp_path)
     done = subprocess.run(
-        [sys.executable, "-P", "-c", "\n".join(examples)], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-X", "utf8", "-c", "\n".join(examples)],
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "76 of 76" in done.stdout
