@@ -32,6 +32,13 @@ _JUNCTION = 0xA0000003
 _HAS_JUNCTIONS = os.name == "nt"
 
 
+def home_folder() -> Path | None:
+    """The user's home folder; None if the system does not name one, as for a service or in a container."""
+    with suppress(RuntimeError):
+        return Path.home()
+    return None
+
+
 def extended_path(path: str | PurePath) -> str:
     """Return a path in the form that the system accepts at any length."""
     text = os.fspath(path)

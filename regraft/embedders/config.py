@@ -5,6 +5,7 @@ Errors show names of fields and embedders, never values: a value may be a key in
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Hashable
 from difflib import get_close_matches
@@ -170,7 +171,7 @@ class _Reader:
             advice = tr("write, for example, `{written}`", written="reuse: [backups/july.zip]")
             self._refuse(_key_node(root, "reuse"), tr("`reuse` must be a list of paths"), advice)
         folder = self._path.absolute().parent
-        return tuple(folder / Path(one).expanduser() for one in written)
+        return tuple(folder / os.path.expanduser(one) for one in written)  # noqa: PTH111 - an unknown user stays
 
     def _parse(self) -> tuple[yaml.Node, Any] | None:
         """Return the only document of the file as a node and as data; None for an empty file."""
@@ -242,7 +243,12 @@ class _Reader:
         if wrong is None:
             folder = self._path.absolute().parent
             try:
-                return msgspec.convert(values, kind, dec_hook=lambda _, value: folder / Path(value).expanduser())
+                # Unlike Path.expanduser, this keeps the name of a user who does not exist.
+                return msgspec.convert(
+                    values,
+                    kind,
+                    dec_hook=lambda _, value: folder / os.path.expanduser(value),  # noqa: PTH111
+                )
             except msgspec.ValidationError as error:
                 # "Expected … - at `$.batch.texts`"
                 place = str(error).rpartition("`$.")[2].rstrip("`")

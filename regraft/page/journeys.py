@@ -27,7 +27,7 @@ from starlette.routing import Mount, Route
 
 from regraft import api
 from regraft.api import application, inspection
-from regraft.disk import scratch
+from regraft.disk import file_paths, scratch
 from regraft.errors import RegraftError, WrongUsage
 from regraft.kinds import Kind
 from regraft.language import current_language, tr
@@ -381,7 +381,8 @@ def _facts(journey: Journey, name: str, path: str, own: Path) -> dict[str, Any]:
 def _near(path: str, own: Path) -> Path:
     """Return the folder beside a source, or the home folder where the source is only a copy of a dropped file."""
     given = Path(path).absolute()
-    return Path.home() if own in given.parents else given.parent
+    home = file_paths.home_folder() if own in given.parents else None
+    return home or given.parent
 
 
 async def _start(request: Request) -> Response:

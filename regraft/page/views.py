@@ -502,7 +502,7 @@ def list_folder(path: Path, name: str) -> dict[str, Any]:
 def _asked_folder(request: Request) -> Path:
     """Return the folder that a request names, or the one above a file."""
     given = query_text(request, "at") or clean_path(query_text(request, "path"))
-    path = Path(given) if given else Path.home()
+    path = Path(given) if given else file_paths.home_folder() or Path.cwd()
     return path.absolute() if path.is_dir() else path.absolute().parent
 
 

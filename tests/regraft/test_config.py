@@ -136,6 +136,12 @@ def test_paths_are_those_of_the_file(written, tmp_path, monkeypatch):
     assert found.tokenizer == tmp_path / "home" / "t.json"
 
 
+def test_a_folder_of_a_user_who_does_not_exist_is_a_path_like_any_other(written):
+    found = written(one("    tokenizer: ~nobody-of-this-name/t.json\n") + "reuse: [~nobody-of-this-name/old.zip]\n")
+    assert found.embedder("a").tokenizer.parts[-2:] == ("~nobody-of-this-name", "t.json")
+    assert [path.parts[-2:] for path in found.reuse] == [("~nobody-of-this-name", "old.zip")]
+
+
 def test_models_of_bases():
     settings = ServerSettings(name="a", model="bge-m3", model_ids=("silicon::BAAI/bge-m3",))
     assert settings.serves("ollama::bge-m3")

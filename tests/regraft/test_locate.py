@@ -14,6 +14,7 @@ from typing import Any
 
 import codex_mem_store
 import pytest
+from harness import REPO, run
 
 from regraft.disk.trees import FolderTree, ZipTree
 from regraft.errors import (
@@ -680,3 +681,27 @@ def test_a_database_of_codex_mem_is_told_by_its_tables(tmp_path: Path) -> None:
     sidecar.create_sidecar(codex_mem_database.sidecar_path(renamed), "a-model", None, "2026-01-01T00:00:00Z")
     assert unrecognised(codex_mem_database.sidecar_path(renamed)) == f"the vectors of {renamed}; use that path instead"
     assert "none of the known tables" in unrecognised(database(tmp_path, "codex-mem.db", "other"))
+
+
+@pytest.fixture
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without a home folder, as a service or a container has."""
+
+    def refuse() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", refuse)
+    for name in ("XDG_CONFIG_HOME", "APPDATA", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_home")
+def test_a_user_without_a_home_folder_can_migrate_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sample = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
+    done = run("migrate", sample, "--to", "library", "--json", "--fail-on", "never")
+    assert (done.status, done.document["bases"][0]["status"]) == (0, "completed")
+    for words in (("check", "library"), ("inspect",), ("check",), ("repair", "library"), ("search", "library", "bell")):
+        done = run(*words)
+        assert done.status in (0, 1, 2), words
+        assert "this is a bug" not in done.stderr

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from regraft.disk import links
+from regraft.disk import file_paths, links
 from regraft.formats import json_text
 from regraft.language import tr
 from regraft.text import printable
@@ -34,8 +34,9 @@ _PID = re.compile("[0-9]{1,10}")
 
 def default_folders() -> list[Path]:
     """Return the application's default data folders on this system."""
-    home = Path.home()
-    defaults = [home / ".config", home / "Library" / "Application Support", home / "AppData" / "Roaming"]
+    home = file_paths.home_folder()
+    usual = (".config", "Library/Application Support", "AppData/Roaming")
+    defaults = [home / name for name in usual] if home is not None else []
     named = [Path(value) for name in ("XDG_CONFIG_HOME", "APPDATA") if (value := os.environ.get(name))]
     return [folder / APPLICATION for folder in (*named, *defaults)]
 
@@ -71,12 +72,14 @@ def find_configured_folders(path: Path) -> list[Path]:
 
 def is_settings(path: Path) -> bool:
     """Whether ``path`` is the application's settings file or one of the folders above it."""
-    return any(_is_same_path(path, folder) for folder in (_config(), _config().parent, _config().parent.parent))
+    config = _config()
+    return config is not None and any(_is_same_path(path, place) for place in (config, *config.parents[:2]))
 
 
-def _config() -> Path:
-    """Return the path of the application's own configuration file."""
-    return Path.home() / CONFIG_FOLDER / CONFIG_FILE
+def _config() -> Path | None:
+    """Return the path of the application's own configuration file; None without a home folder."""
+    home = file_paths.home_folder()
+    return home / CONFIG_FOLDER / CONFIG_FILE if home is not None else None
 
 
 def _is_same_path(path: Path, other: Path) -> bool:
@@ -87,16 +90,16 @@ def _is_same_path(path: Path, other: Path) -> bool:
         return False
 
 
-def _data_paths(config: Path) -> Iterator[Path]:
+def _data_paths(config: Path | None) -> Iterator[Path]:
     """Yield the data folders that a configuration file names."""
     for entry in _read_data_paths(config):
         yield from _absolute(entry.get("dataPath") if isinstance(entry, dict) else entry)
 
 
-def _read_data_paths(config: Path) -> list[Any]:
+def _read_data_paths(config: Path | None) -> list[Any]:
     """Return the entries of ``appDataPath`` in a configuration file; empty if it cannot be read."""
     try:
-        settings: Any = json_text.loads(links.read_bytes(config)) if config.is_file() else None
+        settings: Any = json_text.loads(links.read_bytes(config)) if config is not None and config.is_file() else None
     except (OSError, ValueError):
         return []
     named = settings.get("appDataPath") if isinstance(settings, dict) else None
