@@ -625,7 +625,7 @@ def test_equal_notices_are_said_once_and_paths_are_absolute(tmp_path: Path) -> N
         f"2 rows without a vector; {restore} --embedder NAME creates a new base from them",
     ]
     assert made.bases[0].index is not None
-    assert made.bases[0].index.path == f"{library}/KnowledgeBase/{kb}/.cherry/index.sqlite"
+    assert made.bases[0].index.path == str(library / "KnowledgeBase" / kb / ".cherry" / "index.sqlite")
 
 
 def test_the_outline_of_a_library_is_that_of_the_library_to_come(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import unicodedata
 import zipfile
@@ -959,12 +960,16 @@ UPLOADS = {
     "no dot": ("txt", ["{}.txt", "{}txt"]),
     "as it stands": ("txt", ["{}txt"]),
     "two dots": ("..txt", ["{}..txt"]),
-    "blanks and dots behind": (".txt. .", ["{}.txt", "{}.txt. ."]),
-    "with them": (".txt .", ["{}.txt ."]),
     "nothing": ("", ["{}"]),
-    "dots alone": ("..", ["{}", "{}.."]),
     "blanks before": (" .txt", ["{}. .txt", "{} .txt"]),
 }
+if os.name != "nt":
+    # Windows leaves blanks and dots at the end of a name out.
+    UPLOADS |= {
+        "blanks and dots behind": (".txt. .", ["{}.txt", "{}.txt. ."]),
+        "with them": (".txt .", ["{}.txt ."]),
+        "dots alone": ("..", ["{}", "{}.."]),
+    }
 
 
 def test_where_an_upload_lies(tmp_path: Path) -> None:
@@ -1633,7 +1638,7 @@ def test_the_real_path_of_a_file_that_is_still_on_disk_is_found(tmp_path: Path, 
     (place / "sub").mkdir(parents=True)
     text = "A text that is a good deal longer than the fifty characters of a snippet.\n"
     path = place / "sub" / f"diary{suffix}"
-    path.write_text(text, "utf-8")
+    path.write_bytes(text.encode())
     (place / "other.txt").write_text("another text")
     loader = f"{kind}_{md5(text.encode()).hexdigest()}"
     snippet = f"{text[:24]}...{text[-23:]}"

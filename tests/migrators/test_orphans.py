@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -637,6 +638,7 @@ def test_a_dry_run_says_the_same(tmp_path: Path) -> None:
     assert [one["rows"] for one in dry["bases"]] == [one["rows"] for one in library.report["bases"]]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows leaves dots at the end of a name out")
 def test_a_file_is_not_changed_by_a_look(tmp_path: Path) -> None:
     """The vector file is read without a trace, also where its name is none that sanitising gives."""
     write_store(tmp_path / "v1" / "KnowledgeBase" / "odd.", rows_of("one"))

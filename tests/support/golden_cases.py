@@ -107,7 +107,7 @@ class Shape:
 
     def index(self, base_id: str) -> dict[str, Any]:
         folder = self.library / "KnowledgeBase" / base_id
-        raw = [self.raw_file(path) for path in sorted((folder / "raw").glob("*"))] if folder.exists() else []
+        raw = [self.raw_file(path) for path in sorted((folder / "raw").glob("*"), key=str)] if folder.exists() else []
         path = folder / ".cherry" / "index.sqlite"
         if not path.exists():
             return {"index": None, "raw": raw}
