@@ -282,6 +282,8 @@ def give_up_rights() -> None:
 
 def forked(work: Callable[[], object]) -> int:
     """Do ``work`` in a copy of this process and return its exit status (128 + n for a signal)."""
+    if not hasattr(os, "fork"):
+        pytest.skip("Windows has no fork")
     with warnings.catch_warnings():
         # Test runners keep threads; the copy only runs ``work``, which needs none of them.
         warnings.simplefilter("ignore", DeprecationWarning)
