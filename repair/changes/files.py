@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -391,7 +392,11 @@ def swap_back(final: Path, kept: Path | None, parked: Path) -> None:
 
 def _try_second_name(path: Path, kept: Path) -> bool:
     """Give a file a second name, so that its path is never empty; False if that is not possible."""
-    return not file_paths.is_folder(path) and not file_paths.is_link(path) and durable.try_link(path, kept)
+    if file_paths.is_folder(path) or file_paths.is_link(path):
+        return False
+    # To replace a read-only file on Windows, its attribute is cleared, which its second name would lose as well.
+    is_read_only = os.name == "nt" and not file_paths.lstat(path).st_mode & stat.S_IWUSR
+    return not is_read_only and durable.try_link(path, kept)
 
 
 def size_on_disk(path: Path) -> int:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -204,6 +205,17 @@ def test_a_folder_is_known_by_all_that_is_in_it(fingerprint: object, place: Path
     third = mark()
     database(folder / "b", "INSERT INTO t VALUES (3, 'c')")
     assert len({first, second, third, mark()}) == 4
+
+
+def test_a_read_only_file_is_read_only_after_it_was_replaced_and_taken_back(place: Path) -> None:
+    (place / "file").write_text("old")
+    (place / "file").chmod(0o444)
+    (place / "new").write_text("new")
+    files.swap(place / "file", place / "new", place / "kept")
+    assert ((place / "file").read_text(), (place / "kept").read_text()) == ("new", "old")
+    files.swap_back(place / "file", place / "kept", place / "parked")
+    assert (place / "file").read_text() == "old"
+    assert not (place / "file").stat().st_mode & stat.S_IWUSR
 
 
 @posix
