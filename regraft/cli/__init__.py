@@ -225,7 +225,7 @@ class CommandGroup(click.Group):
         if startup.is_double_clicked() and "ui" in self.commands and find_spec("uvicorn") is not None:
             self.main(["ui"])
         # Only an empty command line needs these imports, which take a while.
-        if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
+        if startup.is_terminal(sys.stdin) and startup.is_terminal(sys.stdout):
             from regraft.cli.guided import start  # noqa: PLC0415
 
             start()

@@ -21,7 +21,7 @@ from regraft.errors import ConsentMissing
 from regraft.language import format_count, join_first, join_list, tr
 from regraft.ledger.ledger import FOLDER
 from regraft.options import ChangeOptions
-from regraft.processes import interrupts
+from regraft.processes import interrupts, startup
 from regraft.report import notices
 from regraft.report.document import encoded
 from regraft.report.labels import first_of_each, omitted_lines
@@ -128,7 +128,7 @@ def confirm_plan(lines: Iterable[str], *, yes: bool, as_json: bool, asks: Callab
     """
     if yes:
         return True
-    if as_json or not sys.stdin.isatty():
+    if as_json or not startup.is_terminal(sys.stdin):
         raise ConsentMissing(command=click.get_current_context().info_name)
     echo(printable_lines([tr("Plan:"), *lines]))
     return asks(tr("Continue?"))

@@ -19,6 +19,7 @@ from regraft.errors import WrongUsage
 from regraft.formats.parquet.export import ExportedBase, ExportReport, WrittenCollection
 from regraft.language import format_count, join_list, tr
 from regraft.options import ExportOptions, PackOptions
+from regraft.processes import startup
 from regraft.report.document import encoded
 from regraft.text import LONGEST_NAME, format_bytes, one_line, path_argument, printable, printable_lines, quote_word
 from repair.cherry_v2 import pack as packing
@@ -58,7 +59,7 @@ def export(path: Path, file: Path | None, folder: Path | None, options: ExportOp
         if output.as_json:
             hint = tr("name a file, or leave out --json")
             raise WrongUsage(problem=tr("--json and the file would both be written to standard output"), hint=hint)
-        if sys.stdout.isatty():
+        if startup.is_terminal(sys.stdout):
             hint = tr("send it to a file or another program, or name a file")
             raise WrongUsage(problem=tr("standard output is a terminal, and a Parquet file is not text"), hint=hint)
         with scratch.temporary_folder() as temporary:

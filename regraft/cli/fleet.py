@@ -37,6 +37,7 @@ from regraft.fleet.run import Fleet, FleetPlan, demand_new_results, unsuccessful
 from regraft.fleet.status import BaseReport, FleetReport, FleetStatus, LibraryReport, Metrics, fleet_exit_status
 from regraft.language import format_count, join_list, tr
 from regraft.options import OPTIONS, CheckOptions, FleetBackfillOptions, FleetOptions, FleetResumeOptions
+from regraft.processes import startup
 from regraft.report.document import encoded
 from regraft.report.labels import label_of
 from regraft.text import LONGEST_NAME, join_command, one_line, path_argument, printable_lines
@@ -375,7 +376,7 @@ def _run(
     own = api_backfill.backfill_files(path) if is_backfill else results.result_files(path)
     metrics = api_fleet.open_metrics(order, options, path, own)
     # Without a progress bar, a person gets a line for each library.
-    is_logged = not (output.quiet or output.as_json or sys.stderr.isatty())
+    is_logged = not (output.quiet or output.as_json or startup.is_terminal(sys.stderr))
     make, work = api_backfill.prepare_backfill(order, path) if is_backfill else (Fleet, api_fleet.run_job)
 
     make = partial(

@@ -26,7 +26,7 @@ from regraft.formats.cherry_v2.layout import REPORT_FILE, REPORT_PAGE
 from regraft.language import format_count, join_list, tr
 from regraft.ledger import ledger
 from regraft.options import ImportOptions, ProfileMigrationOptions
-from regraft.processes import interrupts
+from regraft.processes import interrupts, startup
 from regraft.report import html as report_html
 from regraft.report import migration as report_migration
 from regraft.report import notices
@@ -59,7 +59,7 @@ class PlanPrompt(msgspec.Struct):
         """Show a plan, and ask if something would be left behind."""
         if self.is_silent:
             return True
-        asks = not self.output.yes and sys.stdin.isatty() and exit_status(planned, "error") != 0
+        asks = not self.output.yes and startup.is_terminal(sys.stdin) and exit_status(planned, "error") != 0
         document = encoded(planned)
         if not asks:
             echo(report_migration.plan_line(document) + "\n")

@@ -91,7 +91,7 @@ class _Guarded(io.RawIOBase):
 
     def isatty(self) -> bool:
         """Whether the stream is a terminal."""
-        return self._raw is not None and bool(self._raw.isatty())
+        return self._raw is not None and not self._raw.closed and bool(self._raw.isatty())
 
     def fileno(self) -> int:
         """Return the file descriptor."""
@@ -115,7 +115,8 @@ class _Guarded(io.RawIOBase):
                 # Windows reports this if the other end of a pipe is closed.
                 with contextlib.suppress(OSError):
                     is_reader_gone = stat.S_ISFIFO(os.fstat(self.fileno()).st_mode)
-            self.problem, self.is_loss = error.strerror or type(error).__name__, not is_reader_gone
+            reason = os.strerror(errno.EPIPE) if is_reader_gone else error.strerror
+            self.problem, self.is_loss = reason or type(error).__name__, not is_reader_gone
         return size
 
     def _write(self, data: ReadableBuffer) -> int:
@@ -174,6 +175,21 @@ def find_lost_output(*, with_reader: bool = True) -> str | None:
             stream.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return raw.problem if isinstance(raw, _Guarded) and (raw.is_loss or not with_reader) else None
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person is at the other end of a stream: on Windows, ``isatty`` takes the null device for a terminal."""
+    if stream is None or not stream.isatty():
+        return False
+    if sys.platform == "win32":
+        import ctypes  # noqa: PLC0415 - only there
+        import msvcrt  # noqa: PLC0415
+
+        # A stream without a descriptor decides for itself.
+        with contextlib.suppress(OSError, ValueError):
+            handle, mode = msvcrt.get_osfhandle(stream.fileno()), ctypes.c_uint32()
+            return bool(ctypes.windll.kernel32.GetConsoleMode(ctypes.c_void_p(handle), ctypes.byref(mode)))
+    return True
 
 
 def is_double_clicked() -> bool:

@@ -30,7 +30,7 @@ from regraft.cli import cli
 FAKE = "regraft: all is well"
 EVIL = f"evil\x1b[31m\x07\x9b2J\x7f\r\n{FAKE}\n\u202egnp\u2066\u200b\u2028\ufeff\U000e0041 <b onload=x>&"
 #: The same as far as a file system takes it.
-EVIL_FILE = f"evil\x1b[31m\n{FAKE}\n\u202e\u200b"
+EVIL_FILE = f"evil\x1b[31m\n{FAKE}\n\u202e\u200b" if os.name != "nt" else "evil\u202e\u200b"
 
 
 def unclean(text: str) -> set[str]:

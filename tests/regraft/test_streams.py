@@ -189,6 +189,7 @@ def test_a_question_that_nobody_sees_is_not_asked(
         )
 
 
+@pytest.mark.skipif(not hasattr(os, "set_blocking"), reason="pipes always wait")
 def test_a_pipe_that_does_not_wait_gets_everything() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -79,6 +79,9 @@ class Terminal:
     def isatty(self) -> bool:
         return True
 
+    def fileno(self) -> int:
+        raise OSError
+
 
 def bases_of(folder: Path) -> list[tuple[str, str]]:
     with closing(sqlite3.connect(folder / "cherrystudio.sqlite")) as db:
@@ -264,6 +267,14 @@ def test_a_double_click_is_told_by_program_and_console(monkeypatch):
 
     assert startup.has_own_console(Kernel(1))
     assert not startup.has_own_console(Kernel(2))
+
+
+def test_the_null_device_is_no_terminal():
+    """``isatty`` takes it for one on Windows; a command that asks it for consent would take its end for Ctrl-C."""
+    with Path(os.devnull).open(encoding="utf-8") as null:
+        assert not startup.is_terminal(null)
+    assert not startup.is_terminal(None)
+    assert startup.is_terminal(Terminal())
 
 
 # --- a backup in the folder ------------------------------------------------------------------------------------------
