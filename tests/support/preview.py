@@ -240,7 +240,7 @@ def profile(folder: Path, rows: Iterable[Row] = tuple(ROWS), **catalog: Any) -> 
     store(folder / "Data" / "KnowledgeBase" / BASE / ".cherry" / "index.sqlite", rows)
     raw = folder / "Data" / "KnowledgeBase" / BASE / "raw"
     raw.mkdir()
-    (raw / "plan.md").write_text("the plan itself\n")
+    (raw / "plan.md").write_bytes(b"the plan itself\n")
     write_catalog(folder / "cherrystudio.sqlite", **catalog)
     return folder
 
