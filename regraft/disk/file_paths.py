@@ -265,6 +265,18 @@ def sanitize_material_name(name: str) -> str:
     return _SUPERSCRIPT_DEVICE.sub("_", legal, count=1) if _SUPERSCRIPT_DEVICE.match(legal) else legal
 
 
+def is_storable(name: str, *, windows: bool = os.name == "nt") -> bool:
+    """Whether this system stores a file under exactly this name, which has no separator.
+
+    Windows refuses some names, reads others as devices or as streams of another file, and leaves dots and blanks at the
+    end out.
+    """
+    device = name.partition(".")[0].rstrip(" ")
+    return not windows or not (
+        _ILLEGAL.search(name) or name.endswith((" ", ".")) or _DEVICE.match(device) or _SUPERSCRIPT_DEVICE.match(device)
+    )
+
+
 def is_folder_name(name: str) -> bool:
     """Whether ``name`` is one legal folder name on every platform, and thus cannot point anywhere else.
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 import apsw
 
-from regraft.disk import durable, links, scratch, sqlite, zip_salvage
+from regraft.disk import durable, file_paths, links, scratch, sqlite, zip_salvage
 from regraft.disk.trees import FolderTree, Tree, ZipTree, join_path, open_tree, require_free_space
 from regraft.disk.untrusted_sqlite import COMPANION_SUFFIXES
 from regraft.errors import (
@@ -162,7 +162,8 @@ def _extracted_system(path: Path, kind: Kind | None) -> Iterator[Located | None]
 
     Raises:
         WorkFolderTooSmall: the temporary folder has no room for it.
-        SourceUnreadable: a member is damaged.
+        SourceUnreadable: a member is damaged, or has a name that this system does not allow.
+        ArchiveUnsafe: two members would be the same file on this system.
     """
     if not path.is_file() or not zip_salvage.looks_like_zip(path):
         yield None
@@ -175,8 +176,7 @@ def _extracted_system(path: Path, kind: Kind | None) -> Iterator[Located | None]
             root, names = found
             require_free_space(work, sum(map(tree.size, names)))
             for name in names:
-                durable.make_folders((work / name).parent, flush=False)
-                tree.extract(name, work / name)
+                _extract(tree, name, work / name, hashed=False)
             yield replace(system.locate(work / root), path=path, is_extracted=True)
             return
         yield None
@@ -778,6 +778,8 @@ def _is_needed(name: str, rest: str, own: Collection[str], raw: bool) -> bool:
 
 def _extract(tree: ZipTree, name: str, target: Path, *, hashed: bool) -> str | None:
     """Extract a member to a new file, and return its SHA-256 if ``hashed``."""
+    if not all(map(file_paths.is_storable, PurePosixPath(name).parts)):
+        raise SourceUnreadable(path=tree.path, reason=tr("Windows does not allow the name {name}", name=name))
     try:
         durable.make_folders(target.parent, flush=False)
         durable.open_binary(target, "xb").close()

@@ -10,7 +10,14 @@ from harness import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regraft.disk.file_paths import FreeNames, sanitize_material_name, sanitize_name, split_extension, vector_file_name
+from regraft.disk.file_paths import (
+    FreeNames,
+    is_storable,
+    sanitize_material_name,
+    sanitize_name,
+    split_extension,
+    vector_file_name,
+)
 
 QUICK = settings(max_examples=examples(200), deadline=None)
 
@@ -101,6 +108,25 @@ def test_material_names_are_legal_by_windows_rules(name: str) -> None:
     assert PureWindowsPath(legal).name == legal
     assert legal not in (".", "..")
     assert sanitize_material_name(legal) == legal
+
+
+@pytest.mark.parametrize(
+    "name", ["a:b.md", "a?.md", "a.md.", "a.md ", "NUL", "com1.txt", "con .txt", "lpt².md", "..", "a\x1f", 'say "hi"']
+)
+def test_names_that_windows_does_not_store_as_they_are(name: str) -> None:
+    assert not is_storable(name, windows=True)
+    assert is_storable(name, windows=False)
+
+
+@given(NAMES)
+@QUICK
+def test_windows_stores_every_name_that_is_given_out(name: str) -> None:
+    assert is_storable(FreeNames().take(sanitize_material_name(name) or "x"), windows=True)
+
+
+@pytest.mark.parametrize("name", ["笔记　", ".env", "a b.md", "console", "x.con", "com", "lpt0.txt"])
+def test_names_that_windows_stores(name: str) -> None:
+    assert is_storable(name, windows=True)
 
 
 @pytest.mark.parametrize("name", [".cherry", ".CHERRY", ".Cherry"])

@@ -11,6 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from profiles import profile, rows, start_application, tables
 from stand_ins import KILLED, die
 
 from regraft import identity
+from regraft.disk import file_paths
 from repair.cherry_v2 import pack as cherry_v2_pack
 from repair.cherry_v2 import source as base_source
 from repair.cherry_v2.source import BaseSource
@@ -613,6 +615,24 @@ def test_an_unsafe_archive_is_refused_by_every_command(library, target, tmp_path
         ):
             assert "not safe to read" in said(run(*command, "--json"), "ArchiveUnsafe", REFUSED)
     assert not (tmp_path / "new.zip").exists()
+
+
+@pytest.mark.parametrize("name", ["notes: b.md", "NUL", "a.md."])
+def test_a_member_whose_name_windows_does_not_allow_is_named(library, target, tmp_path, name, monkeypatch):
+    """Windows would write a stream of another file, nothing at all, or another member."""
+    pack(library, target)
+    other = hostile(target, f"KnowledgeBase/{ALPHA}/raw/{name}", b"x")
+    monkeypatch.setattr(file_paths, "is_storable", partial(file_paths.is_storable, windows=True))
+    found = run("check", other, "--json")
+    [said] = [one for one in found.document["findings"] if "Windows does not allow the name" in one["message"]]
+    assert (found.status, said["name"], said["base"]) == (1, "file.corrupt", ALPHA)
+    assert name in said["message"]
+    place = profile(tmp_path / "profile")
+    before = tables(place)
+    done = run("install", other, "--profile", place, "--base", ALPHA, "-y", "--json")
+    assert (done.status, done.document["actions"], tables(place)) == (1, [], before)
+    assert not (place / "Data" / "KnowledgeBase" / ALPHA).exists()
+    assert "Windows does not allow the name" in done.document["left"][0]["reason"]
 
 
 def test_a_link_in_an_archive_is_not_made(library, target, tmp_path):
