@@ -305,7 +305,7 @@ def staging(tmp_path: Path) -> tuple[Path, tuple[str, str]]:
     """A base that was written, with its hashes."""
     put(tmp_path / ".cherry" / "index.sqlite", b"index")
     put(tmp_path / "raw" / "a.txt", b"text")
-    raw = hashlib.sha256(f"{Path('raw', 'a.txt')} {hashlib.sha256(b'text').hexdigest()}\n".encode()).hexdigest()
+    raw = hashlib.sha256(f"raw/a.txt {hashlib.sha256(b'text').hexdigest()}\n".encode()).hexdigest()
     return tmp_path, (hashlib.sha256(b"index").hexdigest(), raw)
 
 
