@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -412,7 +413,9 @@ def test_a_profile_in_use_is_not_changed(store: Path, tmp_path: Path) -> None:
 def test_regrafts_own_folder_may_be_no_file(store: Path) -> None:
     (store / ".regraft").write_text("x")
     with untouched(store):
-        with fails("StoreNotWritable", match="File exists"):
+        with pytest.raises(FileExistsError) as taken:
+            (store / ".regraft").mkdir()
+        with fails("StoreNotWritable", match=re.escape(taken.value.strerror)):
             change(store)
         assert run("history", store).stdout == "No runs.\n"
 
@@ -600,7 +603,7 @@ def test_a_large_change_is_done_on_a_copy_and_keeps_permissions(store: Path) -> 
     (store / toys.CATALOG).chmod(0o640)
     change(store, toys.planner(toys.renamed_on_copy))
     assert kept_as(store) == ["file"]
-    assert (store / toys.CATALOG).stat().st_mode & 0o777 == 0o640
+    assert (store / toys.CATALOG).stat().st_mode & 0o777 == (0o640 if os.name != "nt" else 0o666)
 
 
 def test_a_log_is_part_of_what_is_changed(store: Path, tmp_path: Path) -> None:
