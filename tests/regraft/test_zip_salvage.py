@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 import struct
 import zipfile
@@ -606,7 +607,8 @@ def test_a_damaged_backup_is_offered_for_salvage_and_migrated_with_it(tmp_path: 
         assert (refused.status, refused.document["error"]["code"]) == (2, "SourceUnreadable")
         message = refused.document["error"]["message"]
         assert "damaged or incomplete zip archive" in message
-        assert f"regraft migrate '{path}' --to LIBRARY --salvage" in message
+        quote = '"' if os.name == "nt" else "'"
+        assert f"regraft migrate {quote}{path}{quote} --to LIBRARY --salvage" in message
     assert snapshot(tmp_path) == before
     done = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
     assert (done.status, {one["legacy_id"]: one["rows"]["carried"] for one in done.document["bases"]}) == (
