@@ -45,11 +45,12 @@ def test_help_and_version_work_as_words() -> None:
 def test_a_backslash_before_a_closing_quote_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There, the shell takes `check "C:\\My Data\\" --quick` for one word with a quote in it."""
     (tmp_path / "My Data").mkdir()
+    monkeypatch.setattr(PathType, "windows", False)
     whole = run("check", f'{tmp_path}/My Data"')
     assert (whole.status, 'My Data"' in whole.stderr) == (2, True)
     monkeypatch.setattr(PathType, "windows", True)
     whole = run("check", f'{tmp_path}/My Data"')
-    assert (whole.status, f"{tmp_path}/My Data" in whole.stderr, '"' in whole.stderr) == (2, True, False)
+    assert (whole.status, str(tmp_path / "My Data") in whole.stderr, '"' in whole.stderr) == (2, True, False)
     swallowed = run("check", f'{tmp_path}/My Data" --quick')
     assert swallowed.status == 2
     assert 'My Data" --quick has a double quote; leave out the backslash before it' in swallowed.stderr.replace(
