@@ -32,6 +32,8 @@ from regraft.fleet.status import FleetReport, Tally, make_report
 from regraft.report.document import Run
 
 pq = optional("pyarrow.parquet")
+#: What is said of a quote that is not closed.
+NOT_CLOSED = "a quote is not closed" if os.name == "nt" else "No closing quotation"
 pytestmark = needs("parquet")
 
 SAMPLE = REPO / "sample_v1" / "backup"
@@ -185,7 +187,7 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(
     done = fleet("check", backups, "--results", tmp_path / "out.parquet", "--json")
     assert (done.status, done.document["error"]["code"]) == (130, "FleetInterrupted")
     assert done.stderr.count("\n") == 1
-    assert f"continue with: regraft fleet resume {tmp_path}/out.parquet" in done.stderr.replace("\\", "/")
+    assert f"continue with: regraft fleet resume {tmp_path / 'out.parquet'}" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["out.parquet.journal"]
 
 
@@ -218,8 +220,8 @@ def test_a_full_disk_of_the_results_says_how_to_go_on(
     monkeypatch.setattr(results.Journal, "add", full)
     done = fleet("check", backups, "--results", tmp_path / "out.jsonl", "--json")
     assert (done.status, done.document["error"]["code"]) == (3, "StoppedBySystem")
-    said = f"No space left on device; continue with: regraft fleet resume {tmp_path}/out.jsonl."
-    assert said in done.document["error"]["message"].replace("\\", "/")
+    said = f"No space left on device; continue with: regraft fleet resume {tmp_path / 'out.jsonl'}."
+    assert said in done.document["error"]["message"]
     monkeypatch.undo()
     assert fleet("resume", tmp_path / "out.jsonl", "-q").status == 2
 
@@ -542,7 +544,7 @@ def test_a_table_says_source_target_and_options(table: Callable[[Path], Path], t
         ("m.csv", "source,target,target\nx,y,z\n", "migrate", "line 1: there are two columns target"),
         ("m.csv", 'source,note\n"x\n\ny",\nz,a,b\n', "check", "line 5: it has more values than there are columns"),
         ("m.csv", "target\nx\n", "check", "line 2: it has no value in the column source ("),
-        ("m.csv", 'source,options\nx,"--only \'a"\n', "check", "line 2: No closing quotation"),
+        ("m.csv", 'source,options\nx,"--only \'a"\n', "check", f"line 2: {NOT_CLOSED}"),
         ("m.jsonl", '{"source": "x"}\n\n\n{"source": 3}\n', "check", "line 4: Expected `str`, got `int`"),
         ("m.jsonl", "source\n", "check", "line 1: JSON is malformed"),
         ("m.parquet", "no such thing", "check", "row 1: "),
