@@ -145,6 +145,7 @@ def _check_records(state: _StoreAudit) -> None:
 
 
 def _check_relations(db: apsw.Connection, findings: FindingCollector) -> None:
+    """Report tag relations whose tag, note or memory is missing, and unused tags."""
     for table, orphaned in ORPHANED.items():
         kind = "note" if table == NOTE_TAGS else "memory"
         key = "source_id" if table == NOTE_TAGS else "memory_id"

@@ -43,7 +43,7 @@ VECTOR_ADDED = register(
     "note",
     "certify.vector-added",
     tr("B has a usable vector for a text that has none in A."),
-    tr("Nothing needs to be fixed if you filled it."),
+    tr("Nothing needs to be fixed if you added the vector."),
 )
 VECTOR_DIFFERS = register(
     "error",

@@ -210,7 +210,7 @@ def _own_words(text: str, *, is_trigram: bool) -> str:
 
 
 def _prove_rows(of: Measured, add: Adder, column: str) -> None:
-    """Compare the rows of the index with those of the texts."""
+    """Compare the row ids of the full-text index with those of the texts in ``column``."""
     lacking: Any = of.db.execute(
         f"""SELECT count(*), min(rowid) FROM search_text
              WHERE {column} IS NULL OR {column} NOT IN (SELECT id FROM search_text_fts_docsize)"""

@@ -143,7 +143,7 @@ def compare_model(of: Measured, known: KnownTexts, embed: EmbedTexts, embedder: 
 
 
 def _count_found(of: Measured, stored: dict[int, int], ends: list[tuple[int, str]], embed: EmbedTexts) -> int:
-    """Search for the ends of texts, and count the texts among the nearest ones."""
+    """Count the texts that a search for their end finds; ``stored`` maps a text's row to its vector's row."""
     vectors = embed([text for _, text in ends], True)
     if any(len(vector) != of.length for vector in vectors):
         return 0

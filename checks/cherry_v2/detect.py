@@ -153,7 +153,7 @@ UNIT_OF_OTHER_CONTENT = RowRule(
 )
 ORPHAN_VECTOR = RowRule(
     finding=v2.VECTOR_ORPHAN,
-    message=tr("{n} not referenced by any body"),
+    message=tr("{n} not referenced by any indexed text"),
     noun="vector",
     table="embedding",
     key="embedding_text_hash",

@@ -36,7 +36,7 @@ CONTENT_HASH = register(
     "content.hash",
     tr("A text does not match its hash, or the stored value is not text."),
     tr(
-        "`regraft repair` reassembles the text from its bodies if the result has the stored hash; "
+        "`regraft repair` reassembles the text from its chunks if the result has the stored hash; "
         "otherwise it updates the hash."
     ),
     "repair",
@@ -185,7 +185,7 @@ VECTOR_MISSING = register(
 VECTOR_ORPHAN = register(
     "warning",
     "embedding.orphan",
-    tr("A vector is not referenced by any body."),
+    tr("A vector is not referenced by any indexed text."),
     tr("`regraft gc`. The row takes up space but does not affect searches."),
     "gc",
 )
@@ -362,8 +362,8 @@ ITEM_SOURCE_MISSING = register(
     "item.source-missing",
     tr(
         "The original of a file or folder is not at its path any more, so the application refuses to index the item "
-        "again. Searches are not affected. Only originals below a home folder, or on a drive, that this computer has "
-        "are looked for."
+        "again. Searches are not affected. regraft looks only for originals in a home folder or on a drive that this "
+        "computer has."
     ),
     tr(
         "`regraft repair --moved OLD=NEW` if the folder was moved or renamed; otherwise nothing, or add the file again "

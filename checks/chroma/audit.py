@@ -328,7 +328,11 @@ def _check_ids(state: _StoreAudit, collection: CollectionState) -> None:
     for name, message, ids in (
         (chroma.VECTOR_MISSING, tr("{n} without a vector"), collection.missing_ids()),
         (chroma.VECTOR_ORPHAN, tr("{n} with a vector, and without text or metadata"), collection.orphan_ids()),
-        (chroma.LABELS_INCONSISTENT, tr("{n} whose label is contradictory"), collection.contradicting_ids()),
+        (
+            chroma.LABELS_INCONSISTENT,
+            tr("{n} with a contradictory entry in the label map"),
+            collection.contradicting_ids(),
+        ),
         (
             chroma.QUEUE_UNAPPLIED,
             tr("{n} whose vector is in the queue only, although the segment should have it"),

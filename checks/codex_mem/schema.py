@@ -266,7 +266,7 @@ def _statistics(db: apsw.Connection) -> list[int]:
 
 
 def _counts(db: apsw.Connection) -> list[int]:
-    """Return the number of rows, and of words in each column, by the sizes of the rows."""
+    """Return the number of rows, and of words in each column, as the sum of its ``docsize`` rows."""
     counts = [0] * (1 + _COLUMNS)
     for (raw,) in db.execute(f"SELECT sz FROM {FULL_TEXT}_docsize"):
         sizes = list(_numbers(raw)) if isinstance(raw, bytes) else []

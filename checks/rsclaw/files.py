@@ -505,6 +505,7 @@ def _decode_file(path: Path, decoder: msgspec.json.Decoder[T]) -> T | str:
 
 
 def _check_snapshot(state: KbAudit) -> None:
+    """Compare the chunks and dimensions of the vector index's snapshot with the database."""
     found = _read_description(state, kb.SNAPSHOT, SNAPSHOT, msgspec.json.Decoder(_Snapshot))
     if found is None:
         return

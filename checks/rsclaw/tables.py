@@ -139,7 +139,7 @@ def create_current_table(mirror: Mirror) -> None:
 
 
 def check_documents(state: KbAudit) -> None:
-    """Check the documents."""
+    """Check states, versions, visibility and expiry of documents, duplicate pages, and collections."""
     query = f"SELECT {TITLED} || ': ' || d.status FROM doc d WHERE d.status NOT IN (?, ?, ?) ORDER BY d.id"
     message = tr("{n} with an unknown state: {named}")
     state.report(kb.ROW, message, noun="document", samples=state.texts(query, ACTIVE, TOMBSTONED, UPDATING))

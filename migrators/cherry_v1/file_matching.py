@@ -388,7 +388,7 @@ def _md5(text: bytes) -> str:
 
 
 def _json_texts(raw: bytes) -> Iterator[str]:
-    """Yield the texts of a JSON file: as UTF-8, or, if it is not UTF-8, in every other encoding."""
+    """Yield a JSON file decoded as UTF-8 or, if it is not UTF-8, as each encoding that v1 may have guessed."""
     try:
         yield raw.decode().removeprefix(_BOM)
     except UnicodeDecodeError:

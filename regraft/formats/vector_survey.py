@@ -235,7 +235,7 @@ class Surveyor:
         self._last = -(1 << 63) - 1
 
     def row(self, rowid: int, key: bytes | None, source: bytes | None, row_id: bytes | None) -> None:
-        """Count a row. Its vector is passed next, to :meth:`vector` or :meth:`refused`."""
+        """Count a row: ``key`` is its loader id, ``row_id`` its own. Next, call :meth:`vector` or :meth:`refused`."""
         if self._loader is None or key != self._key:
             self._key = key
             if key not in self._by_key:

@@ -440,7 +440,7 @@ def _safe_interpreters() -> Iterator[None]:
     # Type stubs lack Python's internals.
     internals: Any = util
     with _starting:
-        given_flags, given_state = internals._args_from_interpreter_flags, spawn.get_preparation_data
+        given_flags, given_data = internals._args_from_interpreter_flags, spawn.get_preparation_data
 
         def flags() -> list[str]:
             found: list[str] = given_flags()
@@ -448,8 +448,8 @@ def _safe_interpreters() -> Iterator[None]:
                 return found
             return found + [option for option in interpreters.interpreter_options() if option not in found]
 
-        def state(name: str) -> dict[str, Any]:
-            found: dict[str, Any] = given_state(name)
+        def preparation_data(name: str) -> dict[str, Any]:
+            found: dict[str, Any] = given_data(name)
             if threading.get_ident() != thread:
                 return found
             kept = {key: value for key, value in found.items() if not key.startswith("init_main_from_")}
@@ -457,13 +457,13 @@ def _safe_interpreters() -> Iterator[None]:
 
         given_path = os.environ.get(interpreters.SEARCH_PATH)
         safe_path = interpreters.interpreter_environment().get(interpreters.SEARCH_PATH)
-        internals._args_from_interpreter_flags, spawn.get_preparation_data = flags, state
+        internals._args_from_interpreter_flags, spawn.get_preparation_data = flags, preparation_data
         try:
             if safe_path is not None:
                 os.environ[interpreters.SEARCH_PATH] = safe_path
             yield
         finally:
-            internals._args_from_interpreter_flags, spawn.get_preparation_data = given_flags, given_state
+            internals._args_from_interpreter_flags, spawn.get_preparation_data = given_flags, given_data
             if safe_path is not None and given_path is not None:
                 os.environ[interpreters.SEARCH_PATH] = given_path
 

@@ -227,7 +227,7 @@ TEXT_CHANGED = register_import(
     "row", "warning", "text_changed", tr("The row's text does not match its hash: the vector belongs to another text.")
 )
 DUPLICATE_ROW = register_import(
-    "row", "warning", "duplicate", tr("An earlier row of the file has the same item and index.")
+    "row", "warning", "duplicate", tr("An earlier row of the file has the same item and unit_index.")
 )
 NO_BASE = register_import("row", "warning", "no_base", tr("The row belongs to a base that the file does not describe."))
 ITEM_DELETED = register_import("item", "note", "deleted", tr("The item was deleted in the application."))

@@ -290,7 +290,8 @@ def _rebuild_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:
     else:
         finding = angel.VECTOR_MISSING
         message = tr(
-            "write {vectors} into a new collection, because none can be kept", vectors=format_count(count, "vector")
+            "write {vectors} into a new collection, because no old vector can be kept",
+            vectors=format_count(count, "vector"),
         )
     yield Action(action="rebuild-collection", message=message, subject=folder, count=count, finding=finding)
 

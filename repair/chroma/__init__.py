@@ -297,7 +297,7 @@ def _open_kept(db: apsw.Connection, state: CollectionState) -> Iterator[_Kept]:
 
 
 def _read_note(folder: Path) -> KeptSegment | None:
-    """Read where the operations were when a folder was kept; None if that is unknown."""
+    """Read the queue positions at which a repair kept a folder's files; None if they are unknown."""
     path = folder / KEPT_FILE
     if file_paths.is_link(folder) or file_paths.is_link(path) or not file_paths.is_file(path):
         return None

@@ -121,7 +121,7 @@ def find_difference(pairs: Sequence[tuple[bytes, bytes]], least: float, others: 
         norms = vector_norm(theirs), vector_norm(ours)
         if abs(norms[0] - norms[1]) > _NORM_TOLERANCE * max(norms):
             message = tr(
-                "its vectors have length {own:.3g}, {others} have length {other:.3g}",
+                "its vectors have norm {own:.3g}, {others} have norm {other:.3g}",
                 own=norms[1],
                 others=others,
                 other=norms[0],

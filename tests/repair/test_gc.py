@@ -180,7 +180,7 @@ def test_each_action_says_how_many_rows_go_and_how_many_bytes(store: Path) -> No
     said_of = {one["action"]: (one["count"], one["bytes"], one["base"], one["message"]) for one in document["actions"]}
     assert said_of == {
         "delete-bodies": (1, body, KB, "delete 1 body whose unit is missing"),
-        "delete-embeddings": (4, 3 * 16 + vector_bytes, KB, "delete 4 vectors not referenced by any body"),
+        "delete-embeddings": (4, 3 * 16 + vector_bytes, KB, "delete 4 vectors not referenced by any indexed text"),
         "delete-contents": (1, 1, KB, "delete 1 text not referenced by anything"),
         "trash-file": (1, stray.stat().st_size, KB, f"move raw/{stray.name}, which no item names, to the trash"),
         "trash-folder": (1, *said_of["trash-folder"][1:]),

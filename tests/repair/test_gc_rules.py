@@ -170,7 +170,7 @@ def test_rows_that_nothing_names_go_in_one_change(index: Path, tmp_path: Path) -
     assert plan.resolves == {(v2.BODY_ORPHAN, KB), (v2.VECTOR_ORPHAN, KB), (v2.CONTENT_ORPHAN, KB)}
     assert [one.message for one in change.actions] == [
         "delete 1 body whose unit is missing",
-        "delete 2 vectors not referenced by any body",
+        "delete 2 vectors not referenced by any indexed text",
         "delete 1 text not referenced by anything",
     ]
     with closing(apsw.Connection(str(index))) as db:

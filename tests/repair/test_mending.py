@@ -180,7 +180,7 @@ REPAIRS = {
     ),
     "another text": Repaired(
         ["UPDATE content SET text = replace(text, 'dusk', 'dawn') WHERE rowid = 1"],
-        [("restore-contents", "restore 1 text from its bodies, as its hash proves", 1, "content.hash")],
+        [("restore-contents", "restore 1 text from its chunks, as its hash proves", 1, "content.hash")],
     ),
     "a text of bad bytes": Repaired(
         ["UPDATE content SET text = CAST(x'ff' AS TEXT) WHERE rowid = 1"],

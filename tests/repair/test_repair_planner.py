@@ -392,14 +392,14 @@ def test_what_is_known_of_an_index_that_is_repaired(
     one = made(finding(v2.BODY_ID, count=2), finding(v2.BODY_ID, count=3), only=[v2.BODY_ID])
     found = one._count_findings(KB)
     renames = PathRepairs(materials=[(7, "a.txt")])
-    target = one._make_target(KB, index_file(), found, renames, frozenset({v2.BODY_ID}))
+    target = one._make_repair(KB, index_file(), found, renames, frozenset({v2.BODY_ID}))
     assert (target.base, target.path, target.folder) == (KB, index_file().name, KB)
     assert (target.has_model, target.dimensions) == (has_model, dimensions)
     assert (target.found, target.wanted, target.now_ms) == ({v2.BODY_ID: 5}, {v2.BODY_ID}, NOW_MS)
     assert (target.is_partial, target.renamed, target.rows) == (True, ((7, "a.txt"),), {})
     whole = made(finding(v2.BODY_ID))
     for odd in (index_file(base_id=None), index_file(name="kb.sqlite")):
-        target = whole._make_target(KB, odd, found, PathRepairs(), frozenset())
+        target = whole._make_repair(KB, odd, found, PathRepairs(), frozenset())
         assert (target.folder, target.is_partial, target.renamed) == (None, False, ())
 
 
@@ -514,7 +514,7 @@ def test_unsafe_paths_are_repaired_with_those_of_the_items(
         one._store.catalog = None
     found = one._plan_path_repairs(KB, index_file())
     if is_left:
-        reason = "the catalog, which also has the path, cannot be read"
+        reason = "the catalog, whose item has the same path, cannot be read"
         assert (found.left, asked) == ([Unresolved.registered(v2.PATH_UNSAFE, reason, base=KB)], [])
     else:
         assert (found, asked) == (PathRepairs(), [(one._store.root, KB, index_file().name, index_file().raw, items)])

@@ -83,7 +83,7 @@ _NO_VECTOR = 255
 
 
 class KeptSegment(msgspec.Struct, frozen=True):
-    """Where the operations were when a repair kept the old files of a segment."""
+    """Positions in the queue when a repair kept the old files of a segment."""
 
     #: The last operation that the segment included.
     applied: int

@@ -508,20 +508,20 @@ def doc_row(doc: Doc) -> tuple[Any, ...]:
 
 
 def _doc(key: bytes, value: bytes) -> _Rows:
-    """Make the mirror's rows of a document."""
+    """Make the temporary table's rows of a document."""
     doc = decode_doc(value)
     _check_key(key, doc.id)
     return [("doc", doc_row(doc))]
 
 
 def _latest(key: bytes, value: bytes) -> _Rows:
-    """Make the mirror's row of a source's latest document."""
+    """Make the temporary table's row of a source's latest document."""
     latest = decode_latest(value)
     return [("latest", (key.decode(), latest.doc_id, latest.version))]
 
 
 def _chunk(key: bytes, value: bytes) -> _Rows:
-    """Make the mirror's row of a chunk; its vector is only measured."""
+    """Make the temporary table's row of a chunk; its vector is only measured."""
     chunk = decode_chunk(value)
     _check_key(key, chunk.id)
     position = (chunk.doc_version, chunk.seq, *chunk.byte_offset)
@@ -533,20 +533,20 @@ def _chunk(key: bytes, value: bytes) -> _Rows:
 
 
 def _entity(key: bytes, value: bytes) -> _Rows:
-    """Make the mirror's row of an entity."""
+    """Make the temporary table's row of an entity."""
     entity = decode_entity(value)
     _check_key(key, entity.canonical_id)
     return [("entity", (entity.canonical_id,))]
 
 
 def _mention(_key: bytes, value: bytes) -> _Rows:
-    """Make the mirror's row of a mention."""
+    """Make the temporary table's row of a mention."""
     mention = decode_mention(value)
     return [("mention", (mention.entity_id, mention.chunk_id))]
 
 
 def _entry(key: bytes, value: bytes) -> _Rows:
-    """Make the mirror's rows of a ledger entry and its paths."""
+    """Make the temporary tables' rows of a ledger entry and its paths."""
     entry = decode_entry(value)
     _check_key(key, entry.id)
     yield (
@@ -559,7 +559,7 @@ def _entry(key: bytes, value: bytes) -> _Rows:
 
 
 def _job(key: bytes, value: bytes) -> _Rows:
-    """Make the mirror's row of a job."""
+    """Make the temporary table's row of a job."""
     job = decode_job(value)
     _check_key(key, job.id)
     about = (job.kind.kind, job.kind.doc_id, job.kind.doc_version)
@@ -567,26 +567,26 @@ def _job(key: bytes, value: bytes) -> _Rows:
 
 
 def _claim(key: bytes, value: bytes) -> _Rows:
-    """Make the mirror's row of a claim."""
+    """Make the temporary table's row of a claim."""
     claim = decode_claim(value)
     return [("claim", (key.decode(), claim.worker_id, claim.claimed_at, claim.expires_at))]
 
 
 def _collection(key: bytes, value: bytes) -> _Rows:
-    """Make the mirror's row of a collection."""
+    """Make the temporary table's row of a collection."""
     collection = decode_collection(value)
     _check_key(key, collection.id)
     return [("collection", (collection.id, collection.name))]
 
 
 def _object(_key: bytes, value: bytes) -> _Rows:
-    """Only check that an object can be decoded; the mirror has no rows of it."""
+    """Only check that an object can be decoded; no temporary table has rows of it."""
     decode_object(value)
     return []
 
 
 def _unread(_key: bytes, _value: bytes) -> _Rows:
-    """Ignore a row: the mirror has no rows of this table."""
+    """Ignore a row: no temporary table has rows of this one."""
     return []
 
 

@@ -142,7 +142,7 @@ class Reading:
         return roots
 
     def _claim_all(self) -> None:
-        """Assign every page to a table, and claim all overflow chains, those of the strongest rows first."""
+        """Assign every page to a table, and claim all overflow chains, those of the strongest origin first."""
         self._claim_other_trees()
         for candidate in self._cells_in_trees():
             self._chains.claim(candidate.cell, Origin.TREE)
@@ -245,6 +245,7 @@ class Reading:
         return best + 1 if votes and votes[best] else 0
 
     def _matches_shape(self, cell: Cell, shape: RowShape, *, wholly: bool = False) -> bool:
+        """Whether a cell can be a row of a shape; ``wholly``: check the values even if the record is incomplete."""
         fields = self._decode_fields(cell, shape)
         if fields is None:
             return False
@@ -284,6 +285,7 @@ class Reading:
     # --- cells -------------------------------------------------------------------------------------------------------
 
     def _parse_cell(self, data: bytes, at: int, kind: PageKind, most_bytes: int) -> Cell | None:
+        """Parse the cell at an offset; None if it is invalid or its record exceeds ``most_bytes``."""
         try:
             return parse_record_cell(
                 data, at, self.file.usable, kind, min(most_bytes, self.file.pages * self.file.page_size)

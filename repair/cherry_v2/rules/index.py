@@ -41,7 +41,7 @@ FLAWS = (v2.VECTOR_LENGTH, v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO)
 _ACTIONS = {
     "settle-journal": (v2.HOT_JOURNAL, tr("roll back {n}"), "unfinished transaction", ()),
     "write-identity": (v2.META_MISSING, tr("write {n} with the id of the base"), "identity row", ("meta",)),
-    "restore-contents": (v2.CONTENT_HASH, tr("restore {n} from its bodies, as its hash proves"), "text", ("content",)),
+    "restore-contents": (v2.CONTENT_HASH, tr("restore {n} from its chunks, as its hash proves"), "text", ("content",)),
     "rekey-contents": (
         v2.CONTENT_HASH,
         tr("store {n} under the hash of its text"),
@@ -330,7 +330,7 @@ _CONSEQUENCES = (
     (
         v2.VECTOR_ORPHAN,
         "vector",
-        tr("not referenced by any body"),
+        tr("not referenced by any indexed text"),
         """SELECT count(*) FROM main.embedding e WHERE NOT EXISTS (SELECT 1 FROM temp.m_vector v WHERE v.rid = e.rowid)
               AND NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE ifnull(b.new_hash, b.hash) = +e.embedding_text_hash)""",
     ),

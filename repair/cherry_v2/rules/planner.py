@@ -242,7 +242,7 @@ class _Planner:
     ) -> Iterator[RowsChange]:
         """Plan the repair of the rows of an index, and report what cannot be repaired."""
         renames = self._plan_path_repairs(base, one) if v2.PATH_UNSAFE in wanted else PathRepairs()
-        target = self._make_target(base, one, found, renames, allowed)
+        target = self._make_repair(base, one, found, renames, allowed)
         change, left = index.plan_index(self._store.root, target)
         self._plan.left += [*renames.left, *(self._with_command(one) for one in left)]
         if change is not None:
@@ -255,14 +255,15 @@ class _Planner:
     def _plan_path_repairs(self, base: str, one: layout.StoreFile) -> PathRepairs:
         store, catalog = self._store, self._catalog
         if store.catalog is not None and (catalog is None or catalog.items is None):
-            reason = tr("the catalog, which also has the path, cannot be read")
+            reason = tr("the catalog, whose item has the same path, cannot be read")
             return PathRepairs(left=[Unresolved.registered(v2.PATH_UNSAFE, reason, base=base)])
         items = None if catalog is None or catalog.items is None else catalog.items.get(base, [])
         return rules_catalog.plan_paths(store.root, base, one.name, one.raw, items)
 
-    def _make_target(
+    def _make_repair(
         self, base: str, one: layout.StoreFile, found: dict[str, int], renames: PathRepairs, wanted: frozenset[str]
     ) -> IndexRepair:
+        """Describe the repair of an index: ``found`` counts its findings, ``wanted`` are those to repair."""
         row = self._row(base)
         is_known = row is not None and row.get("status") == "completed"
         return IndexRepair(

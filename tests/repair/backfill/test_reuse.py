@@ -281,7 +281,7 @@ def test_vectors_that_are_not_normalized_are_refused_where_the_others_are(
 ) -> None:
     source = with_vectors(shutil.copytree(whole, tmp_path / "long"), lambda text: scaled(vector_of(text), 3))
     message = refused(store, config, source, server)
-    assert "its vectors have length 3, those of Base kb have length 1: one of them is normalized" in message
+    assert "its vectors have norm 3, those of Base kb have norm 1: one of them is normalized" in message
     # Without a text in common, the length alone tells.
     apart = with_vectors(shutil.copytree(whole, tmp_path / "apart"), lambda text: scaled(vector_of(text), 3), LACKING)
     assert "its vectors are not normalized" in refused(store, config, apart, server)

@@ -228,7 +228,7 @@ def _unknown_tables(db: apsw.Connection) -> Iterator[str]:
 
 
 def _rejected_rows(db: apsw.Connection, name: str, select: tuple[str, ...], time: int) -> Iterator[str]:
-    """Describe the rows that the constraints of the layout reject."""
+    """Describe rows of a table that the layout's constraints reject; ``time`` (ms) replaces missing times."""
     table = TABLE_RULES[name]
     named = ", ".join(f"{what} AS {column}" for what, column in zip(select, table.columns, strict=True))
     rows = f"(SELECT {named} {_from_clause('main', name, select)})"

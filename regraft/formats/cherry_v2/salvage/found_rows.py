@@ -295,7 +295,7 @@ def _meta(row: FoundRow) -> Row:
 
 
 def _content(row: FoundRow) -> Row:
-    """Convert a found content; it is proven by its hash."""
+    """Convert a found content; it is damaged unless its hash proves it."""
     key, text, created = row.values
     is_proven = matches_hash(text, key)
     return None if is_proven else DAMAGED, _plain(key), _plain(text) if is_proven else None, _time(created, row)
@@ -310,7 +310,7 @@ def _material(row: FoundRow) -> Row:
 
 
 def _unit(row: FoundRow) -> Row:
-    """Convert a found unit; it is proven by its id."""
+    """Convert a found unit; it is damaged unless its id proves it."""
     key, material, content, kind, unit_index, title, start, stop, locator, created = row.values
     texts = [one for one in (title, locator) if isinstance(one, bytes)]
     is_proven = (
@@ -347,7 +347,7 @@ def unit_id(material: object, content: object, unit_index: object, start: object
 
 
 def _body(row: FoundRow) -> Row:
-    """Convert a found body; it is proven by its id and its hash."""
+    """Convert a found body; it is damaged unless its id and its hash prove it."""
     key, kind, target, role, text, own_hash, number, created = row.values
     if isinstance(number, int) and number >= _FIRST_TIME and (created is None or int(str(created)) < _FIRST_TIME):
         # A file upgraded from version 1 has the number after the time, or none.
