@@ -232,7 +232,7 @@ def test_what_a_file_processor_made_goes_before_the_upload(tmp_path):
 def test_snapshots_go_before_what_a_note_holds(tmp_path):
     note = item("note", source="s", content="content", relativePath="n.md")
     assert read_item_text(note, tmp_path).text == "content"
-    (tmp_path / "n.md").write_text('---\ntype: "Note"\n---\nsnapshot')
+    (tmp_path / "n.md").write_bytes(b'---\ntype: "Note"\n---\nsnapshot')
     assert read_item_text(note, tmp_path).text == "snapshot"
     assert read_item_text(item("url", url="u", relativePath="n.md"), tmp_path).text == "snapshot"
     assert read_item_text(item("note", content="half \ud83d a pair"), tmp_path).text == "half \ufffd a pair"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -158,7 +159,7 @@ def test_a_run_needs_the_room_of_its_changes_and_of_the_largest_file_that_shrink
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed))
     run.demand_space(there, plan)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
-    with fails("NotEnoughSpace", match=str(tmp_path)):
+    with fails("NotEnoughSpace", match=re.escape(str(tmp_path))):
         run.demand_space(there, plan)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
     run.demand_space(there, Plan())
@@ -256,8 +257,8 @@ def test_runs_of_other_stores_in_the_folder_are_none_of_this_one(monkeypatch: py
 
     every = [
         past("own", "notes.db", "other.db"),
-        past("other", "other.db", source="/store"),
-        past("nothing", source="/store"),
+        past("other", "other.db", source=str(Path("/store"))),
+        past("nothing", source=str(Path("/store"))),
         past("nothing of theirs"),
     ]
     there = made_store(located(NOTES))
@@ -454,7 +455,7 @@ def test_reading_a_store_before_anything_is_written(monkeypatch: pytest.MonkeyPa
         (OSError("odd"), "odd"),
         (apsw.CorruptError("malformed"), "malformed"),
     ):
-        with fails("SourceUnreadable", match=f"/store.*{said}"), session.reading_store(there):
+        with fails("SourceUnreadable", match=rf"[/\\]store.*{said}"), session.reading_store(there):
             raise error
     with fails("StoreBusy"), session.reading_store(there):
         raise StoreBusy(path="x")
@@ -564,7 +565,7 @@ def test_a_store_is_opened_if_it_may_be_changed(tmp_path: Path, monkeypatch: pyt
             "SourceUnreadable",
             "/x.*Permission denied",
         ),
-        ({"links": raising(OSError("odd"))}, "SourceUnreadable", "/store.*odd"),
+        ({"links": raising(OSError("odd"))}, "SourceUnreadable", r"[/\\]store.*odd"),
         ({"links": raising(StoreBusy(path="y"))}, "StoreBusy", "y"),
     ):
         opening(monkeypatch, tmp_path, **more)
