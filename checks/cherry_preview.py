@@ -78,6 +78,7 @@ def _item(row: Row) -> ItemSummary:
 
 
 def _read_catalog(source: Located, *, data: bool) -> tuple[list[tuple[Row, list[Row]]], str | None]:
+    """Read the bases with their items, and the problem if the catalog cannot be read; ``data``: read items' data."""
     if source.stores.catalog is None:
         return [], None
     try:

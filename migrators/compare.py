@@ -376,6 +376,7 @@ def _possible_ids(ours: BaseNames, theirs: BaseNames, base_id: str) -> list[str]
 
 
 def _group_by_name(names: dict[str, str]) -> dict[str, list[str]]:
+    """Map each name to the ids of the bases that have it."""
     found: dict[str, list[str]] = {}
     for base_id, name in names.items():
         found.setdefault(name, []).append(base_id)
@@ -385,6 +386,7 @@ def _group_by_name(names: dict[str, str]) -> dict[str, list[str]]:
 def _compare_pair(
     ours: StoreBases, theirs: StoreBases, base_id: str, other: str | None, asked: ComparisonOptions
 ) -> BaseComparison:
+    """Compare the searches of two indexes; ``other`` is the base in V2, None if it has none."""
     pair = BasePair(legacy_id=ours.legacy.get(base_id), id=base_id, name=ours.names[base_id], other=other)
     first = ours.stores[base_id]
     if first is None and base_id in ours.failed:
@@ -444,6 +446,7 @@ class _OpenIndex(msgspec.Struct, frozen=True):
 
 
 def _compare_indexes(pair: BasePair, old: _OpenIndex, new: _OpenIndex, asked: ComparisonOptions) -> BaseComparison:
+    """Compare the answers of two indexes to the given queries or, without any, to a sample of stored vectors."""
     dimensions = old.dimensions()
     count, sample = old.queries(asked.sample)
     queries = sample if asked.queries is None else list(asked.queries)
@@ -686,6 +689,7 @@ def compare_base(old: OldBase, new: Located, store: StoreFile | None, asked: Com
 def _compare_with_index(
     pair: BasePair, texts: OldTexts, index: apsw.Connection, asked: ComparisonOptions
 ) -> BaseComparison:
+    """Compare the answers of V1's texts with those of an index, to given queries or to a sample."""
     vector_bytes = texts.vector_bytes
     queries = texts.sample(asked.sample) if asked.queries is None else list(asked.queries)
     fitting = [query for query in queries if 4 * len(query.vector) == vector_bytes]

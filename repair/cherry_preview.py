@@ -171,6 +171,7 @@ class PathAssigner:
         return BODY_SEPARATOR.join(body for body, _ in rows)
 
     def _write_snapshot(self, path: str, item: ItemPlan, material: MaterialPlan) -> None:
+        """Plan to write the text of an item, joined from its rows, to a file with a header."""
         message = tr("write the text of a {type} to {path}", path=path, type=item.type)
         action = Action(
             action="write-snapshot", message=message, base=self._upgrade.base, subject=path, bytes=material.body_bytes
@@ -419,6 +420,7 @@ def _file_changes(upgrade: BaseUpgrade) -> Iterator[FileChange]:
 
 
 def _index_changes(source: PreviewSource, upgrade: BaseUpgrade) -> Iterator[FileChange]:
+    """Plan the index of a base and the files of its folder, which may replace the flat file of the preview build."""
     planned, place, folder = upgrade.plan, upgrade.place, _folder_of(upgrade.place)
     size = estimate_base_bytes(replace(planned, error=None))
     units = planned.rows.carried

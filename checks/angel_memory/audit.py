@@ -121,6 +121,7 @@ def _collection_databases(root: Path) -> list[str]:
 
 
 def _check_records(state: _StoreAudit) -> None:
+    """Read the texts and counts of the records; report foreign objects, wrong short ids and dangling relations."""
     with _open_watched(state, database.DATABASE, database.open_records(state.root)) as db:
         sqlite_checks.add_foreign_objects(
             sqlite_checks.find_foreign_on_tables(db, database.TABLES), state.findings, None

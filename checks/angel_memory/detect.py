@@ -85,6 +85,7 @@ def compare_files(
 def _compare_file(
     root: Path, path: str, file: NoteFile | None, indexed: IndexedFile | None, records: tuple[Record, ...]
 ) -> FileComparison:
+    """Compare a note file with its records; ``file`` is None if it is missing or outside the folder."""
     if file is None:
         state = FileState.OUTSIDE if angel_memory_notes.resolve_note_path(root, path) is None else FileState.GONE
         return FileComparison(path=path, state=state, file=None, indexed=indexed, records=records)

@@ -254,6 +254,7 @@ def _add_once(problems: list[str], problem: str) -> None:
 
 
 def _compare_vectors(used: Providers, texts: dict[str, str] | None, problems: list[str]) -> VectorDifferences | None:
+    """Compare vectors with the records' texts; None if not possible. An error is added to ``problems``."""
     if used.in_use is None or texts is None:
         return None
     try:

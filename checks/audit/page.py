@@ -203,6 +203,7 @@ class _Page:
         return {"unknown": f"{reason}."}
 
     def _histogram(self, label: BaseLabel, base: Document) -> Values:
+        """Build the chart of a base's vector norms, in steps of 0.1, or a message if there are none."""
         counts = {round(10 * float(norm)): count for norm, count in (base["norms"] or {}).items()}
         if not counts:
             message = self._not_counted if base["norms"] is None else tr("no vector with a nonzero norm")
@@ -215,6 +216,7 @@ class _Page:
 
 
 def _finding(severity: notices.Severity, name: str, group: Sequence[Document]) -> Document:
+    """Summarize the findings of one name and severity in a row of the table."""
     definition, cases = FINDINGS[name], sum(int(finding["count"]) for finding in group)
     bases = len({finding["base"] for finding in group if finding["base"] is not None})
     where = tr("{cases:,} in {bases}", cases=cases, bases=format_count(bases, "base")) if bases else f"{cases:,}"

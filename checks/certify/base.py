@@ -206,6 +206,7 @@ def _measured_vectors(vectors: Iterator[tuple[int, int, bytes | None]]) -> Itera
 
 
 def _measure_batch(batch: list[tuple[int, bytes]]) -> Iterator[tuple[object, ...]]:
+    """Yield row id, digest, length in bytes, norm (None if not finite) and flaw of each vector."""
     for length in {len(raw) for _, raw in batch}:
         rows = [(rowid, raw) for rowid, raw in batch if len(raw) == length]
         numbers = np.frombuffer(b"".join(raw for _, raw in rows), dtype="<f4").reshape(len(rows), -1)

@@ -162,6 +162,7 @@ class _Page:
             yield (f"{base['side'].upper()}: {label}" if has_second else label), base
 
     def _findings(self) -> list[Values]:
+        """Add up the findings of each severity and name."""
         counts: Counter[tuple[str, str]] = Counter()
         for finding in self._document["findings"]:
             counts[finding["severity"], finding["name"]] += finding["count"]
@@ -182,6 +183,7 @@ class _Page:
         return _histogram(label, norms["bars"], ends, message)
 
     def _neighbors(self, label: str, found: Document) -> Values:
+        """Build the chart of how many nearest texts are the same in A and B."""
         message = tr(
             "{overlap:.2%} over {queries}, {reordered:,} in another order",
             overlap=found["overlap"],
@@ -191,6 +193,7 @@ class _Page:
         return _histogram(label, found["bars"], ["0", "5", "10"], message)
 
     def _model(self, label: str, found: Document) -> Values:
+        """Build the chart of the cosines between stored vectors and those that the embedder makes."""
         message = tr(
             "{same} of {texts} the same; {found} of {ends} ends find their text",
             same=found["same"],
@@ -202,6 +205,7 @@ class _Page:
 
 
 def _histogram(label: str, bars: Sequence[int], ends: Sequence[str], message: str) -> Values:
+    """Build a chart with a bar for each count in ``bars``; ``ends`` label its horizontal axis."""
     columns = list(histogram_columns({at: number for at, number in enumerate(bars) if number}, len(bars)))
     numbers = join_list(f"{number:,}" for number in bars)
     return {

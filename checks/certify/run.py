@@ -205,6 +205,7 @@ class Certification:
         return self._outcome
 
     def _certify_pair(self, first: CertifiedBase, second: CertifiedBase | None, *, has_second: bool) -> None:
+        """Measure and prove a base of A and, unless it is None, that of B; ``has_second``: whether there is a B."""
         with sqlite.open_scratch() as scratch, ExitStack() as stack:
             one = self._measure_base(stack, first, scratch, "a")
             self._step()
@@ -234,6 +235,7 @@ class Certification:
             self._add_damage(side, base, error)
 
     def _add_damage(self, side: str, base: CertifiedBase, error: Exception) -> None:
+        """Report that a base cannot be read. Failures to write temporary files are raised again."""
         if sqlite.is_write_failure(error):
             raise error
         reason = error.facts["reason"] if isinstance(error, SourceUnreadable) else error
@@ -260,6 +262,7 @@ class Certification:
     # --- one base --------------------------------------------------------------------------------------------------
 
     def _prove_base(self, part: _Base) -> None:
+        """Run all proofs of one base that need no second base."""
         of, counts = part.measured, part.measured.counts()
         part.record_proof("texts", counts.texts, every=True)
         measures.prove_vectors(of, part.adder)
@@ -281,6 +284,7 @@ class Certification:
         self._check_model(part)
 
     def _prove_index(self, part: _Base, rows: list[tuple[int, int]], counts: measures.BaseCounts) -> None:
+        """Prove hashes, reachability, vector searches and word searches of an index; ``rows``: of vector and text."""
         of, sample = part.measured, self._request.sample
         part.record_proof("hashes", counts.texts, every=True)
         hidden = 0
@@ -345,6 +349,7 @@ class Certification:
     # --- with the model --------------------------------------------------------------------------------------------
 
     def _check_model(self, part: _Base) -> None:
+        """Embed some texts of A again and compare the vectors; nothing without an embedder."""
         request = self._request
         if request.embed is None or part.side != "a":
             return
@@ -384,6 +389,7 @@ class Certification:
     # --- two bases -------------------------------------------------------------------------------------------------
 
     def _prove_pair(self, one: _Base, other: _Base) -> None:
+        """Compare the texts, vectors and nearest neighbors of a base of A with those of B."""
         first, second = one.measured, other.measured
         measures.prove_sets(first, second, one.adder, Adder(self._findings["a"], second, first.base.id))
         one.record_proof("sets", first.counts().texts, every=True)
@@ -417,6 +423,7 @@ class Certification:
     # --- the report ------------------------------------------------------------------------------------------------
 
     def _report(self, part: _Base, second: CertifiedBase | None) -> CertifiedBaseReport:
+        """Describe a base and its proofs for the report; ``second`` is the base that it was compared with."""
         of, counts = part.measured, part.measured.counts()
         ends, bars = measures.norm_statistics(of)
         norms = Norms(least=ends[0], median=ends[1], most=ends[2], bars=bars) if ends else None

@@ -148,6 +148,7 @@ def _no_room(plan: SourcePlan) -> Iterator[Finding]:
 
 
 def _format_closing(found: Sequence[Finding], plan: SourcePlan, command: Sequence[str]) -> str:
+    """Format the last line of the report: whether to migrate now, and the command for it."""
     typed = join_command(command)
     if not plan.looked_at:
         return tr("There is nothing to migrate.")

@@ -144,6 +144,7 @@ def _inspect_without_state(source: Located) -> StoreSummary:
 
 
 def _inspect_member(source: Located, name: str) -> tuple[VectorFileSummary | None, str | None]:
+    """Survey a vector file of the source; returns its summary, or None and the problem."""
     try:
         with source.tree.local(name, None) as path:
             return _survey(path)
@@ -152,6 +153,7 @@ def _inspect_member(source: Located, name: str) -> tuple[VectorFileSummary | Non
 
 
 def _summarize_base(source: Located, state: V1State, raw: dict[str, Any], *, items: bool) -> BaseSummary:
+    """Summarize a base and its vector file; ``raw`` is its entry in the state, ``items``: list its items."""
     own = raw.get("items") if isinstance(raw.get("items"), list | LazyItems) else []
     types = Counter(str(item.get("type")) for item in own or [] if isinstance(item, dict))
     store: VectorFileSummary | None = None

@@ -127,6 +127,7 @@ def _find_command(finding: Finding, others: Mapping[str, Finding]) -> Sequence[s
 
 
 def _find_index_command(finding: Finding, others: Mapping[str, Finding]) -> Sequence[str]:
+    """Find the command that fixes a finding, given the ``others`` of its index by name; empty if there is none."""
     words = FINDINGS[finding.name].command
     if _UNREADABLE & others.keys() or (words in _OF_ONE_BASE and v2.META_BASE in others):
         return ()

@@ -122,6 +122,7 @@ def _report_unpacked_files(
 
 
 def _check_packed_file(found: Located, packed: PackedFile, base: str | None, findings: FindingCollector) -> None:
+    """Compare a file with the manifest of its pack: by hash, or only by size at a level below the default."""
     path = found.tree.path / packed.path
     if ".." in PurePosixPath(packed.path).parts or PurePosixPath(packed.path).is_absolute():
         findings.add(
@@ -446,6 +447,7 @@ def _check_profile(root: Path, found: Located, findings: FindingCollector) -> No
 
 
 def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, state: _StoreAudit) -> None:
+    """Check the catalog's bases, models and items; ``chosen``: only these bases, None for all."""
     models = None if catalog.models is None else {row.get("id") for row in catalog.models}
     for row in catalog.bases:
         key = base_id_text(row)
@@ -527,6 +529,7 @@ def _check_files(raw: Path, base: _Base, index: IndexFacts, state: _StoreAudit, 
 
 
 def _audit_index(path: Path, expected: ExpectedIndex, store: StoreFile, state: _StoreAudit) -> IndexFacts:
+    """Check an index file, or only a part of its rows (``state.part``)."""
     findings = state.findings
     if state.part is not None:
         index = audit_part(path, expected, findings, state.part)

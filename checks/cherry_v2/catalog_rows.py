@@ -171,6 +171,7 @@ def has_newer_type(item: Row) -> bool:
 
 
 def _check_item(item: Row, base: str, is_running: bool, findings: FindingCollector) -> None:
+    """Report an unknown type, an id used as path, or an inconsistent status of an item."""
     if has_newer_type(item):
         going = tr(", which is being deleted") if item.get("status") == "deleting" else ""
         message = tr(
@@ -298,6 +299,7 @@ def find_virtual_prefixes(items: Iterable[Row]) -> dict[str, str]:
 
 
 def _check_containers(items: list[Row], base: str, findings: FindingCollector) -> None:
+    """Report items whose folder is missing or of a wrong type, and folders that do not fit their content."""
     by_id = {item.get("id"): item for item in items}
     children: dict[Any, list[Row]] = defaultdict(list)
     for item in items:

@@ -376,6 +376,7 @@ def _wrong_content(rowid: int, key: bytes | None) -> DetectedRow:
 
 
 def _misplaced_unit(rowid: int, unit: bytes, *, is_found_once: bool) -> DetectedRow:
+    """Describe a unit whose offsets are wrong; it can be repaired if the text contains its body once."""
     message = tr(
         "{{n}} whose body is not at its offsets in the text{is_once}",
         is_once="" if is_found_once else tr(", and not exactly once elsewhere in it"),
@@ -549,6 +550,7 @@ class LargeContent:
         return all(one == other for one, other in pairs)
 
     def _hash_slice(self, start: int, end: int) -> bytes:
+        """SHA-256 of a slice of the text, as hexadecimal digits."""
         digest = hashlib.sha256()
         for piece in self._read_slice(start, end):
             digest.update(piece)
@@ -725,6 +727,7 @@ class VectorDetector:
         return _label_bars(self._norms)
 
     def _describe(self, finding: str, rowid: int) -> str:
+        """Say what is wrong with the vector of a row; ``finding`` is its finding name."""
         dimensions = self._length // 4
         if finding == v2.VECTOR_LENGTH and self._is_stated:
             return tr("{{n}} without the {dimensions} dimensions of the catalog", dimensions=dimensions)
@@ -864,6 +867,7 @@ class WordCheck:
             self._thread.join(0.05)
 
     def _run(self) -> None:
+        """Compare the full-text index with the texts, in a thread; keeps the result or the error."""
         try:
             with sqlite.open_readonly(self._path) as db, self._findings.limit_statements(db, self._size):
                 self._connection = db

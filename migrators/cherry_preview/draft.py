@@ -182,6 +182,7 @@ def _make_notice(code: str, message: str, item_id: str, context: BaseContext) ->
 
 
 def _decode_object(stored: Any) -> dict[str, Any]:
+    """Decode a JSON object, also one encoded twice; empty if it is not one."""
     if isinstance(stored, bytes):
         stored = stored.decode("utf-8", "replace")
     try:
@@ -328,6 +329,7 @@ def draft_listed_items(rows: Iterable[Row], context: BaseContext, migrated: set[
 
 
 def _draft_item(row: Row, context: BaseContext, migrated: set[str], drafted: DraftedItems) -> ItemDraft:
+    """Draft an item from its catalog row; raises _Unusable, with the reason code, if it is not migrated."""
     item_id, item_type = row.get("id"), row.get("type")
     if not isinstance(item_id, str) or is_blank(item_id) or is_blank(item_type):
         raise _Unusable(notices.NO_ID_OR_TYPE)
@@ -498,6 +500,7 @@ def draft_stored_items(store_items: StoreItems, context: BaseContext, migrated: 
 def _draft_stored_item(
     item_id: str, stored: StoredItem, store_items: StoreItems, context: BaseContext, drafted: DraftedItems
 ) -> ItemDraft:
+    """Draft an item from the rows of the index, for a base without catalog items."""
     item_type = _ROW_TYPES.get(stored.type or "", "file")
     source = stored.source or item_id
     upload: Upload | None = None
@@ -631,6 +634,7 @@ def draft_library(source: Located, model_overrides: ModelOverrides, *, texts: bo
 
 
 def _read_catalog(source: Located) -> tuple[StoredCatalog | None, list[Notice]]:
+    """Read the catalog, with a notice if it, or its table of items, cannot be read."""
     name = source.stores.catalog
     if name is None:
         return None, []
@@ -686,6 +690,7 @@ class _Drafter:
         self._draft_unlisted(stores, current)
 
     def _draft_unlisted(self, stores: dict[str, StoreFile], current: dict[str, StoreFile]) -> None:
+        """Draft or skip index files whose base is not in the catalog; ``current`` are in the released layout."""
         for base_id, store in current.items():
             if base_id not in self._seen:
                 self._skip_current(base_id, store)
@@ -704,6 +709,7 @@ class _Drafter:
             return store_items.contents.collection or identity.base_id(PurePosixPath(store.name).stem)
 
     def _draft_row(self, row: Row, stores: dict[str, StoreFile], current: dict[str, StoreFile]) -> None:
+        """Draft or skip the base of a catalog row; ``current`` are indexes in the released layout."""
         base_id = row.get("id")
         if not isinstance(base_id, str) or is_blank(base_id):
             self._skip(None, notices.INVALID_BASE, notices.CODES[notices.INVALID_BASE].meaning)

@@ -29,6 +29,7 @@ _HEAD_BYTES = 64 << 10
 
 
 def _read(source: Located, options: Options) -> LibraryDraft:
+    """Draft all bases of a source, with orphaned vector files if the options say so."""
     state = read_state(source.tree, source.places)
     is_binary = partial(_is_binary, source)
     if not options.adopt_orphans:

@@ -78,6 +78,7 @@ def draft_items(raws: Iterable[Any], legacy_base: str, context: DraftContext, na
 def _draft_item(
     raw: Any, legacy_base: str, context: DraftContext, names: FreeNames, drafted: DraftedItems
 ) -> ItemDraft:
+    """Draft an item from the state; raises _Unusable, with the reason code, if it is not migrated."""
     if not isinstance(raw, dict) or not _is_text(raw.get("id")) or not _is_text(raw.get("type")):
         raise _Unusable(notices.NO_ID_OR_TYPE)
     legacy_id: str = raw["id"]
@@ -156,6 +157,7 @@ def _file_metadata(content: Any, context: DraftContext) -> dict[str, Any]:
 
 
 def _file_content(raw: dict[str, Any], context: DraftContext, names: FreeNames) -> ItemContent:
+    """Convert a file item: its source, its new path below ``raw/``, and its uploaded file."""
     metadata = _file_metadata(raw.get("content"), context)
     has_texts = all(isinstance(metadata.get(key), str) for key in FILE_TEXT_FIELDS)
     numbers = [metadata.get(key) for key in FILE_NUMBER_FIELDS]
@@ -229,6 +231,7 @@ def _sitemap_content(raw: dict[str, Any], _context: DraftContext, _names: FreeNa
 
 
 def _note_content(raw: dict[str, Any], context: DraftContext, _names: FreeNames) -> ItemContent:
+    """Convert a note; the stored note has precedence over the text in the item."""
     stored = context.notes.get(raw["id"], {})
     text = _first_text(stored.get("content"), raw.get("content")) or ""
     address = _first_text(stored.get("sourceUrl"), raw.get("sourceUrl"))
@@ -294,6 +297,7 @@ def draft_library(
 
 
 def _reason_to_skip(raw: Any, seen: set[str], pending: frozenset[str]) -> str | None:
+    """Reason code for skipping a base, or None; ``seen`` and ``pending`` are ids: drafted, and being deleted."""
     if not isinstance(raw, dict):
         return notices.INVALID_BASE
     legacy_id, name = raw.get("id"), raw.get("name")
@@ -316,6 +320,7 @@ def _skip(raw: Any, reason: str) -> SkippedBase:
 
 
 def _draft_base(raw: dict[str, Any], models: ModelResolver, context: DraftContext) -> BaseDraft:
+    """Draft a base without its items; ``raw`` is its entry in the state."""
     legacy_id: str = raw["id"]
     found_notices: list[Notice] = []
     name = trim(without_nul(raw["name"]))

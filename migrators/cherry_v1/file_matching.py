@@ -217,6 +217,7 @@ class _FileHashes:
         return self._known[id(file)]
 
     def _hash(self, file: _File) -> bytes | None:
+        """Hash a file and subtract its size from the budget; None if it cannot be read."""
         self._left -= file.size
         hasher = hashlib.blake2b(digest_size=32)
         try:
@@ -545,6 +546,7 @@ class _FolderSearch(msgspec.Struct):
                 self._read_file(path, wanted)
 
     def _read_file(self, path: Path, wanted: WantedLoaders) -> None:
+        """Match a file with the loaders still wanted, and subtract its cost from the budgets."""
         try:
             with links.open_for_reading(path) as file:
                 raw = file.read(MAX_FILE_BYTES)

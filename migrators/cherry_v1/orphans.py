@@ -476,6 +476,7 @@ class _ItemBuilder:
             self._add_item("url", loader.loader_id, loaders=(loader.loader_id,), content=address)
 
     def _add_file(self, loader: LoaderSummary) -> None:
+        """Add the item of a loader, with metadata from its upload or, if none is known, from its source path."""
         upload = self._of_uploads.get(loader.loader_id) or self._texts.get(loader.loader_id)
         path = self._paths.get(loader.loader_id)
         if upload is not None:

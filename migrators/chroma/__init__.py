@@ -76,7 +76,7 @@ def draft_library(source: Located, options: Options) -> LibraryDraft:
 
 
 def _draft_base(db: apsw.Connection, root: Path, of: ChromaCollection, name: str, embedding: ModelChoice) -> BaseDraft:
-
+    """Draft a base from a collection: a note for each entry with a text."""
     drafted = DraftedItems()
     for entry in database.iterate_entries(db, of):
         text, cut = cut_note(without_nul(entry.document or ""), of.id, entry.id)
@@ -142,6 +142,7 @@ def _notices_of_vectors(db: apsw.Connection, root: Path, of: ChromaCollection, b
 
 @contextmanager
 def _open_source(path: Path, work: Path | None, options: Options, draft: BaseDraft) -> Iterator[Path]:
+    """Write the collection to a temporary row table and yield its path."""
     del options
     try:
         with rows.write_row_table(path.parent, draft.legacy_id, work) as table:

@@ -600,6 +600,7 @@ def _with_fingerprints(plan: ImportPlan, progress: Progress) -> list[tuple[Impor
 
 
 def _survey_files(wanted: list[UnitsFile], progress: Progress) -> None:
+    """Survey each file once, even if several bases are in it."""
     unread = {file.path: file for file in wanted}.values()
     with stage(progress, "Reading", sum(file.looked_at[0] for file in unread), "bytes"):
         for file in unread:
@@ -650,6 +651,7 @@ def import_base(at: Session, job: ImportJob, plan: BaseImportPlan, progress: Pro
 
 
 def _build_index(path: Path, plan: BaseImportPlan, progress: Progress) -> ImportedIndex:
+    """Write the index of a base from its rows in the file, and verify it."""
     durable.make_folders(path.parent, flush=False)
     base_id, rows = plan.metadata.id, plan.held.rows
     with sqlite.open_writable(path, create=True) as db:
@@ -754,6 +756,7 @@ def read_vectors(path: Path) -> Iterator[StoredVectors]:
 
 
 def _read_base_vectors(path: Path, base: str) -> Iterator[TextVector]:
+    """Yield the text hash and the vector of each row of a base that has both text and vector."""
     for row in unit_file.read_rows(path):
         if row.base == base and row.vector is not None and row.text is not None:
             text = row.text if isinstance(row.text, str) else decode_utf8(bytes(row.text))

@@ -128,6 +128,7 @@ class LargeBodies:
         return rowid
 
     def _join_pieces(self) -> Iterator[bytes]:
+        """Yield the content: the texts of the units, with separators in between."""
         for number, unit in enumerate(self.units):
             if number:
                 yield _SEPARATOR
@@ -451,6 +452,7 @@ class ImportedIndex:
             )
 
     def _add_content(self, text: str) -> str:
+        """Add a content unless it exists, and return its hash."""
         content_hash = identity.text_hash(text)
         self._db.execute(
             "INSERT INTO content (content_hash, text, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
@@ -459,6 +461,7 @@ class ImportedIndex:
         return content_hash
 
     def _add_material(self, material: str, path: str, content_hash: str | None) -> None:
+        """Add a material; if its path is invalid or taken, its id becomes the path."""
         insert = (
             "INSERT INTO material (material_id, relative_path, current_content_hash, created_at, updated_at)"
             " VALUES (?, ?, ?, ?, ?)"

@@ -82,6 +82,7 @@ def expand_folders(
 def _folder_files(
     item: ItemDraft, survey: VectorSurvey, paths: Mapping[str, str], restored: Mapping[str, str]
 ) -> Iterator[FolderFile]:
+    """Yield the files of a folder item; ``restored`` maps loaders without rows to the paths of their files."""
     position = 0
     seen: set[str] = set()
     for loader_id in item.entries:
@@ -318,6 +319,7 @@ class RowDecisions:
         return notices.NON_FINITE if vector_kind < 0 else None
 
     def _skip_items_over_row_limit(self) -> None:
+        """Skip items whose joined text exceeds the limit of a content."""
         for item_id, several in list(self.migrated_by_item.items()):
             rows = sum(migrated.rows for migrated in several)
             content_bytes = sum(migrated.body_bytes for migrated in several) + len(BODY_SEPARATOR) * (rows - 1)

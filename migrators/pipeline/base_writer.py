@@ -211,6 +211,7 @@ class _BaseWriter:
             self._copy_upload(item)
 
     def _copy_upload(self, item: ItemPlan) -> None:
+        """Copy the uploaded file of an item to ``raw/``; a notice if it is missing or cannot be read."""
         assert item.upload is not None
         path, origin = item.data["relativePath"], self._origin
         earlier = origin.earlier / RAW_FOLDER / path
@@ -390,6 +391,7 @@ class _BaseWriter:
         return name
 
     def _write_snapshot(self, number: int, material: index.Material) -> None:
+        """Write the text of a material, with a header, to the snapshot file of its item, if it has one."""
         position = self._plan.materials[number].item
         if position not in self._snapshots:
             return

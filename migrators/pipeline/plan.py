@@ -353,6 +353,7 @@ class _Planner:
         self._restored: dict[str, RestoredDuplicate] = {}
 
     def plan(self, hints: Hints, *, unreadable: bool) -> BasePlan:
+        """Plan the migration of a base; ``unreadable``: its vector file cannot be read."""
         draft = self._draft
         self._unreadable, self._hints = unreadable, hints
         sources = hints.paths
@@ -404,6 +405,7 @@ class _Planner:
     def _count_rows(
         self, own: list[MaterialPlan], copies: list[MaterialPlan], missing: list[MissingChunks]
     ) -> PlannedRows:
+        """Count the rows by what becomes of them; ``copies`` are restored duplicates of files."""
         return PlannedRows(
             read=self._survey.rows,
             carried=sum(material.rows for material in own),
@@ -544,6 +546,7 @@ class _Planner:
     def _note_files_without_rows(
         self, draft: ItemDraft, children: tuple[FolderFile, ...], lost: list[FolderFile]
     ) -> None:
+        """Add notices on files of a folder of which no row is migrated; ``lost`` are these files."""
         too_large = sum(self._decisions.too_large.get(child.id, 0) for child in children)
         if too_large:
             self._note_too_large(draft, too_large)
@@ -586,6 +589,7 @@ class _Planner:
             self._note(notices.CHILD_OUTSIDE, message, draft.legacy_id, count)
 
     def _note_entries_without_rows(self, draft: ItemDraft, children: tuple[FolderFile, ...]) -> None:
+        """Add a notice on the folder's files that have no rows in the vector file."""
         made = {child.loader_id for child in children}
         entries = dict.fromkeys(draft.entries)
         without = [entry for entry in entries if entry not in self._survey.loaders and entry not in made]

@@ -258,6 +258,7 @@ def _has_collection(client: Any) -> bool:
 
 
 def _read_entries(collection: Any) -> Iterator[tuple[str, bytes]]:
+    """Yield the id and the vector (float32, little-endian) of each entry of a chromadb collection."""
     import numpy  # noqa: PLC0415 - comes with chromadb
 
     for start in range(0, collection.count(), core.PAGE_SIZE):

@@ -106,6 +106,7 @@ def plan(store: Store, options: GcOptions) -> Plan:
 
 
 def _plan_rows(store: Store, options: GcOptions) -> Plan:
+    """Plan to delete unused rows; keep all of them if many notes or memories disappeared at once."""
     wanted = [one for one in NAMES if one != angel.PROVIDER_LEFTOVER and options.wants(one)]
     if not wanted:
         return Plan()
@@ -171,6 +172,7 @@ def _named_tags(store: Store, findings: list[Finding], actions: tuple[Action, ..
 
 
 def _count_rows(root: Path, rows: list[_Deletion]) -> list[int]:
+    """Count the rows of each deletion."""
     try:
         with database.open_records(root) as db:
             found: list[Any] = [db.execute(f"SELECT count(*) FROM {one.table} WHERE {one.where}").get for one in rows]
@@ -183,6 +185,7 @@ def _count_rows(root: Path, rows: list[_Deletion]) -> list[int]:
 
 
 def _plan_folders(store: Store, options: GcOptions) -> Plan:
+    """Plan to move folders of unused providers to the trash, and report those that are kept."""
     found, made = find_providers(store.root), Plan()
     for folder in found.leftovers:
         name = folder.path.name

@@ -164,6 +164,7 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
             )
 
     def _plan_report(self) -> EmbeddingReport:
+        """Report the plan; without an embedder, only for the texts that have a kept vector."""
         state = self.state
         embeds = self.settings is not None or state.is_rebuilt
         ready = state.waiting() if embeds else state.donors()

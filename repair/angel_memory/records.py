@@ -139,6 +139,7 @@ def _collect_changes(store: Store, wanted: frozenset[str]) -> _RecordChanges:
 
 
 def _find_duplicate_ids(db: apsw.Connection, records: list[Record]) -> list[Record]:
+    """Find the records whose short id an earlier record has."""
     later = db.execute(
         f"SELECT source_id FROM {RECORDS} r WHERE EXISTS (SELECT 1 FROM {RECORDS} o "
         "WHERE o.note_short_id = r.note_short_id AND o.rowid < r.rowid)"
@@ -192,6 +193,7 @@ def _file_index_change(planned: _RecordChanges) -> RowsChange | None:
 
 
 def _records_change(planned: _RecordChanges) -> RowsChange | None:
+    """Build the change that replaces and renumbers records; None if there is nothing to do."""
     actions = [*_replace_actions(planned), *_number_actions(planned)]
     if not actions:
         return None

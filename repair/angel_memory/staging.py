@@ -191,6 +191,7 @@ def has_vectors(path: Path) -> bool:
 
 
 def _is_damaged(path: Path) -> bool:
+    """Whether a file exists and SQLite cannot read it."""
     if path.is_file():
         try:
             with sqlite.open_readonly(path) as db:

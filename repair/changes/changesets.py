@@ -234,6 +234,7 @@ def verify_revert(db: apsw.Connection, changeset: Path) -> int | None:
 
 @contextmanager
 def _open_savepoint(db: apsw.Connection) -> Iterator[None]:
+    """Context whose changes to the database are rolled back at its end."""
     db.execute("SAVEPOINT tried")
     try:
         yield

@@ -111,6 +111,7 @@ class ChangeExecutor:
                 self._replace_file(self._on_copy(change))
 
     def _change_rows(self, change: RowsChange) -> None:
+        """Change rows in a transaction and record the changeset; raises if undo could not revert it."""
         kept = f"{UNDO}/{self._run}/{self._changes_begun:06}"
         changeset = self._own / kept
         with changesets.write_transaction(self._root / change.path) as db:
@@ -442,6 +443,7 @@ def remove_created_folders(root: Path, change: RecordedChange) -> None:
 
 
 def _first_missing_folder(folder: Path) -> Path | None:
+    """Topmost missing folder among ``folder`` and its parents; None if it exists."""
     missing = None
     while not file_paths.lexists(folder):
         missing, folder = folder, folder.parent

@@ -101,6 +101,7 @@ def find_damage(db: apsw.Connection) -> str | None:
 
 
 def _find_damage_in(db: apsw.Connection, check: str) -> str | None:
+    """First damage that PRAGMA ``check`` reports, or None; messages that do not mean damage are skipped."""
     for (found,) in db.execute(f"PRAGMA {check}"):
         message = str(found)
         if message != "ok" and not any(word in message for word in _NOT_DAMAGE):
@@ -172,6 +173,7 @@ def _special_file_mark(path: Path) -> str | None:
 
 
 def _bytes_digest(path: Path) -> str:
+    """Hash a file without SQLite's counters; a database with a log is hashed with the content of the log."""
     odd = _special_file_mark(path)
     if odd is not None:
         return odd
@@ -293,6 +295,7 @@ def _rows_hash(path: Path, without: frozenset[str]) -> str:
 
 
 def _ordinary_tables(db: apsw.Connection) -> list[str]:
+    """Names of the tables whose rows are hashed: neither virtual nor derived from others."""
     found = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall()
     virtual = [str(name) for name, sql in found if str(sql).upper().startswith("CREATE VIRTUAL")]
     derived = {*virtual, *(f"{name}_{shadow}" for name in virtual for shadow in _SHADOWS), *_UNHASHED_TABLES}

@@ -292,6 +292,7 @@ def undo_changes(root: Path, ledger: Ledger, run_id: str) -> None:
 
 
 def _undo_rows(root: Path, change: RecordedChange) -> None:
+    """Revert the changeset of a change; raises if rows were changed since."""
     with changesets.write_transaction(root / change.path) as db:
         tables = changesets.revert_changeset(db, root / FOLDER / str(change.kept), change.rows.dangling)
         if tables:
@@ -300,6 +301,7 @@ def _undo_rows(root: Path, change: RecordedChange) -> None:
 
 
 def _undo_file(root: Path, change: RecordedChange) -> None:
+    """Put the kept file back in place of the changed one, which is deleted last."""
     final = root / change.path
     files.flush_logs(final)
     parked = execution.parked_path(root, change)

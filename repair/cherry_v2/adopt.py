@@ -222,6 +222,7 @@ class _MaterialPlanner:
         return {path for path in paths if isinstance(path, str) and path}
 
     def _find_folders(self, base: str) -> _Folders:
+        """Map path prefixes to the folder items of a base; those that the upgrade did not migrate separately."""
         found = _Folders()
         folders = (item for item in self._items(base) if item.get("type") == "directory")
         for item in folders:
@@ -241,6 +242,7 @@ class _MaterialPlanner:
         return found
 
     def _insert_items(self, base: _Base, rows: list[Row], folders: _Folders) -> None:
+        """Plan to insert rows of items, and complete their folders that the upgrade did not migrate."""
         before = self._statements.bytes
         groups = Counter(row["group_id"] for row in rows)
         by_id = {item.get("id"): item for item in self._items(base.key)}
@@ -415,6 +417,7 @@ class _FolderPlanner:
         self._plan = Plan()
 
     def plan(self) -> Plan:
+        """Plan to add the base of each folder that the catalog does not name."""
         found = [path for path in self._find_unnamed_folders() if self._store.wants(path.name)]
         for path in found:
             try:
@@ -432,6 +435,7 @@ class _FolderPlanner:
         return self._plan
 
     def _find_unnamed_folders(self) -> Iterator[Path]:
+        """Yield the wanted folders of bases that the catalog does not name."""
         if self._catalog.items is None:
             what = tr("a catalog without an item table")
             raise NotChanged(
@@ -502,6 +506,7 @@ class _FolderPlanner:
     # --- rows ------------------------------------------------------------------------------------------------------
 
     def _insert_base(self, adopted: _Adopted) -> None:
+        """Plan to insert a base and its items and, if the catalog does not have it, its model."""
         folder, statements = adopted.folder, self._statements
         base = folder.base
         model = adopted.row["embedding_model_id"]

@@ -271,6 +271,7 @@ def rehearse_statements(statements: CatalogStatements) -> None:
 
 
 def _copy_rows(source: apsw.Connection, copy: apsw.Connection, table: str, key: str, value: str) -> None:
+    """Copy the rows of a table whose column ``key`` has a value."""
     columns = [str(row[1]) for row in source.execute(f"PRAGMA table_info('{table}')")]
     listed, marks = ", ".join(map(untrusted_sqlite.quote_name, columns)), ", ".join("?" * len(columns))
     rows = untrusted_sqlite.read_lenient_rows(source, columns, f"{table} WHERE {key} = ?", (value,))

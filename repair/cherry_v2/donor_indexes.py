@@ -359,6 +359,7 @@ class DonorBases:
             return None
 
     def _find_index_path(self, key: str) -> Path | None:
+        """Path of a base's index; None, with an entry in ``problems``, if it cannot be used."""
         source = self._source
         one = source.store.stores.get(key)
         findings = list(source.store.audit(Level.SHAPE, frozenset({key})).findings)

@@ -246,6 +246,7 @@ def _repair_file(data: ItemData, item: str, evidence: Evidence) -> None:
 
 
 def _repair_url(data: ItemData, item: str, evidence: Evidence) -> None:
+    """Complete ``source`` and ``url`` of an item from each other, or from its snapshot file."""
     _repair_snapshot_path(data, item, evidence)
     address = data.get("url", data.get("source"))
     if address is None:
@@ -257,6 +258,7 @@ def _repair_url(data: ItemData, item: str, evidence: Evidence) -> None:
 
 
 def _repair_note(data: ItemData, item: str, evidence: Evidence) -> None:
+    """Complete ``content`` and ``source`` of a note from its indexed text and its snapshot file."""
     _repair_snapshot_path(data, item, evidence)
     snapshot = None
     if "source" not in data or "content" not in data:
@@ -333,6 +335,7 @@ def repair_dimensions(evidence: Evidence) -> Columns | str:
 
 
 def _repair_base_status(new: Row, models: Collection[Any] | None, evidence: Evidence) -> str | None:
+    """Correct status and error of a base from the state of its index. Returns why it cannot, or None."""
     status, error = new.get("status"), new.get("error")
     if (status == "completed" and error is None) or (status == "failed" and not is_blank(error)):
         return None

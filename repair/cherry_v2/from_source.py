@@ -142,6 +142,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
     # --- add to an index ---------------------------------------------------------------------------------------------
 
     def _fill_index(self) -> None:
+        """Plan to add the texts and vectors that a readable index lacks, from the source."""
         index = self.store.root / self.store.stores[self.key].name
         with sqlite.open_readonly(index) as db:
             materials = {str(key): str(path) for key, path in db.execute(_MATERIALS)}
@@ -233,6 +234,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
     # --- write a missing or damaged index ----------------------------------------------------------------------------
 
     def _rewrite_index(self, damaged: DamagedIndex | None) -> None:
+        """Plan to write a missing or damaged index again; None: there is no file to salvage."""
         remains, own = self._salvage_remains(damaged)
         needs = _Needs(items=list(filter(_wants_text, self.items)))
         donors = Donors([*own, *self.bases.each(self.key, partial(self._is_useful_donor, needs))])
@@ -260,6 +262,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
     def _index_change(
         self, texts: BaseTexts, damaged: DamagedIndex | None, vector_donors: Sequence[Donor], count: int
     ) -> FileChange:
+        """Build the change that writes the index; the damaged file, if any, is replaced. ``count`` is of vectors."""
         fill = partial(
             donor_indexes.write_missing_vectors, donors=vector_donors, model=self._model, count=count, now_ms=self._now
         )

@@ -152,6 +152,7 @@ class IndexScope:
             return self._write(vectors, now_ms)
 
     def _write(self, vectors: Mapping[str, bytes], now_ms: int) -> WrittenCounts:
+        """Insert or replace vectors by text hash, except where a usable one exists, and count them."""
         pending = stale = 0
         for key, vector in vectors.items():
             usable = self._db.execute(
@@ -382,6 +383,7 @@ def _selected_rows(store: Store, rows: dict[str, Row]) -> dict[str, Row]:
 
 
 def _catalog_rows(store: Store) -> dict[str, Row] | None:
+    """Read the catalog's rows by base id; None without a catalog."""
     return (
         None
         if store.catalog is None
@@ -397,6 +399,7 @@ def _make_target(
     new: NewModel | None,
     dimensions: int | None,
 ) -> IndexTarget | Unresolved:
+    """Describe an index to be filled, or say why it cannot be; ``rows`` is None without a catalog."""
     row = None if rows is None else rows.get(base)
     if rows is not None and row is None:
         return Unresolved(finding=v2.INDEX_ORPHAN, reason=tr("the catalog has no such base"), base=base)
@@ -452,6 +455,7 @@ def _find_obstacle(store: Store, base: str, row: Row | None) -> Unresolved | Non
 def _make_catalog_target(
     store: Store, row: Row, path: str, settings: EmbedderSettings, new: NewModel | None, dimensions: int | None
 ) -> IndexTarget | Unresolved:
+    """Describe an index by its catalog row, or say why it is not filled; ``new`` is the model given by options."""
     base, label = base_id_text(row), str(row.get("name"))
     model: Any = row.get("embedding_model_id")
     if model is None:

@@ -138,6 +138,7 @@ def write_text(db: apsw.Connection, path: Path, one: NewText, now_ms: int) -> No
 
 
 def _read_unchanged(db: apsw.Connection, path: Path, one: NewText) -> str:
+    """Read a text; raises PlanOutdated if it differs from the planned one."""
     text = one.read(db)
     if text is None or identity.text_hash(text) != one.content_hash:
         raise PlanOutdated(
@@ -463,6 +464,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
     # --- changes -----------------------------------------------------------------------------------------------------
 
     def _plan_snapshot(self, path: str, item: Row) -> FileChange:
+        """Plan to write the text of a note, with a header, to a file below ``raw/``."""
         text = read_item_text(item, self.raw).text
 
         def write(new: Path) -> None:

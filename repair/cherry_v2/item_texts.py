@@ -203,6 +203,7 @@ def get_unit_separator(settings: Settings) -> str:
 
 
 def _split_at_separator(text: str, settings: Settings) -> Iterator[Span]:
+    """Yield the ranges between separators; the whole text if the settings have none."""
     separator = get_unit_separator(settings)
     start = 0
     while separator and (end := text.find(separator, start)) >= 0:

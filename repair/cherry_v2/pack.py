@@ -131,6 +131,7 @@ def _model_rows(db: apsw.Connection, source: BaseSource, bases: Sequence[str]) -
 
 
 def _model_row(source: BaseSource, named: str) -> Row:
+    """Make the row of a model from its name, ``provider::model``, and what the source has of it."""
     known = source.models.get(named, {})
     provider, _, model = named.partition(SEPARATOR)
     stated = {name: known.get(name) or default for name, default in (("provider_id", provider), ("model_id", model))}
@@ -332,6 +333,7 @@ def _find_refusal(target: Path) -> str | None:
 
 
 def _zip_info(name: str, size: int, now_ms: int) -> zipfile.ZipInfo:
+    """Describe a member with a fixed mode; only a small catalog or manifest is compressed."""
     moment = utc_datetime(now_ms)
     year = min(max(moment.year, _FIRST_YEAR), _LAST_YEAR)
     info = zipfile.ZipInfo(name, (year, *moment.timetuple()[1:6]))
@@ -511,6 +513,7 @@ def pack(options: PackOptions, progress: Progress) -> PackReport:
 
 
 def _collect_contents(source: BaseSource, work: Path) -> _Contents:
+    """Collect the members of the pack, and the chosen bases that cannot be packed; ``work``: folder for copies."""
     source.demand_whole()
     contents = _Contents()
     findings = source.findings()
@@ -605,6 +608,7 @@ def _member(base: str, path: Path, name: str, work: Path) -> PackMember:
 
 
 def _write_pack(source: BaseSource, contents: _Contents, options: PackOptions, progress: Progress) -> Outcome:
+    """Write the pack, unless this is a dry run; an existing one must be identical."""
     manifest = Manifest(
         pack=1,
         created_at=iso_time(options.now_ms),

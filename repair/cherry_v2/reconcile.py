@@ -71,6 +71,7 @@ def plan(store: Store, options: ReconcileOptions) -> Plan:
 def _plan_base(
     store: Store, base: str, found: list[Finding], options: ReconcileOptions, protection: Protection, *, is_known: bool
 ) -> Plan:
+    """Plan to make the index of a base match the catalog; ``is_known``: the catalog has the base."""
     made = Plan()
     if not options.only:
         made.left += [_lacking(store, finding) for finding in found if finding.name in _MISSING]
@@ -247,6 +248,7 @@ class _Follows(msgspec.Struct):
         self.left.append(Unresolved.registered(finding, reason, base=self.base, subject=subject, count=count))
 
     def _plan_deletion(self, items: apsw.Connection, key: bytes) -> None:
+        """Plan to delete a material without an item, unless an item of another base has its id."""
         material = _decode_text(key)
         if material is None:
             self._leave(v2.MATERIAL_ORPHAN, tr("its id is not text"), None)
@@ -381,6 +383,7 @@ class _Follows(msgspec.Struct):
 
 
 def _decode_text(raw: bytes | None) -> str | None:
+    """Decode UTF-8; None if it is None or not valid."""
     try:
         return None if raw is None else raw.decode()
     except UnicodeDecodeError:
@@ -388,6 +391,7 @@ def _decode_text(raw: bytes | None) -> str | None:
 
 
 def _is_file(raw: Path, path: str) -> bool:
+    """Whether a path is valid and names a file below ``raw``."""
     try:
         return find_path_problem(path.encode()) is None and file_paths.is_file(raw / path)
     except (OSError, ValueError):

@@ -350,6 +350,7 @@ def _holds_anything(store: Store, path: Path) -> bool:
 
 
 def _has_rows(index: Path) -> bool:
+    """Whether an index has any content; True if it cannot be read."""
     try:
         with sqlite.open_readonly(index) as db:
             return any(db.execute(f"SELECT 1 FROM {table} LIMIT 1").get for table in _HOLDING)

@@ -281,6 +281,7 @@ class IndexGarbage:
         return self._odd[key]
 
     def _make_action(self, db: apsw.Connection, waste: _Garbage, *, bodies_go: bool) -> Action:
+        """Count the rows to delete; ``bodies_go``: unused texts are deleted before."""
         where = waste.then if bodies_go and waste.then else waste.where
         size = f"ifnull(sum(length(CAST({waste.size} AS BLOB))), 0)"
         count, held = next(db.execute(f"SELECT count(*), {size} FROM {waste.table} WHERE {where}"))

@@ -273,6 +273,7 @@ class _Planner:
         return None
 
     def _is_same_folder(self, new: NewBase, place: Path) -> bool:
+        """Whether a folder in the profile is that of the base to install."""
         if new.new_ids is not None:
             # The rows of a copy have other ids. Its row in the profile identifies it.
             return self._has_row(new.id) and file_paths.is_file(place / INDEX_FILE)
@@ -431,6 +432,7 @@ class _Planner:
                 )
 
     def _add_folder(self, base: NewBase, vectors: BaseVectors | None) -> None:
+        """Plan to copy a base's folder, unless it exists; ``vectors`` are added to the copy. Links are reported."""
         found = self._library.files(base.origin)
         if found.links:
             message = tr("{links} in its folder not copied", links=format_count(len(found.links), "link"))

@@ -280,6 +280,7 @@ def find_base_vectors(
 
 @contextmanager
 def _open_scope(source: BaseSource, base: FilledBase) -> Iterator[IndexScope]:
+    """Open the index that a base to be filled has in the source; raises ValueError if its dimensions differ."""
     index = source.folder(base.origin) / INDEX_FILE
     with open_index_scope(index, base.origin, label=base.label, dimensions=base.dimensions) as scope:
         if scope.is_at_odds:
@@ -350,6 +351,7 @@ class FolderCopy:
         return files.folder_fingerprint(self._digests)
 
     def _copy_file(self, path: Path, mark: tuple[int, int], new: Path) -> _CopiedFile:
+        """Copy or link a file into the new folder; raises PlanOutdated unless its size and time are still ``mark``."""
         if not file_paths.is_file(path) or _size_and_time(path) != mark:
             raise PlanOutdated(path=path, reason=tr("it was changed in the meantime"))
         target = new / path.relative_to(self._source.folder(self._base))

@@ -195,6 +195,7 @@ def insert_base(db: apsw.Connection, source: apsw.Connection, tables: CatalogTab
 
 
 def _read_rows(source: apsw.Connection, table: str, key: str, value: str) -> Iterator[Row]:
+    """Yield the rows of a table whose column ``key`` has a value, in the order of insertion."""
     there = {str(row[1]) for row in source.execute(f"PRAGMA table_info('{table}')")}
     names = [name for name in INSERTED_COLUMNS[table] if name in there]
     where = f"{table} WHERE {key} = ? ORDER BY rowid"

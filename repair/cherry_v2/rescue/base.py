@@ -235,6 +235,7 @@ class RescuePlanner:
         return self._store.command_line("rescue", *chain.from_iterable((*recreated, *mapped)), *options)
 
     def _plan_rescue(self, base: StrandedBase, draft: BaseDraft) -> RescuedBase:
+        """Plan to migrate the rows that v1's file has of a base; raises _NotRescuable if that is impossible."""
         self._check_model(base, draft)
         if base.has_only_texts:
             raise _NotRescuable(

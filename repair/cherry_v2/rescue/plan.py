@@ -178,6 +178,7 @@ class RescuePlanBuilder:
         self.rows.append(Action(action="complete-base", message=message, base=base.key, finding=base.finding))
 
     def _change_item_rows(self, rescued: RescuedBase) -> None:
+        """Plan the catalog changes: paths of snapshots, completed items, and the files of expanded folders."""
         key, items, new = rescued.base.key, rescued.plan.items, rescued.new
         for one in rescued.snapshots:
             row = rescued.rows[items[one.material.item].id]

@@ -108,6 +108,7 @@ class V1Data(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _survey_file(self, path: Path, tree: Tree, draft: BaseDraft) -> VectorFile:
+        """Survey a vector file of v1; if it is damaged, salvage it and survey the result."""
         mark = sqlite.read_file_state(path)
         pipeline = cherry_v1.PIPELINE
         try:

@@ -208,6 +208,8 @@ def _report_left(restored: BuiltBase) -> Iterator[Unresolved]:
 
 
 def _copy_files(built: Path, raw: Path, paths: tuple[str, ...]) -> Callable[[Path], None]:
+    """Build a function that fills a folder with links to ``built``'s files and copies of ``paths`` in ``raw``."""
+
     def make(new: Path) -> None:
         for folder, _, names in file_paths.walk(built, durable.raise_unless_missing):
             for name in names:

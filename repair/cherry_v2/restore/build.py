@@ -265,6 +265,7 @@ class _Builder:
         self._guessed: dict[str, str] = {}
 
     def run(self, mark: str, progress: Progress) -> BuiltBase:
+        """Build the index from the catalog's items and the old index; ``mark`` is stored with the result."""
         rows: list[Row] = []
         leaf_items: dict[str, RestoredItem] = {}
         with ExitStack() as stack:
@@ -367,6 +368,7 @@ class _Builder:
     # --- one item ----------------------------------------------------------------------------------------------------
 
     def _add_item(self, item: Row, old: OldIndex, index: IndexBuilder) -> RestoredItem:
+        """Add an item's text to the index; an item without text is reported."""
         leaf_item = RestoredItem(
             {key: value for key, value in item.items() if key != "data"}, new_item_id(self._base, item)
         )

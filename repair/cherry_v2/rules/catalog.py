@@ -217,6 +217,7 @@ def _with_folders(rows: list[Row], numbers: Iterable[int], places: dict[Any, int
 
 
 def _children_by_folder(rows: list[Row]) -> dict[Any, list[Row]]:
+    """Group items by the id of their folder; those without one are left out."""
     found: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
         if row.get("group_id") is not None:
@@ -596,6 +597,7 @@ def _new_paths(key: str, item: Row, old: str | None, new: str) -> Iterator[ItemP
 
 
 def _read_materials(index: Path) -> tuple[list[_Material], set[str]]:
+    """Read the materials whose path is invalid, and the set of valid paths."""
     unsafe, taken = [], set()
     with sqlite.open_readonly(index) as db:
         for rowid, key, raw in db.execute(
