@@ -6,7 +6,6 @@ Every stop raises KeyboardInterrupt: finished work stays, unfinished work is dis
 
 from __future__ import annotations
 
-import _thread
 import signal
 import sys
 import threading
@@ -142,4 +141,5 @@ def stop_main_thread(number: int = signal.SIGINT) -> None:
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:
-        _thread.interrupt_main(signal.Signals(number))
+        # Unlike _thread.interrupt_main, this ends a sleep of the main thread on Windows.
+        signal.raise_signal(signal.Signals(number))
