@@ -159,7 +159,7 @@ def test_a_path_shows_what_it_is_and_what_can_be_done(reader):
     ("typed", "problem"),
     [
         ("", "No path was given"),
-        ("/no/such/file", "/no/such/file: no such file or folder; check the spelling."),
+        ("/no/such/file", f"{Path('/no/such/file')}: no such file or folder; check the spelling."),
         ("~/nothing.zip", "no such file or folder"),
         ("a\0b", "the path has a character that no path can have"),
         ("x" * 5_000, ""),
@@ -203,6 +203,7 @@ def test_a_folder_of_200000_entries_is_listed_within_limits(reader, tmp_path):
     assert len(listed["entries"]) == 300 and listed["more"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
 def test_a_folder_can_be_walked_and_its_names_are_harmless(reader, tmp_path):
     names = ["<script>alert(1)</script>", "\u202egpj.exe", "a\nb\x1b[31m", "ü 文件"]
     for name in names:
