@@ -89,6 +89,7 @@ def migrate(
 
 
 def _select_pipeline(source: Located, options: Options, *, is_plan_only: bool = False) -> Pipeline:
+    """Pipeline for a source; raises WrongUsage if it does not support an option."""
     pipeline = pipeline_of(source, adopt_orphans=options.adopt_orphans or is_plan_only)
     if options.visible_to and not pipeline.has_visibility:
         raise WrongUsage(

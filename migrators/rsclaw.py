@@ -122,6 +122,7 @@ class _Drafter:
         return int(str(self._db.execute(query, values).get))
 
     def _draft_base(self, embedding: ModelChoice, dimensions: int | None) -> BaseDraft:
+        """Draft the only base, with the items drafted so far."""
         query = f"SELECT min(created_at), max(updated_at) FROM {_MIGRATED_DOCUMENTS}"
         times: Any = self._db.execute(query).fetchone()
         created_at, updated_at = (None if time is None else _time(time) for time in times)
@@ -146,6 +147,7 @@ class _Drafter:
     # --- items -----------------------------------------------------------------------------------------------------
 
     def _draft_items(self) -> None:
+        """Draft an item for each document, and add notices on documents without chunks or changed since."""
         text_only_reasons = chunks.VECTOR_REASONS if self._options.carry_text else frozenset()
         for doc in _read_documents(self._db, text_only_reasons):
             if doc.reason is not None:
@@ -169,6 +171,7 @@ class _Drafter:
         self._notices.append(Notice(code=code, message=message, base=LEGACY_ID, count=count))
 
     def _note_unreadable(self) -> None:
+        """Add notices on damaged pages and on documents that cannot be decoded."""
         mirror = self._mirror
         if mirror.damaged_pages:
             lost = {table: read.lost for table, read in mirror.tables.items() if read.lost}
@@ -186,6 +189,7 @@ class _Drafter:
             self._note(notices.ROW_UNREADABLE, message, broken)
 
     def _note_dropped_fields(self) -> None:
+        """Add notices on collections and tags, which are not migrated."""
         names = self._db.execute("SELECT name FROM collection ORDER BY id LIMIT ?", (_MAX_COLLECTIONS,))
         listed = [str(name) for (name,) in names]
         tagged = self._count(f"SELECT count(*) FROM {_MIGRATED_DOCUMENTS} AND d.tags > 0")
@@ -212,6 +216,7 @@ def _with_provider(overrides: ModelOverrides, embedder: str | None) -> ModelOver
 
 
 def _resolve_embedding(models: ModelResolver, embedder: str | None) -> ModelChoice:
+    """Choose the model for an embedder id; blank: no chunk that can be migrated names one."""
     if is_blank(embedder):
         return replace(
             models.embedding(None, LEGACY_ID),
@@ -236,6 +241,7 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _read_documents(db: apsw.Connection, text_only_reasons: frozenset[str]) -> Iterator[_Document]:
+    """Yield the documents; chunks skipped for one of ``text_only_reasons`` count as rows."""
     reasons = ", ".join("?" * len(text_only_reasons))
     query = f"""
         SELECT d.id, d.title, {documents.SOURCE_SQL}, d.md_path, d.created_at, d.updated_at, v.reason,
@@ -286,6 +292,7 @@ def _time(value: int) -> int | None:
 
 @contextmanager
 def _open_source(path: Path, work: Path | None, options: Options, _: BaseDraft) -> Iterator[Path]:
+    """Write the chunks of a database to a temporary table and yield its path."""
     try:
         with rsclaw_chunks.write_chunk_table(path, work, visible_scope(options)) as chunks:
             yield chunks.path

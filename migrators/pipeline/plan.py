@@ -609,6 +609,7 @@ class _Planner:
             self._note(notices.ENTRIES_WITHOUT_ROWS, message, draft.legacy_id, len(without))
 
     def _note_duplicates(self, found: dict[str, RestoredDuplicate], without_rows: list[ItemDraft]) -> None:
+        """Add notices on files without rows: those that equal another file, and the others."""
         base = self._draft.legacy_id
         self._notices.extend(
             duplicate_notice(one, base, restored=loader_id in self._restored) for loader_id, one in found.items()
@@ -618,6 +619,7 @@ class _Planner:
             self._notices.extend(files_without_rows_notices(base, files))
 
     def _note_problems(self, owners: LoaderOwners, rows: PlannedRows, missing: list[MissingChunks]) -> None:
+        """Add the notices of the whole base; ``missing`` are chunks that v1 never stored."""
         self._note_base_error()
         if renamed := self._layout.renamed:
             message = tr("{files} renamed because the name was taken", files=format_count(renamed, "file"))
@@ -649,6 +651,7 @@ class _Planner:
         return found
 
     def _note_base_error(self) -> None:
+        """Add a notice on the reason for which the base is marked failed, if it is."""
         if self._base_error is None:
             return
         why, missing_model = self._draft.embedding.problem, self._draft.embedding.gone
@@ -664,6 +667,7 @@ class _Planner:
         self._note_skipped(self._base_error, self._decisions.skipped.rows[self._base_error], why, missing_model)
 
     def _note_skipped(self, reason: str, count: int, why: str = "", missing_model: str | None = None) -> None:
+        """Add a notice on skipped rows; ``reason`` is its code, ``why`` precedes the count in the message."""
         samples = tuple(self._decisions.skipped.examples.get(reason, ()))
         lost = (
             tr("{rows} not migrated{examples}", rows=format_count(count, "row"), examples=_examples(samples))
@@ -701,6 +705,7 @@ class _Planner:
             )
 
     def _note_failed_folder(self, item: ItemDraft) -> None:
+        """Add a notice that a folder is migrated as one failed item, without its files."""
         later = ""
         if self._base_error == notices.MISSING_STORE and self._unreadable:
             later = tr("; a later run can recover it once the vector file can be read")

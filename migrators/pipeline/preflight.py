@@ -103,6 +103,7 @@ def _check_is_library_or_empty(target: Path) -> None:
 
 
 def _list_names(target: Path) -> list[str]:
+    """Names in the target folder that matter, sorted; empty if it does not exist."""
     if not target.is_dir():
         return []
     try:

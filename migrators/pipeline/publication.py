@@ -122,6 +122,7 @@ def base_folder(target: Path, base_id: str) -> Path:
 
 
 def _is_damaged(index: Path) -> bool:
+    """Whether SQLite cannot read an index or finds damage in it."""
     # A full-text table with damaged settings raises an error of the statement, not of the file.
     try:
         with sqlite.open_readonly(index) as db:
@@ -278,6 +279,7 @@ def check_ledger(ledger: Ledger) -> dict[str, LedgerEntry]:
 
 
 def _check_catalog_rows(rows: list[tuple[BaseEntry, Iterator[ItemRow]]]) -> None:
+    """Sort the bases by position and raise InvalidValue if they are not valid rows of a catalog."""
     rows.sort(key=lambda one: (one[0].position, one[0].record.base.id))
     records: Iterator[tuple[BaseRecord, Iterator[ItemRow]]] = ((entry.record, items) for entry, items in rows)
     try:

@@ -83,6 +83,7 @@ def unchanged_outcome(entry: BaseEntry) -> BaseOutcome:
 def _make_outcome(
     plan: BasePlan, found_notices: tuple[Notice, ...], tallies: Tallies | None, index_bytes: int | None
 ) -> BaseOutcome:
+    """Describe a planned or written base for the report; ``tallies``: its index's counts, None if not written."""
     draft = plan.draft
     statuses = Counter(item.status for item in plan.items)
     base = BaseReport(
@@ -199,6 +200,7 @@ def _with_absolute_path(base: BaseReport, target: Path) -> BaseReport:
 
 
 def _make_warning(notice: Notice, base: BaseReport | None, target: Path) -> WarningReport:
+    """Convert a notice to a warning; for texts without vectors, name the command that adds them."""
     message = notice.message
     if notice.code == notices.WITHOUT_VECTOR and base is not None:
         # Name the command that adds the vectors of texts migrated without them.

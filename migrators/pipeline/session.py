@@ -256,6 +256,7 @@ def _clean_up_on_failure(at: Session, ledger: Ledger) -> Iterator[None]:
 
 
 def _end_run(at: Session, ledger: Ledger, status: str) -> None:
+    """Discard staged files, recover open steps and end the run; failures are left to the next run."""
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
         at.target.discard_staged()
     # If the ledger cannot be written either, the next run recovers the open steps.

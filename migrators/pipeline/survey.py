@@ -146,6 +146,7 @@ class BasePlanner:
                 progress.step(size, 0)
 
     def _plan_or_keep(self, position: int, draft: BaseDraft, entry: LedgerEntry | None) -> BaseJob:
+        """Plan a base, or keep what an earlier run (``entry``) wrote if neither source nor target has changed."""
         if entry is None:
             logger.info("base %s: no earlier run wrote it to this target", draft.id)
             # No earlier run to compare with: hashing the files waits until the free space was checked.
@@ -176,6 +177,7 @@ class BasePlanner:
     def _plan_base(
         self, position: int, draft: BaseDraft, mark: str, known: BaseEntry | None, options: Options
     ) -> BaseJob:
+        """Survey and plan a base; ``known`` is its entry from an earlier run, ``mark`` its fingerprint."""
         surveyed = self._survey(draft, texts=options.carry_text)
         found = surveyed.found
         hints = Hints()

@@ -130,6 +130,7 @@ def write_bases(
 
 
 def _write_base(job: WriteJob, tree: Tree, watch: ReportProgress, processes: ProcessPool | None = None) -> FinishedBase:
+    """Write a base; if its file cannot be read completely, write its readable rows."""
     plan = job.plan
     origin = BaseSource(tree=tree, uploads=job.uploads, table=job.table, vectors=job.work.vectors, earlier=job.earlier)
     try:

@@ -198,6 +198,7 @@ def _models(needs: Sequence[ModelNeed], every: Sequence[EmbedderSettings]) -> li
 
 
 def _test_embedder(settings: EmbedderSettings) -> TestedEmbedder:
+    """Embed a few texts, without retries, and measure the time; an error becomes part of the result."""
     start = time.monotonic()
     code = problem = tokens = None
     vectors: list[bytes] = []

@@ -206,6 +206,7 @@ def _search_bases(source: Located, asked: _Search) -> SearchResult:
 
 
 def _search_notes(source: Located, asked: _Search) -> SearchResult:
+    """Search the notes of codex-mem; raises WrongUsage for options that do not apply."""
     _refuse_callers(source, asked)
     _refuse_simple(source, asked)
     hint = tr("leave it out; --mode hybrid searches by words and by meaning")
@@ -224,6 +225,7 @@ def _search_notes(source: Located, asked: _Search) -> SearchResult:
 
 
 def _search_chunks(source: Located, asked: _Search) -> SearchResult:
+    """Search the chunks of rsclaw; raises WrongUsage for options that do not apply."""
     given = {
         "--base": asked.options.base is not None,
         "--alpha": asked.options.alpha is not None,
@@ -243,6 +245,7 @@ def _search_chunks(source: Located, asked: _Search) -> SearchResult:
 
 
 def _search_records(source: Located, asked: _Search) -> SearchResult:
+    """Search the records of angel-memory, by tags or by vector; raises WrongUsage for options that do not apply."""
     _refuse_callers(source, asked)
     given = {
         "--base": asked.options.base is not None,
@@ -281,6 +284,7 @@ def _search_records(source: Located, asked: _Search) -> SearchResult:
 
 
 def _search_collections(source: Located, asked: _Search) -> SearchResult:
+    """Search collections of Chroma; raises WrongUsage for options that do not apply."""
     _refuse_callers(source, asked)
     _refuse_simple(source, asked)
     _refuse(source.kind, tr("leave it out"), {"--raw": asked.options.raw})

@@ -416,6 +416,7 @@ def _format_closing(report: FleetReport, path: Path, *, dry_run: bool) -> str:
 
 
 def _print_and_exit(report: FleetReport, metrics: Metrics | None, output: Output, text: str) -> NoReturn:
+    """Print the report, as JSON or as ``text``, and exit with its status."""
     if metrics is not None and metrics.problem is not None:
         echo_error(tr("{path} could not be updated: {error}", path=metrics.path, error=metrics.problem))
     if output.as_json:

@@ -306,6 +306,7 @@ def with_level(options: CheckOptions, *, quick: bool, deep: bool) -> CheckOption
 
 
 def _click_option(name: str, hint: Any, default: Any) -> Callable[[F], F]:
+    """Build the click option of a field of an options struct, from the metadata of its type."""
     described = hint.__metadata__[-1]
     extra = described.extra or {}
     option = extra["off"] or extra["option"] or f"--{name.replace('_', '-')}"

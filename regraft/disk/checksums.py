@@ -133,6 +133,7 @@ def _append_zeros(value: int, count: int) -> int:
 
 
 def _multiply_matrix(step: list[int], register: int) -> int:
+    """Multiply a matrix over GF(2), given by its columns, with a CRC register."""
     result = bit = 0
     while register:
         if register & 1:

@@ -325,6 +325,7 @@ def _remove(path: Path) -> None:
 
 
 def _unlink(name: str, folder: int | None) -> None:
+    """Delete a file; a read-only one without an open ``folder`` is made writable first."""
     try:
         os.unlink(name, dir_fd=folder)
     except PermissionError:

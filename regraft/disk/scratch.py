@@ -81,6 +81,7 @@ class _RunFolder:
             _remove_empty(path)
 
     def _make(self) -> Path:
+        """Create the folder and lock it; if no lock is possible, under a name that is never cleaned up."""
         for _ in range(_TRIES):
             path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._root))
             try:

@@ -92,6 +92,7 @@ def load_vector_extension(connection: apsw.Connection) -> None:
 
 
 def _find_vector_extension() -> str:
+    """Path of the sqlite-vec library, found without importing its package where possible."""
     # Importing the package would import NumPy too, if it is installed, which takes longer than many a command.
     spec = find_spec("sqlite_vec")
     if spec is not None and spec.origin is not None and any(Path(spec.origin).parent.glob("vec0.*")):

@@ -283,6 +283,7 @@ class ZipDirectory:
         return self._db.execute(query, (parent, name)).fetchone()
 
     def _find_child(self, parent: int, name: str) -> tuple[int, int | None] | None:
+        """Find a name in a folder, exactly or in another Unicode form. Returns id and record (None: folder)."""
         found = None if "\0" in name else self._child_row(parent, name)
         if found is not None or name.isascii():
             return found
@@ -452,6 +453,7 @@ def _end_64(file: BinaryIO, place: int) -> tuple[int, int, int] | None:
 
 
 def _split_extra_fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield type and data of each extra field of a directory entry."""
     place = 0
     while place + _EXTRA.size <= len(extra):
         kind, length = _EXTRA.unpack_from(extra, place)

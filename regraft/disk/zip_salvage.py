@@ -308,6 +308,7 @@ class _Salvaging:
     # --- the new archive -------------------------------------------------------------------------------------------
 
     def _copy(self, header: _Header, packed: int, size: int, crc: int) -> None:
+        """Copy a member, still compressed, to the new archive, with a ZIP64 header; adds its directory entry."""
         start = self._target.tell()
         flags = header.flags & ~_HAS_DESCRIPTOR
         name, common = header.raw_name, (flags, header.method, header.time, header.date, crc)

@@ -108,6 +108,7 @@ def limit_response(response: Any, most: int) -> None:
 
 
 def _limited_body(stream: Any, packed: str, most: int) -> Iterator[bytes]:
+    """Unpack a response; raises AnswerTooLong if it exceeds ``most`` bytes. ``packed``: content encoding."""
     size = 0
     for chunk in _unpack_body(stream, packed, most):
         size += len(chunk)
@@ -119,6 +120,7 @@ def _limited_body(stream: Any, packed: str, most: int) -> Iterator[bytes]:
 
 
 def _start_of_error(stream: Any, packed: str) -> Iterator[bytes]:
+    """Yield the first bytes of an error response; less if it cannot be unpacked."""
     left = ERROR_BYTES
     # An error that cannot be unpacked still has its status.
     with suppress(AnswerTooLong):

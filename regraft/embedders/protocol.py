@@ -169,6 +169,7 @@ def unusable_answer(fault: str, reason: str, bad: Sequence[int] = (), embedder: 
 
 
 def _check_lengths(vectors: Sequence[bytes], dimensions: int | None, embedder: str) -> None:
+    """Raise if not all vectors have ``dimensions`` or, if that is None, the most common length."""
     lengths = Counter(map(len, vectors))
     usual = lengths.most_common(1)[0][0] if lengths else 0
     expected = usual if dimensions is None else 4 * dimensions

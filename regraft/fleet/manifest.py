@@ -109,6 +109,7 @@ def _list_sources(names: Iterable[str]) -> Iterator[Library]:
 
 
 def _read_storage(url: str) -> Iterator[Library]:
+    """Yield the libraries of a URL: those that match a pattern, rows of a table, or entries of a folder."""
     place = storage_path(url)
     if glob.has_magic(url) and ("*" in url or "?" in url or not place.entries()):
         found = place.matches()
@@ -137,6 +138,7 @@ def _local_path(name: str, *, windows: bool = os.name == "nt") -> str:
 
 
 def _read_table(name: str, folder: str, file: Any) -> Iterator[Library]:
+    """Yield the libraries of a table (parquet, csv or JSON lines); ``folder`` resolves relative names."""
     kind, number = name.lower().rpartition(".")[2], 0
 
     def count(found: Iterable[Any]) -> Iterator[Any]:
@@ -162,6 +164,7 @@ def _read_table(name: str, folder: str, file: Any) -> Iterator[Library]:
 
 
 def _csv_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a CSV file without empty values; raises ValueError if columns are inconsistent."""
     reader = csv.DictReader((line.decode("utf-8-sig") for line in file), strict=True)
     names = list(reader.fieldnames or ())
     for name in names:
@@ -213,6 +216,7 @@ def _absolute_name(name: str, folder: str = "") -> str:
 
 
 def _with_target(library: Library, targets: str | None, ending: str, needs_target: bool) -> Library:
+    """Give a library a target below ``targets`` if the command needs one; raises WrongUsage if it cannot have one."""
     if needs_target is (library.target is not None):
         return library
     if not needs_target:

@@ -361,6 +361,7 @@ _LINE = msgspec.json.Decoder(list[ResultRow])
 
 
 def _read_journal(path: Path) -> tuple[FleetOrder, KnownRows]:
+    """Read a journal: its order, and the libraries started and finished. Torn lines are ignored."""
     with links.open_for_reading(path) as file:
         first = file.readline()
         order, position = msgspec.json.decode(first, type=FleetOrder), len(first)
@@ -467,6 +468,7 @@ def _replace_file(path: Path, part: Path) -> Iterator[Any]:
 
 
 def _write_lines(file: Any, rows: Iterable[ResultRow], order: FleetOrder | None = None) -> None:
+    """Write rows as JSON lines; the order, if given, is added to the first."""
     for row in rows:
         first = {} if order is None else {"fleet": order}
         file.write(msgspec.json.encode(msgspec.structs.asdict(row) | first) + b"\n")

@@ -130,6 +130,7 @@ class StoragePath(msgspec.Struct, frozen=True):
         self._transfer("get", [((self / name)._path, str(path)) for name, path in files])
 
     def _transfer(self, action: str, pairs: list[tuple[str, str]]) -> None:
+        """Copy objects; ``action`` is the method: "get", "put" or "copy", ``pairs`` are source and target."""
         if pairs:
             with _translated_errors(self):
                 try:

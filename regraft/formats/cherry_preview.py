@@ -336,6 +336,7 @@ def declared_dimensions(path: Path, work: Path | None = None) -> int | None:
 
 
 def _parse_dimensions(types: dict[str, str]) -> int | None:
+    """Dimensions from the declared type of the vector column; None if it has none."""
     name, _, rest = types.get("embeddings", "").partition("(")
     digits = rest.partition(")")[0].strip()
     is_vector = name.strip().upper() == "F32_BLOB" and digits.isascii() and digits.isdigit()
@@ -372,6 +373,7 @@ def join_owner_bodies(
 def _read_bodies(
     db: apsw.Connection, owner: str, rows: LoaderRows, vector_bytes: int | None, *, texts: bool
 ) -> Iterator[str]:
+    """Yield the texts of a loader's rows; ``texts``: also of rows without a usable vector."""
     runs = zip(rows.runs[::2], rows.runs[1::2], strict=True)
     if texts:
         yield from (body for body, _ in PREVIEW_VECTORS.rows_and_texts(db, runs, vector_bytes))

@@ -324,6 +324,7 @@ def _later_signs(root: Path) -> list[str]:
 
 
 def _has_records_without_tags(database: Path) -> bool:
+    """Whether a database has the table of records but not that of tags; False if it cannot be read."""
     with contextlib.suppress(apsw.Error, UnicodeDecodeError), sqlite.open_readonly(database, beside_writers=True) as db:
         tables = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
         return RECORDS in tables and NOTE_TAGS not in tables
@@ -380,6 +381,7 @@ def open_file_index(root: Path) -> Iterator[apsw.Connection]:
 
 @contextmanager
 def _open_database(path: Path, tables: Mapping[str, tuple[str, ...]]) -> Iterator[apsw.Connection]:
+    """Open a database; raises AngelProblem if it, or one of the tables or columns, is missing."""
     if not path.is_file():
         raise AngelProblem(tr("it is missing"))
     try:

@@ -139,6 +139,7 @@ class _Reader:
         return self._read[folder]
 
     def _read_tables(self, folder: str) -> _Tables | None:
+        """Read the tables of an IndexedDB folder, with notices on damage; None if it has no such database."""
         try:
             found = chromium.read_stores(self._tree, folder, DATABASE, self._tables, self._work)
         except StorageChanged as problem:

@@ -132,6 +132,7 @@ def detect_running_app(profile: Path) -> str | None:
 
 
 def _leveldb_folders(profile: Path) -> Iterator[Path]:
+    """Yield the LevelDB folders of a profile: local storage and IndexedDB."""
     yield profile / "Local Storage" / "leveldb"
     try:
         yield from (profile / "IndexedDB").glob("*.leveldb")
@@ -151,6 +152,7 @@ def _recently_written(profile: Path) -> bool:
 
 
 def _check_singleton_lock(folder: Path) -> str | None:
+    """Say which process or computer holds Chromium's lock on the profile; None if none does."""
     try:
         host, _, pid = str((folder / SINGLETON_LOCK).readlink()).rpartition("-")
         made = (folder / SINGLETON_LOCK).lstat().st_mtime
@@ -201,6 +203,7 @@ def _started_after(pid: int, made: float) -> bool:
 
 
 def _check_leveldb_locks(profile: Path) -> str | None:
+    """Say which LevelDB folder is locked, and by which process if known; None if none is."""
     for folder in _leveldb_folders(profile):
         lock = folder / "LOCK"
         if not lock.is_file():

@@ -619,6 +619,7 @@ def _add_lost_rows(db: apsw.Connection) -> None:
 
 
 def _count_results(db: apsw.Connection, reading: Reading, *, deleted: int, is_exact: bool) -> SalvageTally:
+    """Count found, refused and lost rows; ``is_exact``: the index names every row, so none is estimated."""
     refused: Counter[str] = Counter()
     weaker: Counter[str] = Counter()
     rows = 0
@@ -738,6 +739,7 @@ class _MeasuredRows:
             self._scratch.executemany("INSERT INTO measured VALUES (?, ?, ?, ?)", self._measure_rows(db))
 
     def _measure_rows(self, db: apsw.Connection) -> Iterator[tuple[int, float, int, bool]]:
+        """Yield length, norm, repeats, and whether the row's id matches its metadata, of each finite vector."""
         for row_id, vector, metadata in _read_rows(db):
             is_named = None if metadata is None else _name_row(metadata, row_id)
             self._count += 1

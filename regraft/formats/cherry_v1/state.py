@@ -149,6 +149,7 @@ class LazyItems(Sequence[Any]):
 
 
 def _parse_item(raw: msgspec.Raw) -> Any:
+    """Decode an item; None if it is not valid JSON."""
     try:
         return json_text.decode_any(raw)
     except json_text.JsonProblem:
@@ -175,6 +176,7 @@ def read_bases(text: bytearray) -> Any:
 
 
 def _parse_base(raw: msgspec.Raw) -> Any:
+    """Decode a base, but not yet the items in it."""
     try:
         parts = json_text.decode_raw(raw, dict[str, msgspec.Raw])
     except json_text.JsonProblem:
@@ -423,6 +425,7 @@ def _slice_text(raw: msgspec.Raw | bytearray) -> bytearray:
 
 
 def _read_knowledge(tree: Tree, slices: _Slices, state_notices: list[Notice]) -> list[Any]:
+    """Read the bases from the ``knowledge`` slice, with a notice if there is none."""
     bases: Any = None
     is_there = "knowledge" in slices
     if is_there:
@@ -494,6 +497,7 @@ def _data_notices(tree: Tree, paths: StatePaths, bases: list[Any], pending: froz
 
 
 def _older_folder_notices(tree: Tree, folder: str, names: Iterable[str]) -> Iterator[Notice]:
+    """Yield a notice on folders of a layout older than v1's, which are not read."""
     members = {name: join_path(folder, name) for name in names}
     # A folder of v2 contains `.cherry` or `raw`.
     older = [

@@ -181,6 +181,7 @@ def check_records(records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> No
 
 
 def _write(db: apsw.Connection, records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
+    """Create the tables of a catalog and insert bases, items, models and providers."""
     db.execute("BEGIN IMMEDIATE")
     for statement in TABLES:
         db.execute(statement)
@@ -207,6 +208,7 @@ def _insert(table: str, row_type: type[msgspec.Struct]) -> str:
 
 
 def _write_models(db: apsw.Connection, record: BaseRecord) -> None:
+    """Insert the providers and models that a base uses, unless they exist."""
     times = (record.now_ms, record.now_ms)
     for provider in record.providers:
         key = order_key(db.execute("SELECT count(*) FROM user_provider").get)

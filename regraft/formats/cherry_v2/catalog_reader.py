@@ -162,6 +162,7 @@ def open_catalog(path: Path) -> Iterator[CatalogLookup]:
 
 @contextmanager
 def _catalog_problems() -> Iterator[None]:
+    """Convert errors of reading the catalog into CatalogProblem."""
     try:
         yield
     except (apsw.Error, OSError, UnicodeDecodeError) as error:

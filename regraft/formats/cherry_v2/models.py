@@ -122,6 +122,7 @@ class ModelResolver:
         return self._with_retired_notice(self._resolve_embedding(raw, legacy_base), legacy_base)
 
     def _resolve_embedding(self, raw: Any, legacy_base: str) -> ModelChoice:
+        """Choose the model for a base: the one that options map it to, an existing one, or its own."""
         named = raw if isinstance(raw, dict) else {}
         unique = unique_model_id(named.get("provider"), named.get("id"))
         for old in (unique, legacy_base):
@@ -224,6 +225,7 @@ def _provider_of(unique: str) -> str:
 
 
 def _model_row(unique: str, raw: dict[str, Any]) -> ModelRow:
+    """Make the row of a model from its id, ``provider::model``, and v1's settings."""
     model = trim(unique.partition(SEPARATOR)[2])
     name, group = raw.get("name"), raw.get("group")
     return ModelRow(

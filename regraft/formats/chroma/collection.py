@@ -212,6 +212,7 @@ class CollectionState:
         return database.read_number(self._db.execute(query, (self.of.id, 0)).get) or 0
 
     def _read_segment(self, stated: int | None) -> None:
+        """Read the segment's files; ``stated`` is the number of operations that Chroma says are in it, or None."""
         folder = self.folder
         if folder is None or not folder.is_dir():
             # Chroma creates the folder with the first operation that it moves there.
@@ -306,6 +307,7 @@ class CollectionState:
                 self.bad_links += int((~block.has_valid_links).sum())
 
     def _read_elements(self, segment: SegmentFiles) -> None:
+        """List the segment's elements in the temporary database."""
         self._insert_elements(segment)
         with sqlite.transaction(self._scratch):
             if segment.is_derived:

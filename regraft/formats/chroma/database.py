@@ -137,6 +137,7 @@ def open_chroma(path: Path) -> Iterator[apsw.Connection]:
 
 
 def _check_layout(db: apsw.Connection) -> None:
+    """Raise ChromaProblem if a table or column is missing, or if there are triggers or views."""
     # Chroma enables triggers when it writes, so a foreign trigger would run.
     foreign: Any = db.execute("SELECT type, name FROM sqlite_schema WHERE type IN ('trigger', 'view')").fetchone()
     if foreign is not None:

@@ -158,6 +158,7 @@ class _Interpreter:
             step()
 
     def _steps(self) -> dict[int, Callable[[], None]]:
+        """Map each supported opcode of pickle to the method that executes it."""
         return {
             0x80: lambda: self._skip(1),  # PROTO
             0x95: lambda: self._skip(8),  # FRAME
@@ -352,6 +353,7 @@ class _Interpreter:
     # --- dictionaries and the one class -----------------------------------------------------------------------------
 
     def _empty_dict(self) -> None:
+        """Push a dictionary; below the outermost one, its role is the key that precedes it."""
         role = ""
         outer = self._target
         if outer is not None and not outer.role and len(self._items) % 2 and isinstance(self._items[-1], str):
@@ -380,6 +382,7 @@ class _Interpreter:
             self._set(target, key, value)
 
     def _set_item(self) -> None:
+        """Store the value on top of the stack in the dictionary below it, under the key between them."""
         value, key = self._pop(), self._pop()
         target = self._items[-1] if self._items else None
         if not isinstance(target, _Dict):
@@ -499,6 +502,7 @@ def _encode_text(text: str) -> bytes:
 
 
 def _encode_integer(value: int) -> bytes:
+    """Encode an integer as pickle does: BININT or, from 2**31 on, LONG1."""
     if value < 1 << 31:
         return b"J" + value.to_bytes(4, "little", signed=True)
     raw = value.to_bytes(9, "little", signed=True)

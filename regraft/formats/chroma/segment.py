@@ -127,6 +127,7 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _layout(self) -> Any:
+        """NumPy type of an element: its links, vector and label."""
         header = self.header
         return np.dtype(
             [

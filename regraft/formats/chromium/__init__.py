@@ -165,6 +165,7 @@ class _Decoder:
     # --- objects ---------------------------------------------------------------------------------------------------
 
     def _read_object(self, read: Callable[[_Decoder], Any]) -> Any:
+        """Read an object, numbered before its content, for later references to it."""
         number = len(self._objects)
         self._objects.append(None)
         value = read(self)
@@ -179,6 +180,7 @@ class _Decoder:
         return self._objects[number]
 
     def _read_properties(self, end: str) -> dict[str, Any]:
+        """Read names and values up to a tag, and skip the count behind it."""
         found: dict[str, Any] = {}
         while self._peek() != ord(end):
             name = self.value()
@@ -224,6 +226,7 @@ class _Decoder:
         return [list(pair) for pair in zip(flat[::2], flat[1::2], strict=False)]
 
     def _read_values_until(self, end: str) -> list[Any]:
+        """Read values up to a tag, and skip the count behind it."""
         found: list[Any] = []
         while self._peek() != ord(end):
             found.append(self.value())
@@ -379,6 +382,7 @@ class PrefixFilter(msgspec.Struct, frozen=True):
 
 
 def _parse_prefix(key: bytes | None) -> KeyPrefix | None:
+    """Decode the prefix of an IndexedDB key; None if there is no key or it is malformed."""
     try:
         return None if key is None else split_key(key)[0]
     except MalformedStorage:
@@ -414,6 +418,7 @@ def row_sort_key(coded: bytes) -> tuple[Any, ...]:
 
 
 def _parse_sort_key(data: ByteReader, depth: int) -> tuple[Any, ...]:
+    """Decode an IndexedDB key into a tuple that sorts as Chromium does."""
     kind = data.byte()
     if kind not in _RANKS or depth > _MAX_KEY_DEPTH:
         raise MalformedStorage(tr("a key of an unknown type"))
@@ -604,6 +609,7 @@ def read_stores(
 
 
 def _read_stores(leveldb: LevelDb, name: str, stores: tuple[str, ...]) -> dict[str, StoreRows] | None:
+    """Read object stores of a database by name; None if the database does not exist."""
     scopes = find_open_scopes(leveldb)
     database = _find_database(
         scan_committed(leveldb, PrefixFilter((KeyPrefix(0, 0, 0),), _DATABASE_NAME), scopes), name
@@ -647,6 +653,7 @@ def _store_ids(entries: dict[bytes, bytes]) -> dict[str, int]:
 
 
 def _read_rows(leveldb: LevelDb, database: int, store: int, scopes: frozenset[int]) -> StoreRows:
+    """Read the rows of an object store in key order; rows that cannot be decoded are counted."""
     wanted = PrefixFilter((KeyPrefix(database, store, ROWS), KeyPrefix(database, store, BLOBS)))
     try:
         entries = scan_committed(leveldb, wanted, scopes)
@@ -836,6 +843,7 @@ def _newest_by_origin(database: LevelDb, key: str, own: str) -> dict[str, Record
 
 
 def _decode_text(value: bytes) -> str:
+    """Decode a local storage text: its first byte says Latin-1 or UTF-16."""
     coding, coded = value[:1], value[1:]
     if coding == bytes([_LATIN_1]):
         return coded.decode("latin-1")

@@ -260,6 +260,7 @@ def _is_cut_off(block: bytes, at: int) -> bool:
 
 
 def _is_complete_fragment(block: bytes, at: int) -> bool:
+    """Whether a log fragment at an offset is complete and has the right checksum."""
     if not _FULL <= block[at + 6] <= _LAST:
         return False
     checksum, length, _ = _HEADER.unpack_from(block, at)
@@ -407,6 +408,7 @@ class TableReader:
         return data
 
     def _read_block(self, handle: _Handle) -> bytes:
+        """Read, verify and decompress a block; raises MalformedStorage if it is damaged."""
         if handle.offset + handle.size + TRAILER_BYTES > self._size:
             raise MalformedStorage(tr("a block at byte {offset:,} reaches past the end", offset=handle.offset))
         data = self._read(handle.offset, handle.size + TRAILER_BYTES)
@@ -754,6 +756,7 @@ class LevelDb:
         return min((one for one in (table.last_sequence, before_logs) if one is not None), default=_MAX_SEQUENCE)
 
     def _scan_logs(self, wanted: KeyFilter, take: Callable[[Record], None]) -> None:
+        """Pass the wanted records of all logs to ``take``, and count damaged parts."""
         passed_over = 0
         for log in self._logs:
             damaged, oldest = _scan_log(log, wanted, take)
@@ -765,6 +768,7 @@ class LevelDb:
         self._in_logs = max(self._in_logs, passed_over)
 
     def _scan_table(self, table: TableFile, wanted: KeyFilter, take: Callable[[Record], None]) -> None:
+        """Pass the wanted records of a table to ``take``; raises StorageDamaged if its file is missing or damaged."""
         name = self._table_names.get(table.number)
         if name is None:
             raise StorageDamaged(

@@ -389,6 +389,7 @@ class NoteReader:
         return dict(found)
 
     def _to_note(self, row: Any) -> Note:
+        """Make a note from its row, with the status of its vector."""
         rowid, note_id, project, title, kind, content, searchable, eligible, *columns = row
         title, kind, content = (self._decoded(raw) or "" for raw in (title, kind, content))
         content_hash = note_content_hash(title, kind, content)

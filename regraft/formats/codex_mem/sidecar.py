@@ -284,6 +284,7 @@ class SidecarVectors:
         return int(of_size), int(of_version)
 
     def _query_rows(self, query: str, **values: Any) -> list[Any]:
+        """Run a query, with the vector size as parameter; read errors become SidecarUnreadable."""
         try:
             return self.db.execute(query, {"size": self.size, **values}).fetchall()
         except apsw.InterruptError:
@@ -292,6 +293,7 @@ class SidecarVectors:
             raise SidecarUnreadable(tr("it cannot be read ({error})", error=error)) from error
 
     def _to_stored_vector(self, row: Any) -> StoredVector:
+        """Make a stored vector from its row, with its flaw if it cannot be used."""
         note_id, content_hash, version, embedded_at, norm, fits = row
         flaw = None
         if not fits:

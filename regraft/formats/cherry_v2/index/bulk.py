@@ -171,6 +171,7 @@ class IndexBuilder:
         self.digests.end_material(self.tallies.units)
 
     def _add_small(self, material: Material) -> None:
+        """Write a material whose texts fit into memory."""
         bodies: list[str] = []
         hashes: list[str] = []
         for batch in _batches(material.rows):
@@ -185,6 +186,7 @@ class IndexBuilder:
         self._add_units(material.material_id, content_hash, bodies, hashes)
 
     def _add_large(self, material: Material) -> None:
+        """Write a material through a temporary database, piece by piece."""
         spool = material.spool = Spool()
         vectors: list[tuple[str, bytes | None, int]] = []
         for text, vector in material.rows:
@@ -203,6 +205,7 @@ class IndexBuilder:
         self._add_spooled(material.material_id, spool)
 
     def _add_spooled(self, material_id: str, spool: Spool) -> None:
+        """Write the units and bodies of a material whose texts are in a temporary database."""
         units: list[Unit] = []
         start = waiting = 0
         for index, body in enumerate(spool.bodies):
@@ -251,6 +254,7 @@ class IndexBuilder:
             self._put_units(material_id, units[first : first + BATCH_ROWS])
 
     def _put_material(self, material_id: str, relative_path: str, content_hash: str, content: str) -> None:
+        """Insert a material and, unless it exists, its content."""
         self._db.execute(
             "INSERT INTO content (content_hash, text, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
             (content_hash, content, self._now),
@@ -292,6 +296,7 @@ class IndexBuilder:
         return key, kept, now
 
     def _add_units(self, material_id: str, content_hash: str, bodies: list[str], hashes: list[str]) -> None:
+        """Write the units of texts that are joined in this order, with their offsets; ``hashes`` are of the texts."""
         start = 0
         for first in range(0, len(bodies), BATCH_ROWS):
             units = []
@@ -370,6 +375,7 @@ class IndexBuilder:
 
 
 def _batches(rows: Iterable[tuple[str | LargeText, bytes | None]]) -> Iterator[list[tuple[str, bytes | None]]]:
+    """Yield the rows in lists of ``BATCH_ROWS``, with large texts read into memory."""
     batch: list[tuple[str, bytes | None]] = []
     for body, vector in rows:
         batch.append((body if isinstance(body, str) else body.whole(), vector))

@@ -313,6 +313,7 @@ def build_current_index(path: Path, new: Path, old: OldIndex, base_id: str) -> N
 
 
 def _write_rows(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
+    """Create the tables of the current layout and copy the rows of the attached old index."""
     db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
     for statement in schema.TABLES:
         db.execute(statement)
@@ -347,6 +348,8 @@ def _write_rows(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
 
 
 def _verify(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
+    """Raise VerificationFailed unless the new index has the digest and counts of the old one."""
+
     def demand(condition: bool, reason: str) -> None:
         if not condition:
             raise VerificationFailed(base=base_id, reason=reason)

@@ -142,6 +142,7 @@ def delete_materials(db: apsw.Connection, material_ids: Iterable[str]) -> int:
 
 
 def _put_material(db: apsw.Connection, new: NewMaterial) -> None:
+    """Insert or update a material and its content; raises MaterialRefused if another has its path."""
     owner = db.execute(
         "SELECT material_id FROM material WHERE relative_path = ? AND material_id <> ?",
         (new.relative_path, new.material_id),
@@ -185,6 +186,7 @@ def _used_hashes(db: apsw.Connection, material_id: str) -> _UsedHashes:
 
 
 def _delete_units(db: apsw.Connection, material_id: str) -> None:
+    """Delete the units of a material and their bodies; vectors stay."""
     db.execute(
         "DELETE FROM search_text WHERE target_type = 'search_unit'"
         " AND target_id IN (SELECT unit_id FROM search_unit WHERE material_id = ?)",
@@ -551,6 +553,7 @@ class IndexStore:
             yield self._db
 
     def _read(self, query: Callable[[apsw.Connection], Result]) -> Result:
+        """Run a query, in the reader thread if there is one; read errors become SourceUnreadable."""
         self._check_open()
         if self._reader is not None:
             return self._reader.run(query)
@@ -564,6 +567,7 @@ _TYPES = (str, int, str, int, int, str, str)
 
 
 def _list_units(db: apsw.Connection, material_id: str) -> list[Unit]:
+    """Read the units of a material in order; raises ValueError if a value has a wrong type."""
     rows: list[Any] = db.execute(
         "SELECT u.unit_id, u.unit_index, u.content_hash, u.char_start, u.char_end, t.text, t.embedding_text_hash"
         # CROSS JOIN forces the material's units first: without statistics SQLite would start with all bodies.

@@ -85,6 +85,7 @@ class _Difference(Exception):
 
 
 def _check_counts(db: apsw.Connection, base_id: str, tallies: Tallies) -> None:
+    """Raise unless the index has the right identity and numbers of rows, and no dangling references."""
     if db.execute("SELECT schema_version, base_id FROM meta").fetchall() != [(schema.SCHEMA_VERSION, base_id)]:
         raise _Difference(tr("its identity row is wrong"))
     counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}

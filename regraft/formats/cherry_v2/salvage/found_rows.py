@@ -380,6 +380,7 @@ def _time(value: object, row: FoundRow) -> int | None:
 
 
 def _is_utf8(raw: bytes) -> bool:
+    """Whether bytes are UTF-8; halves of surrogate pairs are accepted."""
     try:
         raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:

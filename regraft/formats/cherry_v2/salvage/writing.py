@@ -112,6 +112,7 @@ def write_index(proven: Path, new: Path, base_id: str, now_ms: int) -> None:
 
 
 def _write_table(db: apsw.Connection, table: str, columns: dict[str, str]) -> None:
+    """Copy the proven rows of a table to the new index; ``columns`` maps its columns to SQL expressions."""
     names, values = ", ".join(columns), ", ".join(columns.values())
     if table == "search_text":
         # Keep row ids equal to the full-text numbers, for readers that use row ids.
@@ -151,6 +152,8 @@ def _compare(db: apsw.Connection, base_id: str) -> None:
 
 
 def _verify(db: apsw.Connection, base_id: str) -> None:
+    """Raise VerificationFailed if the new index has dangling references, damage or a wrong full-text index."""
+
     def demand(condition: Any, reason: str) -> None:
         if not condition:
             raise VerificationFailed(base=base_id, reason=reason)
