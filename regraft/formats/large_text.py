@@ -102,6 +102,7 @@ def read_pieces(db: apsw.Connection, table: str, column: str, rowid: int) -> Ite
 
 
 def _convert_to_utf8(raw: Iterator[bytes], codec: str) -> Iterator[bytes]:
+    """Decode text piece by piece and encode it as UTF-8; invalid bytes are replaced."""
     decoder = codecs.getincrementaldecoder(codec)("replace")
     for piece in raw:
         yield decoder.decode(piece).encode("utf-8", "replace")
@@ -120,6 +121,7 @@ def _split_position(raw: bytes) -> int:
 
 
 def _to_utf8(raw: bytes) -> bytes:
+    """The same bytes if they are UTF-8, else decoded leniently and encoded again."""
     try:
         raw.decode()
     except UnicodeDecodeError:
@@ -187,6 +189,7 @@ class Spool:
         return self.bodies[-1]
 
     def _write(self, piece: bytes) -> None:
+        """Append bytes to the content and to its hash."""
         if piece:
             self._db.execute("INSERT INTO piece VALUES (?, ?)", (self.size, piece))
             self._content.update(piece)

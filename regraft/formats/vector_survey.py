@@ -274,6 +274,7 @@ class Surveyor:
     def _count_row(
         self, tallies: dict[T, RowTally], key: T, rowid: int, body_bytes: int, digests: RowDigests
     ) -> RowTally:
+        """Count the current row in the tally of ``key``, made if new, and add samples of row names."""
         tally = tallies.get(key)
         if tally is None:
             tally = tallies[key] = RowTally(first_rowid=rowid)

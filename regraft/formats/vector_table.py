@@ -354,6 +354,7 @@ class VectorTable(msgspec.Struct, frozen=True):
         return next((int(str(found)) for (found,) in db.execute(query)), None)
 
     def _survey_rows(self, db: apsw.Connection, found: VectorSurvey, columns: Sequence[str], *, texts: bool) -> None:
+        """Count all rows of the table; ``texts``: also count rows that could be migrated without vector."""
         surveyor = Surveyor(found, self.number)
         recoded = _make_recoder(db)
         for rowid, loader, source, row_id, length, body_bytes, flaw, has_text, reason, body, vector in db.execute(
@@ -372,6 +373,7 @@ class VectorTable(msgspec.Struct, frozen=True):
                 surveyor.text(tally, rowid, body_bytes, flaw == DEGENERATE, digests, is_there=is_there)
 
     def _survey_query(self, columns: Sequence[str], *, texts: bool) -> str:
+        """Build the query that reads each row completely, with what is wrong with its vector."""
         # Vectors are read completely, so that damage anywhere in a row shows now and not later. Their finiteness is
         # checked number by number only if sqlite-vec finds no direction. Texts are read as bytes because they may be
         # invalid UTF-8.

@@ -429,6 +429,7 @@ def check_values(db: apsw.Connection, tables: frozenset[str]) -> None:
 
 
 def _check_action_counts(db: apsw.Connection) -> None:
+    """Raise InvalidValue if a change refers to more actions than its run has."""
     rows: list[Any] = db.execute("SELECT run_id, count(*) FROM action GROUP BY run_id").fetchall()
     counts = dict(rows)
     for row in db.execute(_CHANGES):
@@ -524,6 +525,7 @@ def check_schema(db: apsw.Connection) -> int:
 
 
 def _read_version(db: apsw.Connection, found: dict[str, str]) -> int:
+    """Version of a ledger; raises InvalidValue unless its tables (``found``: SQL by name) are those of that version."""
     if found["ledger"] != _statements_by_table(TABLES)["ledger"]:
         raise InvalidValue(tr("it belongs to another program"))
     versions: list[Any] = db.execute("SELECT version FROM ledger LIMIT 2").fetchall()

@@ -167,6 +167,7 @@ class Guard:
                 await answer(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope, headers: dict[str, str], cookies: dict[str, str]) -> Response | None:
+        """Response that refuses a request from another page, or without the session's cookie; None to let it pass."""
         entrance = self._desk.entrance
         if headers.get("host") != entrance.host:
             return _refused(tr("Open the address that regraft ui printed; this server answers no other."))

@@ -116,6 +116,7 @@ def block_stops() -> Iterator[None]:
 
 
 def _stop(number: int, _: FrameType | None) -> None:
+    """Handle a signal: raise KeyboardInterrupt once, or note the signal while signals are held back."""
     _State.latest = number
     if _State.held:
         _State.came = number

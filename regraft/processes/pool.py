@@ -306,6 +306,7 @@ class ProcessPool:
             self._receive(_POLL_SECONDS)
 
     def _add_workers(self, count: int) -> None:
+        """Start more processes; raises JobFailed if the system refuses, and ends a pool that is not on demand."""
         try:
             with _process_start():
                 for _ in range(count):
@@ -316,6 +317,7 @@ class ProcessPool:
             raise JobFailed(str(error)) from error
 
     def _start_process(self) -> Worker:
+        """Take a prestarted process or start one, and send it the writable roots."""
         can_take = bool(_prestarted) and not self._may_start
         worker = _prestarted.pop() if can_take else WorkerProcess(may_start=self._may_start)
         with contextlib.suppress(BrokenPipeError):
@@ -540,6 +542,7 @@ def _run_worker(pipe: Connection, modules: Sequence[str]) -> None:
 
 
 def _end_with_parent() -> None:
+    """Make this process exit when its parent does, even if the parent is killed."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return

@@ -112,6 +112,7 @@ def _limit_tokens(lines: Sequence[str], budget: int) -> list[str]:
 
 
 def _find_record(root: Path, short_id: int) -> Record:
+    """Find the record of a short id; raises NoteUnknown or NoteAmbiguous unless there is exactly one."""
     try:
         with database.open_records(root) as db:
             found = list(database.iterate_records(db, "r.note_short_id = ?", (short_id,)))
@@ -242,6 +243,7 @@ def _search_tags(db: apsw.Connection, query: str, count: int) -> Iterator[Record
 
 
 def _search_vectors(db: apsw.Connection, nearest: NearestRecords, count: int) -> RecordAnswer:
+    """Look up the records of the nearest vectors, and note records and vectors without a partner."""
     hits = tuple(
         RecordMatch(record=record, score=1 / (1 + distance))
         for source_id, distance in nearest.distances

@@ -191,6 +191,7 @@ class _Search(msgspec.Struct, kw_only=True):
     # --- vectors -----------------------------------------------------------------------------------------------------
 
     def _query_vector(self, mode: Mode) -> Any:
+        """Vector of the query, given or embedded; raises if there is none or its dimensions differ."""
         request, base, dimensions = self.request, self.state.of.id, self.state.dimension
         numbers = request.vector
         if numbers is None and request.embed is not None:

@@ -200,6 +200,7 @@ class _Search(msgspec.Struct):
             yield from ((distances[note.id], note) for note in group if note.id in distances)
 
     def _note_missing_vectors(self) -> None:
+        """Note how many notes without a current vector could be found by words only."""
         counts = self._counts()
         missing = {"pending": counts.pending, "stale": counts.stale, "failed": counts.failed}
         if any(missing.values()):

@@ -77,6 +77,7 @@ def search_report(head: Head, found: UnitAnswer | CombinedAnswer) -> SearchRepor
 
 
 def _combined_report(head: Head, found: CombinedAnswer) -> SearchReport:
+    """Report of a search in several bases; the mode is stated once if it is the same in all."""
     first = found.answers[0]
     is_one_way = all((one.mode, one.alpha) == (first.mode, first.alpha) for one in found.answers)
     searched = [

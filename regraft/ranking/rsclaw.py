@@ -139,6 +139,8 @@ def build_index(path: Path, scope: Scope, *, vectors: bool) -> Iterator[KbIndex]
 
 
 def _fill_chunks(index: KbIndex, path: Path, state: bytes, *, vectors: bool) -> None:
+    """Copy the searchable chunks to the temporary index; ``state``: state of the file that is read."""
+
     def see(_: PageDamage) -> None:
         """Note that pages are damaged."""
         index.is_damaged = True

@@ -141,6 +141,7 @@ class _CombinedSearch(msgspec.Struct, kw_only=True):
     unfit: list[RegraftError] = msgspec.field(default_factory=list)
 
     def answers(self) -> CombinedAnswer:
+        """Search all bases; raises if none can be searched, or if the vector fits several models."""
         for base_id in self.bases.stores:
             self._search(base_id)
         if not self.found:

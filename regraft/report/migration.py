@@ -263,6 +263,7 @@ def format_migration(document: Document, *, verbose: bool = False) -> str:
 
 
 def _base_row(base: Document) -> tuple[str, ...]:
+    """Cells of a base in the table of the report."""
     numbers = (sum(base["items"].values()), base["rows"]["read"], base["rows"]["carried"])
     outcome = label_of(base["outcome"])
     if base["error"]:
@@ -272,6 +273,7 @@ def _base_row(base: Document) -> tuple[str, ...]:
 
 
 def _bases(document: Document, *, planned: bool) -> Iterator[str]:
+    """Yield the lines of the table of bases, with aligned columns."""
     names = [label_of(name) for name in ("base", "dimensions", "items", "rows", "carried")]
     head = (*names, tr("will be") if planned else label_of("outcome"))
     rows = [head, *map(_base_row, document["bases"])]
@@ -286,6 +288,7 @@ def _bases(document: Document, *, planned: bool) -> Iterator[str]:
 
 
 def _totals(document: Document, *, planned: bool) -> Iterator[str]:
+    """Yield the lines on all bases together: outcome, unreadable bases, skipped rows, and space."""
     totals = document["totals"]
     unread = _unread(document)
     of = tr(" of {bases}", bases=format_count(len(document["bases"]) - len(unread), "base")) if unread else ""
@@ -320,6 +323,7 @@ def _format_lead(document: Document, of: str = "", *, planned: bool) -> str:
 
 
 def _reasons(document: Document) -> Iterator[str]:
+    """Yield a line for each reason for which rows or bases were not migrated."""
     rows = document["totals"]["rows"]
     for reason, count in rows["skipped"].items():
         yield tr(
@@ -369,6 +373,7 @@ def _bare(rows: Document) -> int:
 
 
 def _warnings(document: Document, verbose: bool) -> Iterator[str]:
+    """Yield the warnings: all with ``verbose``, else without notes and a few of each code."""
     names = {base.get("legacy_id", base["id"]): base["name"] for base in document["bases"]}
     code_of = itemgetter("code")
     grave = [one for one in document["warnings"] if verbose or notices.EVERY_CODE[one["code"]].severity != "note"]
@@ -385,6 +390,7 @@ def _warnings(document: Document, verbose: bool) -> Iterator[str]:
 
 
 def _cut(text: str, width: int) -> str:
+    """Shorten a text to the columns that it may take in a terminal."""
     text = one_line(text, 4 * width)
     while text_width(text) > width:
         text = text[:-2] + "…"

@@ -103,6 +103,7 @@ class ProgressBar:
         self._show(rows)
 
     def _show(self, rows: float) -> None:
+        """Advance the bar by ``rows``, at most to its end."""
         bar = self._bar
         if bar is not None:
             done = min(rows, max(0.0, (bar.total or 0) - bar.n))

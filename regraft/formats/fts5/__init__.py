@@ -110,6 +110,7 @@ class Structure:
 
 
 def _parse_level(numbers: Iterator[int]) -> tuple[IndexSegment, ...]:
+    """Parse the segments of a level; raises IndexBuildRefused while they are being merged."""
     merging, count = _take_numbers(numbers, 2)
     if merging or count > MAX_SEGMENTS:
         raise IndexBuildRefused("segments are being merged")
@@ -117,6 +118,7 @@ def _parse_level(numbers: Iterator[int]) -> tuple[IndexSegment, ...]:
 
 
 def _take_numbers(numbers: Iterator[int], count: int) -> list[int]:
+    """Take the next ``count`` numbers; raises IndexBuildRefused if there are fewer."""
     found = list(islice(numbers, count))
     if len(found) < count:
         raise IndexBuildRefused("the list of segments is cut off")
@@ -135,6 +137,7 @@ def encode_varints(numbers: Iterable[int]) -> bytes:
 
 
 def _parse_varints(record: bytes) -> Iterator[int]:
+    """Decode the varints of a record; raises IndexBuildRefused if one is malformed."""
     at = 0
     while at < len(record):
         try:
@@ -307,6 +310,7 @@ class IndexWriter:
         return self._page
 
     def _end_term(self) -> None:
+        """Write the pages of the last term's doclist index, and the term into the list of terms."""
         if self._last is None:
             return
         page, separator, doclist = self._last
@@ -351,6 +355,7 @@ def _page_id(page: int, kind: int = 0) -> int:
 
 
 def _verify_rows(db: apsw.Connection, index: IndexNames, rows: int) -> None:
+    """Raise IndexBuildRefused unless the index has exactly the rows of the texts, and samples agree."""
     named = f"FROM {index.texts} WHERE {index.number} IS NOT NULL"
     for what in (f"{index.table}_docsize", f"(SELECT {index.number} {named})"):
         if db.execute(f"SELECT count(*) FROM {what}").get != rows:
@@ -568,6 +573,7 @@ class FullTextBuilder:
         return True
 
     def _fill_index(self, db: apsw.Connection, index: IndexNames, each: Callable[[int], None]) -> None:
+        """Write the sorted pages to the index; ``each`` is called with the number of rows just written."""
         if self._problem is not None:
             raise IndexBuildRefused(self._problem)
         while self._paging is None:

@@ -311,6 +311,7 @@ def _place_marks(made: _Stream, step: int) -> NDArray[np.void]:
 
 
 def _encode_doclists(found: Trigrams, rows: Numbers) -> _Stream:
+    """Encode the doclists of sorted trigrams, slice by slice; ``rows`` are the row ids."""
     data, starts, of_rows, terms, doclists = [], [], [], [], []
     size = count = 0
     before = -1, 0

@@ -399,6 +399,7 @@ def sort_texts(job: SortJob) -> list[tuple[SortedRun, list[int]]]:
 
 
 def _write_runs(texts: list[tuple[int, str]], into: Path, job: SortJob) -> Iterator[tuple[SortedRun, list[int]]]:
+    """Sort the trigrams of texts into runs; texts too large for one run are halved."""
     found = sort_trigrams([text for _, text in texts], _case_folding(job.arguments))
     if found is not None:
         rows = np.fromiter((rowid for rowid, _ in texts), dtype=np.int64, count=len(texts))

@@ -141,6 +141,7 @@ def summarize_index(path: Path, dimensions: int | None = None) -> BaseSummary:
 
 
 def _summarize_materials(db: apsw.Connection, found: BaseSummary) -> None:
+    """Add materials without units, and those whose content is not their joined texts, to a summary."""
     materials = db.execute(
         f"SELECT {_text('material_id')}, {_text('relative_path')}, current_content_hash FROM material ORDER BY rowid"
     )
@@ -177,6 +178,7 @@ def _text(column: str) -> str:
 
 
 def _read_content(db: apsw.Connection, content_hash: Any) -> str | None:
+    """Text of a content, decoded leniently; None if it is missing or NULL."""
     rows: list[Any] = db.execute(
         f"SELECT {_text('text')} FROM content WHERE content_hash = ?", (content_hash,)
     ).fetchall()
@@ -353,6 +355,7 @@ def read_chunk_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterat
 
 
 def _make_row(row: tuple[apsw.SQLiteValue, ...], base: BaseMetadata, vector_bytes: int | None) -> UnitRow:
+    """Make a unit row of a chunk; a vector of another length than ``vector_bytes`` is left out."""
     key, doc, seq, title, path, source, body, vector = row
     text = str(body)
     return UnitRow(
@@ -494,6 +497,7 @@ class SourceExport(msgspec.Struct):
         )
 
     def _dimensions(self) -> int | None:
+        """Dimensions of all exported bases, None without vectors; raises WrongUsage if they differ."""
         sized = [(part.metadata.id, part.vector_bytes) for part in self.bases if part.vector_bytes]
         if len({size for _, size in sized}) > 1:
             listed = join_list(tr("{base_id} has {size}", base_id=base_id, size=size // 4) for base_id, size in sized)
@@ -667,6 +671,7 @@ def _base_id(source: Located, store: StoreFile) -> str:
 
 
 def _summarize_base(part: BaseExport, source: Located, name: str, stack: ExitStack) -> None:
+    """Open and summarize the index of a base; if it cannot be read, only ``part.problem`` is set."""
     try:
         part.file = stack.enter_context(source.tree.local(name, None))
         part.mark = sqlite.read_file_state(part.file)
@@ -719,6 +724,7 @@ def _describe_v1_base(raw: dict[str, Any]) -> BaseMetadata:
 
 
 def _survey_v1_base(part: BaseExport, source: Located, name: str, stack: ExitStack) -> None:
+    """Open and survey the vector file of a v1 base; if it cannot be read, only ``part.problem`` is set."""
     if source.tree.kind(name) != "file":
         part.problem = tr("its vector file does not exist")
         return

@@ -342,6 +342,7 @@ def _arrow_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _open_file(path: Path) -> Iterator[Any]:
+    """Open a Parquet file with limits for untrusted ones; raises SourceUnreadable if it is implausible."""
     _, pq = import_arrow()
     with _arrow_errors(path):
         file = pq.ParquetFile(
@@ -550,6 +551,7 @@ def _batch_rows(group: Any, vector: Any) -> int:
 
 
 def _check_vectors(path: Path, vectors: Any) -> None:
+    """Raise SourceUnreadable unless vectors are lists of float32 of one length; each may be null."""
     if vectors.null_count == len(vectors):
         return
     size, values = getattr(vectors.type, "list_size", None), vectors.values

@@ -181,6 +181,7 @@ class TreeWalk:
         return location, node, is_whole
 
     def _read_node(self, step: _Step, location: PageLocation, shape: EntryWidths) -> Leaf | Branch:
+        """Read a page of a tree; raises MalformedPage if it is of another kind or too deep."""
         if step.depth > MAX_DEPTH:
             raise MalformedPage(tr("the tree is deeper than redb allows"))
         self._claim.take(location)
@@ -281,6 +282,7 @@ class TableRows:
             yield row
 
     def _read_rows(self) -> Iterator[Row]:
+        """Yield page, key and value of each row in key order; a multimap has a row for each value of a key."""
         root = self._definition.root
         if root is None:
             return
@@ -485,6 +487,7 @@ class RedbFile:
             raise RedbTooNew(path=self._file.path, version=version)
 
     def _open_rows(self, name: str) -> TableRows:
+        """Open the rows of a table by name; raises RedbTableUnknown if it does not exist."""
         definition = self._definitions.get(name)
         if definition is None:
             known = ", ".join(map(printable, self._definitions)) or tr("none")
@@ -548,6 +551,7 @@ def block_writers(path: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int, path: Path) -> None:
+    """Take a shared lock, or on Windows test for a lock; raises RedbInUse if another process holds it."""
     try:
         if writable.fcntl is None:
             os.read(descriptor, 1)  # fails if the file is locked

@@ -160,6 +160,7 @@ def read_header(data: bytes) -> Header:
 
 
 def _parse_slot(header: bytes, index: int) -> Slot:
+    """Parse one of the two commit slots of the file header."""
     data = header[SLOTS_AT[index] : SLOTS_AT[index] + SLOT_BYTES]
     tables, system, freed = (Root.read(data, at) if data[flag] else None for flag, at in _ROOTS)
     (transaction_id,) = struct.unpack_from("<Q", data, _TRANSACTION_AT)
@@ -566,6 +567,7 @@ def read_branch(page: bytes, key_width: int | None) -> Branch:
 
 
 def _read_entry_count(page: bytes, kind: int, header: int) -> int:
+    """Number of entries of a page; raises MalformedPage if its type is not ``kind`` or it is empty."""
     if len(page) < header or page[0] != kind:
         raise MalformedPage(tr("the page has another type than expected"))
     count = page[2] | page[3] << 8
@@ -670,6 +672,7 @@ class _Parser:
         return found
 
     def _parse_type(self, depth: int) -> Codec:
+        """Parse the name of a type at the current position; raises _Unknown if it is not supported."""
         if depth > _DEEPEST:
             raise _Unknown
         if self._take("Option<"):
@@ -688,6 +691,7 @@ class _Parser:
         raise _Unknown
 
     def _parse_tuple(self, depth: int) -> Codec:
+        """Parse the types of a tuple, whose opening bracket was read."""
         inner = [self._parse_type(depth + 1)]
         while self._take(","):
             if len(inner) == 1 and self._take(")"):

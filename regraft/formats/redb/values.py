@@ -178,6 +178,7 @@ def vector_codec(inner: Codec) -> Codec | None:
 
 
 def _repeated_codec(inner: Codec, width: int | None, split: Split) -> Codec:
+    """Codec of a list or array; ``split`` divides its bytes into elements, ``width`` is None if it varies."""
     decode, wanted = inner.decode, inner.rank
 
     def rank(data: bytes) -> object:

@@ -438,6 +438,7 @@ def open_mirror(
 
 
 def _read_table(file: RedbFile, table: str, mirror: Mirror, go_on: Callable[[int], None]) -> None:
+    """Copy a table to the temporary database, and count its rows; ``go_on`` is called with their bytes."""
     read = mirror.tables[table] = TableCounts()
     if table not in file.tables:
         return

@@ -128,6 +128,7 @@ class Reading:
     # --- assignment of pages -----------------------------------------------------------------------------------------
 
     def _read_roots(self) -> dict[str, int]:
+        """Map table names to root pages, as the schema names them."""
         roots: dict[str, int] = {}
         for visit in self._walker.walk(1, 1, is_index=False):
             for cell in self._cells(visit.data, visit.page, visit.cells, _SCHEMA):
@@ -426,6 +427,7 @@ class Reading:
                     yield from (candidate for candidate in self._search(number) if candidate.origin is origin)
 
     def _decode_row(self, candidate: _Candidate) -> FoundRow | None:
+        """Decode a candidate; None, with a refusal counted, if it is not a row of its table."""
         cell, shape = candidate.cell, candidate.shape
         fields = self._decode_fields(cell, shape)
         if fields is None:
@@ -449,6 +451,7 @@ class Reading:
 
     @staticmethod
     def _decode_fields(cell: Cell, shape: RowShape) -> list[RecordField] | None:
+        """Parse the record header of a cell; None if it does not fit the shape or the cell's length."""
         try:
             fields, length = parse_fields(cell.local)
         except MalformedRecord:

@@ -231,6 +231,7 @@ def find_row_start(data: bytes, header: int, payload: int) -> int | None:
 
 
 def _is_varint(data: bytes, at: int, end: int) -> bool:
+    """Whether a varint at ``at`` ends at ``end``."""
     try:
         return read_varint(data, at)[1] == end
     except MalformedRecord:
@@ -462,6 +463,7 @@ class PageFile:
             raise
 
     def _read_header(self) -> None:
+        """Read the file header, from the log if it has it; if damaged, infer the page size from the pages."""
         header = self._beside.read(1) or self._read(0, FILE_HEADER_BYTES)
         stated = _stated_size(header)
         size, reserved = self._infer_page_size(stated, header[20] if stated else 0)
