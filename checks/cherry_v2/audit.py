@@ -322,6 +322,7 @@ def _attachable(state: _StoreAudit, catalog: StoredCatalog | None) -> dict[str, 
 
 
 def _empty_audit(found: Located, options: CheckOptions) -> _StoreAudit:
+    """Start an audit: its options, and how the store was found."""
     is_library = found.stores.catalog is not None and Path(found.stores.catalog).name == CATALOG_FILE
     return _StoreAudit(
         FindingCollector(

@@ -183,6 +183,7 @@ class _IndexAudit:
                 self._words.stop()
 
     def _choose_steps(self) -> list[tuple[str, Callable[[], None]]]:
+        """Name and function of each step that the level and the wanted findings need."""
         # From which level on a step is made, and of which findings one must be wanted; none given: always.
         steps: tuple[tuple[Level, Collection[str], str, Callable[[], None]], ...] = (
             (Level.SHAPE, (), "structure", self._check_structure),
@@ -221,6 +222,7 @@ class _IndexAudit:
     # --- structure and identity --------------------------------------------------------------------------------------
 
     def _check_structure(self) -> None:
+        """Compare tables with the layout, report foreign objects, and start comparing the full-text index."""
         self._shape = compare_schema(self._db, self._findings)
         for what in self._shape.missing:
             self._add(v2.SCHEMA_MISSING, tr("missing or different: {n} of the layout"), noun="part", sample=what)
@@ -233,6 +235,7 @@ class _IndexAudit:
                 self._words.start()
 
     def _check_meta_row(self) -> None:
+        """Check the identity row: its version, and that it names the expected base."""
         if not self._shape.has("meta"):
             return
         rows = self._db.execute("SELECT schema_version, CAST(base_id AS BLOB) FROM meta ORDER BY id LIMIT 2").fetchall()
@@ -252,6 +255,7 @@ class _IndexAudit:
             self._add(v2.META_BASE, tr("the index belongs to base {base}", base=base), sample=base)
 
     def _count_rows(self) -> None:
+        """Count rows by table, and vectors by length in bytes."""
         counts = self._index.counts
         for name, table in (("materials", "material"), ("units", "search_unit"), ("bodies", "search_text")):
             if self._shape.has(table):
@@ -427,6 +431,7 @@ class _IndexAudit:
             self._add(v2.VECTOR_CHANGED, message, noun="vector", sample=key, row=row)
 
     def _check_full_text(self) -> None:
+        """Check row numbers of bodies, and whether the full-text index has the words of the bodies."""
         if not self._shape.has("search_text", FULL_TEXT):
             return
         self._add_rows(detect.detect_full_text_numbers(self._db, self._shape, self._bodies))

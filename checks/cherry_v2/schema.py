@@ -144,6 +144,7 @@ def compare_schema(db: apsw.Connection, findings: FindingCollector) -> SchemaSha
 
 
 def _compare_tables(db: apsw.Connection, schema: Mapping[tuple[str, str], str], shape: SchemaShape) -> None:
+    """Add missing and different tables, columns and keys to a shape; ``schema``: SQL by type and name."""
     for table in _COLUMNS:
         wrong = list(_wrong_columns(db, table, shape)) if ("table", table) in schema else [table]
         shape.missing += wrong
@@ -425,6 +426,7 @@ def _is_newer(db: apsw.Connection) -> bool:
 
 
 def _find_foreign_triggers(db: apsw.Connection) -> Iterator[ForeignObject]:
+    """Yield triggers that the layout does not have, or that do more than the layout's."""
     for name, table, sql in read_schema_objects(db, "trigger"):
         dropped = f"DROP TRIGGER {untrusted_sqlite.quote_name(name)}"
         if _INDEX_SCHEMA.triggers.get(name.lower()) != table.lower():
@@ -450,6 +452,7 @@ def _find_foreign_triggers(db: apsw.Connection) -> Iterator[ForeignObject]:
 def _find_foreign_columns(
     db: apsw.Connection, table: str, statement: str, own: frozenset[str]
 ) -> Iterator[ForeignObject]:
+    """Yield computed columns and columns not in ``own``, and the table if it is virtual."""
     if is_virtual(statement):
         yield describe_replaced_table(table, tr("a virtual table"))
         return

@@ -169,6 +169,7 @@ def is_whole_segment(folder: Path) -> bool:
 
 
 def _check_segments(state: _StoreAudit, collections: list[ChromaCollection], wanted: list[ChromaCollection]) -> None:
+    """Report foreign objects, and segments without a collection or a row."""
     foreign = sqlite_checks.find_foreign_on_tables(state.db, TABLES)
     sqlite_checks.add_foreign_objects(foreign, state.findings, None)
     known = {one.id for one in collections}
@@ -236,6 +237,7 @@ def count_byte_numbers(db: apsw.Connection) -> tuple[int, int]:
 
 
 def _check_sequence_numbers(state: _StoreAudit) -> None:
+    """Report a database that stores some sequence numbers as bytes and others as integers."""
     as_bytes, as_integers = count_byte_numbers(state.db)
     if as_bytes and as_integers:
         message = tr(
@@ -404,6 +406,7 @@ def _check_block(
 
 
 def _check_norms(state: _StoreAudit, collection: CollectionState, scratch: apsw.Connection) -> None:
+    """Report vectors whose norm is far from the median; none in a small collection."""
     count: Any = scratch.execute("SELECT count(*) FROM vector").get
     if count < _MIN_VECTORS:
         return
@@ -498,6 +501,7 @@ def _sample(state: CollectionState) -> Any:
 
 
 def _measure_collection(copy: Path, state: CollectionState, queries: Any) -> Recall:
+    """Search a copy with chromadb, and compare the answers with the exact nearest vectors."""
     if state.problem is not None:
         # Chroma can take any amount of memory for damaged files.
         return Recall(0.0, state.problem)

@@ -324,6 +324,7 @@ class _Audit:
             self._findings.run(self._path.name, steps, None)
 
     def _check_structure(self) -> None:
+        """Report missing tables and foreign objects, and read the projects if the tables are complete."""
         missing = schema.find_missing_schema(self._memory.db)
         for what in missing:
             self._findings.add(codex.SCHEMA, tr("missing: {n} of codex-mem's tables"), noun="part", sample=what)

@@ -539,6 +539,7 @@ def _check_snapshot(state: KbAudit) -> None:
 
 
 def _check_full_text(state: KbAudit) -> None:
+    """Compare the number of texts in the full-text index with that of the chunks."""
     found = _read_description(state, kb.FULL_TEXT, _FULL_TEXT_META, msgspec.json.Decoder(_FullText))
     if found is None:
         return

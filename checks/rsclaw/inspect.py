@@ -195,6 +195,7 @@ def _report_missing_rows(state: KbAudit) -> None:
 
 
 def _damage_message(table: str | None, count: int, first: PageDamage, mirror: Mirror) -> str:
+    """Describe damaged pages of a table; ``table`` is None for the list of tables, ``first`` is named."""
     pages = format_count(count, "damaged page")
     if table is None:
         return tr(

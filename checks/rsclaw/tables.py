@@ -200,6 +200,7 @@ def _check_superseded(state: KbAudit) -> None:
 
 
 def _check_visibility(state: KbAudit) -> None:
+    """Report documents that are not visible to anyone."""
     visible = f"SELECT {TITLED} FROM doc d WHERE d.status <> '{TOMBSTONED}' AND"
     private = f"{visible} d.visibility = 'private' AND coalesce(d.owner, '') = '' ORDER BY d.id"
     message = tr("{n} not visible to anyone: private without an owner: {named}")

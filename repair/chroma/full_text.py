@@ -100,6 +100,7 @@ def rebuild(db: apsw.Connection) -> None:
 
 
 def _create_missing_tables(db: apsw.Connection, missing: list[str]) -> None:
+    """Create missing tables of the full-text index; without its main table, all are created again."""
     if FULL_TEXT_TABLE not in missing:
         for name in missing:
             db.execute(FULL_TEXT_SQL[name])

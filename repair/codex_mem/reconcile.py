@@ -152,6 +152,7 @@ class _Comparison(msgspec.Struct):
     # --- vectors to delete -------------------------------------------------------------------------------------------
 
     def _compare_vectors(self, vectors: SidecarVectors) -> None:
+        """Compare the notes that need a vector with the stored vectors, both in the order of their ids."""
         db = self.memory.db
         rows = db.execute(
             f"SELECT id FROM {NOTES} WHERE typeof(id) = 'text' AND {database.eligible_sql(db)} ORDER BY id"
@@ -179,6 +180,7 @@ class _Comparison(msgspec.Struct):
             self._delete_vector(note_id, problem)
 
     def _delete_vector(self, note_id: str, problem: _Reason | None) -> None:
+        """Plan to delete a stored vector; ``problem``: why it cannot be used, None if it could."""
         note = self.memory.notes.of([note_id]).get(note_id)
         project = None if note is None else note.project
         if note is None:
@@ -239,6 +241,7 @@ class _Comparison(msgspec.Struct):
     # --- the changes -------------------------------------------------------------------------------------------------
 
     def _status_change(self) -> RowsChange | None:
+        """Build the change that corrects the notes' embedding states; None if none is wrong."""
         if not self.due:
             return None
         path, due, model = self.store.found.path, tuple(self.due), self._model
@@ -275,6 +278,7 @@ class _Comparison(msgspec.Struct):
             )
 
     def _deletion_change(self) -> RowsChange | None:
+        """Build the change that deletes vectors from the sidecar; None if there are none."""
         if self.vectors is None or not self.gone:
             return None
         size, path = self.vectors.size, database.sidecar_path(self.store.found.path)
@@ -302,6 +306,7 @@ class _Comparison(msgspec.Struct):
         )
 
     def _missing_vectors(self) -> Iterator[Unresolved]:
+        """Yield what stays without vector, by project and status, with the command that fills it."""
         if self.vectors is not None and self.vectors.meta.is_rebuilding:
             message, name = tr("an unfinished rebuild will fill the missing vectors"), codex.REBUILDING
             yield _unresolved(name, message, _remedy_line(self.store, name))

@@ -371,6 +371,7 @@ class FleetSender(Outbox):
             Sender(self.embedder, workers, halted.set, ahead=1).send(self)
 
     def _pack(self, texts: Iterator[tuple[str, str]]) -> Iterator[TextBatch]:
+        """Claim texts that no other job has, and pack them into batches; ``texts``: key and text."""
         while chunk := dict(islice(texts, CHUNK)):
             wanted = self.keeper.claim(list(chunk), self._kind)
             sized = ((key, self.embedder.tokens(chunk[key])) for key in wanted)

@@ -140,12 +140,14 @@ class WorkerPool:
                 batches.append(batch)
 
     def _work(self) -> None:
+        """Send batches until there are no more; after a fatal problem, return the others unsent."""
         while (batch := self._batches.get()) is not None:
             result = BatchResult(batch, problem=Halted()) if self._is_over else self._send(batch)
             self._is_over = self._is_over or isinstance(result.problem, _FATAL)
             self._results.put(result)
 
     def _send(self, batch: TextBatch) -> BatchResult:
+        """Embed a batch, unless its claim expired; if the server fails, find out if the texts are the cause."""
         if not batch.is_held():
             # The process slept longer than its claim holds: another one may have paid for these texts.
             return BatchResult(batch, problem=ClaimExpired())

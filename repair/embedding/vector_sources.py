@@ -400,6 +400,7 @@ def _read_index(path: Path, file: Path, mark: str) -> SourceIndex | None:
 
 
 def _write_index(path: Path, file: Path, mark: str, progress: Progress) -> None:
+    """Index the vectors of a source in a temporary database; ``mark`` identifies the source's state."""
     with sqlite.open_writable(file, create=True) as db:
         # The file is temporary; it is published as a whole.
         db.execute("PRAGMA journal_mode = OFF").fetchall()

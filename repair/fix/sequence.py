@@ -295,6 +295,7 @@ def _own_names(store: Store) -> set[str] | None:
 
 
 def _copy(path: Path, target: Path, root: Path) -> None:
+    """Copy a file, folder or link; a link inside ``root`` keeps its relative target."""
     durable.make_folders(target.parent, flush=False)
     if path.is_symlink():
         goal = os.path.realpath(path.parent / os.readlink(path))  # noqa: PTH115 - a junction's goal as it is stored

@@ -154,6 +154,7 @@ class _Planner:
         )
 
     def _plan_indexes(self, moved: dict[str, PathRepairs]) -> Iterator[RowsChange]:
+        """Plan the repairs of readable indexes; adds what happens to their paths to ``moved``, by base."""
         for base, one in self._store.stores.items():
             is_whole = base not in self._reported_damaged or not self._options.salvage
             if (
@@ -253,6 +254,7 @@ class _Planner:
             yield change
 
     def _plan_path_repairs(self, base: str, one: layout.StoreFile) -> PathRepairs:
+        """Plan valid paths for materials of an index, whose catalog items and files follow."""
         store, catalog = self._store, self._catalog
         if store.catalog is not None and (catalog is None or catalog.items is None):
             reason = tr("the catalog, whose item has the same path, cannot be read")
@@ -336,6 +338,7 @@ class _Planner:
     # --- the catalog and what is not mended -----------------------------------------------------------------------
 
     def _plan_catalog(self, moved: Mapping[str, PathRepairs], readable: list[NewPaths]) -> list[RowsChange]:
+        """Plan the catalog's repairs, then the paths of items that were moved or get readable paths."""
         changes: list[RowsChange] = []
         for mender in (rules_catalog.plan_definitions, partial(rules_catalog.plan_catalog, model=self._options.model)):
             more, left, resolves = mender(self._store, self._findings, self._wanted)

@@ -661,6 +661,7 @@ def _select_contents(job: RowRepair) -> str:
 
 
 def _text_of_content(db: apsw.Connection, rid: int) -> bytes:
+    """Text of a content as bytes, as this repair leaves it."""
     raw: Any = db.execute(
         "SELECT CAST(ifnull(m.text, c.text) AS BLOB) FROM main.content c LEFT JOIN temp.m_content m ON m.rid = c.rowid"
         " WHERE c.rowid = ?",

@@ -360,6 +360,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         return {path_key(one.root.path): one for one in reversed(folders)}
 
     def _open_folder(self, item: Row) -> None:
+        """Find the source of a folder item; if it is unreachable, report it."""
         key, data = str(item.get("id")), parse_item_data(item)
         source = self.sources.get(key) or str(data.get("source"))
         try:
@@ -377,6 +378,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             self._followed[key] = Followed(id=key, source=source, prefix=prefix, root=root)
 
     def _add_folder(self, path: Path, prefixes: FolderPrefixes) -> None:
+        """Follow a folder given as option; raises WrongUsage if it is unreachable."""
         try:
             root = SourceRoot.open(path, self.root, is_named=True)
         except Unreachable as problem:
@@ -567,6 +569,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
                 yield from ((one, path) for one, path in inside if one.prefix and not found.is_too_large)
 
     def _report_skipped(self, folder: Followed, found: FolderScan) -> None:
+        """Report files that a scan skipped, and a folder with too many files."""
         if found.is_too_large and folder.id in {one.id for one in self.folders}:
             problem = tr(
                 "--source {path}: it has more than {count:,} files", path=folder.source, count=len(found.files)
@@ -633,6 +636,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         self.new.append(item)
 
     def _rename(self, item: Row, folder: Followed, file: SourceFile) -> None:
+        """Record that the file of an item was found under another name."""
         key, data = str(item["id"]), parse_item_data(item)
         self._lost.pop(key, None)
         self._containers_there.add(item.get("group_id"))

@@ -65,6 +65,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
     # --- the index ---------------------------------------------------------------------------------------------------
 
     def _index_change(self) -> RowsChange | None:
+        """Build the change of the index's rows; None if nothing changes."""
         compared = self.compared
         texts = [one for one in (*compared.changed, *compared.new) if one.text is not None]
         moves = dict(self._material_moves())
@@ -328,6 +329,7 @@ def read_bodies(items: list[SyncedItem], reader: SourceReader) -> Iterator[tuple
 
 
 def _read_unchanged(file: SourceFile, content_hash: str, reader: SourceReader) -> str:
+    """Read the text of a file; raises PlanOutdated if it differs from the planned one."""
     try:
         text = reader.read(file.path).text
     except NoText as problem:
@@ -338,6 +340,7 @@ def _read_unchanged(file: SourceFile, content_hash: str, reader: SourceReader) -
 
 
 def _set_paths(db: apsw.Connection, index: Path, paths: dict[str, str]) -> None:
+    """Set paths by material id; raises PlanOutdated if a material is gone."""
     for key, path in paths.items():
         before: Any = db.total_changes()
         db.execute("UPDATE material SET relative_path = ? WHERE material_id = ?", (path, key))

@@ -212,6 +212,7 @@ def scan_folder(root: SourceRoot) -> FolderScan:
 
 
 def _is_followed_folder(path: Path, root: SourceRoot, found: FolderScan) -> bool:
+    """Whether files below a folder are compared: not if it is hidden, a link or the store itself."""
     try:
         if is_hidden(path.name) or _is_marked_hidden(file_paths.lstat(path)):
             return False
@@ -224,6 +225,7 @@ def _is_followed_folder(path: Path, root: SourceRoot, found: FolderScan) -> bool
 
 
 def _is_followed_file(path: Path, found: FolderScan) -> bool:
+    """Whether a file is compared; other reasons than being hidden are added to ``found.skipped``."""
     try:
         path.name.encode()
         status = file_paths.lstat(path)
