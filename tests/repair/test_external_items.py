@@ -35,7 +35,7 @@ def newer(made: Path, tmp_path: Path) -> Path:
     )
     raw = store / "Data" / "KnowledgeBase" / KB / "raw"
     (raw / str(path)).rename(raw / "Lamp of the harbour.md")
-    (raw / "Lamp of the harbour.md").write_text(TEXT, "utf-8")
+    (raw / "Lamp of the harbour.md").write_bytes(TEXT.encode())
     with closing(sqlite3.connect(index(store / "Data", KB))) as db, db:
         db.execute("UPDATE material SET relative_path = 'Lamp of the harbour.md' WHERE material_id = ?", (item,))
     data = {"source": "https://acme.example/d/1", "title": "Lamp", "relativePath": "Lamp of the harbour.md"}
