@@ -292,6 +292,8 @@ def kill_reason(exit_status: int | None) -> str:
     """Describe how a process ended that was killed, in English as all results; negative statuses are signals."""
     if exit_status == -9:
         return "the process was killed (SIGKILL), as systems do when memory is full"
-    with suppress(ValueError):
-        return f"the process was killed ({signal.Signals(-(exit_status or 0)).name})"
+    if exit_status is not None and exit_status < 0:
+        # Windows has a signal 0.
+        with suppress(ValueError):
+            return f"the process was killed ({signal.Signals(-exit_status).name})"
     return f"the process ended (exit status {exit_status})"

@@ -275,7 +275,7 @@ def test_odd_things_in_a_folder_are_passed_over(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_opened_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "ab":
-        (tmp_path / f"{name}.txt").write_text(WESTERN, "utf-8")
+        (tmp_path / f"{name}.txt").write_bytes(WESTERN.encode())
     real = links.open_descriptor
 
     def refusing(path: Path) -> int:
