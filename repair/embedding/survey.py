@@ -218,17 +218,19 @@ def estimate_sending(
         apsw.Error: the scope is damaged.
     """
     texts = tokens = requests = 0
-    for sizes in ([size for _, size in batch] for batch in pack_batches(sized, settings.batch)):
-        batch = sizes if limits.texts is None else sizes[: max(0, limits.texts - sent.texts - texts)]
-        size = sum(batch)
+    for batch in pack_batches(sized, settings.batch):
+        sizes = [size for _, size in batch]
+        if limits.texts is not None:
+            del sizes[max(0, limits.texts - sent.texts - texts) :]
+        size = sum(sizes)
         cost = cost_of(sent.tokens + tokens + size, settings) or 0.0
         if (
-            not batch
+            not sizes
             or (limits.requests is not None and sent.requests + requests >= limits.requests)
             or (limits.cost is not None and cost > limits.cost)
         ):
             break
-        texts, tokens, requests = texts + len(batch), tokens + size, requests + 1
+        texts, tokens, requests = texts + len(sizes), tokens + size, requests + 1
     return Estimate(
         texts=texts,
         tokens=tokens,
