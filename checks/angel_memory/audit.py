@@ -277,7 +277,10 @@ def _check_vectors(state: _StoreAudit, used: Providers, folder: ProviderFolder) 
         )
         due = format_count(len(found.embedded), "vector")
         message = tr(
-            "the provider in use is {name}, and {before}: {due} to be made", name=folder.name, before=before, due=due
+            "the provider in use is {name}, and {before}: the next sync makes {due}",
+            name=folder.name,
+            before=before,
+            due=due,
         )
         state.findings.add(angel.PROVIDER_CHANGED, message, sample=folder.name)
         if not found.count:

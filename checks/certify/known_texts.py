@@ -108,7 +108,7 @@ def limit_texts(known: dict[str, KnownTexts], most: int | None) -> dict[str, Kno
 
 
 def compare_model(of: Measured, known: KnownTexts, embed: EmbedTexts, embedder: str) -> ModelCheck:
-    """Embed texts of a base again, compare the vectors, and search for the ends of texts.
+    """Embed texts of a base again and compare the vectors; then search with the ends of texts, which should find them.
 
     Raises:
         EmbeddingStopped: the embedder gave no more vectors.

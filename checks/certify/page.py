@@ -195,7 +195,7 @@ class _Page:
     def _model(self, label: str, found: Document) -> Values:
         """Build the chart of the cosines between stored vectors and those that the embedder makes."""
         message = tr(
-            "{same} of {texts} the same; {found} of {ends} ends find their text",
+            "{same} of {texts} have the same vector; searching with the ends of {ends} texts finds {found} of them",
             same=found["same"],
             texts=found["texts"],
             found=found["found"],

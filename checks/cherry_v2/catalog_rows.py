@@ -248,7 +248,10 @@ def is_tombstone(item: Row) -> bool:
 
 
 def find_status_problem(item: Row, is_running: bool) -> str | None:
-    """Return why an item's status, error and type do not fit together, or None."""
+    """Return why an item's status, error and type do not fit together, or None.
+
+    ``is_running``: the application runs, so that work may be unfinished.
+    """
     status, error, kind = (item.get(key) for key in ("status", "error", "type"))
     if has_newer_type(item):
         return None

@@ -427,7 +427,7 @@ class _IndexAudit:
             key = self._db.execute(
                 "SELECT CAST(embedding_text_hash AS BLOB) FROM embedding WHERE rowid = ?", (row,)
             ).get
-            message = tr("{n} that changed under an unchanged text since an earlier part recorded it")
+            message = tr("{n} that changed since an earlier run of check --part, though the text did not")
             self._add(v2.VECTOR_CHANGED, message, noun="vector", sample=key, row=row)
 
     def _check_full_text(self) -> None:

@@ -152,6 +152,7 @@ def _sources(catalog: Path, base_id: str) -> dict[str, str]:
 
 
 def _summarize_materials(index: Path, sources: dict[str, str]) -> list[MaterialSummary]:
+    """Summarize every material of an index; ``sources`` maps ids of materials to their sources."""
     with sqlite.open_readonly(index) as db:
         rows = db.execute(
             """SELECT CAST(m.material_id AS BLOB), CAST(m.relative_path AS BLOB), count(u.unit_id), max(u.char_end)

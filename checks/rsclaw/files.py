@@ -121,7 +121,7 @@ def find_loose_files(db: apsw.Connection, now_ms: int) -> Iterator[LooseFile]:
 
 
 def list_files(mirror: Mirror, root: Path, go_on: Callable[[], None] = lambda: None) -> int:
-    """Fill temporary tables with the files on disk and the paths that are named, and return the number of files.
+    """Fill temporary tables with the files on disk and the paths that rows name, and return the number of files.
 
     Args:
         mirror: the tables.

@@ -467,7 +467,7 @@ class StoreItems:
     def text(self, item_id: str) -> str:
         """Return the text of an item's rows. Of a long one, at least one UTF-16 unit more than a note can hold."""
         try:
-            return cherry_preview.join_owner_bodies(
+            return cherry_preview.join_loader_bodies(
                 self._path, self._survey, item_id, BODY_SEPARATOR, MAX_NOTE_UNITS, texts=self._find_texts
             )
         except StoreProblem as problem:

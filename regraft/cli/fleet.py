@@ -340,7 +340,7 @@ def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, outp
     short_help=tr("Show the progress of a fleet, and what has failed."),
     help=tr(
         "Show the progress of the fleet that writes its results to OUT, and what has failed. The run is "
-        "not disturbed. Files that options name get the libraries that have ended so far."
+        "not disturbed. The files of --html, --csv and --jsonl contain the libraries that have ended so far."
     ),
 )
 @_results_argument

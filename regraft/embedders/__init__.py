@@ -642,9 +642,9 @@ class LocalEmbedder:
 
 
 def model_library(folder: Path) -> str:
-    """Return the library that a model's folder is made for.
+    """Return the library that a model's folder is made for: ``model2vec`` or ``sentence-transformers``.
 
-    Both libraries write ``model.safetensors`` and ``tokenizer.json``; the model type in ``config.json`` tells them
+    Both write ``model.safetensors`` and ``tokenizer.json``; the model type in ``config.json`` tells them
     apart: a model of model2vec has no other type.
     """
     try:

@@ -343,24 +343,24 @@ def _parse_dimensions(types: dict[str, str]) -> int | None:
     return int(digits) or None if is_vector and len(digits) <= 9 else None
 
 
-def join_owner_bodies(
-    path: Path, survey: VectorSurvey, owner: str, separator: str, limit: int, *, texts: bool = False
+def join_loader_bodies(
+    path: Path, survey: VectorSurvey, loader: str, separator: str, limit: int, *, texts: bool = False
 ) -> str:
-    """Join the bodies of an owner's rows: of the rows that are migrated, or of all rows if none is.
+    """Join the bodies of a loader's rows: of the rows that are migrated, or of all rows if none is.
 
     With ``texts``, rows that have only a text are migrated too. Reading stops after ``limit`` code points.
 
     Raises:
         StoreProblem: the file cannot be read.
     """
-    rows = survey.loaders.get(owner)
+    rows = survey.loaders.get(loader)
     if rows is None:
         return ""
     parts: list[str] = []
     size = 0
     try:
         with sqlite.open_readonly(path) as db:
-            for body in _read_bodies(db, owner, rows, survey.vector_bytes, texts=texts):
+            for body in _read_bodies(db, loader, rows, survey.vector_bytes, texts=texts):
                 parts.append(body)
                 size += len(body) + len(separator)
                 if size - len(separator) > limit:
@@ -371,7 +371,7 @@ def join_owner_bodies(
 
 
 def _read_bodies(
-    db: apsw.Connection, owner: str, rows: LoaderRows, vector_bytes: int | None, *, texts: bool
+    db: apsw.Connection, loader: str, rows: LoaderRows, vector_bytes: int | None, *, texts: bool
 ) -> Iterator[str]:
     """Yield the texts of a loader's rows; ``texts``: also of rows without a usable vector."""
     runs = zip(rows.runs[::2], rows.runs[1::2], strict=True)
@@ -380,4 +380,4 @@ def _read_bodies(
     elif vector_bytes in rows.kinds:
         yield from (body for body, _ in PREVIEW_VECTORS.rows(db, runs, vector_bytes or 0))
     else:
-        yield from (body or "" for whose, body in PREVIEW_VECTORS.texts(db, (_OWNER, _BODY)) if whose == owner)
+        yield from (body or "" for whose, body in PREVIEW_VECTORS.texts(db, (_OWNER, _BODY)) if whose == loader)

@@ -34,7 +34,7 @@ def order_key(position: int) -> str:
 
 
 def key_after(last: str | None) -> str:
-    """Return the key that the application gives to a row inserted after ``last``; None if there are no rows yet.
+    """Return the key that the application gives to a row inserted after ``last``, None if there are no rows.
 
     If ``last`` is not a valid key, the result still sorts after it by its bytes.
     """

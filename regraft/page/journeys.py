@@ -489,6 +489,7 @@ async def _events(request: Request) -> Response:
         raise HTTPException(503, tr("Too many open pages show running jobs. This one reloads itself."))
 
     async def events() -> AsyncIterator[str]:
+        """Yield a server-sent event for each change of the job's progress, and one at the end."""
         desk.streams += 1
         try:
             latest = ""

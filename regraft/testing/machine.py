@@ -243,7 +243,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._search_vectors("two", 3)
 
     def _walk_vectors(self) -> None:
-        """Try vectors: stored ones stay, odd ones are kept, known ones need not be given."""
+        """Write vectors: a stored one stays if another is given or none is; zeros, NaN and denormals are kept."""
         again = self._material(2, "notes/n.md", ["two", "five"], seed=1)
         self._rebuild(again, "rebuilding a text with another vector than the stored one, which stays")
         self._rebuild(again, "rebuilding a material with no vector given, as the file has all", set(again.embeddings))

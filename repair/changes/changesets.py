@@ -90,10 +90,10 @@ def can_record(db: apsw.Connection, tables: Sequence[str]) -> bool:
 
 
 def demand_revertible(db: apsw.Connection, tables: Sequence[str]) -> None:
-    """Refuse tables whose changes SQLite could record but not revert, because their foreign keys name no table.
+    """Refuse tables whose changes SQLite could record but not revert: a foreign key refers to a table that is missing.
 
     Raises:
-        apsw.SQLError
+        apsw.SQLError: a table is refused.
     """
     # A full-text index is reverted through its shadow tables.
     with untrusted_sqlite.allow_schema_writes(db):
@@ -476,7 +476,9 @@ class IncrementalChange:
 
 
 def recover_last_section(final: Path, changeset: Path, change: RecordedChange) -> bool:
-    """Cut an uncommitted last section off the changeset of a killed run; returns whether any section remains.
+    """Cut the last section off the changeset of a killed run if it was not committed to the database ``final``.
+
+    A section has the changes of one transaction. Returns whether any section remains.
 
     Raises:
         apsw.Error, OSError: the changed file cannot be read.

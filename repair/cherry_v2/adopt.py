@@ -533,6 +533,7 @@ class _FolderPlanner:
 
 
 def _make_action(adopted: _Adopted, size: int) -> Action:
+    """Describe the action that adds a base to the catalog; ``size``: bytes of its statements."""
     listed = count_by_type(adopted.items)
     message = tr("add the base to the catalog with {listed}, from its index and files", listed=listed or tr("no item"))
     return Action(

@@ -178,7 +178,7 @@ def _plan_segment(
         # Chroma makes a new folder with the next vectors that it gets.
         names = [name for name in names if name != chroma.SEGMENT_MISSING]
     else:
-        reason = tr("neither the segment nor the queue has a vector that is proven; nothing was changed")
+        reason = tr("neither the segment nor the queue proves which vector belongs to an entry; nothing was changed")
         made.left += [Unresolved.registered(name, reason, base=of.id) for name in names]
         return
     made.resolves |= {(name, of.id) for name in names}

@@ -363,7 +363,7 @@ class Keeper:
         return KindAccount(self, kind)
 
     def reserve(self, kind: TextKind, tokens: int) -> Permit:
-        """Reserve a request of an estimated number of tokens, or refuse it."""
+        """Reserve a request of an estimated number of tokens; a permit that is refused says why."""
         with self._lock:
             if self._stopped is not None:
                 return Permit(refused=self._stopped.reason)
@@ -411,7 +411,7 @@ class KindAccount:
         self._kind = kind
 
     def reserve(self, tokens: int) -> Permit:
-        """Reserve a request of an estimated number of tokens, or refuse it."""
+        """Reserve a request of an estimated number of tokens; a permit that is refused says why."""
         permit: Permit = self._keeper.reserve(self._kind, tokens)
         return permit
 

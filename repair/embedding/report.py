@@ -48,7 +48,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     compared: int = 0
 
     def plus(self, other: Estimate) -> Estimate:
-        """Add what is sent by two estimates; the other counts are not added."""
+        """Return the sum of what two estimates send; ``shared``, ``reused`` and ``compared`` of the sum are 0."""
         cost = None if self.cost is None or other.cost is None else self.cost + other.cost
         texts, tokens = self.texts + other.texts, self.tokens + other.tokens
         return Estimate(

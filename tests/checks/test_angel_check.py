@@ -430,11 +430,11 @@ DAMAGE = {
         "11 records",
     ),
     "provider gone": (lambda s: shutil.rmtree(s.chroma().parents[1]), "angel.vector-missing", "11 records"),
-    "provider changed": (lambda s: s.fill(OTHER_PROVIDER, {}), "angel.provider-changed", "11 vectors to be made"),
+    "provider changed": (lambda s: s.fill(OTHER_PROVIDER, {}), "angel.provider-changed", "the next sync makes 11 vectors"),
     "never synced": (
         lambda s: s.set_state(notes_vector_sync_last_provider=""),
         "angel.provider-changed",
-        "no sync was ever made: 0 vectors to be made",
+        "no sync was ever made: the next sync makes 0 vectors",
     ),
     "provider left": (leave_provider, "angel.provider-leftover", "and in it the 1 collection memories"),
     "full text": (lose_a_text, "angel.full-text", "chroma.sqlite3 is damaged: "),

@@ -809,7 +809,7 @@ def test_a_part_reads_its_rows_and_no_others(index: Path) -> None:
     found = audited_part(index, PartOfRows(changed=[5]), dimensions=4)
     assert found["embedding.length"][0] == "4 vectors without the 4 dimensions of the catalog"
     assert found["vector.changed"] == (
-        "1 vector that changed under an unchanged text since an earlier part recorded it",
+        "1 vector that changed since an earlier run of check --part, though the text did not",
         [5],
     )
 

@@ -306,7 +306,7 @@ class _Interpreter:
             first = at + 5
             size = _UINT32.unpack_from(content, at + 1)[0]
             if size > _MAX_TEXT:
-                raise LabelMapProblem(tr("it has a text of {size:,} bytes", size=size))
+                raise LabelMapProblem(tr("it has a text of {size:,} bytes, which is too long", size=size))
         else:
             raise LabelMapProblem(tr("it is not a valid pickle"))
         return self._decode(content[first : first + size])

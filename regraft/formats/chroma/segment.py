@@ -287,7 +287,7 @@ def open_segment(folder: Path, dimension: int | None, links_if_unknown: int = DE
         problems.append(tr("{name}: its capacity contradicts the number of its elements", name=HEADER_FILE))
     if count < header.count:
         missing = format_count(header.count - count, "element")
-        problems.append(tr("{name} ends before the last {missing}", name=ELEMENTS_FILE, missing=missing))
+        problems.append(tr("{name} is truncated and lacks {missing} at its end", name=ELEMENTS_FILE, missing=missing))
     return SegmentFiles(folder=folder, header=header, count=count, room=room, norms=norms, problems=tuple(problems))
 
 

@@ -181,7 +181,7 @@ class DoclistIndex:
         self._pages = 0
 
     def add_page(self, page: int, row: int, *, has_term: bool) -> None:
-        """Add the next page; ``row`` is its first rowid of this term, or 0 if it has none."""
+        """Add the next page; ``row``: its first rowid of this term, or 0; ``has_term``: another term begins on it."""
         if not has_term:
             self._pages += 1
         if row:

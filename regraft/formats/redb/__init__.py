@@ -218,7 +218,7 @@ def _describe_mismatch(node: Leaf | Branch, step: _Step) -> str:
 
 
 def _child_steps(branch: Branch, step: _Step, rank: KeyRank, is_whole: bool) -> list[_Step]:
-    """Return the steps to the children of a branch in reverse order."""
+    """Return the visits of the children of a branch in reverse order; ``is_whole``: its keys bound them."""
     children = branch.children()
     bounds = _separator_ranks(branch, rank) if is_whole else None
     if bounds is None:  # only the bounds of the branch itself are known

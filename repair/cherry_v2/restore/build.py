@@ -198,7 +198,7 @@ def _built_indexes(restoring: Path) -> list[Path]:
 
 
 def _model_of(index: Path) -> str | None:
-    """Return the model of the vectors of a built index, or None if its record does not tell."""
+    """Return the model of a built index from the ``restored.json`` of its restore; None if that is unreadable."""
     record = index.parents[2] / _RECORD
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError):
         return _decode_record(record).model_id or None
