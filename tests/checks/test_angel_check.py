@@ -430,7 +430,11 @@ DAMAGE = {
         "11 records",
     ),
     "provider gone": (lambda s: shutil.rmtree(s.chroma().parents[1]), "angel.vector-missing", "11 records"),
-    "provider changed": (lambda s: s.fill(OTHER_PROVIDER, {}), "angel.provider-changed", "the next sync makes 11 vectors"),
+    "provider changed": (
+        lambda s: s.fill(OTHER_PROVIDER, {}),
+        "angel.provider-changed",
+        "the next sync makes 11 vectors",
+    ),
     "never synced": (
         lambda s: s.set_state(notes_vector_sync_last_provider=""),
         "angel.provider-changed",

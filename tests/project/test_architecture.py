@@ -249,6 +249,17 @@ def test_no_time_of_a_file_is_converted_by_the_system(module):
     assert calls(module).isdisjoint({"datetime.fromtimestamp", "datetime.utcfromtimestamp"})
 
 
+@each_module
+def test_paths_below_a_folder_become_text_with_slashes(module):
+    """Such texts are stored and compared, and stores move between systems: ``as_posix()``, not ``str`` or a format."""
+    for node in nodes(module):
+        inner = node.value if isinstance(node, ast.FormattedValue) else None
+        if isinstance(node, ast.Call) and written(node.func) == "str" and node.args:
+            inner = node.args[0]
+        if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr == "relative_to":
+            assert written(inner.func).startswith("PurePosixPath("), f"{module}:{node.lineno}"
+
+
 def opens_a_database(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and written(node.func) in ("apsw.Connection", "sqlite3.connect", "Connection")
 
