@@ -6,7 +6,6 @@ the preview table (``docs/formats/preview.md``, "In place").
 
 from __future__ import annotations
 
-import filecmp
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -153,7 +152,8 @@ class PathAssigner:
         if source == target or not file_paths.is_file(source):
             return path
         if file_paths.exists(target):
-            return path if filecmp.cmp(source, target, shallow=False) else self._id_path(item)
+            same = file_paths.is_file(target) and links.have_same_bytes(source, target)
+            return path if same else self._id_path(item)
         message = tr("copy {name} to {path}, because another item uses the same file", name=source.name, path=path)
         action = Action(
             action="copy-file",

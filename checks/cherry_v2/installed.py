@@ -13,7 +13,7 @@ from typing import Literal
 import apsw
 import msgspec
 
-from regraft.disk import links, sqlite, untrusted_sqlite
+from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
 from regraft.errors import RegraftError, SourceNotFound, SourceUnrecognised
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v1.layout import EXPORT_FOLDER
@@ -157,9 +157,8 @@ def find_in_user_folders() -> tuple[list[Path], list[Installation]]:
 
 def list_user_folders() -> list[Path]:
     """Return the existing folders of this person for downloads, documents and the desktop, in any language."""
-    try:
-        home = Path.home()
-    except RuntimeError:
+    home = file_paths.home_folder()
+    if home is None:
         return []
     named = []
     with suppress(OSError, ValueError):

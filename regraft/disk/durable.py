@@ -426,7 +426,7 @@ def _remove_files(folder: int | None, prefix: str) -> list[str]:
     folders = []
     with os.scandir(prefix if folder is None else folder) as entries:
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False) and not file_paths.is_link_stat(entry.stat(follow_symlinks=False)):
+            if entry.is_dir(follow_symlinks=False) and not file_paths.is_link_entry(entry):
                 folders.append(entry.name)
             else:
                 os.unlink(prefix + entry.name, dir_fd=folder)

@@ -153,6 +153,18 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
+def have_same_bytes(one: Path, other: Path) -> bool:
+    """Whether two files at paths of any length have the same bytes; read only if they have the same size.
+
+    Raises:
+        OSError: one cannot be read, or is not a regular file.
+    """
+    if file_paths.stat(one).st_size != file_paths.stat(other).st_size:
+        return False
+    with open_for_reading(one) as first, open_for_reading(other) as second:
+        return all(part == second.read(1 << 20) for part in iter(lambda: first.read(1 << 20), b""))
+
+
 def require_regular_file(mode: int) -> None:
     """Raise unless ``st_mode`` is that of a regular file.
 

@@ -153,7 +153,7 @@ class ChangeExecutor:
         """Build the new file beside the store, keep the old one, and move the new one into place."""
         number = f"{self._changes_begun:06}"
         final = self._root / change.path
-        had = file_paths.exists(final) or file_paths.is_link(final)
+        had = file_paths.lexists(final)
         is_replaced = _is_replaced(final, change)
         if is_replaced:
             files.flush_logs(final)

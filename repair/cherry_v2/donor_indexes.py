@@ -96,7 +96,6 @@ def _matching_spans(text: str, units: list[Any]) -> list[Span] | None:
     return spans if spans and bodies == [None if body is None else decode_utf8(body) for _, _, body in units] else None
 
 
-_CHUNK_BYTES = 1 << 20
 _TEXT = "SELECT CAST(text AS BLOB) FROM content WHERE content_hash = ? AND typeof(text) = 'text'"
 #: Vectors of hashes for which the index itself has a text, by which the hash is verified.
 _VECTORS = """SELECT e.embedding_text_hash, e.vector_blob, CAST(t.text AS BLOB) FROM embedding e
@@ -228,13 +227,7 @@ class Donor:
     def _is_same_file(self, file: Path, path: str) -> bool:
         """Whether the donor's file at a path has the same bytes."""
         other = None if self._raw is None else find_raw_file(path, self._raw)
-        if other is None or file_paths.stat(other).st_size != file_paths.stat(file).st_size:
-            return False
-        with links.open_for_reading(file) as one, links.open_for_reading(other) as two:
-            while piece := one.read(_CHUNK_BYTES):
-                if two.read(_CHUNK_BYTES) != piece:
-                    return False
-        return True
+        return other is not None and links.have_same_bytes(file, other)
 
     def listed_material(self, item: Row, raw: Path) -> str | None:
         """The material with the id of an item, in a copy of the same base, unless its file differs."""

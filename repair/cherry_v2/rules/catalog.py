@@ -705,14 +705,7 @@ def _is_free(place: Path, source: Path | None) -> bool:
 
 def _is_copy(source: Path, other: Path) -> bool:
     """Whether a file has the same content as another."""
-    if (
-        not file_paths.is_file(other)
-        or file_paths.is_link(other)
-        or file_paths.stat(other).st_size != file_paths.stat(source).st_size
-    ):
-        return False
-    with links.open_for_reading(source) as one, links.open_for_reading(other) as two:
-        return all(part == two.read(1 << 20) for part in iter(partial(one.read, 1 << 20), b""))
+    return file_paths.is_file(other) and not file_paths.is_link(other) and links.have_same_bytes(source, other)
 
 
 # --- the catalog -----------------------------------------------------------------------------------------------------

@@ -175,10 +175,8 @@ def _demand_files(path: Path) -> None:
 
 def _is_above_home(path: Path) -> bool:
     """Whether a path is the user's home folder or above it."""
-    try:
-        return Path.home().is_relative_to(path)
-    except RuntimeError:
-        return False  # there is no home folder
+    home = file_paths.home_folder()
+    return home is not None and home.is_relative_to(path)
 
 
 class FolderScan(msgspec.Struct):
