@@ -1,9 +1,10 @@
 """Recover the intact members of a damaged zip archive by their local headers, without its directory.
 
 An intact member unpacks, and matches the CRC-32 and size in its header or data descriptor. It is copied, still packed,
-to a new archive. A damaged or truncated member is not copied, not even in part; it is reported by name. The new archive
-is then opened like any other, with all checks of :mod:`regraft.disk.zip_directory`. Layout: "APPNOTE.TXT - .ZIP File
-Format Specification" (PKWARE), 4.3.7 and 4.3.9.
+to a new archive. A damaged member is not copied, not even in part; it is reported by name. There is one exception: if
+the archive ends inside a SQLite file, the pages before that point are copied, since such a file is salvaged page by
+page. The new archive is then opened like any other, with all checks of :mod:`regraft.disk.zip_directory`. Layout:
+"APPNOTE.TXT - .ZIP File Format Specification" (PKWARE), 4.3.7 and 4.3.9.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import apsw
 import msgspec
 
 from regraft.disk import checksums, durable, sqlite
+from regraft.disk.trees import require_free_space
 from regraft.disk.zip_directory import BOMB_BYTES, BOMB_RATIO, LONGEST_NAME, MOST_DICTIONARY_BYTES, MOST_ENTRIES
 from regraft.language import tr
 
@@ -29,6 +31,8 @@ from regraft.language import tr
 MOST_LEADING = 1 << 20
 #: Damaged members that are reported by name; of the others only the number is kept.
 MOST_NAMED = 1_000
+#: The first bytes of a file of which a part is worth something.
+_SQLITE_MAGIC = b"SQLite format 3\0"
 #: Bytes that may be read and unpacked for headers that yield no intact member: this many times the size of the archive,
 #: and at least _LEAST_BUDGET. Forged headers could otherwise make every byte be read again and again.
 _MOST_FAILED = 4
@@ -54,6 +58,8 @@ class ZipSalvage(msgspec.Struct, kw_only=True):
     """The result: how many members were copied, and which were not."""
 
     whole: int = 0
+    #: The name of the SQLite file inside which the archive ends, and how many of its bytes were copied.
+    partial: tuple[str, int] | None = None
     #: Names of damaged members with the reason; at most :data:`MOST_NAMED`.
     missing: dict[str, str] = msgspec.field(default_factory=dict)
     #: number of damaged members
@@ -81,6 +87,10 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Broken(Exception):
     """A member is damaged; the message says why."""
+
+
+class _CutOff(_Broken):
+    """The archive ends inside the member."""
 
 
 class _Unpacker(Protocol):
@@ -111,7 +121,7 @@ def salvage_zip(path: Path, new: Path) -> ZipSalvage:
         new: the new archive; it must not exist yet.
 
     Raises:
-        zipfile.BadZipFile: it has no intact member, or too much in it looks like a header and is not.
+        zipfile.BadZipFile: no member could be copied, or too much in it looks like a header and is not.
         OSError: it cannot be read, or the new archive cannot be written.
     """
     with path.open("rb") as file:
@@ -124,8 +134,8 @@ def salvage_zip(path: Path, new: Path) -> ZipSalvage:
             durable.open_binary(new.with_name(f"{new.name}.directory"), "x+b") as directory,
             sqlite.open_scratch() as names,
         ):
-            found = _Salvaging(data, target, directory, names).run()
-    if not found.whole:
+            found = _Salvaging(data, new.parent, target, directory, names).run()
+    if not found.whole and found.partial is None:
         raise zipfile.BadZipFile(tr("none of its members is intact"))
     return found
 
@@ -166,7 +176,9 @@ def _ranges(start: int, end: int) -> Iterator[tuple[int, int]]:
 class _Salvaging:
     """Copies the intact members of one archive. Single use."""
 
-    def __init__(self, data: _File, target: BinaryIO, directory: BinaryIO, names: apsw.Connection) -> None:
+    def __init__(
+        self, data: _File, folder: Path, target: BinaryIO, directory: BinaryIO, names: apsw.Connection
+    ) -> None:
         self._data = data
         #: Names of copied members, in a database because there may be many.
         self._names = names
@@ -174,7 +186,10 @@ class _Salvaging:
         self._size = len(data)
         self._target = target
         self._directory = directory
+        self._folder = folder
         self._found = ZipSalvage()
+        #: The first member that has no end and after which no intact member was found.
+        self._cut: _Header | None = None
         #: offset after the last intact member
         self._end = 0
         self._budget = max(_LEAST_BUDGET, _MOST_FAILED * self._size)
@@ -186,6 +201,8 @@ class _Salvaging:
             header = _read_header(self._data, place)
             after = place + len(_LOCAL_MAGIC) if header is None else self._process(header)
             place = self._data.find(_LOCAL_MAGIC, after)
+        if self._cut is not None:
+            self._copy_beginning(self._cut)
         for name in _directory_names(self._data, self._end):
             if self._names.execute("SELECT 1 FROM copied WHERE name = ?", (name,)).get is None:
                 self._record_lost(_decode_name(name), tr("only the archive's directory lists it"))
@@ -198,6 +215,8 @@ class _Salvaging:
             packed, size, crc, end = self._verify_member(header)
         except _Broken as broken:
             self._record_lost(header.name, str(broken))
+            if isinstance(broken, _CutOff):
+                self._cut = self._cut or header
             # Its data may contain headers, such as those of a document that is a zip archive itself. If its stated end
             # is followed by another header, nothing before that end is searched.
             if header.packed is not None:
@@ -205,7 +224,7 @@ class _Salvaging:
                 if self._data.read(end, end + 4) in (_LOCAL_MAGIC, _ENTRY_MAGIC, _DESCRIPTOR_MAGIC):
                     return end
             return header.data
-        self._end = end
+        self._end, self._cut = end, None
         self._names.execute("INSERT OR IGNORE INTO copied VALUES (?)", (header.raw_name,))
         if not self._names.changes():
             self._record_lost(header.name, tr("another intact member has its name"))
@@ -214,8 +233,48 @@ class _Salvaging:
         if self._found.whole > MOST_ENTRIES:
             raise zipfile.BadZipFile(tr("it has more than {most_entries:,} members", most_entries=MOST_ENTRIES))
         self._found.lost -= self._found.missing.pop(header.name, None) is not None
-        self._copy(header, packed, size, crc)
+        self._write_member(header, header.method, (size, packed, crc), self._read_packed(header, packed))
         return end
+
+    def _copy_beginning(self, header: _Header) -> None:
+        """Copy, unpacked, what a SQLite file has before the archive ends; nothing if it is another file or damaged.
+
+        Raises:
+            WorkFolderTooSmall: there is no room for it.
+        """
+        size, crc, head = 0, 0, b""
+        try:
+            for piece in self._unpack_beginning(header):
+                size, crc = size + len(piece), zlib.crc32(piece, crc)
+                head += piece[: len(_SQLITE_MAGIC) - len(head)]
+                if not _SQLITE_MAGIC.startswith(head) or (header.size is not None and size > header.size):
+                    return
+        except (_Broken, zlib.error, OSError, lzma.LZMAError, EOFError, ValueError):
+            return
+        self._names.execute("INSERT OR IGNORE INTO copied VALUES (?)", (header.raw_name,))
+        if head != _SQLITE_MAGIC or not self._names.changes():
+            return
+        require_free_space(self._folder, size)
+        self._found.partial = header.name, size
+        self._found.lost -= self._found.missing.pop(header.name, None) is not None
+        self._write_member(header, _STORED, (size, size, crc), self._unpack_beginning(header))
+
+    def _unpack_beginning(self, header: _Header) -> Iterator[bytes]:
+        """Yield the content of a member up to the end of the archive.
+
+        Raises:
+            _Broken: it unpacks to too many bytes.
+        """
+        if header.method == _STORED:
+            yield from self._read_packed(header, self._size - header.data)
+            return
+        size = 0
+        unpacker, start = _unpacker(header, self._data, self._size)
+        for given, piece in _pieces(unpacker, self._data, start, self._size):
+            size += len(piece)
+            if size > BOMB_BYTES and size > BOMB_RATIO * given:
+                raise _Broken(tr("it unpacks to too many bytes (a zip bomb)"))
+            yield piece
 
     def _record_lost(self, name: str, reason: str) -> None:
         """Count a lost member, and name the first ones."""
@@ -236,7 +295,7 @@ class _Salvaging:
         if header.flags & _IS_ENCRYPTED:
             raise _Broken(tr("it is encrypted"))
         if header.packed is not None and header.data + header.packed > self._size:
-            raise _Broken(tr("it is truncated"))
+            raise _CutOff(tr("it is truncated"))
         if header.method == _STORED and header.packed is None:
             return self._stored_with_descriptor(header)
         packed, size, crc = self._unpack_member(header)
@@ -272,7 +331,7 @@ class _Salvaging:
         # Most packers end LZMA data without a mark; its size tells.
         if not unpacker.eof and (header.method != _LZMA or size != header.size):
             self._spend(given + size)
-            raise _Broken(tr("it is truncated"))
+            raise (_CutOff if header.packed is None else _Broken)(tr("it is truncated"))
         packed = start + given - len(unpacker.unused_data) - header.data
         if header.packed is not None and packed != header.packed:
             self._spend(given + size)
@@ -297,7 +356,7 @@ class _Salvaging:
             self._spend(_LOCAL.size)
             place = self._data.find(_DESCRIPTOR_MAGIC, place + len(_DESCRIPTOR_MAGIC))
         self._spend(self._size - header.data)
-        raise _Broken(tr("it is truncated"))
+        raise _CutOff(tr("it is truncated"))
 
     def _spend(self, count: int) -> None:
         """Subtract the cost of a header that yielded no intact member from the budget."""
@@ -307,16 +366,29 @@ class _Salvaging:
 
     # --- the new archive -------------------------------------------------------------------------------------------
 
-    def _copy(self, header: _Header, packed: int, size: int, crc: int) -> None:
-        """Copy a member, still compressed, to the new archive, with a ZIP64 header; adds its directory entry."""
+    def _read_packed(self, header: _Header, packed: int) -> Iterator[bytes]:
+        """Yield the first ``packed`` bytes of a member's data, as they are stored."""
+        end = header.data + packed
+        for place in range(header.data, end, _AT_ONCE):
+            yield self._data.read(place, min(place + _AT_ONCE, end))
+
+    def _write_member(self, header: _Header, method: int, numbers: tuple[int, int, int], data: Iterator[bytes]) -> None:
+        """Write a member to the new archive, with a ZIP64 header; adds its directory entry.
+
+        Args:
+            header: the header of the member in the damaged archive.
+            method: how ``data`` is compressed.
+            numbers: its size, packed size and CRC-32.
+            data: the packed data.
+        """
+        size, packed, crc = numbers
         start = self._target.tell()
         flags = header.flags & ~_HAS_DESCRIPTOR
-        name, common = header.raw_name, (flags, header.method, header.time, header.date, crc)
+        name, common = header.raw_name, (flags, method, header.time, header.date, crc)
         extra = struct.pack("<2H2Q", _EXTRA_64, 16, size, packed)
         local = _LOCAL.pack(_LOCAL_MAGIC, 45, *common, _ELSEWHERE, _ELSEWHERE, len(name), len(extra))
         self._target.write(local + name + extra)
-        for place in range(header.data, header.data + packed, _AT_ONCE):
-            self._target.write(self._data.read(place, min(place + _AT_ONCE, header.data + packed)))
+        self._target.writelines(data)
         extra = struct.pack("<2H3Q", _EXTRA_64, 24, size, packed, start)
         sizes = _ELSEWHERE, _ELSEWHERE, len(name), len(extra), 0, 0, 0, 0, _ELSEWHERE
         self._directory.write(_ENTRY.pack(_ENTRY_MAGIC, 45, 0, 45, *common, *sizes) + name + extra)
@@ -327,7 +399,7 @@ class _Salvaging:
         self._directory.seek(0)
         while chunk := self._directory.read(_AT_ONCE):
             self._target.write(chunk)
-        count = self._found.whole
+        count = self._found.whole + (self._found.partial is not None)
         self._target.write(_END_64.pack(b"PK\6\6", 44, 45, 45, 0, 0, count, count, length, start))
         self._target.write(_LOCATOR_64.pack(b"PK\6\7", 0, start + length, 1))
         self._target.write(_END.pack(b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, _ELSEWHERE, _ELSEWHERE, 0))

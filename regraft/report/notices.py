@@ -298,7 +298,8 @@ ARCHIVE_SALVAGED = register(
     _SALVAGE_FINDING,
     tr(
         "The zip archive is damaged. With `--salvage`, its members were read from their own headers, and "
-        "those with a correct checksum were used. The others are missing."
+        "those with a correct checksum were used, and the beginning of a vector file in which the archive "
+        "ends. The others are missing."
     ),
 )
 SALVAGED = register(

@@ -215,12 +215,23 @@ def _salvage_notice(saved: zip_salvage.ZipSalvage, reason: str) -> Notice:
         reason=reason,
         members=format_count(saved.whole, "member"),
     )
+    damaged = tuple(saved.missing)
+    if saved.partial is not None:
+        name, size = saved.partial
+        damaged = (name, *damaged)
+        message = tr(
+            "{message}; recovered in part: {name} (the first {count:,} bytes)",
+            message=message,
+            name=printable(name),
+            count=size,
+        )
     if saved.lost:
         more = saved.lost - min(len(saved.missing), _NAMED_MEMBERS)
         names = [f"{printable(name)} ({why})" for name, why in islice(saved.missing.items(), _NAMED_MEMBERS)]
         names += [tr("{more} more", more=more)] if more else []
         message = tr("{message}; damaged and left out: {names}", message=message, names=join_list(names))
-    return Notice(code=ARCHIVE_SALVAGED, message=message, count=max(saved.lost, 1), samples=tuple(saved.missing)[:10])
+    count = saved.lost + (saved.partial is not None)
+    return Notice(code=ARCHIVE_SALVAGED, message=message, count=max(count, 1), samples=damaged[:10])
 
 
 def _with_stores(found: Located, kind: Kind | None) -> Located:

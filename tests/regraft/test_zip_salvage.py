@@ -1,4 +1,7 @@
-"""Damaged zip archives: members are read by their local headers with ``--salvage``, whole or not at all."""
+"""Damaged zip archives: members are read by their local headers with ``--salvage``, whole or not at all.
+
+Of a SQLite file in which the archive ends, the bytes before that are read.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def archive(
 
 
 def salvaged(folder: Path, data: bytes) -> tuple[dict[str, bytes], zip_salvage.ZipSalvage]:
-    """Return the members that are whole, as Python's own reader gives them, and what was found."""
+    """Return the members of the new archive, as Python's own reader gives them, and what was found."""
     path, new = folder / "damaged.zip", folder / "new.zip"
     path.write_bytes(data)
     with disk_writable.allow_writes(folder):
@@ -67,7 +70,7 @@ def salvaged(folder: Path, data: bytes) -> tuple[dict[str, bytes], zip_salvage.Z
     with zipfile.ZipFile(new) as made:
         assert made.testzip() is None
         names = made.namelist()
-        assert len(names) == len(set(names)) == found.whole
+        assert len(names) == len(set(names)) == found.whole + (found.partial is not None)
         return {name: made.read(name) for name in names}, found
 
 
@@ -123,6 +126,110 @@ def test_a_byte_that_changed_leaves_out_its_member_alone(tmp_path: Path, method:
     found, told = salvaged(tmp_path, bytes(data))
     assert found == {name: content for name, content in MEMBERS.items() if name != "folder/b.bin"}
     assert (told.lost, [*told.missing]) == (1, ["folder/b.bin"])
+
+
+# --- SQLite files in which an archive ends ---------------------------------------------------------------------------
+
+#: What is salvaged is decided by these bytes alone.
+DATABASE = b"SQLite format 3\0" + random.Random(4).randbytes(200_000)
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["sized", "streamed"])
+@pytest.mark.parametrize("method", ["stored", "deflated", "lzma"])
+def test_the_beginning_of_a_sqlite_file_is_read_up_to_the_end_of_the_archive(
+    tmp_path: Path, method: str, streamed: bool
+) -> None:
+    data = archive({"a": b"1", "folder/b": DATABASE, "c": b"2"}, method=METHODS[method], streamed=streamed)
+    places = headers(data)
+    for number, end in enumerate((places[1].header_offset + 150_000, places[2].header_offset - 30)):
+        (tmp_path / str(number)).mkdir()
+        found, told = salvaged(tmp_path / str(number), data[:end])
+        assert [*found] == ["a", "folder/b"]
+        read = found["folder/b"]
+        assert DATABASE.startswith(read)
+        # Random bytes cannot be packed: nearly all that is there is read.
+        least = end - places[1].header_offset - 5000
+        assert least <= len(read) <= len(DATABASE)
+        assert told.partial == ("folder/b", len(read))
+        assert (told.whole, told.lost, told.missing) == (1, 0, {})
+
+
+def test_bzip2_gives_nothing_of_a_block_that_is_cut(tmp_path: Path) -> None:
+    """A block has up to 900,000 bytes."""
+    found, told = salvaged(tmp_path, archive({"a": b"1", "b": DATABASE}, method=zipfile.ZIP_BZIP2)[:150_000])
+    assert (found, told.partial, told.missing) == ({"a": b"1"}, None, {"b": "it is truncated"})
+
+
+def test_an_archive_may_have_nothing_but_the_beginning_of_a_sqlite_file(tmp_path: Path) -> None:
+    found, told = salvaged(tmp_path, member(b"a", DATABASE[:5000], DATABASE, packed=len(DATABASE)))
+    assert found == {"a": DATABASE[:5000]}
+    assert (told.whole, told.lost, told.partial) == (0, 0, ("a", 5000))
+
+
+@pytest.mark.parametrize(
+    ("what", "tail"),
+    {
+        "another file": b"SQLite format 2\0" + DATABASE[16:5000],
+        "too short to tell": DATABASE[:15],
+        "nothing": b"",
+    }.items(),
+)
+def test_no_other_file_is_read_in_part(tmp_path: Path, what: str, tail: bytes) -> None:
+    found, told = salvaged(tmp_path, GOOD + member(b"a", tail, DATABASE, packed=200_016, size=200_016))
+    assert found == {"good": b"content"}, what
+    assert (told.partial, told.missing) == (None, {"a": "it is truncated"})
+
+
+def test_a_sqlite_file_that_is_damaged_and_not_cut_is_not_read_in_part(tmp_path: Path) -> None:
+    """Its bytes before the damage cannot be told from the others."""
+    for number, method in enumerate(METHODS.values()):
+        raw = bytearray(archive({"a": DATABASE, "b": b"2"}, method=method)[:-22])
+        raw[100_000] ^= 0x55
+        (tmp_path / str(number)).mkdir()
+        found, told = salvaged(tmp_path / str(number), bytes(raw))
+        assert (found, told.partial, [*told.missing]) == ({"b": b"2"}, None, ["a"])
+
+
+def test_data_that_cannot_be_unpacked_up_to_the_end_is_not_read_in_part(tmp_path: Path) -> None:
+    packed = deflated(DATABASE)
+    # The first block of the damaged part says that it is of a type that does not exist.
+    raw = member(b"a", packed[:100], DATABASE, method=8, packed=len(packed), size=len(DATABASE))
+    assert salvaged(tmp_path, GOOD + raw)[1].partial is not None
+    flushed = zlib.compressobj(9, zlib.DEFLATED, -15)
+    broken = flushed.compress(DATABASE[:9000]) + flushed.flush(zlib.Z_FULL_FLUSH) + b"\xff" * 500
+    (tmp_path / "broken").mkdir()
+    raw = member(b"a", broken, DATABASE, method=8, packed=len(packed), size=len(DATABASE))
+    found, told = salvaged(tmp_path / "broken", GOOD + raw)
+    assert (found, told.partial, told.missing) == ({"good": b"content"}, None, {"a": "it is truncated"})
+
+
+def test_more_content_than_the_header_states_is_not_read_in_part(tmp_path: Path) -> None:
+    raw = member(b"a", DATABASE[:5000], DATABASE, packed=len(DATABASE), size=4999)
+    found, told = salvaged(tmp_path, GOOD + raw)
+    assert (found, told.partial, told.missing) == ({"good": b"content"}, None, {"a": "it is truncated"})
+
+
+def test_a_bomb_is_not_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zip_salvage, "BOMB_BYTES", 5000)
+    packed = deflated(b"SQLite format 3\0" + bytes(9_000_000))
+    raw = member(b"a", packed[:-50], b"", method=8, packed=len(packed), size=9_000_016)
+    for ratio, is_read in ((500, False), (2000, True)):
+        monkeypatch.setattr(zip_salvage, "BOMB_RATIO", ratio)
+        (tmp_path / str(ratio)).mkdir()
+        assert ("a" in salvaged(tmp_path / str(ratio), GOOD + raw)[0]) is is_read
+
+
+def test_a_member_after_which_an_intact_one_follows_was_not_cut(tmp_path: Path) -> None:
+    """Its header lies: the bytes after it are those of other members."""
+    raw = member(b"a", DATABASE[:5000], DATABASE, packed=len(DATABASE), size=len(DATABASE))
+    found, told = salvaged(tmp_path, raw + GOOD)
+    assert (found, told.partial, told.missing) == ({"good": b"content"}, None, {"a": "it is truncated"})
+
+
+def test_the_intact_member_of_the_same_name_counts(tmp_path: Path) -> None:
+    raw = member(b"a", DATABASE[:5000], DATABASE, packed=len(DATABASE), size=len(DATABASE))
+    found, told = salvaged(tmp_path, member(b"a", DATABASE) + raw)
+    assert (found, told.partial, [*told.missing]) == ({"a": DATABASE}, None, ["a"])
 
 
 def test_what_only_the_directory_names_is_missing(tmp_path: Path) -> None:
@@ -646,11 +753,47 @@ def test_the_directory_of_a_document_in_a_cut_backup_is_not_taken_for_that_of_th
     assert "left out: Data/Files/last.bin (it is truncated)" in warning["message"]
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["sized", "streamed"])
+@pytest.mark.parametrize("method", ["stored", "deflated"])
+def test_rows_of_the_vector_file_in_which_a_backup_ends_are_migrated(
+    tmp_path: Path, method: str, streamed: bool
+) -> None:
+    rows = [Row(f"L{number}", f"text {number} " * 40) for number in range(60)]
+    source = Source(
+        bases=[base("kb", *(note(f"n{number}", f"L{number}") for number in range(60)))], stores={"kb": rows}
+    ).write(tmp_path / "v1")
+    with zipfile.ZipFile(pack(source, tmp_path / "whole.zip")) as whole:
+        members = {name: whole.read(name) for name in sorted(whole.namelist()) if not name.endswith("/")}
+    # The vector file comes last.
+    members["Data/KnowledgeBase/kb"] = members.pop("Data/KnowledgeBase/kb")
+    data = archive(members, method=METHODS[method], streamed=streamed)
+    place = headers(data)[-1]
+    path, library = tmp_path / "damaged.zip", tmp_path / "library"
+    path.write_bytes(data[: place.header_offset + place.compress_size * 3 // 4])
+    done = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
+    (found,) = done.document["bases"]
+    codes = {one["code"]: one for one in done.document["warnings"]}
+    assert "recovered in part: Data/KnowledgeBase/kb (the first " in codes["archive_salvaged"]["message"]
+    assert codes["archive_salvaged"]["samples"] == ["Data/KnowledgeBase/kb"]
+    (index,) = library.glob("KnowledgeBase/*/.cherry/index.sqlite")
+    with opened(index) as db:
+        migrated = dict(
+            db.execute("SELECT text, vector_blob FROM search_text JOIN embedding USING (embedding_text_hash)")
+        )
+    expected = {row.body: vector_of(row.body) for row in rows}
+    assert migrated.items() <= expected.items()
+    assert 20 <= len(migrated) == found["rows"]["carried"] < 60
+    skipped = sum(found["rows"]["skipped"].values())
+    # How many the missing pages held can only be estimated.
+    assert found["rows"]["read"] - skipped == len(migrated)
+
+
 def test_a_backup_that_is_cut_names_what_is_missing(tmp_path: Path) -> None:
     data = backup(tmp_path)
     lost = next(one for one in headers(data) if one.filename == "Data/KnowledgeBase/other")
     path = tmp_path / "damaged.zip"
-    path.write_bytes(data[: lost.header_offset + 200])
+    # Only the name of the vector file is left.
+    path.write_bytes(data[: lost.header_offset + 30 + len(lost.filename)])
     done = run("migrate", path, "--to", tmp_path / "library", "--salvage", "--yes", "--json")
     bases = {one["legacy_id"]: (one["status"], one["rows"]["carried"]) for one in done.document["bases"]}
     assert bases == {"kb": ("completed", 2), "other": ("failed", 0)}
