@@ -17,7 +17,10 @@ import msgspec
 
 from migrators.pipeline.accounting import LoaderOwners
 from migrators.pipeline.source import BaseDraft, Duplicate, ItemDraft, Salvager
+from regraft.disk import scratch
 from regraft.disk.durable import NO_ROOM
+from regraft.disk.trees import Tree, ZipTree, require_free_space
+from regraft.errors import SourceUnreadable
 from regraft.formats.vector_survey import LoaderRows, SalvageTally, StoreProblem, VectorSurvey
 from regraft.formats.vector_table import VectorTable
 from regraft.identity import replace
@@ -423,3 +426,40 @@ def salvage_file(
             raise
         return SalvageResult(found=problem)
     return SalvageResult(found=survey, vectors=path, table=salvager.table)
+
+
+def salvage_member(
+    salvager: Salvager | None,
+    tree: Tree,
+    name: str,
+    draft: BaseDraft,
+    error: SourceUnreadable,
+    wish: SalvageRequest,
+    keep: ExitStack,
+) -> SalvageResult:
+    """Read the remaining rows of a vector file that is damaged in an archive, such as by a wrong checksum.
+
+    Args:
+        salvager: as for :func:`salvage_file`, like ``draft``, ``wish`` and ``keep``.
+        tree: the source; only in an archive can a part of a file be read.
+        name: the name of the file in it.
+        error: why the file cannot be read as a whole.
+
+    Raises:
+        WorkFolderTooSmall, apsw.FullError, OSError: not enough space for the temporary files.
+    """
+    reason = error.facts["reason"]
+    unread = SalvageResult(found=StoreProblem(tr("cannot be read: {reason}", reason=reason)))
+    if salvager is None or not isinstance(tree, ZipTree):
+        return unread
+    path = keep.enter_context(scratch.temporary_folder(wish.work)) / "member"
+    require_free_space(path.parent, tree.size(name))
+    try:
+        tree.extract_damaged(name, path)
+    except SourceUnreadable:
+        return unread
+    # A changed bit in a number of a vector is not always found.
+    problem = tr("cannot be verified ({reason}), so any of its rows may be altered", reason=reason)
+    left = salvage_file(salvager, path, draft, StoreProblem(problem, is_damage=True), wish, keep)
+    has_rows = not isinstance(left.found, StoreProblem) or (left.found.salvage and left.found.salvage.rows)
+    return left if has_rows else unread

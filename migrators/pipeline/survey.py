@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from migrators.pipeline.accounting import REASONS_THAT_KEEP_TEXT
-from migrators.pipeline.losses import SalvageRequest, check_for_damage, salvage_file
+from migrators.pipeline.losses import SalvageRequest, check_for_damage, salvage_file, salvage_member
 from migrators.pipeline.plan import BasePlan, plan_base
 from migrators.pipeline.publication import BaseEntry, BaseState, base_folder, base_state, read_entry
 from migrators.pipeline.source import BaseDraft, FoundOnDisk, Hints, LibraryDraft, Options, Pipeline
@@ -206,7 +206,9 @@ class BasePlanner:
         try:
             origin = self._keep.enter_context(self.source.tree.local(name, self._work))
         except SourceUnreadable as problem:
-            return _Surveyed(found=StoreProblem(tr("cannot be read: {reason}", reason=problem.facts["reason"])))
+            wish = SalvageRequest(is_wanted=self._options.salvage, work=self._work, texts=texts)
+            left = salvage_member(self.pipeline.salvager, self.source.tree, name, draft, problem, wish, self._keep)
+            return _Surveyed(found=left.found, vectors=left.vectors, table=left.table)
         mark = sqlite.read_file_state(origin)
         try:
             vectors = self._keep.enter_context(self.pipeline.opened(origin, self._work, self._options, draft))

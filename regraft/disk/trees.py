@@ -46,6 +46,8 @@ def require_free_space(folder: Path, needed: int) -> None:
 
 
 CHUNK_BYTES = 1 << 20
+#: Bytes read at once from a damaged member.
+_DAMAGED_BYTES = 1 << 12
 #: Bytes of an empty file after compression by deflate.
 _EMPTY_DEFLATED = 2
 #: Exceptions that Python's archive readers raise for damaged archives.
@@ -421,6 +423,28 @@ class ZipTree:
         """
         with self.open(name) as file, durable.open_binary(place, "wb") as copy:
             shutil.copyfileobj(file, copy, CHUNK_BYTES)
+
+    def extract_damaged(self, name: str, place: Path) -> None:
+        """Write the bytes of a damaged member to ``place`` that can be unpacked, whatever their checksum is.
+
+        Raises:
+            SourceUnreadable: it is encrypted, or compressed by an unsupported method.
+            OSError: ``place`` cannot be written.
+        """
+        try:
+            reader = self._directory.open(self._member(name), is_verified=False)
+        except _DAMAGE as error:
+            raise SourceUnreadable(path=self.path, reason=f"{name}: {error}") from error
+        with reader as file, durable.open_binary(place, "wb") as copy:
+            while True:
+                try:
+                    # All that a call unpacks is lost with an error in it.
+                    chunk = file.read1(_DAMAGED_BYTES)  # type: ignore[attr-defined]
+                except _DAMAGE:
+                    return
+                if not chunk:
+                    return
+                copy.write(chunk)
 
     def extract_hashed(self, name: str, place: Path) -> str:
         """Extract a member as :meth:`extract` does, and return the SHA-256 of its bytes in hex.

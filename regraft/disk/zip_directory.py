@@ -304,8 +304,8 @@ class ZipDirectory:
 
     # --- a member's bytes ------------------------------------------------------------------------------------------
 
-    def open(self, member: ZipMember) -> BinaryIO:
-        """Open a member for reading.
+    def open(self, member: ZipMember, *, is_verified: bool = True) -> BinaryIO:
+        """Open a member for reading; if it ``is_verified``, its end is read only if its checksum matches.
 
         Raises:
             zipfile.BadZipFile, NotImplementedError, OSError: it is damaged, or compressed by an unsupported method.
@@ -335,6 +335,9 @@ class ZipDirectory:
         [info] = alone.infolist()
         if info.compress_type == zipfile.ZIP_LZMA:
             _refuse_large_dictionary(spliced, info.header_offset)
+        if not is_verified:
+            # zipfile compares the checksum only if there is one.
+            del info.CRC
         return alone.open(info)  # type: ignore[return-value]
 
 

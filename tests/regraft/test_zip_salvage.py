@@ -695,10 +695,10 @@ def test_an_archive_is_known_by_a_member_near_its_beginning(tmp_path: Path, monk
 # --- the commands ----------------------------------------------------------------------------------------------------
 
 
-def backup(folder: Path) -> bytes:
+def backup(folder: Path, texts: tuple[str, ...] = ("one",)) -> bytes:
     source = Source(
         bases=[base("kb", note("n", "L1"), file("f", "F1")), base("other", note("o", "L1"))],
-        stores={"kb": [Row("L1", "one"), Row("F1", "two")], "other": [Row("L1", "three")]},
+        stores={"kb": [*(Row("L1", text) for text in texts), Row("F1", "two")], "other": [Row("L1", "three")]},
         uploads={"up-f.pdf": b"a pdf" * 100},
     ).write(folder / "v1")
     return pack(source, folder / "whole.zip").read_bytes()
@@ -825,3 +825,108 @@ def test_a_healthy_archive_is_read_by_its_directory(tmp_path: Path) -> None:
     done = run("migrate", path, "--to", tmp_path / "library", "--salvage", "--yes", "--json")
     assert done.status == 0
     assert "archive_salvaged" not in {one["code"] for one in done.document["warnings"]}
+
+
+# --- vector files with a wrong checksum ------------------------------------------------------------------------------
+
+
+def flipped(data: bytes, name: str, find: Callable[[bytes], int], bit: int = 0x10) -> bytes:
+    """Change one bit of a member that is stored; ``find`` returns where in its content."""
+    (place,) = [one for one in headers(data) if one.filename == name]
+    start = place.header_offset + 30 + len(name)
+    content = data[start : start + place.compress_size]
+    at = start + find(content)
+    return data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
+
+
+def stored_backup(folder: Path, *texts: str) -> bytes:
+    backup(folder, texts or ("one",))
+    with zipfile.ZipFile(folder / "whole.zip") as whole:
+        members = {name: whole.read(name) for name in whole.namelist() if not name.endswith("/")}
+    return archive(members, method=zipfile.ZIP_STORED)
+
+
+def migrated_vectors(library: Path) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for index in library.glob("KnowledgeBase/*/.cherry/index.sqlite"):
+        with opened(index) as db:
+            found |= dict(
+                db.execute("SELECT text, vector_blob FROM search_text JOIN embedding USING (embedding_text_hash)")
+            )
+    return found
+
+
+def test_rows_of_a_vector_file_with_a_wrong_checksum_are_offered_and_migrated_with_salvage(tmp_path: Path) -> None:
+    name, library = "Data/KnowledgeBase/kb", tmp_path / "library"
+    path, texts = tmp_path / "damaged.zip", [f"text {number}" for number in range(12)]
+    data = stored_backup(tmp_path, *texts)
+    # The highest bit of the exponent of the last number: this vector is out of the range of the others.
+    path.write_bytes(flipped(data, name, lambda content: content.index(vector_of("text 5")) + 15, 0x40))
+    refused = run("migrate", path, "--to", library, "--yes", "--json")
+    bases = {one["legacy_id"]: (one["status"], one["rows"]["carried"]) for one in refused.document["bases"]}
+    assert (refused.status, bases) == (1, {"kb": ("failed", 0), "other": ("completed", 1)})
+    (said,) = [one["message"] for one in refused.document["warnings"] if one["code"] == "missing_vector_store"]
+    assert "cannot be verified (Data/KnowledgeBase/kb is damaged: Bad CRC-32" in said
+    assert "so any of its rows may be altered; --salvage can salvage 12 of about 13 rows" in said
+    assert migrated_vectors(library) == {"three": vector_of("three")}
+    before = path.read_bytes()
+    done = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
+    bases = {one["legacy_id"]: (one["status"], one["rows"]["carried"]) for one in done.document["bases"]}
+    assert bases["kb"] == ("completed", 12)
+    assert migrated_vectors(library) == {text: vector_of(text) for text in (*texts, "two", "three") if text != "text 5"}
+    (said,) = [one["message"] for one in done.document["warnings"] if one["code"] == "salvaged"]
+    assert "so any of its rows may be altered; 12 of about 13 rows were salvaged" in said
+    assert path.read_bytes() == before
+    assert {one.name for one in tmp_path.iterdir()} == {"v1", "whole.zip", "damaged.zip", "library"}
+    again = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
+    assert {one["outcome"] for one in again.document["bases"]} == {"unchanged"}
+
+
+def test_data_that_cannot_be_unpacked_gives_the_rows_before_the_damage(tmp_path: Path) -> None:
+    rows = [Row(f"L{number}", random.Random(number).randbytes(300).hex()) for number in range(60)]
+    source = Source(
+        bases=[base("kb", *(note(f"n{number}", f"L{number}") for number in range(60)))], stores={"kb": rows}
+    ).write(tmp_path / "v1")
+    with zipfile.ZipFile(pack(source, tmp_path / "whole.zip")) as whole:
+        members = {name: whole.read(name) for name in whole.namelist() if not name.endswith("/")}
+    content = members.pop("Data/KnowledgeBase/kb")
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    packed = packer.compress(content[: len(content) * 3 // 4]) + packer.flush(zlib.Z_FULL_FLUSH)
+    packed += b"\xff" * (len(deflated(content)) - len(packed))
+    with zipfile.ZipFile(tmp_path / "damaged.zip", "w", zipfile.ZIP_DEFLATED) as made:
+        for name, value in members.items():
+            made.writestr(name, value)
+        made.writestr("Data/KnowledgeBase/kb", content)
+    data = (tmp_path / "damaged.zip").read_bytes()
+    place = headers(data)[-1]
+    start = place.header_offset + 30 + len(place.filename)
+    (tmp_path / "damaged.zip").write_bytes(
+        data[:start]
+        + packed[: place.compress_size].ljust(place.compress_size, b"\xff")
+        + data[start + place.compress_size :]
+    )
+    done = run("migrate", tmp_path / "damaged.zip", "--to", tmp_path / "library", "--salvage", "--yes", "--json")
+    found = migrated_vectors(tmp_path / "library")
+    assert found.items() <= {row.body: vector_of(row.body) for row in rows}.items()
+    assert 20 <= len(found) == done.document["bases"][0]["rows"]["carried"] < 60
+
+
+def test_a_vector_file_of_which_nothing_can_be_read_is_not_offered_for_salvage(tmp_path: Path) -> None:
+    """It is overwritten, or packed by a method that is not known."""
+    data = stored_backup(tmp_path)
+    directory = data.rindex(b"PK\1\2", 0, data.index(b"Data/KnowledgeBase/kb", directory_of(data)))
+    (place,) = [one for one in headers(data) if one.filename == "Data/KnowledgeBase/kb"]
+    start = place.header_offset + 30 + len(place.filename)
+    damages = {
+        "overwritten": data[:start] + b"x" * place.file_size + data[start + place.file_size :],
+        "method": data[: directory + 10] + b"\x63" + data[directory + 11 :],
+    }
+    for what, damaged in damages.items():
+        path = tmp_path / f"{what}.zip"
+        path.write_bytes(damaged)
+        done = run("migrate", path, "--to", tmp_path / what, "--salvage", "--yes", "--json")
+        bases = {one["legacy_id"]: (one["status"], one["rows"]["carried"]) for one in done.document["bases"]}
+        assert bases == {"kb": ("failed", 0), "other": ("completed", 1)}, what
+        (said,) = [one["message"] for one in done.document["warnings"] if one["code"] == "missing_vector_store"]
+        assert "cannot be read: Data/KnowledgeBase/kb" in said, what
+        assert "salvage" not in said, what

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,33 @@ def test_a_whole_file_gives_the_same_with_the_word(made: Made, tmp_path: Path) -
     found = [_rescued(_stranded(made, None, tmp_path / name), *([name] if name else [])) for name in ("", "--salvage")]
 
     assert found[0] == found[1] == {(row[1], row[4]) for row in made.rows.values()}
+
+
+def test_rows_of_a_backup_with_a_wrong_checksum_come_back_with_the_word(tmp_path: Path) -> None:
+    """One number of a vector has changed to a very large one."""
+    source = v1.Source([v1.base("kb", v1.note("A", "A"))], {"kb": rows_of("A", count=30)})
+    stranded = profile(tmp_path, source, lost=("kb",))
+    vectors, backup = stranded / "Data" / "KnowledgeBase" / "kb", tmp_path / "backup.zip"
+    true, raw = _true_rows(vectors), vectors.read_bytes()
+    text, vector = sorted(true)[11]
+    whole = v1.pack(source.write(tmp_path / "v1"), tmp_path / "whole.zip")
+    with zipfile.ZipFile(whole) as read, zipfile.ZipFile(backup, "w") as made:
+        for name in read.namelist():
+            made.writestr(name, raw if name == "Data/KnowledgeBase/kb" else read.read(name))
+    vectors.unlink()
+    data = backup.read_bytes()
+    place = data.index(vector, data.index(raw[:100])) + len(vector) - 1
+    backup.write_bytes(data[:place] + bytes([data[place] ^ 0x40]) + data[place + 1 :])
+    options = "--v1", str(backup), "--yes", "--now", NOW, "--json"
+
+    refused = run("rescue", stranded, *options)
+    [left] = (one for one in refused.document["left"] if one["finding"] == "base.failed")
+    assert "cannot be verified (Data/KnowledgeBase/kb is damaged: Bad CRC-32" in left["reason"]
+    assert "--salvage can salvage 29 of about 30 rows" in left["reason"]
+    assert not index_of(stranded).exists()
+
+    assert run("rescue", stranded, "--salvage", *options).status == 1
+    assert _stored(index_of(stranded)) == true - {(text, vector)}
 
 
 def test_a_base_that_only_a_salvage_restores_is_an_error_with_that_command(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from migrators import cherry_v1
 from migrators.cherry_v1.draft import draft_library
 from migrators.pipeline import preflight
 from migrators.pipeline.base_writer import BaseSource, write_base
-from migrators.pipeline.losses import SalvageRequest, check_for_damage, salvage_file
+from migrators.pipeline.losses import SalvageRequest, SalvageResult, check_for_damage, salvage_file, salvage_member
 from migrators.pipeline.plan import BasePlan, MaterialPlan, PlannedRows
 from migrators.pipeline.source import BaseDraft, Hints, LibraryDraft, Options, Upload
 from migrators.pipeline.source_files import copy_upload, find_upload
@@ -55,6 +55,14 @@ class VectorFile(msgspec.Struct, frozen=True, kw_only=True):
     tree: Tree
     #: State of ``path``, to recognize later writes.
     mark: sqlite.FileState
+
+
+def _as_vector_file(survey: VectorSurvey, left: SalvageResult, tree: Tree) -> VectorFile:
+    """Return the temporary file that a salvage has written for a vector file in ``tree``, with its survey."""
+    assert left.vectors is not None
+    assert left.table is not None
+    mark = sqlite.read_file_state(left.vectors)
+    return VectorFile(survey=survey, path=left.vectors, tree=tree, mark=mark, table=left.table)
 
 
 class V1Data(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +105,12 @@ class V1Data(msgspec.Struct, frozen=True, kw_only=True):
             except StoreProblem as unusable:
                 problems.append(unusable)
             except SourceUnreadable as unreadable:
-                problems.append(StoreProblem(tr("cannot be read: {reason}", reason=unreadable.facts["reason"])))
+                wish = SalvageRequest(is_wanted=self.salvage, work=None)
+                left = salvage_member(cherry_v1.PIPELINE.salvager, tree, name, draft, unreadable, wish, self.keep)
+                if isinstance(left.found, StoreProblem):
+                    problems.append(left.found)
+                else:
+                    leftover = leftover or _as_vector_file(left.found, left, tree)
         if leftover is not None:
             return leftover
         # Report damage in one place rather than absence from another.
@@ -118,10 +131,9 @@ class V1Data(msgspec.Struct, frozen=True, kw_only=True):
         except StoreProblem as problem:
             wish = SalvageRequest(is_wanted=self.salvage, work=None)
             left = salvage_file(pipeline.salvager, path, draft, problem, wish, self.keep)
-            if isinstance(left.found, StoreProblem) or left.vectors is None or left.table is None:
-                raise left.found if isinstance(left.found, StoreProblem) else problem from problem
-            mark = sqlite.read_file_state(left.vectors)
-            return VectorFile(survey=left.found, path=left.vectors, tree=tree, mark=mark, table=left.table)
+            if isinstance(left.found, StoreProblem):
+                raise left.found from problem
+            return _as_vector_file(left.found, left, tree)
 
     def hints(self, draft: BaseDraft, survey: VectorSurvey, now_ms: int) -> Hints:
         """Read optional facts about a base from other files."""
