@@ -39,6 +39,7 @@ class RegraftError(Exception):
         super().__init__(tr(self.template(), **values))
 
     def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the error by its class and facts: exceptions with keyword arguments cannot be pickled otherwise."""
         return _rebuild, (type(self), self.facts)
 
     @classmethod
@@ -53,7 +54,7 @@ class RegraftError(Exception):
 
 
 def _rebuild(error: type[RegraftError], facts: dict[str, object]) -> RegraftError:
-    """Unpickle an error."""
+    """Make an error again from its class and facts; pickle calls this function."""
     return error(**facts)
 
 
@@ -930,7 +931,7 @@ def not_installed_error(module: str, purpose: str, extra: str) -> WrongUsage:
 
 
 def error_classes() -> list[type[RegraftError]]:
-    """Return every concrete error class, in order."""
+    """Return every concrete error class, in the order of their definitions."""
     # The reader of redb files is self-contained and defines its own errors.
     modules = (globals(), vars(importlib.import_module("regraft.formats.redb.errors")))
     found = (value for module in modules for value in module.values() if isinstance(value, type))

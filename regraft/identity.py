@@ -36,18 +36,21 @@ def text_hash(text: str) -> str:
 
 
 def unit_id(material_id: str, content_hash: str, unit_index: int, char_start: int, char_end: int) -> str:
-    """Return the id of a chunk unit; offsets are in UTF-16 units."""
+    """Return the id of a chunk unit: a piece of the text of a material, at these offsets (in UTF-16 units)."""
     key = f"{material_id} {content_hash} chunk {unit_index} {char_start} {char_end}"
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def body_id(unit: str) -> str:
-    """Return the ``search_text_id`` of a unit's body."""
+    """Return the ``search_text_id`` of the row with a unit's text; ``unit`` is the unit's id."""
     return hashlib.sha256(f"search_unit {unit} body".encode()).hexdigest()
 
 
 def _digest(name: str, *parts: str) -> bytes:
-    """Hash length-prefixed parts under a name, so that no two lists of parts give the same input."""
+    """Return the SHA-256 of a fixed name and texts.
+
+    Each text follows its length, so that no two lists hash the same input.
+    """
     hasher = hashlib.sha256(name.encode())
     for part in parts:
         # An id read from JSON may contain an unpaired surrogate.
@@ -57,6 +60,7 @@ def _digest(name: str, *parts: str) -> bytes:
 
 
 def _format_uuid(raw: bytes, version: int) -> str:
+    """Format the first 16 bytes of a hash as a UUID of this version."""
     number = int.from_bytes(raw[:16], "big")
     number = number & ~(0xF << 76) | version << 76  # version
     number = number & ~(0x3 << 62) | 0x2 << 62  # variant of RFC 9562
@@ -65,6 +69,7 @@ def _format_uuid(raw: bytes, version: int) -> str:
 
 
 def _format_uuid_v7(milliseconds: int | None, raw: bytes) -> str:
+    """Format a time (in ms; None: 0) and bytes 6 to 15 of a hash as a UUID v7."""
     time = min(max(milliseconds or 0, 0), _MAX_MILLISECONDS)
     return _format_uuid(time.to_bytes(6, "big") + raw[6:16], 7)
 
@@ -97,19 +102,22 @@ def child_id(container_id: str, loader_id: str, place: int, created_at: int | No
 
 
 def restored_base_id(base: str, model: str, dimensions: int, name: str | None) -> str:
-    """Return the UUID v4 of a base restored with another model; ``name`` is the new name, if the user gave one."""
+    """Return the UUID v4 of the base that ``restore`` makes of base ``base`` with another model.
+
+    ``name`` is the new name, if the user gave one.
+    """
     return _format_uuid(
         _digest(_RESTORED_BASE_NAME, base, model, str(dimensions), *([] if name is None else [name])), 4
     )
 
 
 def copied_base_id(base: str) -> str:
-    """Return the UUID v4 of a base that is imported as a copy beside the base with its id."""
+    """Return the UUID v4 of the copy of a base, for a store that already has the base with the id ``base``."""
     return _format_uuid(_digest(_COPIED_BASE_NAME, base), 4)
 
 
 def restored_item_id(restored_base: str, item: str, created_at: int | None) -> str:
-    """Return the UUID v7 of an item in a restored or copied base."""
+    """Return the UUID v7 of an item's copy in a restored or copied base; its time is ``created_at`` (ms)."""
     return _format_uuid_v7(created_at, _digest(_RESTORED_ITEM_NAME, restored_base, item))
 
 
@@ -163,7 +171,7 @@ def resolve_base(wanted: str, names: Mapping[str, str], legacy: Mapping[str, str
 
 
 def _find_by_prefix(wanted: str, names: Mapping[str, str], legacy: Mapping[str, str]) -> list[str]:
-    """Return the bases whose id, or id in the source, begins with a text."""
+    """Return the ids of the bases whose id, or id in v1, begins with ``wanted``."""
     if len(wanted) < _SHORTEST_PREFIX:
         return []
     ids = [*((base, base) for base in names), *legacy.items()]
@@ -171,7 +179,7 @@ def _find_by_prefix(wanted: str, names: Mapping[str, str], legacy: Mapping[str, 
 
 
 def _find_by_folded_name(wanted: str, names: Mapping[str, str]) -> list[str]:
-    """Return the bases with this name in any letter case, or else those whose names start with it."""
+    """Return the ids of the bases with this name in any letter case, or else of those whose names start with it."""
     word = wanted.strip().casefold()
     if len(word) < _SHORTEST_NAME:
         return []
@@ -211,7 +219,7 @@ def iso_time(milliseconds: int) -> str:
 
 
 def new_run_id() -> str:
-    """Return a new run id; run ids sort by start time."""
+    """Return a new id for a run of a command; run ids sort by start time."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.urandom(3).hex()}"
 
 

@@ -21,7 +21,7 @@ class Kind(StrEnum):
     system: str
 
     def __new__(cls, value: str, label: str = "", system: str = "") -> Kind:
-        """Make a member of its value, label and system."""
+        """Make a member whose value is also its text."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.label = label

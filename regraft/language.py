@@ -92,7 +92,7 @@ _reader: ContextVar[str | None] = ContextVar("reader", default=None)
 
 @contextmanager
 def use_language(language: str) -> Iterator[None]:
-    """Translate into ``language`` within the context, in this thread or task only: a server has several readers."""
+    """Translate into ``language`` within the context, in this thread or task only: a server answers several readers."""
     before = _reader.set(language)
     try:
         yield
@@ -102,9 +102,9 @@ def use_language(language: str) -> Iterator[None]:
 
 @contextmanager
 def language_of_children(language: str) -> Iterator[None]:
-    """Let this process, and those that are started within the context, speak a language.
+    """Set the language of this process and of child processes that are started within the context.
 
-    A reader of its own (:func:`use_language`) is not changed.
+    A language set by :func:`use_language` still has priority in its thread or task.
     """
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = language
@@ -153,13 +153,13 @@ def join_list(parts: Iterable[object], last: str = "", *, between: str = "") -> 
 
 
 def join_first(parts: Sequence[object], most: int) -> str:
-    """Join the first texts to a list, and count the others."""
+    """Join the first ``most`` parts to a list, and count the others: "a, b, 3 more"."""
     more = len(parts) - most
     return join_list(parts) if more <= 0 else join_list([*parts[:most], tr("{more:,} more", more=more)])
 
 
 def join_parts(parts: Iterable[str]) -> str:
-    """Concatenate parts of a text, translated or not (see :func:`fill_template`)."""
+    """Concatenate texts, translated or not, with a blank where Chinese and Latin letters meet."""
     texts = list(parts)
     return remember_english(_join_spaced(texts), "".join(str(to_english(text)) for text in texts))
 
@@ -175,7 +175,7 @@ def insert_at_mark(message: str, mark: str, text: str) -> str:
 
 
 def remember_english(translated: str, plain: str) -> str:
-    """Record the English form of a translated text, and return the translation."""
+    """Record the English form ``plain`` of a translated text for :func:`to_english`; return the translation."""
     # A server that answers for days must not collect every sentence that it has shown.
     if translated != plain and _reader.get() is None:
         _english[translated] = plain
@@ -221,14 +221,17 @@ def _join_spaced(parts: Iterable[str]) -> str:
 
 
 def to_english(text: object) -> object:
-    """Return the English form of a translated message or error; other values are returned unchanged."""
+    """Return the English form of a translated message or error; other values are returned unchanged.
+
+    The English forms are those that :func:`remember_english` recorded in this process.
+    """
     if isinstance(text, BaseException):
         text = str(text)
     return _english.get(text, text) if isinstance(text, str) else text
 
 
 def document_in_english(value: Any) -> Any:
-    """Return a document with every message in it in English."""
+    """Return a copy of a JSON document in which every translated message is in English."""
     if isinstance(value, dict):
         return {key: document_in_english(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -252,13 +255,13 @@ class Catalog(gettext.GNUTranslations):
     _catalog: dict[str | tuple[str, int], str]
 
     def messages(self) -> list[str]:
-        """Return the translated messages without a context."""
+        """Return the English messages that the catalog translates, without those that have a context."""
         return [one for one in self._catalog if isinstance(one, str) and one and "\x04" not in one]
 
 
 @cache
 def load_catalog(wanted: str) -> Catalog:
-    """Return the catalog of a language.
+    """Return the catalog of a language, such as "zh".
 
     Raises:
         FileNotFoundError: the language has no catalog.
@@ -267,7 +270,7 @@ def load_catalog(wanted: str) -> Catalog:
 
 
 def _catalog() -> Catalog | None:
-    """Return the catalog of this process; None for English."""
+    """Return the catalog of :func:`current_language`; None for English, or if there is no such catalog."""
     if current_language() == ENGLISH:
         return None
     try:
@@ -297,7 +300,10 @@ def set_language(arguments: list[str]) -> list[str]:
 
 
 def _split_option(arguments: list[str]) -> tuple[list[str], str | None]:
-    """Return the arguments without ``--lang`` and an available language, and that language."""
+    """Remove ``--lang LANGUAGE`` from arguments of the command line; return the others, and the language.
+
+    If the option is missing, or the language is not available, all arguments and None are returned.
+    """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     for at in range(end):
         name, is_one, value = arguments[at].partition("=")
@@ -391,7 +397,7 @@ def _translate_by_pattern(text: str, wanted: str, depth: int) -> str | None:
 
 
 def _translate_filled(message: str, facts: dict[str, str], wanted: str, depth: int) -> str:
-    """Translate a message and its arguments, which may be messages themselves."""
+    """Fill the translation of a message with facts, which may be messages themselves and are translated first."""
     again = {name: translate_text(value, wanted, depth + 1) for name, value in facts.items()}
     return fill_template(_WITHOUT_FORM.sub(r"{\1}", load_catalog(wanted).gettext(message)), again)
 
@@ -406,7 +412,10 @@ _NUMBER_WITH_NOUN = re.compile(r"([0-9,]+) ([a-z][a-z -]*)")
 
 @cache
 def _patterns(wanted: str) -> list[tuple[str, str, re.Pattern[str]]]:
-    """Return messages with facts, their longest literal part and their pattern, those with most literal text first."""
+    """Return the messages of a catalog that have facts: the message, its longest literal part, and its pattern.
+
+    Messages with more literal text come first, since their patterns match less.
+    """
     messages = [message for message in load_catalog(wanted).messages() if "{" in message]
     messages.sort(key=lambda message: len(re.sub(r"\{[^{}]*\}", "", message)), reverse=True)
     forms = []
@@ -419,7 +428,10 @@ def _patterns(wanted: str) -> list[tuple[str, str, re.Pattern[str]]]:
 
 
 def _pattern(message: str) -> re.Pattern[str] | None:
-    """Return the pattern that a message matches; None if it has hardly any letters, because it would match anything."""
+    """Return the pattern of the texts that a message with facts gives; its groups are the facts.
+
+    None if the message has hardly any letters, because the pattern would match anything.
+    """
     form, seen, own = "", set[str](), 0
     for literal, name, _, _ in Formatter().parse(message):
         form += re.escape(literal)
@@ -434,9 +446,10 @@ def _pattern(message: str) -> re.Pattern[str] | None:
 
 
 def format_count(number: int, noun: str, *, context: str = "") -> str:
-    """Return a number with its English noun, translated, with the plural if it is not one.
+    """Format a number with its noun, such as "2 rows", in the current language.
 
-    The catalog has it as a message of its own, "{count:,} row", with ``context`` if the noun has several meanings.
+    ``noun`` is the English singular. The catalog translates the message "{count:,} row", with ``context`` if the noun
+    has several meanings.
     """
     if number == 1:
         plain = f"{number:,} {noun}"

@@ -23,7 +23,7 @@ GRACE_DAYS = 14
 
 
 def _option(text: str, metavar: str | None = None, *, option: str = "", off: str = "") -> Meta:
-    """Describe a field.
+    """Describe a field of an options struct, for the command line and its help.
 
     Args:
         text: the help of its command line option.
@@ -114,7 +114,7 @@ Probe = Annotated[
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every command that reads a path takes; ``kind`` None: recognize it."""
+    """Options of every command that reads a path; ``kind`` None: recognize it."""
 
     kind: Annotated[
         Kind | None,

@@ -119,7 +119,7 @@ def decode_utf8(raw: bytes) -> str:
 
 
 def decode_halves(raw: bytes) -> str:
-    """Decode UTF-8 that may contain surrogates: each becomes U+FFFD.
+    """Decode UTF-8 in which surrogates (halves of a UTF-16 pair) may be encoded: each becomes U+FFFD.
 
     Raises:
         UnicodeDecodeError: other bytes are not UTF-8, which means damage.
@@ -128,10 +128,10 @@ def decode_halves(raw: bytes) -> str:
 
 
 def lenient_text(value: object) -> str:
-    """Return a column's value as text, whatever the file contains; read it with ``CAST(column AS BLOB)``.
+    """Convert the value of a database column to text, whatever the file contains.
 
-    Bytes are decoded by :func:`decode_utf8`. SQLite reports text that is not UTF-8 as an error, and the application
-    stores such names (``docs/formats/index.md``).
+    Read the column with ``CAST(column AS BLOB)``: SQLite reports text that is not UTF-8 as an error, and the
+    application stores such names (``docs/formats/index.md``). Bytes are decoded by :func:`decode_utf8`.
     """
     return decode_utf8(value) if isinstance(value, bytes) else replace_surrogates(str(value))
 
@@ -264,12 +264,16 @@ def escape_json(document: str) -> str:
 
 @cache
 def _hidden_characters(stays: str) -> re.Pattern[str]:
-    """Compile a pattern of hidden characters except those that stay; done on first use because it is slow."""
+    """Compile a pattern of invisible characters, except those that match the pattern ``stays``.
+
+    The pattern is compiled on first use, because that is slow.
+    """
     return re.compile(f"(?!{stays})[{_HIDDEN}]")
 
 
 @cache
 def _excess_marks() -> regex.Pattern[str]:
+    """Compile a pattern of too many combining marks on one character; group 1 are the marks to keep."""
     import regex  # noqa: PLC0415 - slow to import, and not needed for ASCII
 
     return regex.compile(rf"([\p{{Mn}}\p{{Me}}]{{{_MOST_MARKS}}})[\p{{Mn}}\p{{Me}}]+")

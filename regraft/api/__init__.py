@@ -75,7 +75,7 @@ __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """Return a function of one of the modules; Python asks here for what this module does not have yet."""
+    """Import a function of the API on first use; Python calls this for names that a module does not have."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found = getattr(import_module(_MODULES[name]), name)
@@ -83,5 +83,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names of this module, with those that are not loaded yet."""
+    """Return the names of this module, including functions that are not imported yet."""
     return sorted({*globals(), *_MODULES})

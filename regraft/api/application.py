@@ -36,7 +36,10 @@ _LIBRARIES, _ORIGINAL = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LIBPATH"), "_O
 
 
 def find_program(platform: str = sys.platform) -> list[str] | None:
-    """Return the command that starts the installed application, or None if it is in none of the usual places."""
+    """Return the words of the command that starts the installed application; None if no usual place has it.
+
+    ``platform`` is a value of :data:`sys.platform`.
+    """
     with suppress(RuntimeError):
         # Without a home folder, nothing is offered.
         if platform == "darwin":
@@ -49,6 +52,7 @@ def find_program(platform: str = sys.platform) -> list[str] | None:
 
 
 def _find_windows_commands() -> Iterator[list[str]]:
+    """Yield a command for each program with the application's name in the program folders of Windows."""
     for variable, below in (("LOCALAPPDATA", "Programs"), ("ProgramFiles", ""), ("ProgramFiles(x86)", "")):
         folder = os.environ.get(variable)
         if folder and Path(folder).is_absolute():
@@ -57,6 +61,7 @@ def _find_windows_commands() -> Iterator[list[str]]:
 
 
 def _find_linux_commands() -> Iterator[list[str]]:
+    """Yield a command for each desktop entry of the application, then for each AppImage in the usual folders."""
     home = Path.home()
     data = os.environ.get("XDG_DATA_HOME") or home / ".local" / "share"
     for folder in (data, "/usr/local/share", "/usr/share", "/var/lib/flatpak/exports/share", "/var/lib/snapd/desktop"):
@@ -79,11 +84,15 @@ def _find_similar_entries(folder: Path) -> list[Path]:
 
 
 def _is_program(path: Path, *suffixes: str) -> bool:
+    """Whether a path is an executable file whose suffix is one of ``suffixes``."""
     return path.suffix.casefold() in suffixes and path.is_file() and os.access(path, os.X_OK)
 
 
 def _desktop_command(entry: Path) -> Iterator[list[str]]:
-    """Yield the command of a desktop entry, without its field codes such as ``%U``."""
+    """Yield the command that a desktop entry (a ``.desktop`` file) starts, without field codes such as ``%U``.
+
+    Nothing is yielded if the file is unreadable, or its program does not exist.
+    """
     with suppress(OSError, ValueError):
         text = links.read_bytes(entry)[:_ENTRY_BYTES].decode()
         if entry.suffix == ".desktop" and (found := _EXEC.search(text)):
@@ -116,7 +125,7 @@ def _is_opened_by_itself(folder: Path) -> bool:
 
 
 def start_application(profile: str | Path) -> subprocess.Popen[bytes]:
-    """Start the installed application in a process of its own, which goes on when this one ends.
+    """Start the installed application in a separate process, which continues when this one ends.
 
     Raises:
         ApplicationNotStarted: it is running already, not in the usual places, or opens another profile.
@@ -149,7 +158,7 @@ def start_application(profile: str | Path) -> subprocess.Popen[bytes]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment for another program: without what PyInstaller and regraft set for this one."""
+    """Return the environment of another program, without variables that PyInstaller and regraft set for this one."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("REGRAFT_")}
     if getattr(sys, "frozen", False):
         for name in _LIBRARIES:

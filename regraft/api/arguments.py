@@ -47,19 +47,28 @@ def merge_options(struct: type[Options], options: Options | None, fields: Mappin
 
 
 def _convert(kind: type, value: object) -> object:
-    """Convert a value of the caller to the type of an option."""
+    """Convert a text to a path for an option of type ``kind``; msgspec calls this for types that it does not know.
+
+    Raises:
+        TypeError: the option has another type, or the value is not a path.
+    """
     if kind is Path and isinstance(value, str | os.PathLike):
         return Path(value)
     raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
 
 
 def progress_or_silent(progress: Progress | None) -> Progress:
-    """Return a progress that reports nothing, unless the caller gave one."""
+    """Return the caller's progress, or one that shows nothing if the caller gave none."""
     return SilentProgress() if progress is None else progress
 
 
+def agree(_plan: object) -> bool:
+    """Accept any plan: the default of ``confirm``."""
+    return True
+
+
 def time_or_now(now_ms: int | None) -> int:
-    """Return the time of a run, in Unix milliseconds."""
+    """Return ``now_ms``, or the current time if it is None, in Unix milliseconds."""
     return identity.now_ms() if now_ms is None else now_ms
 
 
@@ -103,7 +112,7 @@ def parse_model_overrides(mapped: Mapping[str, str], recreated: Iterable[str]) -
 
 
 def parse_model_id(option: str, text: str) -> str:
-    """Normalize the id of a model.
+    """Normalize the id of a model; ``option`` is the command line option that the error names.
 
     Raises:
         ModelOptionInvalid: it has not the form provider::model.
@@ -116,7 +125,7 @@ def parse_model_id(option: str, text: str) -> str:
 def list_sources(
     options: BackfillOptions | SyncOptions | RestoreOptions | FleetBackfillOptions | InstallOptions,
 ) -> tuple[ReusePath, ...]:
-    """List the sources of vectors: those that the options name, then those of the configuration.
+    """List the stores from which existing vectors are reused: those in ``options``, then those of the configuration.
 
     Raises:
         ConfigInvalid, SourceNotFound, SourceUnreadable: the configuration cannot be used.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from fractions import Fraction
@@ -43,7 +43,10 @@ _OF_AGES = ("gc",)
 
 @contextmanager
 def recognize(path: Path, kind: Kind | None) -> Iterator[Located | SourceUnreadable]:
-    """Open a store; an unreadable index file is yielded as SourceUnreadable, because its damage is a finding."""
+    """Open the store at a path, of this kind (None: recognize it).
+
+    An unreadable index file is yielded as SourceUnreadable, because its damage is a finding.
+    """
     with ExitStack() as keep:
         found: Located | SourceUnreadable
         try:
@@ -79,23 +82,38 @@ def run_check(
     *,
     page: Path | None = None,
 ) -> tuple[findings.CheckReport, findings.Audit, OutputLost | None]:
-    """Do what :func:`check` does, but return the report if its metrics cannot be written.
+    """Do what :func:`check` does, but return the report even if its metrics cannot be written.
 
     Args:
         path: what is checked.
         options: the user's options.
         progress: receives the progress.
-        page: the page that the caller is going to write; None: none.
+        page: the HTML page that the caller is going to write; None: none.
 
     Returns:
-        The report, the audit that it was made from, and the error of writing the metrics.
+        The report, the audit that it was made from, and the error of writing the metrics, if any.
+
+    Raises:
+        WrongUsage: two options name the same output file, or prometheus_client is not installed.
+        TargetNotWritable, ReportNotWritable: an output file may not be written.
+        RegraftError: as :func:`audit_source`.
     """
     systems.require_finding_names(options.only)
-    _demand_separate_files({"--report": page, "--state": options.state, "--metrics": options.metrics})
+    outputs: dict[Path, str] = {}
+    for option, file in {"--report": page, "--state": options.state, "--metrics": options.metrics}.items():
+        if file is not None and (other := outputs.setdefault(links.real_path(file), option)) != option:
+            problem = tr("{first} and {second} name the same file", first=other, second=option)
+            raise WrongUsage(problem=problem, hint=tr("use another file"))
     with recognize(path, options.kind) as found:
         places = places_read(path, found if isinstance(found, Located) else None)
         html.check_page_path("check", page, *places)
-        metrics = _open_metrics(path, options, places)
+        metrics = None
+        if options.metrics is not None:
+            # It imports much that no other check needs.
+            from regraft.report.metrics_file import MetricsFile  # noqa: PLC0415
+
+            metrics = MetricsFile(options.metrics, "check", {"store": path_text(links.real_path(path))})
+            metrics.demand_path(places)
         head, audit = audit_source(path, found, options, progress)
     report = audit.report(head)
     lost = None if metrics is None else _write_metrics(metrics, report)
@@ -105,7 +123,7 @@ def run_check(
 def audit_source(
     path: Path, found: Located | SourceUnreadable, options: CheckOptions, progress: Progress
 ) -> tuple[Head, findings.Audit]:
-    """Audit a recognized path.
+    """Audit a recognized path; return the head of the report, and the findings.
 
     Raises:
         WrongUsage: an option has no meaning for such data.
@@ -119,9 +137,11 @@ def audit_source(
     }
     size = _part_size(found, options)
     if isinstance(found, SourceUnreadable):
-        head, audit = _head(path, Kind.INDEX), store.audit_unreadable_file(path, str(found.facts["reason"]))
+        run = Run(command="check", source_kind=Kind.INDEX, source=path)
+        run.end()
+        head, audit = run.head(), store.audit_unreadable_file(path, str(found.facts["reason"]))
     elif systems.is_audited(found.kind):
-        _refuse(of_sources, tr("of a v1 source or a preview build"))
+        _refuse_options(of_sources, tr("of a v1 source or a preview build"))
         wanted = collector.CheckOptions(
             level=Level[options.level.upper()],
             max_duration=options.max_duration,
@@ -136,15 +156,18 @@ def audit_source(
             head, audit = _audit_part(path, found, wanted, line_for, options.state, size)
     else:
         levels = {f"--{level}": options.level == level for level in ("quick", "deep")}
-        _refuse({**levels, "--max-duration": options.max_duration is not None}, tr("of v2 data"))
+        _refuse_options({**levels, "--max-duration": options.max_duration is not None}, tr("of v2 data"))
         head, audit = _v1_audit(path, found, options, progress)
     return head, audit.only(options.only)
 
 
-def _refuse(options: Mapping[str, object], about: str) -> None:
-    """Refuse options that do not apply to this kind of check."""
-    for name, given in options.items():
-        if given:
+def _refuse_options(given: Mapping[str, object], about: str) -> None:
+    """Raise WrongUsage if an option is given that does not apply to this kind of check.
+
+    ``given`` maps option names to their values; ``about`` says for which data they are.
+    """
+    for name, value in given.items():
+        if value:
             raise WrongUsage(
                 problem=tr("{name} can only be used for a check {about}", name=name, about=about),
                 hint=tr("leave it out"),
@@ -154,7 +177,10 @@ def _refuse(options: Mapping[str, object], about: str) -> None:
 def _v2_audit(
     path: Path, found: Located, options: collector.CheckOptions, line_for: CommandLine
 ) -> tuple[Head, findings.Audit]:
-    """Audit v2 data, and adjust the recommended commands to what they would do."""
+    """Audit v2 data, and adjust the recommended commands to what they would do.
+
+    ``line_for`` formats the command line of a recommended command. Returns the head of the report, and the findings.
+    """
     run = Run(command="check", source_kind=found.kind, source=path)
     # No command repairs archives and backups.
     is_fixed = found.is_archive or found.kind is Kind.V2_BACKUP
@@ -176,7 +202,7 @@ def _v2_audit(
 
 
 def _part_size(found: Located | SourceUnreadable, options: CheckOptions) -> Fraction | None:
-    """Return the size of the part to read, or None for a check of everything.
+    """Return the share of the rows that ``--part`` reads, or None for a check of everything.
 
     Raises:
         WrongUsage: the size is not valid, or options or the kind of the store exclude it.
@@ -215,7 +241,10 @@ def _audit_part(
     state: Path | None,
     size: Fraction,
 ) -> tuple[Head, findings.Audit]:
-    """Run one part of a rolling check, and record in the state that it was read."""
+    """Run one part of a rolling check, which reads the share ``size`` of all rows.
+
+    The state file, ``state`` or one in the store's folder, records which rows were read. Returns as :func:`_v2_audit`.
+    """
     names: Collection[str] = store.read_base_names(found)
     checked, name = links.real_path(found.tree.path), "check.sqlite"
     own = checked / ledger.FOLDER
@@ -236,37 +265,6 @@ def _audit_part(
     closing = tr("Only a check without --part finds what concerns several rows.")
     audit = replace(audit, level="part", part=report, checked={**counts, "rows": report.read}, closing=closing)
     return head, audit
-
-
-def _demand_separate_files(files: Mapping[str, Path | None]) -> None:
-    """Check that no two options name the same file, which the later one would overwrite.
-
-    Raises:
-        WrongUsage: two do.
-    """
-    options: dict[Path, str] = {}
-    for option, path in files.items():
-        if path is not None:
-            other = options.setdefault(links.real_path(path), option)
-            if other != option:
-                problem = tr("{first} and {second} name the same file", first=other, second=option)
-                raise WrongUsage(problem=problem, hint=tr("use another file"))
-
-
-def _open_metrics(path: Path, options: CheckOptions, places: Iterable[Path]) -> MetricsFile | None:
-    """Return the metrics file of a check, which is not inside the places that it reads; None without one.
-
-    Raises:
-        TargetNotWritable, WrongUsage: the file may not be written, or prometheus_client is not installed.
-    """
-    if options.metrics is None:
-        return None
-    # It imports much that no other check needs.
-    from regraft.report.metrics_file import MetricsFile  # noqa: PLC0415
-
-    metrics = MetricsFile(options.metrics, "check", {"store": path_text(links.real_path(path))})
-    metrics.demand_path(places)
-    return metrics
 
 
 def _write_metrics(metrics: MetricsFile, report: findings.CheckReport) -> OutputLost | None:
@@ -294,15 +292,8 @@ def _write_metrics(metrics: MetricsFile, report: findings.CheckReport) -> Output
     return writable.write_last_output(metrics.path, metrics.write)
 
 
-def _head(path: Path, kind: Kind) -> Head:
-    """Return the head of a report of a check that ends now."""
-    run = Run(command="check", source_kind=kind, source=path)
-    run.end()
-    return run.head()
-
-
 def _v1_audit(path: Path, found: Located, options: CheckOptions, progress: Progress) -> tuple[Head, findings.Audit]:
-    """Audit a source by planning its migration."""
+    """Audit a source of a migration by planning it; return the head of the report, and the findings."""
     # They import all readers of v1 data, which a check of v2 data does not need.
     import migrators  # noqa: PLC0415
     from checks.cherry_v1 import audit as cherry_v1_audit  # noqa: PLC0415
@@ -331,14 +322,22 @@ def _v1_audit(path: Path, found: Located, options: CheckOptions, progress: Progr
 def command_line(
     path: Path, kind: Kind | None, command: Sequence[str], options: Sequence[str], *, now_ms: int | None = None
 ) -> str:
-    """Return the command line for the path that was given, with the time that was, where ages decide."""
+    """Format the command line of a recommended command.
+
+    Args:
+        path: the path of the check.
+        kind: its ``--kind``, if given.
+        command: the words of the command, such as ``("gc",)``.
+        options: words that follow the path.
+        now_ms: the ``--now`` of the check; repeated only for commands that judge ages.
+    """
     kind_option = ("--kind", kind) if kind else ()
     now_option = ("--now", identity.iso_time(now_ms)) if now_ms is not None and command[0] in _OF_AGES else ()
     return join_command(["regraft", *command, path_argument(path), *options, *now_option, *kind_option])
 
 
 def _migrate_command(path: Path, options: CheckOptions) -> list[str]:
-    """Return the words of the command that migrates a source, with options that were given for it."""
+    """Return the words of the command that migrates the checked source, with the same options."""
     words = [
         "regraft",
         "migrate",

@@ -54,7 +54,7 @@ ConfirmSending = Callable[["CertifyPlan"], bool]
 
 
 class CertifyPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the check with an embedder sends, before it does."""
+    """Estimate of what a check with an embedder is going to send."""
 
     embedder: str
     model: str
@@ -134,7 +134,7 @@ def _read_source(source: Located, wanted: tuple[str, ...], *, has_other: bool) -
 
     Args:
         source: the source.
-        wanted: words for bases; empty: all.
+        wanted: names or ids of the bases; empty: all.
         has_other: whether it is compared with another source: then rows of deleted items do not count.
 
     Raises:
@@ -144,15 +144,18 @@ def _read_source(source: Located, wanted: tuple[str, ...], *, has_other: bool) -
         if source.kind in cherry_v2.SEARCHABLE_KINDS and not (source.stores.has_preview and not source.stores.current):
             yield _current_bases(source, wanted, stack)
         elif source.kind is Kind.CODEX_MEM:
-            yield _select(_note_bases(source, stack), wanted)
+            yield _select_bases(_note_bases(source, stack), wanted)
         elif source.kind is Kind.ANGEL_MEMORY:
-            yield _select(_record_bases(source, stack), wanted)
+            yield _select_bases(_record_bases(source, stack), wanted)
         else:
             yield _old_bases(source, wanted, stack, has_other=has_other)
 
 
 def _old_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack, *, has_other: bool) -> _Bases:
-    """Describe the bases of a source that can be migrated."""
+    """Describe the bases of a source that can be migrated; ``stack`` keeps their files open.
+
+    The other arguments are those of :func:`_read_source`.
+    """
     options = migrators.Options(
         now_ms=time_or_now(None), bases=wanted, while_running=True, adopt_orphans=source.kind in V1_ORPHANS
     )
@@ -176,15 +179,15 @@ def _old_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack, *, ha
     return _Bases(bases=bases, legacy={one.id: one.legacy_id for one in old})
 
 
-def _select(bases: dict[str, CertifiedBase], wanted: Sequence[str]) -> _Bases:
-    """Select bases by id or name; all if none is named."""
+def _select_bases(bases: dict[str, CertifiedBase], wanted: Sequence[str]) -> _Bases:
+    """Select bases (by id) whose ids or names are in ``wanted``; all if it is empty."""
     names = {key: base.name for key, base in bases.items()}
     chosen = {resolve_base(one, names) for one in wanted}
     return _Bases(bases={key: base for key, base in bases.items() if not wanted or key in chosen}, legacy={})
 
 
 def _current_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack) -> _Bases:
-    """Describe the bases of v2 data."""
+    """Describe the bases of v2 data; ``wanted`` are names or ids (empty: all), ``stack`` keeps the catalog open."""
     catalog = stack.enter_context(cherry_v2.open_source_catalog(source))
     found = read_bases(source)
     by_legacy = {old: new for new, old in found.legacy.items()}
@@ -193,7 +196,7 @@ def _current_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack) -
     stores = {key: store for key, store in found.stores.items() if key in chosen}
     failed = _explain_failed(found, stores, rows)
     bases = {
-        key: _current_base(source, catalog, store, rows.get(key, {}), (key, found.names[key]))
+        key: _describe_current_base(source, catalog, store, rows.get(key, {}), (key, found.names[key]))
         for key, store in stores.items()
         if key not in failed
     }
@@ -203,7 +206,13 @@ def _current_bases(source: Located, wanted: tuple[str, ...], stack: ExitStack) -
 def _explain_failed(
     found: StoreBases, stores: Mapping[str, StoreFile | None], rows: Mapping[str, Row]
 ) -> dict[str, str]:
-    """Say why failed bases are left out, by id: they have no index, and so nothing that could be proven."""
+    """Say for each failed base, by id, why it is left out: it has no index, so nothing can be proven.
+
+    Args:
+        found: all bases of the store.
+        stores: the index files of the chosen bases by id; None without one.
+        rows: rows of the catalog by base id.
+    """
     return {
         key: tr(
             "{base}: it failed ({error}) and has no index", base=found.names[key], error=rows.get(key, {}).get("error")
@@ -213,17 +222,20 @@ def _explain_failed(
     }
 
 
-def _current_base(
-    source: Located, catalog: CatalogLookup | None, store: StoreFile | None, row: Row, names: tuple[str, str]
+def _describe_current_base(
+    source: Located, catalog: CatalogLookup | None, store: StoreFile | None, row: Row, id_and_name: tuple[str, str]
 ) -> CertifiedBase:
-    """Describe a base with an index; ``row`` is that of the catalog, ``names`` its id and name."""
+    """Describe a base of v2 data for the check: how to open its index, and which items it has.
+
+    ``store`` is its index file (None: no index), ``row`` its row in the catalog (empty without a catalog).
+    """
 
     def items_of(ids: Sequence[str]) -> dict[str, str] | None:
         """Map item ids to the ids of their bases; None without a catalog."""
         items = None if catalog is None else catalog.items(ids)
         return None if items is None else {key: str(item.get("base_id")) for key, item in items.items()}
 
-    key, name = names
+    key, name = id_and_name
     if store is None:
         return CertifiedBase(id=key, name=name, problem=tr("it has no index"))
     model = row.get("embedding_model_id")
@@ -242,14 +254,18 @@ def _current_base(
 
 
 def _chroma_recall(source: Located) -> Callable[[str], float | str | None] | None:
-    """Return a function that measures the recall of a collection; None for other sources, or without chromadb."""
+    """Return a function that measures the recall of a collection of Chroma, given its id.
+
+    It returns the share of true neighbors that the index finds, or the problem as text. None for other sources, or
+    without chromadb.
+    """
     if source.kind is not Kind.CHROMA or not core.is_installed():
         return None
     root = source.tree.path
 
     @cache
     def measured() -> dict[str, float | str]:
-        """Measure how many true neighbors each collection's index finds, or say why that is not possible."""
+        """Measure each collection's recall, by collection id; a text says why it cannot be measured."""
         with database.open_chroma(root / database.FILE) as db:
             every = database.list_collections(db)
             found = measure_recall(db, root, every)
@@ -259,7 +275,10 @@ def _chroma_recall(source: Located) -> Callable[[str], float | str | None] | Non
 
 
 def _chroma_words(source: Located) -> dict[str, WordIndex]:
-    """Describe the full-text index of each collection, which is one table for all of them; empty for other sources."""
+    """Describe how to check the full-text index of each collection, by id; empty for sources other than Chroma.
+
+    One table is the index of all collections.
+    """
     if source.kind is not Kind.CHROMA:
         return {}
     path = source.tree.path / database.FILE
@@ -289,7 +308,10 @@ def _chroma_words(source: Located) -> dict[str, WordIndex]:
 
 
 def _note_bases(source: Located, stack: ExitStack) -> dict[str, CertifiedBase]:
-    """Copy the notes of each codex-mem project with their vectors to a table, and describe it as a base."""
+    """Copy the notes of each codex-mem project with their vectors to a table, and describe it as a base, by project id.
+
+    ``stack`` keeps the files open.
+    """
     folder = stack.enter_context(scratch.temporary_folder())
     side: apsw.Connection | None = None
     meta: SidecarMeta | None = None
@@ -336,7 +358,11 @@ _NOTE_WORDS = f"""SELECT n.rowid AS id, substr(ifnull(n.title, '') || ' ' || sub
 def _notes(
     db: apsw.Connection, side: apsw.Connection | None, project: str
 ) -> Iterator[tuple[str, str, apsw.SQLiteValue]]:
-    """Yield id, text and vector of the notes of a project; a vector that was made from an older text is left out."""
+    """Yield id, text and vector of each note of a project, for a search by vectors.
+
+    ``side`` is the sidecar, the database with the vectors, if it exists. The vector is None if the sidecar has only one
+    of an older text, or no vector of the note.
+    """
     query = f"SELECT vector FROM {sidecar.TABLE} WHERE note_id = ? AND content_hash = ?"
     for note in codex_mem.NoteReader(db).iterate(project):
         if note.is_eligible:
@@ -344,7 +370,10 @@ def _notes(
 
 
 def _record_bases(source: Located, stack: ExitStack) -> dict[str, CertifiedBase]:
-    """Describe the vectors of AngelMemory's provider in use as a base."""
+    """Describe the vectors of the provider that AngelMemory uses as one base, by collection id; empty without vectors.
+
+    ``stack`` keeps the files open.
+    """
     in_use = find_providers(source.tree.path).in_use
     if in_use is None:
         return {}
@@ -374,7 +403,15 @@ def _with_embedder(
     stack: ExitStack,
     confirm: ConfirmSending | None,
 ) -> CertifyRequest:
-    """Choose the texts that are sent, show what that takes, and open the embedder.
+    """Choose the texts to send, ask ``confirm``, and open the embedder; return the request with these.
+
+    Args:
+        request: the request without an embedder.
+        path: the path that the error names.
+        options: the user's options.
+        bases: the bases of the first source.
+        stack: closes the embedder.
+        confirm: gets the plan; False stops the run.
 
     Raises:
         Declined: ``confirm`` returned False.
@@ -402,8 +439,8 @@ def _with_embedder(
     return replace(request, embed=embed, embedder=settings.name, known=known, skipped=skipped)
 
 
-def _embed(embedder: Embedder, meter: BudgetedEmbedder, texts: Sequence[str], is_query: bool) -> list[bytes]:
-    """Embed texts in requests of the embedder's batch size.
+def _embed(embedder: Embedder, budgeted: BudgetedEmbedder, texts: Sequence[str], is_query: bool) -> list[bytes]:
+    """Embed texts in requests of the embedder's batch size, within the limits of ``budgeted``.
 
     Raises:
         EmbeddingStopped: a limit was reached, or the server gives no usable answer.
@@ -411,14 +448,14 @@ def _embed(embedder: Embedder, meter: BudgetedEmbedder, texts: Sequence[str], is
     vectors: list[bytes] = []
     try:
         for batch in pack_batches(((text, embedder.tokens(text)) for text in texts), embedder.settings.batch):
-            vectors += meter.embed([text for text, _ in batch], query=is_query)
+            vectors += budgeted.embed([text for text, _ in batch], query=is_query)
     except (LimitReached, TextsRejected, ServerFailing, Halted, AnswerUnfit) as error:
         raise EmbeddingStopped(str(getattr(error, "reason", "") or error)) from error
     return vectors
 
 
 def _plan_sending(settings: EmbedderSettings, known: Iterable[KnownTexts]) -> CertifyPlan:
-    """Estimate what is sent to the embedder."""
+    """Estimate what is sent to the embedder; ``known`` are the chosen texts of each base."""
     tokens_of = embedders.counter(settings)
     bases = texts = tokens = requests = 0
     for one in known:

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from checks.systems import select_finding_names
 from regraft.api.arguments import (
+    agree,
     list_sources,
     merge_options,
     parse_base_name,
@@ -73,6 +74,17 @@ def _run_change(
     *,
     now_ms: int | None = None,
 ) -> ChangeReport:
+    """Run a command that changes a store: plan with ``planner``, ask ``confirm``, and make the changes.
+
+    Args:
+        command: the name of the command, for the report.
+        path: the store.
+        planner: makes the plan from the open store.
+        options: kind, bases and ``dry_run`` of the user's options.
+        progress: receives the progress.
+        confirm: gets the plan; False stops the run. None: every change is made.
+        now_ms: the time of the run; None: the current time.
+    """
     return run_command(
         command,
         Path(path),
@@ -82,13 +94,8 @@ def _run_change(
         now_ms=now_ms,
         dry_run=options.dry_run,
         progress=progress_or_silent(progress),
-        show_plan=confirm or _agree,
+        show_plan=confirm or agree,
     )
-
-
-def _agree(_: ChangeReport) -> bool:
-    """Default of ``confirm``: make every change."""
-    return True
 
 
 def fix(
@@ -188,10 +195,10 @@ def gc(
     return _run_change("gc", path, planner, options, progress, confirm, now_ms=now_ms)
 
 
-def plan_reconcile(
+def reconcile_without_embedder(
     path: str | Path, options: ReconcileOptions, progress: Progress | None, confirm: Confirm | None
 ) -> ChangeReport:
-    """Run ``reconcile`` as far as that goes without an embedder."""
+    """Do the part of ``reconcile`` that needs no embedder."""
     wanted = planner_options.ReconcileOptions(
         only=select_finding_names(options.only, systems.reconciled_findings(), "reconcile")
     )
@@ -270,12 +277,15 @@ class InstallReport(ChangeReport, kw_only=True):
 
     scopes: list[ScopeReport] = msgspec.field(default_factory=list)
 
+    @classmethod
+    def of(cls, source: Endpoint, filled: list[ScopeOutcome], report: ChangeReport) -> InstallReport:
+        """Make the report of ``install`` from that of the change to the profile.
 
-def _report_install(source: Endpoint, filled: list[ScopeOutcome], report: ChangeReport) -> InstallReport:
-    """Turn the report of a change to a profile into that of ``install``."""
-    head = structs.replace(report.head, source=source, target=report.head.source)
-    scopes = [outcome.report() for outcome in filled]
-    return InstallReport(**structs.asdict(report) | {"head": head}, scopes=scopes)
+        ``source`` is where the bases came from, ``filled`` what each base got from other stores.
+        """
+        head = structs.replace(report.head, source=source, target=report.head.source)
+        scopes = [outcome.report() for outcome in filled]
+        return cls(**structs.asdict(report) | {"head": head}, scopes=scopes)
 
 
 class Installation(msgspec.Struct, frozen=True, kw_only=True):
@@ -296,7 +306,7 @@ def install_bases(
     wrote: bool = False,
     is_outline: bool = False,
 ) -> Installation:
-    """Do what :func:`install` does, and name the chosen bases.
+    """Do what :func:`install` does, and also return the names of the chosen bases.
 
     Args:
         path: the source of the bases.
@@ -304,8 +314,8 @@ def install_bases(
         options: the user's options.
         progress: receives the progress.
         confirm: gets the plan before anything is changed; False stops the run.
-        library: recorded with the run, if the same command has migrated this library.
-        wrote: whether it has written, or will write, to the library.
+        library: the library that the same command has migrated, which the run records; None: there was no migration.
+        wrote: whether the command has written, or will write, to that library.
         is_outline: whether ``path`` is only the outline of a library that is not written yet.
     """
     wanted = installing.InstallOptions(
@@ -326,14 +336,14 @@ def install_bases(
         wanted = structs.replace(wanted, reuse=reuse)
 
         def planner(store: Store) -> Plan:
-            """Plan the installation, and note what is done with a library that was made for it."""
+            """Plan the installation, and record the migrated library in the plan."""
             plan = installing.plan(store, source, wanted)
             if plan.changes and library is not None:
                 plan.outside.append(made_library.profile_action(library, store.root, len(source.chosen), wrote=wrote))
             return plan
 
         came_from = Endpoint(kind=source.store.found.kind.value, path=path_text(Path(path)))
-        as_install = partial(_report_install, came_from, wanted.filled)
+        as_install = partial(InstallReport.of, came_from, wanted.filled)
 
         def confirm_install(planned: ChangeReport) -> bool:
             return confirm is None or confirm(as_install(planned))
@@ -409,6 +419,6 @@ def undo(
         kind=options.kind,
         dry_run=options.dry_run,
         progress=progress_or_silent(progress),
-        show_plan=confirm or _agree,
+        show_plan=confirm or agree,
         outside_of=made_library.outside_undo,
     )

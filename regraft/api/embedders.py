@@ -45,7 +45,10 @@ _NEARLY = 1e-3
 
 
 class ListedEmbedder(msgspec.Struct, frozen=True, kw_only=True):
-    """An embedder of the configuration, and the bases of the path whose model it is; ``dimensions`` None: its own."""
+    """An embedder of the configuration, and the bases of the store that have its model.
+
+    ``place`` is the URL of its server, or the path of its model; ``dimensions`` None: the model's own number.
+    """
 
     name: str
     provider: str
@@ -57,7 +60,7 @@ class ListedEmbedder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NeededModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that bases of the path have, and the embedders that are of it."""
+    """A model that bases of the store have, and the names of the embedders that have it."""
 
     model_id: str | None
     dimensions: int | None
@@ -66,7 +69,7 @@ class NeededModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TestedEmbedder(msgspec.Struct, frozen=True, kw_only=True):
-    """What an embedder made of two short texts: ``problem`` None where it made vectors of them."""
+    """The result of embedding two short texts; ``problem`` None: the embedder returned vectors."""
 
     name: str
     dimensions: int | None
@@ -78,9 +81,9 @@ class TestedEmbedder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddersReport(Report, kw_only=True):
-    """The embedders of a configuration; ``snippet`` is one for the models that none of them is of.
+    """The embedders of a configuration; ``snippet`` is a suggested configuration for models that no embedder has.
 
-    ``there`` tells whether the file is; ``written`` whether this run has made it.
+    ``there``: whether the configuration file exists; ``written``: whether this run has created it.
     """
 
     config: str
@@ -105,12 +108,11 @@ def list_embedders(
         RegraftError: any error of ``docs/errors.md``.
     """
     options = merge_options(EmbeddersOptions, options, fields)
-    place = options.config
     run = Run(command="embedders", source=None if path is None else Path(path))
-    needs = [] if path is None else _needs(Path(path), options.kind, options.bases, run)
+    needs = [] if path is None else _list_needs(Path(path), options.kind, options.bases, run)
     if options.write:
-        _write(place, make_snippet(needs))
-    found = _load(place)
+        _write_new_config(options.config, make_snippet(needs))
+    found = _load_config(options.config)
     every = list(found.embedders.values())
     lacking = [one for one in needs if not any(_fits(settings, one) for settings in every)]
     tested = []
@@ -124,21 +126,21 @@ def list_embedders(
         there=found.there,
         written=options.write,
         embedders=[_describe_embedder(settings, needs) for settings in every],
-        models=_models(needs, every),
+        models=_group_needs(needs, every),
         tested=tested,
         snippet=make_snippet(lacking or needs),
     )
 
 
-def _load(place: Path | None) -> config.Config:
-    """Read the configuration; one that is not there has no embedders."""
-    if place is not None and not place.exists():
-        return config.Config(place)
-    return config.load_config(place)
+def _load_config(path: Path | None) -> config.Config:
+    """Read a configuration file (None: the default one); a file that does not exist has no embedders."""
+    if path is not None and not path.exists():
+        return config.Config(path)
+    return config.load_config(path)
 
 
-def _needs(path: Path, kind: Kind | None, bases: tuple[str, ...], run: Run) -> list[ModelNeed]:
-    """List the model and the vector length that each base of a store needs.
+def _list_needs(path: Path, kind: Kind | None, bases: tuple[str, ...], run: Run) -> list[ModelNeed]:
+    """List the model and the vector length that each base of a store needs; record the kind of the store in ``run``.
 
     Raises:
         NotChanged: the store has no bases that an embedder fills.
@@ -164,6 +166,7 @@ def _fits(settings: EmbedderSettings, need: ModelNeed) -> bool:
 
 
 def _describe_embedder(settings: EmbedderSettings, needs: Sequence[ModelNeed]) -> ListedEmbedder:
+    """Describe an embedder for the report, with the bases that need its model."""
     provider = next(name for name, kind in PROVIDERS.items() if isinstance(settings, kind))
     place, dimensions = "", None
     if isinstance(settings, ServerSettings):
@@ -181,8 +184,8 @@ def _describe_embedder(settings: EmbedderSettings, needs: Sequence[ModelNeed]) -
     )
 
 
-def _models(needs: Sequence[ModelNeed], every: Sequence[EmbedderSettings]) -> list[NeededModel]:
-    """List each needed model with its bases and the embedders that have it."""
+def _group_needs(needs: Sequence[ModelNeed], every: Sequence[EmbedderSettings]) -> list[NeededModel]:
+    """List each needed model with its bases, and with those of the embedders ``every`` that have it."""
     grouped: dict[tuple[str | None, int | None], list[ModelNeed]] = {}
     for need in needs:
         grouped.setdefault((need.model_id, need.dimensions), []).append(need)
@@ -198,7 +201,7 @@ def _models(needs: Sequence[ModelNeed], every: Sequence[EmbedderSettings]) -> li
 
 
 def _test_embedder(settings: EmbedderSettings) -> TestedEmbedder:
-    """Embed a few texts, without retries, and measure the time; an error becomes part of the result."""
+    """Embed two short texts, without retries, and measure the time; an error becomes part of the result."""
     start = time.monotonic()
     code = problem = tokens = None
     vectors: list[bytes] = []
@@ -233,13 +236,13 @@ def _is_unit(vector: bytes) -> bool:
     return abs(math.hypot(*array("f", vector)) - 1) <= _NEARLY
 
 
-def _write(place: Path | None, text: str) -> None:
-    """Write a configuration that is not there.
+def _write_new_config(config_path: Path | None, text: str) -> None:
+    """Write a new configuration file (None: the default one).
 
     Raises:
-        WrongUsage: it is there.
+        WrongUsage: the file exists.
     """
-    path = place or embedders_settings.DEFAULT_PATH
+    path = config_path or embedders_settings.DEFAULT_PATH
     try:
         with (
             writable.allow_writes(path.absolute().parent, entries_only=True),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regraft.api.arguments import (
+    agree,
     list_sources,
     merge_options,
     parse_base_name,
@@ -17,7 +18,7 @@ from regraft.api.arguments import (
     progress_or_silent,
     time_or_now,
 )
-from regraft.api.changes import plan_reconcile
+from regraft.api.changes import reconcile_without_embedder
 from regraft.disk import file_paths
 from regraft.embedders import config
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
@@ -53,7 +54,7 @@ from repair.embedding.survey import add_suggestion, is_unconfigured, unnamed_emb
 def choose_priced_embedder(
     path: Path | None, name: str | None, limits: Limits, models: frozenset[str]
 ) -> EmbedderSettings:
-    """Choose an embedder (:func:`choose_embedder`); with a limit of costs it must have a price.
+    """Choose an embedder as :func:`choose_embedder` does; if ``limits`` limit the costs, it must have a price.
 
     Raises:
         WrongUsage: costs are limited, but the configuration has no price.
@@ -121,7 +122,7 @@ def backfill_from(
     progress: Progress | None = None,
     confirm: Callable[[BackfillReport], bool] | None = None,
 ) -> BackfillReport:
-    """Do what :func:`backfill` does, with vectors from ``source``; None: from an embedder of the configuration."""
+    """Do what :func:`backfill` does, with the vectors of ``source``; None: with an embedder of the configuration."""
     if options.all_projects and options.bases:
         raise WrongUsage(problem=tr("--all-projects and --base exclude each other"), hint=tr("use one of them"))
     new = None
@@ -169,7 +170,18 @@ def _fill(
     fillers: Mapping[Kind, Filler] | None = None,
     **more: Any,
 ) -> BackfillReport:
-    """Run a backfill, or another command that fills a store in the same way."""
+    """Embed the texts of a store for a command.
+
+    Args:
+        command: the name of the command, for the report.
+        path: the store.
+        options: the user's options.
+        source: where vectors come from; None: the configured embedder.
+        progress: receives the progress.
+        confirm: gets the plan; False stops the run.
+        fillers: how each kind of store is filled; None: as ``backfill`` does.
+        more: further fields of the options of a backfill.
+    """
     limits = Limits(options.limit, options.max_requests, options.max_cost)
     wanted = scope.BackfillOptions(
         path=Path(path),
@@ -190,7 +202,7 @@ def _fill(
         wanted,
         fillers=systems.fillers() if fillers is None else fillers,
         progress=progress_or_silent(progress),
-        show_plan=confirm or (lambda _: True),
+        show_plan=confirm or agree,
         opened=source.opened,
         looked=source.looked,
         sampled=source.sampled,
@@ -245,12 +257,12 @@ def sync(
             bases=options.bases,
             dry_run=options.dry_run,
             progress=progress_or_silent(progress),
-            show_plan=confirm or (lambda _: True),
+            show_plan=confirm or agree,
         )
 
 
 def _existing_path(path: Path, option: str) -> Path:
-    """Return the absolute path that a user means.
+    """Make a path absolute, with ``~`` expanded; ``option`` is the command line option that the error names.
 
     Raises:
         SourceNotFound: it does not exist.
@@ -288,7 +300,7 @@ def restore(
     reuse = list_sources(options)
 
     def request(settings: EmbedderSettings, new_model: str, length: int | None) -> RestoreRequest:
-        """Make the request for a new base, once the embedder is known."""
+        """Make the request for the new base from the chosen embedder, the id of its model, and the vector length."""
         return RestoreRequest(
             path=Path(path),
             settings=settings,
@@ -317,12 +329,17 @@ def restore(
             dimensions = settings.dimensions
         wanted = request(settings, _new_model_id(settings, model), dimensions)
     return restore_with_vectors(
-        wanted, dry_run=options.dry_run, progress=progress_or_silent(progress), show_plan=confirm or (lambda _: True)
+        wanted, dry_run=options.dry_run, progress=progress_or_silent(progress), show_plan=confirm or agree
     )
 
 
 def _new_model_id(settings: EmbedderSettings, model: str | None) -> str:
-    """Return the id under which the catalog gets the embedder's model: ``model``, or the only id of the settings."""
+    """Return the id under which the catalog lists the new model: ``model``, or the only id in the embedder's settings.
+
+    Raises:
+        WrongUsage: the settings have not exactly one id.
+        ModelDiffers: the embedder has another model.
+    """
     if model is None:
         if len(settings.model_ids) == 1:
             return settings.model_ids[0]
@@ -372,7 +389,7 @@ def reconcile(
                 partial(choose_embedder, options.config, options.embedder),
                 wanted,
                 progress=progress_or_silent(progress),
-                show_plan=confirm or (lambda _: True),
+                show_plan=confirm or agree,
             )
         if kind is Kind.CODEX_MEM and not options.only:
             try:
@@ -381,7 +398,7 @@ def reconcile(
                 # As far as that goes without an embedder.
                 if options.embedder is not None:
                     raise
-    return plan_reconcile(path, options, progress, confirm)
+    return reconcile_without_embedder(path, options, progress, confirm)
 
 
 def _refuse_unused(kind: Kind, options: ReconcileOptions) -> None:
@@ -395,7 +412,7 @@ def _refuse_unused(kind: Kind, options: ReconcileOptions) -> None:
     leave_out = tr("leave it out")
 
     def refuse(given: Mapping[str, object], problem: str, hint: str) -> None:
-        """Refuse options that do not apply here."""
+        """Raise WrongUsage if one of the options in ``given`` has a value."""
         for option, value in given.items():
             if value not in (None, False, ()):
                 raise WrongUsage(problem=f"{option}: {problem}", hint=hint)

@@ -45,15 +45,20 @@ if TYPE_CHECKING:
 
 
 def run_command(job: LibraryJob, call: Callable[[LibraryJob], tuple[Report, LibrarySummary]]) -> TaskResult:
-    """Run a command with its number of cores; an exception becomes its result, so that the fleet continues."""
+    """Run the command of one library in this process, and time it; an exception becomes its result.
+
+    ``call`` runs the command and returns its report and a summary. The command uses the number of cores of the job.
+    """
     processes_pool.set_core_limit(job.cores)
 
     def run(local: LibraryJob) -> TaskResult:
+        """Run the command on local copies of its paths."""
         with links.follow_links(local.options.follows_links):
             report, summary = call(local)
         return TaskResult(status=exit_status(report, local.options.fail_on), summary=summary, seconds=0.0)
 
     def run_caught(call: RunCommand, job: LibraryJob) -> TaskResult:
+        """Call a function with a job; an exception becomes the result."""
         try:
             return call(job)
         except (Exception, KeyboardInterrupt) as error:
@@ -67,7 +72,7 @@ def run_command(job: LibraryJob, call: Callable[[LibraryJob], tuple[Report, Libr
 
 
 def _call(job: LibraryJob) -> tuple[Report, LibrarySummary]:
-    """Call the function of the API for a job; returns its report, and a summary for the journal."""
+    """Call the function of :mod:`regraft.api` for a job; return its report, and a summary for the fleet's journal."""
     values: Any = job.options.values
     if job.command == "migrate":
         migrated = api.migrate(job.source, str(job.target), values)
@@ -85,11 +90,12 @@ def _call(job: LibraryJob) -> tuple[Report, LibrarySummary]:
 
 
 def run_job(job: LibraryJob) -> TaskResult:
-    """Run the command of one library."""
+    """Run the command of one library, and summarize its report."""
     return run_command(job, _call)
 
 
 def _summarize_migration(report: MigrationReport) -> LibrarySummary:
+    """Summarize the report of a migration for the journal of the fleet."""
     bases = (
         ReportValues(
             base=base.id,
@@ -106,6 +112,7 @@ def _summarize_migration(report: MigrationReport) -> LibrarySummary:
 
 
 def _summarize_check(report: CheckReport) -> LibrarySummary:
+    """Summarize the report of a check for the journal of the fleet."""
     found: dict[str | None, Counter[str]] = {}
     for one in report.findings:
         found.setdefault(one.base, Counter())[one.name] += one.count
@@ -118,7 +125,7 @@ def _summarize_check(report: CheckReport) -> LibrarySummary:
 
 
 def summarize_change(report: ChangeReport | BackfillReport) -> LibrarySummary:
-    """Summarize the report of a command that changes a store."""
+    """Summarize the report of a command that changes a store, for the journal of the fleet."""
     left: Counter[str] = Counter()
     for one in report.left:
         left[one.finding] += one.count
@@ -127,7 +134,7 @@ def summarize_change(report: ChangeReport | BackfillReport) -> LibrarySummary:
 
 
 def _count_rows(rows: object) -> dict[str, Any]:
-    """Take the counts of rows that each kind of report has; None: it has none."""
+    """Map columns of the fleet's results to counts of a report's ``rows``; None for counts that it lacks."""
     names = {"rows_read": "read", "rows_carried": "carried", "skipped": "skipped"}
     return {column: getattr(rows, name, None) for column, name in names.items()}
 
@@ -145,11 +152,19 @@ def run_fleet(
     dry_run: bool = False,
     watch: Watch = lambda _: None,
 ) -> FleetReport:
-    """Run a command on the libraries of an order that are left, and write the results to ``path``.
+    """Run a command on the libraries of an order that have no result yet, and write the results to ``path``.
 
-    ``make`` is the class of the fleet, with the arguments that ``options`` do not have. ``work`` runs the job of a
-    library. ``dry_run``: write no results; the options of the order make each command write nothing. ``watch`` is
-    called with the row of each library that ends. RegraftError: any error of ``docs/errors.md``.
+    Args:
+        order: the command, its options and the libraries.
+        path: the file of the results.
+        options: how the fleet runs.
+        make: makes the fleet from the arguments that ``options`` do not have.
+        work: runs the job of one library in a worker process.
+        dry_run: write no results; the options of the order make each command write nothing.
+        watch: called with the row of each library that ends.
+
+    Raises:
+        RegraftError: any error of ``docs/errors.md``.
     """
     check_engine(order, options, path)
     kind = "jsonl" if is_json_lines(path) else "parquet"
@@ -173,7 +188,11 @@ def run_fleet(
 
 
 def check_engine(order: FleetOrder, options: FleetOptions, path: Path) -> None:
-    """Check that what the run needs is installed. WrongUsage: it is not, or an option has no meaning for the engine."""
+    """Check that what a fleet needs is installed, and that ``--address`` is only given for a Ray cluster.
+
+    Raises:
+        WrongUsage: a check failed.
+    """
     if not is_json_lines(path):
         try:
             # Without it nothing could be written in the end.
@@ -187,7 +206,11 @@ def check_engine(order: FleetOrder, options: FleetOptions, path: Path) -> None:
 
 
 def open_pool(options: FleetOptions, work: Work) -> Pool:
-    """Open the processes that run the libraries. WrongUsage: Ray is not installed, or there is no such cluster."""
+    """Open the worker processes in which ``work`` runs the job of each library.
+
+    Raises:
+        WrongUsage: Ray is not installed, or there is no such cluster.
+    """
     if options.engine == "ray":
         return RayPool(work, options.address, options.workers, options.max_wait)
     return LocalPool(work, options.workers or processes_pool.usable_cores())
@@ -196,7 +219,8 @@ def open_pool(options: FleetOptions, work: Work) -> Pool:
 def open_metrics(order: FleetOrder, options: FleetOptions, path: Path, own: Iterable[Path]) -> Metrics | None:
     """Return the writer of the metrics file, or None without one; ``own`` are the files that the fleet writes.
 
-    WrongUsage: the library for them is not installed, or their file is not for them.
+    Raises:
+        WrongUsage: prometheus_client is not installed, or the metrics file is one of ``own``, or inside a library.
     """
     if options.metrics is None:
         return None
@@ -244,7 +268,13 @@ def fleet_status(
 
 
 def _check_table(path: Path, own: Iterable[Path], *, is_lines: bool) -> None:
-    """Check that a table is a new file, none of the fleet's own, and named by its format; raises WrongUsage."""
+    """Check that a table is a new file, not one of the fleet's files ``own``, and that its suffix fits its format.
+
+    ``is_lines``: JSON Lines instead of CSV.
+
+    Raises:
+        WrongUsage: a check failed.
+    """
     if path.exists() or path.is_symlink() or links.real_path(path) in map(links.real_path, own):
         raise WrongUsage(problem=tr("{path} already exists", path=path), hint=tr("use another file"))
     writable.demand_output(path)

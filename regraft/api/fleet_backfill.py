@@ -29,7 +29,7 @@ from repair.embedding.reuse import choose_readable
 
 
 def make_backfill_order(options: FleetBackfillOptions, words: tuple[str, ...], libraries: list[Library]) -> FleetOrder:
-    """Choose the embedder of a fleet, and make its order; ``words`` are the options of every library.
+    """Choose the embedder of a fleet's backfill, and make its order; ``words`` are the options of every library.
 
     Raises as :func:`regraft.api.embedding.choose_priced_embedder` does.
     """
@@ -52,7 +52,7 @@ def make_backfill_order(options: FleetBackfillOptions, words: tuple[str, ...], l
 
 
 def check_new_backfill(path: Path) -> None:
-    """Check that the results do not exist yet, nor texts and answers of another run; raises WrongUsage."""
+    """Check that neither the results file nor its work folder (texts and answers) exists; raises WrongUsage."""
     demand_new_results(path)
     folder = work_folder(path)
     if folder.exists():
@@ -64,14 +64,17 @@ def check_new_backfill(path: Path) -> None:
 
 
 def backfill_files(path: Path) -> tuple[Path, ...]:
-    """Return all that a fleet writes beside its libraries."""
+    """Return the paths that a fleet's backfill writes besides its libraries; ``path`` is the results file."""
     return (*result_files(path), work_folder(path))
 
 
 def prepare_backfill(order: FleetOrder, path: Path) -> tuple[Callable[..., Fleet], Work]:
-    """Return what :func:`regraft.api.fleet.run_fleet` needs to embed: ``make`` and ``work``.
+    """Return the arguments ``make`` and ``work`` of :func:`regraft.api.fleet.run_fleet` for a backfill.
 
-    Raises as :func:`make_backfill_order` does; WrongUsage: the order is not one of a backfill.
+    ``path`` is the results file. Raises as :func:`make_backfill_order` does.
+
+    Raises:
+        WrongUsage: the order is not one of a backfill.
     """
     settings = _read_settings(order, path)
     config = None if settings.config is None else Path(settings.config)
@@ -84,7 +87,7 @@ def prepare_backfill(order: FleetOrder, path: Path) -> tuple[Callable[..., Fleet
 
 
 def replace_limits(order: FleetOrder, path: Path, options: FleetResumeOptions) -> FleetOrder:
-    """Replace limits of a backfill by those that a run which resumes it has.
+    """Return a backfill's order with the limits that the options of ``resume`` replace; ``path`` is the results file.
 
     Raises:
         WrongUsage: the order is not one of a backfill, but there are limits.
@@ -102,6 +105,11 @@ def replace_limits(order: FleetOrder, path: Path, options: FleetResumeOptions) -
 
 
 def _read_settings(order: FleetOrder, path: Path) -> BackfillSettings:
+    """Return the backfill's settings from an order; ``path`` is the results file that an error names.
+
+    Raises:
+        WrongUsage: the order has no such settings.
+    """
     try:
         return msgspec.convert(order.told, BackfillSettings)
     except msgspec.ValidationError as error:
@@ -110,12 +118,13 @@ def _read_settings(order: FleetOrder, path: Path) -> BackfillSettings:
 
 
 def run_embedding_job(job: EmbeddingJob | SendingJob) -> TaskResult:
-    """Collect the texts of one library, fill it, or send a part of the texts of all, in a worker process."""
+    """Run one job of a backfill in a worker process: collect a library's texts, fill a library, or send some texts."""
     if isinstance(job, SendingJob):
         return send_part(job)
     source = job.embedder_source()
 
     def call(line: LibraryJob) -> tuple[Report, LibrarySummary]:
+        """Fill the library, or collect its texts; return the report, and its summary."""
         values = line.options.values
         assert isinstance(values, BackfillOptions)
         report = backfill_from(line.source, values, source)

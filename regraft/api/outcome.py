@@ -37,7 +37,7 @@ def _is_incomplete(report: Report) -> bool:
 
 
 def _severities(report: Report) -> list[Severity]:
-    """Return the severities of everything a report lists."""
+    """Return the severities of all findings, notices and unresolved findings of a report."""
     if isinstance(report, MigrationReport):
         installed = getattr(report, "install", None)
         left = [] if installed is None else [one.severity for one in installed.left]
@@ -46,7 +46,7 @@ def _severities(report: Report) -> list[Severity]:
 
 
 def as_regraft_error(error: BaseException) -> RegraftError:
-    """Convert any exception to the error that is reported; an error that Ctrl-C caused becomes Interrupted."""
+    """Convert any exception to a RegraftError to report; an error that Ctrl-C caused becomes Interrupted."""
     if isinstance(error, RegraftError) and error.exit_status not in (REFUSED, STOPPED):
         return error
     if interrupts.is_caused_by_stop(error):

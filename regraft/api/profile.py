@@ -55,7 +55,7 @@ LIBRARY = "library"
 
 
 class InstallPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The installation of a run: what it did or would do in the profile, and what it left.
+    """The installation of a run: what it did or would do in the profile, and the findings that it left unresolved.
 
     ``undo`` is the id of the run in the profile if it can be undone, else None.
     """
@@ -78,7 +78,7 @@ Confirm = Callable[[ProfileMigrationReport], bool]
 
 
 class ProfileMigration(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run: its report, whether it wrote to the library, and the names of the bases to install by id."""
+    """The result of a run: its report, whether it wrote to the library, and the names of the installed bases by id."""
 
     report: ProfileMigrationReport
     wrote_library: bool
@@ -118,7 +118,7 @@ def run_profile_migration(
     confirm: Confirm | None = None,
     on_open: Callable[[Located], None] | None = None,
 ) -> ProfileMigration:
-    """Do what :func:`migrate_into_profile` does, and tell whether the library was written.
+    """Do what :func:`migrate_into_profile` does, and also return whether the library was written.
 
     ``on_open`` gets the recognized source before it is read.
     """
@@ -141,8 +141,8 @@ def run_profile_migration(
 def choose_library(source: Path, folder: Path | None = None) -> Path:
     """Return the path of the library that is made of a source in a folder (default: the current directory).
 
-    It is ``library``, or the first free name after it: ``library-2``, ``library-3`` and so on. A folder is free
-    if it is empty, or a library that only migrations of this source have written: the run continues it.
+    The path is ``library``, or the first free name after it: ``library-2``, ``library-3`` and so on. A name is free if
+    its folder is empty, or a library that only migrations of this source have written: then the run continues it.
     """
     parent = Path() if folder is None else folder
     names = (parent / (LIBRARY if number == 1 else f"{LIBRARY}-{number}") for number in count(1))
@@ -150,7 +150,7 @@ def choose_library(source: Path, folder: Path | None = None) -> Path:
 
 
 def _is_free(path: Path, source: Path) -> bool:
-    """Whether the library can be written to a path: nothing there, or a library of this source."""
+    """Whether a library can be written to a path: nothing exists there, or a library made only from this source."""
     if not os.path.lexists(path):
         return True
     with suppress(OSError):
@@ -161,7 +161,7 @@ def _is_free(path: Path, source: Path) -> bool:
 
 
 def _check_profile(profile: Path) -> Path:
-    """Refuse a path that is not a profile, or cannot be changed now; return the root of the profile.
+    """Check that a path is a v2 profile that can be changed now; return its root.
 
     Raises:
         NotChanged, ProfileUnknown, ProfilePending, ApplicationOpen, SourceNotFound
@@ -204,7 +204,7 @@ class _ProfileRun:
         self._planned: Installation | None = None
 
     def execute(self) -> ProfileMigration:
-        """Plan both parts, ask, migrate and install."""
+        """Plan both parts, ask for confirmation, migrate, and install."""
         try:
             migrated = migrators.migrate(
                 self._source, self._target, self._migration, self._progress, self._confirm_plan, self._plan_from_outline
@@ -234,12 +234,17 @@ class _ProfileRun:
     # --- planning ----------------------------------------------------------------------------------------------------
 
     def _plan_from_outline(self, plan: LibraryPlan, at: Session, report: MigrationReport) -> None:
-        """Plan the installation of a library that is not written yet.
+        """Plan the installation of a library that is not written yet, and keep the plan; the migration calls this.
+
+        Args:
+            plan: the plan of the library.
+            at: the session of the migration.
+            report: the plan as a report.
 
         Raises:
             NotEnoughSpace: the disk has no room for both, or that of the profile for the bases.
             RegraftError: the profile refuses the installation.
-            _NothingToInstall: it takes none of the bases.
+            _NothingToInstall: the profile takes none of the bases.
         """
         bases = [job.base_id for job in plan.jobs]
         if all(job.unchanged is not None for job in plan.jobs) and (self._target / CATALOG_FILE).is_file():
@@ -253,13 +258,14 @@ class _ProfileRun:
         self._demand_space(plan)
 
     def _plan_installation(self, library: Path, bases: Sequence[str], *, is_outline: bool = False) -> Installation:
-        """Plan what the migrated library will change in the profile."""
+        """Plan what the library, or its outline, will change in the profile; ``bases`` are ids."""
         options = structs.replace(self._install_options(bases), dry_run=True)
         return install_bases(
             library, self._profile, options, library=self._target, wrote=is_outline, is_outline=is_outline
         )
 
     def _install_options(self, bases: Sequence[str]) -> InstallOptions:
+        """Return the options of ``install`` for bases of the library, given by id."""
         # Models were mapped and created again by the migration.
         return InstallOptions(
             bases=tuple(bases),
@@ -284,6 +290,7 @@ class _ProfileRun:
             raise NotEnoughSpace(path=self._profile, needed=format_bytes(needed), free=format_bytes(free))
 
     def _confirm_plan(self, report: MigrationReport, planned: Installation | None = None) -> bool:
+        """Ask the caller to confirm the plan of the migration and that of the installation (default: the kept one)."""
         planned = self._planned if planned is None else planned
         assert planned is not None
         return self._confirm is None or self._confirm(self._report(report, planned))
@@ -291,7 +298,9 @@ class _ProfileRun:
     # --- installing --------------------------------------------------------------------------------------------------
 
     def _install(self, bases: Sequence[str], *, wrote: bool) -> Installation:
-        """Install the bases of the library. If that fails, the profile is left as it was.
+        """Install bases of the library.
+
+        If that fails, the profile is left as it was; ``wrote``: this run wrote the library.
 
         Raises:
             InstallationStopped: the library was written by this run.
@@ -329,11 +338,11 @@ class _ProfileRun:
     # --- reporting ---------------------------------------------------------------------------------------------------
 
     def _result(self, report: MigrationReport, installed: Installation, *, wrote: bool) -> ProfileMigration:
-        """Make the result of the run."""
+        """Make the result of the run from both reports; ``wrote``: whether the library was written."""
         return ProfileMigration(report=self._report(report, installed), wrote_library=wrote, chosen=installed.chosen)
 
     def _report(self, report: MigrationReport, installed: Installation) -> ProfileMigrationReport:
-        """Join the reports of migration and installation."""
+        """Join the reports of the migration and the installation."""
         part = installed.report
         finished_at = report.head.run.finished_at and part.head.run.finished_at
         run = structs.replace(report.head.run, finished_at=finished_at)

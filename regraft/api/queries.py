@@ -46,7 +46,9 @@ def embed_query(settings: EmbedderSettings, query: str) -> tuple[float, ...]:
 
 
 def query_embedder(query: str, name: str, config_path: Path | None) -> Embed:
-    """Make a function that embeds a query for a given model, and raises NoVector if the embedder has another model.
+    """Make a function that embeds the query with the embedder ``name``, for a search in vectors of a given model.
+
+    The function raises NoVector if the embedder has another model, or fails.
 
     Raises:
         EmbedderUnknown, ConfigInvalid, SourceNotFound, SourceUnreadable: the embedder cannot be used at all.
@@ -54,6 +56,7 @@ def query_embedder(query: str, name: str, config_path: Path | None) -> Embed:
     settings = config.load_config(config_path).embedder(name)
 
     def embed(model_id: str) -> tuple[float, ...]:
+        """Embed the query for vectors of this model."""
         if not settings.serves(model_id):
             raise NoVector(
                 tr(
@@ -76,14 +79,14 @@ def query_embedder(query: str, name: str, config_path: Path | None) -> Embed:
 
 
 def shared_query_embedder(query: str, name: str, config_path: Path | None) -> Callable[[str | None], tuple[float, ...]]:
-    """Make a function that embeds a query once and returns the same vector for all bases of its model."""
+    """Make a function that embeds the query with the embedder ``name`` once, for all bases of its model."""
     made: list[tuple[float, ...]] = []
 
     def embed(model_id: str | None) -> tuple[float, ...]:
-        """Return the query's vector, of the base's model.
+        """Return the query's vector for a base with this model; None: the model is unknown.
 
         Raises:
-            ModelDiffers: the embedder is another one.
+            ModelDiffers: the embedder has another model.
             QueryNotEmbedded: it gives no vector.
         """
         settings = config.load_config(config_path).embedder(name)
@@ -126,8 +129,8 @@ class _Search(msgspec.Struct, frozen=True, kw_only=True):
         return None if name is None else query_embedder(self.query, name, self.options.config)
 
     @property
-    def of_units(self) -> cherry_v2.UnitRequest:
-        """The search in bases, whose query is embedded once for all bases of a model."""
+    def unit_request(self) -> cherry_v2.UnitRequest:
+        """The request for a search in bases; the query is embedded once for all bases of a model."""
         options = self.options
         embed = None
         if options.embedder is not None:
@@ -144,7 +147,7 @@ class _Search(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def search_path(path: str | Path, query: str, options: SearchOptions) -> tuple[Head, SearchResult]:
-    """Search a store; the head is that of the command's report.
+    """Search the store at a path; return the head of the command's report, and the results.
 
     Raises:
         WrongUsage: an option has no meaning for such a store.
@@ -159,7 +162,7 @@ def search_path(path: str | Path, query: str, options: SearchOptions) -> tuple[H
 
 
 def build_search_report(head: Head, found: SearchResult) -> SearchReport | NotesReport | ChunksReport | RecordsReport:
-    """Return the command's result."""
+    """Make the report of a search, whose type depends on the kind of store."""
     match found:
         case codex_mem.NoteAnswer():
             return reports.note_search_report(head, found)
@@ -172,47 +175,48 @@ def build_search_report(head: Head, found: SearchResult) -> SearchReport | Notes
 
 
 def is_damaged(found: SearchResult) -> bool:
-    """Whether part of the store could not be searched because of damage; the exit status is 1 then."""
+    """Whether damage kept part of the store from being searched; the exit status is 1 then."""
     return isinstance(found, several_bases.CombinedAnswer | rsclaw.ChunkAnswer) and found.is_damaged
 
 
-def _refuse(kind: Kind, hint: str, options: dict[str, bool]) -> None:
-    """Refuse options that say nothing about a kind of store.
+def _refuse_options(kind: Kind, hint: str, given: dict[str, bool]) -> None:
+    """Refuse options that do not apply to a kind of store; ``given`` tells by option name which are used.
 
     Raises:
         WrongUsage
     """
-    for name, given in options.items():
-        if given:
+    for name, is_given in given.items():
+        if is_given:
             raise WrongUsage(problem=tr("{name} is not for {names}", name=name, names=KIND_NAMES[kind]), hint=hint)
 
 
-def _refuse_callers(source: Located, asked: _Search) -> None:
-    """Refuse ``--as`` for systems without restricted visibility."""
+def _refuse_as_option(source: Located, asked: _Search) -> None:
+    """Refuse ``--as``, for stores without restricted visibility."""
     hint = tr("leave it out; only rsclaw has documents with restricted visibility")
-    _refuse(source.kind, hint, {_CALLERS: bool(asked.options.as_)})
+    _refuse_options(source.kind, hint, {_CALLERS: bool(asked.options.as_)})
 
 
-def _refuse_simple(source: Located, asked: _Search) -> None:
-    """Refuse mode simple for systems without tags."""
+def _refuse_simple_mode(source: Located, asked: _Search) -> None:
+    """Refuse ``--mode simple``, for stores without tags."""
     hint = tr("leave it out; only notes of AngelMemory can be searched by tags")
-    _refuse(source.kind, hint, {f"--mode {Mode.SIMPLE.value}": asked.mode is Mode.SIMPLE})
+    _refuse_options(source.kind, hint, {f"--mode {Mode.SIMPLE.value}": asked.mode is Mode.SIMPLE})
 
 
 def _search_bases(source: Located, asked: _Search) -> SearchResult:
-    _refuse_callers(source, asked)
-    _refuse_simple(source, asked)
-    return several_bases.search(source, asked.options.base, asked.of_units)
+    """Search one base or all bases of Cherry Studio; raises WrongUsage for options that do not apply."""
+    _refuse_as_option(source, asked)
+    _refuse_simple_mode(source, asked)
+    return several_bases.search(source, asked.options.base, asked.unit_request)
 
 
 def _search_notes(source: Located, asked: _Search) -> SearchResult:
     """Search the notes of codex-mem; raises WrongUsage for options that do not apply."""
-    _refuse_callers(source, asked)
-    _refuse_simple(source, asked)
+    _refuse_as_option(source, asked)
+    _refuse_simple_mode(source, asked)
     hint = tr("leave it out; --mode hybrid searches by words and by meaning")
     meaning = f"--mode {Mode.VECTOR.value}"
     given = {"--alpha": asked.options.alpha is not None, "--raw": asked.options.raw, meaning: asked.mode is Mode.VECTOR}
-    _refuse(source.kind, hint, given)
+    _refuse_options(source.kind, hint, given)
     request = codex_mem.NoteRequest(
         query=asked.query,
         project=asked.options.base,
@@ -231,8 +235,8 @@ def _search_chunks(source: Located, asked: _Search) -> SearchResult:
         "--alpha": asked.options.alpha is not None,
         "--raw": asked.options.raw,
     }
-    _refuse(source.kind, tr("leave it out"), given)
-    _refuse_simple(source, asked)
+    _refuse_options(source.kind, tr("leave it out"), given)
+    _refuse_simple_mode(source, asked)
     request = rsclaw.ChunkRequest(
         query=asked.query,
         scope=documents.parse_scope(asked.options.as_, _CALLERS),
@@ -246,15 +250,15 @@ def _search_chunks(source: Located, asked: _Search) -> SearchResult:
 
 def _search_records(source: Located, asked: _Search) -> SearchResult:
     """Search the records of angel-memory, by tags or by vector; raises WrongUsage for options that do not apply."""
-    _refuse_callers(source, asked)
+    _refuse_as_option(source, asked)
     given = {
         "--base": asked.options.base is not None,
         "--alpha": asked.options.alpha is not None,
         "--raw": asked.options.raw,
     }
-    _refuse(source.kind, tr("leave it out"), given)
+    _refuse_options(source.kind, tr("leave it out"), given)
     modes = {f"--mode {mode.value}": asked.mode is mode for mode in (Mode.BM25, Mode.HYBRID)}
-    _refuse(source.kind, tr("give --mode simple, which searches tags, or --mode vector"), modes)
+    _refuse_options(source.kind, tr("give --mode simple, which searches tags, or --mode vector"), modes)
     has_vector = asked.options.vector is not None or asked.options.embedder is not None
     mode = asked.mode or (Mode.VECTOR if has_vector else Mode.SIMPLE)
     if mode is Mode.SIMPLE:
@@ -270,7 +274,7 @@ def _search_records(source: Located, asked: _Search) -> SearchResult:
         raise WrongUsage(problem=problem, hint=tr("give --embedder NAME or --vector FILE, or --mode simple"))
 
     def nearest(count: int) -> angel_memory.NearestRecords:
-        """Find the nearest records to the query's vector."""
+        """Find the ``count`` records nearest to the query's vector."""
         # Loads what works with collections, which no other search needs.
         from repair.angel_memory.collection import find_nearest  # noqa: PLC0415
 
@@ -285,13 +289,13 @@ def _search_records(source: Located, asked: _Search) -> SearchResult:
 
 def _search_collections(source: Located, asked: _Search) -> SearchResult:
     """Search collections of Chroma; raises WrongUsage for options that do not apply."""
-    _refuse_callers(source, asked)
-    _refuse_simple(source, asked)
-    _refuse(source.kind, tr("leave it out"), {"--raw": asked.options.raw})
+    _refuse_as_option(source, asked)
+    _refuse_simple_mode(source, asked)
+    _refuse_options(source.kind, tr("leave it out"), {"--raw": asked.options.raw})
     # Only this search needs NumPy.
     from regraft.ranking import chroma  # noqa: PLC0415
 
-    return chroma.search(source.tree.path, asked.options.base, asked.of_units)
+    return chroma.search(source.tree.path, asked.options.base, asked.unit_request)
 
 
 #: How stores without bases are searched.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import migrators
-from regraft.api.arguments import merge_options, parse_model_overrides, progress_or_silent, time_or_now
+from regraft.api.arguments import agree, merge_options, parse_model_overrides, progress_or_silent, time_or_now
 from regraft.disk import sqlite, writable
 from regraft.errors import WrongUsage
 from regraft.kinds import Kind
@@ -55,7 +55,7 @@ def run_migration(
     confirm: Confirm | None = None,
     on_open: Callable[[Located], None] | None = None,
 ) -> migrators.Migration:
-    """Do what :func:`migrate` does, and tell whether anything was written.
+    """Do what :func:`migrate` does, and also return whether anything was written.
 
     ``on_open`` gets the recognized source before it is read.
     """
@@ -63,11 +63,11 @@ def run_migration(
     with open_store(Path(source), options.kind, salvage=options.salvage) as found:
         if on_open is not None:
             on_open(found)
-        return migrators.migrate(found, Path(to), wanted, progress_or_silent(progress), confirm or _agree)
+        return migrators.migrate(found, Path(to), wanted, progress_or_silent(progress), confirm or agree)
 
 
 def migration_options(options: MigrateOptions) -> migrators.Options:
-    """Convert the user's options to those of the engine."""
+    """Convert the user's options to those of :mod:`migrators`."""
     return migrators.Options(
         now_ms=time_or_now(options.now_ms),
         model_overrides=parse_model_overrides(options.map_model, options.recreate_model),
@@ -82,11 +82,6 @@ def migration_options(options: MigrateOptions) -> migrators.Options:
         visible_to=options.visible_to,
         verify=options.verify,
     )
-
-
-def _agree(_: migrators.MigrationReport) -> bool:
-    """Default of ``confirm``: make every change."""
-    return True
 
 
 def import_(
@@ -118,13 +113,13 @@ def run_import(
     progress: Progress | None = None,
     confirm: Confirm | None = None,
 ) -> migrators.Migration:
-    """Do what :func:`import_` does, and tell whether anything was written."""
+    """Do what :func:`import_` does, and also return whether anything was written."""
     from migrators.parquet import import_files  # noqa: PLC0415 - see above
 
     _refuse_collection_options(options)
     wanted = migrators.Options(now_ms=time_or_now(options.now_ms), bases=options.bases, dry_run=options.dry_run)
     paths = tuple(Path(file) for file in files)
-    return import_files(paths, Path(to), wanted, progress_or_silent(progress), confirm or _agree)
+    return import_files(paths, Path(to), wanted, progress_or_silent(progress), confirm or agree)
 
 
 def import_collection(
@@ -148,7 +143,7 @@ def import_collection(
     options = merge_options(ImportOptions, options, fields)
     paths = tuple(Path(file) for file in files)
     chosen = select_bases(open_files(paths), options.bases)
-    _demand_one([metadata.name for _, _, metadata in chosen])
+    _demand_one_base([metadata.name for _, _, metadata in chosen])
     [(_, file, metadata)] = chosen
     file.survey(lambda _: None)
     part = BaseExport(
@@ -167,6 +162,10 @@ def import_collection(
 def _write_collection(
     run: Run, part: BaseExport, to: Path, options: ExportOptions | ImportOptions, progress: Progress | None
 ) -> ExportReport:
+    """Write a base to a new collection in the Chroma folder ``to``, and make the report of the command.
+
+    ``run`` has the command, its paths and its times.
+    """
     from regraft.formats.parquet.export import ExportReport  # noqa: PLC0415 - see above
     from repair.chroma.new_collection import write_collection  # noqa: PLC0415
 
@@ -182,8 +181,8 @@ def _write_collection(
     return ExportReport(head=run.head(), bases=[part.report()], collection=written)
 
 
-def _demand_one(names: list[str]) -> None:
-    """Refuse anything but one base: the vectors of a collection are of one model.
+def _demand_one_base(names: list[str]) -> None:
+    """Check that exactly one base is selected: the vectors of a collection have one model.
 
     Raises:
         WrongUsage
@@ -239,7 +238,7 @@ def export_units(
     file: Path | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Do what :func:`export` does, but write to ``file``; the report names ``to``."""
+    """Do what :func:`export` does, but write to ``file`` instead of ``to``, which the report names."""
     from regraft.formats.parquet.export import ExportReport  # noqa: PLC0415 - see above
     from regraft.formats.parquet.export import export as write_parquet  # noqa: PLC0415
 
@@ -262,6 +261,7 @@ def export_units(
 
 
 def _export_collection(path: Path, to: Path, options: ExportOptions, progress: Progress | None) -> ExportReport:
+    """Write the one selected base of a store to a new collection in the Chroma folder ``to``."""
     from regraft.formats.parquet.export import check_kind, open_units  # noqa: PLC0415 - see above
 
     run = Run(command="export", target_kind=Kind.CHROMA.value, target=to)
@@ -270,7 +270,7 @@ def _export_collection(path: Path, to: Path, options: ExportOptions, progress: P
         check_kind(found, from_v1=options.from_v1, visible_to=options.visible_to)
         writable.demand_outside(to, places_read(path, found))
         with open_units(found, options.bases, from_v1=options.from_v1, visible_to=options.visible_to) as parts:
-            _demand_one([part.metadata.name for part in parts.bases])
+            _demand_one_base([part.metadata.name for part in parts.bases])
             return _write_collection(run, parts.bases[0], to, options, progress)
 
 

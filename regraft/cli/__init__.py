@@ -72,7 +72,7 @@ SUMMARIES = {name: summary for group in COMMAND_GROUPS.values() for name, summar
 
 
 def group_commands(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group the given commands; those of no group come last."""
+    """Group names of commands by the title of their group; the last group has those that no group lists."""
     there = list(names)
     groups = {title: [name for name in group if name in there] for title, group in COMMAND_GROUPS.items()}
     groups[OTHER_GROUP] = [name for name in there if name not in SUMMARIES]
@@ -87,19 +87,19 @@ _AS_IT_IS = "\b"
 
 
 def help_paragraphs(text: str) -> list[str]:
-    """List the paragraphs of a help text that are translated, each on one line."""
-    return [_on_one_line(part) for part in _parts(text) if not part.startswith(_AS_IT_IS)]
+    """List the paragraphs of a help text that are translated, each as one line."""
+    return [_on_one_line(part) for part in _split_text(text) if not part.startswith(_AS_IT_IS)]
 
 
 def translate_help(text: str) -> str:
     """Translate a help text, paragraph by paragraph; examples stay as they are."""
     return "\n\n".join(
         part.replace("Example:", tr("Example:"), 1) if part.startswith(_AS_IT_IS) else tr(_on_one_line(part))
-        for part in _parts(text)
+        for part in _split_text(text)
     )
 
 
-def _parts(text: str) -> list[str]:
+def _split_text(text: str) -> list[str]:
     """Split a help text into paragraphs."""
     return cleandoc(text).split("\n\n")
 
@@ -158,7 +158,7 @@ class LazyCommands(MutableMapping[str, click.Command]):
         return self._loaded[name]
 
     def __setitem__(self, name: str, command: click.Command) -> None:
-        """Add a command."""
+        """Add a command that is loaded already."""
         self._loaded[name] = command
 
     def __delitem__(self, name: str) -> None:
@@ -195,7 +195,7 @@ class CommandGroup(click.Group):
     """The commands; wrong usage is reported like any other error: one line, or one JSON document."""
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **settings: Any) -> Any:
-        """Run a command line."""
+        """Run a command line, by default that of this process; the other arguments are click's."""
         arguments = sys.argv[1:] if args is None else list(args)
         # As in other programs: "help", "help COMMAND" and "version" without dashes.
         if arguments[:1] == ["help"]:
@@ -221,7 +221,11 @@ class CommandGroup(click.Group):
         sys.exit(status if isinstance(status, int) else 0)
 
     def _start_without_arguments(self) -> NoReturn:
-        """Ask on a terminal; the program to double-click opens its page; otherwise show what there is, or the help."""
+        """Do what suits an empty command line, and exit.
+
+        On a terminal, the user is asked for a source; started by a double click, the page is opened. Otherwise the
+        application's data on this computer are listed, or the help is printed if nothing is found.
+        """
         if startup.is_double_clicked() and "ui" in self.commands and find_spec("uvicorn") is not None:
             self.main(["ui"])
         # Only an empty command line needs these imports, which take a while.
@@ -243,13 +247,13 @@ class CommandGroup(click.Group):
                 formatter.write_dl([(name, self._summary(name)) for name in names])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """List the commands and options that begin with a word."""
+        """List the commands and options that begin with an incomplete word."""
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
         commands = [CompletionItem(name, help=self._summary(name)) for name in names]
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def _summary(self, name: str) -> str:
-        """Return the line of a command in the help."""
+        """Return the line that describes a command in the help."""
         return SUMMARIES.get(name) or self.commands[name].get_short_help_str()
 
     def invoke(self, context: click.Context) -> Any:
@@ -283,7 +287,7 @@ cli.help = translate_help(cli.help or "")
 
 
 def fail_interrupted(arguments: Sequence[str]) -> NoReturn:
-    """Report that the user stopped the program before a command began, and exit."""
+    """Report that the user stopped the program before a command began, and exit; ``arguments`` are the command line."""
     fail(Interrupted(finished=0), "", as_json="--json" in arguments, verbose=0)
 
 

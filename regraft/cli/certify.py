@@ -60,6 +60,7 @@ def certify(a: Path, b: Path | None, page: Path | None, options: CertifyOptions,
     )
 
     def confirm(planned: CertifyPlan) -> bool:
+        """Show what will be sent, and ask."""
         message = tr(
             "Embedder {embedder} ({model}) gets texts of {bases}, to compare its vectors with the stored ones:",
             embedder=one_line(planned.embedder),
@@ -87,7 +88,7 @@ def certify(a: Path, b: Path | None, page: Path | None, options: CertifyOptions,
 
 
 def _lines(document: dict[str, Any], *, title: str, verbose: bool, quiet: bool) -> Iterator[str]:
-    """Yield the lines of the text output."""
+    """Yield the lines of the text output of ``certify``; ``document`` is its JSON document."""
     if not quiet:
         yield title
         for base in document["bases"]:
@@ -101,11 +102,12 @@ def _lines(document: dict[str, Any], *, title: str, verbose: bool, quiet: bool) 
 
 
 def _verdict_lines(document: dict[str, Any], *, quiet: bool) -> Iterator[str]:
+    """Yield suspicions, and with ``quiet`` unset the verdict on all bases."""
     if document["suspicions"]:
         yield from ("", tr("Suspicions, which prove nothing:"))
     for one in document["suspicions"]:
         name = next(base["name"] for base in document["bases"] if base["id"] == one["base"])
-        yield f"  {_name_of(document, one['side'], name)}: {one_line(one['message'])} [{one['name']}]"
+        yield f"  {_format_base_name(document, one['side'], name)}: {one_line(one['message'])} [{one['name']}]"
     if not document["bases"]:
         return
     yield ""
@@ -115,6 +117,7 @@ def _verdict_lines(document: dict[str, Any], *, quiet: bool) -> Iterator[str]:
 
 
 def _base_lines(base: dict[str, Any], *, has_second: bool, verbose: bool) -> Iterator[str]:
+    """Yield the lines about one base of the document; ``has_second``: two stores are compared."""
     side = f"{base['side'].upper()}: " if has_second else ""
     yield ""
     yield f"{side}{one_line(base['name'], LONGEST_NAME)}  ({one_line(base['id'], LONGEST_NAME)})"
@@ -141,6 +144,7 @@ def _base_lines(base: dict[str, Any], *, has_second: bool, verbose: bool) -> Ite
 
 
 def _model_lines(found: dict[str, Any] | None) -> Iterator[str]:
+    """Yield the result of comparing the embedder with a base's vectors; ``found`` is that part of the document."""
     if found is None:
         return
     if found["problem"] is not None:
@@ -158,12 +162,13 @@ def _model_lines(found: dict[str, Any] | None) -> Iterator[str]:
 
 
 def _finding_lines(document: dict[str, Any], *, verbose: bool) -> Iterator[str]:
+    """Yield the findings by severity; without ``verbose``, only the first of each name, without samples."""
     findings, name_of = document["findings"], itemgetter("name")
     shown = findings if verbose else first_of_each(findings, name_of, _SHOWN)
     for severity, found in groupby(shown, key=itemgetter("severity")):
         yield from ("", tr("{heading}:", heading=severity_heading(severity)))
         for finding in found:
-            name = _name_of(document, finding["side"], finding["base_name"])
+            name = _format_base_name(document, finding["side"], finding["base_name"])
             yield f"  {name}: {one_line(finding['message'])[:_LONGEST]} [{finding['name']}]"
             samples = join_list(one_line(sample, LONGEST_NAME) for sample in finding["samples"] if verbose)
             yield from filter(None, [samples and tr("    for example: {samples}", samples=samples)])
@@ -171,7 +176,7 @@ def _finding_lines(document: dict[str, Any], *, verbose: bool) -> Iterator[str]:
         yield from (f"  {line}" for line in omitted_lines(map(name_of, findings), _SHOWN))
 
 
-def _name_of(document: dict[str, Any], side: str, name: str) -> str:
-    """Format a base's name, with its side if two stores are compared."""
+def _format_base_name(document: dict[str, Any], side: str, name: str) -> str:
+    """Format the name of a base, after its side ("a" or "b") if two stores are compared."""
     prefix = f"{side.upper()}: " if document["target"] is not None else ""
     return f"{prefix}{one_line(name, LONGEST_NAME)}"

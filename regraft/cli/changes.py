@@ -70,6 +70,7 @@ def salvaged_lines(files: Iterable[SalvagedFile]) -> Iterator[str]:
 
 
 def _format_counts(numbers: dict[str, int]) -> str:
+    """List numbers of recovered rows by their kinds."""
     return join_list(format_count(number, _NOUNS[kind]) for kind, number in numbers.items())
 
 
@@ -80,13 +81,16 @@ _SHOWN = 5
 
 
 def change_options(command: F) -> F:
-    """Add the options on output that every command which changes a store has (:func:`output_options`)."""
+    """Add the output options of commands that change a store (:func:`output_options`)."""
     fail_on = tr("Lowest severity of unresolved findings that makes the exit status 1.")
     return output_options(yes=ASKS, fail_on=fail_on)(command)
 
 
 def confirm_lines(output: Output, lines: Iterable[str]) -> bool:
-    """Show the lines of a plan and ask whether to go on; remember them, so that they are not shown again at the end."""
+    """Show the lines of a plan and ask whether to continue.
+
+    The lines are kept in ``output``, so that the final report does not repeat them.
+    """
     lines = list(lines)
     agrees = confirm_plan(lines, yes=output.yes, as_json=output.as_json)
     if not output.yes:
@@ -95,9 +99,10 @@ def confirm_lines(output: Output, lines: Iterable[str]) -> bool:
 
 
 def confirm_change(output: Output) -> Callable[[ChangeReport], bool] | None:
-    """Make the function that shows a plan and asks; None with ``--yes``, so that no plan is made only for display."""
+    """Make the function that shows the plan of a change and asks; None with ``--yes``: then no plan is shown."""
 
     def confirm(planned: ChangeReport) -> bool:
+        """Show what would be changed, and what would be left unresolved, and ask."""
         actions = action_lines(planned.bases, planned.actions, verbose=False)
         return confirm_lines(output, join_parts(actions, unresolved_lines(planned.bases, planned.left, verbose=False)))
 
@@ -105,7 +110,7 @@ def confirm_change(output: Output) -> Callable[[ChangeReport], bool] | None:
 
 
 def run_change(function: Callable[..., ChangeReport], path: Path, options: ChangeOptions, output: Output) -> NoReturn:
-    """Call a function of :mod:`regraft.api` that changes a store, print its report, and exit."""
+    """Call ``function`` of :mod:`regraft.api`, which changes the store at ``path``; print its report, and exit."""
     report = function(path, options, progress=output.progress(), confirm=confirm_change(output))
     print_and_exit(report, output, format_change(report, verbose=output.verbose > 0, shown=output.shown))
 
@@ -121,7 +126,9 @@ def print_and_exit(report: ChangeReport | BackfillReport, output: Output, text: 
 
 
 def confirm_plan(lines: Iterable[str], *, yes: bool, as_json: bool, asks: Callable[[str], bool] = ask) -> bool:
-    """Show the lines of a plan and ask whether to continue; ``yes`` skips both. ``asks`` shows the question.
+    """Show the lines of a plan and ask whether to continue; with ``yes``, neither.
+
+    ``asks`` shows a question and returns whether the user agrees.
 
     Raises:
         ConsentMissing: stdin is not a terminal, or only a JSON document may be printed.
@@ -135,7 +142,7 @@ def confirm_plan(lines: Iterable[str], *, yes: bool, as_json: bool, asks: Callab
 
 
 def format_change(report: ChangeReport, *, verbose: bool, shown: Sequence[str] = ()) -> str:
-    """Format a report as text.
+    """Format the report of a command that changed a store as text.
 
     Args:
         report: of a run or a dry run.
@@ -156,7 +163,7 @@ def format_change(report: ChangeReport, *, verbose: bool, shown: Sequence[str] =
 
 
 def format_installation(installed: Installation, output: Output) -> str:
-    """Format the report of an installation, with how many of the chosen bases the profile has now."""
+    """Format the report of an installation as text, with how many of the chosen bases the profile has now."""
     report, chosen = installed.report, installed.chosen
     # What changed, and what undo takes, is the profile.
     report = structs.replace(report, head=structs.replace(report.head, source=report.head.target))
@@ -193,27 +200,33 @@ def closing_lines(
     path = report.head.source.path if report.head.source else ""
     left = [one for one in report.left if notices.is_at_least(one.severity, "warning")]
     if not is_done:
-        return _nothing_done(report.head.regraft.command, left, unchanged)
+        return _unchanged_lines(report.head.regraft.command, left, unchanged)
     if report.head.run.dry_run:
         return ["", tr("Dry run: nothing was written."), *_format_unresolved_bases(report, left)]
     lines = [
         "",
         tr(
             "Done{share_done}. Changed: {path} and its {folder}.",
-            share_done=_share_done(report, left),
+            share_done=_format_share_done(report, left),
             path=path,
             folder=FOLDER,
         ),
         *_format_unresolved_bases(report, left),
     ]
-    lines += _next(left) or [tr("Next: {command}", command=_command("check", path))]
+    lines += _next_lines(left) or [tr("Next: {command}", command=_format_command("check", path))]
     if report.undo is not None:
-        lines.append(tr("To undo: {command}", command=_command("undo", path)))
+        lines.append(tr("To undo: {command}", command=_format_command("undo", path)))
     return lines
 
 
-def _nothing_done(command: str, left: Sequence[Unresolved], unchanged: str) -> list[str]:
-    """Explain that nothing was changed, and name the next command."""
+def _unchanged_lines(command: str, left: Sequence[Unresolved], unchanged: str) -> list[str]:
+    """Explain that a command changed nothing, and name the next command.
+
+    Args:
+        command: the name of the command.
+        left: the findings that it did not resolve.
+        unchanged: the text for nothing having been written.
+    """
     if not left:
         return [tr("Nothing to do: {unchanged}.", unchanged=unchanged)]
     count = sum(one.count for one in left)
@@ -230,19 +243,19 @@ def _nothing_done(command: str, left: Sequence[Unresolved], unchanged: str) -> l
         )
     lines = ["", line]
     names = " ".join(dict.fromkeys(one.finding for one in left))
-    return [*lines, *(_next(left) or [tr("Next: regraft explain {names}", names=names)])]
+    return [*lines, *(_next_lines(left) or [tr("Next: regraft explain {names}", names=names)])]
 
 
-def _next(left: Sequence[Unresolved]) -> list[str]:
-    """List the commands that may fix the unresolved findings."""
+def _next_lines(left: Sequence[Unresolved]) -> list[str]:
+    """List the commands that may resolve the findings in ``left``."""
     return [tr("Next: {line}", line=line) for line in dict.fromkeys(one.repair for one in left if one.repair)]
 
 
-def _share_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved]) -> str:
+def _format_share_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved]) -> str:
     """Format how many of the intended bases are done, and how many only in part; empty if the only one is done.
 
-    Intended are the bases with actions, and those with unresolved findings. A changed base with an unresolved finding
-    is done in part.
+    ``left`` are the unresolved findings. Intended are the bases with actions, and those with unresolved findings. A
+    changed base with an unresolved finding is done in part.
     """
     changed = {action.base for action in report.actions if action.base is not None}
     incomplete = {one.base for one in left if one.base is not None}
@@ -258,7 +271,7 @@ def _share_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved
 
 
 def _format_unresolved_bases(report: ChangeReport | BackfillReport, left: Sequence[Unresolved]) -> list[str]:
-    """Name the bases with unresolved findings; the reasons are printed above."""
+    """Name the bases with unresolved findings (``left``) in one line; their reasons are printed above it."""
     names = {base.id: base.name for base in report.bases}
     bases = dict.fromkeys(one.base for one in left if one.base is not None)
     if not bases:
@@ -267,22 +280,23 @@ def _format_unresolved_bases(report: ChangeReport | BackfillReport, left: Sequen
     return [tr("Incomplete: {named} (reasons above)", named=named)]
 
 
-def _command(name: str, path: str) -> str:
-    """Format a command line for a path."""
+def _format_command(name: str, path: str) -> str:
+    """Format the command line that runs the command ``name`` on a path."""
     return join_command(["regraft", name, path_argument(path)])
 
 
 def join_parts(first: list[str], then: list[str]) -> list[str]:
-    """Join two lists of lines with an empty line between them, if both have lines."""
+    """Join two lists of lines, with an empty line between them if neither is empty."""
     if first and then:
         return [*first, "", *then]
     return first + then
 
 
 def action_lines(bases: Iterable[BaseName], actions: Iterable[Action], *, verbose: bool) -> list[str]:
-    """Format the actions of a run, grouped by base."""
+    """Format the actions of a run, grouped by base; without ``verbose``, only the first few of each kind."""
 
     def lines(action: Action) -> list[str]:
+        """Format one action."""
         line = one_line(action.message)
         if action.bytes:
             line += f" ({format_bytes(action.bytes)})"
@@ -292,9 +306,13 @@ def action_lines(bases: Iterable[BaseName], actions: Iterable[Action], *, verbos
 
 
 def unresolved_lines(bases: Iterable[BaseName], left: Iterable[Unresolved], *, verbose: bool) -> list[str]:
-    """Format the unresolved findings of a run with their reasons, grouped by base."""
+    """Format the unresolved findings of a run with their reasons, grouped by base.
+
+    Without ``verbose``, notes are omitted, and only the first few findings of each name are listed.
+    """
 
     def lines(one: Unresolved) -> list[str]:
+        """Format one finding, and the command that may resolve it."""
         found = [f"{one_line(one.reason)} [{one.finding}]"]
         if one.repair:
             found.append(tr("  try: {repair}", repair=one.repair))
@@ -313,7 +331,15 @@ def _by_base(
     lines: Callable[[E], list[str]],
     verbose: bool,
 ) -> Iterator[str]:
-    """Yield the lines of entries below the name of their base; without ``verbose``, only the first few of each kind."""
+    """Yield the lines of actions or findings below the name of their base.
+
+    Args:
+        bases: the bases that may be named.
+        entries: actions or findings.
+        kind: returns the kind of an entry.
+        lines: formats an entry.
+        verbose: list all entries instead of the first few of each kind.
+    """
     names = {base.id: base.name for base in bases}
     ordered = sorted(entries, key=lambda entry: entry.base or "")
     shown_ones = ordered if verbose else first_of_each(ordered, kind, _SHOWN)

@@ -34,7 +34,7 @@ class _QueryLine(msgspec.Struct):
 
 
 def read_queries(path: Path) -> tuple[Query, ...]:
-    """Read queries: JSON lines, or one JSON array, of objects with a ``vector`` and perhaps an ``id``.
+    """Read queries from a file: JSON lines, or one JSON array, of objects with a ``vector`` and perhaps an ``id``.
 
     Raises:
         SourceUnreadable: there is no such file.
@@ -104,11 +104,19 @@ def compare(v1: Path, v2: Path, queries: Path | None, options: CompareOptions, o
 def _as_text(
     compared_bases: list[BaseComparison], count: int, sides: tuple[str, str], *, every: bool, quiet: bool
 ) -> str:
-    """Format the comparison; ``count`` is the number of results per query."""
+    """Format the comparison of all bases as text.
+
+    Args:
+        compared_bases: the result for each base.
+        count: the number of results per query.
+        sides: what the two stores are called.
+        every: list every difference instead of the first one of a base.
+        quiet: omit equal bases.
+    """
     lines = []
     for base in compared_bases:
         if not quiet or base.outcome != "equal":
-            lines.append(_base_line(base, count))
+            lines.append(_format_base(base, count))
         differences = base.differences if every else base.differences[:1]
         lines += [_difference(parted, sides) for parted in differences]
     outcomes = Counter(base.outcome for base in compared_bases)
@@ -121,8 +129,8 @@ def _as_text(
     return printable_lines([*lines, total])
 
 
-def _base_line(base: BaseComparison, count: int) -> str:
-    """Format the result for one base."""
+def _format_base(base: BaseComparison, count: int) -> str:
+    """Format the result for one base; ``count`` is the number of results per query."""
     recalled = "" if base.recall is None else f", recall@{count} {base.recall:.4f}"
     asked = f" ({format_count(base.queries, 'query')}{recalled})" if base.queries else ""
     why = f": {base.problem}" if base.problem else ""
@@ -130,7 +138,7 @@ def _base_line(base: BaseComparison, count: int) -> str:
 
 
 def _difference(parted: Difference, sides: tuple[str, str]) -> str:
-    """Format the first rank at which two results differ."""
+    """Format the first rank at which the results of a query differ; ``sides`` are the names of the two stores."""
     first, second = sides
     old, new = _format_side(parted.v1), _format_side(parted.v2)
     return tr(
@@ -145,6 +153,7 @@ def _difference(parted: Difference, sides: tuple[str, str]) -> str:
 
 
 def _format_side(side: RankedText | None) -> str:
+    """Format the text that one store has at a rank; None: it has no more results."""
     if side is None:
         return label_of("nothing")
     return tr("{text_hash} at {score:.6f}", text_hash=side.text_hash[:12], score=side.score)

@@ -38,6 +38,8 @@ from regraft.report.document import Suggestion, encoded
 from regraft.text import LONGEST_NAME, join_command, one_line, pad_right, path_argument, printable_lines, text_width
 from repair.changes.run import ChangeReport
 from repair.codex_mem.note_vectors import NOT_ASKED
+from repair.embedding.fleet import ProbeReport
+from repair.embedding.probing import Probe
 from repair.embedding.report import BackfillReport, EmbeddingReport, Estimate, ScopeReport, format_cost
 
 if TYPE_CHECKING:
@@ -189,12 +191,13 @@ def sync(path: Path, options: SyncOptions, output: Output) -> NoReturn:
 
 
 def _confirm_embedding(output: Output) -> Callable[[ChangeReport | BackfillReport | EmbeddingReport], bool] | None:
-    """Return a function that asks about a plan of changes, or about what will be embedded; None with ``--yes``."""
+    """Make the function that shows a plan, of changes or of texts to embed, and asks; None with ``--yes``."""
     confirm_plain = confirm_change(output)
     if confirm_plain is None:
         return None
 
     def confirm(planned: ChangeReport | BackfillReport | EmbeddingReport) -> bool:
+        """Show the plan and ask."""
         if isinstance(planned, BackfillReport | EmbeddingReport):
             return confirm_lines(output, planned_lines(planned))
         return confirm_plain(planned)
@@ -203,6 +206,7 @@ def _confirm_embedding(output: Output) -> Callable[[ChangeReport | BackfillRepor
 
 
 def _format_embedded(report: ChangeReport | BackfillReport, output: Output) -> str:
+    """Format the report of ``sync`` or ``reconcile``, whether or not it embedded texts."""
     verbose = output.verbose > 0
     if isinstance(report, BackfillReport):
         return format_backfill(report, verbose=verbose)
@@ -210,8 +214,8 @@ def _format_embedded(report: ChangeReport | BackfillReport, output: Output) -> s
 
 
 def format_backfill(report: BackfillReport, *, verbose: bool) -> str:
-    """Format a backfill or rebuild as text."""
-    lines = [*_other_lines(report, verbose=verbose), *sent_lines(report, verbose=verbose)]
+    """Format the report of a command that embeds texts; ``verbose``: list every action."""
+    lines = [*_action_lines_without_embedding(report, verbose=verbose), *sent_lines(report, verbose=verbose)]
     lines = join_parts(lines, unresolved_lines(report.bases, report.left, verbose=verbose))
     others = sum(left.reason.startswith(NOT_ASKED) for left in report.left)
     if others:
@@ -226,7 +230,7 @@ def format_backfill(report: BackfillReport, *, verbose: bool) -> str:
         lines += ["", tr("Dry run: nothing was sent, and nothing was written.")]
         lines += suggestion_lines(report.suggestion)
         return printable_lines(lines)
-    if _was_run(report) or report.undo is not None:
+    if _is_finished_run(report) or report.undo is not None:
         lines += closing_lines(report, is_done=True)
     else:
         lines += closing_lines(report, is_done=False, unchanged=tr("nothing was sent, and nothing was written"))
@@ -234,11 +238,11 @@ def format_backfill(report: BackfillReport, *, verbose: bool) -> str:
 
 
 def sent_lines(report: BackfillReport | EmbeddingReport, *, verbose: bool) -> list[str]:
-    """Format what was sent to the embedder, or would be, per scope."""
+    """Format what was sent to the embedder for each scope (base, project or collection), or would be in a dry run."""
     lines = []
     for scope in report.scopes:
         is_unnamed = report.suggestion is not None
-        lines += _done_lines(scope, verbose) if _was_run(report) else scope_lines(scope, is_unnamed=is_unnamed)
+        lines += _done_lines(scope, verbose) if _is_finished_run(report) else scope_lines(scope, is_unnamed=is_unnamed)
     return lines
 
 
@@ -248,8 +252,8 @@ def suggestion_lines(suggestion: Suggestion | None) -> list[str]:
 
 
 def planned_lines(report: BackfillReport | EmbeddingReport) -> list[str]:
-    """Format the plan of a run."""
-    lines = _other_lines(report, verbose=False)
+    """Format the plan of a command that embeds texts."""
+    lines = _action_lines_without_embedding(report, verbose=False)
     for scope in report.scopes:
         lines += scope_lines(scope)
     # Without an embedder, something is left.
@@ -257,19 +261,19 @@ def planned_lines(report: BackfillReport | EmbeddingReport) -> list[str]:
     return join_parts(lines, unresolved_lines(report.bases, left, verbose=False))
 
 
-def _was_run(report: BackfillReport | EmbeddingReport) -> bool:
+def _is_finished_run(report: BackfillReport | EmbeddingReport) -> bool:
     """Whether the report is of a run, not of a plan."""
     return any(scope.started_at is not None for scope in report.scopes)
 
 
-def _other_lines(report: BackfillReport | EmbeddingReport, *, verbose: bool) -> list[str]:
-    """Format the actions other than embedding."""
+def _action_lines_without_embedding(report: BackfillReport | EmbeddingReport, *, verbose: bool) -> list[str]:
+    """Format the actions of a report that are not embedding."""
     others = [action for action in report.actions if action.action != "embed"]
     return action_lines(report.bases, others, verbose=verbose)
 
 
 def _heading(scope: ScopeReport) -> str:
-    """Format the name, the id and the model of a scope."""
+    """Format the name, the id and the model of a scope: a base, project or collection."""
     model = f", {scope.model_id}" if scope.model_id else ""
     return one_line(f"{scope.name}  ({scope.scope}{model})")
 
@@ -296,7 +300,7 @@ def estimate_lines(planned: Estimate, *, is_unnamed: bool = False) -> list[str]:
 
 
 def scope_lines(scope: ScopeReport, *, is_unnamed: bool = False) -> list[str]:
-    """Format the plan for one scope; ``is_unnamed``: no embedder is configured yet."""
+    """Format the plan for one scope (base, project or collection); ``is_unnamed``: no embedder is configured yet."""
     planned = scope.planned
     lines = [
         _heading(scope),
@@ -315,7 +319,10 @@ def scope_lines(scope: ScopeReport, *, is_unnamed: bool = False) -> list[str]:
 
 
 def _reuse_lines(scope: ScopeReport, *, is_done: bool) -> list[str]:
-    """Format what is taken from which base of the sources of ``--reuse``, and why others are not used."""
+    """Format how many vectors are taken from each store of ``--reuse``, and why from some none.
+
+    ``is_done``: count vectors that were taken, instead of those that would be.
+    """
     lines = []
     for one in scope.reused_from:
         place = one.source if one.base is None else tr("{source} ({base})", source=one.source, base=one.base)
@@ -330,7 +337,7 @@ def _reuse_lines(scope: ScopeReport, *, is_done: bool) -> list[str]:
 
 
 def _done_lines(scope: ScopeReport, verbose: bool) -> list[str]:
-    """Format the result for one scope."""
+    """Format the result for one scope (base, project or collection); ``verbose``: list samples of failed texts."""
     now = tr(
         "{ready:,} of {texts} have one now; {skipped_ready:,} had one before",
         ready=scope.ready,
@@ -342,21 +349,10 @@ def _done_lines(scope: ScopeReport, verbose: bool) -> list[str]:
         tr("  {vectors} written; {now}", vectors=format_count(scope.newly_ready, "vector"), now=now),
     ]
     probe = scope.probe
-    if probe is not None and probe.requests:
-        sent = tr(
-            "{requests}, {tokens} more",
-            requests=format_count(probe.requests, "request"),
-            tokens=format_count(probe.tokens, "token"),
-        )
-        lines.append(
-            tr(
-                "  model check: {texts}, {sent}",
-                texts=format_count(probe.texts, "text"),
-                sent=sent,
-            )
-        )
-    if probe is not None and probe.remembered:
-        lines.append(tr("  model check: passed in the interrupted run, not repeated"))
+    if probe is not None:
+        lines += probe_lines(probe)
+        if probe.remembered:
+            lines.append(tr("  model check: passed in the interrupted run, not repeated"))
     if scope.shared:
         lines.append(tr("  {shared:,} of them copied from identical texts", shared=scope.shared))
     lines += _reuse_lines(scope, is_done=True)
@@ -380,6 +376,18 @@ def _done_lines(scope: ScopeReport, verbose: bool) -> list[str]:
     if scope.stopped:
         lines.append(tr("  stopped: {stopped}; run the same command again to continue", stopped=scope.stopped))
     return lines
+
+
+def probe_lines(probe: Probe | ProbeReport) -> list[str]:
+    """Format how much the check of the embedder's model has sent; empty if nothing."""
+    if not probe.requests:
+        return []
+    sent = tr(
+        "{requests}, {tokens} more",
+        requests=format_count(probe.requests, "request"),
+        tokens=format_count(probe.tokens, "token"),
+    )
+    return [tr("  model check: {texts}, {sent}", texts=format_count(probe.texts, "text"), sent=sent)]
 
 
 #: The value of ``--test`` without a name: every embedder.
@@ -421,7 +429,7 @@ def embedders(path: Path | None, snippet: bool, test: str | None, options: Embed
 
 
 def format_embedders(report: EmbeddersReport, path: Path | None, *, quiet: bool) -> str:
-    """Format the list of embedders, and the models that none of them has."""
+    """Format the list of embedders, and the models that none of them has; ``path`` is the store, if one was given."""
     lines = []
     if report.written:
         lines.append(tr("Wrote {config}. Check it; keys belong in environment variables.", config=report.config))
@@ -429,17 +437,17 @@ def format_embedders(report: EmbeddersReport, path: Path | None, *, quiet: bool)
         lines.append(tr("{config} does not exist.", config=report.config))
     elif not report.embedders:
         lines.append(tr("{config} names no embedder.", config=report.config))
-    lines += _table(report) + _format_missing_models(report)
-    lines += [_test_line(one) for one in report.tested]
+    lines += _embedder_table(report) + _format_missing_models(report)
+    lines += [_format_test(one) for one in report.tested]
     if not report.embedders:
         lines += ["", *report.snippet.splitlines()] if lines else report.snippet.splitlines()
     if not quiet:
-        lines += ["", tr("Next: {command}", command=_next(report, path))]
+        lines += ["", tr("Next: {command}", command=_suggest_command(report, path))]
     return printable_lines(lines)
 
 
-def _table(report: EmbeddersReport) -> list[str]:
-    """Format the embedders as a table."""
+def _embedder_table(report: EmbeddersReport) -> list[str]:
+    """Format the configured embedders as the lines of a table."""
     if not report.embedders:
         return []
     rows = [(tr("embedder"), tr("provider"), tr("model"), tr("dimensions"), tr("bases"))]
@@ -451,12 +459,12 @@ def _table(report: EmbeddersReport) -> list[str]:
 
 
 def _join_names(bases: Sequence[str]) -> str:
-    """Name the first bases, and count the others."""
+    """Name the first three bases, and count the others."""
     return join_first([one_line(base, LONGEST_NAME) for base in bases], 3) or "-"
 
 
 def _format_missing_models(report: EmbeddersReport) -> list[str]:
-    """Format the models that no embedder has."""
+    """Format the models that bases need and no embedder has."""
     lines = []
     for model in report.models:
         about = "" if model.dimensions is None else tr(", {dimensions} dimensions", dimensions=model.dimensions)
@@ -466,7 +474,8 @@ def _format_missing_models(report: EmbeddersReport) -> list[str]:
     return ["", *lines] if lines and report.embedders else lines
 
 
-def _test_line(one: TestedEmbedder) -> str:
+def _format_test(one: TestedEmbedder) -> str:
+    """Format the result of testing one embedder."""
     if one.problem is not None:
         return tr("{name}: failed: {problem} [{code}]", name=one.name, problem=one_line(one.problem), code=one.code)
     unit = tr("of unit length") if one.unit_length else tr("not of unit length")
@@ -480,8 +489,8 @@ def _test_line(one: TestedEmbedder) -> str:
     )
 
 
-def _next(report: EmbeddersReport, path: Path | None) -> str:
-    """Suggest the next command."""
+def _suggest_command(report: EmbeddersReport, path: Path | None) -> str:
+    """Suggest the command to run after ``embedders``; ``path`` is the store that was given."""
     place = [] if path is None else [path_argument(path)]
     if not report.there:
         return join_command(["regraft", "embedders", *place, "--write"])

@@ -62,7 +62,7 @@ _REMEDIES_BY_STATUS = {
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a name means: of a finding, of a code that a finished run says, of an error, or a page."""
+    """The meaning of a name: of a finding, of a code in the report of a run, of an error, or of a page."""
 
     name: str
     kind: NameKind
@@ -78,7 +78,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExplainReport(Report, kw_only=True):
-    """What ``regraft explain`` tells (``docs/commands.md``)."""
+    """The report of ``regraft explain`` (``docs/commands.md``)."""
 
     explained: list[Explanation]
     #: The pages that there are, where nothing was named.
@@ -119,7 +119,7 @@ def _find_explanations(name: str) -> list[Explanation]:
     """Find all findings, codes, errors and pages with this name.
 
     Raises:
-        WrongUsage: nothing has; it gives the nearest names.
+        WrongUsage: the name is unknown; the hint has the nearest names.
     """
     findings = load_findings()
     errors = {error.__name__: error for error in error_classes()}
@@ -166,6 +166,7 @@ def _find_explanations(name: str) -> list[Explanation]:
 
 
 def _as_text(one: Explanation) -> str:
+    """Format an explanation as text."""
     if one.kind == "page":
         return one.meaning
     grade = tr(", exit status {exit_status}", exit_status=one.exit_status)

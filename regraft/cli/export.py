@@ -80,7 +80,7 @@ def export(path: Path, file: Path | None, folder: Path | None, options: ExportOp
 
 
 def _choose_target(file: Path | None, folder: Path | None, options: ExportOptions) -> Path:
-    """Return the file or the folder to write to.
+    """Return the path to write to: ``file`` for Parquet, ``folder`` for a collection of Chroma.
 
     Raises:
         WrongUsage: the one that the format needs is missing, or the other is given.
@@ -103,7 +103,7 @@ def _choose_target(file: Path | None, folder: Path | None, options: ExportOption
 
 
 def print_collection(report: ExportReport, target: Path, output: Output) -> NoReturn:
-    """Print the report of a collection that was written, and exit."""
+    """Print the report of an export to the collection of Chroma in the folder ``target``, and exit."""
     assert isinstance(report.collection, WrittenCollection)
     written, is_planned = report.collection, report.head.run.dry_run
     if output.as_json:
@@ -133,6 +133,7 @@ def print_collection(report: ExportReport, target: Path, output: Output) -> NoRe
 
 
 def _format_base(base: ExportedBase, *, verbose: bool) -> str:
+    """Format what was exported of a base, and what was left out; ``verbose``: also units that no file has."""
     message = join_list((format_count(base.rows.carried, "unit"), format_count(base.vectors, "vector")))
     if base.dimensions:
         message += tr(" of {dimensions} dimensions", dimensions=base.dimensions)
@@ -170,20 +171,18 @@ def pack(source: Path, target: Path, options: PackOptions, output: Output) -> No
     if output.as_json:
         echo_json(encoded(report))
     else:
-        lines = [_base_line(base) for base in report.bases]
+        lines = []
+        for base in report.bases:
+            held = (format_count(base.items, "item"), format_count(base.files, "file"), format_bytes(base.bytes))
+            lines.append(f"{one_line(base.name)}  ({base.id}): {join_list(held)}")
         lines += unresolved_lines(report.bases, report.left, verbose=output.verbose > 0)
-        lines += ["", *_closing(report, target)]
+        lines += ["", *_closing_lines(report, target)]
         echo(printable_lines(lines))
     sys.exit(exit_status(report))
 
 
-def _base_line(base: packing.PackedBaseReport) -> str:
-    held = join_list((format_count(base.items, "item"), format_count(base.files, "file"), format_bytes(base.bytes)))
-    return f"{one_line(base.name)}  ({base.id}): {held}"
-
-
-def _closing(report: packing.PackReport, target: Path) -> list[str]:
-    """Format the last lines of a pack: what was packed, and the command for the other machine."""
+def _closing_lines(report: packing.PackReport, target: Path) -> list[str]:
+    """Format the last lines of ``pack``: what is in the file ``target``, and the command for the other machine."""
     packed = {base.id for base in report.bases}
     left = {one.base for one in report.left} - packed
     size = tr(

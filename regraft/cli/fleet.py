@@ -27,7 +27,7 @@ from regraft.cli.options import (
     struct_options,
     with_level,
 )
-from regraft.cli.output import echo, echo_error, echo_json, format_written, report_errors
+from regraft.cli.output import echo, echo_error, echo_json, format_written, report_errors, set_command_name
 from regraft.disk import links, writable
 from regraft.errors import WrongUsage
 from regraft.fleet import manifest, results
@@ -55,7 +55,7 @@ _OF_THE_FLEET = frozenset(
 
 
 def check_library_options(order: FleetOrder) -> None:
-    """Parse the options of every library, before anything is done.
+    """Check that the options of every library can be parsed, before anything is done.
 
     Raises:
         WrongUsage: as :func:`parse_library_options` does; the message names the library, if the options are its own.
@@ -75,7 +75,7 @@ def check_library_options(order: FleetOrder) -> None:
 def parse_library_options(name: str, words: tuple[str, ...]) -> CommandOptions:
     """Parse options of a library as its command does.
 
-    They come from a manifest or from results, which others may have written, so they may not write another file.
+    Options come from a manifest or from results, which others may have written, so they may not write another file.
 
     Args:
         name: the name of the command.
@@ -99,7 +99,7 @@ def parse_library_options(name: str, words: tuple[str, ...]) -> CommandOptions:
 
 
 def _parse_words(name: str, words: tuple[str, ...]) -> dict[str, Any]:
-    """Parse the options of a command that are given; returns their values by parameter.
+    """Parse the words of a command's options; return the values of the given options by parameter name.
 
     Raises:
         click.UsageError: the command has no such options, or a library cannot have them.
@@ -130,7 +130,7 @@ _OF_A_COLLECTION = ("--format", "--collection", "--distance")
 
 
 def _refuse_option(command: str, option: click.Option) -> None:
-    """Refuse an option that a library of a fleet cannot have.
+    """Refuse an option of ``command`` that a library of a fleet cannot have.
 
     Raises:
         click.UsageError
@@ -208,19 +208,8 @@ _targets_option: Callable[[F], F] = click.option(
 )
 
 
-def _set_command_name(name: str) -> Callable[[F], F]:
-    """Set the name under which documents of errors report a command."""
-
-    def named(command: F) -> F:
-        """Give a command its name."""
-        command.__name__ = name
-        return command
-
-    return named
-
-
 def _require_results(path: Path | None) -> Path:
-    """Check that new results are named.
+    """Check that ``--results`` names a new file; return its path.
 
     Raises:
         WrongUsage
@@ -232,12 +221,12 @@ def _require_results(path: Path | None) -> Path:
 
 
 def _no_option(command: F) -> F:
-    """Decorator that adds no option."""
+    """Return the command unchanged: a decorator in place of one that adds an option."""
     return command
 
 
 def _add_command(name: str) -> None:
-    """Add a command of the fleet."""
+    """Define the command ``regraft fleet NAME`` for a command that runs on many libraries."""
     form = COMMAND_FORMS[name]
     # A dry run of export is for a collection of Chroma.
     has_dry_run = name != "export" and "dry_run" in OPTIONS[name].__struct_fields__
@@ -253,7 +242,7 @@ def _add_command(name: str) -> None:
     @(_targets_option if form.has_target else _no_option)
     @(_dry_run_option if has_dry_run else _no_option)
     @report_errors
-    @_set_command_name(f"fleet {name}")
+    @set_command_name(f"fleet {name}")
     @struct_options(FleetOptions)
     @_output_options
     def command(
@@ -265,13 +254,14 @@ def _add_command(name: str) -> None:
         targets: str | None = None,
         dry_run: bool = False,
     ) -> None:
+        """Read the manifest, and run the command on its libraries."""
         # A dry run writes none.
         path = Path("results.jsonl") if dry_run else _require_results(path)
         libraries = manifest.read_manifest(manifest_path, targets, form.ending, needs_target=form.has_target)
         manifest.demand_apart(libraries, () if dry_run else results.result_files(path))
         more = ("--dry-run",) if dry_run and "--dry-run" not in words else ()
         order = FleetOrder(command=name, options=(*words, *more), libraries=tuple(libraries), id=secrets.token_hex(8))
-        _run(order, path, KnownRows(), options, output, dry_run=dry_run)
+        _run_order(order, path, KnownRows(), options, output, dry_run=dry_run)
 
 
 for _name in COMMAND_FORMS:
@@ -292,7 +282,7 @@ for _name in COMMAND_FORMS:
 @_words_argument
 @_results_option
 @report_errors
-@_set_command_name("fleet backfill")
+@set_command_name("fleet backfill")
 @struct_options(FleetBackfillOptions)
 @_output_options
 def backfill(
@@ -305,7 +295,7 @@ def backfill(
     libraries = manifest.read_manifest(manifest_path, None, "", needs_target=False)
     manifest.demand_apart(libraries, api_backfill.backfill_files(path))
     order = api_backfill.make_backfill_order(options, words, libraries)
-    _run(order, path, KnownRows(), options, output, dry_run=options.dry_run)
+    _run_order(order, path, KnownRows(), options, output, dry_run=options.dry_run)
 
 
 @fleet.command(
@@ -320,7 +310,7 @@ def backfill(
 @_results_argument
 @_words_argument
 @report_errors
-@_set_command_name("fleet resume")
+@set_command_name("fleet resume")
 @struct_options(FleetResumeOptions)
 @_output_options
 def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, output: Output) -> None:
@@ -332,7 +322,7 @@ def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, outp
     order = api_backfill.replace_limits(order, path, options)
     order = add_options(order, words, unsuccessful_libraries(order, known, options.only))
     manifest.demand_apart(order.libraries, results.result_files(path))
-    _run(order, path.absolute() if order.command == "backfill" else path, known, options, output)
+    _run_order(order, path.absolute() if order.command == "backfill" else path, known, options, output)
 
 
 @fleet.command(
@@ -348,7 +338,7 @@ def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, outp
 @click.option("--csv", "table", type=PATH, metavar="FILE", help=tr("Write the rows to a new CSV file."))
 @click.option("--jsonl", "lines", type=PATH, metavar="FILE", help=tr("Write the rows to a new JSON Lines file."))
 @report_errors
-@_set_command_name("fleet status")
+@set_command_name("fleet status")
 @output_options(follows_links=False, verbose=tr("List every library that did not end well."))
 def status(path: Path, page: Path | None, table: Path | None, lines: Path | None, output: Output) -> None:
     """Show how far a fleet is."""
@@ -359,7 +349,7 @@ def status(path: Path, page: Path | None, table: Path | None, lines: Path | None
 
 
 def add_options(order: FleetOrder, words: tuple[str, ...], numbers: Iterable[int]) -> FleetOrder:
-    """Add words to the options of some libraries."""
+    """Append words to the options of the libraries with these numbers; return the changed order."""
     libraries = list(order.libraries)
     for number in numbers if words else ():
         own = libraries[number]
@@ -367,10 +357,19 @@ def add_options(order: FleetOrder, words: tuple[str, ...], numbers: Iterable[int
     return msgspec.structs.replace(order, libraries=tuple(libraries))
 
 
-def _run(
+def _run_order(
     order: FleetOrder, path: Path, known: KnownRows, options: FleetOptions, output: Output, *, dry_run: bool = False
 ) -> NoReturn:
-    """Run a command on the libraries that are left, print the report, and exit."""
+    """Run a fleet's command on the libraries that have no result yet, print the report, and exit.
+
+    Args:
+        order: the command, its options, and the libraries.
+        path: the file of the results.
+        known: the results of earlier runs.
+        options: how the fleet runs.
+        output: how the command prints.
+        dry_run: write nothing, not even results.
+    """
     check_library_options(order)
     is_backfill = order.command == "backfill"
     own = api_backfill.backfill_files(path) if is_backfill else results.result_files(path)
@@ -396,14 +395,14 @@ def _run(
             make,
             work,
             dry_run=dry_run,
-            watch=lambda row: echo_error(_line(row)) if is_logged else None,
+            watch=lambda row: echo_error(_format_row(row)) if is_logged else None,
         )
     text = _as_text(report, verbose=output.verbose > 0) + _format_closing(report, path, dry_run=dry_run)
     _print_and_exit(report, metrics, output, text)
 
 
 def _format_closing(report: FleetReport, path: Path, *, dry_run: bool) -> str:
-    """Format the last lines: what was sent, and where the results are or how to get them."""
+    """Format the last lines: what was sent to an embedder, and where the results are, or how to continue."""
     lines = fleet_sent_lines(report) if isinstance(report, FleetBackfillReport) else []
     if dry_run:
         return printable_lines(lines or [tr("Dry run: nothing was written.")])
@@ -416,7 +415,7 @@ def _format_closing(report: FleetReport, path: Path, *, dry_run: bool) -> str:
 
 
 def _print_and_exit(report: FleetReport, metrics: Metrics | None, output: Output, text: str) -> NoReturn:
-    """Print the report, as JSON or as ``text``, and exit with its status."""
+    """Print the report, as JSON or as ``text``, and exit with its status; report a failure of writing metrics."""
     if metrics is not None and metrics.problem is not None:
         echo_error(tr("{path} could not be updated: {error}", path=metrics.path, error=metrics.problem))
     if output.as_json:
@@ -430,7 +429,7 @@ def _print_and_exit(report: FleetReport, metrics: Metrics | None, output: Output
 
 
 def _plan_lines(order: FleetOrder, plan: FleetPlan) -> list[str]:
-    """Format what a fleet will do, or what a backfill will send."""
+    """Format what a fleet will do, or what a fleet's backfill will send."""
     libraries = format_count(plan.libraries, "library")
     if not isinstance(plan, BackfillPlan):
         return [tr("run regraft {command} over {libraries}", command=order.command, libraries=libraries)]
@@ -438,6 +437,7 @@ def _plan_lines(order: FleetOrder, plan: FleetPlan) -> list[str]:
 
 
 def _sending_lines(plan: BackfillPlan) -> list[str]:
+    """Format how many texts of the libraries lack vectors, and what sending them takes."""
     lines = [
         tr(
             "{libraries}: {vectors} missing, for {texts}",
@@ -452,7 +452,7 @@ def _sending_lines(plan: BackfillPlan) -> list[str]:
 
 
 def fleet_sent_lines(report: FleetBackfillReport) -> list[str]:
-    """Format the numbers of texts and requests that were sent, or would be."""
+    """Format how many texts and requests a fleet's backfill sent, or would send."""
     sent = report.sent
     if report.head.run.dry_run:
         return [*_sending_lines(sent), tr("Dry run: nothing was sent, and nothing was written.")]
@@ -460,19 +460,7 @@ def fleet_sent_lines(report: FleetBackfillReport) -> list[str]:
     if sent.cost is not None:
         parts.append(format_cost(sent.cost, sent.currency))
     lines = [tr("{texts} embedded: {spent}.", texts=format_count(sent.answered, "text"), spent=join_list(parts))]
-    if sent.probe.requests:
-        more = tr(
-            "{requests}, {tokens} more",
-            requests=format_count(sent.probe.requests, "request"),
-            tokens=format_count(sent.probe.tokens, "token"),
-        )
-        lines.append(
-            tr(
-                "  model check: {texts}, {sent}",
-                texts=format_count(sent.probe.texts, "text"),
-                sent=more,
-            )
-        )
+    lines += embedding.probe_lines(sent.probe)
     if sent.failed:
         lines.append(tr("{texts} failed.", texts=format_count(sent.failed, "text")))
     if sent.stopped is not None:
@@ -480,8 +468,8 @@ def fleet_sent_lines(report: FleetBackfillReport) -> list[str]:
     return lines
 
 
-def _line(row: ResultRow) -> str:
-    """Format the result of a library as one line."""
+def _format_row(row: ResultRow) -> str:
+    """Format the result of one library as one line."""
     parts = [label_of(row.outcome), f"{row.seconds or 0:.1f} s", one_line(row.source, LONGEST_NAME)]
     if row.message:
         parts.append(one_line(row.message.removeprefix(f"{row.source}: "), LONGEST_NAME))
@@ -489,7 +477,7 @@ def _line(row: ResultRow) -> str:
 
 
 def status_lines(found: FleetStatus) -> str:
-    """Format the state of a fleet, and what is in progress."""
+    """Format the state of a fleet, and the libraries in progress."""
     lines = [
         tr(
             "regraft fleet {command}: {state}; {left:,} of {libraries} without a result.",
@@ -514,10 +502,12 @@ def status_lines(found: FleetStatus) -> str:
 
 
 def _as_text(report: FleetReport, *, verbose: bool) -> str:
-    """Format the summary of a fleet."""
+    """Format the summary of a fleet; ``verbose``: list every library that failed."""
     lines = _failed_lines(report, None if verbose else _NAMED)
     lines += [
-        _counts(found, what) for found, what in ((report.libraries, "library"), (report.bases, "base")) if found["all"]
+        _format_counts(found, what)
+        for found, what in ((report.libraries, "library"), (report.bases, "base"))
+        if found["all"]
     ]
     if report.rows_carried:
         lines.append(tr("{rows} migrated.", rows=format_count(report.rows_carried, "row")))
@@ -531,9 +521,10 @@ def _as_text(report: FleetReport, *, verbose: bool) -> str:
 
 
 def _failed_lines(report: FleetReport, most: int | None) -> list[str]:
-    """Name the libraries and the bases that failed, of each up to a number."""
+    """Name the libraries and the bases that failed, at most ``most`` of each (None: all)."""
 
     def line(one: LibraryReport | BaseReport) -> str:
+        """Format one failed library or base."""
         source = one_line(one.source, LONGEST_NAME)
         what = source
         if isinstance(one, BaseReport):
@@ -555,7 +546,7 @@ def _failed_lines(report: FleetReport, most: int | None) -> list[str]:
     return lines
 
 
-def _counts(counts: dict[str, int], what: str) -> str:
-    """Return how many of something there are, by outcome."""
+def _format_counts(counts: dict[str, int], what: str) -> str:
+    """Format counts by outcome, such as "3 libraries: 2 done, 1 failed."; ``what`` is the noun."""
     named = [f"{count:,} {label_of(name)}" for name, count in counts.items() if name != "all"]
     return tr("{whole}: {named}.", whole=format_count(counts["all"], what), named=join_list(named))

@@ -35,19 +35,19 @@ Value = TypeVar("Value")
 
 
 def start() -> NoReturn:
-    """Run the questions and the migration; report errors in one line, by the exit status."""
+    """Run the questions and the migration, and exit; errors are reported as by any command."""
     _start(as_json=False, verbose=0)
     sys.exit(0)
 
 
 @report_errors
 def _start(**_: object) -> None:
-    """Entry point for ``regraft`` without arguments."""
+    """Run :func:`run` with the reporting of errors, which expects the options of a command."""
     run()
 
 
 def run() -> NoReturn:
-    """Ask for a source and a profile, and migrate one into the other; prints the plan and asks before it writes."""
+    """Ask for a source and a profile, and migrate the source into the profile, after a question about the plan."""
     echo(
         tr("Upgrade a knowledge base of Cherry Studio from v1 to v2. Nothing is written before you confirm the plan.\n")
     )
@@ -75,7 +75,7 @@ def run() -> NoReturn:
 
 
 class GuidedPrompt(ProfilePrompt):
-    """Shows the plan and asks; the end of the input is an error of its own."""
+    """Shows the plan and asks; if the input ends at a question, an error says so."""
 
     def asks(self, question: str) -> bool:
         """Ask whether to go on; the default is yes."""
@@ -105,10 +105,13 @@ class GuidedPrompt(ProfilePrompt):
 
 
 def choose(question: str, known: Sequence[tuple[Value, str]], parse: Callable[[str], Value], hint: str) -> Value:
-    """Ask for one of the known values by its number, or for another one that ``parse`` accepts.
+    """Ask for one of the known values by its number, or for another value that ``parse`` accepts.
 
-    ``parse`` raises a RegraftError for an answer that is no such value; its message is shown, and the question is asked
-    again.
+    Args:
+        question: shown above the known values.
+        known: values, each with a description.
+        parse: converts an answer; its RegraftError is shown, and the question is asked again.
+        hint: the prompt.
     """
     lines = [f"  {number}  {printable(value)}  ({why})" for number, (value, why) in enumerate(known, 1)]
     echo("\n".join([question, *lines]) + "\n")
@@ -127,7 +130,7 @@ def choose(question: str, known: Sequence[tuple[Value, str]], parse: Callable[[s
 
 
 def _path_hint(known: Sequence[object]) -> str:
-    """Return the prompt for a path, or for a number of the list."""
+    """Return the prompt for a path; if paths are known, also for the number of one."""
     return tr("Number (Enter: 1) or path:") if known else tr("Path:")
 
 
@@ -154,10 +157,10 @@ def parse_path(answer: str) -> Path:
 
 
 def _parse_store(kind: Kind | None, answer: str) -> Path:
-    """Accept the path of a store of this kind; None: of any that can be migrated.
+    """Convert an answer to the path of a store of this kind; None: of any store that can be migrated.
 
     Raises:
-        RegraftError: it is none.
+        RegraftError: there is no such store.
     """
     path = parse_path(answer)
     with open_store(path, kind) as found:
@@ -172,7 +175,10 @@ def _parse_store(kind: Kind | None, answer: str) -> Path:
 def _choose_models(
     source: Path, profile: Path, library: Path, options: ProfileMigrationOptions, output: Output
 ) -> ProfileMigrationOptions:
-    """Ask what to do about each embedding model that the profile lacks; return the options with the answers."""
+    """Ask what to do about each embedding model that the profile lacks; return the options with the answers.
+
+    ``library`` is the folder of the library that the migration would write.
+    """
     dry = structs.replace(options, dry_run=True)
     planned = run_profile_migration(source, profile, library, dry, progress=output.progress()).report
     for model, bases in _missing_models(planned).items():
@@ -213,6 +219,7 @@ def _missing_models(planned: ProfileMigrationReport) -> dict[str, list[str]]:
 
 
 def _model_ids(profile: Path) -> list[str]:
+    """List the ids of the models in a profile's database; empty if it cannot be read."""
     try:
         rows = read_catalog(profile / PROFILE_DATABASE, data=False).models or ()
     except CatalogProblem:

@@ -21,7 +21,7 @@ from regraft.text import printable, printable_lines
 
 
 def print_installed(*, as_json: bool, quiet: bool) -> None:
-    """Print the application's data on this computer, or the folders that were searched if there are none."""
+    """Print the application's data on this computer, or, if nothing is found, the folders that were searched."""
     report = inspection.inspect_computer()
     if as_json:
         echo_json(encoded(report))
@@ -38,7 +38,7 @@ def print_installed(*, as_json: bool, quiet: bool) -> None:
 
 
 def greet() -> bool:
-    """Print the application's data on this computer, if any; return whether there are any."""
+    """Print the application's data on this computer; return False, and print nothing, if nothing is found."""
     found = inspection.inspect_computer().found
     if found:
         echo(printable_lines([*_found_lines(found, quiet=False), "", tr("All commands: regraft --help")]))
@@ -46,7 +46,7 @@ def greet() -> bool:
 
 
 def _found_lines(found: list[Installation], *, quiet: bool) -> Iterator[str]:
-    """Format the installations that were found, with their next steps."""
+    """Format installations of the application, each with the commands to run next."""
     if not quiet:
         yield tr("Cherry Studio on this computer:")
     for one in found:

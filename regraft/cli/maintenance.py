@@ -230,6 +230,7 @@ def undo(path: Path, run_id: str | None, options: UndoOptions, output: Output) -
     """
 
     def confirm(planned: ChangeReport) -> bool:
+        """Show what would be undone, and ask."""
         return confirm_lines(output, action_lines(planned.bases, planned.actions, verbose=False))
 
     report = api.undo(path, run_id, options, progress=output.progress(), confirm=confirm)

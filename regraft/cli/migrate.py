@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +19,7 @@ from regraft.api.outcome import exit_status
 from regraft.api.profile import ProfileMigration, ProfileMigrationReport
 from regraft.cli.changes import action_lines, confirm_plan, format_installation, join_parts, unresolved_lines
 from regraft.cli.options import FAIL_ON, PATH, Output, output_options, struct_options
-from regraft.cli.output import ask, echo, echo_error, echo_json, format_written, report_errors
+from regraft.cli.output import ask, echo, echo_error, echo_json, format_written, report_errors, set_command_name
 from regraft.errors import WrongUsage
 from regraft.formats.cherry_v2.layout import REPORT_FILE, REPORT_PAGE
 from regraft.language import format_count, join_list, tr
@@ -44,7 +43,7 @@ _SHOWN = 5
 
 
 class PlanPrompt(msgspec.Struct):
-    """Shows a plan, and in a terminal asks before a run that leaves something behind; called by the migration."""
+    """Shows a migration's plan; on a terminal, asks whether to continue if something cannot be migrated."""
 
     output: Output
     #: The warnings of the plan that was shown.
@@ -52,11 +51,11 @@ class PlanPrompt(msgspec.Struct):
 
     @property
     def is_silent(self) -> bool:
-        """Whether neither a plan nor a question is shown: the output is for a program, or the user wants none."""
+        """Whether the plan is not shown, because the output is for a program or the user wants none."""
         return self.output.quiet or self.output.as_json
 
     def __call__(self, planned: migrators.MigrationReport) -> bool:
-        """Show a plan, and ask if something would be left behind."""
+        """Show a plan, and ask if not everything can be migrated; return whether to continue."""
         if self.is_silent:
             return True
         asks = not self.output.yes and startup.is_terminal(sys.stdin) and exit_status(planned, "error") != 0
@@ -68,9 +67,14 @@ class PlanPrompt(msgspec.Struct):
         self.warnings = document["warnings"]
         return ask(tr("Not everything can be migrated. Continue?"))
 
+    def without_shown_warnings(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Copy a report's document without the warnings that the plan has shown; with ``-v``, all are kept."""
+        known = [] if self.output.verbose else self.warnings
+        return {**document, "warnings": [one for one in document["warnings"] if one not in known]}
+
 
 def print_run(migration: migrators.Migration, target: Path, page: Path | None, prompt: PlanPrompt) -> None:
-    """Print the result of a migration or an import; warnings that ``prompt`` has shown are not repeated.
+    """Print the result of a migration or an import to the library ``target``; warnings already shown are not repeated.
 
     ``page`` is a second copy of the report page, if one was written.
     """
@@ -79,22 +83,22 @@ def print_run(migration: migrators.Migration, target: Path, page: Path | None, p
     if output.as_json:
         echo_json(document)
     else:
-        known = [] if output.verbose else prompt.warnings
-        news = {**document, "warnings": [one for one in document["warnings"] if one not in known]}
+        news = prompt.without_shown_warnings(document)
         text = report_migration.format_migration(news, verbose=output.verbose > 0) + "\n"
         echo(text + _format_closing(document, _written_paths(target, page, wrote=migration.wrote), quiet=output.quiet))
     interrupts.ignore_stops()
 
 
 def _written_paths(target: Path, page: Path | None, *, wrote: bool) -> list[Path]:
-    """Return the paths that a run has written, as far as they are there."""
+    """List the existing paths that a run has written: those of the library if ``wrote``, and the page."""
     names = (CATALOG_FILE, KNOWLEDGE_FOLDER, REPORT_FILE, REPORT_PAGE, ledger.FOLDER) if wrote else ()
     return [*(target / name for name in names if (target / name).exists()), *([page] if page else [])]
 
 
 def _format_closing(document: dict[str, Any], written: list[Path], *, quiet: bool) -> str:
+    """Format the last lines: the ``written`` paths and what to do next, or why nothing was written."""
     if written:
-        return ("" if quiet else format_written(written) + "\n") + printable_lines(_done(document))
+        return ("" if quiet else format_written(written) + "\n") + printable_lines(_done_lines(document))
     if document["run"]["dry_run"]:
         return tr("Dry run: nothing was written.\n")
     nothing = tr("Nothing to do: the source has not changed since the last run.")
@@ -117,8 +121,8 @@ def _format_closing(document: dict[str, Any], written: list[Path], *, quiet: boo
     )
 
 
-def _done(document: dict[str, Any], *, next_steps: bool = True) -> list[str]:
-    """Say how many bases are done, which are not and why, and with ``next_steps`` what to do next."""
+def _done_lines(document: dict[str, Any], *, next_steps: bool = True) -> list[str]:
+    """Say how many bases are done and which failed; with ``next_steps``, also the commands to run next."""
     meant = [base for base in document["bases"] if base["outcome"] != "unchanged"]
     failed = [base for base in meant if base["error"]]
     lines = [
@@ -229,7 +233,7 @@ def run_into_profile(
     options: ProfileMigrationOptions,
     prompt: ProfilePrompt,
 ) -> NoReturn:
-    """Migrate into a profile, print the result, and exit."""
+    """Migrate a source into a profile, print the result, and exit; ``target`` is the library, ``page`` a report."""
     output = prompt.output
     done = api_profile.run_profile_migration(
         source,
@@ -253,14 +257,14 @@ def run_into_profile(
 
 
 class ProfilePrompt(PlanPrompt):
-    """Shows the plan of a migration into a profile and asks; called by the migration.
+    """Shows the plan of a migration into a profile and asks whether to continue.
 
     Raises:
-        ConsentMissing: nobody can be asked, and ``--yes`` is missing.
+        ConsentMissing: there is no terminal for the question, and ``--yes`` is missing.
     """
 
     def __call__(self, planned: migrators.MigrationReport) -> bool:
-        """Show both parts of the plan and ask, unless the user said ``--yes``."""
+        """Show both parts of the plan and ask, unless the user said ``--yes``; return whether to continue."""
         assert isinstance(planned, ProfileMigrationReport)
         document = encoded(planned)
         if self.output.yes:
@@ -279,32 +283,32 @@ class ProfilePrompt(PlanPrompt):
         return agrees
 
     def asks(self, question: str) -> bool:
-        """Ask whether to go on; the default is yes."""
+        """Ask a question whose default answer is yes."""
         return ask(question)
 
     def finish(self, report: ProfileMigrationReport) -> None:
-        """Called after the result is printed. Does nothing here; the guided mode offers to start the application."""
+        """Do nothing after the result is printed; the guided mode overrides this to offer to start the application."""
 
 
 def _format_profile_run(done: ProfileMigration, page: Path | None, prompt: ProfilePrompt) -> str:
     """Format the result of a migration into a profile: the migration, then the installation."""
     report, output = done.report, prompt.output
     document = encoded(report)
-    known = [] if output.verbose else prompt.warnings
-    news = {**document, "warnings": [one for one in document["warnings"] if one not in known]}
+    news = prompt.without_shown_warnings(document)
     parts = [report_migration.format_migration(news, verbose=output.verbose > 0)]
     assert report.head.target is not None
     target = Path(report.head.target.path)
     written = _written_paths(target, page, wrote=done.wrote_library)
     if written:
         parts.append("" if output.quiet else format_written(written))
-        parts.append(printable_lines(_done(document, next_steps=False)))
+        parts.append(printable_lines(_done_lines(document, next_steps=False)))
     parts.append(tr("In the profile {path}:", path=printable(report.profile.path)))
     parts.append(_format_install_part(done, output).lstrip("\n"))
     return "\n".join(text for text in parts if text)
 
 
 def _format_install_part(done: ProfileMigration, output: Output) -> str:
+    """Format what was installed in the profile, or why nothing was."""
     report, part = done.report, done.report.install
     if part.left and not part.actions and not done.wrote_library:
         none = tr("Nothing was written: the bases above cannot be installed in the profile.")
@@ -315,6 +319,7 @@ def _format_install_part(done: ProfileMigration, output: Output) -> str:
 
 
 def _echo_notices(found: Located) -> None:
+    """Print the notices about a recognized source, for example that another folder is read instead."""
     for notice in found.notices:
         echo_error(tr("regraft: {what}", what=notice.message))
 
@@ -327,17 +332,11 @@ _WITHOUT_FILES = tr(
 )
 
 
-def _name_import(command: Callable[..., None]) -> Callable[..., None]:
-    """Name the command "import", which no Python function can be called; errors are reported under it."""
-    command.__name__ = "import"
-    return command
-
-
 @click.command(name="import")
 @click.argument("paths", type=PATH, nargs=-1, required=True, metavar="FILE.parquet...")
 @click.option("--to", "target", type=PATH, required=True, metavar="OUT", help=tr("The library's folder: new or empty."))
 @report_errors
-@_name_import
+@set_command_name("import")
 @struct_options(ImportOptions)
 @output_options(yes=_ASKS, fail_on=FAIL_ON, follows_links=False)
 def import_(paths: tuple[Path, ...], target: Path, options: ImportOptions, output: Output) -> None:

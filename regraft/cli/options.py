@@ -7,7 +7,8 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
@@ -38,21 +39,27 @@ _PATHS = ("path", "source", "v1")
 
 
 def complete_bases(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete bases of the store on the command line, by name, or by id in v1 data."""
+    """Complete the value of ``--base``: list bases of the store on the command line, by name, or by id in v1 data."""
     # While the option has no value yet, click leaves the arguments as they came.
     given = [*(context.params.get(name) for name in _PATHS), *context.args]
-    paths = [path for path in given if path is not None]
-    if not paths:
+    path = next((one for one in given if one is not None), None)
+    if path is None:
         return []
     try:
-        offered = _words_of(Path(paths[0]))
+        offered = _list_base_words(Path(path))
     except (RegraftError, apsw.Error, OSError, ValueError):
         return []
-    return [_item(word, text) for word, text in offered if word.startswith(incomplete) and _is_plain(word)]
+    # Bash inserts a word as it is; other shells quote what they insert.
+    quote = shlex.quote if os.environ.get("_REGRAFT_COMPLETE", "").startswith("bash") else str
+    return [
+        CompletionItem(quote(word), help=printable(text))
+        for word, text in offered
+        if word.startswith(incomplete) and _is_plain(word)
+    ]
 
 
 def complete_findings(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the findings that the command accepts."""
+    """Complete the value of ``--only``: list the findings that the command accepts."""
     from checks.systems import load_findings  # noqa: PLC0415
     from repair import systems  # noqa: PLC0415
     from repair.fix import sequence  # noqa: PLC0415
@@ -66,8 +73,8 @@ def complete_findings(context: click.Context, _parameter: click.Parameter, incom
     return [CompletionItem(name) for name in taken if name.startswith(incomplete)]
 
 
-def _words_of(path: Path) -> list[tuple[str, str]]:
-    """List the words that select a base of a store, each with a description."""
+def _list_base_words(path: Path) -> list[tuple[str, str]]:
+    """List the words that select a base of the store at a path, each with a description."""
     from checks import systems  # noqa: PLC0415
     from checks.cherry_v2.audit import read_base_names  # noqa: PLC0415
     from regraft.kinds import SYSTEMS, V1_SOURCES  # noqa: PLC0415
@@ -82,26 +89,15 @@ def _words_of(path: Path) -> list[tuple[str, str]]:
             return [(raw["id"], str(raw.get("name"))) for raw in raws]
         if found.kind in SYSTEMS:
             return list(systems.checks_for(found.kind).ids_by_name(found).items())
-        return [] if found.is_archive else _by_name(read_base_names(found))
-
-
-def _by_name(names: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Pair names of bases with their ids; bases with the same name are listed by id."""
-    every = list(names.values())
-    return [(name, base) if every.count(name) == 1 else (base, name) for base, name in names.items()]
+        names = {} if found.is_archive else read_base_names(found)
+        # Bases with the same name are listed by id.
+        uses = Counter(names.values())
+        return [(name, base) if uses[name] == 1 else (base, name) for base, name in names.items()]
 
 
 def _is_plain(word: str) -> bool:
-    """Whether a shell passes a word on unchanged."""
+    """Whether a shell passes a word on unchanged, and a terminal shows all of it."""
     return bool(word.strip()) and printable(word) == word and "\\" not in word
-
-
-def _item(word: str, text: str) -> CompletionItem:
-    """Make a completion; quoted for bash, which inserts it as it is."""
-    # Other shells quote what they insert.
-    is_bash = os.environ.get("_REGRAFT_COMPLETE", "").startswith("bash")
-    value = shlex.quote(word) if is_bash else word
-    return CompletionItem(value, help=printable(text))
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -109,14 +105,14 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 
 
 class PathType(click.Path):
-    """A path; relative paths are refused if the working directory was deleted."""
+    """The type of a path argument; relative paths are refused if the working directory was deleted."""
 
     #: Whether a double quote cannot be a part of a path. Shells of Windows complete a name to ``"C:\My Data\"``, whose
     #: last backslash makes the closing quote a part of the word, with all that follows up to the next quote.
     windows = os.name == "nt"
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        """Convert to a :class:`~pathlib.Path`."""
+        """Check a word of the command line, and convert it to a :class:`~pathlib.Path`."""
         if self.windows and isinstance(value, str):
             value = value.removesuffix('"')
             if '"' in value:
@@ -137,7 +133,7 @@ PATH = PathType(path_type=Path)
 
 
 def _parse_time(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
-    """Parse ISO 8601 with a time zone to Unix milliseconds."""
+    """Parse ISO 8601 with a time zone to Unix milliseconds; a callback of click."""
     if value is None:
         return None
     try:
@@ -149,13 +145,8 @@ def _parse_time(_context: click.Context, _parameter: click.Parameter, value: str
     raise click.BadParameter(tr("{value!r} has no time zone; add a Z at its end", value=value))
 
 
-def _follow_links(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    """Apply ``--follow-links`` for the duration of the command."""
-    context.with_resource(links.follow_links(value))
-
-
 def _show_decisions(context: click.Context, _parameter: click.Parameter, value: int) -> int:
-    """Log decisions if ``-v`` is given twice."""
+    """Show the log for the duration of the command if ``-v`` is given twice; a callback of click."""
     if value > 1:
         context.with_resource(output.show_log())
     return value
@@ -167,7 +158,7 @@ _QUIET = tr("Show only the result, without plan and progress.")
 
 
 def verbose_option(text: str = _VERBOSE) -> Callable[[F], F]:
-    """Add ``--verbose``, with this help."""
+    """Make the decorator that adds ``--verbose``; ``text`` is its help."""
     return click.option("-v", "--verbose", count=True, callback=_show_decisions, help=text)
 
 
@@ -176,7 +167,8 @@ _links_option = click.option(
     links.FOLLOW_OPTION,
     is_flag=True,
     expose_value=False,
-    callback=_follow_links,
+    # The links are followed for the duration of the command.
+    callback=lambda context, _, value: context.with_resource(links.follow_links(value)),
     help=tr("Follow links that lead out of the path; only for your own data."),
 )
 #: Help of options of several commands.
@@ -186,7 +178,7 @@ FAIL_ON = tr("Lowest severity that makes the exit status 1.")
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
-    """How a command prints, asks and exits: what :func:`output_options` adds to it."""
+    """How a command prints, asks and exits: the values of the options of :func:`output_options`."""
 
     as_json: bool
     quiet: bool
@@ -212,7 +204,7 @@ def output_options(
     verbose: str = _VERBOSE,
     quiet: str = _QUIET,
 ) -> Callable[[F], F]:
-    """Add the options on how a command prints; it gets them as one value, ``output``.
+    """Make the decorator that adds the options on output; the command gets them as one value, ``output``.
 
     Args:
         yes: the help of ``--yes``; empty: the command asks nothing.
@@ -231,8 +223,11 @@ def output_options(
         options.append(_links_option)
 
     def decorate(command: F) -> F:
+        """Add the options to a command."""
+
         @wraps(command)
         def run(*args: Any, **given: Any) -> Any:
+            """Run the command with one :class:`Output` in place of the options' values."""
             names = given.keys() & set(Output.__struct_fields__)
             return command(*args, output=Output(**{name: given.pop(name) for name in names}), **given)
 
@@ -244,7 +239,7 @@ def output_options(
 
 
 def struct_options(struct: type[msgspec.Struct], *, without: Collection[str] = ()) -> Callable[[F], F]:
-    """Add one option per field of an options struct (:mod:`regraft.options`); the command gets the struct, ``options``.
+    """Make the decorator that adds one option per field of an options struct; the command gets it as ``options``.
 
     Fields in ``without`` get no option and keep their default.
     """
@@ -255,8 +250,11 @@ def struct_options(struct: type[msgspec.Struct], *, without: Collection[str] = (
     names = [name for name in own if name in defaults and name not in without]
 
     def decorate(command: F) -> F:
+        """Add the options to a command."""
+
         @wraps(command)
         def run(*args: Any, **given: Any) -> Any:
+            """Run the command with one struct in place of the options' values."""
             values = {name: given.pop(name) for name in names}
             return command(*args, options=build_options(struct, values), **given)
 
@@ -268,7 +266,7 @@ def struct_options(struct: type[msgspec.Struct], *, without: Collection[str] = (
 
 
 def build_options(struct: type[Options], values: dict[str, Any]) -> Options:
-    """Make an options struct from what click parsed; fields without a value keep their default.
+    """Make an options struct from what click parsed, by field name; fields without a value keep their default.
 
     Raises:
         ModelOptionInvalid, WrongUsage: a value of ``--map-model`` or ``--moved`` is not of the form OLD=NEW.
@@ -295,7 +293,7 @@ def build_options(struct: type[Options], values: dict[str, Any]) -> Options:
 
 
 def with_level(options: CheckOptions, *, quick: bool, deep: bool) -> CheckOptions:
-    """Set the level of a check by its two flags.
+    """Set the level of a check from the flags ``--quick`` and ``--deep``.
 
     Raises:
         WrongUsage: both are set.
@@ -306,7 +304,10 @@ def with_level(options: CheckOptions, *, quick: bool, deep: bool) -> CheckOption
 
 
 def _click_option(name: str, hint: Any, default: Any) -> Callable[[F], F]:
-    """Build the click option of a field of an options struct, from the metadata of its type."""
+    """Build the click option of a field of an options struct.
+
+    ``hint`` is the annotated type of the field, whose metadata describe the option.
+    """
     described = hint.__metadata__[-1]
     extra = described.extra or {}
     option = extra["off"] or extra["option"] or f"--{name.replace('_', '-')}"
@@ -323,7 +324,7 @@ def _click_option(name: str, hint: Any, default: Any) -> Callable[[F], F]:
 
 
 class _Number(click.FloatRange):
-    """A number in a range. NaN is none: no comparison with it holds."""
+    """A number in a range; NaN is refused, since comparisons with limits do not exclude it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
@@ -333,7 +334,7 @@ class _Number(click.FloatRange):
 
 
 def _value_settings(hint: Any) -> dict[str, Any]:
-    """Choose the arguments of ``click.option`` for an annotated type."""
+    """Choose the arguments of ``click.option`` that depend on the annotated type of a field."""
     annotated, limits = hint.__origin__, hint.__metadata__[0]
     if get_origin(annotated) in (tuple, dict):
         items = get_args(annotated)
@@ -363,6 +364,8 @@ def _value_settings(hint: Any) -> dict[str, Any]:
 
 
 class _RetryLines(logging.Handler):
+    """Prints log records on stderr, above a progress bar."""
+
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm  # noqa: PLC0415 - loaded where a request failed
 
@@ -373,20 +376,16 @@ class _RetryLines(logging.Handler):
 
 @contextmanager
 def echo_retries(*, enabled: bool) -> Iterator[None]:
-    """Print lines on stderr: failed attempts to reach a server, unusable sources of vectors, a cluster without room."""
+    """Print warnings about retries on stderr within the context, if ``enabled``.
+
+    These are failed attempts to reach a server, unusable stores of ``--reuse``, and a cluster without room.
+    """
     if not enabled:
         yield
         return
-    lines = _RetryLines(logging.WARNING)
     names = ("regraft.embedders", "regraft.fleet.ray_pool", "regraft.fleet.run", "repair.embedding.reuse")
-    loggers = [logging.getLogger(name) for name in names]
-    for logger in loggers:
-        logger.addHandler(lines)
-    try:
+    with output.attach_handler(names, _RetryLines(logging.WARNING)):
         yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(lines)
 
 
 def report_retries(command: F) -> F:
@@ -397,6 +396,7 @@ def report_retries(command: F) -> F:
 
     @wraps(command)
     def run(*args: Any, output: Output, **given: Any) -> Any:
+        """Run the command while retries are printed."""
         with echo_retries(enabled=not (output.as_json or output.quiet or output.verbose > 1)):
             return command(*args, output=output, **given)
 

@@ -92,8 +92,8 @@ def enable_escapes(handle: int, kernel: Any) -> bool:
     """Turn on escape sequences (VT mode) in a console of Windows; return whether they work.
 
     Args:
-        handle: of the console.
-        kernel: kernel32 of Windows.
+        handle: the handle of the console.
+        kernel: the library kernel32 of Windows.
     """
     import ctypes  # noqa: PLC0415 - only on Windows
 
@@ -113,10 +113,10 @@ def colorize(text: str) -> str:
 
 @cache
 def _colored_words() -> tuple[re.Pattern[str], dict[str, str]]:
-    """Return a pattern that finds words, and the color of each, in English and in the language of this process.
+    """Return a pattern that finds words to color, and the color of each word in lower case.
 
-    The pattern finds them at the beginning of a line or a column, or after a number. Elsewhere they may be part of a
-    name or a text.
+    The words are in English and in the language of this process. The pattern finds them at the beginning of a line or a
+    column, or after a number. Elsewhere they may be part of a name or a text.
     """
     from regraft.report.labels import label_of, severity_label  # noqa: PLC0415 - only a terminal needs them
 
@@ -147,7 +147,7 @@ def wrap_line(line: str, width: int) -> str:
     indent = " " * hanging_indent(body, width)
     start = len(body) - len(body.lstrip())
     lines, row = [], body[:start]
-    for part in _parts(body[start:]):
+    for part in _split_text(body[start:]):
         if row.strip() and text_width(row + part.rstrip()) > width:
             lines.append(row.rstrip())
             row = indent
@@ -156,7 +156,10 @@ def wrap_line(line: str, width: int) -> str:
 
 
 def hanging_indent(line: str, width: int) -> int:
-    """Return the column at which the continuation of a line begins: that of its text, after its bullet or label."""
+    """Return the column at which the wrapped rest of a line begins: below its text, after its bullet or label.
+
+    A column in the right half of ``width`` is not used; the rest is then indented by two.
+    """
     start = len(line) - len(line.lstrip())
     label = _LABEL.match(line, start)
     # An id in brackets is not the text of a label.
@@ -165,7 +168,7 @@ def hanging_indent(line: str, width: int) -> int:
     return behind if behind <= width // 2 else start + 2
 
 
-def _parts(text: str) -> Iterator[str]:
+def _split_text(text: str) -> Iterator[str]:
     """Split text where a line may be broken; each part keeps the blanks after it."""
     kept = text
     command = _COMMAND.search(kept)
@@ -183,7 +186,7 @@ def _parts(text: str) -> Iterator[str]:
 
 @cache
 def _words_with_blanks() -> tuple[str, ...]:
-    """List known names and paths that contain blanks, longest first; they are not broken."""
+    """List known names and paths that contain blanks, longest first; lines are not broken inside of them."""
     words = {_FOLDER_OF_MACOS, *map(printable, sys.argv[1:])}
     with contextlib.suppress(OSError, RuntimeError):
         words |= {printable(Path.cwd()), printable(Path.home())}
@@ -198,10 +201,11 @@ _TOLD = f"{__name__}.told"
 
 
 def report_errors(command: F) -> F:
-    """Let a command report errors in one line on stderr and by its exit status; with --json also in a document."""
+    """Let a command report errors in one line on stderr and by its exit status; with ``--json`` also in a document."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
+        """Run the command; an exception is reported, and ends the process."""
         name, as_json, verbose = command.__name__, kwargs["as_json"], kwargs["verbose"]
         try:
             command(*args, **kwargs)
@@ -217,8 +221,21 @@ def report_errors(command: F) -> F:
     return run  # type: ignore[return-value]
 
 
+def set_command_name(name: str) -> Callable[[F], F]:
+    """Make a decorator that sets the name under which :func:`report_errors` reports a command."""
+
+    def named(command: F) -> F:
+        command.__name__ = name
+        return command
+
+    return named
+
+
 def fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> NoReturn:
-    """Print an error, and the suggested configuration if it has one, and exit with its status."""
+    """Print an error of a command, and the configuration that it suggests, and exit with its status.
+
+    ``verbose`` is how often ``-v`` was given.
+    """
     from regraft.report.document import Suggestion  # noqa: PLC0415
 
     interrupts.ignore_stops()
@@ -256,7 +273,7 @@ def echo_json(document: dict[str, Any]) -> None:
 
 
 def _is_reported() -> bool:
-    """Whether the document was printed, at least in part: an error must not print a second one."""
+    """Whether the command's JSON document was printed, at least in part: then an error must not print a second one."""
     context = click.get_current_context(silent=True)
     return context is not None and _TOLD in context.meta
 
@@ -298,7 +315,7 @@ def _print(stream: TextIO | None, text: str, *, as_it_is: bool = False) -> None:
 
 
 def ask(question: str) -> bool:
-    """Ask a question whose default answer is yes.
+    """Ask a question whose default answer is yes; return whether the user agrees.
 
     Raises:
         StoppedBySystem: the question cannot be shown.
@@ -342,32 +359,45 @@ def final_status(status: int) -> int:
 
 
 def format_written(paths: Iterable[Path]) -> str:
-    """Format the list of written paths."""
+    """Format the list of paths that a command has written."""
     return tr("Written:") + "\n" + printable_lines(f"  {printable(path)}" for path in paths)
 
 
 _PACKAGES = ("regraft", "migrators", "checks", "repair")
 
 
-class _Lines(logging.Handler):
+class _LogLines(logging.Handler):
+    """Prints log records on stderr."""
+
     def emit(self, record: logging.LogRecord) -> None:
         echo_error(f"{record.name}: {record.getMessage()}")
 
 
 @contextmanager
 def show_log() -> Iterator[None]:
-    """Show the log of regraft's modules on standard error during the context, for ``-vv``.
+    """Show the log of regraft's modules on standard error within the context, for ``-vv``.
 
-    Each module logs its decisions under its own name, so that a program that imports it can handle them too.
+    Each module logs its decisions under its own name, so that a program that imports regraft can handle them too.
     """
     loggers = [logging.getLogger(package) for package in _PACKAGES]
-    lines = _Lines()
+    with attach_handler(_PACKAGES, _LogLines()):
+        for logger in loggers:
+            logger.setLevel(logging.DEBUG)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.setLevel(logging.NOTSET)
+
+
+@contextmanager
+def attach_handler(names: Iterable[str], handler: logging.Handler) -> Iterator[None]:
+    """Let a handler receive the records of these loggers within the context."""
+    loggers = [logging.getLogger(name) for name in names]
     for logger in loggers:
-        logger.addHandler(lines)
-        logger.setLevel(logging.DEBUG)
+        logger.addHandler(handler)
     try:
         yield
     finally:
         for logger in loggers:
-            logger.removeHandler(lines)
-            logger.setLevel(logging.NOTSET)
+            logger.removeHandler(handler)

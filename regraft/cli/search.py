@@ -46,7 +46,7 @@ def format_bases(found: UnitAnswer | CombinedAnswer, title: str, *, whole: bool,
         raw: show the scores of the index even if hits are ranked by length.
     """
     if isinstance(found, CombinedAnswer):
-        return _several_as_text(found, title, whole=whole)
+        return _format_combined(found, title, whole=whole)
     base = found.base_id if found.base_name is None else f"{one_line(found.base_name)} ({found.base_id})"
     lines = [title, tr("Base {base}: {counted}.", base=base, counted=_format_counts(found))]
     has_score = raw or not found.is_by_length
@@ -56,7 +56,8 @@ def format_bases(found: UnitAnswer | CombinedAnswer, title: str, *, whole: bool,
     return printable_lines(lines)
 
 
-def _several_as_text(found: CombinedAnswer, title: str, *, whole: bool) -> str:
+def _format_combined(found: CombinedAnswer, title: str, *, whole: bool) -> str:
+    """Format the hits in all bases; ``title`` is the first line, ``whole`` shows complete texts."""
     modes = Counter(answer.mode.value for answer in found.answers)
     message = join_list(
         tr("{bases} by {mode}", bases=format_count(number, "base"), mode=mode_label(mode))
@@ -84,6 +85,7 @@ def _several_as_text(found: CombinedAnswer, title: str, *, whole: bool) -> str:
 
 
 def _format_counts(answer: UnitAnswer) -> str:
+    """Format the number of hits in a base, how they were searched, and how many were dropped."""
     weight = "" if answer.alpha is None else tr(", alpha {alpha:g}", alpha=answer.alpha)
     dropped = (
         tr(", {dropped} more of items that are missing or not completed", dropped=answer.dropped)
@@ -100,19 +102,19 @@ def _format_counts(answer: UnitAnswer) -> str:
 
 
 def hit_lines(head: str, hit: Hit, *, whole: bool) -> list[str]:
-    """Format a hit: an empty line, its head, and its text or an excerpt."""
+    """Format a hit as lines: an empty one, ``head`` with the number of the unit, and the text or an excerpt."""
     text = _excerpt(hit.text, whole=whole)
     return ["", tr("{head}, unit {unit_index}", head=head, unit_index=hit.unit_index), f"     {text}"]
 
 
 def _excerpt(text: str, *, whole: bool) -> str:
-    """Return the beginning of a text, or all of it, in one line."""
+    """Return the beginning of a text in one line; with ``whole``, all of it."""
     body = one_line(text, None if whole else _EXCERPT + 1)
     return body if whole or len(body) <= _EXCERPT else f"{body[:_EXCERPT]}…"
 
 
 def _format_hit_item(answer: UnitAnswer, hit: Hit) -> str:
-    """Format the name of a hit's item, and its path if it differs."""
+    """Format the name of the item that a hit is in, and its path if that differs."""
     path = one_line(hit.relative_path or hit.material_id)
     name = one_line(answer.item_names.get(hit.material_id) or path)
     return name if name == path else f"{name} ({path})"
@@ -122,12 +124,12 @@ def _format_hit_item(answer: UnitAnswer, hit: Hit) -> str:
 
 
 def format_chunks(answer: ChunkAnswer, title: str, *, whole: bool) -> str:
-    """Return an answer for a person.
+    """Format the hits in a knowledge base of rsclaw.
 
     Args:
-        answer: what was found.
+        answer: the hits.
         title: the first line.
-        whole: show all of every text.
+        whole: show complete texts.
     """
     callers = join_list(map(one_line, answer.scope.words)) or tr("all users")
     hits, mode = format_count(len(answer.hits), "hit"), mode_label(answer.mode)
@@ -143,7 +145,7 @@ def format_chunks(answer: ChunkAnswer, title: str, *, whole: bool) -> str:
 
 
 def format_notes(answer: NoteAnswer, title: str, *, whole: bool) -> str:
-    """Return an answer for a person. Arguments as for :func:`format_chunks`."""
+    """Format the hits in a database of codex-mem. Arguments as for :func:`format_chunks`."""
     where = tr("All projects") if answer.project is None else tr("Project {project}", project=one_line(answer.project))
     lines = [
         title,
@@ -166,7 +168,7 @@ def format_notes(answer: NoteAnswer, title: str, *, whole: bool) -> str:
 
 
 def format_records(answer: RecordAnswer, title: str) -> str:
-    """Return the answer as text; ``title`` is its first line."""
+    """Format the hits in a data folder of AngelMemory; ``title`` is the first line."""
     hits = format_count(len(answer.hits), "hit")
     lines = [title, tr("Notes: {hits} by {mode}.", hits=hits, mode=mode_label(answer.mode))]
     for rank, hit in enumerate(answer.hits, 1):
@@ -219,6 +221,7 @@ def search(path: Path, query: str, vector: str | None, options: SearchOptions, o
 
 
 def _format_result(found: SearchResult, title: str, *, whole: bool, raw: bool) -> str:
+    """Format the hits in any kind of store. Arguments as for :func:`format_bases`."""
     match found:
         case codex_mem.NoteAnswer():
             return format_notes(found, title, whole=whole)
@@ -231,7 +234,7 @@ def _format_result(found: SearchResult, title: str, *, whole: bool, raw: bool) -
 
 
 def _read_vector(name: str) -> tuple[float, ...]:
-    """Return a query's vector.
+    """Read a query's vector from the file ``name``, or from stdin if it is "-".
 
     Raises:
         SourceUnreadable: there is no such file.
@@ -246,10 +249,10 @@ def _read_vector(name: str) -> tuple[float, ...]:
 
 
 def parse_vector(raw: bytes, where: str) -> tuple[float, ...]:
-    """Return the vector that JSON text holds.
+    """Parse a vector from JSON text; ``where`` is the input that the error names.
 
     Raises:
-        WrongUsage: it is no array of numbers that fit into float32.
+        WrongUsage: it is not an array of numbers that fit into float32.
     """
     try:
         numbers = msgspec.json.decode(raw, type=tuple[float, ...])
@@ -275,14 +278,14 @@ _LINES = re.compile(r"(?=.*\d)(\d*):(\d*)", re.ASCII)
 _HIGHEST = 2**63 - 1
 
 
-def _refuse_shown(_context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    """Explain the id that AngelMemory displays for 0."""
+def _refuse_minus_one(_context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    """Explain that the short id 0, which AngelMemory displays as -1, must be given as 0; a callback of click."""
     if value:
         raise click.UsageError(tr("AngelMemory displays the short id 0 as -1; use 0"))
 
 
-def _span(_context: click.Context, _parameter: click.Parameter, value: str | None) -> LineRange:
-    """Return the lines that an option names."""
+def _parse_line_range(_context: click.Context, _parameter: click.Parameter, value: str | None) -> LineRange:
+    """Parse the lines of ``--lines A:B``; None: all lines. A callback of click."""
     if value is None:
         return LineRange()
     found = _LINES.fullmatch(value)
@@ -297,11 +300,13 @@ def _span(_context: click.Context, _parameter: click.Parameter, value: str | Non
 @click.command()
 @click.argument("path", type=PATH)
 @click.argument("short_id", type=click.IntRange(min=0, max=_HIGHEST))
-@click.option("-1", "is_shown", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_refuse_shown)
+@click.option(
+    "-1", "is_shown", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_refuse_minus_one
+)
 @click.option(
     "--lines",
     "span",
-    callback=_span,
+    callback=_parse_line_range,
     metavar="A:B",
     help=tr("Only lines A to B, counted from 1; either may be omitted."),
 )
@@ -331,7 +336,7 @@ def recall(path: Path, short_id: int, span: LineRange, options: RecallOptions, o
 
 
 def _describe_omitted(found: RecallReport, token_budget: int | None) -> str:
-    """Explain what the token budget omitted, and how to read it."""
+    """Explain which end of a note the token budget omitted, and how to read it."""
     if found.line_cut:
         return tr(
             "line {line} is longer than the budget of {token_budget} tokens, so its end is omitted; give a "
@@ -347,7 +352,7 @@ def _describe_omitted(found: RecallReport, token_budget: int | None) -> str:
 
 
 def _head(found: RecallReport, *, verbose: bool) -> str:
-    """Format the lines above the note's text."""
+    """Format the lines above a note's text; ``verbose``: with tags and source id."""
     place = join_list(filter(None, (found.path, " > ".join(found.headings))))
     title = tr("Note {short_id}: {place}", short_id=found.note_short_id, place=place)
     tokens = format_count(found.tokens, "token")

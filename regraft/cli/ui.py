@@ -57,6 +57,7 @@ def ui(path: Path | None, port: int, no_browser: bool, drop_limit: int, output: 
     from regraft.page import journeys, server  # noqa: PLC0415 - only this command needs it, and it is an extra
 
     def announce(address: str, folder: Path) -> None:
+        """Open the first address in the browser, or print it; ``folder`` is the run's own folder."""
         with use_language(language):
             if output.as_json:
                 echo_json({**Run(command="ui").document(), "address": address})
