@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,7 +61,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a job is: the name of its stage, the object in work, and rows (or bytes) done of all."""
+    """How far a job is: the name of its stage, the object being processed, and the rows (or bytes) that are done."""
 
     name: str = ""
     label: str = ""
@@ -72,7 +73,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate the seconds that the stage still takes; None if nothing is done yet."""
+        """Estimate how many seconds the stage still takes; None if nothing is done yet."""
         return self.seconds * (self.total - self.done) / self.done if 0 < self.done <= self.total else None
 
 
@@ -88,7 +89,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, state: State, *, report: Any = None, code: str = "", message: str = "") -> Outcome:
-        """Make the outcome of a report and a message in the language of this process."""
+        """Make the outcome of a report and a message, which are in the language of this process."""
         found: dict[str, str] = {}
         english = _in_english(report, found)
         return cls(
@@ -101,9 +102,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _in_english(value: Any, found: dict[str, str], *, is_message: bool = False) -> Any:
-    """Return a report with every message in it in English; add the messages to ``found`` by their English form.
+    """Return a report (or a part of one) with every message in it in English.
 
-    Only fields of messages are looked at: a base may be called like a word that regraft translates.
+    Only fields that hold messages are translated (``is_message``): a base may be called like a word that regraft
+    translates. The messages are added to ``found`` by their English form.
     """
     if isinstance(value, str):
         if not is_message:
@@ -123,7 +125,7 @@ def _in_english(value: Any, found: dict[str, str], *, is_message: bool = False) 
 
 
 def plan_digest(report: msgspec.Struct) -> str:
-    """Return a digest of what a plan is going to do, without times, run ids and free disk space."""
+    """Return the SHA-256 of what a plan is going to do, without times, run ids and free disk space."""
     document = {name: value for name, value in encoded(_in_english(report, {})).items() if name not in _NOT_OF_PLAN}
     return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -132,7 +134,7 @@ def plan_digest(report: msgspec.Struct) -> str:
 
 
 class _SentProgress:
-    """A progress that sends stages to the server, a few times a second."""
+    """A progress that sends each stage to the server, a few times a second."""
 
     def __init__(self) -> None:
         self._stage, self._began, self._sent = Stage(), 0.0, 0.0
@@ -164,17 +166,26 @@ class _SentProgress:
 
 
 def run_task(task: Task, stop_file: str) -> Outcome:
-    """Run a task in this process; a file at ``stop_file`` stops it as Ctrl-C does."""
+    """Run a task in this process, and return its outcome.
+
+    The task is stopped, as by Ctrl-C, if a file at ``stop_file`` exists.
+    """
     interrupts.accept_stops()
     pool.set_core_limit(pool.usable_cores())
-    threading.Thread(target=_watch_for_stop, args=(Path(stop_file),), daemon=True).start()
     changed: list[msgspec.Struct] = []
 
+    def watch_for_stop() -> None:
+        while not Path(stop_file).exists():
+            time.sleep(_STOP_SECONDS)
+        interrupts.stop_main_thread()
+
     def confirm(planned: msgspec.Struct) -> bool:
+        """Accept the plan if it is still the one that the reader has confirmed."""
         if task.seen is not None and plan_digest(planned) != task.seen:
             changed.append(planned)
         return not changed
 
+    threading.Thread(target=watch_for_stop, daemon=True).start()
     settings: dict[str, Any] = {"progress": _SentProgress()}
     if task.seen is not None:
         settings["confirm"] = confirm
@@ -191,17 +202,11 @@ def run_task(task: Task, stop_file: str) -> Outcome:
         interrupts.ignore_stops()
 
 
-def _watch_for_stop(file: Path) -> None:
-    while not file.exists():
-        time.sleep(_STOP_SECONDS)
-    interrupts.stop_main_thread()
-
-
 # --- in the server ---------------------------------------------------------------------------------------------------
 
 
 class Job:
-    """A task that was started, and what is known of it."""
+    """A task that was started, its progress, and its outcome."""
 
     def __init__(self, task: Task, stores: frozenset[Path], folder: Path) -> None:
         self.id = secrets.token_hex(8)
@@ -213,7 +218,7 @@ class Job:
         self.stage = Stage()
         self.outcome: Outcome | None = None
         self._stop_file = folder / f"stop-{self.id}"
-        self._pool = pool.ProcessPool(1, on_demand=True, may_start=True, on_progress=self._note_stage)
+        self._pool = pool.ProcessPool(1, on_demand=True, may_start=True, on_progress=partial(setattr, self, "stage"))
         self._thread = threading.Thread(target=self._wait, daemon=True)
         with language_of_children(task.language):
             self._number = self._pool.put(run_task, task, str(self._stop_file))
@@ -221,7 +226,7 @@ class Job:
 
     @property
     def state(self) -> State:
-        """What the job does, or how it ended."""
+        """What the job is doing, or how it ended."""
         if self.outcome is not None:
             return self.outcome.state
         return "stopping" if self._stop_file.exists() else "running"
@@ -232,22 +237,18 @@ class Job:
         return self.outcome is None
 
     def stop(self) -> None:
-        """Stop the job as Ctrl-C stops a command; it ends a moment later."""
+        """Stop the job as Ctrl-C stops a command; the job ends a moment later."""
         if self.is_running:
             durable.put_bytes(self._stop_file, b"")
 
     def join(self, seconds: float) -> None:
-        """Wait for the end of the job, and kill it after so many seconds."""
+        """Wait for the end of the job, and kill it after ``seconds``."""
         self._thread.join(seconds)
         if self._thread.is_alive():
             self._pool.end()
 
-    def _note_stage(self, stage: Stage) -> None:
-        """Store the current stage."""
-        self.stage = stage
-
     def _wait(self) -> None:
-        """Wait for the job's process and store its outcome."""
+        """Wait for the job's process, and store its outcome."""
         try:
             outcome = self._pool.take(self._number)
         except pool.ProcessKilled:
@@ -276,7 +277,7 @@ class JobBoard:
         self._jobs: dict[str, Job] = {}
 
     def start(self, task: Task, stores: Iterable[str | Path]) -> Job:
-        """Start a job, or return the running one that has the same task: a button may be pressed twice.
+        """Start a job that works on ``stores``; the running job is returned if it has the same task (a second click).
 
         Must be called in the main thread: a process ends with the thread that started it.
 
@@ -323,7 +324,7 @@ class JobBoard:
 
 
 class IdleTimer:
-    """Measures how long nobody has used the page."""
+    """Measures for how many seconds nobody has used the page."""
 
     def __init__(self, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._clock = limit, clock
@@ -334,7 +335,7 @@ class IdleTimer:
         self._latest = self._clock()
 
     def is_over(self, running: Collection[Job]) -> bool:
-        """Whether the server may end: it was idle for the limit, and no job is running."""
+        """Whether the server may end: no job of ``running``, and no use of the page for the time limit."""
         if running:
             self.note_use()
         return self._clock() - self._latest >= self._limit

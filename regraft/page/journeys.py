@@ -81,7 +81,7 @@ class FieldProblem(Exception):
 
 
 class Journey(msgspec.Struct, frozen=True):
-    """One way from a form to a result."""
+    """A task for the reader, from a form to a result."""
 
     #: Title, the sentence below it, and the button of the form.
     title: str
@@ -97,11 +97,13 @@ class Journey(msgspec.Struct, frozen=True):
 # --- from a form to a task -------------------------------------------------------------------------------------------
 
 
-def _path_of(form: Form, field: str, missing: str) -> str:
-    """Return the path of a field: one of those that were offered, or the typed one.
+def _read_path(form: Form, field: str, missing: str) -> str:
+    """Return the path of a form's field: the offered one that was chosen, or the typed one.
+
+    ``missing`` is the message if the field is empty.
 
     Raises:
-        FieldProblem: there is none.
+        FieldProblem: the field is empty, or not a path.
     """
     offered = "" if form.text(f"{field}_at") == NO_PROFILE else form.exact(field)
     if offered and form.text(field) in ("", printable(offered)):
@@ -115,15 +117,15 @@ def _path_of(form: Form, field: str, missing: str) -> str:
     return typed
 
 
-def _source_of(form: Form) -> str:
-    """Return the path in a form."""
-    return _path_of(form, "path", tr("Choose a file or a folder."))
+def _read_source(form: Form) -> str:
+    """Return the path of the store that a form is about."""
+    return _read_path(form, "path", tr("Choose a file or a folder."))
 
 
 def _upgrade(form: Form) -> tuple[Task, tuple[str, ...]]:
-    """Make the task of a migration; the second value are the paths that it may write to."""
-    source = _source_of(form)
-    library = _path_of(form, "library", tr("Enter the folder where the library is to be written."))
+    """Make the task of a migration, and list the paths that it may write to."""
+    source = _read_source(form)
+    library = _read_path(form, "library", tr("Enter the folder where the library is to be written."))
     chosen: dict[str, Any] = {
         "kind": _v1_kind(source),
         "dry_run": True,
@@ -135,26 +137,33 @@ def _upgrade(form: Form) -> tuple[Task, tuple[str, ...]]:
     }
     if form.text("profile_at") == NO_PROFILE and not form.text("profile"):
         return Task(function="migrate", paths=(source, library), options=MigrateOptions(**chosen)), (library,)
-    profile = _path_of(form, "profile", tr("Choose the profile of the application, or choose to write only a library."))
-    options = ProfileMigrationOptions(**chosen, recreate_provider=_providers(form), as_new=bool(form.text("as_new")))
+    profile = _read_path(
+        form, "profile", tr("Choose the profile of the application, or choose to write only a library.")
+    )
+    options = ProfileMigrationOptions(
+        **chosen, recreate_provider=_created_providers(form), as_new=bool(form.text("as_new"))
+    )
     task = Task(function="migrate_into_profile", paths=(source, profile, library), options=options)
     return task, (library, profile)
 
 
 def _v1_kind(source: str) -> Kind | None:
-    """Return the kind as which a v2 profile is read for an upgrade: by what v1 left in it. None for other sources."""
+    """Return the kind as which a source is read for an upgrade.
+
+    It is v1-profile for a v2 profile that still has the data of v1; None, to recognize the source, for all others.
+    """
     with open_store(Path(source)) as found:
         return Kind.V1_PROFILE if found.has_v1_state else None
 
 
-def _providers(form: Form) -> tuple[str, ...]:
-    """Return the providers that the choices of a plan create."""
+def _created_providers(form: Form) -> tuple[str, ...]:
+    """Return the ids of the providers that the choices on the page of a plan create."""
     chosen = (one for old, one in form.pairs("provider:").items() if form.text(f"model:{old}") == "provider")
     return tuple(dict.fromkeys(chosen))
 
 
 def _model_options(form: Form) -> dict[str, Any]:
-    """Convert the choice made for each missing model on the page of a plan to options of ``migrate``."""
+    """Convert the choices for missing models, made on the page of a plan, to options of ``migrate`` by field name."""
     choices = form.pairs("model:")
     mapped = {old: new[4:] for old, new in choices.items() if new.startswith("map:")}
     created = tuple(old for old, new in choices.items() if new == "recreate")
@@ -162,47 +171,47 @@ def _model_options(form: Form) -> dict[str, Any]:
 
 
 def _check(form: Form) -> tuple[Task, tuple[str, ...]]:
-    """Make the task of a check, which writes nothing."""
+    """Make the task of a check, and list the paths that it may write to: none."""
     level = form.text("level", "default")
     if level not in ("quick", "default", "deep"):
         raise FieldProblem("level", tr("Choose one of the levels."))
-    return Task(function="check", paths=(_source_of(form),), options=CheckOptions(level=level)), ()  # type: ignore[arg-type]
+    return Task(function="check", paths=(_read_source(form),), options=CheckOptions(level=level)), ()  # type: ignore[arg-type]
 
 
 def _fix(form: Form) -> tuple[Task, tuple[str, ...]]:
-    """Make the task of a fix, and the path that it may write to."""
-    path = _source_of(form)
+    """Make the task of a fix, and list the paths that it may write to."""
+    path = _read_source(form)
     return Task(function="fix", paths=(path,), options=FixOptions(dry_run=True)), (path,)
 
 
 def _rescue(form: Form) -> tuple[Task, tuple[str, ...]]:
-    """Make the task of a rescue, and the path that it may write to."""
-    path = _source_of(form)
+    """Make the task of a rescue, and list the paths that it may write to."""
+    path = _read_source(form)
     given = form.exact("v1") or clean_path(form.text("v1"))
     options = RescueOptions(dry_run=True, v1=Path(given) if given else None, salvage=bool(form.text("salvage")))
     return Task(function="rescue", paths=(path,), options=options), (path,)
 
 
 def _install(form: Form) -> tuple[Task, tuple[str, ...]]:
-    """Make the task of an installation, and the paths that it may write to."""
-    path = _source_of(form)
-    profile = _path_of(form, "profile", tr("Choose the profile of the application."))
+    """Make the task of an installation, and list the paths that it may write to."""
+    path = _read_source(form)
+    profile = _read_path(form, "profile", tr("Choose the profile of the application."))
     name = form.text("name") or None
     options = InstallOptions(
         dry_run=True,
         bases=form.texts("base"),
         as_new=bool(form.text("as_new")),
         name=name,
-        recreate_provider=_providers(form),
+        recreate_provider=_created_providers(form),
         **_model_options(form),
     )
     return Task(function="install", paths=(path, profile), options=options), (profile,)
 
 
 def _pack(form: Form) -> tuple[Task, tuple[str, ...]]:
-    """Make the task of a pack, and the path that it may write to."""
-    path = _source_of(form)
-    target = _path_of(form, "target", tr("Enter the file to which the pack is to be written."))
+    """Make the task of a pack, and list the paths that it may write to."""
+    path = _read_source(form)
+    target = _read_path(form, "target", tr("Enter the file to which the pack is to be written."))
     if not target.lower().endswith(".zip"):
         raise FieldProblem("target", tr("The name of a pack ends with .zip."))
     options = PackOptions(dry_run=True, bases=form.texts("base"))
@@ -210,8 +219,8 @@ def _pack(form: Form) -> tuple[Task, tuple[str, ...]]:
 
 
 def _backfill(form: Form) -> tuple[Task, tuple[str, ...]]:
-    """Make the task of a backfill, and the path that it may write to."""
-    path = _source_of(form)
+    """Make the task of a backfill, and list the paths that it may write to."""
+    path = _read_source(form)
     cost, config = form.text("max_cost"), form.exact("config") or clean_path(form.text("config"))
     try:
         most = float(cost) if cost else None
@@ -230,14 +239,14 @@ def _backfill(form: Form) -> tuple[Task, tuple[str, ...]]:
 
 
 def _undo(form: Form) -> tuple[Task, tuple[str, ...]]:
-    """Make the task of an undo, and the path that it may write to."""
-    path = _source_of(form)
+    """Make the task of an undo, and list the paths that it may write to."""
+    path = _read_source(form)
     return Task(function="undo", paths=(path, form.text("run")), options=UndoOptions(dry_run=True)), (path,)
 
 
 def _compare(form: Form) -> tuple[Task, tuple[str, ...]]:
-    """Make the task of a comparison, which writes nothing."""
-    source, library = _source_of(form), _path_of(form, "library", tr("Choose a library."))
+    """Make the task of a comparison, and list the paths that it may write to: none."""
+    source, library = _read_source(form), _read_path(form, "library", tr("Choose a library."))
     return Task(function="compare", paths=(source, library), options=CompareOptions()), ()
 
 
@@ -312,8 +321,8 @@ JOURNEYS = {
 _WITHOUT_FORM = ("undo", "compare")
 
 
-def _journey(request: Request) -> tuple[str, Journey]:
-    """Return the journey that a request names."""
+def _find_journey(request: Request) -> tuple[str, Journey]:
+    """Return the journey in a request's path, after its name; raises HTTPException 404 if it does not exist."""
     name = request.path_params["journey"]
     if name not in JOURNEYS:
         raise HTTPException(404)
@@ -321,7 +330,8 @@ def _journey(request: Request) -> tuple[str, Journey]:
 
 
 async def _show_form(request: Request) -> Response:
-    name, journey = _journey(request)
+    """Show the empty form of a journey."""
+    name, journey = _find_journey(request)
     if name in _WITHOUT_FORM:
         raise HTTPException(404)
     path = asked_path(request)
@@ -340,8 +350,20 @@ async def _form_page(  # noqa: PLR0913 - what a template needs
     status: int = 200,
     translations: dict[str, str] | None = None,
 ) -> Response:
-    """Show a form; ``problem`` is said beside ``field``, and what was typed stays."""
-    facts = await run_in_threadpool(_facts, journey, name, path, desk_of(request).folder)
+    """Show the form of a journey.
+
+    Args:
+        request: the request.
+        name: the name of the journey.
+        journey: the journey.
+        form: the fields that were typed, which stay.
+        path: the store that the form is about.
+        field: the field beside which the problem is shown.
+        problem: the message about it, if any.
+        status: the status of the response.
+        translations: texts for this reader by English ones.
+    """
+    facts = await run_in_threadpool(_read_choices, journey, name, path, desk_of(request).folder)
     return render(
         request,
         "form.html",
@@ -359,17 +381,20 @@ async def _form_page(  # noqa: PLR0913 - what a template needs
     )
 
 
-def _facts(journey: Journey, name: str, path: str, own: Path) -> dict[str, Any]:
-    """Read what a form offers to choose from."""
+def _read_choices(journey: Journey, name: str, path: str, own: Path) -> dict[str, Any]:
+    """Read what a form offers to choose from: the report on the store, v2 profiles, and a path to write to.
+
+    ``own`` is the run's own folder, in which dropped files are.
+    """
     kind, profiles, suggested = None, [], ""
     if name == "upgrade":
         # Loads the migrators, which no other form needs.
         from regraft.api.profile import choose_library  # noqa: PLC0415
 
         kind = _v1_kind(path)
-        suggested = str(choose_library(Path(path), _near(path, own)))
+        suggested = str(choose_library(Path(path), _folder_for_output(path, own)))
     elif name == "pack":
-        suggested = str(next(free for one in _PACK_NAMES if not (free := _near(path, own) / one).exists()))
+        suggested = str(next(free for one in _PACK_NAMES if not (free := _folder_for_output(path, own) / one).exists()))
     report = api.inspect(path, kind=kind)
     if journey.has_profiles:
         found = inspection.inspect_computer(user_folders=True).found
@@ -378,22 +403,22 @@ def _facts(journey: Journey, name: str, path: str, own: Path) -> dict[str, Any]:
     return {"report": report, "profiles": profiles, "suggested": suggested}
 
 
-def _near(path: str, own: Path) -> Path:
-    """Return the folder beside a source, or the home folder where the source is only a copy of a dropped file."""
+def _folder_for_output(path: str, own: Path) -> Path:
+    """Return the folder beside a source; for a copy of a dropped file, which is in ``own``, the home folder."""
     given = Path(path).absolute()
     home = file_paths.home_folder() if own in given.parents else None
     return home or given.parent
 
 
-async def _start(request: Request) -> Response:
-    """Start the job of a form."""
-    name, journey = _journey(request)
+async def _submit_form(request: Request) -> Response:
+    """Start the job of a form, or show the form again with what is wrong."""
+    name, journey = _find_journey(request)
     form = await read_form(request)
     path = ""
     try:
-        path = _source_of(form)
+        path = _read_source(form)
         task, stores = journey.parse(form)
-        return _begin(request, task, stores, name, form)
+        return _start_job(request, task, stores, name, form)
     except FieldProblem as error:
         problem, field = str(error), error.field
     except (RegraftError, ValueError) as error:
@@ -406,8 +431,8 @@ async def _start(request: Request) -> Response:
 # --- a job -----------------------------------------------------------------------------------------------------------
 
 
-def _job(request: Request) -> Job:
-    """Return the job that a request names."""
+def _find_job(request: Request) -> Job:
+    """Return the job in a request's path; raises HTTPException 404 if it does not exist."""
     job = desk_of(request).jobs.find(request.path_params["job"])
     if job is None:
         raise HTTPException(404)
@@ -415,7 +440,8 @@ def _job(request: Request) -> Job:
 
 
 async def _show_job(request: Request) -> Response:
-    job = _job(request)
+    """Show the progress of a job, its report, or the form again if its plan failed."""
+    job = _find_job(request)
     journey = JOURNEYS[job.journey]
     outcome = job.outcome
     values: dict[str, Any] = {
@@ -438,20 +464,20 @@ async def _show_job(request: Request) -> Response:
             journey,
             job.form,
             path=job.task.paths[0],
-            field=_field_of(job.form, outcome.message),
+            field=_field_in_error(job.form, outcome.message),
             problem=outcome.message,
             translations=values.get("translations"),
         )
     if outcome is None or outcome.report is None:
-        return render(request, "job.html", stage=_stage(job.stage), outcome=outcome, **values)
+        return render(request, "job.html", stage=_describe_stage(job.stage), outcome=outcome, **values)
     report = outcome.report
     values["report"] = report
     template, more = await run_in_threadpool(_describe, job, report)
     return render(request, template, **{**values, **more})
 
 
-def _field_of(form: Form, message: str) -> str:
-    """Return the field of a path that a message is about: it begins with the path. ``path``: the form as a whole."""
+def _field_in_error(form: Form, message: str) -> str:
+    """Return the name of the field whose path a message begins with; "path" if there is no such field."""
     for field in ("library", "target", "profile", "v1", "config"):
         for value in (form.text(field), form.exact(field)):
             if value and message.startswith(printable(value)):
@@ -460,15 +486,15 @@ def _field_of(form: Form, message: str) -> str:
 
 
 def _describe(job: Job, report: msgspec.Struct) -> tuple[str, dict[str, Any]]:
-    """Choose the template of a report, and its values."""
+    """Return the template for a report, and the values that the template needs."""
     # Loads what reads, migrates and changes stores, which takes long and is needed only here.
     from regraft.page import reports  # noqa: PLC0415
 
     return reports.describe(job, report)
 
 
-def _stage(stage: Stage) -> dict[str, Any]:
-    """Describe how far a job is, in the words of the reader."""
+def _describe_stage(stage: Stage) -> dict[str, Any]:
+    """Describe how far a job is, in the words of the reader, for the page and its events."""
     is_size = stage.unit == "bytes"
     done, total = (format_bytes(one) if is_size else f"{one:,.0f}" for one in (stage.done, stage.total))
     share = stage.done / stage.total if stage.total else 0.0
@@ -484,7 +510,7 @@ def _stage(stage: Stage) -> dict[str, Any]:
 
 async def _events(request: Request) -> Response:
     """Stream the progress of a job: only its latest state, so that a slow reader costs no memory."""
-    job, desk = _job(request), desk_of(request)
+    job, desk = _find_job(request), desk_of(request)
     if desk.streams >= _MOST_STREAMS:
         raise HTTPException(503, tr("Too many open pages show running jobs. This one reloads itself."))
 
@@ -494,7 +520,7 @@ async def _events(request: Request) -> Response:
         try:
             latest = ""
             while job.is_running and not desk.is_ended:
-                text = json.dumps({"state": job.state, **_stage(job.stage)})
+                text = json.dumps({"state": job.state, **_describe_stage(job.stage)})
                 if text != latest:
                     latest = text
                     yield f"data: {text}\n\n"
@@ -506,10 +532,10 @@ async def _events(request: Request) -> Response:
     return StreamingResponse(events(), media_type="text/event-stream")
 
 
-async def _confirm(request: Request) -> Response:
-    """Start what a plan shows."""
+async def _confirm_plan(request: Request) -> Response:
+    """Start the job that makes the changes of a confirmed plan."""
     await read_form(request)
-    planned = _job(request)
+    planned = _find_job(request)
     outcome = planned.outcome
     if outcome is None or outcome.report is None or not (planned.task.is_plan or outcome.state == "changed"):
         return go(request, f"job/{planned.id}")
@@ -520,20 +546,28 @@ async def _confirm(request: Request) -> Response:
         # Packing asks nobody: it writes one new file.
         seen=None if planned.task.function == "pack" else plan_digest(outcome.report),
     )
-    return _begin(request, task, planned.stores, planned.journey, planned.form)
+    return _start_job(request, task, planned.stores, planned.journey, planned.form)
 
 
 async def _restart_job(request: Request) -> Response:
-    """Start a job again that was stopped, killed, or failed: it goes on where it was."""
+    """Start a job again that was stopped, killed, or failed; the new job continues where that one ended."""
     await read_form(request)
-    ended = _job(request)
+    ended = _find_job(request)
     if ended.is_running:
         return go(request, f"job/{ended.id}")
-    return _begin(request, ended.task, ended.stores, ended.journey, ended.form)
+    return _start_job(request, ended.task, ended.stores, ended.journey, ended.form)
 
 
-def _begin(request: Request, task: Task, stores: Iterable[str | Path], journey: str, form: Any) -> Response:
-    """Start a job and go to its page, or to that of the job that works on one of the stores."""
+def _start_job(request: Request, task: Task, stores: Iterable[str | Path], journey: str, form: Any) -> Response:
+    """Start a job and go to its page, or to that of the job that works on one of the stores.
+
+    Args:
+        request: the request.
+        task: what the job does.
+        stores: the paths that it may write to.
+        journey: the name of the journey.
+        form: the form that the task was made of.
+    """
     try:
         job = desk_of(request).jobs.start(structs.replace(task, language=current_language()), stores)
     except StoreInUse as error:
@@ -543,17 +577,17 @@ def _begin(request: Request, task: Task, stores: Iterable[str | Path], journey: 
     return go(request, f"job/{job.id}")
 
 
-async def _stop(request: Request) -> Response:
+async def _stop_job(request: Request) -> Response:
     """Stop a job."""
     await read_form(request)
-    job = _job(request)
+    job = _find_job(request)
     job.stop()
     return go(request, f"job/{job.id}")
 
 
-async def _document(request: Request) -> Response:
-    """Answer with the JSON document that the command prints."""
-    outcome = _job(request).outcome
+async def _send_report_json(request: Request) -> Response:
+    """Send the JSON document that the command prints."""
+    outcome = _find_job(request).outcome
     if outcome is None or outcome.report is None:
         raise HTTPException(404)
     text = as_json(encoded(outcome.report))
@@ -565,7 +599,7 @@ async def _document(request: Request) -> Response:
 
 
 async def _start_application(request: Request) -> Response:
-    """Start the application that uses a profile: a program of the system's usual places, once."""
+    """Start the application with the profile in the form, unless this server has started it already."""
     form = await read_form(request)
     desk = desk_of(request)
     # The application takes a moment to lock its profile: a second click must not start it again.
@@ -580,8 +614,8 @@ async def _start_application(request: Request) -> Response:
 # --- history ---------------------------------------------------------------------------------------------------------
 
 
-async def _history(request: Request) -> Response:
-    """Show the runs of a store."""
+async def _show_history(request: Request) -> Response:
+    """Show the runs of regraft on a store."""
     path = asked_path(request)
     report = await run_in_threadpool(api.history, path)
     return render(
@@ -595,16 +629,16 @@ async def _history(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("/history", _history),
+    Route("/history", _show_history),
     Route("/start", _start_application, methods=["POST"]),
     Route("/job/{job}", _show_job),
     Route("/job/{job}/events", _events),
-    Route("/job/{job}/report.json", _document),
-    Route("/job/{job}/confirm", _confirm, methods=["POST"]),
+    Route("/job/{job}/report.json", _send_report_json),
+    Route("/job/{job}/confirm", _confirm_plan, methods=["POST"]),
     Route("/job/{job}/again", _restart_job, methods=["POST"]),
-    Route("/job/{job}/stop", _stop, methods=["POST"]),
+    Route("/job/{job}/stop", _stop_job, methods=["POST"]),
     Route("/{journey}", _show_form, methods=["GET"]),
-    Route("/{journey}", _start, methods=["POST"]),
+    Route("/{journey}", _submit_form, methods=["POST"]),
 ]
 
 
@@ -612,7 +646,7 @@ ROUTES = [
 
 
 def make_app(desk: server.Desk) -> Starlette:
-    """Return the application of a server."""
+    """Make the web application of a server."""
     routes = [
         Route("/enter/{token}", server.enter, methods=["GET"]),
         Route("/language", server.switch_language, methods=["POST"]),
@@ -637,7 +671,7 @@ def serve(
     idle_minutes: float = server.IDLE_MINUTES,
     announce: Callable[[str, Path], object],
 ) -> None:
-    """Run a server until its Quit button is pressed, it is idle for long, or Ctrl-C.
+    """Run the server of the page until its Quit button is pressed, nobody uses the page for a time, or Ctrl-C.
 
     Args:
         start: the path that the first page is about; None: Home.
@@ -682,9 +716,10 @@ def serve(
 
 
 async def _serve(running: uvicorn.Server, listening: socket.socket, desk: server.Desk) -> None:
-    """Serve requests until the user ends regraft or nobody uses the page."""
+    """Serve requests until the user ends regraft, or nobody uses the page for a time."""
 
     async def watch() -> None:
+        """Ask the server to end when it should."""
         while not desk.is_ended and not desk.timer.is_over(desk.jobs.running()):
             await asyncio.sleep(_LOOK_SECONDS)
         running.should_exit = True

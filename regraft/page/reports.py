@@ -45,7 +45,7 @@ _PART_NAMES = {
 }
 
 
-def _migration(job: Job, report: MigrationReport) -> dict[str, Any]:
+def _migration_values(job: Job, report: MigrationReport) -> dict[str, Any]:
     """Return the template's values for a migration or its plan."""
     names = {base.source_id: base.name for base in report.bases}
     values: dict[str, Any] = {
@@ -55,7 +55,7 @@ def _migration(job: Job, report: MigrationReport) -> dict[str, Any]:
             if part.number
         ],
         "reasons": count_codes({**report.totals.rows.skipped, **report.skipped}),
-        "notices": _by_severity(report, names),
+        "notices": _sort_notices(report, names),
         "library": job.task.paths[-1],
         "profile": job.task.paths[1] if isinstance(report, ProfileMigrationReport) else None,
         "install": None,
@@ -68,12 +68,17 @@ def _migration(job: Job, report: MigrationReport) -> dict[str, Any]:
         values |= {"install": report.install, "does_something": bool(report.install.actions)}
         values["groups"] = _group_by_base(report.install.bases, report.install.actions, report.install.left)
         values["can_start"] = not job.task.is_plan and application.can_start(job.task.paths[1])
-    values["known"], values["missing"] = _choices_of(job, report, names) if job.task.is_plan else ([], [])
+    values["known"], values["missing"] = _list_model_choices(job, report, names) if job.task.is_plan else ([], [])
     return values
 
 
-def _choices_of(job: Job, report: MigrationReport, names: dict[str, str]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the models of the profile, and the models about which the reader has to choose."""
+def _list_model_choices(
+    job: Job, report: MigrationReport, names: dict[str, str]
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """List the models of the profile, and those about which the reader has to choose.
+
+    ``names`` are the names of the bases by their ids in the source. Returns as :func:`find_missing_models`.
+    """
     missing = {
         one.model: {"id": one.model, "bases": [names.get(str(one.base), "")], "provider": "", "has_provider": True}
         for one in report.warnings
@@ -87,7 +92,7 @@ def _choices_of(job: Job, report: MigrationReport, names: dict[str, str]) -> tup
 
 
 def _source_models(path: str, report: MigrationReport) -> dict[str, tuple[str, str]]:
-    """Return model and name of each base, by the id that the base is going to have."""
+    """Map the new id of each base to its model and its name; bases whose model is unknown are left out."""
     try:
         found = {str(base.id): base.model for base in api.inspect(path).bases}
     except RegraftError:
@@ -96,8 +101,11 @@ def _source_models(path: str, report: MigrationReport) -> dict[str, tuple[str, s
     return {base: (model, name) for base, model, name in bases if isinstance(model, str)}
 
 
-def _by_severity(report: MigrationReport, names: dict[str, str]) -> list[dict[str, Any]]:
-    """List the notices of a migration, the gravest first, each with the name of its base."""
+def _sort_notices(report: MigrationReport, names: dict[str, str]) -> list[dict[str, Any]]:
+    """List the notices of a migration for the template, the gravest first, each with the name of its base.
+
+    ``names`` are the names of the bases by their ids in the source.
+    """
     order = ("error", "warning", "note")
     found = [
         {
@@ -114,7 +122,7 @@ def _by_severity(report: MigrationReport, names: dict[str, str]) -> list[dict[st
 def _group_by_base(
     bases: Iterable[BaseName], actions: Iterable[Action], left: Iterable[Unresolved]
 ) -> list[dict[str, Any]]:
-    """Group actions and unresolved findings by base; those of no base come last."""
+    """Group actions and unresolved findings (``left``) by base, for the template; those without a base come last."""
     names = {base.id: base.name for base in bases}
     groups: dict[str | None, dict[str, Any]] = {}
 
@@ -131,7 +139,7 @@ def _group_by_base(
     return [one for _, one in ordered]
 
 
-def _change(job: Job, report: ChangeReport | BackfillReport) -> dict[str, Any]:
+def _change_values(job: Job, report: ChangeReport | BackfillReport) -> dict[str, Any]:
     """Return the template's values for a change of a store or its plan."""
     scopes = getattr(report, "scopes", [])
     target = job.task.paths[1] if job.task.function == "install" else job.task.paths[0]
@@ -153,7 +161,7 @@ def _change(job: Job, report: ChangeReport | BackfillReport) -> dict[str, Any]:
 
 
 def _library_models(task: Task) -> dict[str, tuple[str, str]]:
-    """Return model and name of each base of a library, a pack or a profile, by its id."""
+    """Map the id of each base of an installation's source to its model and its name."""
     options: Any = task.options
     try:
         with open_base_source(Path(task.paths[0]), options.kind, options.bases, "install") as source:
@@ -165,7 +173,7 @@ def _library_models(task: Task) -> dict[str, tuple[str, str]]:
     return {base: (model, name) for base, (model, name) in found.items() if isinstance(model, str)}
 
 
-def _catalog_of(profile: str) -> StoredCatalog | None:
+def _read_profile_catalog(profile: str) -> StoredCatalog | None:
     """Read the catalog of a profile; None if it cannot be read."""
     try:
         with open_store(Path(profile)) as found:
@@ -177,15 +185,18 @@ def _catalog_of(profile: str) -> StoredCatalog | None:
 def find_missing_models(
     profile: str, left: Iterable[Unresolved], models: dict[str, tuple[str, str]]
 ) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the models that a profile has, and those that it lacks, each with the names of the bases that need it.
+    """List the ids of the models that a profile has, and describe those that it lacks.
 
     Args:
         profile: the profile's folder.
-        left: what a plan leaves.
-        models: model and name of each base.
+        left: the findings that a plan leaves unresolved.
+        models: model and name of each base, by base id.
+
+    Returns:
+        The ids, and for each missing model its id, the bases that need it, and its provider.
     """
     wanting = [one.base for one in left if one.finding == BASE_MODEL and one.base in models]
-    catalog = _catalog_of(profile)
+    catalog = _read_profile_catalog(profile)
     if catalog is None:
         return [], []
     providers = {str(row.get("provider_id")) for row in catalog.providers or ()}
@@ -212,9 +223,9 @@ _REPAIR = attrgetter("repair")
 
 
 def _content_charts(bases: Iterable[BaseStatistics]) -> list[Chart]:
-    """Return the charts of texts that are in a base more than once, and of the items by age.
+    """Make charts of texts that a base has more than once, and of items by age.
 
-    The age is the month in which an item was added, or the year where the months are many.
+    The age is the month in which an item was added, or the year if there are many months.
     """
     charts: list[Chart] = []
     repeated: list[tuple[str, int]] = []
@@ -224,17 +235,17 @@ def _content_charts(bases: Iterable[BaseStatistics]) -> list[Chart]:
             repeated.append((base.name, base.duplicates))
         months.update(base.ages or {})
     if repeated:
-        charts.append((tr("Duplicates"), "texts", sorted(repeated, key=lambda row: -row[1])[:_MOST_BASES]))
+        charts.append(Chart(tr("Duplicates"), "texts", sorted(repeated, key=lambda row: -row[1])[:_MOST_BASES]))
     if months:
         years: Counter[str] = Counter()
         for month, number in months.items():
             years[month[:4]] += number
         rows = months if len(months) <= _MOST_MONTHS else years
-        charts.append((tr("Items by age"), "items", sorted(rows.items())))
+        charts.append(Chart(tr("Items by age"), "items", sorted(rows.items())))
     return charts
 
 
-def _findings(job: Job, report: CheckReport) -> dict[str, Any]:
+def _check_values(job: Job, report: CheckReport) -> dict[str, Any]:
     """Return the template's values for an audit."""
     load_findings()
     charts: list[Chart] = []
@@ -272,23 +283,23 @@ def _findings(job: Job, report: CheckReport) -> dict[str, Any]:
     }
 
 
-def _nothing_more(_job: Job, _report: msgspec.Struct) -> dict[str, Any]:
-    """Return no further values: the template needs only the report."""
+def _no_values(_job: Job, _report: msgspec.Struct) -> dict[str, Any]:
+    """Return no values: the template needs only the report."""
     return {}
 
 
 _REPORTS: tuple[tuple[type, str, Callable[[Job, Any], dict[str, Any]]], ...] = (
-    (MigrationReport, "migration.html", _migration),
-    (CheckReport, "check.html", _findings),
-    (BackfillReport, "change.html", _change),
-    (ChangeReport, "change.html", _change),
-    (PackReport, "pack.html", _nothing_more),
-    (CompareReport, "compare.html", _nothing_more),
+    (MigrationReport, "migration.html", _migration_values),
+    (CheckReport, "check.html", _check_values),
+    (BackfillReport, "change.html", _change_values),
+    (ChangeReport, "change.html", _change_values),
+    (PackReport, "pack.html", _no_values),
+    (CompareReport, "compare.html", _no_values),
 )
 
 
 def describe(job: Job, report: msgspec.Struct) -> tuple[str, dict[str, Any]]:
-    """Return the template for a report and the values that it needs."""
+    """Return the template for a job's report, and the values that the template needs."""
     template, values_of = next(
         (template, values_of) for kind, template, values_of in _REPORTS if isinstance(report, kind)
     )

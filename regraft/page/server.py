@@ -54,7 +54,7 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 class Entrance:
-    """The secrets of one server: they are made when it starts, and are never written to disk but in the first page."""
+    """The secrets of one server, made when it starts. Only the first page, for the browser, writes one to disk."""
 
     def __init__(self, port: int) -> None:
         self.host = f"{HOST}:{port}"
@@ -67,16 +67,16 @@ class Entrance:
 
     @property
     def root(self) -> str:
-        """The path that all pages are below, with a slash at its end."""
+        """The path below which all pages are, with a slash at its end."""
         return f"/{self.segment}/"
 
     @property
     def address(self) -> str:
-        """The first address, which works once."""
+        """The first address for the browser, whose token works once."""
         return f"{self.origin}{self.root}enter/{self._token}"
 
     def spend(self, token: str) -> bool:
-        """Whether a token is the right one, for the first and only time."""
+        """Whether a token is that of the first address, which is accepted once."""
         if self._token is None or not _is_same(token, self._token):
             return False
         self._token = None
@@ -84,12 +84,12 @@ class Entrance:
 
 
 def _is_same(given: str, right: str) -> bool:
-    """Compare secrets in constant time."""
+    """Compare a given secret with the right one, in constant time."""
     return secrets.compare_digest(given.encode("utf-8", "surrogateescape"), right.encode())
 
 
 class Desk:
-    """What the requests of one server share."""
+    """The objects that all requests of one server share."""
 
     def __init__(
         self,
@@ -126,23 +126,26 @@ def desk_of(request: Request) -> Desk:
 
 
 class Guard:
-    """Refuses what is not from the reader's own page, sets the language, and adds the headers of security."""
+    """Refuses requests that are not from the reader's own page, sets the language, and adds security headers."""
 
     def __init__(self, app: ASGIApp, desk: Desk, show_error: Handler) -> None:
         self._app, self._desk, self._show_error = app, desk, show_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Answer a request, as ASGI calls it."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         if scope["type"] != "http":
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        cookies = _cookies(headers.get("cookie", ""))
+        cookies: dict[str, str] = {}
+        with contextlib.suppress(CookieError):
+            cookies = {name: morsel.value for name, morsel in SimpleCookie(headers.get("cookie", "")).items()}
 
         has_begun = False
 
         async def send_with_headers(message: Message) -> None:
+            """Send a part of the response; its start gets the security headers."""
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
@@ -152,7 +155,7 @@ class Guard:
                 ]
             await send(message)
 
-        with use_language(_language(cookies.get(_LANGUAGE), headers.get("accept-language", ""))):
+        with use_language(_choose_language(cookies.get(_LANGUAGE), headers.get("accept-language", ""))):
             refusal = self._refusal(scope, headers, cookies)
             if refusal is not None:
                 await refusal(scope, receive, send_with_headers)
@@ -167,25 +170,31 @@ class Guard:
                 await answer(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope, headers: dict[str, str], cookies: dict[str, str]) -> Response | None:
-        """Response that refuses a request from another page, or without the session's cookie; None to let it pass."""
+        """Return the response that refuses a request; None to let the request pass.
+
+        Requests are refused if they come from another page, or lack the session's cookie.
+        """
         entrance = self._desk.entrance
         if headers.get("host") != entrance.host:
-            return _refused(tr("Open the address that regraft ui printed; this server answers no other."))
+            return _refuse(tr("Open the address that regraft ui printed; this server answers no other."))
         segment, _, rest = scope["path"].removeprefix("/").partition("/")
         if not _is_same(segment, entrance.segment):
             return PlainTextResponse(tr("This page does not exist."), 404)
         is_entering = rest.startswith("enter/") and scope["method"] == "GET"
         if self._is_foreign(scope["method"], headers, is_entering=is_entering):
-            return _refused(tr("The request comes from another page."))
+            return _refuse(tr("The request comes from another page."))
         if not is_entering and not _is_same(cookies.get(_SESSION, ""), entrance.cookie):
             message = tr(
                 "This page was not opened by its address. Run regraft ui again, and use the address that it opens."
             )
-            return _refused(message)
+            return _refuse(message)
         return None
 
     def _is_foreign(self, method: str, headers: dict[str, str], *, is_entering: bool) -> bool:
-        """Whether a request comes from a page of another origin, or a writing one does not say where it comes from."""
+        """Whether a request comes from a page of another origin, or writes and does not say where it comes from.
+
+        ``is_entering``: it is the request for the first address.
+        """
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
         # A form whose page sends no referrer has the origin "null"; that it is ours is what Sec-Fetch-Site says then.
         is_own_form = origin == "null" and site == "same-origin"
@@ -198,20 +207,16 @@ class Guard:
         )
 
 
-def _refused(reason: str) -> Response:
+def _refuse(reason: str) -> Response:
+    """Make the response that refuses a request."""
     return PlainTextResponse(reason, 403)
 
 
-def _cookies(header: str) -> dict[str, str]:
-    """Parse the cookies of a request; none if they are invalid."""
-    try:
-        return {name: morsel.value for name, morsel in SimpleCookie(header).items()}
-    except CookieError:
-        return {}
+def _choose_language(chosen: str | None, accepted: str) -> str:
+    """Return the language in the cookie, or the first available one that the browser accepts, or English.
 
-
-def _language(chosen: str | None, accepted: str) -> str:
-    """Return the language of the cookie, or the first available one that the browser accepts, or English."""
+    ``accepted`` is the Accept-Language header.
+    """
     available = available_languages()
     if chosen in available:
         return str(chosen)
@@ -224,17 +229,17 @@ def _language(chosen: str | None, accepted: str) -> str:
 
 
 class Form:
-    """The fields of a form that was sent."""
+    """The fields of a form that was sent, as pairs of name and value."""
 
     def __init__(self, fields: list[tuple[str, str]]) -> None:
         self.fields = fields
 
     def exact(self, name: str) -> str:
-        """Return the path of a hidden field, which was encoded so that it comes back exactly."""
+        """Return the path in the hidden field ``NAME_at``, which was encoded so that every byte is kept."""
         return unquote(self.text(f"{name}_at"), errors="surrogateescape")
 
     def text(self, name: str, default: str = "") -> str:
-        """Return the last value of a field, without blanks around it."""
+        """Return the last value of a field, without blanks around it, or the default."""
         return next((value.strip() for key, value in reversed(self.fields) if key == name), default)
 
     def texts(self, name: str) -> tuple[str, ...]:
@@ -242,12 +247,12 @@ class Form:
         return tuple(value for key, value in self.fields if key == name and value)
 
     def pairs(self, start: str) -> dict[str, str]:
-        """Return the fields whose names begin with ``start``, by the rest of their names."""
+        """Return the values of the fields whose names begin with ``start``, by the rest of their names."""
         return {key[len(start) :]: value for key, value in self.fields if key.startswith(start)}
 
 
 async def read_form(request: Request) -> Form:
-    """Read a form, and check its token.
+    """Read the form that a request sends, and check its token.
 
     Raises:
         HTTPException: it is too large, or has not the token of this server.
@@ -276,7 +281,7 @@ async def read_form(request: Request) -> Form:
 
 
 def check_token(request: Request, token: str) -> None:
-    """Check the token of a form or of an upload.
+    """Check the token that a form or an upload has sent.
 
     Raises:
         HTTPException: it is not the token of this server.
@@ -286,7 +291,7 @@ def check_token(request: Request, token: str) -> None:
 
 
 def query_text(request: Request, name: str) -> str:
-    """Return a value of the address, or an empty text; a path in it may have any bytes."""
+    """Return a value from the query of the address, or an empty text; a path in it may have any bytes."""
     raw = request.scope["query_string"].decode("latin-1")
     pairs = parse_qsl(raw, keep_blank_values=True, errors="surrogateescape", max_num_fields=50) if raw else []
     return next((value for key, value in reversed(pairs) if key == name), "")
@@ -296,7 +301,7 @@ def query_text(request: Request, name: str) -> str:
 
 
 def _page_to(where: str) -> str:
-    """Return a page that leads to an address."""
+    """Make an HTML page that loads another address at once."""
     target = escape(where)
     head = f'<meta charset="utf-8"><meta http-equiv="refresh" content="0; url={target}"><title>regraft</title>'
     # Without an icon, a browser asks for one outside of the first segment.
@@ -305,7 +310,10 @@ def _page_to(where: str) -> str:
 
 
 async def enter(request: Request) -> Response:
-    """Exchange the token for the cookie. The next page is loaded by this one, so that the browser sends the cookie."""
+    """Exchange the token of the first address for the session's cookie.
+
+    The next page is loaded by the page that this returns, so that the browser sends the cookie.
+    """
     entrance = desk_of(request).entrance
     if _is_same(request.cookies.get(_SESSION, ""), entrance.cookie):
         return RedirectResponse(entrance.root, 303)
@@ -334,7 +342,10 @@ async def switch_language(request: Request) -> Response:
 
 
 def open_browser(address: str, folder: Path) -> bool:
-    """Open an address by way of a file that only this user can read: others can read the command lines of programs."""
+    """Open an address in the browser; return whether that worked.
+
+    The address is in a file in ``folder`` that only this user can read: others can read the command lines of programs.
+    """
     page = folder / "open.html"
     with os.fdopen(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(_page_to(address))

@@ -18,7 +18,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import msgspec
@@ -124,19 +124,19 @@ _translations: ContextVar[dict[str, str]] = ContextVar("translations", default={
 
 
 def shown(text: object) -> str:
-    """Translate a text of a report for the reader of the page."""
+    """Translate a text of a report for the reader of the page, and make it safe to show."""
     known = _translations.get().get(text) if isinstance(text, str) else None
     return translate_text(printable(to_english(text)), current_language()) if known is None else printable(known)
 
 
 def in_context(context: str, label: str) -> str:
-    """Translate a label that has a meaning of its own in a context (:func:`regraft.language.tr_in`)."""
+    """Translate a label that has its own meaning in a context (:func:`regraft.language.tr_in`)."""
     plain = str(to_english(label))
     return translate_as(plain, plain, {}, context)
 
 
 def render_prose(text: object) -> Markup:
-    """Translate a text, and turn its parts between backticks into code."""
+    """Translate a text, make it safe for HTML, and turn its parts between backticks into code."""
     parts = str(escape(shown(text))).split("`")
     # An odd number of parts has a pair of backticks around every second one.
     if len(parts) % 2 == 0:
@@ -159,7 +159,7 @@ def format_time(value: object) -> str:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Format a duration in whole minutes and seconds."""
+    """Format a duration in whole minutes and seconds; empty if it is unknown."""
     if seconds is None:
         return ""
     minutes, rest = divmod(round(seconds), 60)
@@ -167,12 +167,12 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def exact(path: object) -> str:
-    """Encode a path for an address or a hidden field, so that it comes back exactly, whatever its name holds."""
+    """Encode a path for an address or a hidden field, so that every byte of its name is kept."""
     return quote(str(path), errors="surrogateescape", safe="")
 
 
 def command_line(task: Task) -> str:
-    """Return the command that does the same as a task."""
+    """Format the command line that does the same as a task."""
     command, *names = _COMMANDS.get(task.function, (task.function,))
     words = ["regraft", command, *(path_argument(path) for path in task.paths[:1])]
     for path, name in zip_longest(task.paths[1:], names[: len(task.paths) - 1]):
@@ -181,7 +181,7 @@ def command_line(task: Task) -> str:
 
 
 def _option_words(options: msgspec.Struct | None) -> Iterator[str]:
-    """Yield the words of the options that differ from their defaults."""
+    """Yield the words of a command line for the options that differ from their defaults."""
     if options is None:
         return
     hints = get_type_hints(type(options), include_extras=True)
@@ -196,7 +196,10 @@ def _option_words(options: msgspec.Struct | None) -> Iterator[str]:
 
 
 def _option_values(name: str, value: Any) -> Iterator[str]:
-    """Yield the values that an option is given, one after the other; empty for a flag."""
+    """Yield the values of an option as words, one for each time that it is given; empty for a flag.
+
+    ``name`` is the field of the options struct.
+    """
     if isinstance(value, bool):
         yield ""
     elif isinstance(value, dict):
@@ -212,6 +215,7 @@ def _option_values(name: str, value: Any) -> Iterator[str]:
 
 @cache
 def _environment() -> Any:
+    """Make the Jinja environment of the pages, with their filters and functions."""
     environment = make_environment("regraft.page")
     environment.filters.update(
         t=shown,
@@ -244,7 +248,10 @@ def _environment() -> Any:
 def render(
     request: Request, template: str, status: int = 200, translations: dict[str, str] | None = None, **values: object
 ) -> Response:
-    """Fill a template of ``regraft/page/templates``; ``translations`` are texts for this reader by English ones."""
+    """Fill a template of ``regraft/page/templates``, and return it as the response.
+
+    ``translations`` are texts for this reader by English ones; ``values`` are those of the template.
+    """
     _translations.set(translations or {})
     desk = desk_of(request)
     query = request.scope["query_string"].decode("latin-1")
@@ -264,12 +271,15 @@ def render(
 
 
 def go(request: Request, page: str, **query: object) -> Response:
-    """Send the reader to a page of this server; paths keep every byte."""
+    """Redirect the reader to a page of this server; ``query`` are values in its address."""
     return RedirectResponse(address(request, page, **query), 303)
 
 
 def address(request: Request, page: str, **query: object) -> str:
-    """Return the address of a page of this server."""
+    """Return the address of a page of this server.
+
+    ``query`` are values in the address; paths among them keep every byte.
+    """
     words = urlencode({name: str(value) for name, value in query.items()}, errors="surrogateescape", quote_via=quote)
     return f"{desk_of(request).entrance.root}{page}{'?' if words else ''}{words}"
 
@@ -283,7 +293,7 @@ async def show_refusal(request: Request, error: Exception) -> Response:
 
 
 async def show_error(request: Request, error: Exception) -> Response:
-    """Answer an error of regraft with its sentence."""
+    """Answer a request that an error of regraft ended, with the text of the error."""
     status = 400 if isinstance(error, RegraftError) and error.exit_status == REFUSED else 500
     return render(request, "message.html", status, title=tr("The request failed"), text=str(error))
 
@@ -317,7 +327,7 @@ def asked_path(request: Request) -> str:
     """Return the path in the address of a page: exact in ``at``, or typed in ``path``.
 
     Raises:
-        WrongUsage: there is none.
+        WrongUsage: the address has no valid path.
     """
     path = query_text(request, "at") or clean_path(query_text(request, "path"))
     if not path:
@@ -328,7 +338,10 @@ def asked_path(request: Request) -> str:
 
 
 def measure(path: Path) -> tuple[int | None, int]:
-    """Return the size of a file or folder in bytes (None: too many files), and the time of its last change in ms."""
+    """Return the size of a file or folder in bytes, and the time of its last change in ms.
+
+    The size is None if there are too many files to count, or the path cannot be read.
+    """
     try:
         status = file_paths.lstat(path)
         if not path.is_dir():
@@ -350,7 +363,7 @@ def measure(path: Path) -> tuple[int | None, int]:
 
 
 def find_stores() -> list[dict[str, Any]]:
-    """List what is on this computer, each with size, date, and what can be done with it."""
+    """List the stores on this computer for Home: path, kind, size, date, and the pages of each."""
     stores = []
     for one in inspection.inspect_computer(user_folders=True).found:
         size, changed = measure(Path(one.path))
@@ -364,7 +377,7 @@ def find_stores() -> list[dict[str, Any]]:
 
 
 def journeys_of(kind: str | None, path: Path, remedy: str | None = None) -> list[tuple[str, str]]:
-    """List the pages that a store has, each with its label; the first one is what most readers want.
+    """List the pages that a store has: the name and the label of each; the first is what most readers want.
 
     Args:
         kind: its kind; None if it cannot be read.
@@ -386,8 +399,8 @@ def journeys_of(kind: str | None, path: Path, remedy: str | None = None) -> list
     return list(labels.items())
 
 
-async def _home(request: Request) -> Response:
-    """Show the start page, or the store that regraft ui was started with."""
+async def _show_first_page(request: Request) -> Response:
+    """Show Home, or, at the first request, the store that ``regraft ui`` was started with."""
     desk = desk_of(request)
     if desk.start is not None:
         path, desk.start = desk.start, None
@@ -396,7 +409,7 @@ async def _home(request: Request) -> Response:
 
 
 async def show_home(request: Request, *, path: str = "", problem: str = "", status: int = 200) -> Response:
-    """Show Home; ``problem`` is said beside the field that holds ``path``."""
+    """Show Home; ``problem`` is a message beside the field that holds ``path``."""
     stores = await run_in_threadpool(find_stores)
     return render(
         request,
@@ -410,8 +423,8 @@ async def show_home(request: Request, *, path: str = "", problem: str = "", stat
     )
 
 
-async def _store(request: Request) -> Response:
-    """Show a store with what can be done with it."""
+async def _show_store(request: Request) -> Response:
+    """Show what a store contains, and what can be done with it."""
     try:
         path = asked_path(request)
         report = await run_in_threadpool(api.inspect, path)
@@ -438,12 +451,16 @@ async def _store(request: Request) -> Response:
     )
 
 
-#: A chart: its title, the unit of its numbers, and its rows.
-Chart = tuple[str, str, list[tuple[str, int]]]
+class Chart(NamedTuple):
+    """A bar chart: its title, the unit of its numbers, and the label and number of each bar."""
+
+    title: str
+    unit: str
+    rows: list[tuple[str, int]]
 
 
 def charts_of(bases: Iterable[Any]) -> list[Chart]:
-    """Return the charts of several bases of an ``inspect`` report, in each the largest number first."""
+    """Make charts of the bases of an ``inspect`` report: sizes, and vectors by model, the largest first."""
     sizes: list[tuple[str, int]] = []
     models: Counter[str] = Counter()
     for base in bases:
@@ -451,11 +468,14 @@ def charts_of(bases: Iterable[Any]) -> list[Chart]:
             sizes.append((str(base.name), base.store.bytes))
             number = getattr(base.store, "rows", getattr(base.store, "embeddings", 0))
             models[str(base.model or tr("unknown model"))] += number if isinstance(number, int) else 0
-    charts = [(tr("Size of the bases"), "bytes", sizes), (tr("Vectors by model"), "vectors", list(models.items()))]
+    charts = (
+        Chart(tr("Size of the bases"), "bytes", sizes),
+        Chart(tr("Vectors by model"), "vectors", list(models.items())),
+    )
     return [
-        (title, unit, sorted(rows, key=lambda row: -row[1])[:_MOST_SHOWN])
-        for title, unit, rows in charts
-        if len(rows) > 1 and any(number for _, number in rows)
+        chart._replace(rows=sorted(chart.rows, key=lambda row: -row[1])[:_MOST_SHOWN])
+        for chart in charts
+        if len(chart.rows) > 1 and any(number for _, number in chart.rows)
     ]
 
 
@@ -463,7 +483,9 @@ def charts_of(bases: Iterable[Any]) -> list[Chart]:
 
 
 def list_folder(path: Path, name: str) -> dict[str, Any]:
-    """List a folder for choosing in it: its folders first, a limited number of entries whose names hold ``name``.
+    """List a folder for the reader to choose from: its folders first, then its files.
+
+    Entries whose names contain ``name`` are listed, up to a number. The keys of the result are those of the template.
 
     Raises:
         RegraftError: it cannot be listed.
@@ -500,21 +522,21 @@ def list_folder(path: Path, name: str) -> dict[str, Any]:
 
 
 def _asked_folder(request: Request) -> Path:
-    """Return the folder that a request names, or the one above a file."""
+    """Return the folder that a request names, the folder above a file that it names, or the home folder."""
     given = query_text(request, "at") or clean_path(query_text(request, "path"))
     path = Path(given) if given else file_paths.home_folder() or Path.cwd()
     return path.absolute() if path.is_dir() else path.absolute().parent
 
 
-async def _folder(request: Request) -> Response:
-    """Show a folder to choose a path from."""
+async def _show_folder(request: Request) -> Response:
+    """Show a folder in which the reader chooses a path."""
     name = query_text(request, "name")[:200]
     folder = await run_in_threadpool(list_folder, _asked_folder(request), name)
     return render(request, "folder.html", folder=folder, name=name)
 
 
-async def _folder_json(request: Request) -> Response:
-    """Answer the picker of a form; names are shown as on pages, and paths are encoded."""
+async def _send_folder_json(request: Request) -> Response:
+    """Send a folder's entries to the script of a form; names are shown as on pages, and paths are encoded."""
     folder = await run_in_threadpool(list_folder, _asked_folder(request), query_text(request, "name")[:200])
     entries = [
         {"name": one_line(one["name"], _NAME), "at": exact(one["path"]), "isFolder": one["is_folder"]}
@@ -533,7 +555,7 @@ async def _folder_json(request: Request) -> Response:
 
 
 async def _receive_dropped(request: Request) -> Response:
-    """Copy a dropped file into the run's own folder: a browser does not tell where it came from."""
+    """Copy a dropped file into the run's own folder, because a browser does not tell its path."""
     check_token(request, request.headers.get("x-form-token", ""))
     desk = desk_of(request)
     kept = (one if one.isalnum() or one in " ._-" else "_" for one in query_text(request, "name")[-100:])
@@ -571,7 +593,7 @@ async def _receive_file(request: Request, path: Path, limit: int) -> bool:
 
 
 def _check_browsed(path: Path) -> None:
-    """Raise an error for a store whose texts no page shows.
+    """Check that the texts of a store can be shown.
 
     Raises:
         NotBrowsed: it is of another system.
@@ -583,7 +605,7 @@ def _check_browsed(path: Path) -> None:
 
 
 async def _browse(request: Request) -> Response:
-    """Show the bases of a store, the items of one, the units of one of these, and a search by words."""
+    """Show the bases of a store, the items of a base, the units of an item, or the results of a search by words."""
     path, base, item = asked_path(request), query_text(request, "base"), query_text(request, "item")
     query = query_text(request, "q").strip()[:_QUERY]
     await run_in_threadpool(_check_browsed, Path(path))
@@ -594,7 +616,7 @@ async def _browse(request: Request) -> Response:
             values["answers"] = [(_BY_WORDS["mode"], found)]
         except RegraftError as error:
             values["problem"] = shown(error)
-    command = _search_command(path, query, base, _BY_WORDS) if query else ""
+    command = _format_search_command(path, query, base, _BY_WORDS) if query else ""
     if item and base:
         first = int(start) if (start := query_text(request, "first")).isdecimal() and len(start) < 10 else 0
         values |= await run_in_threadpool(_read_item, Path(path), base, item, first, query_text(request, "unit"))
@@ -602,7 +624,10 @@ async def _browse(request: Request) -> Response:
 
 
 async def _browse_by_meaning(request: Request) -> Response:
-    """Search in the three modes; the query is sent to an embedder, which may cost money, so this is a form."""
+    """Search a store by words, by vectors and by both, and show the results side by side.
+
+    The query is sent to an embedder, which may cost money, so this answers a form.
+    """
     form = await read_form(request)
     path, base, query = form.exact("path"), form.text("base"), form.text("q")[:_QUERY]
     embedder, given = form.text("embedder"), form.exact("config") or clean_path(form.text("config"))
@@ -623,7 +648,7 @@ async def _browse_by_meaning(request: Request) -> Response:
             answers.append((mode, await run_in_threadpool(api.search, path, query, base=base or None, **options)))
     except RegraftError as error:
         problem = shown(error)
-    command = _search_command(path, query, base, {"mode": "hybrid", "count": _BESIDE, "embedder": embedder})
+    command = _format_search_command(path, query, base, {"mode": "hybrid", "count": _BESIDE, "embedder": embedder})
     more = {"answers": answers, "problem": problem, "field": field, "embedder": embedder, "config": given}
     return await _browse_page(request, path, base, "", query, command, status=400 if problem else 200, **more)
 
@@ -631,10 +656,21 @@ async def _browse_by_meaning(request: Request) -> Response:
 async def _browse_page(
     request: Request, path: str, base: str, item: str, query: str, command: str, *, status: int = 200, **values: Any
 ) -> Response:
-    """Show the contents of a store, with search results."""
+    """Show the contents of a store, with search results.
+
+    Args:
+        request: the request.
+        path: the store.
+        base: the id of the chosen base, or empty.
+        item: the id of the chosen item, or empty.
+        query: the text that was searched for, or empty.
+        command: the command that does the same; empty: ``inspect``.
+        status: the status of the response.
+        values: further values of the template; ``answers`` are pairs of mode and search report.
+    """
     report = await run_in_threadpool(api.inspect, path, items=bool(base))
-    chosen = _with_id(report.bases, base)
-    listed = None if chosen is None else _with_id(chosen.item_list or (), item)
+    chosen = _find_by_id(report.bases, base)
+    listed = None if chosen is None else _find_by_id(chosen.item_list or (), item)
     ranks = {
         mode: {hit.unit_id: hit.rank for hit in answer.hits}
         for mode, answer in values["answers"]
@@ -667,18 +703,19 @@ async def _browse_page(
     )
 
 
-def _with_id(listed: Iterable[Any], wanted: str) -> Any:
-    """Return the entry with an id, or None."""
+def _find_by_id(listed: Iterable[Any], wanted: str) -> Any:
+    """Return the entry of a list that has an id, or None."""
     return next((one for one in listed if str(one.id) == wanted), None)
 
 
-def _search_command(path: str, query: str, base: str, options: dict[str, Any]) -> str:
+def _format_search_command(path: str, query: str, base: str, options: dict[str, Any]) -> str:
+    """Format the command that searches a store as the page does."""
     words = ["regraft", "search", path_argument(path), query, *(["--base", base] if base else [])]
     return join_command([*words, *_option_words(SearchOptions(**options))])
 
 
 def _read_item(path: Path, base: str, item: str, first: int, unit: str) -> dict[str, Any]:
-    """Read a page of an item's units, and the neighbors of one of them."""
+    """Read units of an item from number ``first`` on, and the neighbors of the unit with the id ``unit``, if any."""
     from regraft.ranking import cherry_v2  # noqa: PLC0415 - as above
 
     try:
@@ -690,7 +727,7 @@ def _read_item(path: Path, base: str, item: str, first: int, unit: str) -> dict[
 
 
 def mark_terms(text: str, terms: tuple[str, ...]) -> Markup:
-    """Escape a text, and mark where it has one of the terms."""
+    """Escape a text for HTML, and mark where one of the terms occurs."""
     if not terms:
         return escape(printable(text))
     # Every second part is a match.
@@ -703,7 +740,7 @@ def mark_terms(text: str, terms: tuple[str, ...]) -> Markup:
 
 
 def matched_terms(text: str, terms: tuple[str, ...]) -> list[str]:
-    """Return the terms that a text has."""
+    """Return the terms that occur in a text, in any letter case."""
     folded = text.casefold()
     return [term for term in terms if term.casefold() in folded]
 
@@ -712,18 +749,20 @@ def matched_terms(text: str, terms: tuple[str, ...]) -> list[str]:
 
 
 @cache
-def _file(name: str) -> str:
-    """Read a file of the page's own."""
+def _read_page_file(name: str) -> str:
+    """Read the style sheet or the script of the page."""
     own = (files("regraft.page") / name).read_text("utf-8")
     return (files("regraft.report") / "style.css").read_text("utf-8") + own if name == "page.css" else own
 
 
-async def _style(_: Request) -> Response:
-    return Response(_file("page.css"), media_type="text/css")
+async def _send_style(_: Request) -> Response:
+    """Send the style sheet."""
+    return Response(_read_page_file("page.css"), media_type="text/css")
 
 
-async def _script(_: Request) -> Response:
-    return Response(_file("page.js"), media_type="text/javascript")
+async def _send_script(_: Request) -> Response:
+    """Send the script."""
+    return Response(_read_page_file("page.js"), media_type="text/javascript")
 
 
 async def _quit(request: Request) -> Response:
@@ -740,15 +779,15 @@ async def _quit(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("/", _home),
+    Route("/", _show_first_page),
     Route("/home", show_home),
-    Route("/store", _store),
-    Route("/folder", _folder),
-    Route("/folder.json", _folder_json),
+    Route("/store", _show_store),
+    Route("/folder", _show_folder),
+    Route("/folder.json", _send_folder_json),
     Route("/dropped", _receive_dropped, methods=["PUT"]),
     Route("/browse", _browse, methods=["GET"]),
     Route("/browse", _browse_by_meaning, methods=["POST"]),
-    Route("/page.css", _style),
-    Route("/page.js", _script),
+    Route("/page.css", _send_style),
+    Route("/page.js", _send_script),
     Route("/quit", _quit, methods=["POST"]),
 ]

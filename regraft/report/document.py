@@ -53,7 +53,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """A sentence that says what the source is; empty if its kind is unknown."""
+        """A sentence that says which kind the source has; empty if that is unknown."""
         if self.source is None or self.source.kind is None:
             return ""
         return tr("{path} is {names}.", path=self.source.path, names=KIND_NAMES[Kind(self.source.kind)])
@@ -93,9 +93,10 @@ class Run(msgspec.Struct, kw_only=True):
         self.finished_at = identity.now_ms()
 
     def head(self) -> Head:
-        """Make the head of the run's document."""
+        """Make the head of the run's document, as it is now."""
 
         def endpoint(kind: str | None, path: Path | None) -> Endpoint | None:
+            """Describe the source or the target; None without a path."""
             return None if path is None else Endpoint(kind=kind, path=path_text(path))
 
         finished_at = None if self.finished_at is None else identity.iso_time(self.finished_at)
@@ -112,7 +113,7 @@ class Run(msgspec.Struct, kw_only=True):
         )
 
     def document(self) -> dict[str, object]:
-        """Make the head of the run's document, as JSON."""
+        """Make the JSON document of a command that reports nothing but its head."""
         document: dict[str, object] = msgspec.to_builtins(self.head())
         return document
 
@@ -121,14 +122,14 @@ class Run(msgspec.Struct, kw_only=True):
 
 
 class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
-    """A snippet for a configuration file (its path as a command-line argument), and the commands to run next."""
+    """A suggestion for a configuration file: its path, what to add, and the commands to run next."""
 
     config: str
     snippet: str
     next: list[str]
 
     def lines(self) -> list[str]:
-        """Return the suggestion as lines of text."""
+        """Format the suggestion as lines of text."""
         return [
             tr("Add this to {path}, and put the key into the environment:", path=self.config),
             "",

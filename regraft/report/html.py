@@ -48,7 +48,7 @@ class Segment(NamedTuple):
 
 
 def render_page(template: str, command: str, **values: object) -> str:
-    """Fill a template of ``regraft/report/templates`` for the page of a command."""
+    """Fill a template of ``regraft/report/templates`` with values, for the page of a command."""
     return str(
         load_template(template).render(command=command, version=__version__, language=current_language(), **values)
     )
@@ -66,6 +66,7 @@ def make_environment(package: str) -> Any:
     from markupsafe import Markup  # noqa: PLC0415
 
     def show(value: object) -> object:
+        """Make a value safe to print, unless it is HTML already."""
         return value if isinstance(value, Markup) else printable(value)
 
     return Environment(
@@ -80,10 +81,11 @@ def make_environment(package: str) -> Any:
 
 @cache
 def _environment() -> Any:
+    """Make the Jinja environment of report pages, with their filters and functions."""
     from markupsafe import Markup, escape  # noqa: PLC0415 - with Jinja, see above
 
     def render_prose(sentence: str) -> Markup:
-        """Turn text between backticks into code."""
+        """Escape a text for HTML, and turn its parts between backticks into code."""
         return Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(printable(sentence)))))
 
     environment = make_environment("regraft.report")
@@ -101,7 +103,10 @@ def _environment() -> Any:
 
 
 def _segments(parts: Sequence[BarPart], whole: int | None) -> Iterator[Segment]:
-    """Yield the parts of a bar that are not empty; ``whole`` is the number of the full width, None: their sum."""
+    """Yield the non-empty parts of a stacked bar as they are drawn.
+
+    ``whole`` is the number that fills the bar; None: the sum of all parts.
+    """
     total = sum(count for _, _, count in parts) if whole is None else whole
     before = 0
     for kind, name, count in parts:
@@ -111,17 +116,19 @@ def _segments(parts: Sequence[BarPart], whole: int | None) -> Iterator[Segment]:
 
 
 def format_percent(part: float, whole: float) -> str:
-    """Format a share as a length of SVG."""
+    """Format ``part / whole`` as a length of SVG, such as "12.500%"."""
     return f"{100 * part / whole:.3f}%"
 
 
 def is_report_page(command: str, start: str) -> bool:
-    """Whether a file with this beginning is a page that the command wrote, in any language."""
+    """Whether a file that starts with ``start`` is a page that the command wrote, in any language."""
     return any(start.startswith(_START.format(language, command)) for language in available_languages())
 
 
 def check_page_path(command: str, path: Path | None, *read: Path) -> None:
-    """Check that a page may be written to ``path``: only over an earlier page, and not inside a path in ``read``.
+    """Check that the page of a command may be written to ``path`` (None: no page).
+
+    It may only replace an earlier page of the command, and may not be inside a path in ``read``.
 
     Raises:
         ReportNotWritable
@@ -129,15 +136,15 @@ def check_page_path(command: str, path: Path | None, *read: Path) -> None:
     if path is None:
         return
     try:
-        reason = writable.find_output_problem(path, read) or _other_thing(command, path)
+        reason = writable.find_output_problem(path, read) or _describe_obstacle(command, path)
     except OSError as error:
         reason = error.strerror or str(error)
     if reason:
         raise ReportNotWritable(path=path, reason=reason)
 
 
-def _other_thing(command: str, path: Path) -> str:
-    """Describe what is at the path of a page; empty for nothing and for an earlier page of the command."""
+def _describe_obstacle(command: str, path: Path) -> str:
+    """Describe what keeps a page from being written to a path; empty if nothing, or only an earlier page, is there."""
     if path.is_symlink():
         return tr("it is a link")
     if not path.exists():
@@ -152,7 +159,7 @@ def _other_thing(command: str, path: Path) -> str:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page atomically.
+    """Write a page to a file atomically.
 
     Raises:
         OSError: it cannot be written; an earlier file at ``path`` is unchanged.
@@ -166,7 +173,7 @@ def write_page(path: Path, page: str) -> None:
 
 
 def write_last_page(page: Path | None, render: Callable[[], str]) -> OutputLost | None:
-    """Write the page of a command that is done; return the error, because its result is printed anyway.
+    """Write the page of a command whose work is done; return the error, because the result is printed anyway.
 
     Args:
         page: the file; None: no page.

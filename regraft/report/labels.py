@@ -192,17 +192,17 @@ _STATES = {
 
 
 def mode_label(mode: str) -> str:
-    """Describe a search mode: by words, by meaning, or both."""
+    """Describe a search mode: by words, by meaning, both, or by tags."""
     return _MODES[mode]
 
 
 def state_label(state: str) -> str:
-    """Return whether notes can be found by vector search, for a state of ``docs/formats/codex_mem.md``."""
+    """Describe whether vector search finds notes of codex-mem; the states are in ``docs/formats/codex_mem.md``."""
     return _STATES[state]
 
 
 def label_of(name: object) -> str:
-    """Return the label of a name; an unknown name (a file may contain any) is returned unchanged."""
+    """Translate a name of a status, outcome, kind or unit for people; an unknown name is returned unchanged."""
     return _LABELS.get(str(name), str(name))
 
 
@@ -222,7 +222,7 @@ def format_severity_count(number: int, severity: str) -> str:
 
 
 def first_of_each(entries: Iterable[E], name_of: Callable[[E], str], most: int) -> Iterator[E]:
-    """Yield the first ``most`` entries of each name."""
+    """Yield the first ``most`` entries of each name; ``name_of`` returns the name of an entry."""
     seen: Counter[str] = Counter()
     for entry in entries:
         seen[name_of(entry)] += 1
@@ -231,7 +231,7 @@ def first_of_each(entries: Iterable[E], name_of: Callable[[E], str], most: int) 
 
 
 def omitted_lines(names: Iterable[str], shown: int) -> Iterator[str]:
-    """Yield a line for each name with more entries than were shown; ``names`` are those of all entries."""
+    """Yield a line for each name that has more than ``shown`` entries; ``names`` has the name of every entry."""
     for name, count in Counter(names).items():
         if count > shown:
             yield tr("… and {count:,} more of {name} (-v shows all)", count=count - shown, name=name)

@@ -15,7 +15,7 @@ from regraft.language import tr
 
 
 class MetricsFile:
-    """A file with the metrics of one command; a file that is there must be one of the same command.
+    """A file with the metrics of one command; an existing file must be an earlier one of the same command.
 
     Args:
         path: the file.
@@ -45,7 +45,7 @@ class MetricsFile:
         return self.path, self.path.with_name(f"{self.path.name}.new")
 
     def demand_path(self, places: Iterable[Path] = ()) -> None:
-        """Check that the file can be written, outside of ``places``, and that it is ours if it exists.
+        """Check that the file can be written, that it is outside of ``places``, and that no other file is replaced.
 
         Raises:
             TargetNotWritable, WrongUsage: a check failed.
@@ -69,13 +69,13 @@ class MetricsFile:
             return file.read(len(self._mark)) in (b"", self._mark)
 
     def add(self, name: str, about: str, value: float) -> None:
-        """Add a gauge."""
+        """Add a gauge with one value; ``about`` is its help text."""
         self.add_labelled(name, about, (), {(): value})
 
     def add_labelled(
         self, name: str, about: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]
     ) -> None:
-        """Add a gauge with further labels; ``values`` are its values by those of the labels."""
+        """Add a gauge with further labels; ``values`` maps their values to that of the gauge."""
         self._families.append(self.family("Gauge", name, about, labels, values))
 
     def family(
@@ -86,7 +86,15 @@ class MetricsFile:
         labels: tuple[str, ...] = (),
         values: Mapping[tuple[str, ...], float] | None = None,
     ) -> Any:
-        """Make a metric with further labels; without ``values`` it is empty."""
+        """Make a metric of prometheus_client; without ``values`` it is empty.
+
+        Args:
+            kind: "Gauge", "Counter" and so on.
+            name: its name after ``regraft_COMMAND_``.
+            about: its help text.
+            labels: names of labels besides those of the file.
+            values: values of the metric by those of ``labels``.
+        """
         full = f"regraft_{self._command}_{name}"
         family = getattr(self._core, f"{kind}MetricFamily")(full, about, labels=[*self._labels, *labels])
         for words, value in sorted((values or {}).items()):
@@ -98,7 +106,7 @@ class MetricsFile:
         yield from self._families
 
     def write(self) -> None:
-        """Write the file in one step.
+        """Write all metrics to the file, in one step.
 
         Raises:
             OSError, RegraftError: it cannot be written.

@@ -117,7 +117,7 @@ class BaseReport(Struct, frozen=True, kw_only=True):
         return self.outcome in ("written", "rewritten", "unchanged", "failed")
 
     def lacks(self, command: Literal["migrate", "import"]) -> bool:
-        """Whether a field is missing that this command always writes."""
+        """Whether a field is missing that reports of this command always have."""
         if command == "migrate":
             return UNSET in (self.legacy_id, self.directories)
         return UNSET in (self.skipped_items, self.vectors, self.differing_vectors, self.remade)
@@ -207,6 +207,8 @@ class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
 PAGE = "migration.html"
 #: Warnings of one code shown in text before the rest is counted.
 SHOWN_PER_CODE = 3
+#: Columns of a base's name in the table; the rest is cut off.
+_NAME_COLUMNS = 36
 
 Document = dict[str, Any]
 
@@ -219,29 +221,30 @@ def as_json(document: Document, *, ascii_only: bool = False) -> str:
     try:
         text = json.dumps(document, ensure_ascii=ascii_only, indent=2, default=_encode_unknown, allow_nan=False)
     except ValueError:
-        text = json.dumps(_finite(document), ensure_ascii=ascii_only, indent=2, default=_encode_unknown)
+        text = json.dumps(_replace_non_finite(document), ensure_ascii=ascii_only, indent=2, default=_encode_unknown)
     return escape_json(text) + "\n"
 
 
 def _encode_unknown(value: object) -> str:
+    """Convert a value that JSON cannot represent to text."""
     return lenient_text(value) if isinstance(value, bytes) else str(value)
 
 
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinities by None, as JavaScript does."""
+def _replace_non_finite(value: Any) -> Any:
+    """Replace NaN and infinities in a document by None, as JavaScript does."""
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: _replace_non_finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+        return [_replace_non_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plan_line(planned: Document) -> str:
-    """Format a plan in one line: how much will be migrated, and the disk space for it."""
+    """Format the document of a plan in one line: how much will be migrated, and the disk space for it."""
     totals = planned["totals"]
     needed, free = (format_bytes(planned["preflight"][key]) for key in ("bytes_needed", "bytes_free"))
     bases = format_count(totals["bases"]["all"], "base")
-    bare = _bare(totals["rows"])
+    bare = _count_without_vector(totals["rows"])
     more = tr(" and {bare:,} without a vector", bare=bare) if bare else ""
     return tr(
         "Plan: {bases}, {carried}{more}; needs about {needed}, {free} are free.\n",
@@ -254,26 +257,29 @@ def plan_line(planned: Document) -> str:
 
 
 def format_migration(document: Document, *, verbose: bool = False) -> str:
-    """Format the document of a migration or an import as text."""
+    """Format the document of a migration or an import as text; ``verbose``: list all warnings."""
     planned = document["run"]["dry_run"] or document["run"]["finished_at"] is None
-    lines = [*_bases(document, planned=planned)]
+    lines = [*_base_lines(document, planned=planned)]
     if document["bases"] or document["skipped"]:
-        lines += ["", *_totals(document, planned=planned)]
-    return printable_lines([*lines, *_warnings(document, verbose)])
+        lines += ["", *_total_lines(document, planned=planned)]
+    return printable_lines([*lines, *_warning_lines(document, verbose)])
 
 
 def _base_row(base: Document) -> tuple[str, ...]:
-    """Cells of a base in the table of the report."""
+    """Format the cells of a base in the table of the text."""
     numbers = (sum(base["items"].values()), base["rows"]["read"], base["rows"]["carried"])
     outcome = label_of(base["outcome"])
     if base["error"]:
         outcome += f" ({base['error']})"
     dimensions = "-" if base["dimensions"] is None else str(base["dimensions"])
-    return (_cut(base["name"], 36), dimensions, *(f"{number:,}" for number in numbers), outcome)
+    name = one_line(base["name"], 4 * _NAME_COLUMNS)
+    while text_width(name) > _NAME_COLUMNS:
+        name = name[:-2] + "…"
+    return (name, dimensions, *(f"{number:,}" for number in numbers), outcome)
 
 
-def _bases(document: Document, *, planned: bool) -> Iterator[str]:
-    """Yield the lines of the table of bases, with aligned columns."""
+def _base_lines(document: Document, *, planned: bool) -> Iterator[str]:
+    """Yield the lines of the table of bases, with aligned columns; ``planned``: the document is of a plan."""
     names = [label_of(name) for name in ("base", "dimensions", "items", "rows", "carried")]
     head = (*names, tr("will be") if planned else label_of("outcome"))
     rows = [head, *map(_base_row, document["bases"])]
@@ -287,8 +293,8 @@ def _bases(document: Document, *, planned: bool) -> Iterator[str]:
         yield "  ".join([*cells, last]).rstrip()
 
 
-def _totals(document: Document, *, planned: bool) -> Iterator[str]:
-    """Yield the lines on all bases together: outcome, unreadable bases, skipped rows, and space."""
+def _total_lines(document: Document, *, planned: bool) -> Iterator[str]:
+    """Yield the lines on all bases together: outcome, unreadable bases, skipped rows, and disk space."""
     totals = document["totals"]
     unread = _unread(document)
     of = tr(" of {bases}", bases=format_count(len(document["bases"]) - len(unread), "base")) if unread else ""
@@ -301,7 +307,7 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
             named=named,
             more=more,
         )
-    yield from _reasons(document)
+    yield from _reason_lines(document)
     if "preflight" in document:
         needed, free = (format_bytes(document["preflight"][key]) for key in ("bytes_needed", "bytes_free"))
         yield tr("Needs about {needed}; {free} are free.", needed=needed, free=free)
@@ -311,8 +317,8 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
 
 
 def _format_lead(document: Document, of: str = "", *, planned: bool) -> str:
-    """Say how many rows are migrated; ``of`` names the bases that were counted."""
-    bare = _bare(document["totals"]["rows"])
+    """Format how many rows of all bases are migrated; ``of`` names the bases whose rows could be counted."""
+    bare = _count_without_vector(document["totals"]["rows"])
     counts = [base["vectors"] for base in document["bases"] if "vectors" in base]
     vectors = f" ({sum(counts):,})" if counts else ""
     of_those = tr(", {bare:,} more without one", bare=bare) if bare else vectors
@@ -322,7 +328,7 @@ def _format_lead(document: Document, of: str = "", *, planned: bool) -> str:
     return tr("{carried}{of} migrated with their vectors{of_those}; nothing was embedded again.", **facts)
 
 
-def _reasons(document: Document) -> Iterator[str]:
+def _reason_lines(document: Document) -> Iterator[str]:
     """Yield a line for each reason for which rows or bases were not migrated."""
     rows = document["totals"]["rows"]
     for reason, count in rows["skipped"].items():
@@ -347,6 +353,7 @@ def _reasons(document: Document) -> Iterator[str]:
 
 
 def _format_restored(rows: Document) -> str:
+    """Format how many chunks were restored; ``rows`` is the totals' count of rows."""
     given = format_count(rows["restored_duplicate"], "chunk")
     return tr("{given} more for files without chunks in v1, because another file has the same bytes.", given=given)
 
@@ -360,20 +367,26 @@ def _unread(document: Document) -> list[str]:
 
 
 def _is_import(document: Document) -> bool:
+    """Whether the document is of an import."""
     return bool(document["regraft"]["command"] == "import")
 
 
 def _format_migrated(rows: Document) -> str:
-    return tr("{carried:,} of {rows}", carried=rows["carried"] - _bare(rows), rows=format_count(rows["read"], "row"))
+    """Format how many rows were migrated with a vector, of all rows read."""
+    return tr(
+        "{carried:,} of {rows}",
+        carried=rows["carried"] - _count_without_vector(rows),
+        rows=format_count(rows["read"], "row"),
+    )
 
 
-def _bare(rows: Document) -> int:
+def _count_without_vector(rows: Document) -> int:
     """Count rows that were migrated without a vector; reports of earlier versions lack this number."""
     return min(int(rows.get("without_vector", 0)), int(rows["carried"]))
 
 
-def _warnings(document: Document, verbose: bool) -> Iterator[str]:
-    """Yield the warnings: all with ``verbose``, else without notes and a few of each code."""
+def _warning_lines(document: Document, verbose: bool) -> Iterator[str]:
+    """Yield the warnings of a document: all with ``verbose``, else a few of each code, and no notes."""
     names = {base.get("legacy_id", base["id"]): base["name"] for base in document["bases"]}
     code_of = itemgetter("code")
     grave = [one for one in document["warnings"] if verbose or notices.EVERY_CODE[one["code"]].severity != "note"]
@@ -387,14 +400,6 @@ def _warnings(document: Document, verbose: bool) -> Iterator[str]:
         yield f"{what} [{warning['code']}]"
     if not verbose:
         yield from omitted_lines(map(code_of, grave), SHOWN_PER_CODE)
-
-
-def _cut(text: str, width: int) -> str:
-    """Shorten a text to the columns that it may take in a terminal."""
-    text = one_line(text, 4 * width)
-    while text_width(text) > width:
-        text = text[:-2] + "…"
-    return text
 
 
 # --- page ----------------------------------------------------------------------------------------------------------
@@ -424,7 +429,7 @@ def migration_page(document: Document) -> str:
         },
         parts=row_bar_parts(rows),
         restored=_format_restored(rows) if rows["restored_duplicate"] else "",
-        bases=[_page_base(base) for base in document["bases"]],
+        bases=[_base_page_row(base) for base in document["bases"]],
         left=count_codes({**rows["skipped"], **document["skipped"]}),
         unread=format_count(len(unread), "base") if unread else "",
         codes=sorted(codes, key=lambda code: gravest.index(code.severity)),
@@ -440,7 +445,7 @@ class NextStep(NamedTuple):
 
 
 def _steps(document: Document) -> Iterator[NextStep]:
-    """Yield the commands to run next."""
+    """Yield the commands to run after a migration or an import, for the page."""
     for code in dict.fromkeys(base["error"] for base in document["bases"] if base["error"]):
         yield NextStep(tr("See why bases failed, and how to fix that"), f"regraft explain {code}")
     if document["run"]["dry_run"]:
@@ -450,7 +455,8 @@ def _steps(document: Document) -> Iterator[NextStep]:
     yield NextStep(tr("Use it in the application"), "regraft install LIBRARY --profile PROFILE")
 
 
-def _page_base(base: Document) -> dict[str, object]:
+def _base_page_row(base: Document) -> dict[str, object]:
+    """Format the values of a base in the table of the page."""
     outcome = label_of(base["outcome"])
     if base["error"]:
         outcome = tr("{what}: {why}", what=outcome, why=base["error"])
@@ -479,7 +485,7 @@ class CountedCode(NamedTuple):
 
 
 def count_codes(counts: Mapping[str, int]) -> list[CountedCode]:
-    """Look up codes in the registry, for a page."""
+    """Look up codes in the registry of notices; each comes with its count."""
     codes = ((notices.EVERY_CODE[name], count) for name, count in counts.items())
     return [CountedCode(code.name, count, code.severity, code.meaning) for code, count in codes]
 
@@ -487,8 +493,8 @@ def count_codes(counts: Mapping[str, int]) -> list[CountedCode]:
 def row_bar_parts(rows: Document) -> list[BarPart]:
     """Divide v1's rows into parts of a bar: migrated rows first, then one part per reason code.
 
-    Rows restored for duplicates, and chunks that v1 never stored, come on top of the rows that were read. Codes that
-    are not registered are counted as "another reason", since a file on disk may contain anything.
+    ``rows`` is a row count of the document. Restored duplicates, and chunks that v1 never stored, are added to the rows
+    that were read. Unregistered codes are counted as "another reason", since a file on disk may contain anything.
     """
     reasons: dict[str, int] = {}
     for reason, count in rows["skipped"].items():
@@ -497,8 +503,8 @@ def row_bar_parts(rows: Document) -> list[BarPart]:
     shades = ("skipped", "other")
     skipped = (BarPart(shades[place % 2], name, count) for place, (name, count) in enumerate(reasons.items()))
     return [
-        BarPart("carried", label_of("carried"), rows["carried"] - _bare(rows)),
-        BarPart("bare", notices.WITHOUT_VECTOR, _bare(rows)),
+        BarPart("carried", label_of("carried"), rows["carried"] - _count_without_vector(rows)),
+        BarPart("bare", notices.WITHOUT_VECTOR, _count_without_vector(rows)),
         BarPart("restored", "restored_duplicate", rows["restored_duplicate"]),
         BarPart("left", "v1_deduplicated", rows["v1_deduplicated"]),
         *skipped,

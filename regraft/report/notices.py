@@ -70,7 +70,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_at_least(severity: Severity, line: Severity) -> bool:
-    """Whether a severity is ``line`` or above it."""
+    """Whether a severity is as grave as ``line``, or graver."""
     return _SEVERITIES[severity] >= _SEVERITIES[line]
 
 

@@ -28,7 +28,7 @@ class Progress(Protocol):
         """Name the object that is being processed."""
 
     def step(self, rows: float, size: int) -> None:
-        """Report that so many more rows (fractions are allowed) and bytes are done."""
+        """Report that ``rows`` more rows (fractions are allowed) and ``size`` more bytes are done."""
 
     def end(self) -> None:
         """End the stage."""
@@ -44,7 +44,7 @@ class SilentProgress:
         """Name the object that is being processed."""
 
     def step(self, rows: float, size: int) -> None:
-        """Report that so many more rows (fractions are allowed) and bytes are done."""
+        """Report that ``rows`` more rows (fractions are allowed) and ``size`` more bytes are done."""
 
     def end(self) -> None:
         """End the stage."""
@@ -98,7 +98,7 @@ class ProgressBar:
         self._show(0)
 
     def step(self, rows: float, size: int) -> None:
-        """Report that so many more rows (fractions are allowed) and bytes are done."""
+        """Report that ``rows`` more rows (fractions are allowed) and ``size`` more bytes are done."""
         self._bytes += size
         self._show(rows)
 
@@ -111,7 +111,7 @@ class ProgressBar:
             bar.update(done)
 
     def _counts(self, bar: Any, done: float) -> str:
-        """Format the text after the bar: numbers, time left, label."""
+        """Format the text after the bar: ``done`` of all, the time left, and the label of the object."""
         total = bar.total or 0
         if self._unit == "bytes":
             parts = [tr("{done} of {total}", done=format_bytes(done), total=format_bytes(total))]
@@ -142,7 +142,7 @@ def terminal_progress(*, quiet: bool) -> Progress:
 
 @contextmanager
 def stage(progress: Progress, what: str, rows: int, unit: str = "rows") -> Iterator[None]:
-    """Start a stage of a progress (:meth:`Progress.start`), and end it when the context ends."""
+    """Start a stage of a progress (:meth:`Progress.start`), and end the stage when the context ends."""
     progress.start(what, rows, unit)
     try:
         yield

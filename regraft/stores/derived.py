@@ -19,7 +19,7 @@ class Ordered(Protocol):
     """A type whose values can be sorted."""
 
     def __lt__(self, other: Any, /) -> bool:
-        """Whether it sorts before another one."""
+        """Whether the value sorts before another one."""
 
 
 Id = TypeVar("Id", bound=Ordered)
@@ -48,9 +48,9 @@ class Difference(Generic[Id, Fingerprint]):
 def compare_sorted(
     authority: Iterable[tuple[Id, Fingerprint]], derived: Iterable[tuple[Id, Fingerprint]]
 ) -> Iterator[Difference[Id, Fingerprint]]:
-    """Yield the changes, in the order of ids, that bring ``derived`` up to date with ``authority``.
+    """Yield the differences between a derived store and its source of truth, ``authority``, in the order of ids.
 
-    Both are sorted by id, without duplicates; neither is held in memory.
+    Both are pairs of id and fingerprint, sorted by id without duplicates; neither is held in memory.
 
     Raises:
         OutOfOrder: one of them is not sorted.
@@ -77,7 +77,7 @@ def compare_sorted(
 
 
 def _ascending(rows: Iterable[tuple[Id, Fingerprint]]) -> Iterator[tuple[Id, Fingerprint]]:
-    """Yield rows, and raise if their ids do not ascend."""
+    """Yield pairs unchanged; raise OutOfOrder if their ids do not ascend."""
     before: tuple[Id, Fingerprint] | None = None
     for row in rows:
         if before is not None and not before[0] < row[0]:

@@ -61,7 +61,10 @@ from regraft.text import join_command, path_argument, printable, quote_word
 
 
 def link_notices(tree: Tree) -> Iterator[Notice]:
-    """Yield a notice for each link found so far that points outside of the source and was not followed."""
+    """Yield a notice for each link of a source that led outside of the source and was not followed.
+
+    Only links that have been read so far are known.
+    """
     for name, target in tree.not_followed.items() if isinstance(tree, FolderTree) else ():
         message = tr(
             "{name} is a link to {target}, outside of the source, and was not followed; use {option} to follow it",
@@ -107,11 +110,11 @@ _NOT_SLIM = ("IndexedDB", "Local Storage", f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", 
 
 @contextmanager
 def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -> Iterator[Located]:
-    """Recognize ``path``, or take the user's word for its kind, and keep its archive open within the context.
+    """Recognize the store at a path, and keep its archive open within the context.
 
     Args:
         path: a file or folder.
-        kind: its kind; None to recognize it.
+        kind: its kind, as the user named it; None to recognize it.
         salvage: read a damaged zip archive by the local headers of its members (:mod:`regraft.disk.zip_salvage`).
 
     Raises:
@@ -122,7 +125,7 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
     """
     moved, message = _follow_settings(path) if kind is None else (path, ())
     try:
-        found = _recognize_system(moved, kind) or _locate(moved, kind)
+        found = _recognize_system(moved, kind) or _recognize_path(moved, kind)
     except _ArchiveDamaged as error:
         if not salvage:
             reason = tr(
@@ -134,7 +137,7 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
             )
             raise SourceUnreadable(path=path, reason=reason) from error
         with _open_salvaged(moved, kind, str(error)) as found:
-            yield _with_stores(found, kind)
+            yield _add_v2_stores(found, kind)
         return
     except SourceUnrecognised as error:
         with _extracted_system(moved, kind) as extracted:
@@ -150,7 +153,7 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
     found = replace(found, notices=message)
     logger.info("%s is read as %s%s", path, found.kind.value, "" if kind is None else tr(", as asked for"))
     try:
-        yield _with_stores(found, kind)
+        yield _add_v2_stores(found, kind)
     finally:
         if isinstance(found.tree, ZipTree):
             found.tree.close()
@@ -158,7 +161,7 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
 
 @contextmanager
 def _extracted_system(path: Path, kind: Kind | None) -> Iterator[Located | None]:
-    """Extract the store of another system from a zip archive to a temporary folder; None if there is none.
+    """Extract the store of another system from a zip archive to a temporary folder; yield None if it has no such store.
 
     Raises:
         WorkFolderTooSmall: the temporary folder has no room for it.
@@ -190,6 +193,8 @@ class _ArchiveDamaged(Exception):
 def _open_salvaged(path: Path, kind: Kind | None, damage: str) -> Iterator[Located]:
     """Recognize a damaged archive by its intact members, which are copied to a temporary archive.
 
+    ``damage`` says what is wrong with the archive.
+
     Raises:
         SourceUnreadable: no member is intact.
         WorkFolderTooSmall: the temporary folder has no room for the members.
@@ -204,12 +209,12 @@ def _open_salvaged(path: Path, kind: Kind | None, damage: str) -> Iterator[Locat
             reason = tr("{damage}; {error}", damage=damage, error=error)
             raise SourceUnreadable(path=path, reason=reason) from error
         with closing(ZipTree(copy)) as tree:
-            found = _in_tree(path, tree, kind)
+            found = _recognize_tree(path, tree, kind)
             yield replace(found, notices=(_salvage_notice(saved, damage),))
 
 
 def _salvage_notice(saved: zip_salvage.ZipSalvage, reason: str) -> Notice:
-    """Return the notice about an archive that was read by the headers of its members."""
+    """Make the notice about a damaged archive whose members were found by their own headers."""
     message = tr(
         "the zip archive is damaged ({reason}); {members} recovered by their own headers",
         reason=reason,
@@ -234,8 +239,11 @@ def _salvage_notice(saved: zip_salvage.ZipSalvage, reason: str) -> Notice:
     return Notice(code=ARCHIVE_SALVAGED, message=message, count=max(count, 1), samples=damaged[:10])
 
 
-def _with_stores(found: Located, kind: Kind | None) -> Located:
-    """Add the stores of v2 data. A library with preview stores only is a preview library."""
+def _add_v2_stores(found: Located, kind: Kind | None) -> Located:
+    """Add the index files of v2 data to a recognized path; other kinds are returned unchanged.
+
+    A library that has only indexes of preview builds becomes a preview library, unless the user named its ``kind``.
+    """
     if found.kind not in V2_LAYOUTS:
         return found
     tree, inside = found.tree, ""
@@ -246,15 +254,15 @@ def _with_stores(found: Located, kind: Kind | None) -> Located:
     stores = cherry_v2_layout.find_stores(tree, inside)
     named = found.named_catalog
     if named is not None and stores.catalog != named:
-        stores = cherry_v2_layout.replace_catalog(stores, named, _bases_in(tree.path / named))
+        stores = cherry_v2_layout.replace_catalog(stores, named, _read_base_ids(tree.path / named))
         return replace(found, path=tree.path / named, tree=tree, places=StatePaths(vectors=""), stores=stores)
     only_preview = stores.has_preview and not stores.current and found.kind in (Kind.LIBRARY, Kind.BASE)
     recognized = Kind.PREVIEW_LIBRARY if only_preview and kind is not Kind.LIBRARY else found.kind
     return replace(found, kind=recognized, tree=tree, places=StatePaths(vectors=""), stores=stores)
 
 
-def _bases_in(catalog: Path) -> set[str]:
-    """Return the ids of the bases in a catalog; empty if it cannot be read."""
+def _read_base_ids(catalog: Path) -> set[str]:
+    """Return the ids of the bases in a catalog file; empty if it cannot be read."""
     try:
         with sqlite.open_readonly(catalog) as db:
             return {str(base) for (base,) in db.execute("SELECT id FROM knowledge_base")}
@@ -263,7 +271,14 @@ def _bases_in(catalog: Path) -> set[str]:
 
 
 def _follow_settings(path: Path) -> tuple[Path, tuple[Notice, ...]]:
-    """Return the data folder that the application's settings name instead of the given one, with a notice."""
+    """Return the data folder to read for a path, with a notice if it is another one.
+
+    The application's settings in a folder may name another data folder than that folder.
+
+    Raises:
+        SourceUnrecognised: the path is the settings file, and the folder in it does not exist.
+        ProfileAmbiguous: the settings name several folders.
+    """
     folders = cherry_v1_profile.find_configured_folders(path)
     if not folders:
         if cherry_v1_profile.is_settings(path):
@@ -285,8 +300,8 @@ def _follow_settings(path: Path) -> tuple[Path, tuple[Notice, ...]]:
     return folders[0], (Notice(code=notices.PROFILE_MOVED, message=message),)
 
 
-def _locate(path: Path, kind: Kind | None) -> Located:
-    """Recognize a store at a path."""
+def _recognize_path(path: Path, kind: Kind | None) -> Located:
+    """Recognize the store at a path, of Cherry Studio or in a single file."""
     try:
         if not path.exists():
             raise SourceNotFound(path=path)
@@ -298,7 +313,7 @@ def _locate(path: Path, kind: Kind | None) -> Located:
                 path,
                 cherry_v2_layout.find_profile(path.absolute()) if path.name in ("", DATA_FOLDER) else path,
             )
-            return _in_tree(path, FolderTree(path, named), kind)
+            return _recognize_tree(path, FolderTree(path, named), kind)
         if not path.is_file():
             raise SourceUnreadable(path=path, reason=tr("a pipe, a socket or a device, not a file"))
         with path.open("rb") as file:
@@ -311,9 +326,9 @@ def _locate(path: Path, kind: Kind | None) -> Located:
 
 
 def _recognize_file(path: Path, start: bytes, kind: Kind | None) -> Located:
-    """Recognize a file by its first bytes."""
+    """Recognize a file by its first bytes, ``start``."""
     if start.startswith(b"SQLite format 3\0"):
-        return _database(path, kind)
+        return _recognize_database(path, kind)
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")):
         try:
             tree = open_tree(path)
@@ -326,14 +341,14 @@ def _recognize_file(path: Path, start: bytes, kind: Kind | None) -> Located:
             tree.close()
             raise BackupTooNew(path=path)
         try:
-            return _in_tree(path, tree, kind)
+            return _recognize_tree(path, tree, kind)
         except BaseException:
             tree.close()
             raise
     if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
-        return _json_file(path, kind)
+        return _recognize_json_file(path, kind)
     if kind is Kind.INDEX or (kind is None and cherry_v2_layout.is_index_path(path)):
-        return _single_file(Kind.INDEX, path)
+        return _locate_single_file(Kind.INDEX, path)
     if zip_salvage.looks_like_zip(path):
         raise _ArchiveDamaged(tr("its first member is preceded by other bytes"))
     described = tr("a text file") if b"\0" not in start else tr("a file of another kind")
@@ -341,7 +356,7 @@ def _recognize_file(path: Path, start: bytes, kind: Kind | None) -> Located:
 
 
 def _recognize_system(path: Path, kind: Kind | None) -> Located | None:
-    """Recognize a store of another system."""
+    """Recognize a store of another system at a path; None if it is not one."""
     try:
         for system in systems.systems_for(kind):
             store = system.store_at(path)
@@ -358,16 +373,18 @@ def _recognize_system(path: Path, kind: Kind | None) -> Located | None:
 # --- folders and archives ------------------------------------------------------------------------------------------
 
 
-def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Located:
-    """Recognize a store in a folder or an archive."""
+def _recognize_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Located:
+    """Recognize a store in a folder or an archive, which ``tree`` lists."""
     folder = find_inner_folder(tree)
-    found = _of_2_0_export(path, kind) or _recognize(path, tree, "" if isinstance(tree, FolderTree) else folder)
+    found = _match_2_0_export_in_profile(path, kind) or _recognize_folder(
+        path, tree, "" if isinstance(tree, FolderTree) else folder
+    )
     if found is None and folder:
         # An archive may have been unpacked into the folder; its v1 source may be at any depth.
-        found = _recognize(path, tree, folder)
+        found = _recognize_folder(path, tree, folder)
         found = found if found is not None and found.kind in V1_SOURCES else None
     if kind is not None and (found is None or found.kind is not kind):
-        found = _locate_as(path, tree, folder, kind)
+        found = _recognize_as_kind(path, tree, folder, kind)
     if found is not None:
         if kind is None and found.kind is Kind.LIBRARY:
             has_catalog = tree.kind(join_path(folder, CATALOG_FILE)) == "file"
@@ -386,7 +403,7 @@ def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Locat
 
 
 def _offer_contents(folder: Path) -> None:
-    """Raise an error that says what to give instead if a folder contains a v1 backup, or folders that are stores.
+    """Raise an error that says what to give instead, if a folder contains a v1 backup, or folders that are stores.
 
     Raises:
         BackupInFolder, StoresInFolder
@@ -400,21 +417,21 @@ def _offer_contents(folder: Path) -> None:
     if ledger.FOLDER in folder.parts or _profile_above(folder) is not None:
         # What is below regraft's own folder is under construction, or to undo a run.
         return
-    stores = [printable(store) for store in islice(_stores_in(folder), _NAMED_STORES + 1)]
+    stores = [printable(store) for store in islice(_find_stores(folder), _NAMED_STORES + 1)]
     if stores:
         names = [*stores[:_NAMED_STORES], "…"] if len(stores) > _NAMED_STORES else stores
         raise StoresInFolder(path=folder, names=join_list(names))
 
 
-def _stores_in(folder: Path) -> Iterator[Path]:
-    """Yield the folders directly in a folder that are stores."""
+def _find_stores(folder: Path) -> Iterator[Path]:
+    """Yield the direct subfolders of a folder that are stores."""
     with contextlib.suppress(OSError):
         folders = sorted(
             inner for inner in folder.iterdir() if inner.is_dir() and not links.leads_outside(folder, inner)
         )
         for inner in folders[:_MOST_FOLDERS]:
             with contextlib.suppress(RegraftError):
-                if _recognize_system(inner, None) or _recognize(inner, FolderTree(inner), ""):
+                if _recognize_system(inner, None) or _recognize_folder(inner, FolderTree(inner), ""):
                     yield inner
 
 
@@ -439,7 +456,7 @@ def find_v2_profile() -> Path | None:
 
 
 def _refuse_unfinished(path: Path, tree: Tree) -> None:
-    """Raise if a run was killed in this folder before it published anything.
+    """Raise if a run was killed in this folder before any of its results became visible.
 
     Raises:
         MigrationUnfinished
@@ -450,7 +467,7 @@ def _refuse_unfinished(path: Path, tree: Tree) -> None:
 
 
 def _describe_tree(path: Path, tree: FolderTree | ZipTree, folder: str) -> str:
-    """Describe a folder or an archive of no known kind."""
+    """Describe a folder or an archive of no known kind, for an error; ``folder`` is the one in it that was examined."""
     if isinstance(tree, FolderTree):
         above = _profile_above(path)
         if above is not None:
@@ -472,24 +489,25 @@ def _profile_above(path: Path) -> Path | None:
     return next((place for place in path.absolute().parents if (place / LOCAL_STORAGE).is_dir()), None)
 
 
-def _recognize(path: Path, tree: Tree, folder: str) -> Located | None:
-    """Return the first kind that matches a folder."""
-    metadata = join_path(folder, "metadata.json")
+def _recognize_folder(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Recognize the store in ``folder``, a folder of the tree; return None, or the first kind that matches."""
+    metadata, index = join_path(folder, "metadata.json"), join_path(folder, INDEX_FILE)
     backup = read_backup_metadata(tree, metadata) if tree.kind(metadata) == "file" else BackupMetadata()
     return (
-        _v2_profile(path, tree, folder, backup)
-        or _v1_backup(path, tree, folder, backup)
-        or _library(path, tree, folder)
-        or _v1_profile(path, tree, folder, Kind.V1_PROFILE)
-        or _redux_export(path, tree, folder)
-        or _base(path, tree, folder)
-        or _slices(path, tree, folder)
-        or _knowledge_folder(path, tree, folder)
-        or _vector_folder(path, tree, folder)
+        _match_v2_profile(path, tree, folder, backup)
+        or _match_v1_backup(path, tree, folder, backup)
+        or _match_library(path, tree, folder)
+        or _match_v1_profile(path, tree, folder, Kind.V1_PROFILE)
+        or _match_redux_export(path, tree, folder)
+        or (Located(kind=Kind.BASE, path=path, tree=tree) if tree.kind(index) == "file" else None)
+        or _match_2_0_export(path, tree, folder)
+        or _match_knowledge_folder(path, tree, folder)
+        or _match_vector_folder(path, tree, folder)
     )
 
 
-def _v2_profile(path: Path, tree: Tree, folder: str, backup: BackupMetadata) -> Located | None:
+def _match_v2_profile(path: Path, tree: Tree, folder: str, backup: BackupMetadata) -> Located | None:
+    """Recognize a v2 profile or a v2 backup; ``backup`` is the metadata of a backup, if any."""
     places = [join_path(folder, name) for name in (PROFILE_DATABASE, f"Data/{PROFILE_DATABASE}")]
     if not any(tree.kind(place) == "file" for place in places) and backup.version != 7:
         return None
@@ -501,7 +519,8 @@ def _v2_profile(path: Path, tree: Tree, folder: str, backup: BackupMetadata) -> 
     return Located(kind=kind, path=path, tree=tree, version=backup.version, is_slim=is_slim)
 
 
-def _v1_backup(path: Path, tree: Tree, folder: str, backup: BackupMetadata) -> Located | None:
+def _match_v1_backup(path: Path, tree: Tree, folder: str, backup: BackupMetadata) -> Located | None:
+    """Recognize a v1 backup; ``backup`` is the metadata of a backup, if any."""
     data = join_path(folder, "data.json")
     if tree.kind(data) == "file":
         return Located(kind=Kind.V1_BACKUP, path=path, tree=tree, places=locate_file_state(tree, folder, backup=data))
@@ -510,7 +529,7 @@ def _v1_backup(path: Path, tree: Tree, folder: str, backup: BackupMetadata) -> L
     return Located(kind=Kind.V1_BACKUP_6, path=path, tree=tree, places=locate_profile_state(tree, folder), version=6)
 
 
-def _library(path: Path, tree: Tree, folder: str) -> Located | None:
+def _match_library(path: Path, tree: Tree, folder: str) -> Located | None:
     """Recognize a library or a pack."""
     parts = (join_path(folder, ledger.FOLDER), join_path(folder, KNOWLEDGE_FOLDER))
     if tree.kind(join_path(folder, CATALOG_FILE)) == "file" or all(tree.kind(part) == "folder" for part in parts):
@@ -520,7 +539,8 @@ def _library(path: Path, tree: Tree, folder: str) -> Located | None:
     return None
 
 
-def _v1_profile(path: Path, tree: Tree, folder: str, kind: Kind) -> Located | None:
+def _match_v1_profile(path: Path, tree: Tree, folder: str, kind: Kind) -> Located | None:
+    """Recognize the folder of a v1 profile, or a folder that contains one in a usual place, as a store of ``kind``."""
     for place in _PROFILES:
         profile = join_path(folder, place) if place else folder
         if tree.kind(join_path(profile, LOCAL_STORAGE)) == "folder":
@@ -528,7 +548,8 @@ def _v1_profile(path: Path, tree: Tree, folder: str, kind: Kind) -> Located | No
     return None
 
 
-def _redux_export(path: Path, tree: Tree, folder: str) -> Located | None:
+def _match_redux_export(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Recognize a folder with an exported state of v1 in a JSON file."""
     for name in _REDUX_FILES:
         file = join_path(folder, name)
         if tree.kind(file) == "file":
@@ -538,13 +559,11 @@ def _redux_export(path: Path, tree: Tree, folder: str) -> Located | None:
     return None
 
 
-def _base(path: Path, tree: Tree, folder: str) -> Located | None:
-    """Recognize the folder of one base."""
-    return Located(kind=Kind.BASE, path=path, tree=tree) if tree.kind(join_path(folder, INDEX_FILE)) == "file" else None
+def _match_2_0_export(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Recognize an export of releases 2.0.x: its folder, the folder of its slices, or a folder that contains it.
 
-
-def _slices(path: Path, tree: Tree, folder: str) -> Located | None:
-    """Recognize an export of releases 2.0.x: its folder, the folder of its slices, or a folder that contains it."""
+    Slices are the JSON files into which these releases divide the state.
+    """
     above = folder.rpartition("/")
     inside = [above[0]] if above[2] == SLICES_FOLDER else []
     for name in (*inside, folder, join_path(folder, EXPORT_FOLDER)):
@@ -554,8 +573,8 @@ def _slices(path: Path, tree: Tree, folder: str) -> Located | None:
     return None
 
 
-def _of_2_0_export(path: Path, kind: Kind | None) -> Located | None:
-    """Recognize an export folder of releases 2.0.x, or only its folder of state slices, inside the profile it is of."""
+def _match_2_0_export_in_profile(path: Path, kind: Kind | None) -> Located | None:
+    """Recognize an export of releases 2.0.x, or only the folder of its slices, at its path inside a profile."""
     if kind not in (None, Kind.V1_EXPORT) or not path.is_dir():
         return None
     real = path.absolute()
@@ -563,17 +582,17 @@ def _of_2_0_export(path: Path, kind: Kind | None) -> Located | None:
     root = export.parent if export.name == EXPORT_FOLDER else export
     if root == real:
         return None
-    return _slices(path, FolderTree(root, path), "" if root == export else export.name)
+    return _match_2_0_export(path, FolderTree(root, path), "" if root == export else export.name)
 
 
-def _knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | None:
+def _match_knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | None:
     """Recognize a folder with a knowledge state beside vector files, or a ``KnowledgeBase`` folder of v2 bases."""
     bases = (
         join_path(folder, KNOWLEDGE_FOLDER) if tree.kind(join_path(folder, KNOWLEDGE_FOLDER)) == "folder" else folder
     )
     if any(tree.kind(f"{join_path(bases, name)}/{INDEX_FILE}") == "file" for name in tree.children(bases)):
         return Located(kind=Kind.LIBRARY, path=path, tree=tree)
-    found = _state_file(path, tree, folder, beside_vectors=bases != folder)
+    found = _match_state_file(path, tree, folder, beside_vectors=bases != folder)
     if found is not None:
         return found
     stores = cherry_v2_layout.find_stores(tree, folder)
@@ -582,8 +601,8 @@ def _knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | None:
     return None if kind is None else Located(kind=kind, path=path, tree=tree)
 
 
-def _vector_folder(path: Path, tree: Tree, folder: str) -> Located | None:
-    """Recognize vector files of v1 without a state beside them. In a profile, the state belongs to them."""
+def _match_vector_folder(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Recognize vector files of v1 without a state beside them, unless they are inside a profile."""
     if isinstance(tree, FolderTree) and _profile_above(path) is not None:
         return None
     for places in locate_vector_folders(tree, folder):
@@ -592,8 +611,11 @@ def _vector_folder(path: Path, tree: Tree, folder: str) -> Located | None:
     return None
 
 
-def _state_file(path: Path, tree: Tree, folder: str, *, beside_vectors: bool) -> Located | None:
-    """Recognize a JSON file with the state of v1."""
+def _match_state_file(path: Path, tree: Tree, folder: str, *, beside_vectors: bool) -> Located | None:
+    """Recognize a folder with the state of v1 in a JSON file.
+
+    ``beside_vectors``: the folder has a subfolder with vector files, so JSON files of any name are read.
+    """
     for name in tree.children(folder):
         if not name.endswith(".json") or name == cherry_v1_state.PENDING_DELETE_FILE:
             continue
@@ -601,20 +623,24 @@ def _state_file(path: Path, tree: Tree, folder: str, *, beside_vectors: bool) ->
         if not beside_vectors and "knowledge" not in name.lower() and "redux" not in name.lower():
             continue
         file = join_path(folder, name)
-        state = _json_state(tree, file)
+        state = _json_state_kind(tree, file)
         if state in ("knowledge", "redux"):
             places = locate_file_state(tree, folder, **{state: file})
             return Located(kind=_JSON_KINDS[state], path=path, tree=tree, places=places)
     return None
 
 
-def _locate_as(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
-    """Locate a store of the kind that the user named."""
+def _recognize_as_kind(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
+    """Recognize a folder of the tree as the kind that the user named.
+
+    Raises:
+        SourceUnrecognised: it contains no such store.
+    """
     found = None
     if kind is Kind.V1_EXPORT:
-        found = _redux_export(path, tree, folder) or _slices(path, tree, folder)
+        found = _match_redux_export(path, tree, folder) or _match_2_0_export(path, tree, folder)
     elif kind in (Kind.V1_PROFILE, Kind.V1_BACKUP_6):
-        found = _v1_profile(path, tree, folder, kind)
+        found = _match_v1_profile(path, tree, folder, kind)
     elif kind is Kind.V1_BACKUP and "data.json" in tree.children(folder):
         places = locate_file_state(tree, folder, backup=join_path(folder, "data.json"))
         found = Located(kind=kind, path=path, tree=tree, places=places)
@@ -633,12 +659,12 @@ def _locate_as(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
 # --- single files --------------------------------------------------------------------------------------------------
 
 
-#: Kinds of JSON files by the result of _json_state; the same names are keywords of ``file_places``.
+#: Kinds of JSON files by the result of _json_state_kind; the same names are keywords of ``file_places``.
 _JSON_KINDS = {"knowledge": Kind.V1_KNOWLEDGE, "redux": Kind.V1_EXPORT, "backup": Kind.V1_BACKUP}
 
 
-def _json_state(tree: Tree, name: str) -> str | None:
-    """Recognize a JSON file as "knowledge" (a slice), "redux" (a state) or "backup"; None for anything else."""
+def _json_state_kind(tree: Tree, name: str) -> str | None:
+    """Return which state of v1 a JSON file has: "knowledge" (a slice), "redux" (all of it) or "backup"; else None."""
     with contextlib.suppress(json_text.JsonProblem, SourceUnreadable):
         found = json_text.read_fields(
             cherry_v1_state.read_file(tree, name), ("regraft", "bases", "knowledge", "localStorage")
@@ -649,9 +675,10 @@ def _json_state(tree: Tree, name: str) -> str | None:
     return None
 
 
-def _json_file(path: Path, kind: Kind | None) -> Located:
+def _recognize_json_file(path: Path, kind: Kind | None) -> Located:
+    """Recognize a JSON file with a state of v1; ``kind`` is the kind that the user named, if any."""
     tree = FolderTree(path.parent, path)
-    state = _json_state(tree, path.name)
+    state = _json_state_kind(tree, path.name)
     if state is None:
         with cherry_v1_state.raise_broken_json(path, path.name):
             json_text.read_fields(cherry_v1_state.read_file(tree, path.name), ())
@@ -661,7 +688,8 @@ def _json_file(path: Path, kind: Kind | None) -> Located:
     return Located(kind=recognized, path=path, tree=tree, places=locate_file_state(tree, "", **{state: path.name}))
 
 
-def _database(path: Path, kind: Kind | None) -> Located:
+def _recognize_database(path: Path, kind: Kind | None) -> Located:
+    """Recognize a SQLite file by its tables; ``kind`` is the kind that the user named, if any."""
     try:
         with sqlite.open_readonly(path) as db:
             tables = {str(row[0]) for row in db.execute("SELECT name FROM sqlite_master")}
@@ -687,30 +715,31 @@ def _database(path: Path, kind: Kind | None) -> Located:
             folder = cherry_v2_layout.find_profile(real.parent)
         named = real.relative_to(folder).as_posix()
         return Located(kind=recognized, path=folder, tree=FolderTree(folder, path), named_catalog=named)
-    return _single_file(recognized, path)
+    return _locate_single_file(recognized, path)
 
 
 def _demand_kind(path: Path, recognized: Kind, wanted: Kind | None) -> None:
+    """Raise SourceUnrecognised if a path has another kind than the one the user named."""
     if wanted not in (None, recognized):
         raise SourceUnrecognised(
             path=path, found=tr("{names}, not {names2}", names=KIND_NAMES[recognized], names2=KIND_NAMES[wanted])
         )
 
 
-def _single_file(kind: Kind, path: Path) -> Located:
-    """Describe a store that is one file."""
+def _locate_single_file(kind: Kind, path: Path) -> Located:
+    """Describe a store of this kind that is one file."""
     places = StatePaths(vectors="", vector_file=path.name) if kind is Kind.V1_VECTORS else StatePaths()
     return Located(kind=kind, path=path, tree=FolderTree(path.parent, path), places=places)
 
 
 def _recognize_unreadable(path: Path, kind: Kind | None) -> Located | None:
-    """Recognize an unreadable file by the kind that the user gave, or by its name."""
+    """Recognize a SQLite file that cannot be read, by the kind that the user named, or by the file's name."""
     for system in systems.systems_for(kind):
         if kind is system.kind or system.has_name(path):
             return system.locate(path)
     if kind is Kind.INDEX or (kind is None and cherry_v2_layout.is_index_path(path)):
-        return _single_file(Kind.INDEX, path)
-    return _single_file(kind, path) if kind in (Kind.V1_VECTORS, Kind.PREVIEW) else None
+        return _locate_single_file(Kind.INDEX, path)
+    return _locate_single_file(kind, path) if kind in (Kind.V1_VECTORS, Kind.PREVIEW) else None
 
 
 # Extracting archives of v2 data. Names and sizes were checked when the archive was opened
@@ -723,7 +752,7 @@ _BESIDE = (pack.MANIFEST, REPORT_FILE, "metadata.json")
 
 @contextmanager
 def unpack_archive(source: Located, bases: Collection[str] = (), *, raw: bool = True) -> Iterator[Located]:
-    """Extract an archive of v2 data to a temporary folder; yield a folder unchanged.
+    """Extract an archive of v2 data to a temporary folder; yield a source that is a folder unchanged.
 
     Args:
         source: v2 data; its ``path`` stays that of the archive.
@@ -765,7 +794,10 @@ def unpack_archive(source: Located, bases: Collection[str] = (), *, raw: bool = 
 
 
 def _needed_files(source: Located, tree: ZipTree, inside: str, bases: frozenset[str], raw: bool) -> Iterator[str]:
-    """Yield the needed files: the catalog with SQLite's files, other files beside it, and those of the bases."""
+    """Yield the members of an archive to extract: the catalog, files beside it, and those of the bases.
+
+    ``inside`` is the folder of the library in the archive; the other arguments are those of :func:`unpack_archive`.
+    """
     stores = source.stores
     names = [] if stores.catalog is None else [f"{stores.catalog}{end}" for end in ("", *COMPANION_SUFFIXES)]
     names += [join_path(inside, beside) for beside in _BESIDE]
@@ -776,19 +808,15 @@ def _needed_files(source: Located, tree: ZipTree, inside: str, bases: frozenset[
     has_bases = own or PurePosixPath(stores.bases).name == layout.KNOWLEDGE_FOLDER
     for name in tree.files(stores.bases) if has_bases else ():
         base, _, rest = name[start:].partition("/")
-        if (not bases or base in bases or layout.base_id_from_path(name) in bases) and _is_needed(name, rest, own, raw):
+        if bases and base not in bases and layout.base_id_from_path(name) not in bases:
+            continue
+        # Between the folders of the bases, only index files are needed, not the vector files of v1.
+        if raw or rest.startswith(layout.INDEX_FILE) if rest else name in own:
             yield name
 
 
-def _is_needed(name: str, rest: str, own: Collection[str], raw: bool) -> bool:
-    """Whether a file below the folder of all bases is read; v1 vector files between the bases are not."""
-    if not rest:
-        return name in own
-    return raw or rest.startswith(f"{layout.INDEX_FILE}")
-
-
 def _extract(tree: ZipTree, name: str, target: Path, *, hashed: bool) -> str | None:
-    """Extract a member to a new file, and return its SHA-256 if ``hashed``."""
+    """Extract a member to a new file; return its SHA-256 if ``hashed``, else None."""
     if not all(map(file_paths.is_storable, PurePosixPath(name).parts)):
         raise SourceUnreadable(path=tree.path, reason=tr("Windows does not allow the name {name}", name=name))
     try:
@@ -808,5 +836,5 @@ def _extract(tree: ZipTree, name: str, target: Path, *, hashed: bool) -> str | N
 
 
 def is_unchanged_pack(root: Path) -> bool:
-    """Whether no run has changed an unpacked pack, as far as regraft knows."""
+    """Whether regraft has not changed an unpacked pack, so that its checksums still apply."""
     return not (root / ledger.FOLDER).exists()

@@ -116,7 +116,7 @@ class System:
     counters: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     def store_at(self, path: Path) -> Path | None:
-        """Return the store that a folder is, contains, or belongs to, or None.
+        """Return the path of the store that a folder is, contains, or belongs to; None if there is no such store.
 
         Raises:
             GenerationUnknown: it is of a later generation than regraft knows.
@@ -133,7 +133,7 @@ class System:
         return False
 
     def archive_members(self, tree: ZipTree) -> tuple[str, list[str]] | None:
-        """Return the folder of a store in a zip archive, and the members that belong to the store; None without one."""
+        """Return the folder of a store in a zip archive, and the members that belong to it; None if it has no store."""
         return None
 
     def describe(self, path: Path) -> str | None:
@@ -141,7 +141,7 @@ class System:
         return None
 
     def locate(self, path: Path) -> Located:
-        """Return the store at a path: by default, a folder."""
+        """Describe the store at a path: by default, a folder."""
         return Located(kind=self.kind, path=path, tree=FolderTree(path))
 
     def databases(self, found: Located) -> Iterator[str]:
@@ -153,11 +153,13 @@ class System:
         yield from ()
 
     def part_names(self, found: Located) -> dict[str, str]:
-        """Map the id of each part to its name; empty if they cannot be read."""
+        """Map the id of each part of a store, such as a project, to its name; empty if they cannot be read."""
         return {}
 
     def text_vectors(self, found: Located) -> Iterator[StoredVectors] | None:
-        """Return its vectors by text; None: they are read by the system's migration, or not at all.
+        """Return the store's vectors with the hashes of their texts, grouped by model.
+
+        None if only the system's migration reads the vectors, or nothing.
 
         Raises:
             RegraftError: they cannot be read.
@@ -165,7 +167,7 @@ class System:
         return None
 
     def exclusive_access(self, found: Located) -> AbstractContextManager[None]:
-        """Keep the system itself from opening a store within the context; by default, nothing does.
+        """Keep the system from opening a store within the context; the default is to do nothing.
 
         Raises:
             RegraftError: the system has the store open.
@@ -173,11 +175,11 @@ class System:
         return nullcontext()
 
     def guard_rows(self, db: apsw.Connection) -> AbstractContextManager[None]:
-        """Reject changes to protected rows within the context. Other files are not affected."""
+        """Reject changes to protected rows of an open database within the context; the default protects none."""
         return nullcontext()
 
     def changeable_paths(self, found: Located) -> frozenset[str] | None:
-        """Return the paths that may change, if other stores can be in the same folder; None: all of them."""
+        """Return the paths that a command may change, if other stores can be in the same folder; None: all of them."""
         return None
 
 
@@ -195,12 +197,12 @@ def all_systems() -> Iterator[System]:
 
 
 def counter_tables() -> frozenset[str]:
-    """Return the names of all counter tables, whose rows undo keeps (:attr:`System.counters`)."""
+    """Return the names of all tables whose rows are counters, which undo keeps (:attr:`System.counters`)."""
     return frozenset(table for system in all_systems() for tables in system.counters.values() for table in tables)
 
 
 def systems_for(kind: Kind | None) -> Iterator[System]:
-    """Yield the systems that a path may belong to, given its kind, or None if it is unknown."""
+    """Yield the systems that a path may belong to: the one with this kind, or all if the kind is unknown."""
     for system in all_systems():
         if kind in (None, system.kind):
             yield system
@@ -210,7 +212,7 @@ def systems_for(kind: Kind | None) -> Iterator[System]:
 
 
 def kind_by_tables(path: Path, tables: set[str]) -> Kind:
-    """Return the kind of a SQLite file with these tables.
+    """Return the kind of a SQLite file that has these tables.
 
     Raises:
         SourceUnrecognised: it is none of the known kinds.

@@ -25,10 +25,10 @@ from regraft.stores.locate import Located
 
 
 def places_read(path: Path, found: Located | None = None) -> list[Path]:
-    """Return the files and folders that a command reads when the user names ``path``.
+    """List the files and folders that a command reads when the user names ``path``.
 
-    They are the path itself, the base of an index file, the folder of a catalog, and the data folder that the
-    settings of an application name. A folder that contains a base is not among them.
+    These are the path itself, the base of an index file, the folder of a catalog, and the data folder that the settings
+    of an application name. A folder that contains a base is not among them.
 
     Args:
         path: as the user named it.
@@ -47,7 +47,7 @@ def places_read(path: Path, found: Located | None = None) -> list[Path]:
 
 
 def refuse_store_links(found: Located) -> None:
-    """Raise if a file or folder of the store's layout, or of regraft's own, is a link.
+    """Raise if a link is in place of a file or folder of a store's layout, or of regraft's own.
 
     Raises:
         LinkInStore
@@ -83,7 +83,7 @@ def refuse_own_links(root: Path) -> None:
 
 
 def refuse_links_on_way(root: Path, names: Iterable[str]) -> None:
-    """Raise if a relative path, or a folder in it, is a link.
+    """Raise if one of the paths ``names``, relative to ``root``, or a folder in such a path, is a link.
 
     Raises:
         LinkInStore
@@ -99,7 +99,7 @@ def refuse_links_on_way(root: Path, names: Iterable[str]) -> None:
 
 
 def _entries_without_links(folder: Path) -> Iterator[Path]:
-    """Yield the entries of a folder; none if it is not a folder.
+    """Yield the entries of a folder; nothing if it is not a folder.
 
     Raises:
         LinkInStore: an entry is a link.
@@ -110,7 +110,7 @@ def _entries_without_links(folder: Path) -> Iterator[Path]:
 
 
 def _layout_paths(found: Located) -> Iterator[str]:
-    """Yield the paths of a store's layout, which must not be links."""
+    """Yield the relative paths of a store's files and folders that must not be links."""
     if found.kind in SYSTEMS:
         system = systems.system_of(found.kind)
         yield from _database_paths(*system.databases(found))
@@ -128,6 +128,10 @@ def _layout_paths(found: Located) -> Iterator[str]:
 
 
 def _library_paths(root: Path, bases: str, catalog: str | None) -> Iterator[str]:
+    """Yield the relative paths of a library's files and folders that must not be links.
+
+    ``bases`` is the folder of all bases, ``catalog`` the catalog file (None: the library has none).
+    """
     yield from (REPORT_FILE, REPORT_PAGE, bases)
     if catalog is not None:
         yield from _database_paths(catalog)
@@ -139,6 +143,7 @@ def _library_paths(root: Path, bases: str, catalog: str | None) -> Iterator[str]
 
 
 def _database_paths(*names: str) -> Iterator[str]:
+    """Yield the paths of SQLite files with those of the files that SQLite keeps beside them."""
     for name in names:
         yield from (f"{name}{suffix}" for suffix in ("", *untrusted_sqlite.COMPANION_SUFFIXES))
 
@@ -173,10 +178,10 @@ def find_pending_change(profile: Path) -> str | None:
 
     An unreadable record counts as pending.
     """
-    return _pending_restore(profile) or _pending_reset(profile)
+    return _describe_pending_restore(profile) or _describe_pending_reset(profile)
 
 
-def _pending_restore(profile: Path) -> str | None:
+def _describe_pending_restore(profile: Path) -> str | None:
     """Describe a restore that the application will do at its next start, or return None."""
     problem, journal = _read_record(profile / RESTORE_JOURNAL)
     if problem is None and journal is None:
@@ -194,7 +199,7 @@ def _pending_restore(profile: Path) -> str | None:
     )
 
 
-def _pending_reset(profile: Path) -> str | None:
+def _describe_pending_reset(profile: Path) -> str | None:
     """Describe a reset that the application will do at its next start, or return None."""
     problem, record = _read_record(profile / RESET_RECORD)
     if problem is None and record is None:
@@ -216,7 +221,7 @@ def _pending_reset(profile: Path) -> str | None:
 
 
 def _read_record(path: Path) -> tuple[str | None, dict[str, Any] | None]:
-    """Return a problem with the record, and its content; both None if there is no record."""
+    """Return what is wrong with a JSON record, and its content: one is None, or both if the file does not exist."""
     try:
         if not os.path.lexists(path):
             return None, None

@@ -212,7 +212,7 @@ def test_a_slow_reader_gets_only_the_latest_state(reader, tmp_path, hold, monkey
         events = answer.body_iterator
         read = [await anext(events)]
         for number in range(10_000):
-            job._note_stage(Stage(name="Checking", done=number, total=10_000))
+            job.stage = Stage(name="Checking", done=number, total=10_000)
         read.append(await anext(events))
         job.outcome = jobs.Outcome(state="done")
         return [*read, *[event async for event in events]]
