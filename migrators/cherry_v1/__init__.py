@@ -30,7 +30,7 @@ _HEAD_BYTES = 64 << 10
 
 def _read(source: Located, options: Options) -> LibraryDraft:
     """Draft all bases of a source, with orphaned vector files if the options say so."""
-    state = read_state(source.tree, source.places)
+    state = read_state(source.tree, source.places, ignores_damage=options.adopt_orphans)
     is_binary = partial(_is_binary, source)
     if not options.adopt_orphans:
         return _with_renamed_files(source, draft_library(state, options.model_overrides, is_binary))

@@ -87,6 +87,16 @@ LOST_STATE = register(
         "installation. `--adopt-orphans` makes bases of the files."
     ),
 )
+DAMAGED_STATE = register(
+    "run",
+    "warning",
+    "damaged_state",
+    "v1.state",
+    tr(
+        "The application's state is damaged, so names of bases, items and models are not known. With "
+        "`--adopt-orphans`, bases are made of the vector files alone."
+    ),
+)
 UNNAMED_VECTORS = register(
     "run",
     "note",

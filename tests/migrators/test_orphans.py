@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from golden_cases import CASES
 from harness import NOW, NOW_MS, REPO, command_words, examples, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from v1 import MODEL, Library, Row, Source, base, carried, folder, migrate, opened, pack, write_store
+from v1 import MODEL, Library, Row, Source, base, carried, folder, migrate, opened, pack, vector_of, write_store
 from whole_rsclaw import healthy
 
 from migrators.cherry_v1.orphans import FoundFolder, find_folders
@@ -30,6 +31,11 @@ from regraft.disk.file_paths import vector_file_name
 ADOPT = "--adopt-orphans"
 MODEL_ID = "acme::embed-3"
 SNIPPET = "The fog bell: how to rin... with their eyes shut.\n"
+
+
+def members_of(archive: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(archive) as read:
+        return {name: read.read(name) for name in read.namelist() if not name.endswith("/")}
 
 
 def md5(text: str) -> str:
@@ -647,3 +653,73 @@ def test_a_file_is_not_changed_by_a_look(tmp_path: Path) -> None:
     with opened(library.index_path("odd.")) as db:
         assert db.execute("SELECT base_id FROM meta").fetchall() == [(identity.base_id("odd."),)]
     assert isinstance(FoundFolder(path="/x", loaders=("a", "b")), FoundFolder)
+
+
+# --- a damaged state -------------------------------------------------------------------------------------------------
+
+
+def damaged_source(tmp_path: Path, how: str) -> Path:
+    """Write a source with two vector files and a state that cannot be read."""
+    stores = {"one": path_rows("/docs/a.md"), "two": path_rows("/docs/b.md", "/docs/c.md")}
+    source = Source(bases=[base("one"), base("two")], stores=stores).write(tmp_path / "v1")
+    members = members_of(pack(source, tmp_path / "whole.zip"))
+    (tmp_path / "whole.zip").unlink()
+    shutil.rmtree(tmp_path / "v1")
+    if how == "a folder, truncated":
+        root = tmp_path / "damaged"
+        members["data.json"] = members["data.json"][:-9]
+        for name, content in members.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(content)
+        return root
+    archive = tmp_path / "damaged.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        for name, content in members.items():
+            made.writestr(name, content)
+    raw = bytearray(archive.read_bytes())
+    raw[raw.index(members["data.json"]) + 7] ^= 1
+    archive.write_bytes(raw)
+    return archive
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "reason"),
+    [
+        ("a folder, truncated", "BrokenJson", "data.json is not valid JSON: Input data was truncated"),
+        ("an archive, one bit", "SourceUnreadable", "data.json is damaged: Bad CRC-32 for file 'data.json'"),
+    ],
+)
+def test_a_damaged_state_is_done_without_if_the_user_says_so(tmp_path: Path, how: str, code: str, reason: str) -> None:
+    source, library = damaged_source(tmp_path, how), tmp_path / "library"
+    with untouched(source):
+        for command in (("inspect", source), ("check", source), ("migrate", source, "--to", library, "--yes")):
+            refused = run(*command, "--json")
+            error = refused.document["error"]
+            assert (refused.status, error["code"]) == (2, code)
+            hint = f"{reason}; regraft migrate --adopt-orphans makes bases of its 2 vector files without it"
+            assert hint in error["message"]
+        assert not library.exists()
+        models = ("--map-model", f"one={MODEL_ID}", "--map-model", f"two={MODEL_ID}")
+        done = run("migrate", source, "--to", library, ADOPT, *models, "--yes", "--json")
+        (warning,) = [one for one in done.document["warnings"] if one["code"] == "damaged_state"]
+        assert "the application's state is not used, because it is damaged" in warning["message"]
+        assert {one["legacy_id"]: one["rows"]["carried"] for one in done.document["bases"]} == {"one": 1, "two": 2}
+    stored = set()
+    for index in library.glob("KnowledgeBase/*/.cherry/index.sqlite"):
+        with opened(index) as db:
+            stored |= set(
+                db.execute("SELECT text, vector_blob FROM search_text JOIN embedding USING (embedding_text_hash)")
+            )
+    texts = [f"text of /docs/{name}.md" for name in "abc"]
+    assert stored == {(text, vector_of(text)) for text in texts}
+
+
+def test_a_damaged_state_without_vector_files_stays_an_error(tmp_path: Path) -> None:
+    (tmp_path / "backup").mkdir()
+    (tmp_path / "backup" / "data.json").write_text('{"version": 5, "localStorage": {')
+    (tmp_path / "backup" / "Data" / "KnowledgeBase").mkdir(parents=True)
+    for more in ((), (ADOPT,)):
+        refused = run("migrate", tmp_path / "backup", "--to", tmp_path / "library", "--yes", "--json", *more)
+        assert (refused.status, refused.document["error"]["code"]) == (2, "BrokenJson")
+        assert ADOPT not in refused.document["error"]["message"]
+    assert [one.name for one in tmp_path.iterdir()] == ["backup"]

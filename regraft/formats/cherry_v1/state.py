@@ -21,10 +21,11 @@ import msgspec
 
 from regraft.disk import scratch, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import vector_file_name
-from regraft.disk.trees import Tree, join_path
+from regraft.disk.trees import Tree, ZipTree, join_path
 from regraft.errors import BrokenJson, SourceNotMigratable, SourceUnreadable
 from regraft.formats import json_text
 from regraft.formats.cherry_v1.layout import RENAMED_SUFFIX, STATE_KEY, TABLES, VECTORS_FOLDER, StatePaths
+from regraft.identity import replace
 from regraft.language import format_count, tr
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -219,13 +220,40 @@ class V1State(msgspec.Struct, frozen=True):
     notices: tuple[Notice, ...]
 
 
-def read_state(tree: Tree, paths: StatePaths) -> V1State:
+def read_state(tree: Tree, paths: StatePaths, *, ignores_damage: bool = False) -> V1State:
     """Read the state of a v1 source. Chromium's storage is first copied to the system's temporary folder.
+
+    If the state is damaged and there are vector files, and the caller ``ignores_damage``, the result has no bases, and
+    a notice.
 
     Raises:
         BrokenJson: the state is truncated or broken (a broken Dexie table only causes a notice).
         SourceUnreadable: a file cannot be read.
     """
+    try:
+        return _read_intact_state(tree, paths)
+    except (BrokenJson, SourceUnreadable) as error:
+        # A file in a folder may be unreadable for another reason, such as its permissions.
+        is_damage = isinstance(error, BrokenJson) or isinstance(tree, ZipTree)
+        count = len(list_vector_files(tree, paths)) if is_damage and paths.vectors is not None else 0
+        if not count:
+            raise
+        if not ignores_damage:
+            hint = tr(
+                "{reason}; regraft migrate --adopt-orphans makes bases of its {files} without it",
+                reason=error.facts["reason"],
+                files=format_count(count, "vector file"),
+            )
+            raise type(error)(**{**error.facts, "reason": hint}) from error
+        state = _read_intact_state(tree, StatePaths(vectors=paths.vectors, uploads=paths.uploads))
+        message = tr(
+            "the application's state is not used, because it is damaged ({reason})", reason=error.facts["reason"]
+        )
+        return replace(state, notices=(Notice(code=notices.DAMAGED_STATE, message=message), *state.notices))
+
+
+def _read_intact_state(tree: Tree, paths: StatePaths) -> V1State:
+    """Read the state of a v1 source; raises as :func:`read_state` does, if it is damaged."""
     state_notices: list[Notice] = []
     table_notices: list[Notice] = []
     tables: _Tables
