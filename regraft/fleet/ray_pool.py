@@ -221,12 +221,13 @@ class RayPool:
         self._submit(task)
 
     def _submit(self, task: Task, *, is_repeated: bool = False) -> None:
-        """Submit a task; while nodes are left out, for one of the others."""
-        possible = [(min(task.cores, node.cores), min(task.memory, node.memory)) for node in self._nodes]
+        """Submit a task, if possible not for a node that is left out, or where it failed and none succeeded since."""
+        nodes = [node for node in self._nodes if task.number not in self._failed.get(node.id, ())] or self._nodes
+        possible = [(min(task.cores, node.cores), min(task.memory, node.memory)) for node in nodes]
         cores, memory = max(possible, default=(task.cores, task.memory))
         one = Submission(task=task, cores=cores, memory=memory, node=None, is_repeated=is_repeated)
-        if self._left_out and (fitting := [node for node in self._nodes if one.fits(node)]):
-            # The node with the fewest of our tasks for its cores: Ray itself would also use those left out.
+        if len(nodes) < len(self._alive) and (fitting := [node for node in nodes if one.fits(node)]):
+            # The node with the fewest of our tasks for its cores: Ray itself would use any.
             taken = Counter(other.node for other in self.running.values())
             one.node = min(fitting, key=lambda node: taken[node.id] / node.cores).id
         # Ray does not ask the same node first each time.
@@ -390,4 +391,8 @@ def _on_node(node: str) -> dict[str, Any]:
 def ray_error(error: Exception) -> TaskError:
     """Take code and message from an error of Ray, or from the one that a task has raised."""
     cause = getattr(error, "cause", None) or error
-    return TaskError(code=type(cause).__name__, message=one_line(str(cause).strip().partition("\n")[0], _LONGEST))
+    text, _, more = str(cause).strip().partition("\n")
+    if hasattr(cause, "object_ref_hex"):
+        # Of a lost object, the first line names only the object and a setting of Ray; the reason follows.
+        text = f"{text.partition('. ')[0]}. {more.strip()}"
+    return TaskError(code=type(cause).__name__, message=one_line(text, _LONGEST))

@@ -118,6 +118,7 @@ def test_a_result_that_the_cluster_has_lost_is_made_again(
     [row] = results.read_results(out)[1][0]
     assert (row.outcome, row.code, row.attempts, len(ended)) == (*end, attempts, attempts)
     assert len(row.totals or "") == (1_000_002 if row.outcome == "done" else 0)
+    assert ("All copies of" in str(row.message)) == (row.outcome == "killed")
 
 
 def test_a_node_that_stops_answering_does_not_keep_its_libraries(

@@ -126,6 +126,26 @@ def test_a_node_that_cannot_run_libraries_is_left_out_and_named(
 
 
 @pytest.mark.thorough
+def test_a_library_is_not_tried_again_where_it_failed(cluster: Any, tmp_path: Path) -> None:
+    good = cluster.add_node(num_cpus=1)
+    (tmp_path / "modules" / "regraft").mkdir(parents=True)
+    (tmp_path / "modules" / "regraft" / "__init__.py").write_text("__version__ = '0.0.1'", "utf-8")
+    bad = cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(tmp_path / "modules")})
+    out = tmp_path / "out.jsonl"
+    with Driver(order_of(tmp_path, 1, 1), out, cluster.address) as driver:
+        # One library keeps the good node busy. The other one waits for it, although the node where it failed is idle.
+        driver.wait_for(lambda: "is tried again" in driver.log.read_text("utf-8"), "the line that names the library")
+        (tmp_path / "go").touch()
+        assert driver.ended()
+    rows = rows_of(out)
+    assert [row.outcome for row in rows] == ["done"] * 2
+    assert max(row.attempts or 0 for row in rows) == 2
+    assert [nodes_of(tmp_path / f"library {number}") for number in range(2)] == [[good.node_id]] * 2
+    for node in (good, bad):
+        cluster.remove_node(node)
+
+
+@pytest.mark.thorough
 def test_a_node_without_memory_ends_libraries_by_name(cluster: Any, tmp_path: Path) -> None:
     # The least memory that is used is too much for it.
     full = {"RAY_memory_usage_threshold": "0.0001", "RAY_memory_monitor_refresh_ms": "50"}
