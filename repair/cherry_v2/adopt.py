@@ -26,15 +26,21 @@ from regraft.formats.cherry_preview import IndexLayout
 from regraft.formats.cherry_v2.catalog_generation import BASES, ITEMS, PROVIDERS
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_id_text, parse_item_data
 from regraft.formats.cherry_v2.layout import is_uuid
-from regraft.kinds import KIND_NAMES as NAMES_OF_KINDS
 from regraft.language import format_count, join_list, tr
 from regraft.text import join_command, path_argument, path_text
 from repair.changes.options import RepairOptions
 from repair.changes.plan import Action, FindingsByBase, Plan, Unresolved, group_by_base
 from repair.changes.store import Store
 from repair.cherry_v2.base_models import ModelUnusable, insert_model
-from repair.cherry_v2.catalog_changes import CATALOG_TABLES, CatalogStatements, make_catalog_change, read_store_catalog
+from repair.cherry_v2.catalog_changes import (
+    CATALOG_TABLES,
+    CatalogStatements,
+    demand_catalog,
+    make_catalog_change,
+    read_store_catalog,
+)
 from repair.cherry_v2.evidence import open_evidence
+from repair.cherry_v2.item_paths import named_paths
 from repair.cherry_v2.orphan_folders import (
     FolderUnusable,
     FoundMaterial,
@@ -59,7 +65,7 @@ _COMPLETED_RESOLVES = (v2.BASE_FAILED, v2.BASE_STATUS, v2.BASE_DIMENSIONS, v2.VE
 def plan_materials(
     store: Store, options: RepairOptions, *, failed_only: bool = False, without: frozenset[str] = frozenset()
 ) -> Plan:
-    """Plan to insert rows for materials without an item, and to complete failed bases.
+    """Plan to insert item rows for indexed materials whose item has no row, and to mark failed bases as completed.
 
     Args:
         store: a store with a catalog.
@@ -86,6 +92,8 @@ def plan_materials(
 
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True):
+    """A base of the catalog: its id and row, whether it failed, and whether its index has materials without an item."""
+
     key: str
     row: Row
     has_failed: bool
@@ -93,7 +101,7 @@ class _Base(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, row: Row, findings: list[Finding]) -> _Base:
-        """Summarize the row and the findings of a base."""
+        """Make the summary of a base from its catalog row and the audit's findings about it."""
         return cls(
             key=base_id_text(row),
             row=row,
@@ -103,23 +111,13 @@ class _Base(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def findings(self) -> list[str]:
-        """Names of the findings to resolve."""
+        """Names of the findings that adding items or completing the base resolves."""
         wanted = ((v2.MATERIAL_ORPHAN, self.has_orphans), (v2.BASE_FAILED, self.has_failed))
         return [name for name, is_there in wanted if is_there]
 
 
-def _demand_current(layout: IndexLayout) -> None:
-    """Refuse an index that has to be upgraded first.
-
-    Raises:
-        FolderUnusable
-    """
-    if layout is not IndexLayout.CURRENT:
-        raise FolderUnusable(tr("its index has an older layout; run regraft upgrade first"))
-
-
 class _Folders(msgspec.Struct):
-    """Folders in the catalog's rows of one base: usable ones by prefix, and those that the upgrade left behind."""
+    """The folder items of a base: usable ones by path prefix, and those that the upgrade did not migrate."""
 
     containers: dict[str, ListedFolder] = msgspec.field(default_factory=dict)
     #: By the prefix that each would get; None if several would get the same.
@@ -127,12 +125,15 @@ class _Folders(msgspec.Struct):
 
 
 class _MaterialPlanner:
+    """Plans the missing items of one store, base by base: call :meth:`add` for each base, then :meth:`finished`."""
+
     def __init__(self, store: Store, options: RepairOptions, catalog: StoredCatalog) -> None:
+        """Prepare the planning for a store and its ``catalog``, which was read."""
         self._store, self._options, self._catalog = store, options, catalog
         self._statements = CatalogStatements(store.root / str(store.catalog))
         self._models = {row.get("id") for row in catalog.models or ()}
         #: Base and status of every item with a row.
-        self._listed = {
+        self._items_by_id = {
             item.get("id"): (base, item.get("status"))
             for base, items in (catalog.items or {}).items()
             for item in items
@@ -141,7 +142,7 @@ class _MaterialPlanner:
         self._plan = Plan()
 
     def finished(self) -> Plan:
-        """The plan of all added bases, with one change of the catalog.
+        """Return the plan of all bases that were added, with one change of the catalog.
 
         Raises:
             ProfileUnknown: a table has an unknown column, or a constraint refuses a row.
@@ -154,16 +155,18 @@ class _MaterialPlanner:
         return self._plan
 
     def add(self, base: _Base, findings: list[Finding]) -> None:
-        """Plan one base; if its index is not usable, report why."""
+        """Plan the missing items of a base, and its completion if it failed.
+
+        If its index is not usable, only the reason is reported. ``findings`` are all findings of the audit in the base.
+        """
         try:
             one = self._store.stores[base.key]
-            _demand_current(one.look.layout)
-            demand_readable_index(findings)
+            demand_readable_index(one.look.layout, findings)
             folder = read_folder(base.key, self._store.root / one.name, self._store.root / one.raw)
             with open_evidence(self._store, base.key, findings) as evidence:
                 orphans = list(self._find_orphans(base, folder))
                 folders = self._find_folders(base.key)
-                named = self._named_paths(base.key)
+                named = named_paths(self._items(base.key))
                 rows = list(make_material_rows(folder, evidence, orphans, folders.containers, named)) if orphans else []
         except (FolderUnusable, apsw.Error, OSError, UnicodeDecodeError, ValueError, TypeError) as problem:
             for name in base.findings:
@@ -183,17 +186,17 @@ class _MaterialPlanner:
     def _leave(
         self, finding: str, base: str, reason: str, *, subject: str | None = None, repair: str | None = None
     ) -> None:
-        """Report something that is not added to the catalog, and why."""
+        """Report an unresolved finding of a base: why, the item it is about, and a command line that may help."""
         left = Unresolved.registered(finding, reason, base=base, subject=subject)
         self._plan.left.append(msgspec.structs.replace(left, repair=repair))
 
     # --- materials ---------------------------------------------------------------------------------------------------
 
     def _find_orphans(self, base: _Base, folder: OrphanFolder) -> Iterator[FoundMaterial]:
-        """Yield the materials that get an item; the others are reported."""
-        named = {fold_name(path) for path in self._named_paths(base.key)}
+        """Yield the materials of a base's index that get a new item; report those that cannot get one."""
+        named = set(map(fold_name, named_paths(self._items(base.key))))
         for material in folder.materials:
-            owner, status = self._listed.get(material.item, (None, None))
+            owner, status = self._items_by_id.get(material.item, (None, None))
             reason = None
             if status == "deleting" and owner == base.key:
                 reason = tr("the application is deleting its item")
@@ -212,17 +215,8 @@ class _MaterialPlanner:
         """Return the catalog rows of the items of a base."""
         return (self._catalog.items or {}).get(base, [])
 
-    def _named_paths(self, base: str) -> set[str]:
-        """Return the paths that the items of a base name."""
-        paths = (
-            parse_item_data(item).get(key)
-            for item in self._items(base)
-            for key in ("relativePath", "indexedRelativePath")
-        )
-        return {path for path in paths if isinstance(path, str) and path}
-
     def _find_folders(self, base: str) -> _Folders:
-        """Map path prefixes to the folder items of a base; those that the upgrade did not migrate separately."""
+        """Read the folder items of a base from the catalog."""
         found = _Folders()
         folders = (item for item in self._items(base) if item.get("type") == "directory")
         for item in folders:
@@ -242,7 +236,10 @@ class _MaterialPlanner:
         return found
 
     def _insert_items(self, base: _Base, rows: list[Row], folders: _Folders) -> None:
-        """Plan to insert rows of items, and complete their folders that the upgrade did not migrate."""
+        """Plan to insert new item rows, and to complete the folder items of the base that contain them.
+
+        Only folders that the application's upgrade did not migrate are completed. ``folders`` gives their prefixes.
+        """
         before = self._statements.bytes
         groups = Counter(row["group_id"] for row in rows)
         by_id = {item.get("id"): item for item in self._items(base.key)}
@@ -269,20 +266,30 @@ class _MaterialPlanner:
             self._plan.resolves.add((v2.MATERIAL_ORPHAN, base.key))
 
     def _resolve_folders(self, base: str) -> None:
-        """Mark the finding of a base's folder tombstones as resolved if the plan completes all of them."""
+        """Mark the finding of folders that were not migrated as resolved, if the plan completes all of them."""
         expanded = {one.subject for one in self._actions if one.action == "complete-folder" and one.base == base}
         if expanded and all(str(item.get("id")) in expanded for item in self._items(base) if is_tombstone(item)):
             self._plan.resolves.add((v2.ITEM_TOMBSTONE, base))
 
     def _resolve_files(self, base: str, rows: list[Row], findings: list[Finding], raw: Path) -> None:
-        """Mark missing files as resolved if all of them belong to folders, whose files are not kept by design."""
+        """Mark the finding of missing files in ``raw`` as resolved if all of them belong to new items in folders.
+
+        Files of folders are not kept there by design. ``rows`` are the new items, ``findings`` the audit's.
+        """
         virtual = [parse_item_data(row)["relativePath"] for row in rows if row["group_id"] is not None]
         missing = sum(one.count for one in findings if one.name == v2.RAW_MISSING)
         if missing and missing == sum(not file_paths.is_file(raw / path) for path in virtual):
             self._plan.resolves.add((v2.RAW_MISSING, base))
 
     def _expand_folder(self, base: str, container: Row, prefix: str, count: int) -> None:
-        """Complete a folder that the upgrade left behind, with its files."""
+        """Plan to complete a folder item that the upgrade left behind.
+
+        Args:
+            base: the base's id.
+            container: the row of the folder item.
+            prefix: the path below ``raw/`` that its files share.
+            count: the number of files that it gets.
+        """
         data = parse_item_data(container)
         if "relativePath" not in data:
             self._statements.set_path(base, container, prefix)
@@ -298,7 +305,7 @@ class _MaterialPlanner:
     # --- the base ----------------------------------------------------------------------------------------------------
 
     def _complete_base(self, base: _Base, folder: OrphanFolder, findings: list[Finding]) -> None:
-        """Complete a failed base.
+        """Plan to mark a failed base as completed, because its index has a vector for every text.
 
         Raises:
             FolderUnusable, ModelUnusable: the index is incomplete, or the model of its vectors is unknown.
@@ -338,7 +345,7 @@ class _MaterialPlanner:
         self._plan.resolves |= {(name, base.key) for name in _COMPLETED_RESOLVES}
 
     def _command_with_model(self, base: _Base, folder: OrphanFolder) -> str | None:
-        """Command line that names the model, if only the model is missing; else None."""
+        """Return the command line that names the base's model, if nothing else prevents its completion; else None."""
         is_lost = base.row.get("embedding_model_id") is None and self._options.model is None
         if not is_lost or folder.dimensions is None or folder.bare:
             return None
@@ -358,7 +365,7 @@ OPTIONS = ("--only", v2.INDEX_ORPHAN, "--adopt")
 
 
 def demand_adopt_options(options: RepairOptions) -> None:
-    """Refuse ``--adopt`` without exactly one of its findings, and these findings without ``--adopt``.
+    """Check that ``--adopt`` is given with exactly one of the findings it resolves, and these only with ``--adopt``.
 
     Raises:
         WrongUsage
@@ -381,24 +388,21 @@ def demand_adopt_options(options: RepairOptions) -> None:
 
 
 def plan(store: Store, options: RepairOptions) -> Plan:
-    """Plan to insert missing rows for base folders or materials.
+    """Plan to insert rows for folders of bases without a row, or for materials without an item, as the options say.
 
     Raises:
         NotChanged: there is no catalog.
         SourceUnreadable: the catalog cannot be read.
         ProfileUnknown: the catalog is of a generation that this release does not know.
     """
-    if store.catalog is None:
-        what = tr("{names} without a catalog", names=NAMES_OF_KINDS[store.found.kind])
-        advice = tr("use the library or profile that it belongs to")
-        raise NotChanged(path=store.path, what=what, command="repair", advice=advice)
+    demand_catalog(store, "repair")
     if v2.MATERIAL_ORPHAN in options.only:
         return plan_materials(store, options)
     return _FolderPlanner(store, options, read_store_catalog(store, data=False), group_by_base(store.findings())).plan()
 
 
 class _Adopted(msgspec.Struct):
-    """New rows of one base, and reports about it."""
+    """The folder of a base without a row, the base row and item rows derived from it, and what remains unresolved."""
 
     folder: OrphanFolder
     items: list[Row]
@@ -407,7 +411,10 @@ class _Adopted(msgspec.Struct):
 
 
 class _FolderPlanner:
+    """Plans rows for the folders of bases that the catalog does not name."""
+
     def __init__(self, store: Store, options: RepairOptions, catalog: StoredCatalog, findings: FindingsByBase) -> None:
+        """Prepare the planning for a store; ``findings`` are the audit's, by base."""
         self._store, self._options, self._catalog, self._findings = store, options, catalog, findings
         self._models = {row.get("id") for row in catalog.models or ()}
         self._statements = CatalogStatements(store.root / str(store.catalog))
@@ -417,7 +424,7 @@ class _FolderPlanner:
         self._plan = Plan()
 
     def plan(self) -> Plan:
-        """Plan to add the base of each folder that the catalog does not name."""
+        """Plan to insert the rows of every such folder that the user selected."""
         found = [path for path in self._find_unnamed_folders() if self._store.wants(path.name)]
         for path in found:
             try:
@@ -435,7 +442,7 @@ class _FolderPlanner:
         return self._plan
 
     def _find_unnamed_folders(self) -> Iterator[Path]:
-        """Yield the wanted folders of bases that the catalog does not name."""
+        """Yield the folders in the store that have the form of a base and that no base row names."""
         if self._catalog.items is None:
             what = tr("a catalog without an item table")
             raise NotChanged(
@@ -451,17 +458,17 @@ class _FolderPlanner:
                 yield path
 
     def _leave(self, path: Path, reason: str) -> None:
-        """Report a folder that is not added to the catalog, and why."""
+        """Report that the folder at ``path`` is not added to the catalog, and why."""
         message = tr("folder {name} was not added to the catalog: {reason}", name=path_text(path.name), reason=reason)
         self._plan.left.append(Unresolved(finding=v2.INDEX_ORPHAN, reason=message, subject=path_text(path.name)))
 
     # --- one folder ------------------------------------------------------------------------------------------------
 
     def _derive_rows(self, path: Path) -> _Adopted:
-        """Derive the rows of one base.
+        """Read the folder of a base at ``path`` and derive the rows of the base and of its items.
 
         Raises:
-            FolderUnusable
+            FolderUnusable: the folder has no index, or the index has errors.
         """
         one = self._store.stores.get(path.name)
         if one is None:
@@ -493,7 +500,7 @@ class _FolderPlanner:
         return adopted
 
     def _is_new(self, item: Row) -> bool:
-        """Whether the catalog has no such item. A row that lost its base still counts.
+        """Whether the catalog has no item with the id of this one.
 
         Raises:
             FolderUnusable: the item belongs to another base.
@@ -506,7 +513,7 @@ class _FolderPlanner:
     # --- rows ------------------------------------------------------------------------------------------------------
 
     def _insert_base(self, adopted: _Adopted) -> None:
-        """Plan to insert a base and its items and, if the catalog does not have it, its model."""
+        """Plan to insert a base row, its item rows, and the base's model if the catalog does not have it."""
         folder, statements = adopted.folder, self._statements
         base = folder.base
         model = adopted.row["embedding_model_id"]
@@ -533,7 +540,7 @@ class _FolderPlanner:
 
 
 def _make_action(adopted: _Adopted, size: int) -> Action:
-    """Describe the action that adds a base to the catalog; ``size``: bytes of its statements."""
+    """Describe the insertion of a base for the report; ``size`` is the number of bytes of its statements."""
     listed = count_by_type(adopted.items)
     message = tr("add the base to the catalog with {listed}, from its index and files", listed=listed or tr("no item"))
     return Action(
@@ -547,7 +554,7 @@ def _make_action(adopted: _Adopted, size: int) -> Action:
 
 
 def _without_vectors(folder: OrphanFolder) -> Unresolved:
-    """Make the unresolved finding that bodies of an added folder have no vector."""
+    """Report the texts of an added folder that have no vector."""
     count = sum(folder.bare.values())
     reason = tr("{bodys} without a vector; run regraft backfill to embed them", bodys=format_count(count, "body"))
     return Unresolved(finding=v2.VECTOR_MISSING, reason=reason, base=folder.base, count=count, severity="error")

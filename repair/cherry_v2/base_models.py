@@ -15,18 +15,23 @@ from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.advice import find_model_conflict
 from regraft.disk import sqlite
-from regraft.errors import ModelNotSet, NotChanged, WrongUsage
+from regraft.errors import ModelNotSet, WrongUsage
 from regraft.formats.cherry_v2.catalog import ModelRow
 from regraft.formats.cherry_v2.catalog_generation import PROVIDERS
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_id_text
 from regraft.formats.cherry_v2.index.schema import choose_vector_length, count_vector_lengths
 from regraft.formats.cherry_v2.models import SEPARATOR, is_model_id
-from regraft.kinds import KIND_NAMES
 from regraft.language import tr
 from repair.changes.options import RepairOptions
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved, group_by_base
 from repair.changes.store import Store
-from repair.cherry_v2.catalog_changes import CATALOG_TABLES, CatalogStatements, make_catalog_change, read_store_catalog
+from repair.cherry_v2.catalog_changes import (
+    CATALOG_TABLES,
+    CatalogStatements,
+    demand_catalog,
+    make_catalog_change,
+    read_store_catalog,
+)
 from repair.cherry_v2.old_base import RestoreSource, read_source
 
 
@@ -44,19 +49,19 @@ def insert_model(
     is_profile: bool,
     now_ms: int,
 ) -> Iterator[Action]:
-    """Insert a model that the catalog lacks, and yield the action.
+    """Add statements that insert an embedding model which the catalog lacks, and yield the action for the report.
 
     Args:
         statements: the statements of the run.
-        model: id of the model.
+        model: id of the model, ``provider::model``.
         base: id of the base that gets the model.
         models: ids of the existing models.
         providers: ids of the existing providers. A missing one is added to a library.
         is_profile: whether the catalog is the application's own, whose providers hold keys.
-        now_ms: times of the new rows.
+        now_ms: time of the new rows.
 
     Raises:
-        ModelUnusable
+        ModelUnusable: the id is not valid, or the profile lacks the provider.
     """
     if not is_model_id(model):
         raise ModelUnusable(tr("{model} is not a model id; use the form provider::model", model=model))
@@ -91,7 +96,9 @@ _DAMAGE = frozenset({v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VER
 
 
 def demand_model(options: RepairOptions) -> None:
-    """Refuse the finding without a model or together with other findings: the alternative is to delete the vectors.
+    """Check the options of ``repair --only embedding.unexpected``: it needs ``--model`` and no other finding.
+
+    Without a model, the alternative is to delete the vectors.
 
     Raises:
         WrongUsage
@@ -111,26 +118,25 @@ def demand_model(options: RepairOptions) -> None:
 
 
 def plan_attach(store: Store, options: RepairOptions) -> Plan:
-    """Plan to give the model to the chosen bases that have vectors but no model.
+    """Plan to set the model of selected bases that have vectors but no model to the one that the options name.
 
     Raises:
         NotChanged: there is no catalog.
         SourceUnreadable: the catalog cannot be read.
         ProfileUnknown: the catalog is of a generation that this release does not know.
     """
-    place = _catalog_name(store)
+    catalog_name = demand_catalog(store, "repair")
     catalog = read_store_catalog(store, data=False)
     rows = {base_id_text(row): row for row in catalog.bases}
     made = Plan()
-    statements = CatalogStatements(store.root / place)
+    statements = CatalogStatements(store.root / catalog_name)
     actions: list[Action] = []
     for base, findings in group_by_base(store.findings()).items():
         found = [one for one in findings if one.name == v2.VECTOR_UNEXPECTED]
         if base not in rows or not found:
             continue
         try:
-            _demand_undamaged(findings)
-            dimensions = _dimensions(store, base)
+            dimensions = _count_dimensions(store, base, findings)
             new_actions = _attach_model(
                 store, catalog, rows[base], str(options.model), dimensions, statements, options.now_ms, actions
             )
@@ -140,43 +146,19 @@ def plan_attach(store: Store, options: RepairOptions) -> Plan:
         actions += new_actions
         made.resolves.add((v2.VECTOR_UNEXPECTED, base))
     if actions:
-        made.changes.append(make_catalog_change(statements, place, actions, (*CATALOG_TABLES, PROVIDERS)))
+        made.changes.append(make_catalog_change(statements, catalog_name, actions, (*CATALOG_TABLES, PROVIDERS)))
     return made
 
 
-def _catalog_name(store: Store) -> str:
-    """Name of the store's catalog.
+def _count_dimensions(store: Store, base: str, findings: Iterable[Finding]) -> int:
+    """Return the number of dimensions that most vectors of a base have; ``findings`` are the audit's of that base.
 
     Raises:
-        NotChanged: the store has no catalog.
-    """
-    if store.catalog is None:
-        raise NotChanged(
-            path=store.path,
-            what=tr("{names} without a catalog", names=KIND_NAMES[store.found.kind]),
-            command="repair",
-            advice=tr("use the library or profile that it belongs to"),
-        )
-    return store.catalog
-
-
-def _demand_undamaged(findings: Iterable[Finding]) -> None:
-    """Refuse a base whose vectors cannot be read reliably.
-
-    Raises:
-        ModelUnusable
+        ModelUnusable: the index is damaged, or no length has a majority.
+        apsw.Error, OSError, UnicodeDecodeError: the vectors cannot be read.
     """
     if any(one.name in _DAMAGE for one in findings):
         raise ModelUnusable(tr("its index is damaged or has another layout; repair or upgrade it first"))
-
-
-def _dimensions(store: Store, base: str) -> int:
-    """Number of dimensions of most vectors of a base.
-
-    Raises:
-        ModelUnusable: no length has a majority.
-        apsw.Error, OSError, UnicodeDecodeError: the vectors cannot be read.
-    """
     with sqlite.open_readonly(store.root / store.stores[base].name) as db:
         lengths = count_vector_lengths(db)
     length = choose_vector_length(lengths, None)
@@ -195,7 +177,17 @@ def _attach_model(
     now_ms: int,
     before: list[Action],
 ) -> list[Action]:
-    """Add the statements for one base; returns the actions.
+    """Add the statements that give a base its model, and return the actions for the report.
+
+    Args:
+        store: the store.
+        catalog: its catalog.
+        row: the base's row.
+        model: id of the model.
+        dimensions: number of dimensions of the base's vectors.
+        statements: the statements of the run.
+        now_ms: the time of the run.
+        before: actions for earlier bases; the model is inserted for the first base only.
 
     Raises:
         ModelUnusable: the model does not fit the vectors, or the catalog cannot have it.
@@ -229,7 +221,9 @@ def _attach_model(
 
 
 def model_change(store: Store, base_id: str, model_id: str, dimensions: int, now_ms: int) -> RowsChange | None:
-    """Plan to give a base without a model, which is searched by words only, this model; None if it has it already.
+    """Plan to give a base that is searched by words only an embedding model; None if it has that model already.
+
+    ``dimensions`` is the length of its future vectors.
 
     Raises:
         ModelNotSet: it has another model, it failed, or the catalog cannot have this model.
@@ -258,7 +252,7 @@ def model_change(store: Store, base_id: str, model_id: str, dimensions: int, now
 
 
 def _model_obstacle(source: RestoreSource) -> str | None:
-    """Explain why a base cannot be given a model, or return None."""
+    """Return why a base cannot be given a model, or None."""
     row = source.row
     again = tr("regraft restore makes a new base of its texts")
     if row.get("status") != "completed":
@@ -276,7 +270,7 @@ def _model_obstacle(source: RestoreSource) -> str | None:
 def insert_embedder_model(
     source: RestoreSource, model: str, base: str, statements: CatalogStatements, now_ms: int
 ) -> Iterator[Action]:
-    """Insert the model if it is new.
+    """Insert the model of ``base`` as :func:`insert_model` does, unless the catalog of ``source`` has it.
 
     Raises:
         ModelUnusable
@@ -293,5 +287,5 @@ def insert_embedder_model(
 
 
 def make_model_change(source: RestoreSource, statements: CatalogStatements, actions: list[Action]) -> RowsChange:
-    """Return the statements as one change of the catalog that also covers the table of providers."""
+    """Make one change of the source's catalog from the statements; it may also insert providers."""
     return make_catalog_change(statements, str(source.store.catalog), actions, (*CATALOG_TABLES, PROVIDERS))

@@ -58,7 +58,7 @@ CATALOG_TABLES = tuple(_KNOWN)
 
 @dataclass
 class CatalogStatements:
-    """Statements of one run on the catalog at ``path``, and the ids of the bases that they change."""
+    """SQL statements of one run on the catalog at ``path``, and the ids of the bases that they change."""
 
     path: Path
     #: SQL, values, and the columns that the last values are compared with.
@@ -75,38 +75,50 @@ class CatalogStatements:
 
     @cached_property
     def _keys(self) -> OrderKeys:
+        """Generates sort keys for new models and providers."""
         with sqlite.open_readonly(self.path) as db:
             return OrderKeys(db)
 
     @property
     def bytes(self) -> int:
-        """Approximate size of the rows in bytes."""
+        """Approximate size of the written rows in bytes."""
         return sum(200 + sum(len(str(value)) for value in values) for _, values, _ in self.made)
 
     def complete_base(self, row: Row, dimensions: int | None, model: str) -> None:
-        """Set a base to completed."""
+        """Add a statement that sets a base to completed, with its model and the dimensions of its vectors."""
         change = "UPDATE knowledge_base SET status = 'completed', error = NULL, dimensions = ?, embedding_model_id = ?"
         self._update(row["id"], change, (dimensions, model), row, *_KNOWN[BASES])
 
     def complete_item(self, base: str, row: Row) -> None:
-        """Set an item that was not migrated to completed."""
+        """Add a statement that sets an item to completed which the application's upgrade did not migrate."""
         change = "UPDATE knowledge_item SET status = 'completed', error = NULL"
         self._update(base, change, (), row, "id", "base_id", "status", "error")
 
     def set_path(self, base: str, row: Row, path: str) -> None:
-        """Set the path of an item's snapshot. Other data of the item is unchanged."""
+        """Add a statement that sets the path of an item's snapshot. Other data of the item is unchanged."""
         change = "UPDATE knowledge_item SET data = json_set(data, '$.relativePath', ?)"
         self._update(base, change, (path,), row, "id", "base_id", "data")
 
     def set_source(self, base: str, row: Row, source: str) -> None:
-        """Set the path of the original of a file or folder. Other data of the item is unchanged."""
+        """Add a statement that sets the path of the original of a file or folder.
+
+        The item's other data is unchanged.
+        """
         change = "UPDATE knowledge_item SET data = json_set(data, '$.source', ?)"
         self._update(base, change, (source,), row, "id", "base_id", "data")
 
     def update_item(
         self, base: str, row: Row, data: Mapping[str, str], now_ms: int | None, *, container: str | None
     ) -> None:
-        """Change fields of an item's data, its folder, and (unless ``now_ms`` is None) the time of its last change."""
+        """Add a statement that updates an item.
+
+        Args:
+            base: the base's id.
+            row: the item's present row.
+            data: the changed fields of the item's data.
+            now_ms: time of the change; None: the recorded time stays.
+            container: id of the folder item that the item is in, if any.
+        """
         change = "UPDATE knowledge_item SET group_id = ?, updated_at = ?"
         values: tuple[Any, ...] = (container, row.get("updated_at") if now_ms is None else now_ms)
         if data:
@@ -115,16 +127,27 @@ class CatalogStatements:
         self._update(base, change, values, row, "id", "base_id", "group_id", "data", "status")
 
     def delete_item(self, base: str, row: Row) -> None:
-        """Delete an item that contains no others."""
+        """Add a statement that deletes an item; a folder must be empty."""
         self._update(base, "DELETE FROM knowledge_item", (), row, "id", "base_id", "type", "data", "status")
 
     def _update(self, base: str, change: str, values: tuple[Any, ...], row: Row, *known: str) -> None:
-        """Update a row if its ``known`` columns still have their values."""
+        """Add a statement for one row; it is refused if a column named in ``known`` has another value than in ``row``.
+
+        Args:
+            base: id of the base that the row belongs to.
+            change: the SQL without its condition.
+            values: its values.
+            row: the present row.
+            known: the columns that are compared.
+        """
         self.bases.add(base)
         self.made.append((change, (*values, *(row.get(name) for name in known)), known))
 
     def insert_item(self, base: str, item: ItemPlan, times: Row) -> None:
-        """Insert a file of a folder. Missing times are taken from the folder's row."""
+        """Add a statement that inserts a planned file of a folder.
+
+        The row ``times`` gives times that the plan lacks.
+        """
         self.bases.add(base)
         data = {key: replace_surrogates(value) for key, value in item.data.items()}
         values = {
@@ -141,7 +164,7 @@ class CatalogStatements:
         self.insert(ITEMS, values)
 
     def set_model(self, row: Row, model: str, dimensions: int, now_ms: int) -> None:
-        """Give a base without a model one, and the search settings that follow from it if the catalog stores them."""
+        """Add a statement that gives a base without a model one. Stored search settings are set to fit it."""
         values = {"embedding_model_id": model, "dimensions": dimensions, **self.tables.search_settings(model)}
         values = {**values, "updated_at": now_ms}
         values.pop("hybrid_alpha", None)
@@ -150,7 +173,7 @@ class CatalogStatements:
         self._update(row["id"], change, tuple(values.values()), row, *known)
 
     def copy_row(self, table: str, key: str, changed: Mapping[str, Any]) -> None:
-        """Copy a row of a base under another id, with some columns changed.
+        """Add a statement that copies the row of a table whose id is ``key``, with the columns in ``changed`` replaced.
 
         Raises:
             ProfileUnknown: the table has an unknown required column.
@@ -165,17 +188,17 @@ class CatalogStatements:
         self.made.append((change, (*values, key), ()))
 
     def insert_model(self, model: ModelRow, now_ms: int) -> None:
-        """Insert a model as the last one of its provider."""
+        """Add a statement that inserts a model as the last one of its provider."""
         self.insert(MODELS, make_model_row(model, self._keys.next_model(model.provider_id), now_ms))
 
     def insert_provider(self, provider: str, now_ms: int) -> None:
-        """Insert a provider with only its name into a library."""
+        """Add a statement that inserts a provider with only a name into a library."""
         self.insert(
             PROVIDERS, make_provider_row(provider, provider, self._keys.next_provider(), now_ms, is_enabled=True)
         )
 
     def insert(self, table: str, row: Row) -> None:
-        """Insert a row into a table.
+        """Add a statement that inserts a row into a table.
 
         Raises:
             ProfileUnknown: the table has an unknown required column.
@@ -184,10 +207,11 @@ class CatalogStatements:
         self.made.append((*self.tables.insert_statement(table, row), ()))
 
     def as_function(self) -> Callable[[apsw.Connection], None]:
-        """Function that executes the statements. Each changes exactly one row."""
+        """Return a function that executes the statements on a connection. Each must change exactly one row."""
         path = self.path
 
         def apply(db: apsw.Connection) -> None:
+            """Execute the statements on the open catalog."""
             # An item may be inserted before its folder.
             db.execute("PRAGMA defer_foreign_keys = ON")
             for sql, values, known in self.made:
@@ -204,7 +228,7 @@ class CatalogStatements:
 
 
 def _condition(db: apsw.Connection, known: tuple[str, ...], values: tuple[Any, ...]) -> str:
-    """Return the SQL condition that a row still has its known values, which are the last ones."""
+    """Return the SQL condition that a row still has the values of its ``known`` columns, the last of ``values``."""
     condition = untrusted_sqlite.unchanged_condition(db, known)
     place = len(values) - len(known) + known.index("id") if "id" in known else None
     if place is not None and isinstance(values[place], str) and values[place].isascii():
@@ -215,12 +239,12 @@ def _condition(db: apsw.Connection, known: tuple[str, ...], values: tuple[Any, .
 def make_catalog_change(
     statements: CatalogStatements, catalog: str, actions: Iterable[Action], tables: Iterable[str]
 ) -> RowsChange:
-    """Rehearse the statements and return them as a change.
+    """Execute the statements on a copy, and return them as a change of the catalog.
 
     Args:
         statements: the statements.
-        catalog: the catalog's name, below the store's root.
-        actions: the actions of the change.
+        catalog: the catalog's path, relative to the store's root.
+        actions: what the report says of the change.
         tables: tables whose rows may change.
 
     Raises:
@@ -238,7 +262,7 @@ def make_catalog_change(
 
 
 def rehearse_statements(statements: CatalogStatements) -> None:
-    """Execute the statements on a copy of only the affected rows, with the constraints of the catalog's own tables.
+    """Execute the statements on a temporary copy of the affected rows, with the constraints of the catalog's tables.
 
     Raises:
         ProfileUnknown: a table or a required column is missing or unknown, or a constraint refuses a row.
@@ -271,7 +295,7 @@ def rehearse_statements(statements: CatalogStatements) -> None:
 
 
 def _copy_rows(source: apsw.Connection, copy: apsw.Connection, table: str, key: str, value: str) -> None:
-    """Copy the rows of a table whose column ``key`` has a value."""
+    """Copy the rows of a table whose column ``key`` has the given value from ``source`` to ``copy``."""
     columns = [str(row[1]) for row in source.execute(f"PRAGMA table_info('{table}')")]
     listed, marks = ", ".join(map(untrusted_sqlite.quote_name, columns)), ", ".join("?" * len(columns))
     rows = untrusted_sqlite.read_lenient_rows(source, columns, f"{table} WHERE {key} = ?", (value,))
@@ -281,8 +305,34 @@ def _copy_rows(source: apsw.Connection, copy: apsw.Connection, table: str, key: 
 # --- reading the catalog ---------------------------------------------------------------------------------------------
 
 
+def demand_catalog(store: Store, command: str, advice: str | None = None) -> str:
+    """Return the path of a store's catalog, relative to its root.
+
+    Args:
+        store: the store.
+        command: the command that needs the catalog, for the message.
+        advice: what to do instead, for the message; None: use the store that the files belong to.
+
+    Raises:
+        NotChanged: the store has no catalog.
+    """
+    if store.catalog is None:
+        raise NotChanged(
+            path=store.path,
+            what=tr("{names} without a catalog", names=KIND_NAMES[store.found.kind]),
+            command=command,
+            advice=advice or tr("use the library or profile that it belongs to"),
+        )
+    return store.catalog
+
+
+def is_selected(store: Store, base: str) -> bool:
+    """Whether the user selected a base of the catalog; of a base's folder or index file, only that base is selected."""
+    return store.wants(base) and (store.found.stores.is_whole or base in store.stores)
+
+
 def demand_profile(store: Store, *, command: str, advice: str) -> str:
-    """Name of a profile's database, below its root.
+    """Return the path of a profile's database, relative to its root; ``command`` and ``advice`` are for the message.
 
     Raises:
         NotChanged: the store is not a profile.
@@ -293,7 +343,7 @@ def demand_profile(store: Store, *, command: str, advice: str) -> str:
 
 
 def read_store_catalog(store: Store, *, data: bool = True) -> StoredCatalog:
-    """Read the catalog of a store that has one. ``data``: whether to read the items' data.
+    """Read the catalog of a store that has one. ``data``: whether to read the column ``data`` of items, too.
 
     Raises:
         SourceUnreadable: the catalog cannot be read.
@@ -306,7 +356,9 @@ def read_store_catalog(store: Store, *, data: bool = True) -> StoredCatalog:
 
 
 def demand_known_version(store: Store) -> None:
-    """Refuse a profile whose application uses another index version: it would clear indexes of this version.
+    """Refuse a profile if its highest or newest index has another version than regraft writes.
+
+    The application would then clear indexes of regraft's version.
 
     Raises:
         ProfileUnknown
@@ -326,7 +378,7 @@ def demand_known_version(store: Store) -> None:
 
 
 def _index_versions(store: Store) -> Iterator[tuple[int, int, str]]:
-    """Yield for each index the time of creation (ms), the version, and the base."""
+    """Yield the time of creation (ms), the layout version and the base id of each readable index."""
     for base, one in store.stores.items():
         try:
             with sqlite.open_readonly(store.root / one.name) as db:

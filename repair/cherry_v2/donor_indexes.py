@@ -54,7 +54,7 @@ CONTENT_QUERY = """SELECT c.content_hash, CASE typeof(c.text) WHEN 'text' THEN C
 
 
 class OldText(msgspec.Struct, frozen=True):
-    """A text of an index, and the spans of its units; None if the stored units do not match the text."""
+    """A text from an index, and the UTF-16 spans of its units; None if the stored units do not match the text."""
 
     text: str
     spans: list[Span] | None
@@ -63,15 +63,16 @@ class OldText(msgspec.Struct, frozen=True):
 
 
 class OldIndex:
-    """The readable part of the index of the base that is restored."""
+    """The readable part of the index of the base that is restored. It has no texts if ``db`` is None."""
 
     def __init__(self, db: apsw.Connection | None, problem: str | None) -> None:
+        """Wrap an open index; ``db`` None: there is none that can be read, for the reason ``problem``, if any."""
         self._db = db
         #: Why all or part of it cannot be read; None if it can.
         self.problem = problem
 
     def text(self, item: str) -> OldText | None:
-        """Return the text of an item, or None."""
+        """Return the indexed text of the item with this id, or None."""
         if self._db is None:
             return None
         try:
@@ -87,7 +88,10 @@ class OldIndex:
 
 
 def _matching_spans(text: str, units: list[Any]) -> list[Span] | None:
-    """Return the offsets of units if all of them are slices of the text with their stored body, or None."""
+    """Return the spans of units if each stored body is the slice of the text at its offsets, else None.
+
+    ``units`` are pairs of start and end offsets with the body.
+    """
     try:
         spans = [(int(start), int(end)) for start, end, _ in units]
         bodies = [unit.text for unit in cut_units("", text, spans)]
@@ -105,10 +109,10 @@ _VECTORS = """SELECT e.embedding_text_hash, e.vector_blob, CAST(t.text AS BLOB) 
 
 
 class Donor:
-    """One index with the raw files of its base.
+    """The index of a base in the source, which may give texts and vectors to the repaired base.
 
-    ``is_same_base``: it has the id of the repaired base. ``is_own``: it was salvaged from the damaged index of that
-    base.
+    ``is_same_base``: both bases have the same id. ``is_own``: it was salvaged from the damaged index of the repaired
+    base. ``raw`` is the folder of the donor's raw files, ``row`` its catalog row.
     """
 
     def __init__(
@@ -121,6 +125,7 @@ class Donor:
         is_same_base: bool,
         is_own: bool = False,
     ) -> None:
+        """Wrap the open index ``db`` of the base ``base`` in the source."""
         self._db = db
         self._index = OldIndex(db, None)
         self.base = base
@@ -131,7 +136,7 @@ class Donor:
 
     @classmethod
     def of(cls, path: Path, keep: ExitStack, **about: Any) -> Donor:
-        """Open an index file for as long as ``keep`` is open.
+        """Open an index file as a donor until ``keep`` closes; ``about`` are the other arguments of the class.
 
         Raises:
             apsw.Error, OSError: the file cannot be read.
@@ -142,27 +147,27 @@ class Donor:
 
     # --- vectors -----------------------------------------------------------------------------------------------------
 
-    def vectors(self, keys: Sequence[str], size: int) -> dict[str, bytes]:
-        """Read the vectors of ``size`` bytes for the given text hashes, as they are stored."""
-        wanted = {"keys": sqlite.json_array(keys), "length": size}
+    def vectors(self, hashes: Sequence[str], size: int) -> dict[str, bytes]:
+        """Read the usable vectors of ``size`` bytes for the given text hashes, by hash. Missing ones are left out."""
+        wanted = {"keys": sqlite.json_array(hashes), "length": size}
         rows = self._db.execute(_VECTORS.format(usable=IS_USABLE_SQL), wanted)
         return {str(key): vector for key, vector, text in rows if identity.text_hash(decode_utf8(text)) == key}
 
-    def has_any(self, keys: Sequence[str]) -> bool:
+    def has_any(self, hashes: Sequence[str]) -> bool:
         """Whether the index has a vector of any length for one of the text hashes."""
         query = "SELECT 1 FROM embedding WHERE embedding_text_hash IN (SELECT value FROM json_each(?)) LIMIT 1"
-        return self._db.execute(query, (sqlite.json_array(keys),)).get is not None
+        return self._db.execute(query, (sqlite.json_array(hashes),)).get is not None
 
     # --- texts -------------------------------------------------------------------------------------------------------
 
     def content(self, content_hash: str) -> str | None:
-        """Read the text with a hash; None if missing."""
+        """Read the text that has this hash; None if it is missing or does not match."""
         raw: Any = self._db.execute(_TEXT, (content_hash,)).get
         text = None if raw is None else decode_utf8(raw)
         return text if text is not None and identity.text_hash(text) == content_hash else None
 
     def spans(self, content_hash: str) -> list[Span]:
-        """Offset ranges of the units of a text; may be empty."""
+        """Return the spans of the units of the text with this hash; empty if the index has no complete units for it."""
         for (material,) in self._db.execute(
             "SELECT material_id FROM material WHERE current_content_hash = ? ORDER BY material_id", (content_hash,)
         ):
@@ -172,7 +177,7 @@ class Donor:
         return []
 
     def read_donated_text(self, material: str) -> DonatedText | None:
-        """Read the text of a material with its units; None if either is incomplete."""
+        """Read the text and the unit spans of the material with this id; None if either is missing or damaged."""
         old = self._index.text(material)
         if old is None or not old.matches_hash or not old.spans:
             return None
@@ -180,18 +185,21 @@ class Donor:
         return DonatedText(text=old.text, spans=old.spans, read=read)
 
     def materials(self) -> list[tuple[str, str]]:
-        """Ids and paths of all materials."""
+        """Return the ids and paths of all materials."""
         query = "SELECT material_id, relative_path FROM material ORDER BY rowid"
         return [(str(material), str(path)) for material, path in self._db.execute(query)]
 
     def _read_again(self, content_hash: str, _index: apsw.Connection) -> str | None:
-        """Read a content of the donor again, when the change is applied."""
+        """Read the text with this hash again when the change is applied. The index that is written is not used."""
         return self.content(content_hash)
 
     # --- items -------------------------------------------------------------------------------------------------------
 
     def proven_material(self, item: Row, raw: Path) -> str | None:
-        """Find the material whose file or text is identical to that of an item."""
+        """Return the id of the donor's material whose file or text is identical to that of an item, or None.
+
+        ``item`` is a row of the repaired base, ``raw`` that base's folder of raw files.
+        """
         file = find_raw_file(get_indexed_path(item), raw)
         if file is not None:
             for material, path in self._candidates(item, file):
@@ -207,7 +215,10 @@ class Donor:
         return None if found is None else str(found)
 
     def _candidates(self, item: Row, file: Path) -> Iterator[tuple[str, str]]:
-        """Yield candidate materials with their paths: same id or path first, then files of the same size."""
+        """Yield ids and paths of materials that may be identical to an item with this file.
+
+        Those with the item's id or path come first, then those whose file has the same size.
+        """
         query = "SELECT material_id, relative_path FROM material WHERE material_id = ? OR relative_path = ? ORDER BY 1"
         yield from (
             (str(key), str(path)) for key, path in self._db.execute(query, (item.get("id"), get_indexed_path(item)))
@@ -216,7 +227,7 @@ class Donor:
 
     @cached_property
     def _by_size(self) -> dict[int, list[tuple[str, str]]]:
-        """Materials of the donor by the size of their files, each with its path."""
+        """Ids and paths of the donor's materials, by the size of their files."""
         found = defaultdict(list)
         for material, path in self._db.execute("SELECT material_id, relative_path FROM material ORDER BY 1"):
             file = None if self._raw is None else find_raw_file(path, self._raw)
@@ -225,12 +236,15 @@ class Donor:
         return dict(found)
 
     def _is_same_file(self, file: Path, path: str) -> bool:
-        """Whether the donor's file at a path has the same bytes."""
+        """Whether the donor's raw file at ``path`` has the same bytes as ``file``."""
         other = None if self._raw is None else find_raw_file(path, self._raw)
         return other is not None and links.have_same_bytes(file, other)
 
     def listed_material(self, item: Row, raw: Path) -> str | None:
-        """The material with the id of an item, in a copy of the same base, unless its file differs."""
+        """Return the item's id if a copy of the same base has a material with that id, and its file does not differ.
+
+        Otherwise None. ``item`` is a row of the repaired base, ``raw`` that base's folder of raw files.
+        """
         if not self.is_same_base:
             return None
         found: Any = self._db.execute("SELECT relative_path FROM material WHERE material_id = ?", (item.get("id"),)).get
@@ -243,7 +257,7 @@ class Donor:
 
 
 class Donors:
-    """The donors of one base, in order of preference; implements the donor interface of ``indexing``."""
+    """The donors of one base, in order of preference. Implements :class:`repair.cherry_v2.indexing.TextDonor`."""
 
     def __init__(self, donors: Sequence[Donor]) -> None:
         self.donors = donors
@@ -252,7 +266,7 @@ class Donors:
         self.used: set[str] = set()
 
     def text(self, item: Row, raw: Path) -> DonatedText | None:
-        """Find the text of an item: in the damaged index itself, then by identical content, then by id."""
+        """Find the text of an item of the repaired base: in its damaged index, then by same content, then by id."""
         for donor in self.donors:
             material = donor.listed_material(item, raw) if donor.is_own else donor.proven_material(item, raw)
             donated = None if material is None else donor.read_donated_text(material)
@@ -268,14 +282,14 @@ class Donors:
         return None
 
     def _count_use(self, donor: Donor, *, is_proven: bool) -> None:
-        """Record that something was taken from a donor, and whether it proves that both copies have one origin."""
+        """Record that a donor gave a text, and whether this proves that it is a copy of the repaired base."""
         if not donor.is_own:
             self.used.add(donor.base)
         if is_proven:
             self.proven.add(donor.base)
 
     def spans(self, content_hash: str) -> list[Span]:
-        """Offset ranges of the units of a text, from the first donor that has them."""
+        """Return the unit spans of the text with this hash from the first donor that has them, else an empty list."""
         return next((spans for donor in self.donors if (spans := donor.spans(content_hash))), [])
 
     def content(self, content_hash: str) -> str | None:
@@ -288,15 +302,16 @@ class DonorBases:
     """The readable bases of a source as donors. ``problems`` says, by base id, why others cannot be used."""
 
     def __init__(self, source: BaseSource, keep: ExitStack) -> None:
+        """Prepare the bases of a source; opened indexes stay open until ``keep`` closes."""
         self._source = source
         self._keep = keep
         self.problems: dict[str, str] = {}
         self._paths: dict[str, Path | None] = {}
 
     def each(self, base: str, gives: Callable[[Donor], bool]) -> Iterator[Donor]:
-        """Yield the donors that have something for a base. They stay open; the others are closed.
+        """Yield the bases of the source for which ``gives`` is true, as donors for ``base``.
 
-        The base with the same id comes first.
+        The base with the same id comes first. Yielded donors stay open, the others are closed.
         """
         own = [key for key in self._source.chosen if key == base]
         for key in (*own, *(key for key in self._source.chosen if key != base)):
@@ -307,7 +322,7 @@ class DonorBases:
                     yield donor
 
     def exclude_damaged(self) -> bool:
-        """Exclude the bases in whose index SQLite finds damage. Returns whether there is one."""
+        """Exclude the bases whose index SQLite finds to be damaged. Returns whether there were any."""
         found: dict[str, str] = {}
         for key, path in self._paths.items():
             try:
@@ -322,7 +337,7 @@ class DonorBases:
         return bool(found)
 
     def _is_useful(self, donor: Donor, gives: Callable[[Donor], bool]) -> bool:
-        """Whether ``gives`` is true of a donor; one that cannot be read is not used again."""
+        """Return ``gives(donor)``. A donor that cannot be read is excluded, and its problem is recorded."""
         try:
             return gives(donor)
         except READ_ERRORS as error:
@@ -331,7 +346,10 @@ class DonorBases:
             return False
 
     def _open_donor(self, key: str, base: str, stack: ExitStack) -> Donor | None:
-        """Open the index of the source's base ``key`` as donor for ``base``; None if it is damaged or missing."""
+        """Open the index of the source's base ``key`` as donor for the repaired base ``base``, until ``stack`` closes.
+
+        None if it is damaged or missing; the problem is recorded.
+        """
         if key not in self._paths:
             self._paths[key] = self._find_index_path(key)
         path = self._paths[key]
@@ -352,7 +370,10 @@ class DonorBases:
             return None
 
     def _find_index_path(self, key: str) -> Path | None:
-        """Path of a base's index; None, with an entry in ``problems``, if it cannot be used."""
+        """Return the path of the index of the source's base ``key``.
+
+        None if the index is unusable; ``problems`` gets the reason.
+        """
         source = self._source
         one = source.store.stores.get(key)
         findings = list(source.store.audit(Level.SHAPE, frozenset({key})).findings)
@@ -401,10 +422,10 @@ def open_source(path: Path, store: Store, keep: ExitStack, now_ms: int) -> BaseS
 
 
 def _migrate(found: Located, keep: ExitStack, now_ms: int) -> tuple[Path, tuple[tuple[str, str], ...]]:
-    """Migrate v1 data, or data of a preview build, into a temporary library.
+    """Migrate v1 data, or data of a preview build, into a temporary library that exists until ``keep`` closes.
 
     Returns:
-        The library, and pairs of the id of a base and why its vector file could not be read.
+        The library's path, and pairs of the id of a base and why its vector file could not be read.
     """
     if found.kind not in (*V1_SOURCES, *PREVIEW_SOURCES, *BASE_SOURCES):
         advice = tr("use a v1 backup or profile, a library, a pack, a v2 profile or backup, or a Parquet file")
@@ -453,12 +474,15 @@ class BaseModel(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """Size of a vector."""
+        """Size of one vector in bytes."""
         return 4 * (self.dimensions or 0)
 
 
 def read_missing_hashes(db: apsw.Connection, size: int) -> Iterator[list[str]]:
-    """Yield pages of hashes of texts that have no usable vector, ascending. Rows may be written between two pages."""
+    """Yield pages of hashes of indexed texts without a usable vector of ``size`` bytes, ascending.
+
+    Vectors may be written between two pages.
+    """
     sqlite.load_vector_extension(db)
     after = ""
     while keys := [str(key) for (key,) in db.execute(_MISSING_PAGE, {"after": after, "length": size}).fetchall()]:
@@ -466,24 +490,24 @@ def read_missing_hashes(db: apsw.Connection, size: int) -> Iterator[list[str]]:
         after = keys[-1]
 
 
-def find_hashes_without_vector(db: apsw.Connection, keys: Collection[str], size: int) -> list[str]:
-    """Select the text hashes for which an open index has no usable vector."""
+def find_hashes_without_vector(db: apsw.Connection, hashes: Collection[str], size: int) -> list[str]:
+    """Return the text hashes for which an open index has no usable vector of ``size`` bytes."""
     sqlite.load_vector_extension(db)
     query = f"""SELECT e.embedding_text_hash FROM embedding e
        WHERE e.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND {IS_USABLE_SQL}"""
-    wanted = {"keys": sqlite.json_array(keys), "length": size}
+    wanted = {"keys": sqlite.json_array(hashes), "length": size}
     ready = {key for (key,) in db.execute(query, wanted)}
-    return [key for key in keys if key not in ready]
+    return [key for key in hashes if key not in ready]
 
 
 def find_disagreement(model: BaseModel, donor: Donor, index: Path | None) -> str | None:
-    """Why the vectors of a donor must not be used; None if model, dimensions and the compared vectors agree.
+    """Return why the vectors of a donor must not be used; None if model, dimensions and the compared vectors agree.
 
     Args:
         model: the model of the repaired base.
         donor: an index of the source.
-        index: the index of the base, or what was salvaged of it; None if it is missing. Without a usable vector in it,
-            nothing can be compared.
+        index: the index of the repaired base, or what was salvaged of it; None if it is missing. Without a usable
+            vector in it, nothing can be compared.
 
     Raises:
         apsw.Error, OSError: one of the indexes cannot be read.
@@ -501,7 +525,11 @@ def find_disagreement(model: BaseModel, donor: Donor, index: Path | None) -> str
 
 
 def _find_vector_difference(model: BaseModel, donor: Donor, index: Path) -> str | None:
-    """Compare vectors of texts that donor and index both have. Return why the donor cannot be used, or None."""
+    """Compare vectors of texts that the donor and the base's own index both have.
+
+    Returns:
+        Why the donor cannot be used: a vector differs, or no text is in both. None if it can.
+    """
     compared, has_any, after = 0, False, ""
     with sqlite.open_readonly(index, vectors=True) as db:
         while rows := db.execute(_READY_PAGE, {"after": after, "length": model.bytes}).fetchall():
@@ -520,15 +548,16 @@ def _find_vector_difference(model: BaseModel, donor: Donor, index: Path) -> str 
 
 
 class MissingHashes:
-    """Hashes of the texts of one base that lack a vector, in a temporary database."""
+    """Hashes of the texts of one base that lack a vector, stored in a temporary database."""
 
     def __init__(self, db: apsw.Connection) -> None:
+        """Create the table of hashes in an empty temporary database."""
         self._db = db
         db.execute("CREATE TABLE wanted (hash TEXT PRIMARY KEY) WITHOUT ROWID")
 
-    def add(self, keys: Iterable[str]) -> None:
+    def add(self, hashes: Iterable[str]) -> None:
         """Add hashes; duplicates are ignored."""
-        self._db.executemany("INSERT INTO wanted VALUES (?) ON CONFLICT DO NOTHING", ((key,) for key in keys))
+        self._db.executemany("INSERT INTO wanted VALUES (?) ON CONFLICT DO NOTHING", ((key,) for key in hashes))
 
     def add_all(self, pages: Iterable[Collection[str]]) -> None:
         """Add pages of hashes."""
@@ -549,19 +578,19 @@ class MissingHashes:
             after = keys[-1]
 
     def is_known_to(self, donor: Donor) -> bool:
-        """Whether a donor has a vector for any of them."""
+        """Whether a donor has a vector for any of the hashes."""
         return any(donor.has_any(keys) for keys in self.pages())
 
     def found_in(self, donors: Sequence[Donor], size: int) -> int:
-        """Count how many have a vector of ``size`` bytes in any of the donors."""
+        """Count the hashes for which any of the donors has a vector of ``size`` bytes."""
         return sum(len(collect_vectors(donors, keys, size)) for keys in self.pages())
 
 
-def collect_vectors(donors: Sequence[Donor], keys: Collection[str], size: int) -> dict[str, bytes]:
-    """Read the vectors of text hashes, each from the first donor that has it."""
+def collect_vectors(donors: Sequence[Donor], hashes: Collection[str], size: int) -> dict[str, bytes]:
+    """Read the vectors of ``size`` bytes by text hash, each from the first donor that has it."""
     vectors: dict[str, bytes] = {}
     for donor in donors:
-        missing = [key for key in keys if key not in vectors]
+        missing = [key for key in hashes if key not in vectors]
         if missing:
             vectors.update(donor.vectors(missing, size))
     return vectors
@@ -571,6 +600,14 @@ def write_missing_vectors(
     db: apsw.Connection, *, path: Path, donors: Sequence[Donor], model: BaseModel, count: int, now_ms: int
 ) -> None:
     """Write the vectors that an open index lacks and the donors have.
+
+    Args:
+        db: the index, open for writing.
+        path: its path, for messages.
+        donors: the donors, preferred ones first.
+        model: the model of the base.
+        count: the planned number of vectors.
+        now_ms: time of the new rows.
 
     Raises:
         PlanOutdated: the number of vectors differs from the plan.

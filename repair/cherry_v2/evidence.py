@@ -40,22 +40,33 @@ Result = TypeVar("Result")
 DAMAGE = {v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VERSION, v2.SCHEMA_PREVIEW, v2.META_BASE}
 #: In bytes. The longest snapshot is a note of a million UTF-16 units with its front matter.
 _LARGEST_SNAPSHOT = 64 << 20
+#: The number of vectors by length in bytes; 0 counts values that cannot be vectors.
+_LENGTHS = """SELECT iif(typeof(vector_blob) = 'blob' AND length(vector_blob) % 4 = 0, length(vector_blob), 0), count(*)
+  FROM embedding GROUP BY 1"""
 _UNREADABLE = (apsw.Error, OSError, UnicodeDecodeError, ValueError)
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A file of ``raw/``: its body, and the string fields of its front matter."""
+    """The text of a note or web page below ``raw/``: body and string fields of the front matter of a Markdown file."""
 
     fields: dict[str, str]
     body: str
 
 
 class Evidence:
-    """Facts about one base from its index and files. Created by :func:`open_evidence`."""
+    """What the index and the raw files of one base prove about its catalog rows. Opened by :func:`open_evidence`."""
 
     def __init__(
         self, db: apsw.Connection | None, raw: Path | None, *, is_missing: bool, drops_lengths: bool = False
     ) -> None:
+        """Wrap an open index and a folder of raw files.
+
+        Args:
+            db: the index; None if it is missing or no evidence.
+            raw: the folder of raw files, if known.
+            is_missing: whether the base has no index file.
+            drops_lengths: whether the same run deletes vectors of an unexpected length.
+        """
         self._db = db
         self._raw = raw
         #: Whether the same run deletes vectors of an unexpected length.
@@ -65,24 +76,24 @@ class Evidence:
 
     @property
     def is_readable(self) -> bool:
-        """Whether the base has an index that is evidence."""
+        """Whether the base has an index that can be read and counts as evidence."""
         return self._db is not None
 
     def has_material(self, item: str) -> bool | None:
-        """Whether an item is indexed; None if unknown."""
+        """Whether the index has a material for the item with this id; None if the index cannot be read."""
         if self.is_missing:
             return False
         return self._query(lambda db: db.execute("SELECT 1 FROM material WHERE material_id = ?", (item,)).get == 1)
 
     def path_of(self, item: str) -> str | None:
-        """Return the path of an item's material; None if it has none or the path is not valid."""
+        """Return the path below ``raw/`` that the index has for the item with this id; None without a valid one."""
         raw = self._query(
             lambda db: db.execute("SELECT CAST(relative_path AS BLOB) FROM material WHERE material_id = ?", (item,)).get
         )
         return raw.decode() if raw is not None and find_path_problem(raw) is None else None
 
     def text_of(self, item: str) -> str | None:
-        """Return the indexed text of an item; None if it has none or the hash does not match."""
+        """Return the indexed text of the item with this id; None if it is missing or its hash does not match."""
         row = self._query(
             lambda db: db.execute(
                 "SELECT c.content_hash, c.text FROM material m JOIN content c ON c.content_hash ="
@@ -95,7 +106,7 @@ class Evidence:
         return row[1]
 
     def snapshot(self, path: str | None) -> Snapshot | None:
-        """Read a file of ``raw/``; None if it does not exist."""
+        """Read the file at a path below ``raw/``; None if it does not exist, is too large, or is not UTF-8."""
         if self._raw is None or path is None or find_path_problem(path.encode("utf-8", "replace")) is not None:
             return None
         file = self._raw / path
@@ -109,7 +120,7 @@ class Evidence:
         return Snapshot(dict(_parse_fields(text[: len(text) - len(body)])), body)
 
     def may_be_processed(self, path: str) -> bool:
-        """Whether a file of ``raw/`` can be the processed copy of a file beside it.
+        """Whether the file at a path below ``raw/`` can be the processed copy of a file beside it.
 
         For some types, the application indexes a Markdown file instead (``docs/formats/catalog.md``).
         """
@@ -127,16 +138,15 @@ class Evidence:
         return any(one.lower() in {original.lower() for original in originals} for one in beside)
 
     def vectors(self, *, by_majority: bool = True) -> int | None:
-        """Return the dimensions that all vectors have, 0 if there are no vectors, None if they differ.
+        """Return the number of dimensions that all vectors have, 0 if there are no vectors, None if they differ.
 
         Vectors that the same run deletes do not count.
 
         Args:
             by_majority: whether the run deletes vectors of another length than most, as it does if the catalog states
-                no
-                dimensions.
+                no dimensions.
         """
-        lengths = self._query(_lengths)
+        lengths = self._query(lambda db: dict(db.execute(_LENGTHS)))
         if lengths is None:
             return None
         if self._drops_lengths:
@@ -149,7 +159,7 @@ class Evidence:
         return next(((length // 4) or None for length in lengths), 0)
 
     def _query(self, query: Callable[[apsw.Connection], Result]) -> Result | None:
-        """Run a query on the index; None without a readable index."""
+        """Return the result of a query on the index; None without a readable index."""
         if self._db is None:
             return None
         try:
@@ -158,18 +168,8 @@ class Evidence:
             return None
 
 
-def _lengths(db: apsw.Connection) -> dict[int, int]:
-    """Count the vectors by length in bytes; 0 counts values that cannot be vectors."""
-    return dict(
-        db.execute(
-            "SELECT iif(typeof(vector_blob) = 'blob' AND length(vector_blob) % 4 = 0, length(vector_blob), 0), count(*)"
-            " FROM embedding GROUP BY 1"
-        )
-    )
-
-
 def _parse_fields(block: str) -> Iterator[tuple[str, str]]:
-    """Yield the fields in the front matter of a snapshot."""
+    """Yield names and values of the string fields in the front matter of a snapshot."""
     for line in block.split("\n"):
         name, colon, value = line.partition(": ")
         try:
@@ -184,7 +184,7 @@ def _parse_fields(block: str) -> Iterator[tuple[str, str]]:
 def open_evidence(
     store: Store, base: str, findings: Iterable[Finding], *, drops_lengths: bool = False
 ) -> Iterator[Evidence]:
-    """Open the index of a base, if it is evidence.
+    """Open the index and raw files of a base. An index that the findings report as damaged is not used.
 
     Args:
         store: the store of the base.
@@ -214,7 +214,7 @@ ItemData = dict[str, Any]
 
 
 def repair_item_data(item: Row, evidence: Evidence) -> str | None:
-    """Return the derived data of an item as JSON; None if it cannot be derived."""
+    """Complete the ``data`` of an item's row from what is known of it, as JSON; None if that does not suffice."""
     stored = item.get("data")
     readable = {**item, "data": stored.decode("utf-8", "replace")} if isinstance(stored, bytes) else item
     data = parse_item_data(readable)
@@ -230,7 +230,10 @@ def repair_item_data(item: Row, evidence: Evidence) -> str | None:
 
 
 def _repair_file(data: ItemData, item: str, evidence: Evidence) -> None:
-    """Add to ``data`` the fields that the evidence about an item gives. All functions of this table do so."""
+    """Complete the path fields and the source of a file in ``data``, from the path of its material.
+
+    Like all functions of :data:`_REPAIR_BY_TYPE`: ``data`` is changed in place, ``item`` is the item's id.
+    """
     path = evidence.path_of(item)
     if path is not None and path != data.get("indexedRelativePath"):
         if "relativePath" not in data:
@@ -246,7 +249,7 @@ def _repair_file(data: ItemData, item: str, evidence: Evidence) -> None:
 
 
 def _repair_url(data: ItemData, item: str, evidence: Evidence) -> None:
-    """Complete ``source`` and ``url`` of an item from each other, or from its snapshot file."""
+    """Complete the fields ``source`` and ``url`` of a web page from each other, or from its snapshot."""
     _repair_snapshot_path(data, item, evidence)
     address = data.get("url", data.get("source"))
     if address is None:
@@ -258,7 +261,7 @@ def _repair_url(data: ItemData, item: str, evidence: Evidence) -> None:
 
 
 def _repair_note(data: ItemData, item: str, evidence: Evidence) -> None:
-    """Complete ``content`` and ``source`` of a note from its indexed text and its snapshot file."""
+    """Complete ``content`` and ``source`` of a note from its indexed text and its snapshot."""
     _repair_snapshot_path(data, item, evidence)
     snapshot = None
     if "source" not in data or "content" not in data:
@@ -285,6 +288,7 @@ def _shorten_note(data: ItemData, item: str, evidence: Evidence) -> None:
 
 
 def _repair_snapshot_path(data: ItemData, item: str, evidence: Evidence) -> None:
+    """Set ``relativePath``, if missing, to the path of the item's material."""
     path = evidence.path_of(item)
     if path not in (None, item):
         data.setdefault("relativePath", path)
@@ -308,7 +312,7 @@ Columns = dict[str, Any]
 def repair_base(
     row: Row, models: Collection[Any] | None, evidence: Evidence, model: str | None = None
 ) -> Columns | str:
-    """Return the columns of a base that must change, or why they cannot be derived.
+    """Return the columns of a base's row that must change with their new values, or why they cannot be derived.
 
     Args:
         row: the base.
@@ -329,13 +333,22 @@ def repair_base(
 
 
 def repair_dimensions(evidence: Evidence) -> Columns | str:
-    """Return the dimensions of the vectors of a base, or why they are unknown."""
+    """Return the column ``dimensions`` with the value that all vectors of the base have, or why it is unknown."""
     found = evidence.vectors(by_majority=False)
     return {"dimensions": found} if found else tr("its vectors have different lengths")
 
 
 def _repair_base_status(new: Row, models: Collection[Any] | None, evidence: Evidence) -> str | None:
-    """Correct status and error of a base from the state of its index. Returns why it cannot, or None."""
+    """Correct status and error in ``new``, the row of a base, from the state of its index.
+
+    Args:
+        new: the row, changed in place.
+        models: ids of the existing models; None: unknown.
+        evidence: the base's index and files.
+
+    Returns:
+        Why the status cannot be derived, or None.
+    """
     status, error = new.get("status"), new.get("error")
     if (status == "completed" and error is None) or (status == "failed" and not is_blank(error)):
         return None
@@ -356,7 +369,17 @@ def _why_failed(model: Any, models: Collection[Any] | None) -> str:
 
 
 def _repair_model(new: Row, vectors: int | None, models: Collection[Any] | None, model: str | None) -> str | None:
-    """Give a completed base with vectors the model that the user named."""
+    """Give ``new``, the row of a completed base with vectors and without a model, the model that the user named.
+
+    Args:
+        new: the row, changed in place.
+        vectors: dimensions of its vectors; 0: there are no vectors; None: they differ.
+        models: ids of the existing models; None: unknown.
+        model: the named model, if any.
+
+    Returns:
+        Why that is not possible, or None.
+    """
     if new.get("embedding_model_id") is not None or vectors == 0:
         return None
     if model is None:
@@ -372,7 +395,11 @@ def _repair_model(new: Row, vectors: int | None, models: Collection[Any] | None,
 
 
 def _repair_search_mode(new: Row, vectors: int | None) -> str | None:
-    """Make model, dimensions and search mode of a completed base agree."""
+    """Make dimensions and search mode in ``new``, the row of a completed base, fit its model.
+
+    ``vectors`` are the dimensions of its vectors (0: there are no vectors, None: they differ). Returns why that is not
+    possible, or None.
+    """
     if new.get("embedding_model_id") is None:
         new["dimensions"] = None
         if "search_mode" in new:

@@ -20,24 +20,23 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import get_indexed_path
 from regraft import identity
 from regraft.disk import scratch, sqlite
-from regraft.errors import NotChanged, PlanOutdated, RegraftError, RepairSourceDiffers
+from regraft.errors import PlanOutdated, RegraftError, RepairSourceDiffers
 from regraft.formats.cherry_v2 import salvage as index_salvage
 from regraft.formats.cherry_v2.catalog_reader import Row, base_id_text
 from regraft.formats.cherry_v2.index.opening import READ_ERRORS
 from regraft.formats.vector_survey import SALVAGE_OPTION
-from regraft.kinds import KIND_NAMES
 from regraft.language import format_count, tr
 from regraft.stores.locate import open_store
 from regraft.text import decode_utf8, join_command, path_argument, printable
 from repair.changes import files
 from repair.changes.options import RepairOptions
-from repair.changes.plan import Action, FileChange, FindingsByBase, Plan, RowsChange, Unresolved, group_by_base
+from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved, group_by_base
 from repair.changes.schema_objects import merge_changes
 from repair.changes.store import Store
 from repair.cherry_v2 import donor_indexes, salvage
-from repair.cherry_v2.catalog_changes import read_store_catalog
+from repair.cherry_v2.catalog_changes import demand_catalog, is_selected, read_store_catalog
 from repair.cherry_v2.donor_indexes import BaseModel, Donor, DonorBases, Donors, MissingHashes
-from repair.cherry_v2.indexing import BLOCKING, BaseTexts, write_index
+from repair.cherry_v2.indexing import BLOCKING, BaseTexts, has_own_text, write_index
 from repair.cherry_v2.item_texts import find_raw_file
 from repair.cherry_v2.salvage import DamagedIndex
 from repair.embedding.vector_sources import is_parquet
@@ -65,7 +64,7 @@ _PAGE_SIZE = 500
 
 
 def is_rebuilt(store: Store, base: str, findings: Sequence[Finding]) -> bool:
-    """Whether the index of a base is so damaged that it is written again completely."""
+    """Whether the index of a base is so damaged that the whole file is written again; ``findings`` are the base's."""
     if salvage.is_damaged(findings):
         return True
     if base not in store.stores or all(one.name != v2.SCHEMA_MISSING for one in findings):
@@ -79,7 +78,7 @@ def is_rebuilt(store: Store, base: str, findings: Sequence[Finding]) -> bool:
 
 
 class _Needs(msgspec.Struct):
-    """Missing parts of a base except vectors: items without a text, and hashes of missing texts or without a unit."""
+    """What a base lacks, except vectors: items without a text, hashes of missing texts, and of texts without units."""
 
     items: list[Row]
     contents: list[str] = msgspec.field(default_factory=list)
@@ -87,7 +86,7 @@ class _Needs(msgspec.Struct):
 
 
 class BaseRepair(msgspec.Struct, kw_only=True):
-    """Repairs one completed base. Single use."""
+    """Repairs one completed base from the bases of a source. Single use."""
 
     store: Store
     options: RepairOptions
@@ -106,10 +105,11 @@ class BaseRepair(msgspec.Struct, kw_only=True):
 
     @property
     def _model(self) -> BaseModel:
+        """The model of the base."""
         return BaseModel.of(self.row)
 
     def plan(self) -> Plan:
-        """Plan what the source gives to the base.
+        """Plan what the source gives to the base: missing texts and vectors, or a new index.
 
         Raises:
             RepairSourceDiffers: the source has vectors that the base lacks, but they must not be used.
@@ -148,9 +148,10 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             materials = {str(key): str(path) for key, path in db.execute(_MATERIALS)}
             needs = _Needs(
                 items=[item for item in self.items if _wants_text(item) and str(item.get("id")) not in materials],
-                contents=list(self._bad_contents(db)),
+                contents=list(self._missing_or_damaged_texts(db)),
                 without_units=[str(key) for (key,) in db.execute(_WITHOUT_UNITS)],
             )
+
             donors = Donors(list(self.bases.each(self.key, partial(self._is_useful_donor, needs))))
             texts = self._base_texts(donors, is_replaced=False)
             texts.find_materials(db)
@@ -182,8 +183,8 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             self._plan.changes.append(merge_changes(changes))
         self._finish_findings(texts, wanted.count - count)
 
-    def _bad_contents(self, db: apsw.Connection) -> Iterator[str]:
-        """Yield the hashes of missing texts, and of texts that do not match their hash."""
+    def _missing_or_damaged_texts(self, db: apsw.Connection) -> Iterator[str]:
+        """Yield the hashes that the open index has no text for, and those that its text does not match."""
         yield from (str(key) for (key,) in db.execute(_ABSENT))
         if any(one.name == v2.CONTENT_HASH for one in self.findings):
             for key, raw in db.execute(_CONTENTS):
@@ -191,12 +192,13 @@ class BaseRepair(msgspec.Struct, kw_only=True):
                     yield str(key)
 
     def _contents_change(self, index: Path, needs: _Needs, donors: Donors) -> Iterator[RowsChange]:
-        """Plan to copy missing or damaged contents from the donors."""
+        """Yield the change, if any, that copies missing or damaged texts from the donors to the base's index."""
         sizes = {key: len(text.encode()) for key in needs.contents if (text := donors.content(key)) is not None}
         if not sizes:
             return
 
         def apply(db: apsw.Connection) -> None:
+            """Copy the texts to the open index; raises PlanOutdated if the source no longer has one."""
             for key in sizes:
                 text = donors.content(key)
                 if text is None:
@@ -215,7 +217,10 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             self._plan.resolves |= {(one.name, self.key) for one in self.findings if one.name == v2.CONTENT_HASH}
 
     def _finish_findings(self, texts: BaseTexts, lacking: int) -> None:
-        """Record which findings are resolved, and report the others with the command for them."""
+        """Record which findings are resolved, and report the others with a command that may help.
+
+        ``texts`` are the texts that the index gets, ``lacking`` is the number of texts that stay without a vector.
+        """
         self._plan.left += texts.left
         reported = {one.finding for one in texts.left}
         got = Counter(one.finding for one in texts.new)
@@ -234,7 +239,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
     # --- write a missing or damaged index ----------------------------------------------------------------------------
 
     def _rewrite_index(self, damaged: DamagedIndex | None) -> None:
-        """Plan to write a missing or damaged index again; None: there is no file to salvage."""
+        """Plan to write a missing index, or the ``damaged`` one, as a new file."""
         remains, own = self._salvage_remains(damaged)
         needs = _Needs(items=list(filter(_wants_text, self.items)))
         donors = Donors([*own, *self.bases.each(self.key, partial(self._is_useful_donor, needs))])
@@ -262,12 +267,20 @@ class BaseRepair(msgspec.Struct, kw_only=True):
     def _index_change(
         self, texts: BaseTexts, damaged: DamagedIndex | None, vector_donors: Sequence[Donor], count: int
     ) -> FileChange:
-        """Build the change that writes the index; the damaged file, if any, is replaced. ``count`` is of vectors."""
+        """Make the change that writes a new index; a damaged file, if any, is replaced.
+
+        Args:
+            texts: the texts of the index.
+            damaged: the file to replace, if any.
+            vector_donors: the donors of its vectors.
+            count: the number of vectors that they give.
+        """
         fill = partial(
             donor_indexes.write_missing_vectors, donors=vector_donors, model=self._model, count=count, now_ms=self._now
         )
 
         def make(new: Path) -> None:
+            """Write the new index file."""
             write_index(new, self.key, texts.new, self._now, partial(fill, path=new))
 
         size = sum(one.bytes for one in texts.new) + count * self._model.bytes
@@ -280,6 +293,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         return salvage.plan_replacement(damaged, actions, make, size)
 
     def _index_actions(self, texts: BaseTexts, count: int) -> Iterator[Action]:
+        """Yield the actions of writing ``texts``, and ``count`` vectors, to a new index, for the report."""
         taken = sum(one.is_donated for one in texts.new)
         message = tr(
             "rewrite the index with {taken} from {source} and {others} from raw files",
@@ -295,7 +309,11 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             yield self._vectors_action(count)
 
     def _salvage_remains(self, damaged: DamagedIndex | None) -> tuple[Path | None, list[Donor]]:
-        """Salvage a damaged index into a temporary one; returns it and its donor, or (None, [])."""
+        """Salvage a damaged index into a temporary file.
+
+        Returns:
+            The file, and a list with a donor that reads it; (None, []) without a file or a readable row.
+        """
         if damaged is None:
             return None, []
         new = self.options.keep.enter_context(scratch.temporary_folder()) / "index.sqlite"
@@ -310,7 +328,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
     # --- donors ------------------------------------------------------------------------------------------------------
 
     def _is_useful_donor(self, needs: _Needs, donor: Donor) -> bool:
-        """Whether a donor has a text that the base lacks. The copy of the same base is always used."""
+        """Whether a donor has a text that the base needs. The copy of the same base is always useful."""
         if donor.is_same_base:
             return True
         raw = self._base_texts(None, is_replaced=False).raw
@@ -323,7 +341,13 @@ class BaseRepair(msgspec.Struct, kw_only=True):
     def _find_vector_donors(
         self, wanted: MissingHashes, index: Path | None, donors: Donors, own: Sequence[Donor]
     ) -> tuple[list[Donor], int]:
-        """Find donors of vectors, ``own`` last, and count how many wanted vectors they have.
+        """Choose the donors of vectors, and count how many of the wanted vectors they have.
+
+        Args:
+            wanted: hashes of the texts that lack a vector.
+            index: the base's index, or what was salvaged of it; None: its vectors cannot be compared.
+            donors: the donors of texts.
+            own: the donor of salvaged rows, if any; it comes last.
 
         Raises:
             RepairSourceDiffers: the only donors with wanted vectors must not be used.
@@ -348,7 +372,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         return [*agreed, *own], count
 
     def _identity_problem(self, donor: Donor, index: Path | None, donors: Donors) -> str | None:
-        """Why a donor may not belong to the same base; None if it does. Checked for a missing index only."""
+        """Return why a donor may belong to another base, or None. Checked only if ``index`` is None."""
         if index is not None or donor.base in donors.proven:
             return None
         raw = self._base_texts(None, is_replaced=False).raw
@@ -369,10 +393,11 @@ class BaseRepair(msgspec.Struct, kw_only=True):
 
     @property
     def _name(self) -> str:
+        """Path of the index, relative to the store's root."""
         return self.store.stores[self.key].name
 
     def _base_texts(self, donor: Donors | None, *, is_replaced: bool) -> BaseTexts:
-        """Make the plan of the texts that the index gets."""
+        """Make the object that finds the texts of the base's index; ``is_replaced``: a damaged index is rewritten."""
         return BaseTexts(
             store=self.store,
             row=self.row,
@@ -387,16 +412,18 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         return MissingHashes(self.options.keep.enter_context(sqlite.open_scratch()))
 
     def _action(self, name: str, message: str, count: int, size: int, finding: str) -> Action:
+        """Make an action about the base: ``count`` rows of ``size`` bytes, for a finding."""
         return Action(action=name, message=message, base=self.key, count=count, bytes=size, finding=finding)
 
     def _vectors_action(self, count: int) -> Action:
+        """Make the action of copying ``count`` vectors from the source."""
         message = tr(
             "copy {vectors} from {source}", vectors=format_count(count, "vector"), source=printable(self.source)
         )
         return self._action("take-vectors", message, count, count * self._model.bytes, v2.VECTOR_MISSING)
 
     def _explain(self, reason: str) -> str:
-        """Why the source does not have something: its copy of the base is damaged, else ``reason``."""
+        """Return why the source lacks something: its copy of the base is unusable, or else ``reason``."""
         problem = self.bases.problems.get(self.key)
         if problem is None:
             return reason
@@ -405,7 +432,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         )
 
     def _leave_vectors(self, count: int) -> None:
-        """Report texts that get no vector from the source, and why."""
+        """Report ``count`` texts that get no vector from the source, and why."""
         if not count:
             return
         reason = tr(
@@ -422,13 +449,19 @@ class BaseRepair(msgspec.Struct, kw_only=True):
 
     @property
     def _salvage_command(self) -> str | None:
-        """The command that salvages the source's copy of the base into a library, which can be a source; or None."""
+        """Command line that salvages the source's copy of the base into a library, which can then be the source.
+
+        None if the copy cannot be salvaged.
+        """
         if SALVAGE_OPTION not in self.bases.problems.get(self.key, ""):
             return None
         return join_command(["regraft", "migrate", path_argument(self.source), "--to", "LIBRARY", SALVAGE_OPTION])
 
     def _leave(self, finding: Finding, reason: str, line: str | None = None) -> None:
-        """Leave a finding, with a command that may help without a source."""
+        """Report that a finding stays, with the reason and a command line that may help.
+
+        Without ``line``, the command is the one for the finding that needs no source.
+        """
         line = line or self._salvage_command
         if line is None:
             is_file = finding.name in (v2.UNREADABLE, v2.CORRUPT)
@@ -438,20 +471,21 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         self._plan.left.append(Unresolved.of(finding, reason, repair=line))
 
     def _leave_all(self, reason: str, line: str | None = None) -> None:
+        """Report that all findings stay that a source could resolve."""
         for one in self.findings:
             if one.name in LACKING:
                 self._leave(one, reason, line)
 
     def _command_line(self, words: Sequence[str]) -> str | None:
-        """Command line for this base; None for an empty command."""
+        """Return the regraft command with these words and the option for this base; None if there are no words."""
         return self.store.command_line(*words, *self.store.base_option(self.key)) if words else None
 
 
 def _keep_unlisted(texts: BaseTexts, donor: Donor) -> bool:
-    """Keep texts of a damaged index that no completed item has, so that their items can be listed again.
+    """Add the donor's texts that no completed item has to ``texts``, so that their items can be added later.
 
     Returns:
-        False if one of them has the same path as another text.
+        False if one of them has the path of another text, and so cannot be kept.
     """
     known = {one.material for one in texts.new}
     paths = {one.path for one in texts.new}
@@ -470,12 +504,11 @@ def _keep_unlisted(texts: BaseTexts, donor: Donor) -> bool:
 
 def _wants_text(item: Row) -> bool:
     """Whether an item should have a text in the index."""
-    is_leaf = item.get("type") in ("file", "url", "note")
-    return is_leaf and item.get("status") == "completed" and get_indexed_path(item) is not None
+    return has_own_text(item) and item.get("status") == "completed" and get_indexed_path(item) is not None
 
 
 def _chunks(keys: Iterator[str]) -> Iterator[Collection[str]]:
-    """Split keys into parts for one SQL statement each."""
+    """Split keys into lists that are short enough for one SQL statement."""
     while chunk := list(islice(keys, _PAGE_SIZE)):
         yield chunk
 
@@ -484,7 +517,7 @@ def _chunks(keys: Iterator[str]) -> Iterator[Collection[str]]:
 
 
 def plan(store: Store, options: RepairOptions) -> Plan:
-    """Plan what is copied from the source that the options name.
+    """Plan what the selected bases of a store get from the source that the options name.
 
     Raises:
         WrongUsage: other options of ``repair`` are given as well, or the source is the store itself.
@@ -496,14 +529,15 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     if source is None:
         raise ValueError(tr("no source was given"))
     options.demand_alone("--from")
-    if store.catalog is None:
-        what, advice = tr("{names} without a catalog", names=KIND_NAMES[store.found.kind]), _WHOLE
-        raise NotChanged(path=store.path, what=what, command="repair --from", advice=advice)
+    demand_catalog(store, "repair --from")
     catalog = read_store_catalog(store)
     found = group_by_base(one for one in store.findings(Level.DEFAULT) if one.base is not None)
-    rows = [row for row in catalog.bases if _is_chosen(store, base_id_text(row), found)]
+    rows = [row for row in catalog.bases if _is_repairable(store, base_id_text(row), found.get(base_id_text(row), []))]
     if not rows:
-        _demand_recognized(source)
+        # An unusable source is refused even if there is nothing to repair.
+        if not is_parquet(source):
+            with open_store(source, None):
+                pass
         return Plan()
     planner = _SourcePlanner(store, options, source)
     for row in rows:
@@ -512,30 +546,17 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     return planner.made
 
 
-_WHOLE = tr("use the library or profile that it belongs to")
-
-
-def _is_chosen(store: Store, base: str, found: FindingsByBase) -> bool:
+def _is_repairable(store: Store, base: str, findings: Sequence[Finding]) -> bool:
     """Whether a base is selected and has a finding that a copy of the data can fix."""
-    is_there = store.found.stores.is_whole or base in store.stores
-    findings = found.get(base, [])
-    is_meant = is_there and store.wants(base)
-    return is_meant and (any(one.name in LACKING for one in findings) or is_rebuilt(store, base, findings))
-
-
-def _demand_recognized(source: Path) -> None:
-    """Refuse an unusable source even if nothing has to be repaired.
-
-    Raises:
-        RegraftError
-    """
-    if not is_parquet(source):
-        with open_store(source, None):
-            pass
+    can_be_fixed = any(one.name in LACKING for one in findings)
+    return is_selected(store, base) and (can_be_fixed or is_rebuilt(store, base, findings))
 
 
 class _SourcePlanner:
+    """Opens the source at ``path`` and plans the bases of a store from it, one by one."""
+
     def __init__(self, store: Store, options: RepairOptions, path: Path) -> None:
+        """Open the source at ``path``, which the user named."""
         self._store = store
         self._options = options
         self._path = path
@@ -544,7 +565,7 @@ class _SourcePlanner:
         self.made = Plan()
 
     def take(self, row: Row, items: list[Row], findings: list[Finding]) -> None:
-        """Plan one base."""
+        """Plan the repair of one base, given its row, its items and the audit's findings about it."""
         lacking = [one for one in findings if one.name in LACKING]
         if row.get("status") != "completed":
             self._leave(lacking, tr("the base failed; only completed bases can be repaired from a copy"))
@@ -570,7 +591,7 @@ class _SourcePlanner:
                 self._leave(lacking, tr("its index cannot be read completely: {error}", error=error))
 
     def _leave(self, lacking: list[Finding], reason: str) -> None:
-        """Report findings that the source cannot fix, with the fix that check recommends."""
+        """Report findings that the source cannot fix: why, and the command that ``check`` recommends."""
         self.made.left += [Unresolved.of(one, reason, repair=one.repair) for one in lacking]
 
 

@@ -48,7 +48,7 @@ from repair.changes.plan import Plan, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2 import indexing
 from repair.cherry_v2.base_models import model_change
-from repair.cherry_v2.catalog_changes import read_store_catalog
+from repair.cherry_v2.catalog_changes import is_selected, read_store_catalog
 from repair.embedding.scope import (
     BackfillOptions,
     CannotFill,
@@ -92,7 +92,10 @@ _SAMPLE = f"""SELECT t.embedding_text_hash, CAST(t.text AS BLOB), e.vector_blob 
 
 
 class IndexScope:
-    """The index of one base, opened for reading or for writing by :func:`open_index_scope`."""
+    """The index of one base whose vectors are read or filled, opened by :func:`open_index_scope`.
+
+    ``name`` is the base's id, ``label`` its display name, ``growing`` the open change that records what undo needs.
+    """
 
     def __init__(
         self,
@@ -103,6 +106,7 @@ class IndexScope:
         dimensions: int | None,
         growing: IncrementalChange | None,
     ) -> None:
+        """Wrap an open index; ``dimensions`` are those of its vectors by the catalog or the user, if known."""
         self._db = db
         self._decoded = make_text_decoder(db)
         self.name = name
@@ -118,41 +122,44 @@ class IndexScope:
         self._values: dict[str, Any] = {"length": length}
 
     def survey(self) -> TextCounts:
-        """Count its texts."""
+        """Count the unit texts with a usable vector, without a vector, and with an unusable one."""
         row: Any = self._db.execute(_SURVEY, self._values).get
         count, pending, stale = (int(number) for number in row)
         return TextCounts(ready=count - pending - stale, pending=pending, stale=stale)
 
     def lacking(self) -> Iterator[str]:
-        """Yield the key of every text without a usable vector, in ascending order."""
+        """Yield the hash of every unit text without a usable vector, in ascending order."""
         first = ""
         while keys := self._db.execute(_LACKING, {**self._values, "first": first}).fetchall():
             yield from (str(key) for (key,) in keys)
             first = f"{keys[-1][0]}\0"  # the next text that there can be
 
     def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """Return the usable vectors for keys."""
+        """Return the usable vectors of the texts with these hashes, by hash."""
         rows = self._db.execute(_READY_OF, {**self._values, "keys": sqlite.json_array(keys)})
         return {str(key): vector for key, vector in rows}
 
     def texts(self, keys: Sequence[str]) -> dict[str, TextWithoutVector]:
-        """Return the requested texts that lack a usable vector."""
+        """Return the texts with the given hashes that lack a usable vector, by hash."""
         rows = self._db.execute(_LACKING_OF, {**self._values, "keys": sqlite.json_array(keys)})
         return {key: TextWithoutVector(self._text(raw, key), bool(stale)) for key, raw, stale in rows}
 
     def _text(self, raw: bytes | None, key: str) -> str | None:
-        """Decode a text; None if it is not UTF-8, or not the text that its key is the hash of."""
+        """Decode the bytes of a text; None if they are not UTF-8, or if ``key`` is not the hash of the text."""
         text = self._decoded(raw)
         return text if text is not None and identity.text_hash(text) == key else None
 
     def write(self, vectors: Mapping[str, bytes], now_ms: int) -> WrittenCounts:
-        """Write vectors in one transaction; usable vectors are not replaced."""
+        """Write vectors by text hash in one transaction, and count them; usable vectors are not replaced."""
         growing, db = self._growing, self._db
         with sqlite.transaction(db) if growing is None else growing.transaction(db, ("embedding",)):
             return self._write(vectors, now_ms)
 
     def _write(self, vectors: Mapping[str, bytes], now_ms: int) -> WrittenCounts:
-        """Insert or replace vectors by text hash, except where a usable one exists, and count them."""
+        """Insert or replace vectors by text hash, unless there is a usable one.
+
+        The caller has begun the transaction.
+        """
         pending = stale = 0
         for key, vector in vectors.items():
             usable = self._db.execute(
@@ -179,7 +186,7 @@ class IndexScope:
         """Do nothing: an index has no place to record that a text could not be embedded."""
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:
-        """Return texts with their vectors from all over the file, the same ones each time."""
+        """Return about ``count`` texts with their vectors from all over the file, the same ones each time."""
         low, high = self._db.execute("SELECT min(rowid), max(rowid) FROM embedding").get or (None, None)
         if low is None:
             return []
@@ -204,14 +211,14 @@ def open_index_scope(
     growing: IncrementalChange | None = None,
     writable: bool = False,
 ) -> Iterator[IndexScope]:
-    """Open the index of a base as a scope.
+    """Open the index of a base to read or write its vectors.
 
     Args:
         path: the index file.
         base_id: the base's id.
         is_placed: whether the file lies where that base's index belongs, so that it must contain the base's id.
         label: the base's display name.
-        dimensions: the length of its vectors by the catalog or the user, or None.
+        dimensions: the number of dimensions of its vectors by the catalog or the user, or None.
         growing: records what undo needs.
         writable: open it for writing; otherwise no files are left beside it.
 
@@ -238,7 +245,7 @@ def open_index_scope(
 
 @contextmanager
 def empty_index_scope(base_id: str, *, label: str, dimensions: int | None) -> Iterator[IndexScope]:
-    """Open an empty scope in place of an index that is not built yet."""
+    """Open an empty index in memory, in place of one that is not built yet."""
     with sqlite.open_in_memory() as db:
         sqlite.load_vector_extension(db)
         opening.create_index(db, base_id, 0)
@@ -261,7 +268,7 @@ _FINDINGS: dict[type[RegraftError], str] = {
 
 
 class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A base that can be filled; ``path`` is its index file, relative to the store's root."""
+    """A base whose missing vectors an embedder can fill; ``path`` is its index file, relative to the store's root."""
 
     base_id: str
     label: str
@@ -284,14 +291,14 @@ class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Its index file."""
+        """The files that filling changes, relative to the store's root: the index file."""
         return (self.path,)
 
     def demand_fit(self, scope: Scope) -> None:
-        """Check that most vectors have the dimensions of the catalog, or of ``--dimensions``.
+        """Check that most vectors in the opened index have the dimensions of the catalog, or of ``--dimensions``.
 
         Raises:
-            Unfit
+            CannotFill: they have others.
         """
         if isinstance(scope, IndexScope) and scope.is_at_odds:
             who, advice = (
@@ -309,14 +316,17 @@ class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
             raise CannotFill(v2.BASE_DIMENSIONS, reason)
 
     def finding_of(self, error: RegraftError) -> str | None:
-        """Return the finding for an error with which opening the index failed, or None."""
+        """Return the name of the finding for an error with which opening the index failed, or None."""
         return next((finding for kind, finding in _FINDINGS.items() if isinstance(error, kind)), None)
 
     def finish(self, root: Path, growing: Sequence[IncrementalChange], now_ms: int, *, wrote: bool) -> None:
         """Do nothing: an index has no place to record that a run is complete."""
 
     def open_scope(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[IndexScope]:
-        """Open its index as a scope; an index that is not built yet is empty."""
+        """Open the index below ``root``, for writing if there is an incremental change that records what undo needs.
+
+        An index that is not built yet is empty.
+        """
         if self.is_missing and not growing and not (root / self.path).exists():
             return empty_index_scope(self.base_id, label=self.label, dimensions=self.dimensions)
         return open_index_scope(
@@ -337,9 +347,9 @@ def index_targets(
 
     Args:
         store: the store, with the selected bases.
-        settings: the embedder's.
-        new: the model for bases without one.
-        dimensions: the length of vectors, for bases without a catalog row and without vectors.
+        settings: the settings of the embedder.
+        new: the model that bases without one get, if any.
+        dimensions: the number of dimensions of vectors, for bases without a catalog row and without vectors.
 
     Raises:
         ModelDiffers: all selected bases have another model, or ``new`` is not the embedder's.
@@ -363,7 +373,15 @@ def index_targets(
 def _demand_matching_model(
     store: Store, rows: dict[str, Row], settings: EmbedderSettings, others: tuple[Unresolved, ...]
 ) -> None:
-    """Refuse an embedder if no selected base has its model. Bases of other models are then left to other embedders.
+    """Refuse an embedder if no selected base has its model.
+
+    Otherwise bases of other models are left to other embedders.
+
+    Args:
+        store: the store.
+        rows: catalog rows by base id.
+        settings: the settings of the embedder.
+        others: why each selected base cannot be filled.
 
     Raises:
         ModelDiffers
@@ -377,9 +395,8 @@ def _demand_matching_model(
 
 
 def _selected_rows(store: Store, rows: dict[str, Row]) -> dict[str, Row]:
-    """Return the catalog rows of the selected bases; of a base's folder or index file, only those of that base."""
-    is_whole = store.found.stores.is_whole
-    return {base: row for base, row in rows.items() if store.wants(base) and (is_whole or base in store.stores)}
+    """Return the catalog's ``rows``, by base id, that belong to selected bases."""
+    return {base: row for base, row in rows.items() if is_selected(store, base)}
 
 
 def _catalog_rows(store: Store) -> dict[str, Row] | None:
@@ -399,7 +416,16 @@ def _make_target(
     new: NewModel | None,
     dimensions: int | None,
 ) -> IndexTarget | Unresolved:
-    """Describe an index to be filled, or say why it cannot be; ``rows`` is None without a catalog."""
+    """Describe a base to be filled, or report why it cannot be.
+
+    Args:
+        store: the store.
+        base: the base's id.
+        rows: catalog rows by base id; None without a catalog.
+        settings: the settings of the embedder.
+        new: the model that bases without one get, if any.
+        dimensions: the number of dimensions that the user gives, if any.
+    """
     row = None if rows is None else rows.get(base)
     if rows is not None and row is None:
         return Unresolved(finding=v2.INDEX_ORPHAN, reason=tr("the catalog has no such base"), base=base)
@@ -427,7 +453,7 @@ def _make_target(
 
 
 def _find_obstacle(store: Store, base: str, row: Row | None) -> Unresolved | None:
-    """Return why a base cannot be filled with any model, or None."""
+    """Report why a base cannot be filled with any model, or return None; ``row`` is its catalog row, if any."""
     if row is not None and row.get("status") == "failed":
         repair = store.command_line("restore", "--base", base)
         return Unresolved(
@@ -455,7 +481,16 @@ def _find_obstacle(store: Store, base: str, row: Row | None) -> Unresolved | Non
 def _make_catalog_target(
     store: Store, row: Row, path: str, settings: EmbedderSettings, new: NewModel | None, dimensions: int | None
 ) -> IndexTarget | Unresolved:
-    """Describe an index by its catalog row, or say why it is not filled; ``new`` is the model given by options."""
+    """Describe a base to be filled by its catalog row, or report why it is not filled.
+
+    Args:
+        store: the store.
+        row: the catalog row.
+        path: the index file, relative to the store's root.
+        settings: the settings of the embedder.
+        new: the model that bases without one get, if any.
+        dimensions: the number of dimensions that the user gives, if any.
+    """
     base, label = base_id_text(row), str(row.get("name"))
     model: Any = row.get("embedding_model_id")
     if model is None:
@@ -492,46 +527,46 @@ def _make_catalog_target(
 
 
 class IndexFiller:
-    """Backfill of libraries, profiles, bases and index files."""
+    """Backfill of vectors in libraries, profiles, bases and index files."""
 
     def models(self, store: Store, options: BackfillOptions) -> frozenset[str]:
-        """Return the model ids of the selected bases."""
+        """Return the model ids of the selected bases, and of the model that the options give to bases without one."""
         rows = _selected_rows(store, _catalog_rows(store) or {}).values()
         ids = {row.get("embedding_model_id") for row in rows} | {None if options.new is None else options.new.model_id}
         return frozenset(str(one) for one in ids if one is not None)
 
     def targets(self, store: Store, settings: EmbedderSettings, options: BackfillOptions) -> FillTargets:
-        """Return the bases that an embedder can fill, and steps that build missing indexes and set models."""
+        """Return the bases that an embedder can fill, and the steps before: build missing indexes, and set models."""
         found, left = index_targets(store, settings, options.new, options.dimensions)
         found, without = _require_index(store, found)
         left = (*left, *without)
         units = PreparationStep(partial(_plan_units, bases={target.base_id for target in found}), may_wait=True)
-        adopted = (PreparationStep(partial(_plan_model, target=target)) for target in found if target.is_new)
+        models = (PreparationStep(partial(_plan_model, target=target)) for target in found if target.is_new)
         # To name the source of the dimensions in error messages.
         targets = (replace(target, is_given=target.dimensions == options.dimensions) for target in found)
-        return FillTargets(tuple(targets), left, (units, *adopted))
+        return FillTargets(tuple(targets), left, (units, *models))
 
 
 def _require_index(
-    store: Store, found: tuple[IndexTarget, ...]
+    store: Store, targets: tuple[IndexTarget, ...]
 ) -> tuple[tuple[IndexTarget, ...], tuple[Unresolved, ...]]:
-    """Split bases into those that have an index, or get one from their items, and those that cannot get one."""
-    missing = {target.base_id for target in found if target.is_missing}
+    """Split bases into those that have or get an index, and reports about those whose index cannot be built."""
+    missing = {target.base_id for target in targets if target.is_missing}
     if not missing:
-        return found, ()
+        return targets, ()
     plan = _plan_units(store, missing)
     built = {base for name, base in plan.resolves if name == v2.BASE_NO_INDEX}
-    kept = tuple(one for one in found if one.base_id not in missing - built)
+    kept = tuple(one for one in targets if one.base_id not in missing - built)
     return kept, tuple(one for one in plan.left if one.base not in built)
 
 
 def _plan_units(store: Store, bases: set[str]) -> Plan:
-    """Plan units for texts of ``bases`` without units."""
+    """Plan units for the unindexed texts of the bases with these ids."""
     return indexing.plan(store, identity.now_ms(), bases)
 
 
 def _plan_model(store: Store, target: IndexTarget) -> Plan:
-    """Plan the model of a base without one in the catalog. Only then is it known what the base lacks."""
+    """Plan to record the model of the target's base in the catalog. Run when the base is filled, not before."""
     model, dimensions = str(target.model_id), target.dimensions or 0
     change = model_change(store, target.base_id, model, dimensions, identity.now_ms())
     return Plan([] if change is None else [change])

@@ -38,7 +38,7 @@ from repair.changes.plan import Action, Change, FileChange, Plan, RowsChange, Un
 from repair.changes.store import Store
 from repair.cherry_v2.catalog_changes import CatalogStatements, make_catalog_change, read_store_catalog
 from repair.cherry_v2.evidence import DAMAGE
-from repair.cherry_v2.item_paths import find_snapshot_name
+from repair.cherry_v2.item_paths import find_snapshot_name, named_paths
 from repair.cherry_v2.item_texts import BLANK, FormerUnits, NoText, Span, cut_text, get_unit_separator, read_item_text
 
 # --- writing texts --------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ ReadText = Callable[[apsw.Connection], str | None]
 
 
 class NewText(msgspec.Struct, frozen=True, kw_only=True):
-    """A text to index, with its material, path, and the spans of its units in UTF-16 units."""
+    """A text to index: the id and path of its material, its hash, and the spans of its units in UTF-16 units."""
 
     finding: str
     material: str
@@ -63,7 +63,7 @@ class NewText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DonatedText(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of an item from another index, with the spans of its units there."""
+    """The text of an item that another index gives, with the UTF-16 spans of its units there."""
 
     text: str
     spans: list[Span]
@@ -71,13 +71,13 @@ class DonatedText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextDonor(Protocol):
-    """Other indexes that provide texts."""
+    """Other indexes from which the texts of a base can be taken."""
 
     def text(self, item: Row, raw: Path) -> DonatedText | None:
-        """Return the text of an item, or None; ``raw`` is the base's folder of raw files."""
+        """Return the text of an item of the base, or None; ``raw`` is the base's folder of raw files."""
 
     def spans(self, content_hash: str) -> list[Span]:
-        """Return the spans of the units of a content; empty if it is unknown."""
+        """Return the unit spans of the text with this hash; empty if it is unknown."""
 
 
 def write_index(
@@ -87,7 +87,7 @@ def write_index(
     now_ms: int,
     then: Callable[[apsw.Connection], None] = lambda _: None,
 ) -> None:
-    """Write a new index file without vectors.
+    """Write a new index file with texts and their units, without vectors.
 
     Args:
         path: where no file is yet.
@@ -97,7 +97,7 @@ def write_index(
         then: writes more rows, in a transaction of its own.
 
     Raises:
-        PlanOutdated: a text is another one now.
+        PlanOutdated: a text was changed since it was planned.
         apsw.Error, OSError: the file cannot be written.
     """
     with sqlite.open_writable(path, create=True) as db:
@@ -109,14 +109,14 @@ def write_index(
             then(db)
 
 
-def write_text(db: apsw.Connection, path: Path, one: NewText, now_ms: int) -> None:
-    """Write a text with its material and units to an open index.
+def write_text(db: apsw.Connection, path: Path, new: NewText, now_ms: int) -> None:
+    """Write a planned text with its material and units to the open index at ``path``.
 
     Raises:
-        PlanOutdated: it is another one now.
+        PlanOutdated: the text was changed since it was planned.
     """
-    text = _read_unchanged(db, path, one)
-    units = index_units.cut_units(one.material, text, one.spans)
+    text = _read_unchanged(db, path, new)
+    units = index_units.cut_units(new.material, text, new.spans)
     # Bodies of former units are written again; their vectors stay.
     db.executemany(
         "DELETE FROM search_text WHERE target_type = 'search_unit' AND target_id = ?",
@@ -125,9 +125,9 @@ def write_text(db: apsw.Connection, path: Path, one: NewText, now_ms: int) -> No
     store.replace_material(
         db,
         store.NewMaterial(
-            material_id=one.material,
-            relative_path=one.path,
-            content_hash=one.content_hash,
+            material_id=new.material,
+            relative_path=new.path,
+            content_hash=new.content_hash,
             content=text,
             units=units,
             embeddings={},
@@ -137,12 +137,15 @@ def write_text(db: apsw.Connection, path: Path, one: NewText, now_ms: int) -> No
     )
 
 
-def _read_unchanged(db: apsw.Connection, path: Path, one: NewText) -> str:
-    """Read a text; raises PlanOutdated if it differs from the planned one."""
-    text = one.read(db)
-    if text is None or identity.text_hash(text) != one.content_hash:
+def _read_unchanged(db: apsw.Connection, path: Path, planned: NewText) -> str:
+    """Read a planned text again; raises PlanOutdated if it was changed.
+
+    ``db`` is the index at ``path`` that gets it.
+    """
+    text = planned.read(db)
+    if text is None or identity.text_hash(text) != planned.content_hash:
         raise PlanOutdated(
-            path=path, reason=tr("the text of {material} changed in the meantime", material=one.material)
+            path=path, reason=tr("the text of {material} changed in the meantime", material=planned.material)
         )
     return text
 
@@ -162,20 +165,20 @@ _TABLES = ("content", "material", "search_unit", "search_text")
 
 
 def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Plan:
-    """Plan which texts are indexed, in the chosen bases or only in ``bases``.
+    """Plan which texts without units are indexed, in the selected bases, or only in those with the ids ``bases``.
 
     Without a catalog, the items are unknown, and texts are cut with the application's default settings.
 
     Raises:
         SourceUnreadable: the catalog cannot be read.
-        WrongUsage: what reads and cuts texts is not installed.
-        ProfileUnknown: the profile is of another time than this regraft.
+        WrongUsage: a library that reads or cuts texts is not installed.
+        ProfileUnknown: the profile is of a generation that this release does not know.
     """
     made = Plan()
     wanted = _findings_by_base(store.findings(Level.QUICK), bases)
     statements, rows = CatalogStatements(store.root / (store.catalog or "")), list[Action]()
     indexes: list[Change] = []
-    for row, items in _completed_bases(store) if wanted else ():
+    for row, items in _indexable_bases(store) if wanted else ():
         key = base_id_text(row)
         if key in wanted:
             base = BaseTexts(store=store, row=row, items=items, now_ms=now_ms)
@@ -191,14 +194,20 @@ def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Pla
 
 
 def _findings_by_base(findings: Iterable[Finding], bases: Collection[str] | None) -> dict[str | None, list[Finding]]:
-    """Group by base the findings that are resolved, and with them those that block it; other bases are left out."""
+    """Group the findings that indexing resolves, and those that block it, by base.
+
+    Bases without a finding to resolve are left out. ``bases``: ids of the bases that count; None: all.
+    """
     relevant = (one for one in findings if one.base is not None and one.name in (*NAMES, *BLOCKING))
     found = group_by_base(one for one in relevant if bases is None or one.base in bases)
     return {base: every for base, every in found.items() if any(one.name in NAMES for one in every)}
 
 
-def _completed_bases(store: Store) -> Iterator[tuple[Row, list[Row]]]:
-    """Yield the completed bases with their items."""
+def _indexable_bases(store: Store) -> Iterator[tuple[Row, list[Row]]]:
+    """Yield the catalog rows of completed bases, each with its items.
+
+    Without a catalog, yield every base, without items.
+    """
     if store.catalog is None:
         yield from (({"id": base}, []) for base in store.stores)
         return
@@ -209,9 +218,9 @@ def _completed_bases(store: Store) -> Iterator[tuple[Row, list[Row]]]:
 
 
 class BaseTexts(msgspec.Struct, kw_only=True):
-    """One base whose index lacks texts, or is missing.
+    """Finds the texts that the index of one base lacks, and plans the changes that index them.
 
-    With a ``donor``, its texts are preferred to raw files; an existing index takes only texts of the donor.
+    If there is a ``donor``, its texts are preferred to raw files; an existing index takes only texts of the donor.
     """
 
     store: Store
@@ -235,7 +244,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
 
     @property
     def is_missing(self) -> bool:
-        """Whether the index is built as a new file."""
+        """Whether a new index file is written."""
         return self.is_replaced or self.key not in self.store.stores
 
     @property
@@ -245,7 +254,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
 
     @property
     def index_name(self) -> str:
-        """The name of the index file below the root of the store."""
+        """Path of the index file below the root of the store."""
         one = self.store.stores.get(self.key)
         return f"{self._folder}/{layout.INDEX_FILE}" if one is None else one.name
 
@@ -257,18 +266,21 @@ class BaseTexts(msgspec.Struct, kw_only=True):
 
     @property
     def raw(self) -> Path:
-        """The folder of the raw files of the base."""
+        """The base's folder of raw files."""
         return self.store.root / self._raw_name
 
     @property
     def settings(self) -> Settings:
-        """How its texts are cut."""
+        """The settings by which texts of the base are cut into units."""
         return read_base_settings(self.row)[0]
 
     # --- finding texts -----------------------------------------------------------------------------------------------
 
     def plan(self, found: list[Finding]) -> Plan:
-        """Find the texts, and return the changes that come before the index; :meth:`index` returns the rest."""
+        """Find the texts, and plan the changes that come before that of the index, which :meth:`index` returns.
+
+        ``found`` are the audit's findings about the base that indexing resolves, or that block it.
+        """
         lacking = [one for one in found if one.name in NAMES]
         blocking = next((finding for finding in found if finding.name in BLOCKING), None)
         if self.is_missing:
@@ -282,8 +294,11 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         return Plan([*snapshots], self.left, {(name, self.key) for name in resolved})
 
     def _plan_new(self, lacking: list[Finding]) -> Plan:
-        """Return the changes before a new index. Without any text, no index is written."""
-        wanted = [item for item in self.items if _is_leaf(item) and item.get("status") == "completed"]
+        """Plan the changes before a new index file. Nothing is written if no item has a text.
+
+        ``lacking`` are the findings to resolve.
+        """
+        wanted = [item for item in self.items if has_own_text(item) and item.get("status") == "completed"]
         self.find_items({})
         if wanted and not self.new:
             first = next((one.reason for one in self.left), tr("its items have no text"))
@@ -294,7 +309,10 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         return Plan([*snapshots], self.left, {(v2.BASE_NO_INDEX, self.key)})
 
     def _find(self, lacking: list[Finding]) -> None:
-        """Collect the texts to index; if the index cannot be read, only report that."""
+        """Collect the texts that the existing index lacks.
+
+        If it cannot be read, only report the findings ``lacking``.
+        """
         try:
             with sqlite.open_readonly(self.store.root / self.index_name) as db:
                 self.find_materials(db)
@@ -307,11 +325,11 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             ]
 
     def _leave(self, finding: str, reason: str, subject: str) -> None:
-        """Report a text that cannot be indexed, and why."""
+        """Report that the text of an item or material (``subject``: its id) cannot be indexed, and why."""
         self.left.append(Unresolved.registered(finding, reason, base=self.key, subject=subject))
 
     def find_materials(self, db: apsw.Connection) -> None:
-        """Find the materials of an index that have a content and no units."""
+        """Collect the materials of the open index that have a text and no units."""
         former = FormerUnits({str(unit): str(body) for unit, body in db.execute(_ORPHANS)})
         separator = get_unit_separator(self.settings)
         for material, path, content_hash, text in db.execute(_NO_UNITS):
@@ -342,7 +360,17 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         *,
         is_donated: bool = False,
     ) -> None:
-        """Add a text to index. ``read`` reads it again when the change is applied."""
+        """Add a text to the texts to index.
+
+        Args:
+            finding: the finding that this resolves.
+            material: the id of the material, which is that of the item.
+            path: its path below ``raw/``.
+            text: the text.
+            spans: the UTF-16 spans of its units.
+            read: reads the text again when the change is applied, given the open index.
+            is_donated: whether another index gave it.
+        """
         size = 2 * len(text.encode()) + _ROW_BYTES * len(spans)
         self.new.append(
             NewText(
@@ -358,20 +386,23 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         )
 
     def find_items(self, materials: dict[str, str]) -> None:
-        """Find the texts of completed items without a material; ``materials`` maps ids to paths."""
+        """Collect the texts of completed items without a material; ``materials`` maps the ids in the index to paths."""
         taken = set(materials.values())
         names = self._names(taken)
         for item in self.items:
-            is_wanted = item.get("status") == "completed" and _is_leaf(item)
+            is_wanted = item.get("status") == "completed" and has_own_text(item)
             if is_wanted and str(item.get("id")) not in materials:
                 self._find_item(item, names, taken)
 
     def _find_item(self, item: Row, names: FreeNames, taken: set[str]) -> None:
-        """Find the text of an item: in a donor, or in its raw file."""
+        """Collect the text of an item from a donor or its raw file, or report why it has no text.
+
+        ``names`` generates free names for snapshots, ``taken`` are the paths of materials.
+        """
         key, path = str(item.get("id")), get_indexed_path(item)
         finding = v2.ITEM_NOT_INDEXED if path is None and item.get("type") != "file" else v2.ITEM_NO_MATERIAL
         try:
-            if not self._take_donated(item, path, taken) and self._reads_raw_files(path):
+            if not self._take_donated(item, path, taken) and self._may_take_raw(path):
                 self._take_raw(item, path, finding, names, taken)
         except WrongUsage as problem:
             if self.donor is None:
@@ -382,16 +413,26 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             if finding != v2.ITEM_NOT_INDEXED or not self.is_missing:
                 self._leave(finding, str(reason), key)
 
-    def _reads_raw_files(self, path: str | None) -> bool:
-        """Whether item texts are read from files. An item without a path was never indexed."""
+    def _may_take_raw(self, path: str | None) -> bool:
+        """Whether the text of an item that names this path may be read from its raw file.
+
+        If there is a donor, only a new index takes such texts, and only of items that were indexed before.
+        """
         return self.donor is None or (self.is_missing and path is not None)
 
     def _take_raw(self, item: Row, path: str | None, finding: str, names: FreeNames, taken: set[str]) -> None:
-        """Take the text of an item from its file or its row.
+        """Collect the text of an item from its raw file or its catalog row.
+
+        Args:
+            item: the item's row.
+            path: the path below ``raw/`` that the item names, if any.
+            finding: the finding that this resolves.
+            names: generates free names for snapshots.
+            taken: paths of materials; the item's is added.
 
         Raises:
             NoText: the item has no text.
-            WrongUsage: what reads or cuts it is not installed.
+            WrongUsage: a library that reads or cuts it is not installed.
         """
         found = read_item_text(item, self.raw)
         spans = self._cut(found.text)
@@ -403,7 +444,9 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         self._add(finding, str(item.get("id")), path, found.text, spans, read)
 
     def _take_donated(self, item: Row, path: str | None, taken: set[str]) -> bool:
-        """Take the text of an item from the donor; False if it has none, or the item has no path.
+        """Collect the text of an item from the donor; returns False without a text, or without a path.
+
+        ``path`` is what the item names, if anything; it is added to ``taken``, the paths of materials.
 
         Raises:
             NoText: the path of the item cannot be that of a text.
@@ -419,30 +462,35 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         return True
 
     def keep(self, material: str, path: str, donated: DonatedText) -> None:
-        """Add a donated text that no completed item has, under its former id and path."""
+        """Collect a donated text that no completed item has; it keeps its material's id and path."""
         self._add(v2.MATERIAL_ORPHAN, material, path, donated.text, donated.spans, donated.read, is_donated=True)
 
     def _cut(self, text: str) -> list[Span]:
-        """Divide a text into units with the settings of the base."""
+        """Cut a text into units with the settings of the base, and return their spans; raises NoText if it is blank."""
         spans = cut_text(text, self.settings)
         if not spans:
             raise NoText(BLANK)
         return spans
 
     def _names(self, materials: set[str]) -> FreeNames:
-        """Return the paths that are taken in the base."""
+        """Make the generator of snapshot names that are free in the base; ``materials`` are the paths in its index."""
         names = FreeNames(reserve_processed=not is_blank(self.row.get("file_processor_id")))
-        data = map(parse_item_data, self.items)
-        named = {one.get(key) for one in data for key in ("relativePath", "indexedRelativePath")}
-        for path in sorted({*materials, *(path for path in named if isinstance(path, str))}):
+        for path in sorted(materials | named_paths(self.items)):
             names.take(replace_surrogates(path))
         return names
 
     def _path(self, item: Row, path: str | None, text: str, names: FreeNames, taken: set[str]) -> str:
-        """Return the path of an item's text, and plan its snapshot if that is missing.
+        """Return the path for the text of an item, and plan its snapshot file if that is missing.
+
+        Args:
+            item: the item's row.
+            path: the path that the item names, if any.
+            text: the text.
+            names: generates free names for snapshots.
+            taken: paths of materials.
 
         Raises:
-            NoText: it cannot have the one that its item says.
+            NoText: the path that the item names is not safe, or taken.
         """
         if path is None:
             path, is_there = find_snapshot_name(names, f"{_note_snapshot(item).stem}.md", self.raw, text)
@@ -455,7 +503,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
 
     @staticmethod
     def _demand_free(path: str, taken: set[str]) -> None:
-        """Raise if a path is not safe, or is that of another text."""
+        """Raise NoText if a path below ``raw/`` is not safe, or is one of the ``taken`` paths of other texts."""
         problem = find_path_problem(path.encode("utf-8", "surrogatepass"))
         if problem is not None or path in taken:
             problem = problem or tr("that of another text in the index")
@@ -464,10 +512,11 @@ class BaseTexts(msgspec.Struct, kw_only=True):
     # --- changes -----------------------------------------------------------------------------------------------------
 
     def _plan_snapshot(self, path: str, item: Row) -> FileChange:
-        """Plan to write the text of a note, with a header, to a file below ``raw/``."""
+        """Plan to write the text of an item, with front matter, to a new file at ``path`` below ``raw/``."""
         text = read_item_text(item, self.raw).text
 
         def write(new: Path) -> None:
+            """Write the snapshot file."""
             block = _note_snapshot(item).block(identity.iso_time(self.now_ms))
             durable.put_text(new, block + text)
 
@@ -483,7 +532,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         return FileChange(path=name, actions=(action,), make=write, bytes=size)
 
     def update(self, statements: CatalogStatements) -> Iterator[Action]:
-        """Record the paths of new snapshots in their items."""
+        """Add statements that record the paths of new snapshots in the catalog, and yield the action for the report."""
         moved = [
             (one, item)
             for one in self.new
@@ -499,7 +548,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             )
 
     def index(self) -> Iterator[Change]:
-        """Yield the change of the index, if there is any."""
+        """Yield the change that writes the collected texts to the index, if there are any."""
         if not self.is_missing:
             if self.new:
                 yield self.rows_change()
@@ -512,10 +561,11 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             )
 
     def rows_change(self) -> RowsChange:
-        """Return the change that adds the new texts to an existing index."""
+        """Make the change that adds the collected texts to an existing index."""
         path, new = self.store.root / self.index_name, tuple(self.new)
 
         def apply(db: apsw.Connection) -> None:
+            """Write the collected texts to the open index."""
             with schema.full_text_triggers(db):
                 for one in new:
                     write_text(db, path, one, self.now_ms)
@@ -526,7 +576,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         )
 
     def bodies(self) -> Iterator[tuple[str, str]]:
-        """Yield key and text of each unit that will be written."""
+        """Yield hash and text of each unit that will be written."""
         if not self.new:
             return
         with (
@@ -538,6 +588,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
                     yield unit.embedding_text_hash, unit.text
 
     def _list_actions(self) -> Iterator[Action]:
+        """Yield the actions of the index's change, for the report."""
         if self.is_missing:
             yield self._make_action("write-index", v2.BASE_NO_INDEX, self.new)
         for finding in () if self.is_missing else NAMES:
@@ -552,8 +603,9 @@ class BaseTexts(msgspec.Struct, kw_only=True):
                 subject=path,
             )
 
-    def _make_action(self, name: str, finding: str, new: list[NewText]) -> Action:
-        texts, count = format_count(len(new), "text"), sum(len(one.spans) for one in new)
+    def _make_action(self, name: str, finding: str, texts_to_index: list[NewText]) -> Action:
+        """Describe for the report that these texts are indexed."""
+        texts, count = format_count(len(texts_to_index), "text"), sum(len(one.spans) for one in texts_to_index)
         units = format_count(count, "unit")
         if name == "write-index":
             message = tr("write the index again: {texts} in {units}", texts=texts, units=units)
@@ -565,22 +617,23 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             base=self.key,
             subject=self.index_name,
             count=count,
-            bytes=sum(one.bytes for one in new),
+            bytes=sum(one.bytes for one in texts_to_index),
             finding=finding,
         )
 
 
-def _is_leaf(item: Row) -> bool:
-    """Whether an item has a text of its own."""
+def has_own_text(item: Row) -> bool:
+    """Whether an item is of a type that has a text: a file, URL or note, and no folder."""
     return item.get("type") in ("file", "url", "note")
 
 
 def _note_snapshot(item: Row) -> okf.Snapshot:
+    """Make the snapshot file's name and front matter for a note."""
     return okf.note_snapshot(replace_surrogates(str(parse_item_data(item).get("source"))))
 
 
 def _read_again(_db: apsw.Connection, item: Row, raw: Path) -> str | None:
-    """Read the text of an item again; None if it has none now."""
+    """Read the text of an item from its raw file or row again; None if it has none now. The index is not used."""
     try:
         return read_item_text(item, raw).text
     except NoText:
@@ -588,7 +641,7 @@ def _read_again(_db: apsw.Connection, item: Row, raw: Path) -> str | None:
 
 
 def _read_stored(db: apsw.Connection, content_hash: str) -> str | None:
-    """Read a content of the index; None if it is missing or no text."""
+    """Read the text with this hash from the open index; None if it is missing or not text."""
     text: Any = db.execute("SELECT text FROM content WHERE content_hash = ?", (content_hash,)).get
     return text if isinstance(text, str) else None
 
@@ -613,7 +666,7 @@ _NUMBERS = "SELECT unit_index FROM search_unit WHERE material_id = ? AND unit_ty
 
 
 class LostUnit(NamedTuple):
-    """A missing unit, with the columns that its body and material prove."""
+    """A missing unit: the columns of its row, as its body and its material prove them."""
 
     unit: str
     material: str
@@ -625,7 +678,10 @@ class LostUnit(NamedTuple):
 
 
 def find_lost_units(db: apsw.Connection) -> tuple[list[LostUnit], int]:
-    """Return the missing units that bodies of an open index prove, and the number of bodies that prove none.
+    """Find units that are missing from an open index, but whose rows follow from their bodies.
+
+    Returns:
+        The units, and the number of bodies that have no unit and from which none can be derived.
 
     Raises:
         apsw.Error: the index is damaged.
@@ -666,21 +722,24 @@ def find_lost_units(db: apsw.Connection) -> tuple[list[LostUnit], int]:
     return found, len(orphans)
 
 
-def _find_number(unit: str, material: str, content: str, numbers: list[int], place: tuple[int, int]) -> int | None:
-    """Return the unit number with which the offsets of a body give the id of its unit, or None."""
-    ids = ((one, identity.unit_id(material, content, one, *place)) for one in numbers)
-    return next((one for one, derived in ids if derived == unit), None)
+def _find_number(unit: str, material: str, content: str, numbers: list[int], span: tuple[int, int]) -> int | None:
+    """Return the one of ``numbers`` with which ``unit`` is the id of a unit of this material at this span, or None.
+
+    ``content`` is the hash of the material's text.
+    """
+    ids = ((number, identity.unit_id(material, content, number, *span)) for number in numbers)
+    return next((number for number, unit_id in ids if unit_id == unit), None)
 
 
-def _find_missing_numbers(db: apsw.Connection, material: str, more: int) -> list[int]:
-    """Return the possible numbers of missing units: the gaps, and ``more`` numbers after the last."""
+def _find_missing_numbers(db: apsw.Connection, material: str, extra: int) -> list[int]:
+    """Return the numbers that missing units of a material can have: gaps, and ``extra`` numbers after the last."""
     there = {number for (number,) in db.execute(_NUMBERS, (material,)) if isinstance(number, int)}
-    highest = max(there, default=-1) + more
+    highest = max(there, default=-1) + extra
     return [number for number in range(highest + 1) if number not in there]
 
 
 def _find_offsets(text: str, body: str) -> Iterator[tuple[int, int]]:
-    """Yield the offsets of each occurrence of a body in a text, in UTF-16 units."""
+    """Yield the start and end of each occurrence of a body in a text, in UTF-16 units."""
     at = text.find(body)
     width = _count_utf16(body)
     while at >= 0:
@@ -690,4 +749,5 @@ def _find_offsets(text: str, body: str) -> Iterator[tuple[int, int]]:
 
 
 def _count_utf16(text: str) -> int:
+    """Return the length of a text in UTF-16 units."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2

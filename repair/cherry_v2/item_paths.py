@@ -30,18 +30,29 @@ from regraft.disk.file_paths import (
     fold_name,
     split_extension,
 )
-from regraft.errors import NotChanged, PlanOutdated, WrongUsage
+from regraft.errors import PlanOutdated, WrongUsage
 from regraft.formats import okf
 from regraft.formats.cherry_v2.catalog_reader import Row, base_id_text, parse_item_data
-from regraft.kinds import KIND_NAMES
 from regraft.language import format_count, tr
 from regraft.text import decode_utf8, is_blank, printable, replace_surrogates
 from repair.changes.options import RepairOptions
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2.catalog_changes import CatalogStatements, make_catalog_change, read_store_catalog
+from repair.cherry_v2.catalog_changes import (
+    CatalogStatements,
+    demand_catalog,
+    is_selected,
+    make_catalog_change,
+    read_store_catalog,
+)
 
 _KEYS = ("relativePath", "indexedRelativePath")
+
+
+def named_paths(items: Iterable[Row]) -> set[str]:
+    """Return the paths below ``raw/`` that catalog rows of items name: of their files, and of processed copies."""
+    paths = (parse_item_data(item).get(key) for item in items for key in _KEYS)
+    return {path for path in paths if isinstance(path, str)}
 
 
 def is_safe_path(path: Any) -> bool:
@@ -50,7 +61,7 @@ def is_safe_path(path: Any) -> bool:
 
 
 def find_taken_paths(items: Iterable[Row], materials: Iterable[str], raw: Path | None = None) -> TakenPaths:
-    """Collect the paths of a base that are in use: by its items, in its index, and on disk.
+    """Collect the paths below ``raw/`` that a base uses: in its items, in its index, and on disk.
 
     The path of a missing snapshot counts as free, so that the snapshot can be written again.
 
@@ -80,13 +91,13 @@ def find_taken_paths(items: Iterable[Row], materials: Iterable[str], raw: Path |
 
 
 def _paths_of(row: Row) -> list[str]:
-    """Return the safe paths that an item names."""
+    """Return the paths below ``raw/`` that an item names, without unsafe ones."""
     data = parse_item_data(row)
     return [data[key] for key in _KEYS if is_safe_path(data.get(key))]
 
 
 def free_snapshot_names(taken: TakenPaths, prefixes: Iterable[str], *, reserve_processed: bool) -> FreeNames:
-    """Generator of free names for snapshots in the root of ``raw/``.
+    """Make a generator of free names for snapshots, which are Markdown files directly in ``raw/``.
 
     Args:
         taken: the paths in use. Files on disk are checked for each name.
@@ -104,7 +115,7 @@ _ITEMS = ("knowledge_item",)
 
 
 class NewPaths(msgspec.Struct):
-    """New paths of the folders of one base and their files, by item id."""
+    """New paths for the folder items of one base (``prefixes``) and the files in them, by item id."""
 
     base: str
     prefixes: dict[str, str] = msgspec.field(default_factory=dict)
@@ -114,13 +125,13 @@ class NewPaths(msgspec.Struct):
     left: list[Unresolved] = msgspec.field(default_factory=list)
 
     def leave(self, reason: str, item: str | None, count: int = 1) -> None:
-        """Report an item that keeps its path."""
+        """Report that an item, or ``count`` items, keep the path that is their id, and why."""
         stays = Unresolved.registered(v2.ITEM_PATH_IS_ID, reason, base=self.base, subject=item, count=count)
         self.left.append(stays)
 
 
 def find_new_paths(base: str, items: Sequence[Row], materials: dict[str, str], raw: Path) -> NewPaths:
-    """Find paths for files whose path is their item's id, and prefixes for their folders.
+    """Find readable paths for files whose path is their item's id, and prefixes for the folders that they are in.
 
     Args:
         base: the base's id.
@@ -132,7 +143,7 @@ def find_new_paths(base: str, items: Sequence[Row], materials: dict[str, str], r
     folders = {str(row.get("id")): row for row in items if row.get("type") == "directory"}
     files: dict[str, list[Row]] = defaultdict(list)
     for row in filter(has_id_as_path, items):
-        why = _naming_problem(row, folders.get(str(row["group_id"])))
+        why = _why_unnamed(row, folders.get(str(row["group_id"])))
         if why is not None:
             made.leave(why, row["id"])
         else:
@@ -147,15 +158,15 @@ def find_new_paths(base: str, items: Sequence[Row], materials: dict[str, str], r
     return made
 
 
-def _naming_problem(row: Row, folder: Row | None) -> str | None:
-    """Why the name of a file in a folder is unknown; None if it is known."""
+def _why_unnamed(file: Row, folder: Row | None) -> str | None:
+    """Return why the name of a file item in a folder item is unknown, or None; a missing folder is one reason."""
     if folder is None or is_blank(parse_item_data(folder).get("source")):
         return tr("its folder is missing or has no path")
-    return tr("its original path is unknown") if is_blank(parse_item_data(row).get("source")) else None
+    return tr("its original path is unknown") if is_blank(parse_item_data(file).get("source")) else None
 
 
 def _unfinished_paths(items: Sequence[Row], materials: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield items whose path a killed run had changed already, but not that of their material."""
+    """Yield ids and paths of items that a killed run gave a new path, but not yet their material in the index."""
     prefixes, taken = find_virtual_prefixes(items), set(materials.values())
     for row in items:
         item, path = str(row.get("id")), str(parse_item_data(row).get("relativePath"))
@@ -167,7 +178,10 @@ def _unfinished_paths(items: Sequence[Row], materials: dict[str, str]) -> Iterat
 def _assign_paths(
     folder: Row, prefix: str, files: list[Row], taken: TakenPaths, materials: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Assign a path below the folder's prefix to each file, from the path of its source."""
+    """Yield ids of files in a folder item with new paths below ``prefix``, derived from those of the originals.
+
+    ``materials`` are the paths in the index, by material id.
+    """
     # v1 stored an entry again each time it was read. The row that has the text gets the plain name.
     with_text = {_source_of(row) for row in files if row["id"] in materials}
     files = sorted(files, key=lambda row: row["id"] not in materials and _source_of(row) in with_text)
@@ -177,7 +191,7 @@ def _assign_paths(
 
 
 def _source_of(row: Row) -> str:
-    """Return an item's source without unpaired surrogates."""
+    """Return the path of an item's original, with U+FFFD for unpaired surrogates."""
     return replace_surrogates(str(parse_item_data(row)["source"]))
 
 
@@ -195,30 +209,36 @@ def read_material_paths(index: Path) -> dict[str, str]:
 # --- changes ---------------------------------------------------------------------------------------------------------
 
 
-def plan_catalog_change(root: Path, catalog: str, every: Sequence[NewPaths]) -> RowsChange | None:
-    """Change of the items' paths in the catalog; None if no path changes.
+def plan_catalog_change(root: Path, catalog: str, paths_by_base: Sequence[NewPaths]) -> RowsChange | None:
+    """Plan to write the new paths of items to the catalog; None if no path changes.
+
+    Args:
+        root: the store's root.
+        catalog: the catalog's path, relative to it.
+        paths_by_base: the new paths of each base.
 
     Raises:
         apsw.Error, OSError: the catalog cannot be read.
     """
-    actions = tuple(action for paths in every for action in _item_actions(paths))
+    actions = tuple(action for paths in paths_by_base for action in _item_actions(paths))
     if not actions:
         return None
     path = root / catalog
-    tables = tuple(_ITEMS)
 
     def apply(db: apsw.Connection) -> None:
-        for paths in every:
+        """Write the new paths to the open catalog."""
+        for paths in paths_by_base:
             for item, new in paths.prefixes.items():
                 _set_path(db, path, paths.base, item, new, "type = 'directory' AND data ->> '$.relativePath' IS NULL")
             for item, new in paths.files.items():
                 _set_path(db, path, paths.base, item, new, "type = 'file' AND data ->> '$.relativePath' = id")
 
-    size = sum(200 + len(new) for paths in every for new in (*paths.prefixes.values(), *paths.files.values()))
-    return RowsChange(path=catalog, actions=actions, apply=apply, tables=tables, bytes=size)
+    size = sum(200 + len(new) for paths in paths_by_base for new in (*paths.prefixes.values(), *paths.files.values()))
+    return RowsChange(path=catalog, actions=actions, apply=apply, tables=_ITEMS, bytes=size)
 
 
 def _item_actions(paths: NewPaths) -> Iterator[Action]:
+    """Yield the actions for the report: one for new prefixes of folders, one for new paths of files."""
     for action, noun, of_these in (("name-folders", "folder", paths.prefixes), ("name-files", "file", paths.files)):
         if of_these:
             which = tr("a prefix") if noun == "folder" else tr("a readable path")
@@ -234,7 +254,10 @@ def _item_actions(paths: NewPaths) -> Iterator[Action]:
 
 
 def _set_path(db: apsw.Connection, path: Path, base: str, item: str, new: str, condition: str) -> None:
-    """Update the path of an item in the catalog; refused if the row has changed."""
+    """Write the path ``new`` of an item to the open catalog at ``path``; raises PlanOutdated unless the row fits.
+
+    ``condition`` is SQL that the row has to fulfill.
+    """
     change = f"UPDATE knowledge_item SET data = json_set(data, '$.relativePath', ?) WHERE id = ? AND {condition}"
     before: Any = db.total_changes()
     db.execute(f"{change} AND base_id = ?", (new, item, base))
@@ -243,7 +266,14 @@ def _set_path(db: apsw.Connection, path: Path, base: str, item: str, new: str, c
 
 
 def plan_index_change(root: Path, index: str, paths: NewPaths, materials: dict[str, str]) -> RowsChange | None:
-    """Change of the materials' paths in an index to those of their items; None if no path changes."""
+    """Plan to give materials in an index the new paths of their items; None if no path changes.
+
+    Args:
+        root: the store's root.
+        index: the index file, relative to it.
+        paths: the new paths of the base.
+        materials: the present paths in the index, by material id.
+    """
     every = {**paths.unfinished, **paths.files}
     moves = [(new, item) for item, new in every.items() if materials.get(item) == item]
     if not moves:
@@ -254,6 +284,7 @@ def plan_index_change(root: Path, index: str, paths: NewPaths, materials: dict[s
     )
 
     def apply(db: apsw.Connection) -> None:
+        """Write the new paths to the open index; raises PlanOutdated if a material has another path now."""
         for new, item in moves:
             before: Any = db.total_changes()
             db.execute(
@@ -270,7 +301,11 @@ def plan_index_change(root: Path, index: str, paths: NewPaths, materials: dict[s
 
 
 def find_snapshot_name(names: FreeNames, wanted: str, raw: Path, content: str) -> tuple[str, bool]:
-    """Find an unused name; also returns whether the identical snapshot already exists there."""
+    """Choose a free path below ``raw/`` that resembles ``wanted`` for a snapshot with this content.
+
+    Returns:
+        The path, and whether a file there has this content already.
+    """
     while True:
         path = names.take(wanted)
         place = raw / path
@@ -287,23 +322,26 @@ _WINDOWS = re.compile(r"[A-Za-z]:(?=[\\/]|$)|[\\/]{2}(?=[^\\/])")
 
 
 def is_windows_path(path: str) -> bool:
-    """Whether a path has the form of an absolute path of Windows: a drive, or a share of a server."""
+    """Whether a path has the form of an absolute path on Windows: with a drive, or a share of a server."""
     return _WINDOWS.match(path) is not None and not path.startswith("//")
 
 
 def _is_absolute(path: str) -> bool:
+    """Whether a path is absolute on Windows or on another system."""
     return is_windows_path(path) or path.startswith("/")
 
 
 class MovedRoot(msgspec.Struct, frozen=True):
-    """A folder or file that was moved: its old and its new absolute path, without a separator at the end."""
+    """A folder or file that the user moved: its old and its new absolute path, without a separator at the end."""
 
     old: str
     new: str
 
     @classmethod
     def of(cls, old: str, new: str) -> MovedRoot:
-        """Check and trim two paths. The new one may be relative, or begin with "~", if it exists on this computer.
+        """Check and trim the two paths.
+
+        The new one may be relative, or begin with "~", if it exists on this computer.
 
         Raises:
             WrongUsage: one of them is not absolute.
@@ -318,7 +356,7 @@ class MovedRoot(msgspec.Struct, frozen=True):
         return cls(_trim(old), _trim(new))
 
     def rewrite(self, source: str) -> str | None:
-        """Return the new path of an original; None if it is neither at nor below the old path.
+        """Return the new path of an original whose path is ``source``; None if it is neither at nor below the old path.
 
         On Windows, upper and lower case are the same, and so are both separators. Elsewhere a path is exact.
         """
@@ -336,12 +374,12 @@ class MovedRoot(msgspec.Struct, frozen=True):
 
 
 def _fold(path: str) -> str:
-    """Fold a path of Windows, character by character, so that positions stay the same."""
+    r"""Return a Windows path in lower case with ``\`` as separator; each character keeps its position."""
     return "".join(one if len(one) == 1 else char for char in path for one in (char.lower(),)).replace("/", "\\")
 
 
 def _trim(path: str) -> str:
-    """Remove separators at the end, but not that of the root of a disk."""
+    """Remove separators at the end of a path, but not that of the root of a disk."""
     if is_windows_path(path):
         trimmed = path.rstrip("\\/")
         return f"{trimmed}\\" if len(trimmed) == len("C:") and trimmed.endswith(":") else trimmed
@@ -349,7 +387,10 @@ def _trim(path: str) -> str:
 
 
 def _join(new: str, rest: str, was_windows: bool) -> str:
-    """Append the rest of an old path to the new one, with the separators of the new path's system."""
+    """Append ``rest``, the part of a path below the moved folder, to the folder's new path.
+
+    Separators become those of the new path's system; ``was_windows``: the old path was one of Windows.
+    """
     separator = "\\" if is_windows_path(new) else "/"
     if not rest:
         return new
@@ -361,13 +402,13 @@ def _join(new: str, rest: str, was_windows: bool) -> str:
 
 
 def rewrite_source(source: str, roots: Iterable[MovedRoot]) -> str | None:
-    """Return the new path of an original by the longest old path that it is at or below; None if there is none."""
+    """Return the new path of an original by the moved folder with the longest old path that contains it, or None."""
     found = ((len(root.old), new) for root in roots if (new := root.rewrite(source)) is not None)
     return max(found, default=(0, None), key=lambda one: one[0])[1]
 
 
 def plan_moved(store: Store, options: RepairOptions) -> Plan:
-    """Plan the new paths of originals in the catalog, as one change.
+    """Plan to correct the paths of moved originals (``--moved OLD=NEW``) in the catalog, as one change.
 
     Raises:
         WrongUsage: a path is not absolute, other options of ``repair`` are given as well, or no item has its original
@@ -377,16 +418,12 @@ def plan_moved(store: Store, options: RepairOptions) -> Plan:
     """
     roots = [MovedRoot.of(old, new) for old, new in options.moved]
     options.demand_alone("--moved")
-    if store.catalog is None:
-        what = tr("{names} without a catalog", names=KIND_NAMES[store.found.kind])
-        advice = tr("use the library or profile that it belongs to")
-        raise NotChanged(path=store.path, what=what, command="repair --moved", advice=advice)
+    catalog_name = demand_catalog(store, "repair --moved")
     catalog = read_store_catalog(store)
-    is_whole = store.found.stores.is_whole
-    bases = [key for key in map(base_id_text, catalog.bases) if store.wants(key) and (is_whole or key in store.stores)]
+    bases = [key for key in map(base_id_text, catalog.bases) if is_selected(store, key)]
     items = {base: (catalog.items or {}).get(base, []) for base in bases}
     demand_known(roots, items)
-    made, statements = Plan(), CatalogStatements(store.root / store.catalog)
+    made, statements = Plan(), CatalogStatements(store.root / catalog_name)
     actions = []
     for base, rows in items.items():
         moved = list(moved_items(rows, roots))
@@ -397,12 +434,12 @@ def plan_moved(store: Store, options: RepairOptions) -> Plan:
         actions += list(_moved_actions(base, fitting, roots))
         made.left += list(_unresolved_moves(base, moved, fitting))
     if actions:
-        made.changes.append(make_catalog_change(statements, store.catalog, actions, _ITEMS))
+        made.changes.append(make_catalog_change(statements, catalog_name, actions, _ITEMS))
     return made
 
 
 def moved_items(rows: Sequence[Row], roots: Sequence[MovedRoot]) -> Iterator[tuple[Row, str]]:
-    """Yield the items whose original was moved, with its new path."""
+    """Yield the item rows whose original was moved, each with the original's new path."""
     for row in rows:
         source = get_source(row)
         new = None if source is None else rewrite_source(source, roots)
@@ -411,7 +448,10 @@ def moved_items(rows: Sequence[Row], roots: Sequence[MovedRoot]) -> Iterator[tup
 
 
 def _moved_actions(base: str, moved: Sequence[tuple[Row, str]], roots: Sequence[MovedRoot]) -> Iterator[Action]:
-    """Yield one action for each old path that items of a base had."""
+    """Yield an action for the report for each moved folder or file with items of the base.
+
+    ``moved``: rows and new paths.
+    """
     counts = Counter(
         max((root for root in roots if root.rewrite(str(get_source(row))) is not None), key=lambda root: len(root.old))
         for row, _ in moved
@@ -427,7 +467,10 @@ def _moved_actions(base: str, moved: Sequence[tuple[Row, str]], roots: Sequence[
 
 
 def _unresolved_moves(base: str, moved: Sequence[object], fitting: Sequence[tuple[Row, str]]) -> Iterator[Unresolved]:
-    """Yield originals that are not at their new path either, and paths that cannot be written."""
+    """Report originals that do not exist at their new path either, and new paths that cannot be written.
+
+    ``moved`` are all items with a new path, ``fitting`` the rows and paths that can be written.
+    """
     missing = [new for _, new in fitting if is_source_missing(new)]
     if missing:
         reason = tr(
@@ -443,7 +486,7 @@ def _unresolved_moves(base: str, moved: Sequence[object], fitting: Sequence[tupl
 
 
 def demand_known(roots: Sequence[MovedRoot], items: Mapping[str, Sequence[Row]]) -> None:
-    """Refuse an old path that no item has, unless an earlier run corrected it.
+    """Check that every moved folder or file is, or was before an earlier run, named by an item; ``items`` by base id.
 
     Raises:
         WrongUsage

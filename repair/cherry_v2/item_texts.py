@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -44,14 +44,14 @@ class NoText(Exception):
 
 
 class ItemText(msgspec.Struct, frozen=True):
-    """A text, and its encoding if that was guessed."""
+    """The text of an item, and the name of its encoding if that was guessed."""
 
     text: str
     guessed: str | None = None
 
 
 def read_item_text(item: Row, raw: Path) -> ItemText:
-    """Return the text of an item in the form in which it is stored; never blank.
+    """Return the text of an item in the form in which the index stores it; never blank.
 
     Args:
         item: its row in the catalog.
@@ -59,11 +59,11 @@ def read_item_text(item: Row, raw: Path) -> ItemText:
 
     Raises:
         NoText: the item has no text, or it cannot be read.
-        WrongUsage: the extra that reads it is not installed.
+        WrongUsage: a library that reads it is not installed.
     """
     kind, data = item.get("type"), parse_item_data(item)
     if kind == "file":
-        found = _read_file(data.get("indexedRelativePath"), data.get("relativePath"), raw)
+        found = _read_processed_or_uploaded(data.get("indexedRelativePath"), data.get("relativePath"), raw)
     elif kind in ("url", "note"):
         file = find_raw_file(data.get("relativePath"), raw)
         found = ItemText("" if file is None else okf.strip_block(decode_utf8(_read_bytes(file))))
@@ -77,7 +77,7 @@ def read_item_text(item: Row, raw: Path) -> ItemText:
 
 
 def find_raw_file(path: object, raw: Path) -> Path | None:
-    """Return the file that a path below ``raw/`` leads to; None if it does not exist or is elsewhere."""
+    """Return the file at a path below the folder ``raw``; None if it does not exist or a link leads elsewhere."""
     if not isinstance(path, str) or find_path_problem(path.encode("utf-8", "surrogatepass")) is not None:
         return None
     try:
@@ -89,8 +89,8 @@ def find_raw_file(path: object, raw: Path) -> Path | None:
         return None  # an invalid name, an unpaired surrogate, or a cycle of links
 
 
-def _read_file(processed: object, uploaded: object, raw: Path) -> ItemText:
-    """Return the text of the processed file, else of the uploaded one."""
+def _read_processed_or_uploaded(processed: object, uploaded: object, raw: Path) -> ItemText:
+    """Return the text of the processed copy of a file, else of the uploaded file; both are paths below ``raw``."""
     file = find_raw_file(processed, raw) or find_raw_file(uploaded, raw)
     if file is None:
         raise NoText(tr("its file is not in raw/: {elsewhere}", elsewhere=_ELSEWHERE))
@@ -102,7 +102,7 @@ def read_file_text(file: Path) -> ItemText:
 
     Raises:
         NoText: it is not text, too large, or cannot be read.
-        WrongUsage: the extra that reads it is not installed.
+        WrongUsage: a library that reads it is not installed.
     """
     suffix = PurePosixPath(file.name).suffix.lower()
     if suffix in NO_TEXT_EXTENSIONS:
@@ -120,6 +120,7 @@ def read_file_text(file: Path) -> ItemText:
 
 
 def _read_bytes(file: Path) -> bytes:
+    """Read a file; raises NoText if it is too large or cannot be read."""
     try:
         if file_paths.stat(file).st_size > LARGEST_FILE:
             raise NoText(
@@ -136,7 +137,7 @@ def _read_bytes(file: Path) -> bytes:
 
 
 def _decode(raw: bytes) -> ItemText | None:
-    """Decode UTF-8, the encoding of a byte order mark, or the most likely one; None if it is not text."""
+    """Decode bytes as UTF-8, by their byte order mark, or in the most likely encoding; None if they are not text."""
     mark, encoding = next((one for one in _MARKS if raw.startswith(one[0])), (b"", "utf-8"))
     try:
         found = ItemText(raw.removeprefix(mark).decode(encoding))
@@ -149,7 +150,7 @@ def _decode(raw: bytes) -> ItemText | None:
 
 
 def _web_page_to_markdown(page: str) -> str:
-    """Convert the readable part of a web page to Markdown."""
+    """Convert the readable part of an HTML page to Markdown."""
     try:
         return str(import_optional("markdownify", tr("web pages"), "indexing").markdownify(page, heading_style="ATX"))
     except RecursionError as error:
@@ -172,9 +173,9 @@ Span = tuple[int, int]
 
 
 def cut_text(text: str, settings: Settings) -> list[Span]:
-    """Return the spans of the units of a text, in UTF-16 units and in order.
+    """Cut a text into units, and return their spans in UTF-16 units and in order.
 
-    None of them is blank, and none is longer than the base's chunk size, in characters.
+    No unit is blank or longer than the base's chunk size, in characters.
 
     Raises:
         WrongUsage: the splitter is not installed.
@@ -183,27 +184,36 @@ def cut_text(text: str, settings: Settings) -> list[Span]:
     splitter = import_optional("semantic_text_splitter", tr("texts without units"), "indexing").MarkdownSplitter(
         size, settings.chunk_overlap
     )
-    spans = [
-        span
-        for piece in _split_at_separator(text, settings)
-        for span in ([piece] if _is_whole_unit(piece, settings) else _split(splitter, text, piece, size))
-        if not is_blank(text[slice(*span)])
-    ]
+    is_delimited = settings.chunk_strategy == _DELIMITER
+    spans: list[Span] = []
+    for start, end in _split_at_separator(text, settings):
+        is_unit = is_delimited and end - start <= size
+        spans += [(start, end)] if is_unit else _split(splitter, text, (start, end), size)
+    return _to_utf16(text, [span for span in spans if not is_blank(text[slice(*span)])])
+
+
+def _to_utf16(text: str, spans: list[Span]) -> list[Span]:
+    """Convert spans of a text from characters to UTF-16 units."""
     if text.isascii():
         return spans
-    at = dict(_utf16_offsets(text, sorted({place for span in spans for place in span})))
-    return [(at[start], at[end]) for start, end in spans]
+    # Count from one offset to the next.
+    units_before: dict[int, int] = {}
+    before = units = 0
+    for offset in sorted({offset for span in spans for offset in span}):
+        units += utf16_len(text[before:offset])
+        before, units_before[offset] = offset, units
+    return [(units_before[start], units_before[end]) for start, end in spans]
 
 
 def get_unit_separator(settings: Settings) -> str:
-    """Return the text between two units if the base is cut at a separator, else ""."""
+    """Return the text at which the base's texts are cut, or "" if they are not cut at a separator."""
     if settings.chunk_strategy != _DELIMITER:
         return ""
     return unescape_separator(settings)
 
 
 def _split_at_separator(text: str, settings: Settings) -> Iterator[Span]:
-    """Yield the ranges between separators; the whole text if the settings have none."""
+    """Yield the spans of a text between separators, in characters; one span if the settings have no separator."""
     separator = get_unit_separator(settings)
     start = 0
     while separator and (end := text.find(separator, start)) >= 0:
@@ -212,14 +222,11 @@ def _split_at_separator(text: str, settings: Settings) -> Iterator[Span]:
     yield start, len(text)
 
 
-def _is_whole_unit(piece: Span, settings: Settings) -> bool:
-    """Whether a piece between two separators is short enough to be a unit."""
-    start, end = piece
-    return settings.chunk_strategy == _DELIMITER and end - start <= settings.chunk_size
-
-
 def _split(splitter: Any, text: str, piece: Span, size: int) -> Iterator[Span]:
-    """Cut a part of a text with the splitter; where the splitter fails, at line ends and blanks."""
+    """Cut the part ``piece`` of a text into spans with the splitter; where that fails, at line ends and blanks.
+
+    ``size`` is the longest unit in characters. All spans are in characters.
+    """
     for start, end in _cut_windows(text, piece, max(_WINDOW, _UNITS_IN_WINDOW * size)):
         try:
             found = splitter.chunk_indices(text[start:end])
@@ -233,7 +240,10 @@ def _split(splitter: Any, text: str, piece: Span, size: int) -> Iterator[Span]:
 
 
 def _cut_windows(text: str, piece: Span, length: int) -> Iterator[Span]:
-    """Cut a part of a text into pieces of at most ``length`` characters, at line ends or blanks if possible."""
+    """Cut the part ``piece`` of a text into spans of up to ``length`` characters, if possible at line ends or blanks.
+
+    All spans are in characters.
+    """
     start, last = piece
     while last - start > length:
         middle, end = start + length // 2, start + length
@@ -242,15 +252,6 @@ def _cut_windows(text: str, piece: Span, length: int) -> Iterator[Span]:
         yield start, end
         start = end
     yield start, last
-
-
-def _utf16_offsets(text: str, places: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield each character offset, in ascending order, with the number of UTF-16 units before it."""
-    before = units = 0
-    for place in places:
-        units += utf16_len(text[before:place])
-        before = place
-        yield place, units
 
 
 # --- former units of a text -----------------------------------------------------------------------------------------
@@ -264,9 +265,10 @@ _PREFIX = 16
 
 
 class FormerUnits:
-    """Bodies whose units are missing, by unit id."""
+    """Bodies in an index whose units are missing, by the id of the unit; finds their spans in a text."""
 
     def __init__(self, bodies: Mapping[str, str]) -> None:
+        """Prepare the search for ``bodies`` by their first characters."""
         self._bodies = bodies
         self._length = min((_PREFIX, *(len(body) for body in bodies.values() if body)))
         self._begun: dict[str, set[str]] = defaultdict(set)
@@ -275,7 +277,7 @@ class FormerUnits:
                 self._begun[body[: self._length]].add(body)
 
     def spans(self, material: str, content_hash: str, text: str, separator: str) -> list[Span]:
-        """Return the spans of the former units of a material, in UTF-16 units; empty unless all are known.
+        """Return the spans of the former units of a material, in UTF-16 units; empty unless they cover the text.
 
         Args:
             material: its id.
@@ -293,7 +295,10 @@ class FormerUnits:
         return found if is_blank(rest.replace(separator, "") if separator else rest) else []
 
     def _proven(self, material: str, content_hash: str, text: str) -> Iterator[tuple[int, str, Span]]:
-        """Yield units whose id proves their material, number and offsets: character offset, body, UTF-16 offsets."""
+        """Yield the former units in a text: the character offset, the body, and the span in UTF-16 units.
+
+        A unit is proven if its id follows from the material, the hash, its number and its span.
+        """
         index = start = 0
         for place, char in enumerate(text if self._begun else ""):
             for body in self._begun.get(text[place : place + self._length], ()):
@@ -305,5 +310,5 @@ class FormerUnits:
             start += 1 if char <= "\uffff" else 2
 
     def _is_unit(self, material: str, content_hash: str, index: int, span: Span, body: str) -> bool:
-        """Whether the id that follows from these values belongs to a body with this text."""
+        """Whether a unit with this number (``index``) and span would have the id that a body with this text names."""
         return self._bodies.get(identity.unit_id(material, content_hash, index, *span)) == body

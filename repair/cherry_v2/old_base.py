@@ -14,23 +14,22 @@ import msgspec
 from checks.cherry_v2.catalog_rows import find_folder_problem
 from regraft import identity
 from regraft.disk import durable, file_paths, links, sqlite, untrusted_sqlite
-from regraft.errors import NotChanged, NotRestored, WrongUsage
+from regraft.errors import NotRestored, WrongUsage
 from regraft.formats.cherry_preview import IndexLayout
 from regraft.formats.cherry_v2.catalog_reader import DATA_FIELDS, Row, base_id_text, find_data_problem
 from regraft.formats.cherry_v2.index.opening import READ_ERRORS
 from regraft.formats.cherry_v2.layout import DATA_FOLDER, INDEX_FILE, RAW_FOLDER
 from regraft.identity import resolve_base
-from regraft.kinds import KIND_NAMES
 from regraft.language import join_list, to_english, tr
 from regraft.stores.locate import KNOWLEDGE_FOLDER
 from regraft.text import is_blank, path_text, printable
 from repair.changes.store import Store
-from repair.cherry_v2.catalog_changes import INTERRUPTED, read_store_catalog
+from repair.cherry_v2.catalog_changes import INTERRUPTED, demand_catalog, read_store_catalog
 from repair.cherry_v2.donor_indexes import CONTENT_QUERY, UNITS_QUERY, OldIndex
 
 
 class RestoreSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A base of a library or profile, with its items in catalog order (without their ``data``)."""
+    """A base of a library or profile that is restored, with its items in catalog order (without their ``data``)."""
 
     store: Store
     row: Row
@@ -47,27 +46,27 @@ class RestoreSource(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def catalog(self) -> Path:
-        """The path of the catalog."""
+        """Path of the catalog."""
         return self.store.root / str(self.store.catalog)
 
     def folder(self, base: str) -> str:
-        """Return the folder of a base, relative to the store's root."""
+        """Return the folder of the base with this id, relative to the store's root."""
         inside = f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}" if self.store.is_profile else KNOWLEDGE_FOLDER
         return f"{self.store.bases or inside}/{base}"
 
     @property
     def raw(self) -> Path:
-        """The folder of its raw files."""
+        """The base's folder of raw files."""
         return self.store.root / self.folder(self.key) / RAW_FOLDER
 
     @property
     def index(self) -> Path:
-        """The path of its index, which may not exist."""
+        """Path of the base's index, which may not exist."""
         one = self.store.stores.get(self.key)
         return self.store.root / (f"{self.folder(self.key)}/{INDEX_FILE}" if one is None else one.name)
 
     def mark(self) -> str:
-        """Hash its catalog rows, and the sizes and times of its files: the hash changes when the base does."""
+        """Hash the base's catalog rows, and the sizes and times of its files, to recognize later changes."""
         digest = hashlib.sha256()
         with sqlite.open_readonly(self.catalog) as db:
             for table, key in (("knowledge_base", "id"), ("knowledge_item", "base_id")):
@@ -89,13 +88,14 @@ class RestoreSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _walk_files(folder: Path) -> Iterator[Path]:
+    """Yield the files below a directory in a fixed order."""
     for place, folders, names in file_paths.walk(folder, durable.raise_unless_missing):
         folders.sort()
         yield from (Path(place) / name for name in sorted(names))
 
 
 def read_source(store: Store, wanted: str | None) -> RestoreSource:
-    """Find the base to restore; ``wanted`` is its id in v2, or the one that it had in v1, or None for the only base.
+    """Find the base to restore by its id, or the id that it had in v1; None: the store's only base.
 
     Raises:
         NotChanged: there is no catalog, which describes the base.
@@ -103,12 +103,7 @@ def read_source(store: Store, wanted: str | None) -> RestoreSource:
         BaseUnknown, WrongUsage: no base has the id, or several bases exist and none was chosen.
         NotRestored: its texts are in the table of a preview build.
     """
-    if store.catalog is None:
-        what, advice = (
-            tr("{names} without a catalog", names=KIND_NAMES[store.found.kind]),
-            tr("use the library or profile that it belongs to"),
-        )
-        raise NotChanged(path=store.path, what=what, command="restore", advice=advice)
+    demand_catalog(store, "restore")
     catalog = read_store_catalog(store, data=False)
     rows = {base_id_text(row): row for row in catalog.bases}
     key = _choose_base(store, rows, wanted)
@@ -127,7 +122,7 @@ def read_source(store: Store, wanted: str | None) -> RestoreSource:
 
 
 def _choose_base(store: Store, rows: dict[str, Row], wanted: str | None) -> str:
-    """Return the id of the base to restore: the named one, or the only one."""
+    """Return the id of the base that the user wants, or of the only base; ``rows`` are the base rows by id."""
     if wanted is None and len(rows) == 1:
         return next(iter(rows))
     if wanted is None:
@@ -141,7 +136,7 @@ def _choose_base(store: Store, rows: dict[str, Row], wanted: str | None) -> str:
 
 @contextmanager
 def open_old_index(source: RestoreSource) -> Iterator[OldIndex]:
-    """Open the index of the base that is restored; an index that is missing or unreadable has no texts."""
+    """Open the index of the base that is restored; if it is missing or unreadable, it has no texts."""
     with ExitStack() as stack:
         db, problem = None, None
         if source.index.exists():
@@ -158,7 +153,7 @@ def open_old_index(source: RestoreSource) -> Iterator[OldIndex]:
 
 
 class ItemCopy(msgspec.Struct, frozen=True):
-    """The copy of an item in the new base: the old and the new id, and the changed columns of its row."""
+    """An item of the new base: its old id and new id, the id of its new folder, and the changed columns of its row."""
 
     old: str
     id: str
@@ -170,7 +165,7 @@ class ItemCopy(msgspec.Struct, frozen=True):
 
 
 class RestoredItem(msgspec.Struct):
-    """A file, URL or note: its row, its new id, why it has no text (None: it has one), and its new path."""
+    """A file, URL or note to restore: its row, its new id, why it has no text (None: it has one), and its new path."""
 
     row: Row
     id: str
@@ -179,13 +174,13 @@ class RestoredItem(msgspec.Struct):
 
 
 def new_item_id(base: str, row: Row) -> str:
-    """Return the id of an item in the new base ``base``."""
+    """Return the id that the item with this row gets in the new base ``base``."""
     created = row.get("created_at")
     return identity.restored_item_id(base, str(row.get("id")), created if isinstance(created, int) else None)
 
 
 def item_problem(row: Row) -> str | None:
-    """Return why an item cannot be copied, or None. The row must have its ``data``."""
+    """Return why the item with this row, which includes ``data``, cannot be copied to a new base, or None."""
     if not isinstance(row.get("id"), str):
         return tr("its id is not text")
     if row.get("type") not in DATA_FIELDS:
@@ -194,7 +189,7 @@ def item_problem(row: Row) -> str | None:
 
 
 def is_being_deleted(row: Row) -> bool:
-    """Whether an item is being deleted."""
+    """Whether the application is deleting the item."""
     return row.get("status") == "deleting" or row.get("deleted_at") is not None
 
 
@@ -223,7 +218,7 @@ def copy_items(base: str, rows: Iterable[Row], leaves: Mapping[str, RestoredItem
 
 
 def _folders_with_text(groups: Mapping[Any, Any], leaves: Mapping[str, RestoredItem]) -> set[Any]:
-    """Return the ids of the folders that contain a text, at any depth."""
+    """Return the ids of the folder items that contain a text at any depth; ``groups`` maps item ids to folder ids."""
     filled: set[Any] = set()
     for key, leaf in leaves.items():
         above = groups[key] if leaf.missing is None else None
@@ -234,7 +229,7 @@ def _folders_with_text(groups: Mapping[Any, Any], leaves: Mapping[str, RestoredI
 
 
 def _leaf_status(leaf: RestoredItem) -> tuple[str, str | None]:
-    """Return the status of a restored item, and its error if its text is missing."""
+    """Return the status of a file, URL or note in the new base, and its error if its text is missing."""
     if leaf.missing is None:
         return "completed", None
     status, error = leaf.row.get("status"), leaf.row.get("error")
@@ -246,7 +241,10 @@ def _leaf_status(leaf: RestoredItem) -> tuple[str, str | None]:
 
 
 def _folder_status(row: Row, has_items: bool, has_text: bool) -> tuple[str, str | None]:
-    """Return the status of a restored folder, and its error."""
+    """Return status and error that a folder item gets in the new base.
+
+    ``has_items``: it contains items. ``has_text``: it contains a text at any depth.
+    """
     status, error = row.get("status"), row.get("error")
     if status == "failed" and not has_text:
         return "failed", str(error) if not is_blank(error) else INTERRUPTED
@@ -256,12 +254,12 @@ def _folder_status(row: Row, has_items: bool, has_text: bool) -> tuple[str, str 
 
 
 class RestoredBase(msgspec.Struct, frozen=True):
-    """The new base: its model (``provider::model``), the length of its vectors, and its name (None: the old name)."""
+    """The wanted base: its model (``provider::model``), its vectors' dimensions, and its name (None: the old name)."""
 
     model_id: str
     dimensions: int
     name: str | None = None
 
     def base_id(self, old: str) -> str:
-        """Return the new base's id; it is derived from the old one, so that a second run finds what the first began."""
+        """Return the id of the base that is made from the base ``old``; every run derives the same one."""
         return identity.restored_base_id(old, self.model_id, self.dimensions, self.name)

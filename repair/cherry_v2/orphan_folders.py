@@ -23,6 +23,7 @@ from checks.cherry_v2.raw_files import find_path_problem, walk_files
 from regraft import identity
 from regraft.disk import file_paths, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import PROCESSED_EXTENSIONS
+from regraft.formats.cherry_preview import IndexLayout
 from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
 from regraft.formats.cherry_v2.catalog_reader import Row, dump_item_data, parse_item_data
 from regraft.formats.cherry_v2.settings import Settings
@@ -55,7 +56,10 @@ class FoundMaterial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrphanFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the folder of a base without a row; times in ms."""
+    """What the folder of a base without a row contains: materials of its index, vectors, and raw files.
+
+    Times are in ms.
+    """
 
     base: str
     created_at: int
@@ -71,17 +75,17 @@ class OrphanFolder(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, int] = msgspec.field(default_factory=dict)
 
     def is_whole(self, item: str) -> bool:
-        """Whether every body of an item has its vector, or the base has no vectors at all."""
+        """Whether every body of the item with this id has its vector, or the base has no vectors at all."""
         return (self.dimensions is None and not self.is_mixed) or not self.bare.get(item)
 
 
 def read_folder(base: str, index: Path, raw: Path) -> OrphanFolder:
-    """Read the folder of a base.
+    """Read the folder of a base that has no row in the catalog.
 
     Args:
-        base: the name of the folder.
+        base: the name of the folder, which is the base's id.
         index: its index, which an audit found intact.
-        raw: its folder of raw files, if it has one.
+        raw: its folder of raw files, which may not exist.
 
     Raises:
         FolderUnusable: the index belongs to another base, or lacks required values.
@@ -107,14 +111,14 @@ def read_folder(base: str, index: Path, raw: Path) -> OrphanFolder:
 
 
 def _dimensions(lengths: list[Any]) -> tuple[int | None, bool]:
-    """Number of dimensions of vectors with these byte lengths (None if unknown), and whether the lengths differ."""
+    """Return the dimensions of vectors with these byte lengths (None: unknown), and whether the lengths differ."""
     if len(lengths) > 1 or any(not isinstance(one, int) or one <= 0 or one % 4 for one in lengths):
         return None, True
     return next((length // 4 for length in lengths), None), False
 
 
 def demand_one_length(folder: OrphanFolder) -> None:
-    """Refuse vectors of several lengths.
+    """Check that all vectors in a base's folder have the same length.
 
     Raises:
         FolderUnusable
@@ -124,6 +128,7 @@ def demand_one_length(folder: OrphanFolder) -> None:
 
 
 def _read_materials(db: apsw.Connection) -> Iterator[FoundMaterial]:
+    """Yield the materials of an open index."""
     for item, path, created_at, updated_at in untrusted_sqlite.read_lenient_rows(
         db, ("material_id", "relative_path", "created_at", "updated_at"), "material ORDER BY rowid"
     ):
@@ -133,7 +138,10 @@ def _read_materials(db: apsw.Connection) -> Iterator[FoundMaterial]:
 
 
 def _files(raw: Path) -> Iterator[tuple[str, int]]:
-    """Yield the files of a base with the times of their last change (ms). Links and hidden files are skipped."""
+    """Yield the paths below ``raw`` of files with the times of their last change (ms).
+
+    Links and hidden files are left out.
+    """
     for name, changed_at in walk_files(raw):
         with suppress(OSError):
             is_hidden = any(part.startswith(".") for part in name.split("/"))
@@ -149,17 +157,19 @@ _BY_ROWS = {v2.VECTOR_MISSING, v2.ITEM_NO_BASE}
 _OF_CATALOG = ("base.", "item.", "catalog.", "model.")
 
 
-def demand_readable_index(findings: Iterable[Finding]) -> None:
-    """Refuse an index that cannot be read, or that belongs to another base.
+def demand_readable_index(index_layout: IndexLayout, findings: Iterable[Finding]) -> None:
+    """Check the layout of an index, and that no finding says that it is unreadable or belongs to another base.
 
     Raises:
         FolderUnusable
     """
+    if index_layout is not IndexLayout.CURRENT:
+        raise FolderUnusable(tr("its index has an older layout; run regraft upgrade first"))
     _demand_none(findings, lambda one: one.name in DAMAGE | {v2.META_MISSING})
 
 
 def demand_sound_index(findings: Iterable[Finding]) -> None:
-    """Refuse an index with errors that would affect a search of the base.
+    """Check that no finding of the audit is an error in the index that would affect a search of the base.
 
     Raises:
         FolderUnusable
@@ -171,7 +181,7 @@ def demand_sound_index(findings: Iterable[Finding]) -> None:
 
 
 def _demand_none(findings: Iterable[Finding], is_wrong: Callable[[Finding], bool]) -> None:
-    """Raise if the audit of the folder found what must not be there."""
+    """Raise FolderUnusable if any of the audit's findings is one for which ``is_wrong`` is true."""
     wrong = Counter[str]()
     for finding in filter(is_wrong, findings):
         wrong[finding.name] += finding.count
@@ -197,7 +207,7 @@ class ListedFolder(msgspec.Struct, frozen=True):
     source: str | None = None
 
     def source_of(self, rest: str) -> str | None:
-        """Path of an original file, from its path in the folder.
+        """Return the path of the original of a file at the path ``rest`` in the folder.
 
         None if the folder's path is not absolute, or if the file name may have got a number to make it unique.
         """
@@ -208,7 +218,10 @@ class ListedFolder(msgspec.Struct, frozen=True):
 
 
 def make_base_row(folder: OrphanFolder, items: list[Row], model: str | None) -> Row:
-    """Derive the row of a base. A base with vectors of an unknown model is inserted as failed."""
+    """Derive the catalog row of a base from its folder and its new item rows; ``model`` is what the user named, if any.
+
+    A base with vectors of an unknown model is inserted as failed.
+    """
     settings = Settings()
     is_failed = model is None and folder.dimensions is not None
     return {
@@ -228,16 +241,15 @@ def make_base_row(folder: OrphanFolder, items: list[Row], model: str | None) -> 
 
 
 def _name(folder: OrphanFolder, items: list[Row]) -> str:
-    """Name of the only folder of a base, else the base's id."""
+    """Return the name for a base: that of its only folder item, else the base's id."""
     folders = [parse_item_data(item)["relativePath"] for item in items if item["type"] == "directory"]
     return folders[0] if len(folders) == 1 and not is_blank(folders[0]) else folder.base
 
 
 def make_item_rows(folder: OrphanFolder, evidence: Evidence) -> Iterator[Row]:
-    """Yield the rows of all items: materials in order, then files without a material; folders before their files.
+    """Yield new rows for all items of a base: materials in order, then files without a material; folders come first.
 
-    The time of creation is read from the item's id. A material whose bodies all have vectors, or in a base without
-    vectors, gives a completed item.
+    A material gives a completed item if its bodies all have vectors, or if the base has no vectors.
     """
     builder = _Builder(folder, evidence, {}, ())
     for material in folder.materials:
@@ -249,7 +261,7 @@ def make_item_rows(folder: OrphanFolder, evidence: Evidence) -> Iterator[Row]:
 
 
 def count_by_type(items: Iterable[Row]) -> str:
-    """Describe the number of items of each type; empty without items."""
+    """Describe the number of items of each type, for a message; empty without items."""
     kinds = Counter(item["type"] for item in items)
     return join_list(format_count(kinds[kind], noun) for kind, noun in _NOUNS.items() if kinds[kind])
 
@@ -261,7 +273,7 @@ def make_material_rows(
     containers: Mapping[str, ListedFolder],
     named: Iterable[str],
 ) -> Iterator[Row]:
-    """Yield the rows of the items of some materials, each after the row of its folder if that is new.
+    """Yield new item rows for materials without an item, each after the row of its folder if that is new.
 
     Args:
         folder: the base.
@@ -276,6 +288,8 @@ def make_material_rows(
 
 
 class _Builder:
+    """Makes item rows for one base; the arguments are those of :func:`make_material_rows`."""
+
     def __init__(
         self, folder: OrphanFolder, evidence: Evidence, containers: Mapping[str, ListedFolder], named: Iterable[str]
     ) -> None:
@@ -288,12 +302,19 @@ class _Builder:
         self.used.update(self._originals.values())
 
     def of_material(self, material: FoundMaterial) -> Iterator[Row]:
-        """Yield the row of a material's item."""
+        """Yield the row of the item of a material, after that of its folder item if that is new."""
         times = identity.uuid7_time(material.item) or material.created_at, material.updated_at
         yield from self.item(material.item, material.path, times, is_whole=self._folder.is_whole(material.item))
 
     def item(self, key: str, path: str, times: tuple[int, int], *, is_whole: bool) -> Iterator[Row]:
-        """Yield the row of an item, after the row of its folder if that is new."""
+        """Yield the row of an item, after the row of its folder item if that is new.
+
+        Args:
+            key: the item's id.
+            path: its path below ``raw/``.
+            times: when it was created and changed, in ms.
+            is_whole: whether it is completed.
+        """
         prefix, slash, rest = path.partition("/")
         container = None
         if slash:
@@ -313,7 +334,16 @@ class _Builder:
     def _make_row(
         self, key: str, kind: str, data: Row, times: tuple[int, int], *, is_whole: bool, group: str | None = None
     ) -> Row:
-        """Make the catalog row of an item."""
+        """Make the catalog row of an item.
+
+        Args:
+            key: the item's id.
+            kind: its type.
+            data: its data.
+            times: when it was created and changed, in ms.
+            is_whole: whether it is completed.
+            group: the id of its folder item, if any.
+        """
         return {
             "id": key,
             "base_id": self._folder.base,
@@ -327,7 +357,7 @@ class _Builder:
         }
 
     def _content(self, path: str) -> tuple[str, dict[str, Any]]:
-        """Type and data of the item for a path below ``raw/``."""
+        """Return type and data of the item that the file at a path below ``raw/`` belongs to."""
         snapshot = self._evidence.snapshot(path) if "/" not in path and path.endswith(".md") else None
         if snapshot is not None and snapshot.fields.keys() >= _BLOCK_FIELDS:
             found = _of_snapshot(snapshot)
@@ -341,7 +371,7 @@ class _Builder:
 
 
 def _of_snapshot(snapshot: Snapshot) -> tuple[str, dict[str, str]] | None:
-    """Return the type and the data of the page or note that a snapshot is of, or None."""
+    """Return type and data of the web page or note whose text a snapshot holds; None if it is neither."""
     fields = snapshot.fields
     address = fields.get("resource", "")
     if fields["type"] == "URL" and not is_blank(address):
@@ -354,7 +384,10 @@ def _of_snapshot(snapshot: Snapshot) -> tuple[str, dict[str, str]] | None:
 
 
 def _originals(folder: OrphanFolder, used: set[str]) -> dict[str, str]:
-    """Original files that a file processor converted, by the paths of the converted files that were indexed."""
+    """Find uploaded files whose converted copy was indexed instead: their paths, by the path of the copy.
+
+    ``used`` are paths that an item names already.
+    """
     materials = {material.path for material in folder.materials}
     originals: dict[str, str] = {}
     for path in folder.files:

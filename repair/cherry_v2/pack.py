@@ -79,7 +79,7 @@ _NO_TIME = 0
 
 
 def write_pack_catalog(path: Path, source: BaseSource, bases: Sequence[str]) -> None:
-    """Write the catalog of a pack to a new file.
+    """Write a new catalog at ``path`` with the rows of some bases of the source, their items and models.
 
     Raises:
         apsw.Error, OSError: the source cannot be read, or the file not written.
@@ -100,7 +100,10 @@ def write_pack_catalog(path: Path, source: BaseSource, bases: Sequence[str]) -> 
 
 
 def _copy(db: apsw.Connection, table: str, key: str, base: str) -> None:
-    """Copy the rows of a base from the attached source, in the columns that both tables have."""
+    """Copy the rows of a table whose column ``key`` is the id ``base`` from the attached catalog of the source.
+
+    Columns that one of the two tables lacks are left out.
+    """
     there = {str(row[1]) for row in db.execute(f"PRAGMA source.table_info('{table}')")}
     own = [str(row[1]) for row in db.execute(f"PRAGMA main.table_info('{table}')")]
     names = ", ".join(untrusted_sqlite.quote_name(name) for name in own if name in there)
@@ -109,7 +112,7 @@ def _copy(db: apsw.Connection, table: str, key: str, base: str) -> None:
 
 
 def _model_rows(db: apsw.Connection, source: BaseSource, bases: Sequence[str]) -> Iterator[tuple[str, Row]]:
-    """Yield the complete rows of the models that bases use, each after its provider. Keys of the user are left out."""
+    """Yield table and row of each provider and model that the bases use. Keys of the user are left out."""
     providers: set[str] = set()
     places: dict[str, int] = {}
     # The ids of the models that the bases use, with default capabilities.
@@ -131,7 +134,7 @@ def _model_rows(db: apsw.Connection, source: BaseSource, bases: Sequence[str]) -
 
 
 def _model_row(source: BaseSource, named: str) -> Row:
-    """Make the row of a model from its name, ``provider::model``, and what the source has of it."""
+    """Make the row of the model with the id ``named`` (``provider::model``) from what the source has of it."""
     known = source.models.get(named, {})
     provider, _, model = named.partition(SEPARATOR)
     stated = {name: known.get(name) or default for name, default in (("provider_id", provider), ("model_id", model))}
@@ -139,6 +142,7 @@ def _model_row(source: BaseSource, named: str) -> Row:
 
 
 def _provider_row(db: apsw.Connection, source: BaseSource, provider: str, key: str) -> Row:
+    """Make the row of a provider with the sort key ``key``; ``db`` has the source's catalog attached."""
     known = source.providers.get(provider, {})
     values = make_provider_row(
         provider, str(known.get("name") or provider), key, _NO_TIME, is_enabled=known.get("is_enabled") == 1
@@ -147,26 +151,26 @@ def _provider_row(db: apsw.Connection, source: BaseSource, provider: str, key: s
 
 
 def _key(db: apsw.Connection, table: str, column: str, value: str) -> str | None:
-    """Return the sort key of a row in the source, or None."""
+    """Return the sort key of the row of the source whose ``column`` has a value; None if it has none."""
     found = _select_value(db, table, "order_key", column, value)
     return found if isinstance(found, str) and found else None
 
 
 def _times(db: apsw.Connection, table: str, column: str, value: str) -> Row:
-    """Return the times of a row in the source."""
+    """Return ``created_at`` and ``updated_at`` of the row of the source whose ``column`` has a value."""
     found = {name: _select_value(db, table, name, column, value) for name in ("created_at", "updated_at")}
     return {name: time for name, time in found.items() if isinstance(time, int)}
 
 
 def _select_value(db: apsw.Connection, table: str, wanted: str, column: str, value: str) -> Any:
-    """Read one value from the source; None if its table lacks the column."""
+    """Read the column ``wanted`` of the row of the source whose ``column`` has a value, or None."""
     if wanted not in {str(row[1]) for row in db.execute(f"PRAGMA source.table_info('{table}')")}:
         return None
     return db.execute(f"SELECT {wanted} FROM source.{table} WHERE {column} = ?", (value,)).get
 
 
 def _insert(db: apsw.Connection, table: str, row: Row) -> None:
-    """Insert a row; an existing one is kept."""
+    """Insert a row in the pack's catalog; one with the same key is kept."""
     names = ", ".join(untrusted_sqlite.quote_name(name) for name in row)
     values = tuple(json.dumps(value) if isinstance(value, list | tuple) else value for value in row.values())
     db.execute(f"INSERT OR IGNORE INTO main.{table} ({names}) VALUES ({', '.join('?' * len(row))})", values)
@@ -192,7 +196,7 @@ class PackMember(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, name: str, path: Path) -> PackMember:
-        """Read the present state of a file.
+        """Describe the file at ``path``, with its present size and time, as a member called ``name``.
 
         Raises:
             OSError: the file cannot be read.
@@ -201,7 +205,7 @@ class PackMember(msgspec.Struct, frozen=True, kw_only=True):
         return cls(name=name, path=path, size=status.st_size, changed_ns=status.st_mtime_ns)
 
     def demand_unchanged(self) -> None:
-        """Refuse a file that was written to since it was listed.
+        """Check that the file has the size and time that it had when it was listed.
 
         Raises:
             PlanOutdated
@@ -214,7 +218,7 @@ class PackMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hash_members(members: Sequence[PackMember], progress: Progress) -> tuple[PackedFile, ...]:
-    """Compute the manifest entries of files.
+    """Read the files and make their entries for the manifest, with checksums.
 
     Raises:
         PlanOutdated: a file was written to in the meantime.
@@ -224,7 +228,7 @@ def hash_members(members: Sequence[PackMember], progress: Progress) -> tuple[Pac
 
 
 def _copy_member(member: PackMember, write: Callable[[bytes], object], progress: Progress) -> PackedFile:
-    """Read a file to its end, pass its bytes to ``write``, and return its manifest entry."""
+    """Read a file, pass its bytes to ``write``, and return its entry for the manifest."""
     digest, size = hashlib.sha256(), 0
     with (
         links.open_for_reading(member.path, buffering=0) as file,
@@ -289,12 +293,13 @@ def remove_leftovers(target: Path) -> None:
 
 
 def _part_path(target: Path) -> Path:
+    """Return the path of the partial file for a pack."""
     return target.with_name(f".{target.name}.regraft-part")
 
 
 @contextmanager
 def _new_part_file(target: Path) -> Iterator[Path]:
-    """Path of a new file beside ``target`` that no other process writes. The file is removed at the end.
+    """Context with the path of a partial file beside ``target`` that no other process writes; removed at the end.
 
     A lock file excludes other processes, and a leftover of a killed run is removed. On a file system without locks the
     path is random.
@@ -320,7 +325,7 @@ def _new_part_file(target: Path) -> Iterator[Path]:
 
 
 def _find_refusal(target: Path) -> str | None:
-    """Why no file can be created beside ``target``; None if one can."""
+    """Return why no file can be created beside ``target``, or None if one can."""
     probe = target.with_name(f"{_part_path(target).name}-{secrets.token_hex(4)}")
     try:
         durable.touch(probe)
@@ -333,7 +338,7 @@ def _find_refusal(target: Path) -> str | None:
 
 
 def _zip_info(name: str, size: int, now_ms: int) -> zipfile.ZipInfo:
-    """Describe a member with a fixed mode; only a small catalog or manifest is compressed."""
+    """Describe a member of the archive with fixed attributes; only a small catalog or manifest is compressed."""
     moment = utc_datetime(now_ms)
     year = min(max(moment.year, _FIRST_YEAR), _LAST_YEAR)
     info = zipfile.ZipInfo(name, (year, *moment.timetuple()[1:6]))
@@ -346,13 +351,14 @@ def _zip_info(name: str, size: int, now_ms: int) -> zipfile.ZipInfo:
 
 
 def _add_member(archive: zipfile.ZipFile, member: PackMember, now_ms: int, progress: Progress) -> PackedFile:
+    """Copy a file into the open archive, and return its entry for the manifest."""
     progress.at(member.name)
     with archive.open(_zip_info(member.name, member.size, now_ms), "w") as file:
         return _copy_member(member, file.write, progress)
 
 
 def _read_back(temporary: Path, manifest: Manifest) -> None:
-    """Read every member of the written file, which verifies its checksum.
+    """Read every member of the archive at ``temporary``, which verifies its checksum.
 
     Raises:
         CopyDiffers
@@ -371,7 +377,7 @@ def _read_back(temporary: Path, manifest: Manifest) -> None:
 
 
 def find_archive_problem(path: Path, manifest: Manifest) -> str | None:
-    """How a ZIP file differs from a manifest; None if it does not.
+    """Return how the files in a pack differ from the checksums of a manifest, or None.
 
     Raises:
         OSError: the file cannot be read.
@@ -391,7 +397,7 @@ def find_archive_problem(path: Path, manifest: Manifest) -> str | None:
 
 
 def _rename_new(temporary: Path, target: Path) -> None:
-    """Rename a written file unless the name is in use.
+    """Rename the file ``temporary`` to ``target``, but never replace another file.
 
     Raises:
         PackThere
@@ -416,7 +422,7 @@ _MEMBER_BYTES, _END_BYTES = 512, 1 << 16
 
 
 class PackOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of the command.
+    """Options of ``regraft pack``.
 
     ``bases`` are names or ids (v1 or v2); empty: all. ``now_ms`` is the modification time of all members.
     """
@@ -430,7 +436,7 @@ class PackOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackedBaseReport(BaseName, frozen=True, kw_only=True):
-    """A base of a pack: its v1 id, if known, and its size."""
+    """What the report says of a packed base: its v1 id, if known, its model and its size."""
 
     legacy_id: str | None
     status: str
@@ -442,7 +448,7 @@ class PackedBaseReport(BaseName, frozen=True, kw_only=True):
 
 
 class PackReport(Report, kw_only=True):
-    """Report of the command. ``outcome`` is "planned", "written", or "unchanged" if the same pack exists already."""
+    """Report of ``regraft pack``. ``outcome`` is "unchanged" if the same pack exists already."""
 
     outcome: Outcome
     bases: list[PackedBaseReport]
@@ -452,7 +458,7 @@ class PackReport(Report, kw_only=True):
 
 
 class _Contents(msgspec.Struct):
-    """The files of a pack, and reports about omitted objects."""
+    """The files and bases of a pack, and reports about omitted objects."""
 
     members: list[PackMember] = msgspec.field(default_factory=list)
     bases: list[PackedBase] = msgspec.field(default_factory=list)
@@ -460,11 +466,12 @@ class _Contents(msgspec.Struct):
 
     @property
     def bytes(self) -> int:
+        """Size of all files."""
         return sum(member.size for member in self.members)
 
 
 def pack(options: PackOptions, progress: Progress) -> PackReport:
-    """Write chosen bases of a store to one file. The store is only read.
+    """Write chosen bases of a store to one ZIP file. The store is only read.
 
     Raises:
         WrongUsage, TargetNotWritable, PackThere: the target cannot be used, or is another file.
@@ -513,7 +520,7 @@ def pack(options: PackOptions, progress: Progress) -> PackReport:
 
 
 def _collect_contents(source: BaseSource, work: Path) -> _Contents:
-    """Collect the members of the pack, and the chosen bases that cannot be packed; ``work``: folder for copies."""
+    """Collect the files of the pack, and report chosen bases that cannot be packed; ``work`` is a folder for copies."""
     source.demand_whole()
     contents = _Contents()
     findings = source.findings()
@@ -541,6 +548,7 @@ def _collect_contents(source: BaseSource, work: Path) -> _Contents:
 
 
 def _add_base(contents: _Contents, source: BaseSource, base: str, work: Path) -> None:
+    """Add the files of a base to the contents of the pack, and report those that are left out."""
     row = source.bases[base]
     found = source.files(base)
     named = [(path, path.relative_to(source.folder(base)).as_posix()) for path in found.files]
@@ -565,7 +573,10 @@ def _add_base(contents: _Contents, source: BaseSource, base: str, work: Path) ->
 
 
 def _report_left(base: str, row: Row, links: Sequence[str], unfit: Sequence[str]) -> Iterator[Unresolved]:
-    """Report omitted files of a base, and that a failed base is packed as it is."""
+    """Report files of a base that are not packed, and whether it is a failed base.
+
+    ``links`` are not followed, ``unfit`` are names that an archive cannot hold.
+    """
     if links:
         message = tr("{links} in its folder not packed", links=format_count(len(links), "link"))
         yield Unresolved(finding=v2.RAW_MISSING, reason=message, base=base, subject=links[0], count=len(links))
@@ -582,7 +593,7 @@ def _report_left(base: str, row: Row, links: Sequence[str], unfit: Sequence[str]
 
 
 def _is_packable(name: str) -> bool:
-    """Whether an archive can hold a name: valid UTF-8, and no part that leads out of the folder on any system."""
+    """Whether an archive can hold a path in a base's folder: short enough, UTF-8, and without ".."."""
     try:
         whole = f"{KNOWLEDGE_FOLDER}/{name}"
         return (
@@ -595,7 +606,10 @@ def _is_packable(name: str) -> bool:
 
 
 def _member(base: str, path: Path, name: str, work: Path) -> PackMember:
-    """A file as it is packed. A database with a log is copied as readers see it."""
+    """Describe the file at ``path``, called ``name`` in the folder of a base, as a member of the pack.
+
+    A database with a log is copied to ``work`` first, as readers see it.
+    """
     whole = f"{KNOWLEDGE_FOLDER}/{base}/{name}"
     if untrusted_sqlite.find_companions(links.real_path(path)) and untrusted_sqlite.is_database(path):
         copy = work / f"{base}.sqlite"
@@ -608,7 +622,7 @@ def _member(base: str, path: Path, name: str, work: Path) -> PackMember:
 
 
 def _write_pack(source: BaseSource, contents: _Contents, options: PackOptions, progress: Progress) -> Outcome:
-    """Write the pack, unless this is a dry run; an existing one must be identical."""
+    """Write the pack unless this is a dry run, and return the outcome; an existing pack must be identical."""
     manifest = Manifest(
         pack=1,
         created_at=iso_time(options.now_ms),
@@ -642,7 +656,7 @@ def _write_pack(source: BaseSource, contents: _Contents, options: PackOptions, p
 
 
 def _demand_identical(target: Path, wanted: Manifest) -> None:
-    """Refuse to overwrite a file, unless it is the identical pack.
+    """Check that the existing file ``target`` is an intact pack with the wanted bases and files.
 
     Raises:
         PackThere
@@ -665,7 +679,7 @@ def _demand_identical(target: Path, wanted: Manifest) -> None:
 
 
 def _demand_early_room(source: BaseSource, options: PackOptions) -> None:
-    """Check the disk space before any base is read completely.
+    """Check the disk space for the files of the chosen bases before they are read.
 
     Raises:
         NotEnoughSpace

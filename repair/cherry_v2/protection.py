@@ -20,19 +20,19 @@ from repair.cherry_v2.catalog_changes import read_store_catalog
 
 
 class DisappearedItems(msgspec.Struct, frozen=True):
-    """Counts of items of a base (folders excluded): materials whose item lost its row, and items with a row."""
+    """Counts of items of a base, without folders: ``gone`` have a material but no row, ``there`` have a row."""
 
     gone: int = 0
     there: int = 0
 
     @property
     def is_protected(self) -> bool:
-        """Whether nothing of the base is deleted because too many are gone."""
+        """Whether so many items disappeared that nothing of the base is deleted."""
         return many_disappeared(self.gone, self.there)
 
 
 class Protection:
-    """Decides for each base of a store whether it is protected, and why.
+    """Decides for each base of a store whether it is protected from deletions, and why.
 
     Args:
         store: the store, as it is now.
@@ -56,7 +56,7 @@ class Protection:
         return cls(store, None if store.catalog is None else read_store_catalog(store, data=False), spared)
 
     def reason(self, base: str) -> str | None:
-        """Why nothing of a base is deleted; None if the base is not protected."""
+        """Return why nothing of the base with this id is deleted, or None if it is not protected."""
         if base not in self._reasons:
             row = self._rows.get(base)
             if base in self._spared or (row is not None and row.get("status") == "failed"):
@@ -73,7 +73,10 @@ class Protection:
         return self._reasons[base]
 
     def disappeared(self, base: str) -> DisappearedItems:
-        """Count the items of a base that have a material but no row; zero if the index cannot be read."""
+        """Count the items of the base with this id that have a material but no row, and those with a row.
+
+        Both counts are zero if the index cannot be read.
+        """
         one = self._store.stores.get(base)
         if one is None or base not in self._rows or self._catalog is None or self._catalog.items is None:
             return DisappearedItems()
@@ -86,12 +89,12 @@ class Protection:
         return DisappearedItems(gone, there)
 
     def _items(self) -> dict[str, list[dict[str, object]]]:
-        """Catalog rows of items by base."""
+        """Catalog rows of items by the id of their base."""
         items = None if self._catalog is None else self._catalog.items
         return {} if items is None else {str(base): rows for base, rows in items.items()}
 
 
 def _materials(db: apsw.Connection) -> Iterator[str]:
-    """Yield the ids of the materials in an index."""
+    """Yield the ids of the materials in an open index."""
     for (raw,) in db.execute("SELECT CAST(material_id AS BLOB) FROM material"):
         yield raw.decode("utf-8", "replace") if isinstance(raw, bytes) else ""

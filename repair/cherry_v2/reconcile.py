@@ -21,17 +21,16 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import get_indexed_path, has_newer_type
 from checks.cherry_v2.raw_files import find_path_problem
 from regraft.disk import file_paths, sqlite, untrusted_sqlite
-from regraft.errors import NotChanged, PlanOutdated
+from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import base_id_text
-from regraft.kinds import KIND_NAMES as NAMES_OF_KINDS
 from regraft.language import format_count, tr
 from regraft.stores.derived import OutOfOrder, compare_sorted
 from regraft.text import decode_utf8, join_command, path_argument, quote_word, replace_surrogates
 from repair.changes.options import ReconcileOptions
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved, group_by_base
 from repair.changes.store import Store
-from repair.cherry_v2.catalog_changes import read_store_catalog
+from repair.cherry_v2.catalog_changes import demand_catalog, read_store_catalog
 from repair.cherry_v2.evidence import DAMAGE
 from repair.cherry_v2.protection import Protection
 
@@ -47,17 +46,13 @@ _DAMAGE = {*DAMAGE, v2.META_MISSING}
 
 
 def plan(store: Store, options: ReconcileOptions) -> Plan:
-    """Plan the changes of the indexes of a store.
+    """Plan to make the indexes of a store match its catalog.
 
     Raises:
         NotChanged: there is no catalog that an index could follow.
         SourceUnreadable: the catalog cannot be read.
     """
-    if store.catalog is None:
-        what = tr("{names} without a catalog", names=NAMES_OF_KINDS[store.found.kind])
-        raise NotChanged(
-            path=store.path, what=what, command="reconcile", advice=tr("give the library or profile that contains it")
-        )
+    demand_catalog(store, "reconcile", tr("give the library or profile that contains it"))
     catalog = read_store_catalog(store, data=False)
     known = {base_id_text(row) for row in catalog.bases}
     protection = Protection(store, catalog, options.spared)
@@ -71,11 +66,20 @@ def plan(store: Store, options: ReconcileOptions) -> Plan:
 def _plan_base(
     store: Store, base: str, found: list[Finding], options: ReconcileOptions, protection: Protection, *, is_known: bool
 ) -> Plan:
-    """Plan to make the index of a base match the catalog; ``is_known``: the catalog has the base."""
+    """Plan to make the index of a base match the catalog.
+
+    Args:
+        store: the store.
+        base: the base's id.
+        found: the audit's findings about the base.
+        options: the options of ``reconcile``.
+        protection: tells whether the base is protected from deletions.
+        is_known: whether the catalog has a row of the base.
+    """
     made = Plan()
     if not options.only:
-        made.left += [_lacking(store, finding) for finding in found if finding.name in _MISSING]
-    why = _why_left(found, is_known=is_known)
+        made.left += [_report_lacking(store, finding) for finding in found if finding.name in _MISSING]
+    why = _why_unchanged(found, is_known=is_known)
     if why is not None:
         reason = tr("the index is not changed: {why}", why=why)
         unchanged = (finding for finding in found if finding.name in _DIFFERENT | _DAMAGE)
@@ -94,7 +98,7 @@ def _plan_base(
 
 
 def _why_kept(base: str, options: ReconcileOptions, protection: Protection) -> str | None:
-    """Return why the orphan materials of a base are kept, or None."""
+    """Return why the materials without an item of a base are not deleted, or None."""
     reason = protection.reason(base)
     if reason is not None:
         return reason
@@ -104,20 +108,23 @@ def _why_kept(base: str, options: ReconcileOptions, protection: Protection) -> s
 
 
 def _report_kept(store: Store, finding: Finding, why: str) -> Unresolved:
-    """Make the unresolved finding for materials that are kept, with the command that lists them again."""
+    """Report that materials without an item are kept, and the command that adds their items again."""
     words = ["regraft", "repair", path_argument(store.path), *LISTING, "--base", str(finding.base)]
     reason = tr("{what}, kept: {why}", what=finding.message, why=why)
     return Unresolved.of(finding, reason, repair=join_command(words))
 
 
-def _why_left(found: list[Finding], *, is_known: bool) -> str | None:
-    """Return why the index of a base is not changed, or None."""
-    damage = next((finding.message for finding in found if finding.name in _DAMAGE), None)
+def _why_unchanged(findings: list[Finding], *, is_known: bool) -> str | None:
+    """Return why the index of a base with these findings is not changed, or None; ``is_known``: the base has a row."""
+    damage = next((finding.message for finding in findings if finding.name in _DAMAGE), None)
     return damage if damage is not None or is_known else tr("the catalog has no such base")
 
 
 def _plan_index(store: Store, base: str, wanted: set[str], *, lacks_any: bool) -> Plan:
-    """Plan the changes of one index; nothing if it cannot be compared with the catalog."""
+    """Plan to resolve the ``wanted`` findings in the index of a base; report them if it cannot be compared.
+
+    ``lacks_any``: the audit found items without a material.
+    """
     try:
         follows = _Follows(store=store, base=base, index=store.stores[base], wanted=frozenset(wanted))
         follows.compare(lacks_any=lacks_any)
@@ -129,8 +136,8 @@ def _plan_index(store: Store, base: str, wanted: set[str], *, lacks_any: bool) -
     return Plan([] if change is None else [change], follows.left, {(name, base) for name in resolved})
 
 
-def _lacking(store: Store, finding: Finding) -> Unresolved:
-    """Report an item without a text, with the command that may restore it."""
+def _report_lacking(store: Store, finding: Finding) -> Unresolved:
+    """Report an item without a text in the index, with the command that may restore it."""
     repair = finding.repair
     if store.is_profile and finding.name != v2.ITEM_NOT_INDEXED:
         # A v1 file that the upgrade left behind may have it.
@@ -147,7 +154,7 @@ _BODIES = f"""SELECT t.rowid FROM search_unit u
 
 
 class _Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one table that are deleted with the materials ``?1``, a JSON list of ids."""
+    """A kind of rows that is deleted with materials, whose ids are the JSON list ``?1`` in the query."""
 
     action: str
     noun: str
@@ -203,7 +210,7 @@ _ORDER = ("search_text", "search_unit", "material", "content", "embedding")
 
 
 class _Move(msgspec.Struct, frozen=True):
-    """A material, with the path of its item."""
+    """A material that gets the path of its item: its id, and both paths."""
 
     material: str
     old: str
@@ -211,7 +218,7 @@ class _Move(msgspec.Struct, frozen=True):
 
 
 class _Follows(msgspec.Struct):
-    """Compares the index of one base with the catalog."""
+    """Compares the index of one base with the catalog, and plans the changes of the index."""
 
     store: Store
     base: str
@@ -224,7 +231,7 @@ class _Follows(msgspec.Struct):
     left: list[Unresolved] = msgspec.field(default_factory=list)
 
     def compare(self, *, lacks_any: bool) -> None:
-        """Find the differences; ``lacks_any``: whether items without a material exist.
+        """Collect the materials to delete or to move, and the reports; ``lacks_any``: items without a material exist.
 
         Raises:
             OutOfOrder: an id is there twice.
@@ -241,14 +248,17 @@ class _Follows(msgspec.Struct):
                     self._plan_move(one.id, one.found, one.wanted)
             self._leave_odd(items, index, lacks_any=lacks_any)
             self._leave_taken(index)
-        self._leave_files()
+        self._report_files_at_old_paths()
 
     def _leave(self, finding: str, reason: str, subject: str | None, count: int = 1) -> None:
-        """Report something that is not updated, and why."""
+        """Report a difference that is not resolved, and why; ``subject`` is the id of the material."""
         self.left.append(Unresolved.registered(finding, reason, base=self.base, subject=subject, count=count))
 
     def _plan_deletion(self, items: apsw.Connection, key: bytes) -> None:
-        """Plan to delete a material without an item, unless an item of another base has its id."""
+        """Plan to delete the material with the id ``key``, unless an item of another base has its id.
+
+        ``items`` is the open catalog.
+        """
         material = _decode_text(key)
         if material is None:
             self._leave(v2.MATERIAL_ORPHAN, tr("its id is not text"), None)
@@ -262,7 +272,7 @@ class _Follows(msgspec.Struct):
             self.gone.append(material)
 
     def _plan_move(self, key: bytes, found: bytes | None, wanted: bytes) -> None:
-        """Plan to give a material the path of its item."""
+        """Plan to give the material with the id ``key`` the path ``wanted`` of its item, in place of ``found``."""
         material, old, new = _decode_text(key), _decode_text(found), _decode_text(wanted)
         # A path with an unpaired surrogate cannot be found again.
         if material is None or old is None or new is None or "\ufffd" in old:
@@ -271,7 +281,10 @@ class _Follows(msgspec.Struct):
             self.moves.append(_Move(material, old, new))
 
     def _leave_odd(self, items: apsw.Connection, index: apsw.Connection, *, lacks_any: bool) -> None:
-        """Delete nothing if the item of a material may exist without being found."""
+        """Cancel all deletions if the item of a material may exist without being found, and report why.
+
+        ``items`` is the open catalog, ``index`` the open index; ``lacks_any``: items without a material exist.
+        """
         odd = index.execute("SELECT count(*) FROM material WHERE typeof(material_id) <> 'text'").get
         if odd and v2.MATERIAL_ORPHAN in self.wanted:
             self._leave(v2.MATERIAL_ORPHAN, tr("its id is not text"), None, odd)
@@ -287,7 +300,7 @@ class _Follows(msgspec.Struct):
     # --- paths -------------------------------------------------------------------------------------------------------
 
     def _leave_taken(self, index: apsw.Connection) -> None:
-        """Drop moves whose new path is not valid or is taken."""
+        """Cancel and report moves of materials whose new path is not valid, or is used in the open index."""
         while True:
             leaving = {*self.gone, *(move.material for move in self.moves)}
             wanted = Counter(move.new for move in self.moves)
@@ -308,7 +321,10 @@ class _Follows(msgspec.Struct):
             self.moves = [move for move in self.moves if move not in stays]
 
     def _find_conflict(self, index: apsw.Connection, path: str, wanted: int, leaving: set[str]) -> str | None:
-        """Return what else uses a path: another of the ``wanted`` items, or a material that is not moved."""
+        """Describe what else uses ``path``, the new path of a material, or return None.
+
+        ``wanted`` is how many items have that path. ``leaving`` are ids of materials that are deleted or moved.
+        """
         if wanted > 1:
             return tr("that of several items")
         query = "SELECT CAST(material_id AS BLOB) FROM material WHERE relative_path = ?"
@@ -316,8 +332,8 @@ class _Follows(msgspec.Struct):
         owner = None if raw is None else raw.decode("utf-8", "replace")
         return None if owner is None or owner in leaving else tr("that of the material {owner}", owner=owner)
 
-    def _leave_files(self) -> None:
-        """Report files that are not at the path of their item."""
+    def _report_files_at_old_paths(self) -> None:
+        """Report raw files that still have the old path of a moved material, and not that of its item."""
         raw = self.store.root / self.index.raw
         for move in self.moves:
             if move.new != move.material and not _is_file(raw, move.new) and _is_file(raw, move.old):
@@ -327,7 +343,7 @@ class _Follows(msgspec.Struct):
     # --- the change --------------------------------------------------------------------------------------------------
 
     def change(self) -> RowsChange | None:
-        """Return the change of the index, or None.
+        """Make the change of the index from what :meth:`compare` collected, or return None.
 
         Raises:
             apsw.Error, OSError: the index cannot be read.
@@ -355,6 +371,7 @@ class _Follows(msgspec.Struct):
             return None
 
         def apply(db: apsw.Connection) -> None:
+            """Delete and move the planned materials in the open index; refused if they differ from the plan."""
             if _counts(db, gone) != counts:
                 raise PlanOutdated(path=path, reason=tr("the rows to delete are no longer those of the plan"))
             _delete(db, gone)
@@ -370,7 +387,7 @@ class _Follows(msgspec.Struct):
         )
 
     def _deletions(self, counts: dict[str, tuple[int, int]]) -> Iterator[Action]:
-        """Yield one action for each kind of deleted rows."""
+        """Yield an action for the report for each kind of deleted rows; ``counts`` are rows and bytes by table."""
         for kind in reversed(_KINDS):
             count, size = counts[kind.table]
             if count:
@@ -383,7 +400,7 @@ class _Follows(msgspec.Struct):
 
 
 def _decode_text(raw: bytes | None) -> str | None:
-    """Decode UTF-8; None if it is None or not valid."""
+    """Decode UTF-8; None stays None, and so do bytes that are not valid."""
     try:
         return None if raw is None else raw.decode()
     except UnicodeDecodeError:
@@ -391,7 +408,7 @@ def _decode_text(raw: bytes | None) -> str | None:
 
 
 def _is_file(raw: Path, path: str) -> bool:
-    """Whether a path is valid and names a file below ``raw``."""
+    """Whether a path is valid and leads to a file below the folder ``raw``."""
     try:
         return find_path_problem(path.encode()) is None and file_paths.is_file(raw / path)
     except (OSError, ValueError):
@@ -399,7 +416,7 @@ def _is_file(raw: Path, path: str) -> bool:
 
 
 def _items(db: apsw.Connection, base: str) -> Iterator[tuple[bytes, bytes | None]]:
-    """Yield id and indexed path of a base's items that may have a material, sorted by id."""
+    """Yield id and indexed path, as UTF-8, of a base's items that may have a material, in byte order of the ids."""
     of_base = "knowledge_item NOT INDEXED WHERE base_id = ? AND typeof(id) = 'text' ORDER BY CAST(id AS BLOB)"
     for key, kind, status, data in untrusted_sqlite.read_lenient_rows(
         db, ("id", "type", "status", "data"), of_base, (base,)
@@ -412,7 +429,7 @@ def _items(db: apsw.Connection, base: str) -> Iterator[tuple[bytes, bytes | None
 
 
 def _read_materials(db: apsw.Connection) -> Iterator[tuple[bytes, bytes | None]]:
-    """Yield id and path of each material as UTF-8, in byte order of the ids."""
+    """Yield id and path of each material of an open index, as UTF-8, in byte order of the ids."""
     rows = db.execute(
         "SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB) FROM material"
         " WHERE typeof(material_id) = 'text' ORDER BY 1"
@@ -421,7 +438,10 @@ def _read_materials(db: apsw.Connection) -> Iterator[tuple[bytes, bytes | None]]
 
 
 def _combine_surrogates(path: bytes) -> bytes:
-    """Combine surrogates as in item paths; unpaired ones become U+FFFD. Other invalid UTF-8 is unchanged."""
+    """Combine encoded surrogate pairs in a path, as item paths have them; unpaired ones become U+FFFD.
+
+    A path that is not valid for another reason is returned unchanged.
+    """
     try:
         path.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -430,7 +450,7 @@ def _combine_surrogates(path: bytes) -> bytes:
 
 
 def _counts(db: apsw.Connection, gone: str) -> dict[str, tuple[int, int]]:
-    """Count the rows to delete in each table, and their bytes."""
+    """Count rows and bytes, by table, that are deleted with the materials in ``gone``, a JSON list of ids."""
     found: dict[str, tuple[int, int]] = {}
     for kind in _KINDS:
         sums = f"SELECT count(*), ifnull(sum({kind.size or 0}), 0) FROM {kind.table} WHERE rowid IN ({kind.rows})"
@@ -440,7 +460,7 @@ def _counts(db: apsw.Connection, gone: str) -> dict[str, tuple[int, int]]:
 
 
 def _delete(db: apsw.Connection, gone: str) -> None:
-    """Delete materials, and all rows that only they need."""
+    """Delete the materials in ``gone``, a JSON list of ids, and all rows that only they need."""
     for kind in _KINDS:
         db.execute(f"CREATE TEMP TABLE regraft_{kind.table} AS {kind.rows}", (gone,))
     for table in _ORDER:
@@ -450,7 +470,7 @@ def _delete(db: apsw.Connection, gone: str) -> None:
 
 
 def _rename(db: apsw.Connection, moves: tuple[_Move, ...]) -> bool:
-    """Give materials their new paths; False if one no longer has its old path."""
+    """Give materials in an open index their new paths; returns False if one no longer has its old path."""
     before = db.total_changes()
     # Temporary paths first: the new path of one material may be the old path of another.
     out = "UPDATE material SET relative_path = material_id || hex(randomblob(16)) WHERE material_id = ?"

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import get_indexed_path
 from regraft.disk import durable, links, untrusted_sqlite
 from regraft.disk.durable import NO_ROOM
 from regraft.errors import PlanOutdated, WorkFolderTooSmall
@@ -37,7 +38,7 @@ _MAX_NAMED = 5
 
 
 class DamagedIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """A damaged index, and the catalog's rows of its base."""
+    """A damaged index file, the audit's findings about it, and what the catalog has of its base."""
 
     store: Store
     base: str
@@ -49,19 +50,21 @@ class DamagedIndex(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> Path:
-        """Path of the file."""
+        """Path of the index file."""
         return self.store.root / self.place.name
 
     @property
     def folder(self) -> str | None:
-        """Folder of the base; None if the index file shares a folder with other bases."""
+        """Folder of the base, relative to the store's root; None if the index file shares a folder with other bases."""
         return str(PurePosixPath(self.place.name).parent) if self.place.name.endswith(INDEX_FILE) else None
 
     @property
     def expected(self) -> Expected:
-        """Facts from path and catalog that the salvaged rows must match."""
+        """What the salvaged rows must match, by the file's path and the catalog."""
         dimensions = None if self.row is None else self.row.get("dimensions")
-        paths = None if self.items is None else {str(item.get("id")): _path_of(item) for item in self._indexed_items()}
+        paths = None
+        if self.items is not None:
+            paths = {str(item.get("id")): get_indexed_path(item) for item in self._indexed_items()}
         return Expected(
             base_id=self.place.base_id,
             paths=paths,
@@ -70,12 +73,13 @@ class DamagedIndex(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _indexed_items(self) -> Iterator[Row]:
+        """Yield the item rows of the base that may have a text in the index."""
         yield from (
             item for item in self.items or () if item.get("type") != "directory" and item.get("status") != "deleting"
         )
 
     def parts(self, tally: Tally) -> SalvagedItems:
-        """Sort the completed items by how much of them was salvaged."""
+        """Sort the completed items by how much of their text was salvaged; ``tally`` counts the salvaged rows."""
         completed = [item for item in self._indexed_items() if item.get("status") == "completed"]
         partial: list[SalvagedItem] = []
         lost: list[SalvagedItem] = []
@@ -95,20 +99,13 @@ class DamagedIndex(msgspec.Struct, frozen=True, kw_only=True):
         return SalvagedItems(whole=whole, partial=partial, lost=lost)
 
 
-def _path_of(item: Row) -> str | None:
-    """Return the path that an item names, or None."""
-    data = parse_item_data(item)
-    found = data.get("indexedRelativePath") or data.get("relativePath")
-    return found if isinstance(found, str) else None
-
-
 def is_damaged(findings: Sequence[Finding]) -> bool:
-    """Whether the index of a base is damaged as a file."""
+    """Whether the findings about a base say that SQLite cannot read its index file."""
     return any(one.name in DAMAGED for one in findings)
 
 
 def suggest_salvage(index: DamagedIndex) -> list[Unresolved]:
-    """Leave a damaged index as it is, and say how much of it can be salvaged."""
+    """Report a damaged index, with how many rows can be salvaged and the command for that."""
     line = index.store.command_line("repair", "--salvage", *index.store.base_option(index.base))
     try:
         with salvage.salvage_index(index.path, index.expected) as found:
@@ -157,7 +154,7 @@ def plan(index: DamagedIndex) -> Plan:
 
 
 def index_file_names(index: DamagedIndex) -> Iterator[str]:
-    """Yield the names of an index file and of the log or journal beside it that has content."""
+    """Yield the path of the index file, and of a log or journal beside it that has content, relative to the root."""
     yield index.place.name
     for beside in untrusted_sqlite.find_companions(links.real_path(index.path)):
         yield index.place.name + beside.name[len(links.real_path(index.path).name) :]
@@ -169,19 +166,20 @@ def _file_findings(index: DamagedIndex) -> Iterator[Finding]:
 
 
 def _leave(finding: Finding, why: str, *, repair: str | None = None) -> Unresolved:
-    """Report a finding of the damaged file as not fixed, and why."""
+    """Report that a finding of the damaged file stays, and why; ``repair`` is a command line that may help."""
     reason = tr("{what}: {why}", what=finding.message, why=why)
     return Unresolved.of(finding, reason, repair=finding.repair if repair is None else repair)
 
 
 def _describe_error(error: Exception) -> str:
+    """Say that nothing can be salvaged, and why; errors because of a full disk are raised again."""
     if isinstance(error, WorkFolderTooSmall) or (isinstance(error, OSError) and error.errno in NO_ROOM):
         raise error
     return tr("nothing can be salvaged: {reason}", reason=getattr(error, "strerror", None) or error)
 
 
 def _rewrite_change(index: DamagedIndex, tally: Tally) -> FileChange:
-    """Change that writes the new file."""
+    """Make the change that writes the salvaged rows, as counted by ``tally``, to a new index file."""
     bodies, vectors = tally.rows["bodies"], tally.rows["embeddings"]
     message = tr(
         (
@@ -216,18 +214,19 @@ def _rewrite_change(index: DamagedIndex, tally: Tally) -> FileChange:
 def plan_replacement(
     index: DamagedIndex, actions: tuple[Action, ...], make: Callable[[Path], None], size: int
 ) -> FileChange:
-    """Plan to replace a damaged file, which is kept for undo.
+    """Make the change that replaces a damaged index file, which is kept for undo.
 
     With a log or journal beside it, its whole folder is replaced: SQLite would apply the log to the new file.
 
     Args:
         index: the damaged index.
         actions: the actions of the change.
-        make: writes the new file.
+        make: writes the new index file.
         size: approximate number of bytes to write.
     """
 
     def make_file(new: Path) -> None:
+        """Write the new index file; refused if another program has the damaged one open."""
         # Refuses if another program has the file open, as far as SQLite can tell. If it cannot open the file, other
         # programs cannot either.
         with suppress(apsw.Error):
@@ -235,7 +234,7 @@ def plan_replacement(
         make(new)
 
     def make_folder(new: Path) -> None:
-        """Copy the folder of the index without it, and write the salvaged index there."""
+        """Copy the folder of the index without the index, and write the new one there."""
         durable.copy_tree(index.path.parent, new, without=(index.path.name, *untrusted_sqlite.COMPANION_SUFFIXES))
         make(new / index.path.name)
         durable.copy_mode(index.path, new / index.path.name)
@@ -247,7 +246,10 @@ def plan_replacement(
 
 
 def _find_losses(index: DamagedIndex, tally: Tally, parts: SalvagedItems) -> Iterator[Unresolved]:
-    """Report what is lost, under the findings of an audit of the new file, with commands that restore it."""
+    """Report the texts and vectors that could not be salvaged, with commands that restore them.
+
+    ``tally`` counts the salvaged rows, ``parts`` are the items by how much of them was salvaged.
+    """
     # A base without a model only lacks vectors if it had some.
     has_model = index.row is not None and index.row.get("embedding_model_id") is not None
     if tally.lacking and (has_model or tally.rows["embeddings"].about):

@@ -56,7 +56,7 @@ _LOST = frozenset({v2.UNIT_MISSING, v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED})
 
 
 class BaseFiles(msgspec.Struct, frozen=True):
-    """Files of a base, index first, and links, which are not followed."""
+    """The files of a base, index first, and the paths of links in its folder, which are not followed."""
 
     files: tuple[Path, ...] = ()
     links: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class BaseFiles(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class BaseSource:
-    """A store whose bases are copied elsewhere."""
+    """A store whose bases are copied into a pack or a profile; only read."""
 
     #: The store; for an archive, a temporary folder with the extracted files.
     store: Store
@@ -90,12 +90,12 @@ class BaseSource:
 
     @property
     def is_slim(self) -> bool:
-        """Whether the source is a slim backup, with rows but without files."""
+        """Whether the source is a slim backup, which has catalog rows but no files."""
         return self.store.found.is_slim
 
     @cached_property
     def bases(self) -> dict[str, Row]:
-        """Catalog rows of the bases by id, in order."""
+        """Catalog rows of all bases by id, in order."""
         return {base_id_text(row): row for row in self.catalog.bases}
 
     @cached_property
@@ -110,37 +110,37 @@ class BaseSource:
 
     @cached_property
     def packed(self) -> dict[str, pack.PackedFile]:
-        """Entries of the manifest by file name."""
+        """Entries of the pack's manifest by file name; empty for other sources."""
         return {} if self.manifest is None else {file.path: file for file in self.manifest.files}
 
     def name_of(self, base: str) -> str:
-        """Display name of a base."""
+        """Return the display name of the base with this id."""
         return str(self.bases[base].get("name") or base)
 
     def folder(self, base: str) -> Path:
-        """Path where the folder of a base is, if it has one."""
+        """Return the path where the folder of the base with this id is, if it has one."""
         return self.store.root / self.store.bases / base
 
     def inside(self, path: Path) -> str:
-        """Path of a file relative to the source."""
+        """Return the path of a file relative to the source."""
         return path.relative_to(self.store.root).as_posix()
 
     def crc32(self, path: Path) -> int:
-        """CRC-32 of an extracted file, from the archive's directory."""
+        """Return the CRC-32 of an extracted file from the directory of the archive."""
         if self.archive is None:
             raise ValueError(tr("not an archive"))
         return self.archive.crc32(join_path(self.archive_folder, self.inside(path)))
 
     def base_of(self, name: str) -> str | None:
-        """Id of the base that has this id now, or had it in v1."""
+        """Return the id of the base that has the id ``name`` now, or had it in v1, or None."""
         return find_base_id(name, dict.fromkeys(self.bases, ""), dict(self.legacy_ids))
 
     def legacy_id(self, base: str) -> str | None:
-        """The v1 id of a base, if known."""
+        """Return the id that a base had in v1, if known."""
         return next((old for old, new in self.legacy_ids if new == base), None)
 
     def files(self, base: str) -> BaseFiles:
-        """List the files of a base: its index, and everything below ``raw/``.
+        """List the files of the base with this id: its index, and everything below ``raw/``.
 
         Raises:
             SourceUnreadable: a folder cannot be read.
@@ -154,7 +154,7 @@ class BaseSource:
             raise SourceUnreadable(path=path, reason=error.strerror or error) from error
 
     def _files(self, base: str) -> BaseFiles:
-        """List the files of a base, and the links that are not followed."""
+        """List the files of the base with this id, and the links in its folder; raises OSError if unreadable."""
         folder, start = self.folder(base), f"{self.store.bases}/{base}/"
         links = [name.removeprefix(start) for name in self.archived_links if name.startswith(start)]
         if leads_outside(self.store.root, folder):
@@ -175,14 +175,14 @@ class BaseSource:
     # --- problems ------------------------------------------------------------------------------------------------
 
     def findings(self) -> list[Finding]:
-        """Findings about whether each chosen base can be opened and read. Texts are not checked."""
+        """Audit whether each chosen base can be opened and read. Texts are not checked."""
         found = self.store.audit(Level.SHAPE, frozenset(self.chosen)).findings
         if self.manifest is not None:
             return list(found)  # the files are verified by checksum, and were checked when they were packed
         return [*found, *(one for base in self.chosen if (one := self._index_damage(base)) is not None)]
 
     def losses(self) -> list[Unresolved]:
-        """What the source records of rows that a salvage lost. A copy of its bases does not record it."""
+        """Report rows that the source records as lost in a salvage. A copy of its bases would not record them."""
         _, lost = recorded_losses(self.store.root, self.store.found)
         if not lost:
             return []
@@ -194,7 +194,7 @@ class BaseSource:
         ]
 
     def _index_damage(self, base: str) -> Finding | None:
-        """What SQLite's quick_check finds in the index of a base."""
+        """Return the damage that SQLite's quick_check finds in the index of a base, or None."""
         store = self.store.stores.get(base)
         if store is None:
             return None
@@ -215,7 +215,7 @@ class BaseSource:
         )
 
     def problem(self, base: str, findings: list[Finding]) -> Finding | None:
-        """The finding that prevents copying a base; None if nothing does."""
+        """Return the finding that prevents copying a base, or None; ``findings`` are those of :meth:`findings`."""
         if not isinstance(self.bases[base].get("id"), str) or not is_folder_name(base):
             return Finding(
                 name=v2.BASE_STATUS, severity="error", message=tr("its id is not a valid folder name"), base=base
@@ -233,7 +233,7 @@ class BaseSource:
         return next((one for one in findings if one.base == base and one.name in _BLOCKING), None)
 
     def demand_whole(self) -> None:
-        """Verify the catalog and the files of the chosen bases against the manifest.
+        """Compare the catalog and the files of the chosen bases with the manifest of the pack, if there is one.
 
         Raises:
             PackDamaged: names the first file that differs from the manifest.
@@ -254,7 +254,7 @@ class BaseSource:
                     )
 
     def _file_damage(self, name: str, packed: pack.PackedFile) -> str | None:
-        """How a file differs from the manifest; None if it does not."""
+        """Return how the file ``name`` differs from its entry in the manifest, or None."""
         found = self.store.found
         try:
             path, digest = self.store.root.joinpath(*check_path(name).split("/")), found.digests.get(name)
@@ -264,7 +264,7 @@ class BaseSource:
 
 
 def _is_inside(path: Path, root: Path) -> bool:
-    """Whether a path is a file below a root, also after resolving links."""
+    """Whether a path is a regular file below ``root``, also after links are resolved."""
     return (
         file_paths.is_file(path)
         and not file_paths.is_link(path)
@@ -280,6 +280,7 @@ def _walk_files(folder: Path) -> Iterator[Path]:
     """
 
     def refuse(error: OSError) -> None:
+        """Raise the error of an unreadable directory as SourceUnreadable."""
         raise SourceUnreadable(path=error.filename, reason=error.strerror or error) from error
 
     if file_paths.is_link(folder):
@@ -305,7 +306,7 @@ def open_base_source(path: Path, kind: Kind | None, named: Sequence[str], comman
         path: the path that the user named.
         kind: the kind of the source, if the user names it.
         named: names or ids (v1 or v2, or unique prefixes) of the chosen bases; empty: all.
-        command: name of the command.
+        command: name of the command, for messages.
 
     Raises:
         NotChanged: it has no bases with a catalog.
@@ -344,7 +345,7 @@ def open_base_source(path: Path, kind: Kind | None, named: Sequence[str], comman
 
 
 def _choose_advice(found: Located) -> str:
-    """Return advice for a source that has no installable bases."""
+    """Return the advice for the message that a source has no bases to copy."""
     if found.kind in V1_SOURCES:
         migrate = join_command(["regraft", "migrate", path_argument(found.path), "--to", "LIBRARY"])
         return tr("it takes a library, which {command} writes", command=migrate)
@@ -352,6 +353,7 @@ def _choose_advice(found: Located) -> str:
 
 
 def _read_rows(found: Located, catalog: str) -> StoredCatalog:
+    """Read the catalog at the path ``catalog`` in the source."""
     try:
         with found.tree.local(catalog, None) as local:
             return read_catalog(local, data=False)
@@ -360,7 +362,7 @@ def _read_rows(found: Located, catalog: str) -> StoredCatalog:
 
 
 def _archived_links(found: Located) -> tuple[str, ...]:
-    """Return the paths of links in an archive, which cannot be installed."""
+    """Return the paths of links in an archive, which cannot be copied; none for other sources."""
     tree = found.tree
     if not isinstance(tree, ZipTree):
         return ()
@@ -373,7 +375,12 @@ def _archived_links(found: Located) -> tuple[str, ...]:
 
 
 def _choose_bases(named: Sequence[str], bases: dict[str, Row], legacy: dict[str, str]) -> list[str]:
-    """Ids of the chosen bases; without any name, of all.
+    """Return the ids of the bases that the user ``named``; all if nothing was named.
+
+    Args:
+        named: names or ids, or unique prefixes of them.
+        bases: the base rows by id.
+        legacy: the present ids by the ids in v1.
 
     Raises:
         BaseUnknown, BaseAmbiguous

@@ -50,7 +50,9 @@ _TABLE_ORDER = (PROVIDERS, MODELS, BASES, ITEMS)
 
 
 def add_catalog_upgrade(own: Plan, store: Store) -> Plan:
-    """Add the upgrade of a library's catalog to a plan. Other changes of the catalog are merged into it.
+    """Return the plan ``own`` with the upgrade of the library's catalog, if that needs one.
+
+    Other changes of the catalog are merged into it.
 
     Raises:
         apsw.Error, OSError: the catalog cannot be read.
@@ -80,7 +82,7 @@ def add_catalog_upgrade(own: Plan, store: Store) -> Plan:
 
 
 def _rows_to_write(path: Path) -> int | None:
-    """Number of rows of a catalog of an earlier regraft; None if the catalog needs no upgrade."""
+    """Return the number of rows in the catalog of an earlier regraft; None if the catalog needs no upgrade."""
     with sqlite.open_readonly(path) as db:
         tables = read_tables(path, db)
         if tables.generation is not Generation.EARLIER_LIBRARY or not {BASES, ITEMS} <= tables.columns.keys():
@@ -93,7 +95,10 @@ def _rows_to_write(path: Path) -> int | None:
 
 
 def _find_refusal(path: Path, others: list[RowsChange]) -> str | None:
-    """Try the upgrade in a temporary folder; why the current tables refuse a row, or None."""
+    """Try the upgrade in a temporary folder, and return why the current tables refuse a row, or None.
+
+    ``others`` are other planned changes of the catalog.
+    """
     with scratch.temporary_folder() as folder:
         try:
             _convert(path, others, folder / "new.sqlite")
@@ -103,7 +108,10 @@ def _find_refusal(path: Path, others: list[RowsChange]) -> str | None:
 
 
 def _rewrite_change(name: str, path: Path, count: int, others: list[RowsChange]) -> FileChange:
-    """Change that writes the catalog again, with its other changes."""
+    """Make the change that writes the catalog ``name``, with ``count`` rows, in the current layout.
+
+    ``others`` are other planned changes of the catalog, which are made first.
+    """
     size = path.stat().st_size
     message = tr(
         "rewrite the catalog with its {rows} in the current layout",
@@ -112,6 +120,7 @@ def _rewrite_change(name: str, path: Path, count: int, others: list[RowsChange])
     action = Action(action="upgrade-catalog", message=message, subject=name, count=count, bytes=size)
 
     def make(new: Path) -> None:
+        """Write the converted catalog."""
         _convert(path, others, new)
 
     actions = (action, *(act for other in others for act in other.actions))
@@ -119,7 +128,7 @@ def _rewrite_change(name: str, path: Path, count: int, others: list[RowsChange])
 
 
 def _convert(path: Path, others: list[RowsChange], new: Path) -> None:
-    """Convert a catalog, after the other planned changes of it."""
+    """Convert a catalog, after other planned changes of it, to the new file ``new``."""
     with scratch.temporary_folder() as folder:
         old = folder / "old.sqlite"
         copy_database(path, old)
@@ -130,7 +139,7 @@ def _convert(path: Path, others: list[RowsChange], new: Path) -> None:
 
 
 def _unknown_names(db: apsw.Connection, tables: CatalogTables) -> Iterator[str]:
-    """Yield tables and columns that no catalog of a library has."""
+    """Yield the names of tables and columns that no catalog of a library has."""
     own = "type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
     for (name,) in db.execute(f"SELECT name FROM sqlite_schema WHERE {own}"):
         if name not in _TABLE_ORDER:
@@ -142,7 +151,9 @@ def _unknown_names(db: apsw.Connection, tables: CatalogTables) -> Iterator[str]:
 
 
 def convert(old: Path, new: Path) -> None:
-    """Convert a library's catalog of any earlier regraft to the current layout in a new file. Rows keep their order.
+    """Convert the catalog of a library by an earlier regraft to the current layout in a new file.
+
+    Rows keep their order.
 
     Raises:
         PlanOutdated: the current tables refuse a row.
@@ -173,7 +184,7 @@ _CAPABILITIES = f"""CASE
 
 
 def _copy(db: apsw.Connection, table: str) -> None:
-    """Copy the rows of a table, in the columns that both catalogs have."""
+    """Copy the rows of a table from the attached old catalog, in the columns that both catalogs have."""
     there, names = (
         [str(row[1]) for row in db.execute(f"PRAGMA {one}.table_info('{table}')")] for one in ("old", "main")
     )
@@ -193,14 +204,14 @@ _DAMAGE = (apsw.Error, OSError, UnicodeDecodeError)
 
 
 class UpgradeOptions(msgspec.Struct, frozen=True):
-    """The user's choice of models for preview builds; ``now_ms`` is the time of the run."""
+    """The user's choice of models for bases of preview builds, and the time of the run."""
 
     now_ms: int
     model_overrides: ModelOverrides = msgspec.field(default_factory=ModelOverrides)
 
 
 def plan(store: Store, options: UpgradeOptions) -> Plan:
-    """Plan the upgrade of every chosen index file to version 2, and of the catalog."""
+    """Plan the upgrade of every chosen index file, and of the catalog, to the current layout."""
     made = Plan()
     previews: dict[str, Place] = {}
     for base, place in store.stores.items():
@@ -223,7 +234,7 @@ def plan(store: Store, options: UpgradeOptions) -> Plan:
 
 
 def _plan_file(store: Store, base: str, place: Place, options: UpgradeOptions) -> Plan:
-    """Plan the upgrade of one index file. For a file of a preview build, only report problems."""
+    """Plan the upgrade of the index file of a base. For a file of a preview build, only report problems."""
     if place.look.layout is IndexLayout.UNREADABLE:
         return Plan(left=[_leave_damaged(base, place, place.look.problem)])
     try:
@@ -242,13 +253,13 @@ def _plan_file(store: Store, base: str, place: Place, options: UpgradeOptions) -
 
 
 def _leave_damaged(base: str, place: Place, problem: str) -> Unresolved:
-    """Report an index that cannot be read."""
+    """Report that the index file of a base cannot be read."""
     reason = tr("{name} cannot be read: {problem}", name=place.name, problem=problem)
     return Unresolved(finding=v2.UNREADABLE, reason=reason, base=base, severity="error")
 
 
 def _leave(finding: str, reason: str, base: str, place: Place, count: int = 1) -> Unresolved:
-    """Report an index that is not upgraded, and why."""
+    """Report that the index file of a base is not upgraded, and why; ``count`` is the number of rows concerned."""
     return Unresolved(finding=finding, reason=reason, base=base, subject=place.name, count=count, severity="error")
 
 
@@ -256,7 +267,7 @@ def _leave(finding: str, reason: str, base: str, place: Place, count: int = 1) -
 
 
 class _IndexState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of an index file with the seven tables."""
+    """The state of an index file in the layout of seven tables."""
 
     shape: SchemaShape
     version: object
@@ -270,12 +281,12 @@ class _IndexState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_stamped(self) -> bool:
-        """Whether the identity row has the current version."""
+        """Whether the file states the current layout version."""
         return isinstance(self.version, int) and self.version == SCHEMA_VERSION
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """Findings that an upgrade resolves."""
+        """Names of the findings that an upgrade resolves."""
         has_version = "meta" in self.shape.tables and self.has_identity
         wrong = {
             v2.SCHEMA_VERSION: has_version and not self.is_stamped,
@@ -286,16 +297,17 @@ class _IndexState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_current(self) -> bool:
-        """Whether no upgrade is needed."""
+        """Whether the file needs no upgrade."""
         return not self.findings and not self.is_refused
 
     @property
     def lacks_only_stamp(self) -> bool:
-        """Whether only the version number is wrong."""
+        """Whether only the stated layout version is wrong."""
         return self.findings == (v2.SCHEMA_VERSION,) and self.version != 1 and not self.is_refused
 
 
 def _plan_index(store: Store, base: str, place: Place, options: UpgradeOptions) -> Plan:
+    """Plan the upgrade of an index file in the layout of seven tables."""
     made, path = Plan(), store.root / place.name
     with cherry_preview.readable_copy(path) as copy, sqlite.open_readonly(copy) as db:
         state = _read_state(db, is_refused=copy != path)
@@ -327,6 +339,7 @@ def _plan_index(store: Store, base: str, place: Place, options: UpgradeOptions) 
 
 
 def _read_state(db: apsw.Connection, *, is_refused: bool) -> _IndexState:
+    """Read the state of an open index; ``is_refused``: SQLite refuses the schema of the original file."""
     version, has_identity = older.read_version(db)
     shape = compare_schema(db, FindingCollector())
     unnumbered = 0
@@ -343,7 +356,7 @@ def _read_state(db: apsw.Connection, *, is_refused: bool) -> _IndexState:
 
 
 def _stamp_change(base: str, name: str, state: _IndexState) -> RowsChange:
-    """Change that writes the current version number."""
+    """Make the change that writes the current layout version to the index file ``name``."""
     message = tr(
         "set the index version to {schema_version}, which its tables have (it says {named})",
         schema_version=SCHEMA_VERSION,
@@ -352,6 +365,7 @@ def _stamp_change(base: str, name: str, state: _IndexState) -> RowsChange:
     action = Action(action="stamp-version", message=message, base=base, subject=name, finding=v2.SCHEMA_VERSION)
 
     def apply(db: apsw.Connection) -> None:
+        """Write the version number to the open index."""
         first = "(SELECT id FROM meta ORDER BY id LIMIT 1)"
         db.execute(f"UPDATE meta SET schema_version = ? WHERE id = {first}", (SCHEMA_VERSION,))
 
@@ -359,7 +373,7 @@ def _stamp_change(base: str, name: str, state: _IndexState) -> RowsChange:
 
 
 def _rebuild_change(path: Path, base: str, place: Place, old: OldIndex, state: _IndexState) -> FileChange:
-    """Change that replaces the file by a new one."""
+    """Make the change that writes all rows of an old index, at ``path``, to a new file in the current layout."""
     size = old.bytes(path.stat().st_size)
     units, vectors = old.counts["search_unit"], old.counts["embedding"]
     was = tr("an unknown version") if old.version is None else tr("version {named}", named=display_text(old.version))
@@ -378,6 +392,7 @@ def _rebuild_change(path: Path, base: str, place: Place, old: OldIndex, state: _
     )
 
     def make(new: Path) -> None:
+        """Write the new index file; raises PlanOutdated if the old one was changed."""
         # SQLite would apply a log beside the old file to the new one.
         beside = untrusted_sqlite.find_companions(path)
         if beside:

@@ -421,8 +421,8 @@ def test_which_folder_has_the_files_of_a_base(
     store: Any = Store(tmp_path, is_whole=is_whole)
     if not known:
         del store.stores[KB]
-    assert files._raw_folder(store, KB, row) == (None if folder is None else tmp_path / folder)
-    assert files._raw_folder(store, "..", {"status": "failed"}) is None
+    assert files._find_raw_folder(store, KB, row) == (None if folder is None else tmp_path / folder)
+    assert files._find_raw_folder(store, "..", {"status": "failed"}) is None
 
 
 @pytest.mark.parametrize(

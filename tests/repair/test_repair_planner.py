@@ -616,12 +616,12 @@ def test_paths_change_in_an_index_that_was_read(made: Any, monkeypatch: pytest.M
     monkeypatch.setattr(planner.item_paths, "plan_index_change", lambda *given: asked.append(given) or "changed")
     one = made(finding(v2.ITEM_PATH_IS_ID), **NAMED)
     paths = NewPaths(KB)
-    assert one._with_paths(paths) is None
+    assert one._plan_material_paths(paths) is None
     one._materials[KB] = {"m": "x"}
-    assert one._with_paths(paths) == "changed"
+    assert one._plan_material_paths(paths) == "changed"
     assert asked == [(one._store.root, index_file().name, paths, {"m": "x"})]
     one._materials["gone"] = {}
-    assert one._with_paths(NewPaths("gone")) is None
+    assert one._plan_material_paths(NewPaths("gone")) is None
 
 
 # --- what is left --------------------------------------------------------------------------------------------------

@@ -5,8 +5,6 @@ It removes rows, files and folders that nothing needs, and expired trash.
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 from checks.audit.collector import Level
 from checks.cherry_v2 import findings as v2
 from repair.changes import undo
@@ -20,7 +18,7 @@ from repair.cherry_v2.protection import Protection
 
 
 def plan(store: Store, options: GcOptions) -> Plan:
-    """Plan all removals.
+    """Plan all removals that the options select: rows of indexes, raw files, folders, v1's vector files, expired trash.
 
     Raises:
         SourceUnreadable: the catalog cannot be read, so it is unknown which files its items name.
@@ -34,7 +32,7 @@ def plan(store: Store, options: GcOptions) -> Plan:
     damage = list(filter(is_damage, findings))
     damaged = {one.base for one in damage}
     made.left += map(leave_damaged, damage)
-    sound = _chosen_indexes(store, damaged | gone)
+    sound = _selected_indexes(store, damaged | gone)
     of_bases = group_by_base(findings)
     for base, name in sound.items():
         file = rows.IndexGarbage(
@@ -49,12 +47,13 @@ def plan(store: Store, options: GcOptions) -> Plan:
     return undo.add_expired_runs(made, store, options)
 
 
-def _chosen_indexes(store: Store, without: Container[str | None]) -> dict[str, str]:
-    """Return the index files of the chosen bases, except those in ``without``."""
+def _selected_indexes(store: Store, without: set[str | None]) -> dict[str, str]:
+    """Map the ids of selected bases, except those in ``without``, to their index files, relative to the root."""
     return {base: one.name for base, one in store.stores.items() if store.wants(base) and base not in without}
 
 
 def _plan_index(file: rows.IndexGarbage, options: GcOptions) -> Plan:
+    """Plan the removal of rows of one index, and the return of its free space if the options ask for it."""
     made = file.plan(options)
     if options.vacuum:
         made.add(rows.plan_space(file, made))

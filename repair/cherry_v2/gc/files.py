@@ -36,6 +36,7 @@ from repair.changes.options import GcOptions
 from repair.changes.plan import FileChange, Plan, Unresolved, move_to_trash
 from repair.changes.store import Store
 from repair.cherry_v2.gc.rows import is_wanted
+from repair.cherry_v2.item_paths import named_paths
 from repair.cherry_v2.protection import Protection
 
 # --- other copies of a raw file -------------------------------------------------------------------------------------
@@ -61,14 +62,12 @@ class CopyFinder:
     def __init__(self, store: Store, base: str, items: list[Row], raw: Path) -> None:
         self._raw = raw
         self._listed = {item.get("id") for item in items if item.get("status") != "deleting"}
-        self._named = {
-            parse_item_data(item).get(key) for item in items for key in ("relativePath", "indexedRelativePath")
-        }
+        self._named = named_paths(items)
         one = store.stores.get(base)
         self._index = None if one is None else store.root / one.name
 
     def of(self, name: str) -> str | None:
-        """Describe another file or indexed text with the same content, or return None if none is known."""
+        """Describe another file or text that equals the file at a path below ``raw/``, or return None."""
         path = self._raw / name
         try:
             candidates = self._by_size.get(file_paths.lstat(path).st_size, [])
@@ -81,7 +80,7 @@ class CopyFinder:
 
     @cached_property
     def _by_size(self) -> dict[int, list[Path]]:
-        """The files that items refer to, by size."""
+        """The files below ``raw/`` that items refer to, by size in bytes."""
         found: dict[int, list[Path]] = defaultdict(list)
         for name, _ in walk_files(self._raw):
             if name in self._named and not file_paths.is_link(self._raw / name):
@@ -89,7 +88,7 @@ class CopyFinder:
         return found
 
     def _text_like(self, path: Path) -> str | None:
-        """Name the item whose indexed text is the same as that of a file, or return None."""
+        """Name the item whose indexed text equals that of a file, with or without front matter; None if unknown."""
         if self._index is None or file_paths.lstat(path).st_size > _LARGEST_TEXT:
             return None
         text = links.read_bytes(path).decode()
@@ -103,6 +102,7 @@ class CopyFinder:
 
 
 def _hash_file(path: Path) -> bytes:
+    """Return the SHA-256 digest of a file."""
     with links.open_for_reading(path) as file:
         return hashlib.file_digest(file, "sha256").digest()
 
@@ -118,9 +118,16 @@ def plan_raw(
     damaged: set[str | None],
     protection: Protection,
 ) -> Plan:
-    """Plan to move the files below ``raw/`` that no item names; none without a table of items.
+    """Plan to move files below ``raw/`` that no item names to the trash; nothing if the catalog has no table of items.
 
     A file without a known copy is moved only if the user names the finding.
+
+    Args:
+        store: the store.
+        catalog: its catalog, if it has one.
+        options: the options of ``gc``.
+        damaged: ids of bases of which nothing is removed.
+        protection: tells which bases are protected.
     """
     made = Plan()
     if catalog is None or catalog.items is None or not is_wanted(options, v2.RAW_ORPHAN):
@@ -130,16 +137,19 @@ def plan_raw(
         base = base_id_text(row)
         if store.wants(base) and base not in damaged and isinstance(row.get("id"), str):
             raw = _RawFiles(store=store, base=base, items=items.get(base, []), options=options, protection=protection)
-            made.add(raw.plan(_raw_folder(store, base, row)))
+            folder = _find_raw_folder(store, base, row)
+            if folder is not None:
+                made.add(raw.plan(folder))
     return made
 
 
 def _items_by_base(catalog: StoredCatalog) -> dict[str, list[Row]]:
+    """Group the items of a catalog by the id of their base."""
     return {str(base): rows for base, rows in (catalog.items or {}).items()}
 
 
 def find_reason_to_keep(store: Store, path: Path) -> str | None:
-    """Return why a file or folder is not moved, or None."""
+    """Return why a file or folder must not be moved to the trash, such as being young; None if it may."""
     try:
         path.relative_to(store.root).as_posix().encode()
         if file_paths.is_link(path):
@@ -158,9 +168,10 @@ def find_reason_to_keep(store: Store, path: Path) -> str | None:
 
 
 def _latest_change(path: Path) -> float:
-    """Return the latest modification time (s) of a file, or of a folder and all its contents."""
+    """Return the latest modification time, in seconds, of a file, or of a folder and all its contents."""
 
     def fail(error: OSError) -> None:
+        """Raise the error of an unreadable folder."""
         raise error
 
     latest = file_paths.lstat(path).st_mtime
@@ -175,7 +186,7 @@ def _latest_change(path: Path) -> float:
 
 
 class _RawFiles(msgspec.Struct, kw_only=True):
-    """The raw files of one base."""
+    """Plans the removal of raw files of one base; ``items`` are the base's."""
 
     store: Store
     base: str
@@ -183,13 +194,13 @@ class _RawFiles(msgspec.Struct, kw_only=True):
     options: GcOptions
     protection: Protection
 
-    def plan(self, raw: Path | None) -> Plan:
-        """Plan to move the files that no item names."""
+    def plan(self, raw: Path) -> Plan:
+        """Plan to move the files below the base's folder ``raw/`` that no item names."""
         made = Plan()
-        names = []
-        if raw is not None and file_paths.is_folder(raw):
-            names = sorted(raw_files.find_orphan_files(raw, self.items, self.store.now_ms))
-        if raw is None or not names:
+        if not file_paths.is_folder(raw):
+            return made
+        names = sorted(raw_files.find_orphan_files(raw, self.items, self.store.now_ms))
+        if not names:
             return made
         why_not = _find_unknown_names(raw, self.items) or self.protection.reason(self.base)
         if why_not is not None:
@@ -210,7 +221,7 @@ class _RawFiles(msgspec.Struct, kw_only=True):
     def _decide_file(
         self, path: Path, name: str, other_name: str | None, copies: CopyFinder
     ) -> FileChange | Unresolved:
-        """Return the change that moves a file, or why it is kept.
+        """Return the change that moves a raw file to the trash, or why it is kept.
 
         Args:
             path: the file.
@@ -232,8 +243,8 @@ class _RawFiles(msgspec.Struct, kw_only=True):
         return move_to_trash(self.store, path, "trash-file", v2.RAW_ORPHAN, message, self.base)
 
 
-def _raw_folder(store: Store, base: str, row: Row) -> Path | None:
-    """Return the folder of raw files of a base; None if it should have an index and has none."""
+def _find_raw_folder(store: Store, base: str, row: Row) -> Path | None:
+    """Return the folder of raw files of a base; None if the base is completed, but its index is missing."""
     known = store.stores.get(base)
     if known is not None:
         return store.root / known.raw
@@ -243,7 +254,7 @@ def _raw_folder(store: Store, base: str, row: Row) -> Path | None:
 
 
 def _find_unknown_names(raw: Path, items: list[Row]) -> str | None:
-    """Return why it is not known which files items name, or None."""
+    """Return why it cannot be known which files below ``raw/`` the items of a base name, or None."""
     if file_paths.is_link(raw) or file_paths.is_link(raw.parent):
         return tr("the folder is a link, and links are not followed")
     for item in items:
@@ -255,7 +266,10 @@ def _find_unknown_names(raw: Path, items: list[Row]) -> str | None:
 
 
 def _make_name_test(store: Store, base: str, items: list[Row]) -> Callable[[str], str | None]:
-    """Return a function that tells why a file that no item names may be needed, or None."""
+    """Make a function that returns why the file at a path below ``raw/`` may still be needed, or None.
+
+    The file is one that no item names, but an item or the index may mean it by a similar path.
+    """
     known: set[str] = set()
     folders: tuple[str, ...] = ()
     for item in items:
@@ -266,7 +280,7 @@ def _make_name_test(store: Store, base: str, items: list[Row]) -> Callable[[str]
     indexed = {_fold_path(path) for path in _read_indexed_paths(store, base, {str(item.get("id")) for item in items})}
 
     def why(name: str) -> str | None:
-        """Return the reason why a file must be kept, or None."""
+        """Return the reason why the file at this path must be kept, or None."""
         folded = _fold_path(name)
         if folded in known or folded.startswith(folders):
             return tr("an item refers to it with other letter case or Unicode normalization")
@@ -280,11 +294,12 @@ def _make_name_test(store: Store, base: str, items: list[Row]) -> Callable[[str]
 
 
 def _fold_path(path: str) -> str:
+    """Return a path in the form that ignores letter case and Unicode normalization."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 
 def _read_indexed_paths(store: Store, base: str, items: set[str]) -> Iterator[str]:
-    """Yield the paths of the items' materials."""
+    """Yield the paths that a base's index has for the materials of the items with these ids."""
     known = store.stores.get(base)
     if known is None:
         return
@@ -298,7 +313,11 @@ def _read_indexed_paths(store: Store, base: str, items: set[str]) -> Iterator[st
 
 
 def plan_folders(store: Store, catalog: StoredCatalog | None, options: GcOptions) -> tuple[Plan, set[str]]:
-    """Plan to move the folders of bases that no catalog row names; also return the names of the folders."""
+    """Plan to move the folders of bases that no catalog row names to the trash.
+
+    Returns:
+        The plan, and the names of the moved folders.
+    """
     made, gone = Plan(), set[str]()
     if catalog is None or not is_wanted(options, v2.INDEX_ORPHAN) or not store.found.stores.is_whole:
         return made, gone
@@ -326,7 +345,7 @@ def plan_folders(store: Store, catalog: StoredCatalog | None, options: GcOptions
 
 
 def _find_unnamed_folders(store: Store, catalog: StoredCatalog) -> Iterator[Path]:
-    """Yield the folders of bases that no catalog row names; none without a table of items."""
+    """Yield the folders of bases that no catalog row names; none if the catalog has no table of items."""
     if catalog.items is None:
         return
     named = {base_id_text(row) for row in catalog.bases}
@@ -335,7 +354,7 @@ def _find_unnamed_folders(store: Store, catalog: StoredCatalog) -> Iterator[Path
 
 
 def _holds_anything(store: Store, path: Path) -> bool:
-    """Whether a base's folder has a text, a vector or a file; unreadable data counts as one."""
+    """Whether the folder of a base has a text, a vector or a file; unreadable data counts as present."""
     one = store.stores.get(path.name)
     index = None if one is None else store.root / one.name
     own = set() if index is None else {index, *untrusted_sqlite.find_companions(index)}
@@ -350,7 +369,7 @@ def _holds_anything(store: Store, path: Path) -> bool:
 
 
 def _has_rows(index: Path) -> bool:
-    """Whether an index has any content; True if it cannot be read."""
+    """Whether an index file has any rows of the user's data; True if it cannot be read."""
     try:
         with sqlite.open_readonly(index) as db:
             return any(db.execute(f"SELECT 1 FROM {table} LIMIT 1").get for table in _HOLDING)
@@ -382,7 +401,7 @@ _HAS_TEXT = "SELECT 1 FROM search_text WHERE embedding_text_hash = ? AND text = 
 
 
 class Proof(msgspec.Struct):
-    """How many of the usable vectors of a file an index has."""
+    """How many of the usable vectors of a v1 vector file the index of ``base`` has."""
 
     base: str
     proven: int = 0
@@ -391,7 +410,7 @@ class Proof(msgspec.Struct):
 
 
 class _VectorFile(msgspec.Struct):
-    """A vector file of v1, with the bases whose indexes have all of its vectors."""
+    """A vector file of v1: the survey of its rows, and the ids of the bases whose indexes have all of its vectors."""
 
     path: Path
     survey: VectorSurvey
@@ -401,7 +420,7 @@ class _VectorFile(msgspec.Struct):
 
     @property
     def base(self) -> str:
-        """The id that regraft gives to the base of such a file."""
+        """The id that regraft derives for a base that is migrated from a file of this name."""
         return identity.base_id(self.path.name)
 
     @property
@@ -411,7 +430,7 @@ class _VectorFile(msgspec.Struct):
 
 
 def plan_leftovers(store: Store, catalog: StoredCatalog | None, options: GcOptions, indexes: dict[str, str]) -> Plan:
-    """Plan to move the vector files that v1 left behind.
+    """Plan to move the vector files that v1 left behind to the trash, if an index has their vectors.
 
     Args:
         store: the store.
@@ -434,7 +453,7 @@ def plan_leftovers(store: Store, catalog: StoredCatalog | None, options: GcOptio
 
 
 def _proving_indexes(store: Store, catalog: StoredCatalog | None, indexes: dict[str, str]) -> dict[str, Path]:
-    """Return the indexes that count as proof: those of completed bases."""
+    """Return the index files, by base id, that count as proof: of completed bases, or of all if there is no catalog."""
     completed = set(indexes)
     if catalog is not None:
         completed = {base_id_text(row) for row in catalog.bases if row.get("status") == "completed"}
@@ -442,7 +461,10 @@ def _proving_indexes(store: Store, catalog: StoredCatalog | None, indexes: dict[
 
 
 def _survey_file(store: Store, path: Path, proving: dict[str, Path]) -> _VectorFile | Unresolved:
-    """Read a v1 vector file and look for proof that its content is in the indexes."""
+    """Survey a v1 vector file and compare its vectors with the ``proving`` indexes; or report why that is not possible.
+
+    ``proving`` are index files by base id.
+    """
     kept = find_reason_to_keep(store, path)
     if kept is not None:
         return _leave_file(path, kept)
@@ -454,7 +476,7 @@ def _survey_file(store: Store, path: Path, proving: dict[str, Path]) -> _VectorF
 
 
 def _leave_file(path: Path, why: str, base: str | None = None, count: int = 1) -> Unresolved:
-    """Make the report that a v1 vector file is kept, and why."""
+    """Report that the v1 vector file at ``path`` is kept, and why; ``count`` is the number of rows concerned."""
     name = path_text(path.name)
     return Unresolved(
         finding=v2.LEFTOVER,
@@ -466,9 +488,10 @@ def _leave_file(path: Path, why: str, base: str | None = None, count: int = 1) -
 
 
 def _find_owners(files: list[_VectorFile], named: set[str]) -> dict[Path, str]:
-    """Match bases with the files that they were migrated from, one file each, unambiguous ones first.
+    """Map the path of each vector file to the id of the base that was migrated from it; unclear ones are left out.
 
-    Ids that regraft gave follow from the v1 id; ids that the application gave do not.
+    Ids that regraft gave follow from the v1 id; ids that the application gave do not. ``named`` are the ids of all
+    bases.
     """
     owners: dict[Path, str] = {}
     for file in sorted(files, key=lambda file: len(file.provers)):
@@ -479,16 +502,22 @@ def _find_owners(files: list[_VectorFile], named: set[str]) -> dict[Path, str]:
 
 
 def _drop_disputed(owners: dict[Path, str], files: list[_VectorFile]) -> dict[Path, str]:
-    """Remove a match if another file, which has no match, could have the same base."""
-    shared = set().union(*(file.provers for file in files if file.path not in owners))
+    """Return the ``owners`` (base ids by the path of a vector file) that cannot belong to another file.
+
+    A match is disputed if another file without a match could have the same base, unless the id proves the match.
+    """
+    disputed = set().union(*(file.provers for file in files if file.path not in owners))
     sure = {file.path for file in files if file.base in file.provers}
-    return {path: base for path, base in owners.items() if base not in shared or path in sure}
+    return {path: base for path, base in owners.items() if base not in disputed or path in sure}
 
 
 def _decide_files(
     store: Store, catalog: StoredCatalog | None, proving: dict[str, Path], options: GcOptions
 ) -> Iterator[FileChange | Unresolved]:
-    """Yield the change that moves each file, or why it is kept."""
+    """Yield, for each v1 vector file in the store, the change that moves it to the trash, or why it is kept.
+
+    ``proving`` are the indexes, by base id, that count as proof of its vectors.
+    """
     strays = checked.find_strays(store.root / store.bases, store.names, store.stores)
     looked = [_survey_file(store, path, proving) for finding, path in strays if finding == v2.LEFTOVER]
     owners = _find_owners([one for one in looked if isinstance(one, _VectorFile) and one.usable], set(store.names))
@@ -505,7 +534,7 @@ def _decide_files(
 
 
 def _has_stranded(store: Store, catalog: StoredCatalog | None) -> bool:
-    """Whether a base may still need its v1 vector file."""
+    """Whether a base may still need its v1 vector file: it failed in the upgrade, or its index is missing."""
     # A base still needs its v1 file if it failed at the upgrade, or if its index is missing.
     return catalog is not None and any(
         row.get("error") in (MISSING_MODEL, MISSING_STORE) or base_id_text(row) not in store.stores
@@ -514,7 +543,10 @@ def _has_stranded(store: Store, catalog: StoredCatalog | None) -> bool:
 
 
 def _leave_unproven(file: _VectorFile) -> Unresolved | None:
-    """Return why a file is kept whose vectors no single index has; None if one has them, or it has no rows."""
+    """Report that a vector file is kept because no single index has all of its vectors.
+
+    None if an index has them, or if the file has no rows.
+    """
     usable, path = file.usable, file.path
     if not file.survey.rows:
         return None
@@ -547,9 +579,9 @@ def _leave_unproven(file: _VectorFile) -> Unresolved | None:
 
 
 def _leave_with_other_texts(file: _VectorFile, proving: dict[str, Path], options: GcOptions) -> Unresolved | None:
-    """Return why a file is kept of whose rows without a usable vector some texts are in no index, or None.
+    """Report that a vector file is kept because rows without a usable vector have texts that no index has; else None.
 
-    If the finding is named, the file is not kept for that.
+    If the user names the finding, the file is not kept for that. ``proving`` are the indexes by base id.
     """
     if v2.LEFTOVER in options.only or file.usable == file.survey.rows:
         return None
@@ -566,7 +598,7 @@ def _leave_with_other_texts(file: _VectorFile, proving: dict[str, Path], options
 
 
 def _count_lost_texts(path: Path, index: Path) -> int:
-    """Count the rows whose text is not a body of an index; rows without text do not count."""
+    """Count the rows of the vector file at ``path`` whose text is not a body in ``index``; empty texts do not count."""
     lost = 0
     with sqlite.open_readonly(path) as db, sqlite.open_readonly(index) as v2_index:
         for (raw,) in db.execute(f"SELECT CAST({VECTOR_TABLE.body} AS BLOB) FROM {VECTOR_TABLE.name} NOT INDEXED"):
@@ -579,13 +611,13 @@ def _count_lost_texts(path: Path, index: Path) -> int:
 def _decide_file(
     store: Store, file: _VectorFile, owner: str | None, in_doubt: dict[str, Path]
 ) -> FileChange | Unresolved:
-    """Return the change that moves a file whose vectors are proven, or why it is kept.
+    """Return the change that moves a v1 vector file whose vectors are proven to the trash, or why it is kept.
 
     Args:
         store: the store of the file.
         file: the file.
-        owner: the base that was migrated from it.
-        in_doubt: the indexes of bases that may belong to another file, if a base still needs its own file.
+        owner: the id of the base that was migrated from it, if known.
+        in_doubt: indexes, by base id, that may belong to another file; empty unless a base still needs its v1 file.
     """
     usable, path = file.usable, file.path
     more = file.survey.rows - usable
@@ -614,7 +646,7 @@ def _decide_file(
 
 
 def _has_no_more(index: Path, file: _VectorFile) -> bool:
-    """Whether an index has no vectors in addition to those of the file."""
+    """Whether an index has at most as many vectors as the v1 vector file."""
     with sqlite.open_readonly(index) as db:
         return int(db.execute("SELECT count(*) FROM embedding NOT INDEXED").get or 0) <= file.usable
 
@@ -623,7 +655,10 @@ def _has_no_more(index: Path, file: _VectorFile) -> bool:
 
 
 def _find_proof(path: Path, survey: VectorSurvey, indexes: dict[str, Path]) -> tuple[set[str], Proof | None]:
-    """Return the bases whose indexes have all vectors; if none has, also the best proof.
+    """Compare the vector file at ``path`` with each index, given by base id.
+
+    Returns:
+        The ids of bases whose index has all vectors, and otherwise the comparison with the best index.
 
     Raises:
         StoreProblem: the file cannot be read.
@@ -638,7 +673,7 @@ def _find_proof(path: Path, survey: VectorSurvey, indexes: dict[str, Path]) -> t
 
 
 def _compare_with_index(path: Path, survey: VectorSurvey, base: str, index: Path, *, stop: bool) -> Proof:
-    """Compare the rows of a file with an index; ``stop``: until the first difference."""
+    """Count the vectors of the file at ``path`` that the index of ``base`` has; ``stop``: at the first one missing."""
     proof = Proof(base)
     check_file(path)
     try:
@@ -658,16 +693,16 @@ def _compare_with_index(path: Path, survey: VectorSurvey, base: str, index: Path
     return proof
 
 
-def _describe_lack(body: str, has: object) -> str:
-    """Describe what an index lacks of a row, for a message."""
+def _describe_lack(body: str, vector: object) -> str:
+    """Say that an index lacks the text ``body``, or, if ``vector`` is not None, has another vector for it."""
     quoted = one_line(body[:_QUOTED]) + ("…" if len(body) > _QUOTED else "")
-    if has is None:
+    if vector is None:
         return tr("the text “{quoted}” is not in it", quoted=quoted)
     return tr("the text “{quoted}” has another vector in it", quoted=quoted)
 
 
 def _match_rows(rows: Iterable[tuple[str, bytes]], index: apsw.Connection) -> Iterator[tuple[str, bytes, object]]:
-    """Yield each text with its vector, and with the vector that an index has for it, or None."""
+    """Yield each text with its vector, and with the vector that the open index has for that text, or None."""
     more = iter(rows)
     while batch := list(itertools.islice(more, _BATCH)):
         texts = {identity.text_hash(body): body for body, _ in batch}

@@ -42,7 +42,7 @@ _BESIDE_ROWS = {v2.FOREIGN_TRIGGER, v2.FOREIGN_VIEW, v2.FOREIGN_INDEX}
 
 
 def is_wanted(options: GcOptions, finding: str) -> bool:
-    """Whether what a finding is about is to be removed."""
+    """Whether the options say to remove the objects of a finding, such as orphan vectors."""
     if finding == v2.LEFTOVER and options.v1_leftovers:
         return True
     return finding in options.only if finding in BY_NAME else options.wants(finding)
@@ -54,7 +54,7 @@ def is_damage(finding: Finding) -> bool:
 
 
 def leave_damaged(finding: Finding) -> Unresolved:
-    """Make the unresolved finding for a damaged base, of which nothing is removed."""
+    """Report that nothing of a base is removed, because the finding says that a file of it is damaged."""
     reason = tr("cannot determine what is in use, so nothing of this base is removed: {what}", what=finding.message)
     return Unresolved(
         finding=finding.name, reason=reason, base=finding.base, severity=finding.severity, repair=finding.repair
@@ -62,7 +62,7 @@ def leave_damaged(finding: Finding) -> Unresolved:
 
 
 def leave_for_repair(store: Store, finding: Finding, lacking: Sequence[str]) -> Unresolved:
-    """Make the unresolved finding for rows that are kept because the repair of other findings may need them."""
+    """Report that the rows of a finding are kept, because the repair of the findings ``lacking`` may need them."""
     command = None
     if any(FINDINGS[name].command[:1] == ("repair",) for name in lacking):
         command = store.command_line("repair", "--base", str(finding.base))
@@ -75,7 +75,7 @@ def leave_for_repair(store: Store, finding: Finding, lacking: Sequence[str]) -> 
 
 
 class _Garbage(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of rows that nothing needs."""
+    """A kind of rows that nothing needs: the finding, the action that deletes them, and the SQL that selects them."""
 
     finding: str
     action: str
@@ -153,7 +153,7 @@ _OF_MATERIALS = frozenset({v2.BODY_ORPHAN, v2.VECTOR_ORPHAN, v2.CONTENT_ORPHAN})
 
 @dataclass(kw_only=True)
 class IndexGarbage:
-    """An intact index file, and the rows to delete from it."""
+    """An intact index file of the base ``base``, whose rows that nothing needs are to be deleted."""
 
     store: Store
     base: str
@@ -168,12 +168,12 @@ class IndexGarbage:
 
     @cached_property
     def findings(self) -> dict[str, Finding]:
-        """Findings of the full audit, by name."""
+        """Findings of the full audit about the base, by name."""
         audited = self.store.audit(bases=frozenset({self.base}))
         return {one.name: one for one in audited.findings if one.base == self.base}
 
     def plan(self, options: GcOptions) -> Plan:
-        """Plan the deletions in this file."""
+        """Plan to delete the rows that nothing needs, as far as the options select them."""
         wanted = self._choose(options)
         if self.protected is not None:
             return Plan(left=[*self._report_protected(wanted, self.protected)])
@@ -190,7 +190,7 @@ class IndexGarbage:
         return Plan([self._change(removed)], left, {(waste.finding, self.base) for waste, _ in removed})
 
     def _choose(self, options: GcOptions) -> list[_Garbage]:
-        """Choose the kinds of garbage that the file has and the options select."""
+        """Return the kinds of garbage that the quick audit found in the file and that the options select."""
         named = {one.name for one in self.found}
         if v2.BODY_ORPHAN in named:
             # Deleting a body can leave an orphan vector.
@@ -198,7 +198,7 @@ class IndexGarbage:
         return [one for one in _GARBAGE if one.finding in named and is_wanted(options, one.finding)]
 
     def _report_protected(self, wanted: list[_Garbage], why: str) -> Iterator[Unresolved]:
-        """Yield an unresolved finding for each kind of rows that a protected base keeps."""
+        """Report, for each kind of rows that the base has, that they are kept, and why."""
         for name in sorted({one.finding for one in wanted} & self.findings.keys()):
             finding = self.findings[name]
             yield Unresolved.of(finding, tr("{what}, kept: {why}", what=finding.message, why=why))
@@ -206,13 +206,13 @@ class IndexGarbage:
     def _removals(
         self, db: apsw.Connection, wanted: list[_Garbage], options: GcOptions
     ) -> Iterator[tuple[_Garbage, Action]]:
-        """Yield the kinds of rows that nothing needs, each with the action that deletes them."""
+        """Yield the ``wanted`` kinds of rows that may be deleted, each with the action that does it."""
         known = {
             one.finding: one
             for one in wanted
             if not self._needing(one)
             and not self._may_return(one, options)
-            and not self._is_odd(db, one)
+            and not self._has_odd_keys(db, one)
             and not self._is_proven(db, one, options)
         }
         bodies_go = v2.BODY_ORPHAN in known
@@ -221,58 +221,61 @@ class IndexGarbage:
         for waste in known.values():
             yield waste, self._make_action(db, waste, bodies_go=bodies_go)
 
-    def _report_kept(self, db: apsw.Connection, waste: _Garbage, options: GcOptions) -> Iterator[Unresolved]:
-        """Yield why rows are kept although no row refers to them."""
-        finding, needing = self.findings.get(waste.finding), self._needing(waste)
+    def _report_kept(self, db: apsw.Connection, garbage: _Garbage, options: GcOptions) -> Iterator[Unresolved]:
+        """Report why rows of this kind are kept although no row refers to them; nothing if they are deleted."""
+        finding, needing = self.findings.get(garbage.finding), self._needing(garbage)
         if finding is not None and needing:
             yield leave_for_repair(self.store, finding, needing)
-        elif finding is not None and self._is_proven(db, waste, options):
+        elif finding is not None and self._is_proven(db, garbage, options):
             reason = tr(
                 "{what}, kept: regraft repair writes their units again; --only {name} deletes them",
                 what=finding.message,
-                name=waste.finding,
+                name=garbage.finding,
             )
-            line = self.store.command_line("repair", "--only", waste.finding, "--base", self.base)
+            line = self.store.command_line("repair", "--only", garbage.finding, "--base", self.base)
             yield Unresolved.of(finding, reason, repair=line)
-        elif finding is not None and self._may_return(waste, options):
+        elif finding is not None and self._may_return(garbage, options):
             reason = tr(
                 "{what}, kept: items of the base have no text in the index, and it may be theirs; --only {name} "
                 "removes it",
                 what=finding.message,
-                name=waste.finding,
+                name=garbage.finding,
             )
             yield Unresolved.of(finding, reason)
-        elif finding is not None and self._is_odd(db, waste):
+        elif finding is not None and self._has_odd_keys(db, garbage):
             reason = tr(
                 "{what}, but some ids are not text, so what is in use cannot be determined",
                 what=finding.message,
             )
             yield Unresolved(finding=finding.name, reason=reason, base=self.base, count=finding.count)
 
-    def _needing(self, waste: _Garbage) -> list[str]:
-        """Return the findings whose repair may need the rows."""
-        return sorted(waste.needed_by & self.findings.keys())
+    def _needing(self, garbage: _Garbage) -> list[str]:
+        """Return the names of present findings whose repair may need rows of this kind."""
+        return sorted(garbage.needed_by & self.findings.keys())
 
-    def _is_proven(self, db: apsw.Connection, waste: _Garbage, options: GcOptions) -> bool:
-        """Whether bodies prove units that ``repair`` can write again. If the finding is named, they go anyway."""
-        if waste.finding != v2.BODY_ORPHAN or waste.finding in options.only:
+    def _is_proven(self, db: apsw.Connection, garbage: _Garbage, options: GcOptions) -> bool:
+        """Whether the rows are bodies from which ``repair`` can write missing units again.
+
+        False if the user names the finding.
+        """
+        if garbage.finding != v2.BODY_ORPHAN or garbage.finding in options.only:
             return False
         if self._proven is None:
             self._proven = bool(find_lost_units(db)[0])
         return self._proven
 
-    def _may_return(self, waste: _Garbage, options: GcOptions) -> bool:
-        """Whether rows may belong to items without a material. If the finding is named, they are deleted anyway."""
+    def _may_return(self, garbage: _Garbage, options: GcOptions) -> bool:
+        """Whether the rows may belong to items without a material. False if the user names the finding."""
         lacking = self.findings.get(v2.ITEM_NO_MATERIAL)
         is_lost = lacking is not None and lacking.severity != "note"
-        return is_lost and waste.finding in _OF_MATERIALS and waste.finding not in options.only
+        return is_lost and garbage.finding in _OF_MATERIALS and garbage.finding not in options.only
 
-    def _is_odd(self, db: apsw.Connection, waste: _Garbage) -> bool:
-        """Whether a column of the reference holds other values than text."""
-        return any(self._has_odd(db, *key) for key in waste.keys)
+    def _has_odd_keys(self, db: apsw.Connection, garbage: _Garbage) -> bool:
+        """Whether a key column by which these rows are found unneeded has values of an unexpected type."""
+        return any(self._has_odd_values(db, *key) for key in garbage.keys)
 
-    def _has_odd(self, db: apsw.Connection, table: str, column: str) -> bool:
-        """Whether a key column has values of an unexpected type, which comparisons would miss."""
+    def _has_odd_values(self, db: apsw.Connection, table: str, column: str) -> bool:
+        """Whether a key column of a table has values of another type than text, which comparisons would miss."""
         key = (table, column)
         if key not in self._odd:
             usual = "'text', 'null'" if key in _NULLABLE else "'text'"
@@ -280,21 +283,22 @@ class IndexGarbage:
             self._odd[key] = bool(db.execute(query).get)
         return self._odd[key]
 
-    def _make_action(self, db: apsw.Connection, waste: _Garbage, *, bodies_go: bool) -> Action:
-        """Count the rows to delete; ``bodies_go``: unused texts are deleted before."""
-        where = waste.then if bodies_go and waste.then else waste.where
-        size = f"ifnull(sum(length(CAST({waste.size} AS BLOB))), 0)"
-        count, held = next(db.execute(f"SELECT count(*), {size} FROM {waste.table} WHERE {where}"))
-        message = tr("delete {counted} {which}", counted=format_count(count, waste.noun), which=waste.which)
+    def _make_action(self, db: apsw.Connection, garbage: _Garbage, *, bodies_go: bool) -> Action:
+        """Count the rows of a kind and describe their deletion; ``bodies_go``: after that of orphan bodies."""
+        where = garbage.then if bodies_go and garbage.then else garbage.where
+        size = f"ifnull(sum(length(CAST({garbage.size} AS BLOB))), 0)"
+        count, held = next(db.execute(f"SELECT count(*), {size} FROM {garbage.table} WHERE {where}"))
+        message = tr("delete {counted} {which}", counted=format_count(count, garbage.noun), which=garbage.which)
         return Action(
-            action=waste.action, message=message, base=self.base, count=count, bytes=held, finding=waste.finding
+            action=garbage.action, message=message, base=self.base, count=count, bytes=held, finding=garbage.finding
         )
 
     def _change(self, removed: list[tuple[_Garbage, Action]]) -> RowsChange:
-        """Plan the deletion; it is refused if it would delete another number of rows than planned."""
+        """Make the change that deletes rows; refused if another number of rows than planned would be deleted."""
         path = self.store.root / self.name
 
         def apply(db: apsw.Connection) -> None:
+            """Delete the planned rows from the open index."""
             for waste, action in removed:
                 db.execute(f"DELETE FROM {waste.table} WHERE {waste.where}")
                 if db.changes() != action.count:
@@ -314,7 +318,7 @@ class IndexGarbage:
 
 
 def plan_space(file: IndexGarbage, removal: Plan) -> Plan:
-    """Plan to give back the free space of a file, if that is worthwhile after the deletions."""
+    """Plan to shrink an index file if it has much free space after the deletions that ``removal`` plans."""
     with sqlite.open_readonly(file.store.root / file.name) as db:
         size, free = store.database_sizes(db)
     free += sum(action.bytes for action in removal.actions)

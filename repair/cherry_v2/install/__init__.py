@@ -99,7 +99,7 @@ class InstallOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
-    """Plan which bases are installed.
+    """Plan which chosen bases of the source are installed in the profile ``store``, and under which ids.
 
     Raises:
         NotChanged: the store is not a profile.
@@ -142,6 +142,8 @@ def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
 def _demand_early_room(store: Store, path: Path, source: BaseSource, options: InstallOptions) -> None:
     """Check the disk space for bases that are certainly new, before checksums are verified.
 
+    ``path`` is the profile's database.
+
     Raises:
         NotEnoughSpace
     """
@@ -162,6 +164,8 @@ def _demand_early_room(store: Store, path: Path, source: BaseSource, options: In
 
 
 class _Planner:
+    """Plans one installation. ``db`` is the profile's database at ``path``, ``rows`` the catalog of the source."""
+
     def __init__(
         self,
         store: Store,
@@ -184,6 +188,7 @@ class _Planner:
         self._made = Plan(level=Level.SHAPE)
 
     def plan(self) -> Plan:
+        """Plan the copies of folders, and the rows that are inserted in the profile."""
         findings = self._library.findings()
         chosen_bases = [one for one in map(self._choose_ids, self._installable(findings)) if one is not None]
         with closing(RowsRehearsal(self._db, self._source, self._tables)) as rehearsal:
@@ -204,7 +209,7 @@ class _Planner:
         return self._made
 
     def _installable(self, findings: list[Finding]) -> list[str]:
-        """The chosen bases without a blocking problem; the others are reported."""
+        """Return the ids of the chosen bases without a finding that prevents copying; report the others."""
         wanted = []
         for base in self._library.chosen:
             finding = self._library.problem(base, findings)
@@ -223,7 +228,10 @@ class _Planner:
         return self._db.execute("SELECT 1 FROM knowledge_base WHERE id = ?", (base,)).get is not None
 
     def _choose_ids(self, base: str) -> NewBase | None:
-        """Choose the ids under which a base is installed; None if it exists already, or is left out (reported)."""
+        """Choose the ids for a base of the source in the profile; None if it is not installed.
+
+        A base that the profile has already with the same content is not reported.
+        """
         own = NewBase(base, base, external_as_files=self._options.external_as_files)
         there = self._find_existing(own)
         if there is None:
@@ -243,7 +251,7 @@ class _Planner:
         return self._as_copy(base)
 
     def _as_copy(self, base: str) -> NewBase | None:
-        """A base that is installed under new ids; None if that copy exists already."""
+        """Choose new ids, derived from the old ones, for a base of the source; None if that copy exists already."""
         query = "SELECT id, created_at FROM knowledge_item WHERE base_id = ?"
         created = {item: time if isinstance(time, int) else None for item, time in self._source.execute(query, (base,))}
         ids = CopyIds(base, created)
@@ -259,7 +267,7 @@ class _Planner:
         return None
 
     def _find_existing(self, new: NewBase) -> str | None:
-        """What the profile already has of a base: ``_SAME``, a description, or None for nothing."""
+        """Describe what the profile already has of a base: :data:`_SAME` for all of it, or None for nothing."""
         place, has_files = self._folder_path(new.id), bool(self._library.files(new.origin).files)
         if file_paths.is_link(place) or (file_paths.exists(place) and not self._is_same_folder(new, place)):
             return tr("a folder of base {id}", id=new.id)
@@ -272,44 +280,50 @@ class _Planner:
                 return tr("item {id}", id=row["id"])
         return None
 
-    def _is_same_folder(self, new: NewBase, place: Path) -> bool:
+    def _is_same_folder(self, new: NewBase, folder: Path) -> bool:
         """Whether a folder in the profile is that of the base to install."""
         if new.new_ids is not None:
             # The rows of a copy have other ids. Its row in the profile identifies it.
-            return self._has_row(new.id) and file_paths.is_file(place / INDEX_FILE)
+            return self._has_row(new.id) and file_paths.is_file(folder / INDEX_FILE)
         if self._options.is_outline:
             return True
         own = self._library.folder(new.origin)
-        return file_paths.exists(own) and is_same_base_folder(own, place)
+        return file_paths.exists(own) and is_same_base_folder(own, folder)
 
     def _comparable(self, rows: list[Row]) -> list[Row]:
-        """The part of items' rows that is known of the source."""
+        """Return the columns of item rows by which the source and the profile are compared."""
         names = _OUTLINE_COLUMNS if self._options.is_outline else _ITEM_COLUMNS
         return [{name: row[name] for name in names} for row in rows]
 
     def _own_items(self, new: NewBase) -> list[Row]:
+        """Read the items of a base from the source as they will be in the profile, sorted by id."""
         rows = self._read_items(self._source, new.origin)
         mapped = ({name: row[name] for name in _ITEM_COLUMNS} for row in new.items(rows))
         return sorted(mapped, key=lambda row: str(row["id"]))
 
     def _read_items(self, db: apsw.Connection, base: str) -> list[Row]:
+        """Read the compared columns of the items of a base from an open catalog, sorted by id."""
         where = "knowledge_item WHERE base_id = ? ORDER BY id"
         rows = untrusted_sqlite.read_lenient_rows(db, _ITEM_COLUMNS, where, (base,), decode_halves)
         return [dict(zip(_ITEM_COLUMNS, row, strict=True)) for row in rows]
 
     def _folder_path(self, base: str) -> Path:
+        """Return the path of the folder that a base has in the profile."""
         return self._store.root / self._bases / base
 
     @property
     def _bases(self) -> str:
-        """Path of the folder of all bases, below the profile."""
+        """Path of the folder of all bases, relative to the profile."""
         return self._store.bases or BASES
 
     # --- one base -----------------------------------------------------------------------------------------------------
 
-    def _with_models(self, chosen_bases: NewBase, rehearsal: RowsRehearsal) -> NewBase | None:
-        """A base as it is inserted; None if the profile refuses it (reported)."""
-        base = chosen_bases.origin
+    def _with_models(self, chosen: NewBase, rehearsal: RowsRehearsal) -> NewBase | None:
+        """Add the models that a base gets in the profile; None, with a report, if the profile refuses the base.
+
+        ``rehearsal`` tests rows on copies of the profile's tables.
+        """
+        base = chosen.origin
         row = self._library.bases[base]
         try:
             model = self._models.embedding(base, row.get("embedding_model_id"))
@@ -317,7 +331,7 @@ class _Planner:
             self._leave(base, v2.BASE_MODEL, str(missing), missing.model)
             return None
         rerank = self._models.rerank(row.get("rerank_model_id"))
-        new = replace(chosen_bases, model=model, rerank=rerank, name=self._options.name)
+        new = replace(chosen, model=model, rerank=rerank, name=self._options.name)
         if self._is_refused(new, rehearsal):
             return None
         if rerank is None and row.get("rerank_model_id") is not None:
@@ -335,7 +349,7 @@ class _Planner:
         return new
 
     def _is_refused(self, new: NewBase, rehearsal: RowsRehearsal) -> bool:
-        """Whether the profile or its file system refuses a base (reported)."""
+        """Whether the profile or its file system refuses a base; the reason is reported."""
         refused = rehearsal.refused_items(new)
         if refused:
             self._leave(new.origin, v2.ITEM_FOREIGN, profile_rows.describe_refused_items(refused))
@@ -355,7 +369,7 @@ class _Planner:
         return False
 
     def _too_long_path(self, new: NewBase) -> str | None:
-        """The first file whose path would be too long for the file system; None if all fit."""
+        """Return the first file of a base whose path in the profile would be too long for the file system, or None."""
         folder, root = self._library.folder(new.origin), self._store.root
         for file in self._library.files(new.origin).files:
             # The path in the work folder is longer than the final one.
@@ -365,7 +379,7 @@ class _Planner:
         return None
 
     def _has_external_files(self, base: str) -> bool:
-        """Whether every external item has its file; those without are reported."""
+        """Whether every external item of a base in the source has its file; items without one are reported."""
         rows = self._read_items(self._source, base)
         folder = self._library.folder(base) / RAW_FOLDER
         there = {
@@ -390,12 +404,15 @@ class _Planner:
             self._leave(base, v2.ITEM_FOREIGN, message)
         return not lost
 
-    def _leave(self, base: str, finding: str, why: str, subject: str | None = None) -> None:
-        """Report a base that is not installed, or only in part, and why."""
-        self._made.left.append(Unresolved(finding=finding, reason=why, base=base, subject=subject))
+    def _leave(self, base: str, finding: str, reason: str, subject: str | None = None) -> None:
+        """Report that a base of the source is not installed, or only in part: the closest finding, and the reason."""
+        self._made.left.append(Unresolved(finding=finding, reason=reason, base=base, subject=subject))
 
     def _find_vectors(self, new: Sequence[NewBase]) -> dict[str, BaseVectors]:
-        """Find the vectors that copies lack and other stores have, by base; texts that stay without are reported."""
+        """Find vectors of other stores for the texts of new bases that lack one, by the id of the base in the profile.
+
+        Texts that stay without a vector are reported.
+        """
         self._options.filled.clear()
         if self._options.reuse is None or self._options.is_outline:
             return {}
@@ -418,7 +435,7 @@ class _Planner:
         return {key: vectors for key, vectors in found.items() if vectors.outcome.planned.reused}
 
     def _lacking_bases(self, new: Sequence[NewBase]) -> Iterator[FilledBase]:
-        """Yield the bases whose index is copied."""
+        """Yield the new bases whose index is copied, described for the search of vectors."""
         for one in new:
             row, index = self._library.bases[one.origin], self._library.folder(one.origin) / INDEX_FILE
             if index in self._library.files(one.origin).files and not file_paths.exists(self._folder_path(one.id)):
@@ -432,7 +449,10 @@ class _Planner:
                 )
 
     def _add_folder(self, base: NewBase, vectors: BaseVectors | None) -> None:
-        """Plan to copy a base's folder, unless it exists; ``vectors`` are added to the copy. Links are reported."""
+        """Plan to copy the folder of a base, unless the profile has it; ``vectors`` are added to the copied index.
+
+        Links in the folder are not copied, but reported.
+        """
         found = self._library.files(base.origin)
         if found.links:
             message = tr("{links} in its folder not copied", links=format_count(len(found.links), "link"))
@@ -461,7 +481,7 @@ class _Planner:
         self._made.changes.append(FileChange(path=name, actions=actions, make=copy.make, bytes=size, mark=copy.mark))
 
     def _set_allowed_errors(self, base: NewBase, findings: list[Finding]) -> None:
-        """Record that no error may be found in the new base except those that the source has."""
+        """Record that the installed base may have only errors that the source has, according to its ``findings``."""
         had = {one.name for one in findings if one.base == base.origin}
         if self._library.files(base.origin).links:
             # The targets of links were not checked in the source.
@@ -471,7 +491,7 @@ class _Planner:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _add_rows(self, bases: tuple[NewBase, ...], rehearsal: RowsRehearsal) -> None:
-        """Plan the transaction that inserts bases, items, models and links in the profile."""
+        """Plan the transaction that inserts rows of bases, items, models and links in the profile's database."""
         if not bases:
             return
         new_links = self._link_rows(bases)
@@ -528,12 +548,12 @@ class _Planner:
         )
 
     def _link_rows(self, bases: tuple[NewBase, ...]) -> tuple[Row, ...]:
-        """Rows that link assistants with bases, as in v1."""
+        """Make the rows that link the profile's assistants with the installed bases that they used in v1."""
         # Assistants used the base itself in v1, not a copy of it.
         ids = {base.id for base in bases if base.new_ids is None}
 
         def installed_base(old: str) -> str | None:
-            """Return the new id of a base of the source if it is installed."""
+            """Return the id of the installed base that had the id ``old`` in v1, or None."""
             base = self._library.base_of(old)
             return base if base in ids else None
 
@@ -542,19 +562,20 @@ class _Planner:
         return tuple({"assistant_id": one, "knowledge_base_id": base, **times} for one, base in found)
 
     def _provider_rows(self, used: Sequence[str], keys: OrderKeys) -> Iterator[Row]:
-        """Rows of providers that are created with models, as the application creates a custom provider."""
+        """Yield the rows of missing providers of ``used`` models, as the application creates custom providers."""
         needed = {model.provider_id for model in self._models.new.values() if model.id in used}
         for provider in sorted(needed & self._models.recreated):
             name = self._library.providers.get(provider, {}).get("name")
             yield make_provider_row(provider, str(name or provider), keys.next_provider(), self._options.now_ms)
 
     def _model_rows(self, used: Sequence[str], keys: OrderKeys) -> Iterator[Row]:
-        """Rows of models that are created with bases, each as the last of its provider."""
+        """Yield the rows of missing ``used`` models, each the last one of its provider."""
         for model in self._models.new.values():
             if model.id in used:
                 yield make_model_row(model, keys.next_model(model.provider_id), self._options.now_ms)
 
     def _insert_action(self, base: NewBase) -> Action:
+        """Describe the insertion of a base and its items for the report."""
         size = "ifnull(sum(length(CAST(data AS BLOB))), 0)"
         query = f"SELECT count(*), {size} FROM knowledge_item WHERE base_id = ?"
         (count, held), *_ = self._source.execute(query, (base.origin,))

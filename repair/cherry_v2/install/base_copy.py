@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +41,10 @@ _PATHS = ("relativePath", "indexedRelativePath")
 
 @dataclass(frozen=True)
 class CopyIds:
-    """Ids of a base's copy and of its items, derived from the old ids and times of creation."""
+    """New ids for a copy of the base ``origin`` and its items, derived from old ids and times of creation.
+
+    ``created`` are these times in ms, by the old id of the item.
+    """
 
     origin: str
     created: Mapping[str, int | None]
@@ -52,18 +55,18 @@ class CopyIds:
         return identity.copied_base_id(self.origin)
 
     def item(self, old: Any) -> Any:
-        """New id of an item or a material; None stays None."""
+        """Return the new id for the id of an item or material; other values are returned as they are."""
         if not isinstance(old, str):
             return old
         return identity.restored_item_id(self.base, old, self.created.get(old))
 
     def row(self, row: Row) -> Row:
-        """An item's row with new ids. A path that is the item's id is replaced as well."""
+        """Return the row of an item with new ids. A path that is the item's old id is replaced as well."""
         new = {"id": self.item(row.get("id")), "base_id": self.base, "group_id": self.item(row.get("group_id"))}
         return {**row, **new, "data": self._data(row.get("data"), row.get("id"))}
 
     def _data(self, data: Any, old: Any) -> Any:
-        """Return an item's data with its own id in paths replaced by the new id."""
+        """Return an item's ``data`` with the new id in paths that are the ``old`` id of the item."""
         if not isinstance(data, str) or not isinstance(old, str) or old not in data:
             return data
         try:
@@ -77,7 +80,7 @@ class CopyIds:
 
 
 def rekey_index(index: Path, ids: CopyIds) -> None:
-    """Replace the ids in the index of a copy.
+    """Replace the ids of base, materials, units and bodies in the index file of a copy.
 
     Raises:
         apsw.Error: the index cannot be read or written.
@@ -120,17 +123,18 @@ ListedFiles = tuple[tuple[Path, tuple[int, int]], ...]
 
 
 def list_files(paths: tuple[Path, ...]) -> ListedFiles:
-    """List files with their present size and modification time."""
+    """Pair each file with its present size and modification time."""
     return tuple((path, _size_and_time(path)) for path in paths)
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
+    """Return the size and the modification time (ns) of a file."""
     status = file_paths.lstat(path)
     return status.st_size, status.st_mtime_ns
 
 
 class _CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A copied file, and what it is verified against: a digest, a CRC-32, or the rows of another database."""
+    """A copied file, and what the copy is verified against: a digest, a CRC-32, or the rows of the original."""
 
     path: Path
     target: Path
@@ -138,7 +142,7 @@ class _CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
     crc32: int | None = None
 
     def read_back(self) -> FileDigest:
-        """Read the copy back and verify it.
+        """Read the copy, compare it with the original, and return its digest.
 
         Raises:
             CopyDiffers
@@ -164,7 +168,7 @@ class _CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FilledBase(msgspec.Struct, frozen=True, kw_only=True):
-    """A base whose missing vectors are looked for: its id in the source, the id of its copy, and its models there."""
+    """A base for whose texts vectors are looked for: its id in the source, its copy's id, its models and dimensions."""
 
     origin: str
     id: str
@@ -174,10 +178,9 @@ class FilledBase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaseVectors(msgspec.Struct, kw_only=True):
-    """Vectors that the copy of a base takes from other stores.
+    """Vectors of other stores for the copy of a base.
 
-    Nothing is embedded for a copy. So a source is used only if texts that have a vector in both stores have the same
-    one.
+    No text is sent to an embedder. So another store is used only if texts that have a vector in both have the same one.
     """
 
     supply: Supply
@@ -185,11 +188,11 @@ class BaseVectors(msgspec.Struct, kw_only=True):
 
     @property
     def missing(self) -> int:
-        """The number of texts that no source has a proven vector of."""
+        """The number of texts without a vector for which no other store has a proven one."""
         return self.outcome.survey.lacking - self.outcome.planned.reused
 
     def actions(self) -> Iterator[Action]:
-        """Yield one action for each base that vectors are taken from."""
+        """Yield an action for the report for each base of other stores that vectors are taken from."""
         for one in self.outcome.reused_from:
             if one.planned:
                 vectors = format_count(one.planned, "vector")
@@ -205,7 +208,7 @@ class BaseVectors(msgspec.Struct, kw_only=True):
                 )
 
     def describe_missing(self) -> str:
-        """Say how many texts stay without a vector, and why bases of the sources are not used."""
+        """Say how many texts stay without a vector, and why bases of other stores are not used."""
         texts = format_count(self.missing, "text")
         reason = tr("{texts} left without a vector: no source has one that is proven", texts=texts)
         for one in self.outcome.reused_from:
@@ -215,7 +218,7 @@ class BaseVectors(msgspec.Struct, kw_only=True):
         return reason
 
     def write(self, index: Path) -> None:
-        """Write the vectors to the index of the copy.
+        """Write the vectors to the index file of the copy, and record the result in :attr:`outcome`.
 
         Raises:
             SchemaForeign: its vectors cannot be written without changing other rows.
@@ -235,7 +238,7 @@ class BaseVectors(msgspec.Struct, kw_only=True):
 
 
 def _describe_origin(one: ReusedVectors) -> str:
-    """Name the store, and the base in it, that vectors came from."""
+    """Name the store, and the base in it, that reused vectors came from."""
     return one_line(one.source if one.base is None else tr("{source} ({base})", source=one.source, base=one.base))
 
 
@@ -248,7 +251,7 @@ def find_base_vectors(
         reuse: the other stores.
         source: the store of the bases.
         bases: those that are copied.
-        problems: gets why a base cannot be filled, by the id of the copy.
+        problems: gets, by the id of the copy, why vectors for a base cannot be looked for.
     """
     lacking = []
     for base in bases:
@@ -280,7 +283,7 @@ def find_base_vectors(
 
 @contextmanager
 def _open_scope(source: BaseSource, base: FilledBase) -> Iterator[IndexScope]:
-    """Open the index that a base to be filled has in the source; raises ValueError if its dimensions differ."""
+    """Open the index that a base has in the source; raises ValueError if most vectors contradict its dimensions."""
     index = source.folder(base.origin) / INDEX_FILE
     with open_index_scope(index, base.origin, label=base.label, dimensions=base.dimensions) as scope:
         if scope.is_at_odds:
@@ -290,7 +293,7 @@ def _open_scope(source: BaseSource, base: FilledBase) -> Iterator[IndexScope]:
 
 @contextmanager
 def _report_unfit(base: FilledBase, problems: dict[str, str]) -> Iterator[None]:
-    """Context that records an error as the problem of a base."""
+    """Context that catches an error and records it in ``problems`` by the id of the base's copy."""
     try:
         yield
     except (RegraftError, apsw.Error, OSError, ValueError) as error:
@@ -301,7 +304,7 @@ def _report_unfit(base: FilledBase, problems: dict[str, str]) -> Iterator[None]:
 
 
 class FolderCopy:
-    """Copies the folder of a base and verifies the copy."""
+    """Copies the folder of a base into a profile and verifies the copy."""
 
     def __init__(
         self,
@@ -311,7 +314,15 @@ class FolderCopy:
         new_ids: CopyIds | None = None,
         vectors: BaseVectors | None = None,
     ) -> None:
-        """Set what to copy; ``new_ids`` if the base becomes a new one, ``vectors`` of other stores for its texts."""
+        """Set what to copy.
+
+        Args:
+            source: the store of the base.
+            base: the base's id there.
+            own: the files of its folder.
+            new_ids: the ids, if the base becomes a new one.
+            vectors: vectors of other stores for its texts, if any.
+        """
         self._source = source
         self._base = base
         self._files = own
@@ -320,7 +331,7 @@ class FolderCopy:
         self._digests: dict[str, str] = {}
 
     def make(self, new: Path) -> None:
-        """Copy the folder to a new path.
+        """Copy the folder to the path ``new``.
 
         Raises:
             PlanOutdated: a file was written to since it was listed.
@@ -347,11 +358,11 @@ class FolderCopy:
             check_identity(db, index, self._base if self._new_ids is None else self._new_ids.base)
 
     def mark(self, _: Path) -> str:
-        """Fingerprint of the new folder."""
+        """Return the fingerprint of the copied folder."""
         return files.folder_fingerprint(self._digests)
 
     def _copy_file(self, path: Path, mark: tuple[int, int], new: Path) -> _CopiedFile:
-        """Copy or link a file into the new folder; raises PlanOutdated unless its size and time are still ``mark``."""
+        """Copy a file into the folder ``new``; raises PlanOutdated unless its size and time are still ``mark``."""
         if not file_paths.is_file(path) or _size_and_time(path) != mark:
             raise PlanOutdated(path=path, reason=tr("it was changed in the meantime"))
         target = new / path.relative_to(self._source.folder(self._base))
@@ -360,25 +371,19 @@ class FolderCopy:
             # Copied as readers see it, with the content of its log.
             copy_database(path, target)
             return _CopiedFile(path=path, target=target)
-        if self._source.archive is not None and _try_link(path, target):
-            return _CopiedFile(path=path, target=target, crc32=self._source.crc32(path))
+        if self._source.archive is not None:
+            # An extracted file is moved into the copy by a hard link; if that fails, it is copied.
+            with suppress(OSError):
+                durable.link(path, target)
+                return _CopiedFile(path=path, target=target, crc32=self._source.crc32(path))
         digest = _copy_bytes(path, target)
         if _size_and_time(path) != mark:
             raise PlanOutdated(path=path, reason=tr("it was changed in the meantime"))
         return _CopiedFile(path=path, target=target, exact=digest.exact)
 
 
-def _try_link(path: Path, target: Path) -> bool:
-    """Move an extracted file into the copy by a hard link; False if it has to be copied."""
-    try:
-        durable.link(path, target)
-    except OSError:
-        return False
-    return True
-
-
 def _copy_bytes(path: Path, target: Path) -> FileDigest:
-    """Copy a file and return its digest."""
+    """Copy the bytes of a file to a new file ``target``, and return their digest."""
     digest = FileDigest()
     with (
         links.open_for_reading(path, buffering=0) as file,
@@ -392,7 +397,7 @@ def _copy_bytes(path: Path, target: Path) -> FileDigest:
 
 
 def is_same_base_folder(folder: Path, other: Path) -> bool:
-    """Whether two folders of a base have the same content: rows in any order, and files below ``raw/``.
+    """Whether two folders of a base have the same rows, in any order, and the same files below ``raw/``.
 
     The index of ``other`` may have further vectors, which it got since, or from other stores.
     """
@@ -413,7 +418,7 @@ _ROWS = ("meta", "content", "material", "search_unit", "search_text")
 
 
 def _has_all_rows(index: Path, other: Path) -> bool:
-    """Whether another index has the same rows, and all vectors of this one.
+    """Whether the index ``other`` has the same rows as ``index``, and all of its vectors.
 
     Raises:
         apsw.Error: one of them cannot be read, or has other columns.

@@ -49,12 +49,12 @@ def _absolute(path: Path) -> str:
 
 
 def _recorded_action(action: str, subject: str, message: str, size: int = 0) -> RecordedAction:
-    """Make an action as the ledger records it."""
+    """Make an action as the ledger records it: its name, the path that it is about, a message, and a size in bytes."""
     return RecordedAction(action=action, base=None, subject=subject, count=1, bytes=size, finding=None, message=message)
 
 
 def library_actions(source: Path, profile: Path) -> tuple[RecordedAction, ...]:
-    """What the ledger of the library records of a migration into a profile."""
+    """Make the actions by which a library's ledger records that it was migrated from ``source`` into ``profile``."""
     size = file_paths.stat(source).st_size if file_paths.is_file(source) else 0
     return (
         _recorded_action(FOR_PROFILE, _absolute(profile), tr("install it into {path}", path=printable(profile))),
@@ -63,7 +63,7 @@ def library_actions(source: Path, profile: Path) -> tuple[RecordedAction, ...]:
 
 
 def profile_action(library: Path, profile: Path, bases: int, *, wrote: bool) -> Action:
-    """What the ledger of the profile records of the library that bases are installed from.
+    """Make the action by which the ledger of a profile records the library that bases are installed from.
 
     Args:
         library: the library.
@@ -82,19 +82,19 @@ def profile_action(library: Path, profile: Path, bases: int, *, wrote: bool) -> 
 
 
 def is_made_for(library: Path, profile: Path) -> bool:
-    """Whether all runs that wrote to a library were migrations into this profile."""
+    """Whether all runs that wrote to a library were migrations into this profile; False if its ledger is unreadable."""
     return _are_made_for(_readable_runs(library), _absolute(profile))
 
 
 def is_made_from(library: Path, source: Path) -> bool:
-    """Whether all runs that wrote to a library migrated this source."""
+    """Whether all runs that wrote to a library migrated this source; False if its ledger is unreadable."""
     runs = _readable_runs(library)
     names = {path_text(source), path_text(source.absolute())}
     return bool(runs) and all(run.command == "migrate" and run.source in names for run in runs)
 
 
 def _readable_runs(library: Path) -> Sequence[RunRecord]:
-    """Read the runs of a library; none if its ledger cannot be read."""
+    """Read the runs from the ledger of a library; none if it cannot be read."""
     try:
         return ledgers.read_runs(library)
     except RegraftError:
@@ -102,16 +102,17 @@ def _readable_runs(library: Path) -> Sequence[RunRecord]:
 
 
 def _are_made_for(runs: Sequence[RunRecord], profile: str) -> bool:
+    """Whether there are runs of a library, and all were migrations into the profile at this path."""
     return bool(runs) and all(profile in _subjects(run.actions, FOR_PROFILE) for run in runs)
 
 
 def _subjects(actions: Iterable[RecordedAction], name: str) -> list[str]:
-    """Return the subjects of the actions with a name."""
+    """Return the subjects of the actions with this name: paths, as the ledger records them."""
     return [one.subject for one in actions if one.action == name and one.subject is not None]
 
 
 def find_partial_run(profile: Path) -> str | None:
-    """The id of the latest run in a profile if it is an installation with a library that was stopped midway."""
+    """Return the id of the latest run in a profile if it is a stopped installation from a library, else None."""
     runs = [run for run in ledgers.read_runs(profile) if undoable_changes(run)]
     last = runs[-1] if runs else None
     if last is None or last.command != "install" or last.status == "finished":
@@ -124,7 +125,10 @@ def find_partial_run(profile: Path) -> str | None:
 
 
 def outside_undo(store: Store, run: RunRecord, runs: Sequence[RunRecord]) -> OutsideUndo:
-    """What the undo of one of the ``runs`` in a profile does with the library that the run wrote."""
+    """Plan what undoing ``run``, one of the ``runs`` in a profile, does with the library that it wrote.
+
+    The library is removed, or kept with a reason; nothing if the run wrote none.
+    """
     subjects = _subjects(run.actions, WRITE_LIBRARY)
     if not subjects:
         return OutsideUndo()
@@ -148,7 +152,7 @@ def outside_undo(store: Store, run: RunRecord, runs: Sequence[RunRecord]) -> Out
 
 
 def remove_leftovers(profile: Path) -> None:
-    """Remove libraries that a killed undo of a run in a profile had moved aside."""
+    """Remove libraries that a killed undo of a profile's run had moved aside, but not yet removed."""
     for run in ledgers.read_runs(profile):
         if any(change.state != "undone" for change in run.changes if change.state != "dropped"):
             continue
@@ -160,13 +164,13 @@ def remove_leftovers(profile: Path) -> None:
 
 
 def _aside(library: Path, run_id: str) -> Path:
-    """Where undo moves a library before it removes it."""
+    """Return the path to which undo of a run moves a library before it removes it."""
     return library.with_name(f".{library.name}.undo-{run_id.rpartition('-')[2]}")
 
 
 @contextmanager
 def _removing(library: Path, aside: Path) -> Iterator[None]:
-    """Move the library aside in one step, remove it if the block succeeds, and move it back if it does not."""
+    """Context that moves a library to ``aside``, and removes it if the block succeeds; else it is moved back."""
     with writable.allow_writes(library.parent, entries_only=True):
         if not file_paths.exists(aside):
             durable.replace(library, aside)
@@ -180,7 +184,7 @@ def _removing(library: Path, aside: Path) -> Iterator[None]:
 
 
 def _remove(library: Path) -> None:
-    """Remove a library, its ledger last: a run that is killed meanwhile leaves a folder that is still recognized."""
+    """Remove a library, its ledger last, so that the folder is still recognized if the run is killed meanwhile."""
     with interrupts.defer_stops():
         with writable.allow_writes(library):
             for path in sorted(library.iterdir()):
@@ -191,7 +195,7 @@ def _remove(library: Path) -> None:
 
 
 def _reason_to_keep(library: Path, profile: Path) -> str | None:
-    """Why undo must not remove a library; None if nothing forbids it."""
+    """Return why undo in a profile must not remove a library, or None."""
     try:
         if _absolute(library) != path_text(library):
             return tr("it is behind a symbolic link")
@@ -206,11 +210,11 @@ def _reason_to_keep(library: Path, profile: Path) -> str | None:
 
 
 def _difference(library: Path, runs: Sequence[RunRecord]) -> str | None:
-    """What was changed in a library since it was written; None if nothing was."""
+    """Return how a library differs from what the ledger says its ``runs`` wrote, or None."""
     found: list[str] = []
 
     def compare(ledger: Ledger) -> dict[str, LedgerEntry]:
-        """Collect the reasons why the library must not be deleted: other files in it, or changes since."""
+        """Add differences from the ledger to ``found``, and return its entries unchanged."""
         entries = check_ledger(ledger)
         bases = check_base_entries(entries)
         other = _find_other_file(library, bases)
@@ -226,7 +230,10 @@ def _difference(library: Path, runs: Sequence[RunRecord]) -> str | None:
 
 
 def _lost_source(runs: Sequence[RunRecord]) -> str | None:
-    """Say that a source is gone, so that the library may be the last copy; None if all are there."""
+    """Return which source of the library's runs is gone or changed, so that the library may be the last copy; or None.
+
+    None means that all sources are there.
+    """
     for action in (one for run in runs for one in run.actions if one.action == FROM_SOURCE):
         source = Path(str(action.subject))
         if not file_paths.exists(source) or (action.bytes and file_paths.stat(source).st_size != action.bytes):
@@ -235,19 +242,18 @@ def _lost_source(runs: Sequence[RunRecord]) -> str | None:
 
 
 def _find_other_file(library: Path, bases: Collection[str]) -> str | None:
-    """The first file or folder in a library that no migration writes; None if there is none."""
+    """Return the first path in a library that no migration writes, or None; ``bases`` are the ids of its bases."""
     for path in file_paths.iterate_below(library):
         first, *rest = path.relative_to(library).parts
         is_own = first == FOLDER or (first in _LAYOUT and not rest) or path.name in preflight.IGNORED
-        if is_own or (first == KNOWLEDGE_FOLDER and rest[0] in bases and _is_of_base(rest[1:])):
+        if is_own or (first == KNOWLEDGE_FOLDER and rest[0] in bases and _is_file_of_base(PurePosixPath(*rest[1:]))):
             continue
         return "/".join((first, *rest))
     return None
 
 
-def _is_of_base(names: Sequence[str]) -> bool:
-    """Whether a path in the folder of a base is its index, a log of it, or one of its files."""
-    own = PurePosixPath(INDEX_FILE)
-    path = PurePosixPath(*names)
-    logs = [own.with_name(own.name + end) for end in untrusted_sqlite.COMPANION_SUFFIXES]
-    return not names or names[0] == RAW_FOLDER or path in (own, own.parent, *logs)
+def _is_file_of_base(path: PurePosixPath) -> bool:
+    """Whether a path relative to the folder of a base is the index, a log of it, a raw file, or a folder above them."""
+    index = PurePosixPath(INDEX_FILE)
+    logs = [index.with_name(index.name + suffix) for suffix in untrusted_sqlite.COMPANION_SUFFIXES]
+    return path.parts[:1] in ((), (RAW_FOLDER,)) or path in (index, index.parent, *logs)

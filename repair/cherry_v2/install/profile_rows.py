@@ -54,7 +54,7 @@ _NAMED = 3
 
 
 def convert_external_items(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield items with external ones converted to files.
+    """Yield item rows, with those of external documents converted to files.
 
     External items in status ``deleting`` are left out: the application has not finished them, or is deleting them.
     """
@@ -68,15 +68,15 @@ def convert_external_items(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def unfinished_external_items(rows: Iterable[Row]) -> list[Row]:
-    """The external items that :func:`convert_external_items` leaves out."""
+    """Return the rows of external items that :func:`convert_external_items` leaves out."""
     return [row for row in rows if row.get("type") == EXTERNAL and row.get("status") == "deleting"]
 
 
 def describe_refused_items(refused: dict[str, list[Row]]) -> str:
-    """Describe the items whose types the profile does not have.
+    """Describe, for a message, the items whose types the profile does not support.
 
     Args:
-        refused: items by type.
+        refused: item rows by type.
     """
     parts = [
         tr(
@@ -94,21 +94,21 @@ def describe_refused_items(refused: dict[str, list[Row]]) -> str:
 
 
 def name_some_items(rows: list[Row]) -> str:
-    """Names of the first items, and the number of others."""
+    """List the names of the first items, and the number of the others, for a message."""
     names = [one_line(_name_of(row)) for row in rows[:_NAMED]]
     more = len(rows) - len(names)
     return join_list(names) if not more else tr("{names} and {more} more", names=", ".join(names), more=more)
 
 
 def _name_of(row: Row) -> str:
-    """Return the display name of an item."""
+    """Return the display name of an item: its title, its file's name or source, or its id."""
     data = parse_item_data(row)
     title = data.get("title")
     return title if isinstance(title, str) and title.strip() else item_name(row.get("type"), data) or str(row.get("id"))
 
 
 class NewBase(msgspec.Struct, frozen=True):
-    """A base to insert, with the models that it gets in the profile."""
+    """A base to insert in the profile: its ids there and in the source, and the models that it gets."""
 
     id: str
     #: Id in the source.
@@ -123,14 +123,14 @@ class NewBase(msgspec.Struct, frozen=True):
     external_as_files: bool = False
 
     def items(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Yield the items as they are inserted."""
+        """Yield the source's item ``rows`` of the base as they are inserted in the profile."""
         if self.external_as_files:
             rows = convert_external_items(rows)
         yield from rows if self.new_ids is None else map(self.new_ids.row, rows)
 
 
 class NewRows(msgspec.Struct, frozen=True, kw_only=True):
-    """All rows to insert. Bases and items are read from the source's catalog when they are inserted."""
+    """All rows that are inserted in the profile. Bases and items are read from the source's catalog at that time."""
 
     tables: CatalogTables
     catalog: Path
@@ -145,12 +145,12 @@ class NewRows(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Tables that rows are inserted into."""
+        """Names of the tables that rows are inserted in."""
         more = ((PROVIDERS, self.providers), (MODELS, self.models), (ASSISTANT_LINKS, self.links))
         return (BASES, ITEMS, *(table for table, rows in more if rows))
 
     def apply(self, db: apsw.Connection) -> None:
-        """Insert the rows and check all references.
+        """Insert the rows in the open database, and check that none of them refers to a missing row.
 
         Raises:
             PlanOutdated: the source was written to, or a constraint of the profile refuses a row.
@@ -180,13 +180,16 @@ class NewRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def insert_rows(db: apsw.Connection, tables: CatalogTables, table: str, rows: Iterable[Row]) -> None:
-    """Insert rows, given as values by column name, into a table."""
+    """Insert rows, given as values by column name, in a table of an open catalog."""
     for row in rows:
         db.execute(*tables.insert_statement(table, row))
 
 
 def insert_base(db: apsw.Connection, source: apsw.Connection, tables: CatalogTables, base: NewBase) -> None:
-    """Insert a base of the catalog ``source`` with its items. Its group is dropped: groups belong to a profile."""
+    """Insert a base of the catalog ``source``, and its items, in the open catalog ``db``.
+
+    Its group is dropped: groups belong to a profile.
+    """
     own = {"id": base.id, "group_id": None, "embedding_model_id": base.model, "rerank_model_id": base.rerank}
     if base.name is not None:
         own["name"] = base.name
@@ -195,7 +198,7 @@ def insert_base(db: apsw.Connection, source: apsw.Connection, tables: CatalogTab
 
 
 def _read_rows(source: apsw.Connection, table: str, key: str, value: str) -> Iterator[Row]:
-    """Yield the rows of a table whose column ``key`` has a value, in the order of insertion."""
+    """Yield the rows of a table in ``source`` whose column ``key`` has a value, in the order of insertion."""
     there = {str(row[1]) for row in source.execute(f"PRAGMA table_info('{table}')")}
     names = [name for name in INSERTED_COLUMNS[table] if name in there]
     where = f"{table} WHERE {key} = ? ORDER BY rowid"
@@ -207,7 +210,7 @@ def _read_rows(source: apsw.Connection, table: str, key: str, value: str) -> Ite
 
 
 def demand_insertable(tables: CatalogTables, source: apsw.Connection) -> None:
-    """Refuse a profile that bases and items of the catalog ``source`` cannot be inserted into.
+    """Check that bases and items of the catalog ``source`` can be inserted in a profile's ``tables``.
 
     Columns that the profile lacks are ignored if no row of the source uses them.
 
@@ -220,16 +223,20 @@ def demand_insertable(tables: CatalogTables, source: apsw.Connection) -> None:
 
 
 def _used_columns(source: apsw.Connection, table: str) -> Iterator[str]:
-    """Yield the columns of the source that have a value in any row."""
+    """Yield the names of a table's columns that have a value in any row of the catalog ``source``."""
     for row in source.execute(f"PRAGMA table_info('{table}')").fetchall():
         if source.execute(f'SELECT 1 FROM {table} WHERE "{row[1]}" IS NOT NULL LIMIT 1').get is not None:
             yield str(row[1])
 
 
 class RowsRehearsal:
-    """Tests rows on empty copies of the profile's tables in a temporary file."""
+    """Tests whether rows can be inserted, on empty copies of the profile's tables in a temporary file.
+
+    ``db`` is the profile's database, ``source`` the catalog that rows of bases are read from.
+    """
 
     def __init__(self, db: apsw.Connection, source: apsw.Connection, tables: CatalogTables) -> None:
+        """Copy the definitions of the profile's ``tables`` from its database ``db`` to a temporary file."""
         self._stack = ExitStack()
         self._source = source
         self._tables = tables
@@ -238,7 +245,7 @@ class RowsRehearsal:
             copy_definitions(db, copy, [table for table in INSERTED_COLUMNS if table in tables.columns])
 
     def problem(self, base: NewBase) -> str | None:
-        """Why the tables refuse a base or one of its items; None if they do not."""
+        """Return why the profile's tables refuse a base or one of its items, or None."""
         with self._test_database() as copy:
             try:
                 insert_base(copy, self._source, self._tables, base)
@@ -249,7 +256,7 @@ class RowsRehearsal:
         return None
 
     def refused_items(self, base: NewBase) -> dict[str, list[Row]]:
-        """Items of a base whose type the tables refuse, by type."""
+        """Return the items of a base whose type the profile's tables refuse, by type."""
         of_others: dict[str, list[Row]] = {}
         for row in base.items(_read_rows(self._source, ITEMS, "base_id", base.origin)):
             if isinstance(row.get("type"), str) and row["type"] not in DATA_FIELDS:
@@ -257,7 +264,7 @@ class RowsRehearsal:
         return {kind: rows for kind, rows in of_others.items() if self._is_type_refused(rows[0])}
 
     def _is_type_refused(self, row: Row) -> bool:
-        """Whether the tables accept an item as a file, but not with its type."""
+        """Whether the tables refuse an item because of its type: as a file, they would accept it."""
         as_file = {"type": "file", "status": "completed", "error": None, "group_id": None}
         with self._test_database() as copy:
             try:
@@ -273,7 +280,7 @@ class RowsRehearsal:
         return True
 
     def demand(self, table: str, rows: Iterable[Row]) -> None:
-        """Refuse a profile whose table refuses rows that every base needs.
+        """Check that a table of the profile accepts rows which the installation needs.
 
         Raises:
             ProfileUnknown
@@ -288,7 +295,7 @@ class RowsRehearsal:
 
     @contextmanager
     def _test_database(self) -> Iterator[apsw.Connection]:
-        """Open the empty copies of the tables in a transaction that is rolled back at the end."""
+        """Open the copies of the tables for a test; all inserted rows are rolled back at the end."""
         with sqlite.open_writable(self._path) as copy:
             # Referenced rows are not copied. The real transaction checks references.
             copy.execute("PRAGMA foreign_keys = OFF")
@@ -310,7 +317,7 @@ _MAX_MODELS = 8
 
 
 class ModelMissing(Exception):
-    """The profile lacks the model of a base; the text says why, and what to do. ``model`` is its id."""
+    """The profile lacks the model of a base; the text says why, and what to do. ``model`` is the model's id."""
 
     def __init__(self, why: str, model: str) -> None:
         super().__init__(why)
@@ -318,7 +325,7 @@ class ModelMissing(Exception):
 
 
 class ProfileModels(msgspec.Struct, kw_only=True):
-    """Models of a profile, and models that the source's bases bring with them."""
+    """The models of a profile, and those that are created for bases of the source."""
 
     library: BaseSource
     model_overrides: ModelOverrides
@@ -334,7 +341,11 @@ class ProfileModels(msgspec.Struct, kw_only=True):
     _used_columns: set[str] = msgspec.field(default_factory=set)
 
     def embedding(self, base: str, named: Any) -> str | None:
-        """The embedding model that a base gets in place of the one in its row.
+        """Return the id of the embedding model that a base gets in the profile; None if it has no model.
+
+        Args:
+            base: the base's id in the source.
+            named: the model that its row names there.
 
         Raises:
             ModelMissing
@@ -376,14 +387,14 @@ class ProfileModels(msgspec.Struct, kw_only=True):
         raise ModelMissing(tr("{gone}: {made}, or {mapped}", gone=gone, made=made, mapped=mapped), str(named))
 
     def rerank(self, named: Any) -> str | None:
-        """The rerank model that a base gets; None if it cannot keep its own."""
+        """Return the id of the rerank model that a base gets instead of ``named``, or None."""
         if named is None:
             return None
         named = self.model_overrides.mapped.get(named, named)
         return str(named) if self._is_known(named) or self._try_create(str(named), RERANK) else None
 
     def unused(self) -> list[str]:
-        """Model options that match no base, probably mistyped."""
+        """Describe the model options that match no base and so are probably mistyped."""
         made = self.there | self.new.keys()
         providers = {model.provider_id for model in self.new.values()} | self.providers
         return [
@@ -393,11 +404,15 @@ class ProfileModels(msgspec.Struct, kw_only=True):
         ]
 
     def _is_known(self, named: Any) -> bool:
-        """Whether a model is in the profile, or will be created."""
+        """Whether the model with the id ``named`` is in the profile, or will be created."""
         return named in self.there or named in self.new
 
     def _try_create(self, named: str, capabilities: tuple[str, ...]) -> bool:
-        """Create a model as the source or the user names it, if its provider exists; returns whether that worked."""
+        """Add the model with the id ``named`` to those to create, if its provider exists and its data is known.
+
+        Its data is that of the source, or an option's. ``capabilities`` are used if the source has none. Returns
+        whether the model was added.
+        """
         provider, _, model = named.partition(SEPARATOR)
         row = self.library.models.get(named)
         if provider not in self.providers | self.recreated or (
@@ -416,7 +431,13 @@ class ProfileModels(msgspec.Struct, kw_only=True):
 def read_models(
     db: apsw.Connection, library: BaseSource, model_overrides: ModelOverrides, recreated: frozenset[str]
 ) -> ProfileModels:
-    """Read the models and providers of a profile. ``recreated`` providers are created if missing. Keys are never read.
+    """Read the ids of models and providers from a profile's open database. Keys of the user are never read.
+
+    Args:
+        db: the database.
+        library: the source of the bases.
+        model_overrides: the model options of the user.
+        recreated: ids of providers that are created if the profile lacks them.
 
     Raises:
         apsw.Error: the profile's database cannot be read.
@@ -476,11 +497,12 @@ def find_assistant_links(
 
 
 def _columns(db: apsw.Connection, table: str) -> list[str]:
+    """Return the names of a table's columns."""
     return [str(row[1]) for row in db.execute(f"PRAGMA table_info('{table}')")]
 
 
 def _links_in_settings(db: apsw.Connection, columns: list[str]) -> Iterator[tuple[Any, Any]]:
-    """Yield assistants with the ids of bases in their own row."""
+    """Yield pairs of an assistant and the v1 id of a base that one of these columns of its row contains."""
     for column in columns:
         text = f'CAST("{column}" AS BLOB)'
         # Search the raw bytes, which may not be valid UTF-8.
@@ -492,7 +514,7 @@ def _links_in_settings(db: apsw.Connection, columns: list[str]) -> Iterator[tupl
 
 
 def _nested_ids(value: Any, depth: int) -> Iterator[Any]:
-    """Yield the ids below every key whose name mentions knowledge."""
+    """Yield the base ids in nested settings: values of keys whose name mentions knowledge, to a limited depth."""
     if isinstance(value, dict) and depth:
         for key, inside in value.items():
             if _SETTING_WORD in key.lower():
@@ -504,13 +526,13 @@ def _nested_ids(value: Any, depth: int) -> Iterator[Any]:
 
 
 def _ids(value: Any) -> Iterator[Any]:
-    """Yield the ids in a value that is an id, an object with an id, or a list of them."""
+    """Yield the id, or ids, in a value that is an id, an object with an id, or a list with such values."""
     for one in value if isinstance(value, list) else [value]:
         yield one.get("id") if isinstance(one, dict) else one
 
 
 def _links_in_v1(store: Store) -> Iterator[tuple[Any, Any]]:
-    """Yield the assistants in v1's state with the ids of their bases; nothing if the state cannot be read."""
+    """Yield pairs of an assistant and the v1 id of its base from v1's state; nothing if the state cannot be read."""
     for kind in (Kind.V1_PROFILE, Kind.V1_EXPORT):
         with contextlib.suppress(RegraftError, OSError), open_store(store.root, kind) as source:
             state = read_slice(source.tree, source.places, "assistants")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -32,13 +31,14 @@ from regraft.stores.locate import RAW_FOLDER
 from regraft.text import is_blank, join_command
 from repair.changes.plan import Unresolved
 from repair.changes.store import Store
+from repair.cherry_v2.indexing import has_own_text
 from repair.cherry_v2.item_paths import find_taken_paths, free_snapshot_names, is_safe_path
 from repair.cherry_v2.rescue.matching import match_folder_files, match_items
 from repair.cherry_v2.rescue.v1_files import MigratedFile, NewSnapshot, V1Data, read_texts
 
 
 class IndexContents(msgspec.Struct, frozen=True):
-    """What an index file already has: paths of materials by id, and the length of vectors in bytes."""
+    """What an index has already: the paths of materials by id, and the length of vectors in bytes."""
 
     #: Whether the index has rows that a new file would lose.
     has_rows: bool = False
@@ -46,21 +46,21 @@ class IndexContents(msgspec.Struct, frozen=True):
     vector_bytes: int | None = None
 
     def lacks(self, item: Row) -> bool:
-        """Whether a completed item has no text in the index."""
-        is_to_have = item.get("type") in ("file", "url", "note") and item.get("status") == "completed"
-        return is_to_have and item.get("id") not in self.materials
+        """Whether an item is completed and should have a text, but has none in the index."""
+        is_lacking = item.get("id") not in self.materials
+        return is_lacking and has_own_text(item) and item.get("status") == "completed"
 
 
 _TABLES = ("material", "search_unit", "search_text", "embedding")
 
 
 def read_index_contents(path: Path, base_id: str, dimensions: int | None) -> IndexContents | None:
-    """Read what the index of a base has; None without a file.
+    """Read what the index of a base has already; None without a file.
 
     Args:
         path: the index file.
         base_id: the id of the base.
-        dimensions: from the catalog; without them, the most frequent length counts.
+        dimensions: from the catalog; None: the most frequent length of vectors counts.
 
     Raises:
         RegraftError: the index is damaged, of another version or base, or only its log exists.
@@ -87,7 +87,7 @@ def read_index_contents(path: Path, base_id: str, dimensions: int | None) -> Ind
 
 
 class StrandedBase(msgspec.Struct, frozen=True, kw_only=True):
-    """A base of the profile in which something may be missing: its rows and the content of its index."""
+    """A base of the profile in which v1 data may be missing: its id and rows, and the contents of its index."""
 
     key: str
     row: Row
@@ -100,17 +100,17 @@ class StrandedBase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_failed(self) -> bool:
-        """Whether the base failed."""
+        """Whether the base has failed."""
         return self.row.get("status") == "failed"
 
     @property
     def is_bare(self) -> bool:
-        """Whether the index is missing or empty."""
+        """Whether the index is missing or has no rows."""
         return self.held is None or not self.held.has_rows
 
     @property
     def has_only_texts(self) -> bool:
-        """Whether the base failed and has texts without vectors."""
+        """Whether the base has failed, and its index has texts but no vectors."""
         return self.is_failed and self.held is not None and bool(self.held.materials) and self.held.vector_bytes is None
 
     @property
@@ -119,12 +119,12 @@ class StrandedBase(msgspec.Struct, frozen=True, kw_only=True):
         return {} if self.held is None else self.held.materials
 
     def wants_text(self, item: str, row: Row | None) -> bool:
-        """Whether the index lacks the text of an item that should have one; ``row``: the item's row, if any."""
+        """Whether the index lacks the text of the item with this id, and should have it; ``row`` is its row, if any."""
         is_wanted = row is None or self.is_failed or self.is_bare or row.get("status") == "completed"
         return item not in self.materials and (is_wanted or _was_not_migrated(row))
 
-    def left(self, why: str, repair: str | None = None) -> Unresolved:
-        """Leave the base as it is; ``repair`` is a command line that may help."""
+    def report(self, why: str, repair: str | None = None) -> Unresolved:
+        """Report that the base stays as it is, and why; ``repair`` is a command line that may help."""
         grave = self.finding in (v2.BASE_FAILED, v2.BASE_NO_INDEX)
         return Unresolved(
             finding=self.finding, reason=why, base=self.key, severity="warning" if grave else "note", repair=repair
@@ -132,7 +132,7 @@ class StrandedBase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RescuedBase(msgspec.Struct, kw_only=True):
-    """What is restored of a base."""
+    """What is restored of a base from v1's files."""
 
     base: StrandedBase
     #: The materials to migrate: those that the index lacks, with the profile's ids and paths.
@@ -146,17 +146,17 @@ class RescuedBase(msgspec.Struct, kw_only=True):
 
     @property
     def plan(self) -> BasePlan:
-        """Plan of the migrated rows."""
+        """The plan of the rows that are migrated."""
         return self.v1.plan
 
     @property
     def texts(self) -> set[str]:
-        """Ids of the items that have a text in the index afterwards."""
+        """Ids of the items that have a text in the index after the rescue."""
         return {self.plan.items[material.item].id for material in self.plan.materials} | self.base.materials.keys()
 
     @property
     def completed(self) -> list[ItemPlan]:
-        """Items that the upgrade could not migrate and that are complete now."""
+        """Items that the application's upgrade could not migrate and that the rescue completes."""
         there = self.texts
         return [
             item
@@ -168,7 +168,7 @@ class RescuedBase(msgspec.Struct, kw_only=True):
 
     @property
     def new(self) -> list[ItemPlan]:
-        """Restored files of folders; in an existing base, only of folders with a text."""
+        """Files of folder items that get a row; in an existing base, only of folders with a text."""
         folders = {item.id: item for item in self.plan.items if item.type == "directory"}
         every = self.base.is_failed or self.base.is_bare
         return [
@@ -181,7 +181,7 @@ class RescuedBase(msgspec.Struct, kw_only=True):
 
 
 def _was_not_migrated(row: Row | None) -> bool:
-    """Whether the upgrade could not migrate an item."""
+    """Whether this is the row of an item that the application's upgrade could not migrate."""
     return row is not None and row.get("status") == "failed" and row.get("error") == notices.NOT_MIGRATED
 
 
@@ -194,7 +194,7 @@ class _NotRescuable(Exception):
 
 
 class RescuePlanner:
-    """Plans the rescue of bases one by one. Reports about bases that are left as they are collect in ``left``."""
+    """Plans the rescue of bases one by one. Reports about bases that stay as they are collect in :attr:`left`."""
 
     def __init__(
         self, store: Store, v1: V1Data, catalog: StoredCatalog, model_overrides: ModelOverrides, now_ms: int
@@ -207,19 +207,19 @@ class RescuePlanner:
         self.left: list[Unresolved] = []
 
     def plan_base_rescue(self, base: StrandedBase, draft: BaseDraft) -> RescuedBase | None:
-        """Plan the rescue of a base; None if nothing can be restored."""
+        """Plan what is restored of a base from its v1 draft; None, with a report, if nothing can be."""
         try:
             return self._plan_rescue(base, draft)
         except _NotRescuable as error:
-            self.left.append(base.left(error.why, error.repair))
+            self.left.append(base.report(error.why, error.repair))
         except StoreProblem as problem:
             is_salvageable = problem.salvage is not None and problem.salvage.rows > 0 and self._gains(base, draft)
             command = self._command("--salvage", *self._store.base_option(base.key)) if is_salvageable else None
-            self.left.append(base.left(str(problem), command))
+            self.left.append(base.report(str(problem), command))
         return None
 
     def _gains(self, base: StrandedBase, draft: BaseDraft) -> bool:
-        """Whether a base gets anything from a salvage of its vector file."""
+        """Whether salvaging the damaged v1 vector file of a base would restore anything."""
         # The rows of a completed base may have been salvaged already.
         if base.finding in (v2.BASE_FAILED, v2.BASE_NO_INDEX):
             return True
@@ -229,13 +229,18 @@ class RescuePlanner:
         return rescued is not None and bool(rescued.plan.materials or rescued.completed)
 
     def _command(self, *options: str) -> str:
-        """Command line of another rescue, with the decisions about models that the user already made."""
+        """Return the command line of another rescue with these options, and those for models that the user gave."""
         recreated = (("--recreate-model", model) for model in sorted(self._model_overrides.recreated))
         mapped = (("--map-model", f"{old}={new}") for old, new in self._model_overrides.mapped.items())
         return self._store.command_line("rescue", *chain.from_iterable((*recreated, *mapped)), *options)
 
     def _plan_rescue(self, base: StrandedBase, draft: BaseDraft) -> RescuedBase:
-        """Plan to migrate the rows that v1's file has of a base; raises _NotRescuable if that is impossible."""
+        """Plan to migrate the rows that the v1 vector file has of a base, by its v1 draft.
+
+        Raises:
+            _NotRescuable: the base's model or texts do not permit it.
+            StoreProblem: the vector file cannot be used.
+        """
         self._check_model(base, draft)
         if base.has_only_texts:
             raise _NotRescuable(
@@ -255,10 +260,11 @@ class RescuePlanner:
         planned = replace(planned, items=tuple(map(name, planned.items)))
         whole = MigratedFile(tree=file.tree, path=file.path, table=file.table, plan=planned, mark=file.mark)
         missing = tuple(self._missing_materials(base, planned, rows))
-        bare = tuple(_without_snapshot(base, planned))
+        without_snapshot = tuple(_indexed_without_snapshot(base, planned)) if base.is_failed else ()
         names = _snapshot_names(base, planned)
         try:
-            v1, snapshots = read_texts(whole.limited_to((*missing, *bare)), names, self._raw(base), base.materials)
+            file_to_read = whole.limited_to((*missing, *without_snapshot))
+            v1, snapshots = read_texts(file_to_read, names, self._raw(base), base.materials)
         except SourceReadFailed as failed:
             raise _NotRescuable(
                 tr(
@@ -272,11 +278,19 @@ class RescuePlanner:
         )
 
     def _plan_base(self, base: StrandedBase, own: BaseDraft, found: VectorSurvey) -> BasePlan:
-        """Plan a base beside its present content. Material that a stopped run added belongs to the plan's own items."""
+        """Plan the migration of a base beside its present content.
+
+        Materials that an earlier, stopped rescue added count as those of the plan's own items.
+
+        Args:
+            base: the base.
+            own: its v1 draft with the profile's ids.
+            found: the survey of its v1 vector file.
+        """
         hints, listed = self._v1.hints(own, found, self._now), {row.get("id") for row in base.items}
 
         def plan(materials: Iterable[str]) -> BasePlan:
-            """Plan the base; paths of other items and materials are taken."""
+            """Plan the base; paths of its items, and these paths of materials, are taken."""
             return plan_base(own, found, hints, taken=find_taken_paths(base.items, materials, self._raw(base)))
 
         known = [path for key, path in base.materials.items() if key in listed]
@@ -286,13 +300,13 @@ class RescuePlanner:
         return plan([*known, *others]) if others else planned
 
     def _raw(self, base: StrandedBase) -> Path:
-        """Return the folder of the base's raw files."""
+        """Return a base's folder of raw files."""
         return self._store.root / self._store.bases / base.key / RAW_FOLDER
 
     # --- its model --------------------------------------------------------------------------------------------------
 
     def _check_model(self, base: StrandedBase, draft: BaseDraft) -> None:
-        """Refuse a base whose model does not match v1's vectors."""
+        """Raise _NotRescuable unless the base has the model with which v1's vectors were made, or can get it."""
         model, wanted = base.row.get("embedding_model_id"), draft.embedding.model
         if wanted is None:
             raise _NotRescuable(draft.embedding.problem)
@@ -313,7 +327,7 @@ class RescuePlanner:
             self._demand_model_option(wanted)
 
     def _demand_model_option(self, wanted: ModelRow) -> None:
-        """Refuse a model that the profile lacks, unless an option says to create it."""
+        """Raise _NotRescuable, because the profile lacks the wanted model, unless an option says to create it."""
         mapped = join_command(["--map-model", f"{wanted.id}=PROVIDER::MODEL"])
         if wanted.provider_id not in {row.get("provider_id") for row in self._catalog.providers or ()}:
             gone = tr(
@@ -341,13 +355,15 @@ class RescuePlanner:
     def _with_profile_ids(
         self, base: StrandedBase, draft: BaseDraft, survey: VectorSurvey
     ) -> tuple[BaseDraft, dict[str, Row], Callable[[ItemPlan], ItemPlan]]:
-        """Give a draft the profile's ids.
+        """Match the items of a v1 draft with the profile's rows, and give them the rows' ids and paths.
 
         Returns:
-            The draft, the rows by these ids, and a function that names files of folders.
+            The draft with these ids; the matched rows by id; and a function that gives a planned file of a folder the
+                id and
+            path of its row.
         """
         matched = match_items(base.items, draft.items, assign_raw_paths(draft, {}).files)
-        pairs = [(row, item) for row, item in matched.pairs if _has_safe_path(row)]
+        pairs = [(row, item) for row, item in matched.pairs if _has_usable_path(row)]
         rows = {row["id"]: row for row, _ in pairs}
         items = tuple(self._item(base, item, row) for row, item in pairs)
         own = replace(draft, id=base.key, items=items)
@@ -366,7 +382,7 @@ class RescuePlanner:
             )
 
         def named(item: ItemPlan) -> ItemPlan:
-            """Give a planned item the id and the path of the row that it belongs to."""
+            """Give a planned file of a folder the id and the path of the row that it matches."""
             row = children.get(item.id)
             if row is not None:
                 data = {**item.data, "relativePath": get_indexed_path(row) or row["id"]}
@@ -377,7 +393,10 @@ class RescuePlanner:
         return own, {**rows, **{row["id"]: row for row in children.values()}}, named
 
     def _item(self, base: StrandedBase, item: ItemDraft, row: Row) -> ItemDraft:
-        """An item with the id and path of its row. A missing snapshot gets no path and is written again."""
+        """Return a v1 item with the id and path of its row.
+
+        A missing snapshot gets no path, so that it is written again.
+        """
         data = {key: value for key, value in item.data.items() if key != "relativePath"}
         path = get_indexed_path(row)
         if path is not None and (
@@ -389,14 +408,21 @@ class RescuePlanner:
     # --- what is missing ----------------------------------------------------------------------------------------------
 
     def _missing_materials(self, base: StrandedBase, planned: BasePlan, rows: dict[str, Row]) -> Iterator[MaterialPlan]:
-        """Yield the materials that the index lacks, of items that should have one."""
+        """Yield the planned materials that the index lacks, of items that should have a text.
+
+        ``rows`` are the profile's rows by item id. Materials whose path cannot be used are reported.
+        """
         taken = set(base.materials.values())
         for material in planned.materials:
             item = planned.items[material.item]
             path = item.data.get("relativePath")
             if not base.wants_text(item.id, rows.get(item.id)):
                 continue
-            why = None if path is None else _path_problem(path, taken)
+            why = None
+            if path is not None and path in taken:
+                why = tr("another text in its index has the same path")
+            elif path is not None and not is_safe_path(path):
+                why = tr("it is outside the base's folder")
             if why is None:
                 taken.add(path or item.id)
                 yield material
@@ -405,15 +431,8 @@ class RescuePlanner:
                 self.left.append(Unresolved(finding=v2.ITEM_NO_MATERIAL, reason=reason, base=base.key, subject=item.id))
 
 
-def _path_problem(path: Any, taken: set[str]) -> str | None:
-    """Why a text cannot have a path; None if it can."""
-    if path in taken:
-        return tr("another text in its index has the same path")
-    return None if is_safe_path(path) else tr("it is outside the base's folder")
-
-
 def _snapshot_names(base: StrandedBase, planned: BasePlan) -> FreeNames:
-    """Return the paths that new snapshots must not have."""
+    """Make the generator of free names for new snapshots of a base."""
     prefixes = [
         item.data["relativePath"] for item in planned.items if item.type == "directory" and "relativePath" in item.data
     ]
@@ -422,15 +441,15 @@ def _snapshot_names(base: StrandedBase, planned: BasePlan) -> FreeNames:
     return free_snapshot_names(known, prefixes, reserve_processed=not is_blank(base.row.get("file_processor_id")))
 
 
-def _without_snapshot(base: StrandedBase, planned: BasePlan) -> Iterator[MaterialPlan]:
-    """Yield the materials that a stopped run added to the index before it wrote their snapshots."""
+def _indexed_without_snapshot(base: StrandedBase, planned: BasePlan) -> Iterator[MaterialPlan]:
+    """Yield the planned materials that an earlier, stopped rescue added to the index without writing a snapshot."""
     for material in planned.materials:
         item = planned.items[material.item]
-        if base.is_failed and item.id in base.materials and "relativePath" not in item.data:
+        if item.id in base.materials and "relativePath" not in item.data:
             yield material
 
 
-def _has_safe_path(row: Row) -> bool:
-    """Whether an item's path is safe, or missing where it may be."""
+def _has_usable_path(row: Row) -> bool:
+    """Whether the item with this row has a safe path, or none where that is allowed."""
     path = get_indexed_path(row)
     return row.get("type") != "file" if path is None else is_safe_path(path)

@@ -28,7 +28,7 @@ Items = dict[Any, list[Row]]
 
 @dataclass(frozen=True)
 class _Rule(Generic[D]):
-    """Keys by which a row and a v1 draft are compared. None as a key excludes the row or draft."""
+    """Two functions that return the key by which a row and a v1 draft are compared. None excludes the row or draft."""
 
     of_row: Callable[[Row], Hashable]
     of_draft: Callable[[D], Hashable]
@@ -38,14 +38,14 @@ class _Rule(Generic[D]):
 
 @dataclass(frozen=True)
 class MatchResult(Generic[D]):
-    """Rows with their v1 drafts, in v1's order, and rows that match several drafts."""
+    """Rows paired with their v1 drafts, in v1's order, and rows that match several drafts."""
 
     pairs: list[tuple[Row, D]]
     unsure: list[Row]
 
 
 def _match(rows: Sequence[Row], drafts: Sequence[D], rules: Iterable[_Rule[D]]) -> MatchResult[D]:
-    """Pair rows with drafts by several rules in turn; rows with several candidates are left unsure."""
+    """Pair rows with v1 drafts of equal key, by several rules in turn. Rows with several candidates stay unsure."""
     of: dict[int, int] = {}
     unsure: set[int] = set()
     for rule in rules:
@@ -64,7 +64,10 @@ def _match(rows: Sequence[Row], drafts: Sequence[D], rules: Iterable[_Rule[D]]) 
 def _group_positions(
     things: Iterable[T], key_of: Callable[[T], Hashable], *, without: Container[int] = ()
 ) -> dict[Hashable, list[int]]:
-    """Group the positions of things by key. Things with a key of None, and positions in ``without``, are excluded."""
+    """Group the positions of things by the key of the thing.
+
+    Things with a key of None, and the positions in ``without``, are excluded.
+    """
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for at, thing in enumerate(things):
         key = None if at in without else key_of(thing)
@@ -77,10 +80,14 @@ def _group_positions(
 
 
 def match_bases(rows: Sequence[Row], drafts: Sequence[BaseDraft], items: Items) -> MatchResult[BaseDraft]:
-    """Match rows with the bases of v1: by id, by all properties, by name and time, or, if renamed, by time."""
+    """Match the profile's base rows with the bases of v1: by id, else by properties.
+
+    If no draft has all properties of a row, those with its name and time count, then those with its time. ``items`` are
+    item rows by base id.
+    """
 
     def content(row: Row) -> tuple[Hashable, ...]:
-        """Key of a base by its items."""
+        """Return the key by which the items of a base outside of folders are compared."""
         return tuple(_row_key(item) for item in items.get(row.get("id"), ()) if item.get("group_id") is None)
 
     return _match(
@@ -118,22 +125,22 @@ def match_bases(rows: Sequence[Row], drafts: Sequence[BaseDraft], items: Items) 
 
 
 def _row_name(row: Row) -> tuple[Hashable, ...]:
-    """Key of a base's row by name and time of creation."""
+    """Return the key of a base row: name and time of creation."""
     return row.get("name"), row.get("created_at")
 
 
 def _draft_name(draft: BaseDraft) -> tuple[Hashable, ...]:
-    """Key of a base's draft, comparable with that of a row."""
+    """Return the key of a v1 base that corresponds to :func:`_row_name`."""
     return replace_surrogates(draft.name), draft.created_at
 
 
 def _row_settings(row: Row) -> tuple[Hashable, ...]:
-    """Key of a base's row by its settings."""
+    """Return the key of a base row: its settings."""
     return tuple(row.get(key) for key in ("chunk_size", "chunk_overlap", "threshold", "document_count"))
 
 
 def _draft_settings(draft: BaseDraft) -> tuple[Hashable, ...]:
-    """Key of a base's draft, comparable with that of a row."""
+    """Return the key of a v1 base that corresponds to :func:`_row_settings`."""
     settings = draft.settings
     return settings.chunk_size, settings.chunk_overlap, settings.threshold, settings.document_count
 
@@ -145,12 +152,13 @@ _DETAIL = {"file": "relativePath", "url": "url", "note": "content"}
 
 
 def match_items(rows: Sequence[Row], drafts: Sequence[ItemDraft], names: Mapping[str, str]) -> MatchResult[ItemDraft]:
-    """Match rows of a base with its items in v1. For files of folders see :func:`match_folder_files`.
+    """Match item rows of a base with its items in v1. For files of folders see :func:`match_folder_files`.
 
-    ``names`` are the names in ``raw/`` that a migration gives the files, by draft id.
+    ``names`` are the names in ``raw/`` that a migration gives the files, by the id of the v1 item.
     """
 
     def detail(draft: ItemDraft) -> Hashable:
+        """Return the key of a v1 item that corresponds to :func:`_row_detail`."""
         return _text(names.get(draft.id, draft.data.get(_DETAIL.get(draft.type, ""))))
 
     return _match(
@@ -173,31 +181,32 @@ def match_items(rows: Sequence[Row], drafts: Sequence[ItemDraft], names: Mapping
 
 
 def _is_usable(row: Row) -> bool:
-    """Whether a row can be matched: it has an id, and is not being deleted."""
+    """Whether an item row has an id, and is not being deleted."""
     return isinstance(row.get("id"), str) and row.get("status") != "deleting"
 
 
 def _row_key(row: Row) -> tuple[Hashable, ...]:
-    """Key of an item's row: type, source and time of creation."""
+    """Return the key of an item row: type, source and time of creation."""
     return row.get("type"), _row_source(row), row.get("created_at")
 
 
 def _row_source(row: Row) -> str | None:
+    """Return the source that an item row names, if it is text."""
     return _text(parse_item_data(row).get("source"))
 
 
 def _draft_key(draft: ItemDraft) -> tuple[Hashable, ...]:
-    """Key of an item's draft, comparable with that of a row."""
+    """Return the key of a v1 item that corresponds to :func:`_row_key`."""
     return draft.type, replace_surrogates(draft.data["source"]), draft.created_at
 
 
 def _row_detail(row: Row, data: dict[str, Any]) -> Hashable:
-    """Key of an item's row by the field that tells items of its type apart."""
+    """Return the field of an item's ``data`` that differs between items with the same source and time."""
     return _text(data.get(_DETAIL.get(str(row.get("type")), "")))
 
 
 def _text(value: Any) -> str | None:
-    """Return a text without unpaired surrogates; None if the value is no text."""
+    """Return a text with U+FFFD for unpaired surrogates; None if the value is no text."""
     return replace_surrogates(value) if isinstance(value, str) else None
 
 
@@ -211,17 +220,24 @@ def match_folder_files(
     is_open: Callable[[str], bool],
     texts: Collection[str],
 ) -> tuple[BaseDraft, dict[str, Row], list[Row]]:
-    """Reduce the folders of a draft to the files that the profile lists.
+    """Reduce the folders of a v1 draft to the files that the profile lists.
 
-    If a folder lists files, or is not ``is_open`` (by id), unlisted files were removed by the user and are not
-    restored. v1 stored an entry again each time it was read, and each time was a row: the row with a text (``texts``
-    are their ids) is used, else the last one.
+    If a folder lists files, or is not ``is_open``, the user removed unlisted files, and they are not restored. v1
+    stored an entry again each time it was read, and the upgrade made a row each time: the row with a text is used, else
+    the last one.
+
+    Args:
+        draft: the base in v1, with the profile's ids.
+        survey: the survey of its vector file.
+        rows: the profile's item rows of the base.
+        is_open: whether the folder with this id may get all of its files.
+        texts: ids of the items with a text in the index.
 
     Returns:
         The reduced draft; the rows of listed files, by the ids that planning gives them; and rows that match several
         files.
     """
-    expanded, listed = expand_folders(draft, survey), _files_by_folder(rows)
+    expanded, listed = expand_folders(draft, survey), _group_by_folder(rows)
     items: list[ItemDraft] = []
     known: dict[str, Row] = {}
     unsure: list[Row] = []
@@ -243,8 +259,8 @@ def match_folder_files(
     return replace(draft, items=tuple(items)), known, unsure
 
 
-def _files_by_folder(rows: Sequence[Row]) -> dict[Any, list[Row]]:
-    """Rows of files, grouped by folder id."""
+def _group_by_folder(rows: Sequence[Row]) -> dict[Any, list[Row]]:
+    """Group the item rows that are in folders, and not being deleted, by the id of their folder."""
     listed: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
         if row.get("group_id") is not None and _is_usable(row):
@@ -253,7 +269,14 @@ def _files_by_folder(rows: Sequence[Row]) -> dict[Any, list[Row]]:
 
 
 def _without_repeats(item: ItemDraft, survey: VectorSurvey, listed: list[Row], texts: Collection[str]) -> list[Row]:
-    """The listed rows of a folder without repeated entries (one row of each is kept)."""
+    """Return the listed rows of a folder item with one row for each entry that v1 stored repeatedly.
+
+    Args:
+        item: the folder in v1.
+        survey: the survey of the base's vector file.
+        listed: the profile's rows of files in the folder.
+        texts: ids of the items with a text, which are preferred.
+    """
     entries: dict[Hashable, list[str]] = defaultdict(list)
     for entry in item.entries:
         found = survey.loaders.get(entry)
@@ -275,7 +298,10 @@ def _without_repeats(item: ItemDraft, survey: VectorSurvey, listed: list[Row], t
 
 
 def _repeated_rows(item: ItemDraft, survey: VectorSurvey, listed: list[Row]) -> dict[str, Row]:
-    """Rows that were created for a repeated entry of a file, by entry. Their ids follow from regraft's rules."""
+    """Map repeated entries of the v1 folder ``item`` to the rows that regraft made for them, which their ids show.
+
+    ``listed`` are the profile's rows of files in the folder, ``survey`` is that of the base's vector file.
+    """
     ids = {row["id"]: row for row in listed}
     made = {entry: identity.child_id(item.id, entry, 0, item.created_at) for entry in item.entries}
     return {entry: ids[child] for entry, child in made.items() if entry not in survey.loaders and child in ids}
@@ -288,7 +314,14 @@ _SAME_SOURCE: _Rule[FolderFile] = _Rule(_row_source, lambda child: replace_surro
 def _listed_entries(
     item: ItemDraft, children: Sequence[FolderFile], kept: dict[int, Row], twins: dict[str, Row]
 ) -> Iterable[str]:
-    """Yield the entries of a folder that correspond to listed files, in order."""
+    """Yield the entries of a v1 folder that have a row in the profile, in order.
+
+    Args:
+        item: the folder.
+        children: its files.
+        kept: the rows of files, by the ``id()`` of the file.
+        twins: the rows of repeated entries, by entry.
+    """
     by_loader, remaining = {child.loader_id: child for child in children}, set(twins)
     for entry in dict.fromkeys(item.entries):
         if entry in by_loader:

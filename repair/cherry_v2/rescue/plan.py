@@ -53,7 +53,7 @@ _NEW_INDEX_RESOLVES = frozenset(
 
 
 class RescuePlanBuilder:
-    """Turns the restored content of all bases into one plan. ``rows`` are the actions of the change of the database."""
+    """Makes one plan from what is restored of all bases. :attr:`rows` are the actions of the catalog's change."""
 
     def __init__(self, store: Store, v1: V1Data, catalog: StoredCatalog, now_ms: int) -> None:
         self._store = store
@@ -65,7 +65,7 @@ class RescuePlanBuilder:
         self.rows: list[Action] = []
 
     def add_base(self, rescued: RescuedBase) -> None:
-        """Add the changes of one base, and report what is not restored."""
+        """Add the changes of one base to the plan, and report what is not restored of it."""
         index = list(self._index_changes(rescued))
         if index or rescued.new or rescued.completed or rescued.base.is_failed:
             self.plan.changes += [*index, *self._upload_changes(rescued), *self._snapshot_changes(rescued)]
@@ -89,6 +89,7 @@ class RescuePlanBuilder:
     # --- files --------------------------------------------------------------------------------------------------------
 
     def _index_changes(self, rescued: RescuedBase) -> Iterator[FileChange]:
+        """Yield the change that writes the migrated texts and vectors to the base's index, if there are any."""
         base, plan = rescued.base, rescued.plan
         if base.held is not None and not plan.materials:
             return
@@ -117,7 +118,7 @@ class RescuePlanBuilder:
             yield FileChange(path=base.index, actions=(action,), make=make, bytes=2 * size + path.stat().st_size)
 
     def _upload_changes(self, rescued: RescuedBase) -> Iterator[FileChange]:
-        """Copy missing uploads that v1 still has."""
+        """Yield the changes that copy missing uploaded files of a base from v1's files."""
         key = rescued.base.key
         uploads = {item.legacy_id: item.upload for item in rescued.draft.items}
         taken = set()
@@ -143,6 +144,7 @@ class RescuePlanBuilder:
             )
 
     def _snapshot_changes(self, rescued: RescuedBase) -> Iterator[FileChange]:
+        """Yield the changes that write missing snapshots of a base."""
         key = rescued.base.key
         for one in rescued.snapshots:
             if not one.is_there:
@@ -164,7 +166,7 @@ class RescuePlanBuilder:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _change_base_row(self, rescued: RescuedBase) -> None:
-        """Complete the base's row, and insert its model if the user asked for that."""
+        """Add statements that complete the base, and insert its model if the user asked for that."""
         base, plan, model = rescued.base, rescued.plan, rescued.draft.embedding.model
         if model is None or (not base.is_failed and base.row.get("dimensions") == plan.dimensions):
             return
@@ -178,7 +180,7 @@ class RescuePlanBuilder:
         self.rows.append(Action(action="complete-base", message=message, base=base.key, finding=base.finding))
 
     def _change_item_rows(self, rescued: RescuedBase) -> None:
-        """Plan the catalog changes: paths of snapshots, completed items, and the files of expanded folders."""
+        """Add statements for the base's items: paths of snapshots, completed items, and new files of folders."""
         key, items, new = rescued.base.key, rescued.plan.items, rescued.new
         for one in rescued.snapshots:
             row = rescued.rows[items[one.material.item].id]
@@ -219,7 +221,7 @@ class RescuePlanBuilder:
     # --- findings -----------------------------------------------------------------------------------------------------
 
     def _record_resolved(self, rescued: RescuedBase) -> None:
-        """Record which findings are resolved."""
+        """Record which findings about the base the plan resolves."""
         base = rescued.base
         names = {base.finding} & {v2.BASE_FAILED, v2.BASE_NO_INDEX}
         if rescued.completed and not _tombstones(rescued):
@@ -231,7 +233,7 @@ class RescuePlanBuilder:
         self.plan.resolves |= {(name, base.key) for name in names}
 
     def _report_left(self, rescued: RescuedBase) -> None:
-        """Report the folders that are not restored, and items without text in v1."""
+        """Report folders of the base that are not restored, and items of which v1 has no text."""
         key = rescued.base.key
         ids = {item.legacy_id: item.id for item in rescued.plan.items if item.legacy_id is not None}
         reasons = {
@@ -260,13 +262,13 @@ class RescuePlanBuilder:
 
 
 def _tombstones(rescued: RescuedBase) -> list[str]:
-    """Ids of the folders that stay failed."""
+    """Return the ids of folder items that the upgrade did not migrate, and the rescue neither."""
     done = {item.id for item in rescued.completed}
     return [str(row.get("id")) for row in rescued.base.items if is_tombstone(row) and row.get("id") not in done]
 
 
 def _items_without_text(rescued: RescuedBase) -> list[str]:
-    """Ids of completed items that should have a text in the index and have none, as ``check`` counts them."""
+    """Return the ids of completed items that should have a text after the rescue, and have none."""
     there = rescued.texts
     return [
         str(row.get("id"))
@@ -278,7 +280,7 @@ def _items_without_text(rescued: RescuedBase) -> list[str]:
 
 
 class RescueOptions(msgspec.Struct, frozen=True):
-    """Options of a rescue. ``now_ms`` is the time of the run; ``v1`` is the path of v1's state (None: in the profile).
+    """Options of a rescue. ``v1`` is the path of v1's state (None: it is in the profile).
 
     Opened and extracted files stay until ``keep`` closes.
     """
@@ -292,7 +294,7 @@ class RescueOptions(msgspec.Struct, frozen=True):
 
 
 def plan(store: Store, options: RescueOptions) -> Plan:
-    """Plan what is restored.
+    """Plan what is restored in a profile from v1's files.
 
     Raises:
         NotChanged: the store is not a profile.
@@ -328,7 +330,7 @@ def plan(store: Store, options: RescueOptions) -> Plan:
 
 
 def _read_v1(store: Store, options: RescueOptions, stranded: list[StrandedBase]) -> V1Data | None:
-    """Read v1's data; None if missing and no upgrade need have happened."""
+    """Read the remaining v1 data; None if it is missing, and the findings do not show that an upgrade failed."""
     try:
         return read_v1(store, options.v1, options.model_overrides, options.keep, salvage=options.salvage)
     except SourceNotMigratable:
@@ -341,7 +343,7 @@ def _read_v1(store: Store, options: RescueOptions, stranded: list[StrandedBase])
 
 
 def _find_stranded(store: Store, catalog: StoredCatalog) -> tuple[list[StrandedBase], list[Unresolved]]:
-    """The bases in which something may be missing, and reports about bases that cannot be read."""
+    """Return the selected bases in which v1 data may be missing, and reports about those whose index cannot be read."""
     found: list[StrandedBase] = []
     left: list[Unresolved] = []
     for row in catalog.bases:
@@ -368,7 +370,10 @@ def _find_stranded(store: Store, catalog: StoredCatalog) -> tuple[list[StrandedB
 
 
 def _rescuable_finding(row: Row, items: list[Row], held: IndexContents | None) -> str | None:
-    """The most severe finding of a base that a rescue may resolve."""
+    """Return the most severe finding of a base that a rescue may resolve, or None.
+
+    ``held`` is what its index has; None: it is missing.
+    """
     if row.get("status") == "failed":
         return v2.BASE_FAILED if row.get("error") in (notices.MISSING_MODEL, notices.MISSING_STORE) else None
     if row.get("status") != "completed" or row.get("embedding_model_id") is None:
@@ -383,16 +388,22 @@ def _rescuable_finding(row: Row, items: list[Row], held: IndexContents | None) -
 def _report_unmatched_bases(
     stranded: list[StrandedBase], drafts: dict[str, BaseDraft], unsure: set[str]
 ) -> Iterator[Unresolved]:
-    """Report bases without a match in v1."""
+    """Report the bases that match no base of v1, or several.
+
+    Args:
+        stranded: the bases that lack something.
+        drafts: the matching v1 bases, by id in the profile.
+        unsure: ids of bases that match several.
+    """
     for base in stranded:
         if base.key not in drafts and base.finding != v2.ITEM_NO_MATERIAL:
-            yield base.left(
+            yield base.report(
                 tr("several v1 bases match this one") if base.key in unsure else tr("no v1 base matches this one")
             )
 
 
 def _unused_options(v1: V1Data, model_overrides: ModelOverrides) -> list[Unresolved]:
-    """Report model options that match no base. Options for a model that is both mapped and recreated are used."""
+    """Report model options that match no base. Options for a model that is both mapped and recreated count as used."""
     unused = [notice.message for notice in v1.library.notices if notice.code == notices.OPTION_UNUSED]
     return [
         Unresolved(finding=v2.BASE_MODEL, reason=one)

@@ -47,7 +47,7 @@ from repair.cherry_v2.item_paths import find_snapshot_name
 
 
 class VectorFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A base's vector file, or what was salvaged of it: its survey, how it is read, and its origin."""
+    """The v1 vector file of a base, or what was salvaged of it: its survey, and how it is read."""
 
     survey: VectorSurvey
     path: Path
@@ -66,7 +66,7 @@ def _as_vector_file(survey: VectorSurvey, left: SalvageResult, tree: Tree) -> Ve
 
 
 class V1Data(msgspec.Struct, frozen=True, kw_only=True):
-    """Remaining v1 data: places where its files may be, preferred first, and its bases as drafts."""
+    """Remaining v1 data: the places where its files may be, preferred first, and its bases as drafts."""
 
     source: Located
     places: tuple[tuple[Tree, StatePaths], ...]
@@ -76,7 +76,7 @@ class V1Data(msgspec.Struct, frozen=True, kw_only=True):
     salvage: bool = False
 
     def survey(self, draft: BaseDraft) -> VectorFile:
-        """Survey a base's vector file. A damaged file is salvaged if the user asked for that.
+        """Find and survey the vector file of a v1 base. A damaged file is salvaged if the user asked for that.
 
         Raises:
             StoreProblem: the file cannot be used; the text says why.
@@ -121,7 +121,7 @@ class V1Data(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _survey_file(self, path: Path, tree: Tree, draft: BaseDraft) -> VectorFile:
-        """Survey a vector file of v1; if it is damaged, salvage it and survey the result."""
+        """Survey the v1 vector file at ``path``; if it is damaged, salvage it and survey the result."""
         mark = sqlite.read_file_state(path)
         pipeline = cherry_v1.PIPELINE
         try:
@@ -136,11 +136,15 @@ class V1Data(msgspec.Struct, frozen=True, kw_only=True):
             return _as_vector_file(left.found, left, tree)
 
     def hints(self, draft: BaseDraft, survey: VectorSurvey, now_ms: int) -> Hints:
-        """Read optional facts about a base from other files."""
+        """Read optional facts about a v1 base from other files of v1."""
         return cherry_v1.PIPELINE.hints(self.source, draft, survey, Options(now_ms=now_ms))
 
     def upload(self, upload: Upload) -> tuple[Tree, str, int] | None:
-        """Find an uploaded file: its tree, the folder of uploads, and its size. None if it is missing."""
+        """Find an uploaded file of v1.
+
+        Returns:
+            The tree and its folder of uploads that have the file, and its size; None if it is missing.
+        """
         for tree, places in self.places:
             name = find_upload(tree, places.uploads, upload)
             if name is not None and places.uploads is not None:
@@ -151,9 +155,10 @@ class V1Data(msgspec.Struct, frozen=True, kw_only=True):
 def read_v1(
     store: Store, given: Path | None, model_overrides: ModelOverrides, keep: ExitStack, *, salvage: bool = False
 ) -> V1Data:
-    """Read v1's state from the profile, or from the source that the user names.
+    """Read v1's state from the profile, or from the source ``given`` by the user.
 
-    All models count as existing: whether they do is decided by the profile, not by v1.
+    All models count as existing: whether they do is decided by the profile, not by v1. Opened and extracted files stay
+    until ``keep`` closes. ``salvage``: damaged files may be read in part.
 
     Raises:
         SourceNotMigratable: there is no v1 data.
@@ -176,7 +181,7 @@ def read_v1(
 
 
 def _open_v1_source(path: Path, keep: ExitStack, *, salvage: bool) -> tuple[Located, V1State]:
-    """Open a path as the first kind of v1 source that has bases."""
+    """Open the path as the first kind of v1 source that has bases, and return it with v1's state."""
     found = keep.enter_context(open_store(path, salvage=salvage))
     kinds = [found.kind] if found.kind in V1_SOURCES else [Kind.V1_PROFILE, Kind.V1_EXPORT]
     for kind in kinds:
@@ -199,7 +204,7 @@ Make = Callable[[Path], None]
 
 
 class MigratedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A base's vector file on disk, and the plan of what is migrated from it."""
+    """The v1 vector file of a base, and the plan of what is migrated from it."""
 
     #: The tree that contains the file and maybe uploads.
     tree: Tree
@@ -210,7 +215,7 @@ class MigratedFile(msgspec.Struct, frozen=True, kw_only=True):
     mark: sqlite.FileState
 
     def texts(self, db: apsw.Connection, material: MaterialPlan) -> Iterator[str]:
-        """Yield the bodies of a material in order.
+        """Yield the bodies of a planned material in order; ``db`` is the open vector file.
 
         Raises:
             RowsDiffer: at the end, if the rows differ from those that were surveyed.
@@ -219,14 +224,14 @@ class MigratedFile(msgspec.Struct, frozen=True, kw_only=True):
             yield body
 
     def limited_to(self, materials: tuple[MaterialPlan, ...]) -> MigratedFile:
-        """Limit the plan to these materials."""
+        """Return a copy whose plan has only these materials."""
         rows = sum(material.rows for material in materials)
         plan = replace(self.plan, materials=materials, rows=PlannedRows(read=rows, carried=rows))
         return replace(self, plan=plan)
 
 
 class NewSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot to write: its material, its path below ``raw/``, and its block without a time."""
+    """A snapshot to write: its material, its path below ``raw/``, its front matter, and its text's size in bytes."""
 
     material: MaterialPlan
     path: str
@@ -239,7 +244,7 @@ class NewSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 def read_texts(
     v1: MigratedFile, names: FreeNames, raw: Path, known: Mapping[str, str]
 ) -> tuple[MigratedFile, list[NewSnapshot]]:
-    """Read every text to migrate once, and name the snapshots as a migration does.
+    """Read every text to migrate once, and choose the paths of new snapshots as a migration does.
 
     Args:
         v1: the file and its plan. An item without a path gets a snapshot.
@@ -280,6 +285,7 @@ def read_texts(
 
 @contextmanager
 def _read_vector_file(path: Path) -> Iterator[apsw.Connection]:
+    """Open a vector file for reading; errors of reading it are raised as SourceReadFailed."""
     try:
         with sqlite.open_readonly(path) as db:
             yield db
@@ -288,9 +294,10 @@ def _read_vector_file(path: Path) -> Iterator[apsw.Connection]:
 
 
 def index_writer(v1: MigratedFile, now_ms: int) -> Make:
-    """Function that writes and verifies a base's index."""
+    """Return a function that migrates the planned rows into a new index file and verifies it."""
 
     def make(new: Path) -> None:
+        """Write the new index file."""
         with _migrate_base(v1, new, now_ms) as carried:
             durable.replace(carried, new)
 
@@ -319,9 +326,10 @@ _DELETE_OLD = (
 
 
 def extended_index_writer(v1: MigratedFile, current: Path, now_ms: int) -> Make:
-    """Function that writes a copy of the index ``current`` with the migrated materials added."""
+    """Return a function that writes a copy of the index ``current`` with the migrated materials added."""
 
     def make(new: Path) -> None:
+        """Write the extended copy of the index."""
         with _migrate_base(v1, new, now_ms) as carried:
             copy_database(current, new)
             with sqlite.open_writable(new) as db, sqlite.attach_readonly(db, carried, "carried"):
@@ -339,7 +347,7 @@ def extended_index_writer(v1: MigratedFile, current: Path, now_ms: int) -> Make:
 
 @contextmanager
 def _migrate_base(v1: MigratedFile, new: Path, now_ms: int) -> Iterator[Path]:
-    """Migrate into a temporary folder beside ``new``; gives the path of the index in it."""
+    """Migrate the planned rows into a temporary folder beside ``new``; the context gives the path of its index."""
     folder = new.with_name(f"{new.name}.base")
     origin = BaseSource(tree=v1.tree, uploads=None, table=v1.table, vectors=v1.path, earlier=folder)
     try:
@@ -351,9 +359,10 @@ def _migrate_base(v1: MigratedFile, new: Path, now_ms: int) -> Iterator[Path]:
 
 
 def snapshot_writer(v1: MigratedFile, snapshot: NewSnapshot, now_ms: int) -> Make:
-    """Function that writes a snapshot."""
+    """Return a function that writes a snapshot with the text from the vector file."""
 
     def make(new: Path) -> None:
+        """Write the snapshot file."""
         with (
             _checked_reading(v1),
             _read_vector_file(v1.path) as db,
@@ -367,9 +376,10 @@ def snapshot_writer(v1: MigratedFile, snapshot: NewSnapshot, now_ms: int) -> Mak
 
 
 def upload_copier(tree: Tree, uploads: str, upload: Upload) -> Make:
-    """Function that copies an uploaded file of v1."""
+    """Return a function that copies an uploaded file from the folder ``uploads`` of a tree."""
 
     def make(new: Path) -> None:
+        """Copy the uploaded file; raises OSError if that fails."""
         problem = copy_upload(tree, uploads, upload, new.with_name(f"{new.name}.none"), new)
         if problem:
             raise OSError(problem)
@@ -379,7 +389,10 @@ def upload_copier(tree: Tree, uploads: str, upload: Upload) -> Make:
 
 @contextmanager
 def _checked_reading(v1: MigratedFile) -> Iterator[None]:
-    """Report errors of reading v1's file as OSError, and fail if the file was written to since it was surveyed."""
+    """Context that reports errors of reading v1's vector file as OSError.
+
+    It fails as well if the file was written to since it was surveyed.
+    """
     try:
         yield
     except (OSError, apsw.Error):

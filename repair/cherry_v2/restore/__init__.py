@@ -58,7 +58,7 @@ from repair.embedding.survey import UnnamedEmbedder, estimate_outcome
 
 
 def new_rows(source: RestoreSource, wanted: RestoredBase, items: Sequence[ItemCopy], now_ms: int) -> RowsChange:
-    """Plan the catalog rows of a new base with these items, and of its model if that is new.
+    """Plan the catalog rows of the wanted base and its ``items``, and of its model if the catalog does not have that.
 
     Raises:
         NotRestored: the catalog cannot have the model.
@@ -109,7 +109,7 @@ def new_rows(source: RestoreSource, wanted: RestoredBase, items: Sequence[ItemCo
 
 
 def build_folder(source: RestoreSource, wanted: RestoredBase) -> Path:
-    """Return the folder where a base is built.
+    """Return the folder where the wanted base is built, which need not exist.
 
     Raises:
         NotRestored: the catalog has that base already.
@@ -127,13 +127,13 @@ def build_folder(source: RestoreSource, wanted: RestoredBase) -> Path:
 
 
 def discard_build(staged: Path) -> None:
-    """Remove the folder where a base was built."""
+    """Remove the folder ``staged``, in which a base was built."""
     durable.remove_tree(staged)
     files.remove_empty_folders(staged.parent, staged.parent.parent)
 
 
 def publish_plan(source: RestoreSource, wanted: RestoredBase, restored: BuiltBase, staged: Path, now_ms: int) -> Plan:
-    """Plan to publish a base that was built in ``staged``. Reads only.
+    """Plan to publish the wanted base, of which ``restored`` is the record and ``staged`` the folder. Reads only.
 
     Vectors may be missing: then the plan is for a dry run.
 
@@ -190,7 +190,7 @@ def publish_plan(source: RestoreSource, wanted: RestoredBase, restored: BuiltBas
 
 
 def _tombstones(source: RestoreSource, restored: BuiltBase) -> Iterator[Unresolved]:
-    """Yield the folders that the application's upgrade left behind, and that have no text to restore."""
+    """Report folder items of the new base that the application's upgrade left behind, and that contain no text."""
     rows = {row["id"]: row for row in source.items}
     for item in restored.items:
         if is_tombstone({**rows[item.old], "status": item.status, "error": item.error}):
@@ -199,7 +199,7 @@ def _tombstones(source: RestoreSource, restored: BuiltBase) -> Iterator[Unresolv
 
 
 def _report_left(restored: BuiltBase) -> Iterator[Unresolved]:
-    """Yield the parts of the old base that are not restored."""
+    """Report the parts of the old base that the build left out."""
     for one in restored.left:
         severity: notices.Severity = "note" if one.severity == "note" else "warning"
         # The record keeps reasons in English, since another run may have built the base.
@@ -208,9 +208,13 @@ def _report_left(restored: BuiltBase) -> Iterator[Unresolved]:
 
 
 def _copy_files(built: Path, raw: Path, paths: tuple[str, ...]) -> Callable[[Path], None]:
-    """Build a function that fills a folder with links to ``built``'s files and copies of ``paths`` in ``raw``."""
+    """Return a function that fills a new folder with links to the files of ``built``, and copies of files in ``raw``.
+
+    ``paths`` are the paths of the latter, relative to ``raw``.
+    """
 
     def make(new: Path) -> None:
+        """Fill the new folder; raises PlanOutdated if a file of the old base is gone."""
         for folder, _, names in file_paths.walk(built, durable.raise_unless_missing):
             for name in names:
                 file = Path(folder) / name
@@ -241,7 +245,7 @@ _COMMAND = "restore"
 
 
 class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The base to restore (its v2 or v1 id; None: the only one), what it becomes, and the run's time in ms."""
+    """The base to restore (its v2 or v1 id; None: the only one), the wanted base, and the run's time in ms."""
 
     base: str | None
     wanted: RestoredBase
@@ -258,9 +262,17 @@ def restore(
     progress: Progress,
     show_plan: Callable[[ChangeReport], bool] = lambda _: True,
 ) -> ChangeReport:
-    """Make a new base from the texts of an old one, with the vectors that ``fill`` writes; returns the report.
+    """Make a new base from the texts of an old one, with the vectors that ``fill`` writes, and return the report.
 
     Nothing outside ``.regraft`` is written before all vectors are there.
+
+    Args:
+        path: the store, or a base's folder or index in it.
+        options: the old base and the new one.
+        fill: writes vectors to an index file.
+        dry_run: build in a temporary folder, and change nothing.
+        progress: notified of each item.
+        show_plan: called with the plan before the base is published; returns False to stop.
 
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
@@ -293,10 +305,12 @@ def restore(
 
 
 def demand_restorable(path: Path, options: RestoreOptions) -> int | None:
-    """Check, before anything is paid for, that a base can be restored; ``options.wanted.dimensions`` may be any number.
+    """Check, before any vector is paid for, that a base can be restored.
+
+    ``options.wanted.dimensions`` may be any number.
 
     Returns:
-        The length of the vectors that an earlier run has paid for, or None.
+        The dimensions of the vectors that an earlier run has paid for, or None.
 
     Raises:
         NotRestored: it was restored already, has no text, or the catalog cannot have its model.
@@ -316,7 +330,10 @@ def demand_restorable(path: Path, options: RestoreOptions) -> int | None:
 
 
 def containing_store(path: Path, base: str | None) -> tuple[Path, str | None]:
-    """Return the library or profile of a base's folder or index file, and the base's id; other paths unchanged."""
+    """Return the library or profile that contains the base folder or index file ``path``, and that base's id.
+
+    Other paths, and a ``base`` that is given, are returned unchanged.
+    """
     absolute = path.absolute()
     if any((absolute / name).is_file() for name in (CATALOG_FILE, PROFILE_DATABASE)):
         return path, base
@@ -325,12 +342,19 @@ def containing_store(path: Path, base: str | None) -> tuple[Path, str | None]:
 
 
 def _plan(store: Store, base: str | None, options: RestoreOptions, restored: BuiltBase, staged: Path) -> Plan:
-    """Plan to publish the built base, from the store as it is now."""
+    """Plan to publish the built base in the store as it is now.
+
+    ``base`` is the id of the old base (None: the only one), ``staged`` the folder in which the new one was built.
+    """
     return publish_plan(read_source(store, base), options.wanted, restored, staged, options.now_ms)
 
 
 def _build(store: Store, base: str | None, options: RestoreOptions, progress: Progress) -> tuple[BuiltBase, Path, bool]:
-    """Build the base; returns it, its folder, and whether no earlier run had started it."""
+    """Build the new base in the store, or find what an earlier run built.
+
+    Returns:
+        The base, the folder in which it was built, and whether this run created that folder.
+    """
     demand_not_running(store)
     recover_if_interrupted(store)
     source = read_source(store, base)
@@ -356,7 +380,7 @@ _ANY_DIMENSIONS = 1024
 
 
 class RestoreRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The base to restore, and the embedder; ``dimensions`` None: the length of the embedder's vectors."""
+    """The base to restore, and the embedder of the new one. ``dimensions`` None: those of the embedder's vectors."""
 
     path: Path
     settings: EmbedderSettings
@@ -379,7 +403,7 @@ def restore_with_vectors(
     progress: Progress,
     show_plan: Callable[[ScopeReport], bool] = lambda _: True,
 ) -> EmbeddingReport:
-    """Make a new base from the texts of an old one, with vectors of a new model; returns the report.
+    """Make a new base from the texts of an old one, with vectors of a new model, and return the report.
 
     Args:
         request: the base and the embedder.
@@ -411,7 +435,7 @@ def restore_with_vectors(
 
 
 def make_suggestion(request: RestoreRequest) -> Suggestion:
-    """Return the configuration to write if no embedder is configured."""
+    """Return the configuration that the user has to write, if no embedder is configured."""
     words = ["regraft", "restore", path_argument(request.path), "--model", request.model_id]
     given = {
         "--base": request.base,
@@ -430,6 +454,13 @@ def suggest_model(path: Path, base: str | None, kind: Any, model_id: str | None,
 
     It is ``model_id`` if given, else the base's own model, else that of another base of the store.
 
+    Args:
+        path: the store, or a base's folder or index in it.
+        base: the base's id, or None for the only one.
+        kind: the kind of the store, if the user names it.
+        model_id: the model that the user names, if any.
+        dimensions: the dimensions of its vectors, if the user names them.
+
     Raises:
         RegraftError: see :func:`restore`.
     """
@@ -446,7 +477,7 @@ def suggest_model(path: Path, base: str | None, kind: Any, model_id: str | None,
 
 
 class _RestoreFiller(msgspec.Struct, kw_only=True):
-    """Restores one base; without an embedder it is a dry run."""
+    """Restores one base with an embedder; without one, it is a dry run."""
 
     request: RestoreRequest
     embedder: Embedder | None
@@ -460,7 +491,7 @@ class _RestoreFiller(msgspec.Struct, kw_only=True):
         return 0 if self.outcome is None else self.outcome.filled.newly_ready
 
     def dimensions(self, embedder: Embedder) -> int:
-        """Return the vector length: of vectors that an earlier run paid for, else of one that is requested now.
+        """Return the dimensions of the vectors that an earlier run paid for, or else of one that is requested now.
 
         Raises:
             NotRestored: the base cannot be restored with any vector length.
@@ -473,13 +504,13 @@ class _RestoreFiller(msgspec.Struct, kw_only=True):
             raise EveryTextRejected(embedder=embedder.settings.name, reason=rejected.reason) from rejected
 
     def _restore_options(self, dimensions: int) -> RestoreOptions:
-        """Make the options of the build, with the length of the new vectors."""
+        """Make the options of the restore; ``dimensions`` are those of the new vectors."""
         request = self.request
         wanted = RestoredBase(request.model_id, dimensions, request.name)
         return RestoreOptions(base=request.base, wanted=wanted, now_ms=request.now_ms, kind=request.kind)
 
     def restore(self, dimensions: int) -> EmbeddingReport:
-        """Build, fill and publish the base."""
+        """Build, fill and publish the base, and return the report; ``dimensions`` are those of the new vectors."""
         request, options = self.request, self._restore_options(dimensions)
         done = restore(
             request.path,
@@ -495,7 +526,7 @@ class _RestoreFiller(msgspec.Struct, kw_only=True):
         return make_embedding_report(done, request.settings, self.outcome)
 
     def _fill(self, index: Path, dimensions: int) -> None:
-        """Embed the texts of the new base, as a backfill does."""
+        """Embed the texts in the index file of the new base, as a backfill does; in a dry run, only estimate that."""
         request = self.request
         with sqlite.open_readonly(index) as db:
             base: Any = db.execute("SELECT base_id FROM meta").get

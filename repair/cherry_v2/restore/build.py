@@ -55,7 +55,7 @@ _BASE, _NEW = "base", "new"
 
 
 class NotCarried(msgspec.Struct, frozen=True):
-    """Something that is not restored, or not as it was: the closest finding, the reason, and the item."""
+    """A part of the old base that is not restored, or not as it was: the closest finding, the reason, and the item."""
 
     finding: str
     reason: str
@@ -64,7 +64,7 @@ class NotCarried(msgspec.Struct, frozen=True):
 
 
 class BuiltBase(msgspec.Struct, frozen=True):
-    """A base that was built: its id and that of the old base, its items, and the files that have to be copied."""
+    """The record of a base that was built: its id and that of the old base, its items, and the files to copy."""
 
     base: str
     source: str
@@ -84,20 +84,20 @@ class BuiltBase(msgspec.Struct, frozen=True):
     model_id: str = ""
 
     def folder(self, staged: Path) -> Path:
-        """Return the base's folder in ``staged``."""
+        """Return the folder of the base in the staging folder ``staged``."""
         return staged / self.mark / _BASE
 
     def index(self, staged: Path) -> Path:
-        """Return the base's index in ``staged``."""
+        """Return the index file of the base in the staging folder ``staged``."""
         return self.folder(staged) / INDEX_FILE
 
 
 def build_base(source: RestoreSource, wanted: RestoredBase, staged: Path, now_ms: int, progress: Progress) -> BuiltBase:
-    """Build the new base in the folder ``staged``, or return the base that an earlier run built there.
+    """Build the new base in the folder ``staged``, or return the record of the base that an earlier run built there.
 
     Args:
         source: the old base.
-        wanted: what it becomes.
+        wanted: the new base.
         staged: the staging folder, on the disk of the store; may not exist yet. Its content is kept for the next run.
         now_ms: the run's time in ms.
         progress: notified of every item.
@@ -130,7 +130,13 @@ def build_base(source: RestoreSource, wanted: RestoredBase, staged: Path, now_ms
 
 
 def _read_record(record: Path, mark: str, source: str, base: str) -> BuiltBase:
-    """Read and check the record of a base that an earlier run built.
+    """Read the record of a base that an earlier run built, and check that it is about this build.
+
+    Args:
+        record: the file.
+        mark: the state of the old base.
+        source: the id of the old base.
+        base: the id of the new base.
 
     Raises:
         LedgerUnreadable: the record is damaged, or not one that regraft wrote.
@@ -147,13 +153,17 @@ def _read_record(record: Path, mark: str, source: str, base: str) -> BuiltBase:
 
 
 def _decode_record(record: Path) -> BuiltBase:
+    """Decode the record file of a built base; raises OSError if it is too large or not a regular file."""
     if record.is_symlink() or not record.is_file() or record.stat().st_size > _LARGEST_RECORD:
         raise OSError(errno.EINVAL, tr("it is not a regular file, or is too large"))
     return msgspec.json.decode(links.read_bytes(record), type=BuiltBase)
 
 
 def _record_problem(found: BuiltBase, mark: str, source: str, base: str) -> str | None:
-    """Describe why the record of a started build cannot be used, or return None."""
+    """Return why the record of a build is not valid or about another one, or None.
+
+    ``mark`` is the state of the old base, ``source`` its id, ``base`` the id of the new one.
+    """
     if (found.mark, found.source, found.base) != (mark, source, base):
         return tr("it belongs to another base")
     paths = (*found.files, *found.guessed, *(item.path for item in found.items if item.path is not None))
@@ -166,7 +176,7 @@ def _record_problem(found: BuiltBase, mark: str, source: str, base: str) -> str 
 
 
 def _keep_vectors(index: Path, staged: Path, wanted: RestoredBase) -> None:
-    """Copy vectors that earlier runs paid for, but never published, into a new index.
+    """Copy vectors that earlier runs paid for, but never published, into the new index file.
 
     They were made for earlier states of the old base, or for bases of another name with the same model. Unreadable
     files are skipped.
@@ -191,14 +201,14 @@ def _keep_vectors(index: Path, staged: Path, wanted: RestoredBase) -> None:
 
 
 def _built_indexes(restoring: Path) -> list[Path]:
-    """Return the indexes of all bases below the staging folder of restores; links that lead elsewhere are skipped."""
+    """Return the index files of all bases below ``restoring``, the staging folder of restores, without linked ones."""
     real = links.real_path(restoring)
     found = sorted(restoring.glob(f"*/*/{_BASE}/{INDEX_FILE}"))
     return [path for path in found if links.real_path(path) == real / path.relative_to(restoring)]
 
 
 def _model_of(index: Path) -> str | None:
-    """Return the model of a built index from the ``restored.json`` of its restore; None if that is unreadable."""
+    """Return the model of a built index file from the record beside its base; None if that is unreadable."""
     record = index.parents[2] / _RECORD
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError):
         return _decode_record(record).model_id or None
@@ -206,7 +216,7 @@ def _model_of(index: Path) -> str | None:
 
 
 def paid_dimensions(source: RestoreSource, model_id: str, restoring: Path) -> int | None:
-    """Return the length of the vectors that an earlier run paid for to restore a base, or None.
+    """Return the dimensions of vectors that an earlier run paid for to restore a base, or None.
 
     Args:
         source: the old base.
@@ -234,7 +244,9 @@ def demand_text(source: RestoreSource, wanted: RestoredBase) -> None:
 
 
 def count_missing_vectors(index: Path, base: str, dimensions: int | None = None) -> int:
-    """Audit the index of a new base; returns the number of unit texts without a vector.
+    """Audit the index file of the new base with the id ``base``, and count the unit texts without a vector.
+
+    ``dimensions`` are those that vectors must have, if known.
 
     Raises:
         VerificationFailed: anything else is wrong with it.
@@ -248,9 +260,10 @@ def count_missing_vectors(index: Path, base: str, dimensions: int | None = None)
 
 
 class _Builder:
-    """Builds one base. Single use."""
+    """Builds one new base in a folder. Single use."""
 
     def __init__(self, source: RestoreSource, wanted: RestoredBase, folder: Path, now_ms: int) -> None:
+        """Prepare the build of the wanted base in ``folder``."""
         self._source = source
         self._base = wanted.base_id(source.key)
         self._model_id = wanted.model_id
@@ -265,7 +278,10 @@ class _Builder:
         self._guessed: dict[str, str] = {}
 
     def run(self, mark: str, progress: Progress) -> BuiltBase:
-        """Build the index from the catalog's items and the old index; ``mark`` is stored with the result."""
+        """Build the index from the catalog's items and the old index, and return the record of the build.
+
+        ``mark`` is the state of the old base, which the record contains.
+        """
         rows: list[Row] = []
         leaf_items: dict[str, RestoredItem] = {}
         with ExitStack() as stack:
@@ -305,7 +321,7 @@ class _Builder:
         )
 
     def demand_text(self) -> None:
-        """Look for the first item with a text.
+        """Check that at least one item has a text, without building anything.
 
         Raises:
             NotRestored: no item has one.
@@ -326,13 +342,13 @@ class _Builder:
             raise self._without_texts(first)
 
     def _without_texts(self, example: str | None) -> NotRestored:
-        """Make the error that no item of the base has a text."""
+        """Make the error that no item of the base has a text; ``example`` says why one of them has none."""
         first = tr("its folders are empty") if example is None else example
         reason = tr("none of its items has a readable text; for example, {first}", first=first)
         return NotRestored(path=self._source.store.path, base=self._source.key, reason=reason)
 
     def _reserve_names(self, catalog: apsw.Connection) -> None:
-        """Reserve the paths that the items of the base name."""
+        """Reserve the paths that items of the old base name, so that no new snapshot gets one of them."""
         for (data,) in untrusted_sqlite.read_lenient_rows(
             catalog, ("data",), "knowledge_item WHERE base_id = ?", (self._source.key,)
         ):
@@ -342,7 +358,7 @@ class _Builder:
                     self._names.take(replace_surrogates(found[key]))
 
     def _rows(self, catalog: apsw.Connection) -> Iterator[tuple[Row, Any]]:
-        """Yield the rows that are copied, each with its ``data``."""
+        """Yield the item rows that are copied, each with its column ``data``; others are recorded as left out."""
         deleting = 0
         for row in self._source.items:
             if is_being_deleted(row):
@@ -368,11 +384,18 @@ class _Builder:
     # --- one item ----------------------------------------------------------------------------------------------------
 
     def _add_item(self, item: Row, old: OldIndex, index: IndexBuilder) -> RestoredItem:
-        """Add an item's text to the index; an item without text is reported."""
+        """Add the text of an item to the new index, and record the raw files to copy and a missing text.
+
+        ``old`` is the index of the old base.
+        """
         leaf_item = RestoredItem(
             {key: value for key, value in item.items() if key != "data"}, new_item_id(self._base, item)
         )
-        self._collect_files(item)
+        data = parse_item_data(item)
+        for raw_path in (data.get("relativePath"), data.get("indexedRelativePath")):
+            file = find_raw_file(raw_path, self._source.raw)
+            if file is not None and not file_paths.is_link(file):
+                self._files[str(raw_path)] = None
         try:
             text, spans = self._text(item, old)
         except NoText as reason:
@@ -388,19 +411,11 @@ class _Builder:
         index.add_units(leaf_item.id, path, text, spans)
         return leaf_item
 
-    def _collect_files(self, item: Row) -> None:
-        """Note the raw files that an item refers to, for copying."""
-        data = parse_item_data(item)
-        for path in (data.get("relativePath"), data.get("indexedRelativePath")):
-            file = find_raw_file(path, self._source.raw)
-            if file is not None and not file_paths.is_link(file):
-                self._files[str(path)] = None
-
     def _text(self, item: Row, old: OldIndex) -> tuple[str, list[Span]]:
-        """Return the text of an item and its unit spans: from the old index, else from its file or its row.
+        """Return the text of an item and its unit spans: from the old index, else from its raw file or its row.
 
         Raises:
-            NoText
+            NoText: the item has none.
         """
         known = old.text(item["id"])
         text, spans = ("", None) if known is None else (known.text, known.spans)
@@ -420,11 +435,11 @@ class _Builder:
 
     @staticmethod
     def _problem(path: str) -> str | None:
-        """Describe why a path is not safe, or return None."""
+        """Return why a path below ``raw/`` is not safe, or None."""
         return find_path_problem(path.encode("utf-8", "surrogatepass"))
 
     def _path(self, item: Row, key: str, text: str) -> str:
-        """Return the path of an item's text; a missing snapshot of a URL or note is written."""
+        """Return the path for the text of an item with the new id ``key``; a missing snapshot is written there."""
         own = get_indexed_path(item)
         if own is not None and (own == item["id"] or self._problem(own) is not None or own in self._paths):
             own = None
@@ -438,7 +453,7 @@ class _Builder:
         return path
 
     def _snapshot(self, item: Row, text: str, path: str | None) -> str:
-        """Write a snapshot, at a new path if it has none; returns the path."""
+        """Write the text of a URL or note to a snapshot file and return its path; ``path`` None: choose a free name."""
         data = parse_item_data(item)
         if item["type"] == "url":
             snapshot = okf.url_snapshot(replace_surrogates(data["url"]), text)

@@ -72,7 +72,7 @@ IsIndexed = Callable[[str], bool | None]
 
 
 class ItemRepairs(msgspec.Struct):
-    """The items of one base during their repair; rows are changed in place."""
+    """The items of one base while they are repaired: their rows are changed in place."""
 
     rows: list[Row]
     #: By index in ``rows``: the finding for which the status changes.
@@ -83,12 +83,15 @@ class ItemRepairs(msgspec.Struct):
     left: list[tuple[str, str, str]] = msgspec.field(default_factory=list)
 
     def leave(self, finding: str, reason: str, row: Row) -> None:
-        """Record why an item cannot be repaired."""
+        """Record that a finding about the item of a row cannot be repaired, and why."""
         self.left.append((finding, reason, str(row.get("id"))))
 
 
 def repair_statuses(items: ItemRepairs, is_running: bool, is_indexed: IsIndexed) -> None:
-    """Give each item a status that fits its error and type."""
+    """Give each item with an invalid status one that fits its error and type.
+
+    ``is_running``: the application is running. ``is_indexed`` tells by id whether an item is indexed.
+    """
     children = _children_by_folder(items.rows)
     for number, row in enumerate(items.rows):
         if find_status_problem(row, is_running) is None:
@@ -108,7 +111,10 @@ def repair_statuses(items: ItemRepairs, is_running: bool, is_indexed: IsIndexed)
 
 
 def _derive_status(row: Row, has_children: bool, is_indexed: IsIndexed) -> tuple[str, str | None] | None:
-    """Return the status and error of an item; None if they cannot be derived."""
+    """Return the status and error that an item should have; None if they cannot be derived.
+
+    ``has_children``: a folder contains items. ``is_indexed`` tells by id whether an item is indexed.
+    """
     status, kind = row.get("status"), row.get("type")
     error = None if is_blank(row.get("error")) else str(row.get("error"))
     if kind not in DATA_FIELDS:
@@ -125,7 +131,10 @@ def _derive_status(row: Row, has_children: bool, is_indexed: IsIndexed) -> tuple
 
 
 def _is_done(row: Row, has_children: bool, is_indexed: IsIndexed) -> bool | None:
-    """Whether the processing of an item was completed; None if unknown."""
+    """Whether the application completed the item; None if unknown.
+
+    The parameters are those of :func:`_derive_status`.
+    """
     status = row.get("status")
     if row.get("type") == "directory":
         return has_children and status != "preparing"
@@ -133,7 +142,7 @@ def _is_done(row: Row, has_children: bool, is_indexed: IsIndexed) -> bool | None
 
 
 def repair_folders(items: ItemRepairs) -> None:
-    """Move items to the top level if their folder is missing or not a folder. Break cycles at the oldest folder."""
+    """Move items whose folder is missing, or no folder, to the top level. Break cycles of folders at the oldest one."""
     by_id = {row.get("id"): row for row in items.rows}
     inside_itself: list[Row] = []
     for number, row in enumerate(items.rows):
@@ -152,7 +161,10 @@ def repair_folders(items: ItemRepairs) -> None:
 
 
 def _break_cycles(items: ItemRepairs, inside_itself: list[Row], by_id: dict[Any, Row]) -> None:
-    """Move the oldest folder of each cycle to the top level."""
+    """Move the oldest folder of each cycle to the top level.
+
+    ``inside_itself`` are the rows of items in such cycles, ``by_id`` all rows by id.
+    """
     places = {row.get("id"): number for number, row in enumerate(items.rows)}
     for row in inside_itself:
         circle = _find_cycle(row, by_id)
@@ -166,7 +178,10 @@ def _break_cycles(items: ItemRepairs, inside_itself: list[Row], by_id: dict[Any,
 
 
 def _find_cycle(row: Row, by_id: dict[Any, Row]) -> list[Row]:
-    """Return the folders of the cycle that the ancestors of an item lead to; empty without a cycle."""
+    """Return the rows of the cycle that the folders above an item form; empty without a cycle.
+
+    ``by_id``: rows by id.
+    """
     way: list[Row] = []
     seen: dict[Any, int] = {}
     above: Row | None = row
@@ -181,11 +196,11 @@ def _find_cycle(row: Row, by_id: dict[Any, Row]) -> list[Row]:
 
 
 def update_folder_statuses(items: ItemRepairs, changed: Iterable[int] | None) -> None:
-    """Give folders the status that follows from their children.
+    """Give folders the status that follows from their items.
 
     Args:
         items: the items.
-        changed: numbers of rows that have changed: their folders are updated, and they themselves if they are folders.
+        changed: indexes of rows that have changed: their folders are updated, and they themselves if they are folders.
             None: every folder is updated.
     """
     children = _children_by_folder(items.rows)
@@ -208,7 +223,7 @@ def update_folder_statuses(items: ItemRepairs, changed: Iterable[int] | None) ->
 
 
 def _with_folders(rows: list[Row], numbers: Iterable[int], places: dict[Any, int]) -> Iterator[int]:
-    """Yield row numbers, each followed by that of the item's folder."""
+    """Yield row indexes, each followed by that of the item's folder; ``places`` maps item ids to row indexes."""
     for number in numbers:
         yield number
         folder = places.get(rows[number].get("group_id"))
@@ -217,7 +232,7 @@ def _with_folders(rows: list[Row], numbers: Iterable[int], places: dict[Any, int
 
 
 def _children_by_folder(rows: list[Row]) -> dict[Any, list[Row]]:
-    """Group items by the id of their folder; those without one are left out."""
+    """Group item rows by the id of their folder; those without a folder are left out."""
     found: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
         if row.get("group_id") is not None:
@@ -234,13 +249,16 @@ _ITEM = ("id", "group_id", "type", "status", "error")
 def plan_catalog(
     store: Store, findings: FindingsByBase, only: frozenset[str], *, model: str | None = None
 ) -> tuple[list[RowsChange], list[Unresolved], ResolvedFindings]:
-    """Return at most one change that repairs the catalog, what cannot be repaired, and the findings that it fixes.
+    """Plan the repair of the catalog.
 
     Args:
         store: the store; nothing is written.
         findings: what the audit found, by base.
         only: names of findings; empty: all.
-        model: that of bases with vectors and without a model, as a person says.
+        model: the model that the user named for bases that have vectors and no model.
+
+    Returns:
+        At most one change, reports about what cannot be repaired, and the findings that the change resolves.
     """
     wanted = _findings_to_repair(findings, (only or frozenset(NAMES)).intersection(NAMES))
     if store.catalog is None or not wanted:
@@ -258,7 +276,7 @@ def plan_catalog(
 
 
 def _findings_to_repair(findings: FindingsByBase, names: frozenset[str]) -> dict[str, set[str]]:
-    """Return the findings to repair in each base that has any."""
+    """Return, by base id, which of the findings with these ``names`` the audit found."""
     wanted = {
         base: {finding.name for finding in found if finding.name in names}
         for base, found in findings.items()
@@ -268,7 +286,7 @@ def _findings_to_repair(findings: FindingsByBase, names: frozenset[str]) -> dict
 
 
 class _RowEdit(msgspec.Struct, frozen=True, kw_only=True):
-    """New values for some columns of a row, with the old ones."""
+    """New values for some columns of a row of a table, with the present ones, which are compared when it is written."""
 
     table: str
     rowid: int
@@ -277,7 +295,7 @@ class _RowEdit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _DataEdits(msgspec.Struct):
-    """Items of a base whose data is derived again when it is written, so that a plan holds no texts."""
+    """Items of a base whose ``data`` is derived again when it is written, so that a plan holds no texts."""
 
     base: str
     #: By row number: the hash of the derived data.
@@ -285,9 +303,20 @@ class _DataEdits(msgspec.Struct):
 
 
 class _CatalogRepair:
+    """Repairs the catalog at ``path``: call :meth:`derive_values`, then read the results."""
+
     def __init__(
         self, store: Store, findings: FindingsByBase, path: Path, *, drops_lengths: bool, model: str | None
     ) -> None:
+        """Prepare the repair of the catalog at ``path``.
+
+        Args:
+            store: the store.
+            findings: what the audit found, by base.
+            path: the catalog.
+            drops_lengths: whether the same run deletes vectors of an unexpected length.
+            model: the model that the user named for bases that have vectors and no model.
+        """
         self._store = store
         self._model = model
         #: Whether the same run deletes vectors of an unexpected length.
@@ -303,7 +332,10 @@ class _CatalogRepair:
     # --- result ------------------------------------------------------------------------------------------------------
 
     def changes(self, path: str) -> list[RowsChange]:
-        """Return the change of the catalog, if there is any."""
+        """Return the change of the catalog in a list; empty if nothing changes.
+
+        ``path``: the catalog, relative to the root.
+        """
         actions = tuple(
             Action(
                 action=action,
@@ -321,7 +353,7 @@ class _CatalogRepair:
         return [RowsChange(path=path, actions=actions, apply=self._apply, tables=tuple(tables), bytes=self._bytes)]
 
     def left(self) -> list[Unresolved]:
-        """Return the findings that cannot be repaired."""
+        """Return the reports about findings that cannot be repaired."""
         return [
             Unresolved.registered(
                 name, reason, base=base, subject=subjects[0] if len(subjects) == 1 else None, count=len(subjects)
@@ -330,14 +362,14 @@ class _CatalogRepair:
         ]
 
     def resolves(self, wanted: Mapping[str, set[str]]) -> ResolvedFindings:
-        """Return the findings that the change fixes."""
+        """Return the ``wanted`` findings, by base, that the change resolves."""
         stays = {(name, base) for name, _, base in self._left}
         return {(name, base) for base, names in wanted.items() for name in names if (name, base) not in stays}
 
     # --- planning ----------------------------------------------------------------------------------------------------
 
     def derive_values(self, wanted: Mapping[str, set[str]]) -> None:
-        """Derive the new values for the bases with these findings."""
+        """Derive new values for the rows of bases that have ``wanted`` findings, by base id."""
         catalog = read_catalog(self._path, data=False)
         is_running = profile.detect_running_app(self._store.root) is not None
         models = None if catalog.models is None else {row.get("id") for row in catalog.models}
@@ -355,17 +387,28 @@ class _CatalogRepair:
                         self._repair_data(db, row, evidence)
 
     def _evidence(self, base: str) -> AbstractContextManager[Evidence]:
-        """Open the index and the files of a base, which show the right values."""
+        """Open the index and raw files of a base, which prove the right values."""
         return open_evidence(self._store, base, self._findings.get(base, ()), drops_lengths=self._drops_lengths)
 
     def _leave(self, name: str, reason: str, base: str, subject: object) -> None:
-        """Record a finding that cannot be repaired; equal reasons are reported together."""
+        """Record that a finding (``name``) about the item or base ``subject`` cannot be repaired, and why.
+
+        Findings with the same reason are reported together.
+        """
         self._left.setdefault((name, reason, base), []).append(str(subject))
 
     def _repair_base(
         self, db: apsw.Connection, row: Row, models: set[Any] | None, names: set[str], evidence: Evidence
     ) -> None:
-        """Correct status, model and dimensions in the row of a base."""
+        """Correct status, model and dimensions in the row of a base.
+
+        Args:
+            db: the open catalog.
+            row: the base's row, changed in place.
+            models: ids of the existing models; None: unknown.
+            names: the findings to repair.
+            evidence: the base's index and files.
+        """
         base = base_id_text(row)
         resolves: dict[str, Callable[[], rules_evidence.Columns | str]] = {
             v2.BASE_STATUS: lambda: rules_evidence.repair_base(row, models, evidence, self._model),
@@ -387,7 +430,15 @@ class _CatalogRepair:
     def _repair_items(
         self, db: apsw.Connection, base_row: Row, names: set[str], is_running: bool, evidence: Evidence
     ) -> None:
-        """Correct the statuses and folders of the items of a base."""
+        """Correct the statuses and folders of the items of a base.
+
+        Args:
+            db: the open catalog.
+            base_row: the base's row.
+            names: the findings to repair.
+            is_running: whether the application is running.
+            evidence: the base's index and files.
+        """
         base = base_id_text(base_row)
         rowids, items = self._items(db, base_row.get("id"))
         before = list(map(dict, items.rows))
@@ -409,7 +460,7 @@ class _CatalogRepair:
             self._count_item(base, row, items.statuses.get(number), items.moves.get(number))
 
     def _count_item(self, base: str, row: Row, finding: str | None, problem: str | None) -> None:
-        """Count an action for an item: a new status for ``finding``, and a move for ``problem`` of its folder."""
+        """Count a changed item for the report: for ``finding``, its new status; for a folder ``problem``, its move."""
         noun = "folder" if row["type"] == "directory" else "item"
         if finding is not None:
             error = f" ({row['error']})" if row["error"] in (INTERRUPTED, NO_REASON) else ""
@@ -425,7 +476,7 @@ class _CatalogRepair:
             self._actions["move-items", message, noun, base, v2.ITEM_CONTAINER] += 1
 
     def _items(self, db: apsw.Connection, base: Any) -> tuple[list[int], ItemRepairs]:
-        """Read the items of a base with their row numbers."""
+        """Read the items of a base from the open catalog; also return their row numbers."""
         rowids: list[int] = []
         rows: list[Row] = []
         for rowid, *values in untrusted_sqlite.read_lenient_rows(db, ("rowid", *_ITEM), _OF_BASE, (base,)):
@@ -434,7 +485,7 @@ class _CatalogRepair:
         return rowids, ItemRepairs(rows)
 
     def _repair_data(self, db: apsw.Connection, base_row: Row, evidence: Evidence) -> None:
-        """Correct the data of items that the application cannot read."""
+        """Derive the ``data`` of items that the application cannot read, from the base's index and files."""
         base = base_id_text(base_row)
         made = _DataEdits(base)
         for rowid, item in _with_data(db, _OF_BASE, base_row.get("id")):
@@ -459,7 +510,7 @@ class _CatalogRepair:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _apply(self, db: apsw.Connection) -> None:
-        """Make the planned edits; refused if a row has changed since the plan."""
+        """Write the planned values to the open catalog; raises PlanOutdated if a row has changed since the plan."""
         for edit in self._edits:
             where = untrusted_sqlite.unchanged_condition(db, edit.old)
             columns = ", ".join(f'"{name}" = ?' for name in edit.new)
@@ -475,7 +526,7 @@ class _CatalogRepair:
                     db.execute("UPDATE knowledge_item SET data = ? WHERE rowid = ?", (text, rowid))
 
     def _demand(self, condition: bool) -> None:
-        """Refuse the change unless a condition holds."""
+        """Raise PlanOutdated unless the condition holds."""
         if not condition:
             raise PlanOutdated(path=self._path, reason=tr("its rows changed since the plan"))
 
@@ -485,12 +536,13 @@ _OF_BASE = "knowledge_item NOT INDEXED WHERE base_id IS ? ORDER BY rowid"
 
 
 def _with_data(db: apsw.Connection, where: str, value: Any) -> Iterator[tuple[int, Row]]:
-    """Yield items with their row numbers."""
+    """Yield items with their row numbers; ``where`` is SQL that selects them, with one placeholder for ``value``."""
     for rowid, *values in untrusted_sqlite.read_lenient_rows(db, ("rowid", "id", "type", "data"), where, (value,)):
         yield rowid, dict(zip(("id", "type", "data"), values, strict=True))
 
 
 def _digest(text: str) -> bytes:
+    """Return the SHA-256 digest of a text, which may have unpaired surrogates."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -500,12 +552,15 @@ def _digest(text: str) -> bytes:
 def plan_definitions(
     store: Store, findings: FindingsByBase, only: frozenset[str]
 ) -> tuple[list[RowsChange], list[Unresolved], ResolvedFindings]:
-    """Return the change that drops foreign triggers and views, what stays, and the findings that it fixes.
+    """Plan to drop foreign triggers and views from the catalog.
 
     Args:
         store: the store; nothing is written.
-        findings: what the audit found, by base; what is about the catalog's schema is about no base.
-        only: names of the findings that are to be mended.
+        findings: what the audit found, by base; findings about the catalog's schema are under None.
+        only: names of the findings to repair.
+
+    Returns:
+        At most one change, reports about what stays, and the findings that the change resolves.
     """
     found = [one for one in findings.get(None, ()) if one.name in schema_objects.NAMES and one.name in only]
     wanted, left = split_repairable(found)
@@ -527,7 +582,7 @@ _SEPARATORS = re.compile(r"[/\\]+")
 
 
 class ItemPath(msgspec.Struct, frozen=True, kw_only=True):
-    """A new path for an item; ``key`` is the field of its data."""
+    """A new path for an item; ``key`` is the field of the item's data that holds it."""
 
     item: str
     key: str
@@ -536,7 +591,7 @@ class ItemPath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathRepairs(msgspec.Struct):
-    """Changes for the unsafe paths of one base."""
+    """New paths for the materials of one base with unsafe paths, for their items, and changes of their files."""
 
     #: Row numbers of materials, with their new paths.
     materials: list[tuple[int, str]] = msgspec.field(default_factory=list)
@@ -548,20 +603,22 @@ class PathRepairs(msgspec.Struct):
 
 
 class _Material(msgspec.Struct, frozen=True):
+    """A material with an invalid path: its row number and id, and the path as bytes."""
+
     rowid: int
     id: str
     raw: bytes
 
 
 def plan_paths(root: Path, base: str, index: str, raw: str, items: Sequence[Row] | None) -> PathRepairs:
-    """Find new paths for the materials of one base whose paths are unsafe.
+    """Choose new paths for the materials of one base whose paths are unsafe, and plan the moves of their files.
 
     Args:
         root: the store's root.
         base: the base's id.
-        index: its index file, below the root.
-        raw: its folder of files, below the root.
-        items: its items; None without a catalog.
+        index: its index file, relative to the root.
+        raw: its folder of raw files, relative to the root.
+        items: its item rows; None without a catalog.
 
     Raises:
         apsw.Error, OSError: the index cannot be read.
@@ -576,7 +633,10 @@ def plan_paths(root: Path, base: str, index: str, raw: str, items: Sequence[Row]
         path = get_indexed_path(item)
         if path is None or not is_safe_path(path):
             new = files.free_name(material.raw, taken | names)
-            found.items += _new_paths(material.id, item, path, new)
+            if path is not None:
+                is_processed = bool(parse_item_data(item).get("indexedRelativePath"))
+                key = "indexedRelativePath" if is_processed else "relativePath"
+                found.items.append(ItemPath(item=material.id, key=key, old=path, new=new))
         elif path in taken:
             reason = tr("another material has the path of its item, {path}", path=path)
             found.left.append(Unresolved.registered(v2.PATH_UNSAFE, reason, base=base, subject=material.id))
@@ -589,15 +649,8 @@ def plan_paths(root: Path, base: str, index: str, raw: str, items: Sequence[Row]
     return found
 
 
-def _new_paths(key: str, item: Row, old: str | None, new: str) -> Iterator[ItemPath]:
-    """Yield the new path of an item, if it had one."""
-    if old is not None:
-        name = "indexedRelativePath" if parse_item_data(item).get("indexedRelativePath") else "relativePath"
-        yield ItemPath(item=key, key=name, old=old, new=new)
-
-
 def _read_materials(index: Path) -> tuple[list[_Material], set[str]]:
-    """Read the materials whose path is invalid, and the set of valid paths."""
+    """Read the materials of an index whose path is invalid, and the set of all valid paths in it."""
     unsafe, taken = [], set()
     with sqlite.open_readonly(index) as db:
         for rowid, key, raw in db.execute(
@@ -611,7 +664,10 @@ def _read_materials(index: Path) -> tuple[list[_Material], set[str]]:
 
 
 class FileRenames:
-    """The files below one base's ``raw/``: finds free names, and plans moves."""
+    """The raw files of one base: chooses free names for them, and plans moves.
+
+    ``raw`` is the folder of raw files, relative to ``root``, the store's root.
+    """
 
     def __init__(self, root: Path, raw: str, base: str) -> None:
         self._root = root
@@ -620,7 +676,7 @@ class FileRenames:
         self._base = base
 
     def free_name(self, old: bytes, taken: set[str]) -> str:
-        """Return a safe and unused path that resembles an unsafe one."""
+        """Return a safe path that resembles the unsafe path ``old``, and that is neither ``taken`` nor used on disk."""
         parts = [part for part in _SEPARATORS.split(old.decode("utf-8", "replace")) if part not in ("", ".", "..")]
         *folders, name = map(sanitize_material_name, parts or ["untitled"])
         prefix = self._prefix(folders)
@@ -634,13 +690,16 @@ class FileRenames:
                 return path
 
     def _prefix(self, folders: list[str]) -> str:
-        """Return the prefix for a path in these folders; empty if they cannot be used."""
+        """Return the prefix of paths in these nested folders; "" if they cannot be used."""
         folder = "/".join(folders)
         is_usable = folder and fold_name(folders[0]) != RESERVED_NAME and self._is_inside(self._folder / folder)
         return f"{folder}/" if is_usable else ""
 
     def move(self, old: bytes, new: str, found: PathRepairs, removed: list[FileChange]) -> None:
-        """Plan to move a material's file to its new name; the removal of the old one goes to ``removed``."""
+        """Plan to move the raw file of a material from the path ``old`` to ``new``.
+
+        The new file is added to ``found``, and the removal of the old one to ``removed``.
+        """
         source = self._inside(old)
         target = self._folder / new
         if source is None or _is_one_file(source, target) or not _is_free(target, source):
@@ -664,7 +723,7 @@ class FileRenames:
             removed.append(FileChange(path=name, actions=(), make=None))
 
     def _inside(self, old: bytes) -> Path | None:
-        """Return the regular file below ``raw/`` that a path names, or None."""
+        """Return the regular file below ``raw/`` that the stored path ``old`` leads to, or None."""
         path = PurePosixPath(os.fsdecode(old))
         if b"\0" in old or path.is_absolute() or ".." in _SEPARATORS.split(str(path)) or not path.parts:
             return None
@@ -679,7 +738,7 @@ class FileRenames:
             return None
 
     def _is_inside(self, place: Path) -> bool:
-        """Whether a path stays below ``raw/`` when links are resolved."""
+        """Whether a path stays below ``raw/`` after its links are resolved."""
         return links.real_path(place).is_relative_to(links.real_path(self._folder))
 
 
@@ -691,7 +750,7 @@ def _copy(source: Path, new: Path) -> None:
 
 
 def _is_one_file(source: Path, target: Path) -> bool:
-    """Whether two paths lead to one file: Windows reads ``a\\b`` as ``a/b``, and ignores dots at the end of a name."""
+    r"""Whether two paths lead to one file: Windows reads ``a\b`` as ``a/b``, and ignores dots at the end of a name."""
     try:
         return source == target or os.path.samestat(file_paths.lstat(source), file_paths.lstat(target))
     except (FileNotFoundError, NotADirectoryError):
@@ -699,20 +758,21 @@ def _is_one_file(source: Path, target: Path) -> bool:
 
 
 def _is_free(place: Path, source: Path | None) -> bool:
-    """Whether a path is unused, or has the copy of this file that an earlier run made."""
-    return not file_paths.lexists(place) or (source is not None and _is_copy(source, place))
-
-
-def _is_copy(source: Path, other: Path) -> bool:
-    """Whether a file has the same content as another."""
-    return file_paths.is_file(other) and not file_paths.is_link(other) and links.have_same_bytes(source, other)
+    """Whether nothing is at the path ``place``, or only a copy of the file ``source`` that an earlier run made."""
+    if not file_paths.lexists(place):
+        return True
+    is_regular = file_paths.is_file(place) and not file_paths.is_link(place)
+    return source is not None and is_regular and links.have_same_bytes(source, place)
 
 
 # --- the catalog -----------------------------------------------------------------------------------------------------
 
 
 def plan_item_paths(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) -> RowsChange | None:
-    """Return the change that gives items their new paths, by base; None without any."""
+    """Plan to give items their new ``paths``, by base id, in the catalog; None if no path changes.
+
+    ``root`` is the store's root, ``catalog`` the catalog's path relative to it.
+    """
     actions = tuple(
         Action(
             action="rename-items",
@@ -728,6 +788,7 @@ def plan_item_paths(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) 
         return None
 
     def apply(db: apsw.Connection) -> None:
+        """Write the new paths to the open catalog; raises PlanOutdated if an item has another path now."""
         for base, path in _flatten(paths):
             db.execute(
                 f"UPDATE knowledge_item SET data = json_set(data, '$.{path.key}', ?) WHERE id = ? AND base_id = ?"
@@ -744,5 +805,5 @@ def plan_item_paths(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) 
 
 
 def _flatten(paths: dict[str, list[ItemPath]]) -> Iterator[tuple[str, ItemPath]]:
-    """Yield each new path with the id of its base."""
+    """Yield each of the new paths with the id of its base."""
     return ((base, path) for base, of_base in paths.items() for path in of_base)

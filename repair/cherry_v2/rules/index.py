@@ -80,7 +80,7 @@ _ROW_BYTES = 400
 
 
 class IndexRepair(msgspec.Struct, frozen=True, kw_only=True):
-    """An index file to repair, with facts about its base."""
+    """An index file to repair, what the audit found in it, and facts about its base."""
 
     base: str
     #: The file, below the store's root.
@@ -103,7 +103,7 @@ class IndexRepair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndexRepairOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of repairing a file."""
+    """What the repair of an index file changes, and what it cannot repair."""
 
     actions: tuple[Action, ...]
     left: tuple[Unresolved, ...]
@@ -113,20 +113,21 @@ class IndexRepairOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The tables whose rows change."""
+        """Names of the tables whose rows change."""
         named = [table for action in self.actions for table in _tables(action.action)]
         return tuple(dict.fromkeys(named))
 
 
 def _tables(action: str) -> Sequence[str]:
+    """Return the names of the tables that an action changes."""
     return ("embedding",) if action == "delete-embeddings" else _ACTIONS[action][3]
 
 
 def plan_index(root: Path, target: IndexRepair) -> tuple[RowsChange | None, tuple[Unresolved, ...]]:
-    """Return the change that repairs an index file, or None, and what cannot be repaired.
+    """Return the change that repairs an index file, or None, and reports about what cannot be repaired.
 
     Raises:
-        apsw.Error, OSError: it cannot be read.
+        apsw.Error, OSError: the file cannot be read.
     """
     path = root / target.path
     with sqlite.open_readonly(path, vectors=True) as db:
@@ -147,6 +148,7 @@ def plan_index(root: Path, target: IndexRepair) -> tuple[RowsChange | None, tupl
         return None, planned.left
 
     def apply(db: apsw.Connection) -> None:
+        """Repair the open index; raises PlanOutdated if the repair has another result than the plan."""
         sqlite.load_vector_extension(db)
         if _repair_rows(db, target) != planned:
             raise PlanOutdated(path=path, reason=tr("the rows to repair are no longer those of the plan"))
@@ -164,7 +166,7 @@ def plan_index(root: Path, target: IndexRepair) -> tuple[RowsChange | None, tupl
 
 
 def _write(db: apsw.Connection, target: IndexRepair) -> None:
-    """Write the results of the repair from the temporary tables to the file."""
+    """Write the results of the repair from the temporary tables to the open index file."""
     if v2.META_MISSING in target.wanted.intersection(target.found) and target.folder is not None:
         times = "typeof(created_at) = 'integer'"
         db.execute(
@@ -181,7 +183,7 @@ def _write(db: apsw.Connection, target: IndexRepair) -> None:
 
 
 def _repair_rows(db: apsw.Connection, target: IndexRepair) -> IndexRepairOutcome | None:
-    """Repair the rows in the temporary tables; None if two rows would have the same id."""
+    """Repair the rows of an open index file in temporary tables; None if two rows would get the same id."""
     job = RowRepair(db, target.wanted, frozenset(target.found), rows=target.rows)
     create_tables(db)
     # Unit numbers help to prove bodies and contents. They are derived again when the offsets are right.
@@ -215,6 +217,7 @@ def _repair_rows(db: apsw.Connection, target: IndexRepair) -> IndexRepairOutcome
 
 
 def _list_actions(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
+    """Yield the actions for the report, with the numbers of changed rows."""
     for name, (finding, message, noun, _) in _ACTIONS.items():
         count = job.done[name]
         if count:
@@ -231,7 +234,7 @@ def _list_actions(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
 
 
 def _unresolved(target: IndexRepair, finding: str, reason: str, count: int) -> Unresolved:
-    """Report a finding that cannot be repaired, and why."""
+    """Report that ``count`` rows of a finding cannot be repaired, and why."""
     return Unresolved.registered(finding, reason, base=target.base, count=count)
 
 
@@ -239,7 +242,7 @@ def _unresolved(target: IndexRepair, finding: str, reason: str, count: int) -> U
 
 
 def _drop_vectors(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
-    """Delete vectors that can never be used, so that they are embedded again. Others are kept."""
+    """Collect vectors that can never be used, to delete them, and yield the actions. They are embedded again later."""
     wanted = {flaw for flaw in FLAWS if job.wants(flaw)}
     if not wanted:
         return
@@ -273,7 +276,16 @@ def _drop_vectors(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
 def _unusable_vectors(
     job: RowRepair, wanted: set[str], length: int, *, is_corrected: bool
 ) -> Iterator[tuple[int, str]]:
-    """Yield the row ids and flaws that the audit found; search again if it did not, or with another length."""
+    """Yield row number and finding of each vector that cannot be used.
+
+    The rows that the audit recorded are used, unless it recorded none or assumed another length.
+
+    Args:
+        job: the repair.
+        wanted: findings about vectors.
+        length: the length of the base's vectors in bytes.
+        is_corrected: whether the run corrects the catalog's dimensions.
+    """
     if is_corrected or any(job.detected(flaw) is None for flaw in wanted):
         yield from (found for found in detect.find_unusable_vectors(job.db, length) if found[1] in wanted)
     else:
@@ -284,7 +296,7 @@ def _why_lengths_are_kept(lengths: Counter[int], dimensions: int | None, *, is_c
     """Return why vectors of an unexpected length are kept; None if they are deleted.
 
     Args:
-        lengths: the vectors by their length in bytes.
+        lengths: the number of vectors by their length in bytes.
         dimensions: the dimensions that the catalog states, or None.
         is_chosen: whether the user named the finding.
     """
@@ -340,7 +352,7 @@ CONSEQUENCES = frozenset(name for name, *_ in _CONSEQUENCES)
 
 
 def _find_consequences(job: RowRepair, target: IndexRepair) -> Iterator[Unresolved]:
-    """Yield findings of other commands that remain after the repair, or that it causes."""
+    """Report findings for other commands that remain in the index after the repair, or that it causes."""
     job.db.execute("CREATE INDEX temp.m_body_hash ON m_body (ifnull(new_hash, hash))")
     has_model = job.count("SELECT count(*) FROM main.embedding") if target.has_model is None else target.has_model
     for name, noun, which, sql in _CONSEQUENCES:
@@ -352,7 +364,7 @@ def _find_consequences(job: RowRepair, target: IndexRepair) -> Iterator[Unresolv
 
 
 def _size(job: RowRepair) -> int:
-    """Return the approximate bytes of the changed rows."""
+    """Return the approximate number of bytes in the changed rows."""
     bodies = "new_id IS NOT NULL OR new_target IS NOT NULL OR new_hash IS NOT NULL OR new_number IS NOT NULL"
     texts = job.count(
         "SELECT sum(length(CAST(t.text AS BLOB))) FROM temp.m_body b JOIN main.search_text t ON t.rowid = b.rid"
@@ -379,15 +391,18 @@ _INSERT = """INSERT INTO search_unit
 
 
 def plan_lost_units(root: Path, name: str, base: str) -> tuple[RowsChange | None, int]:
-    """Return the change that writes lost units again, or None, and the number of bodies that remain orphans.
+    """Plan to write missing units again that bodies prove.
 
     Args:
         root: the store's root.
-        name: the index, below it.
+        name: the index file, relative to it.
         base: the base's id.
 
+    Returns:
+        The change, or None, and the number of bodies that have no unit and from which none can be derived.
+
     Raises:
-        apsw.Error, OSError: it cannot be read.
+        apsw.Error, OSError: the index cannot be read.
     """
     path = root / name
     with sqlite.open_readonly(path) as db:
@@ -396,6 +411,7 @@ def plan_lost_units(root: Path, name: str, base: str) -> tuple[RowsChange | None
         return None, others
 
     def apply(db: apsw.Connection) -> None:
+        """Write the units to the open index; raises PlanOutdated if its bodies prove others now."""
         if find_lost_units(db)[0] != units:
             raise PlanOutdated(path=path, reason=tr("the units to restore are no longer those of the plan"))
         db.executemany(_INSERT, units)

@@ -46,11 +46,10 @@ BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID, v2.BASE_FAILED, v2.VECTOR_UNEXPE
 
 
 def plan(store: Store, options: RepairOptions) -> Plan:
-    """Plan all repairs that the user asked for.
+    """Plan all repairs that the options select.
 
     Raises:
-        WrongUsage: what has no row is to be listed again without ``adopt``, or with other findings; or vectors of a
-            base without a model are meant without ``model``, or with other findings.
+        WrongUsage: the options contradict each other, or a finding needs another option, such as ``--adopt``.
     """
     if options.moved:
         return item_paths.plan_moved(store, options)
@@ -75,12 +74,15 @@ def plan(store: Store, options: RepairOptions) -> Plan:
 
 
 def _plan_repairs(store: Store, options: RepairOptions) -> Plan:
+    """Audit the store and plan the repairs of its indexes and catalog."""
     # Damage that only SQLite's own check finds counts, too.
     level = Level.DEEP if options.salvage else Level.DEFAULT
     return _Planner(store, options, group_by_base(store.findings(level))).plan()
 
 
 class _Planner:
+    """Plans the repairs of one store from the audit's ``findings`` by base."""
+
     def __init__(self, store: Store, options: RepairOptions, findings: FindingsByBase) -> None:
         self._store = store
         self._options = options
@@ -96,6 +98,7 @@ class _Planner:
         self._materials: dict[str, dict[str, str]] = {}
 
     def plan(self) -> Plan:
+        """Plan the repairs of indexes, catalog and files in the order in which they are made."""
         made = self._plan
         self._plan_damaged()
         moved: dict[str, PathRepairs] = {}
@@ -104,7 +107,7 @@ class _Planner:
         made.changes += chain.from_iterable(one.made for one in moved.values())
         made.changes += self._plan_catalog(moved, readable)
         made.changes += chain.from_iterable(one.removed for one in moved.values())
-        indexes += filter(None, map(self._with_paths, readable))
+        indexes += filter(None, map(self._plan_material_paths, readable))
         made.changes += map(merge_changes, _by_path(indexes))
         made.changes += chain.from_iterable(one.removed_last for one in moved.values())
         self._leave_others(moved)
@@ -112,12 +115,14 @@ class _Planner:
 
     @cached_property
     def _catalog(self) -> StoredCatalog | None:
+        """The catalog's rows; None if there is no catalog, or if it cannot be read."""
         if self._store.catalog is not None:
             with suppress(CatalogProblem):
                 return read_catalog(self._store.root / self._store.catalog)
         return None
 
     def _count_findings(self, base: str) -> dict[str, int]:
+        """Return the counts of the audit's findings about a base, by name."""
         counts: Counter[str] = Counter()
         for finding in self._findings[base]:
             counts[finding.name] += finding.count
@@ -140,13 +145,14 @@ class _Planner:
             else:
                 self._plan.left += salvage.suggest_salvage(damaged)
 
-    def _damaged_index(self, base: str, one: layout.StoreFile) -> DamagedIndex:
+    def _damaged_index(self, base: str, file: layout.StoreFile) -> DamagedIndex:
+        """Describe the damaged index of a base with what the catalog has of it."""
         items = None if self._catalog is None or self._catalog.items is None else self._catalog.items.get(base, [])
         row = self._row(base)
         return DamagedIndex(
             store=self._store,
             base=base,
-            place=one,
+            place=file,
             findings=self._findings[base],
             row=row,
             items=items if row is not None else None,
@@ -154,7 +160,7 @@ class _Planner:
         )
 
     def _plan_indexes(self, moved: dict[str, PathRepairs]) -> Iterator[RowsChange]:
-        """Plan the repairs of readable indexes; adds what happens to their paths to ``moved``, by base."""
+        """Yield the changes that repair readable indexes; ``moved`` gets new paths of materials and files, by base."""
         for base, one in self._store.stores.items():
             is_whole = base not in self._reported_damaged or not self._options.salvage
             if (
@@ -168,8 +174,11 @@ class _Planner:
                 except (apsw.Error, OSError, UnicodeDecodeError) as error:
                     self._leave_all(base, tr("the index cannot be read as a whole: {error}", error=error), None)
 
-    def _of_index(self, base: str, one: layout.StoreFile, moved: dict[str, PathRepairs]) -> Iterator[RowsChange]:
-        """Plan the repair of one index file. What blocks other repairs comes first."""
+    def _of_index(self, base: str, file: layout.StoreFile, moved: dict[str, PathRepairs]) -> Iterator[RowsChange]:
+        """Yield the changes that repair the index file of a base; what blocks other repairs is repaired first.
+
+        ``moved`` gets the new paths of its materials and files.
+        """
         found = self._count_findings(base)
         wanted = self._wanted.intersection(found, _OF_INDEX)
         if not wanted:
@@ -179,11 +188,11 @@ class _Planner:
             reason = tr("the layout of the file is incomplete") if upgrades else tr("the file is damaged")
             self._leave_all(base, tr("{reason}: fix that first", reason=reason), "upgrade" if upgrades else None)
             return
-        dropped = schema_objects.plan_drops(self._store.root, one.name, wanted, base, schema.find_foreign_in_index)
+        dropped = schema_objects.plan_drops(self._store.root, file.name, wanted, base, schema.find_foreign_in_index)
         if dropped is not None:
             self._plan.resolves |= {(name, base) for name in wanted.intersection(schema_objects.NAMES)}
             yield dropped
-        units, others = self._lost_units(base, one, found)
+        units, others = self._lost_units(base, file, found)
         if units is not None:
             yield units
             self._leave_for_units(base, wanted, others)
@@ -191,21 +200,32 @@ class _Planner:
         wanted = wanted.intersection(index.NAMES)
         kept = self._protected_findings(base, found, wanted)
         if wanted - kept:
-            yield from self._plan_index_repair(base, one, found, wanted - kept, moved, self._wanted - kept)
+            yield from self._plan_index_repair(base, file, found, wanted - kept, moved, self._wanted - kept)
 
-    def _lost_units(self, base: str, one: layout.StoreFile, found: dict[str, int]) -> tuple[RowsChange | None, int]:
-        """Plan to write lost units again, before other repairs can remove their proof.
+    def _lost_units(self, base: str, file: layout.StoreFile, found: dict[str, int]) -> tuple[RowsChange | None, int]:
+        """Plan to write missing units of a base again, before other repairs can remove their proof.
 
-        If a unit lacks its body or has a wrong id, an orphan body may be its body. That is repaired first.
+        If a unit lacks its body or has a wrong id, a body without a unit may be its body. That is repaired first.
+
+        Args:
+            base: the base's id.
+            file: its index file.
+            found: the counts of its findings.
+
+        Returns:
+            The change, or None, and the number of bodies that have no unit and from which none can be derived.
         """
         if v2.BODY_ORPHAN not in found or not self._wanted & {v2.BODY_ORPHAN, v2.UNIT_GAP}:
             return None, 0
         if v2.BODY_ORPHAN not in self._options.only and not {v2.NO_BODY, v2.UNIT_ID}.isdisjoint(found):
             return None, 0
-        return index.plan_lost_units(self._store.root, one.name, base)
+        return index.plan_lost_units(self._store.root, file.name, base)
 
     def _leave_for_units(self, base: str, wanted: frozenset[str], others: int) -> None:
-        """Report that other repairs wait until units are written again, and which bodies prove no unit."""
+        """Report that the ``wanted`` repairs of a base wait until its missing units are written again.
+
+        ``others`` is the number of bodies that have no unit and from which none can be derived.
+        """
         self._reported_bases.add(base)
         if others:
             reason = tr("{bodies} whose unit cannot be proven", bodies=format_count(others, "body"))
@@ -218,7 +238,10 @@ class _Planner:
         self._plan.left += [Unresolved.of(one, reason, repair=repair) for one in stays]
 
     def _protected_findings(self, base: str, found: dict[str, int], wanted: frozenset[str]) -> frozenset[str]:
-        """Return the findings that are not repaired, because that deletes vectors of a protected base."""
+        """Return the ``wanted`` findings that stay because their repair deletes vectors of a protected base.
+
+        They are reported; ``found`` counts the findings of the base.
+        """
         deleting = wanted.intersection(index.FLAWS)
         if not deleting:
             return deleting
@@ -235,15 +258,24 @@ class _Planner:
     def _plan_index_repair(
         self,
         base: str,
-        one: layout.StoreFile,
+        file: layout.StoreFile,
         found: dict[str, int],
         wanted: frozenset[str],
         moved: dict[str, PathRepairs],
         allowed: frozenset[str],
     ) -> Iterator[RowsChange]:
-        """Plan the repair of the rows of an index, and report what cannot be repaired."""
-        renames = self._plan_path_repairs(base, one) if v2.PATH_UNSAFE in wanted else PathRepairs()
-        target = self._make_repair(base, one, found, renames, allowed)
+        """Yield the change that repairs the rows of an index, and report what cannot be repaired.
+
+        Args:
+            base: the base's id.
+            file: its index file.
+            found: the counts of its findings.
+            wanted: those of them to repair.
+            moved: gets the new paths of materials and files of the base.
+            allowed: all findings that may be repaired, if they exist or the repair causes them.
+        """
+        renames = self._plan_path_repairs(base, file) if v2.PATH_UNSAFE in wanted else PathRepairs()
+        target = self._make_repair(base, file, found, renames, allowed)
         change, left = index.plan_index(self._store.root, target)
         self._plan.left += [*renames.left, *(self._with_command(one) for one in left)]
         if change is not None:
@@ -253,25 +285,33 @@ class _Planner:
             self._plan.resolves |= {(name, base) for name in wanted - of_these}
             yield change
 
-    def _plan_path_repairs(self, base: str, one: layout.StoreFile) -> PathRepairs:
-        """Plan valid paths for materials of an index, whose catalog items and files follow."""
+    def _plan_path_repairs(self, base: str, file: layout.StoreFile) -> PathRepairs:
+        """Choose valid paths for materials of a base's index, which its items and files follow."""
         store, catalog = self._store, self._catalog
         if store.catalog is not None and (catalog is None or catalog.items is None):
             reason = tr("the catalog, whose item has the same path, cannot be read")
             return PathRepairs(left=[Unresolved.registered(v2.PATH_UNSAFE, reason, base=base)])
         items = None if catalog is None or catalog.items is None else catalog.items.get(base, [])
-        return rules_catalog.plan_paths(store.root, base, one.name, one.raw, items)
+        return rules_catalog.plan_paths(store.root, base, file.name, file.raw, items)
 
     def _make_repair(
-        self, base: str, one: layout.StoreFile, found: dict[str, int], renames: PathRepairs, wanted: frozenset[str]
+        self, base: str, file: layout.StoreFile, found: dict[str, int], renames: PathRepairs, wanted: frozenset[str]
     ) -> IndexRepair:
-        """Describe the repair of an index: ``found`` counts its findings, ``wanted`` are those to repair."""
+        """Describe the repair of an index file.
+
+        Args:
+            base: the base's id.
+            file: the index file.
+            found: the counts of its findings.
+            renames: new paths of materials.
+            wanted: the findings to repair.
+        """
         row = self._row(base)
         is_known = row is not None and row.get("status") == "completed"
         return IndexRepair(
             base=base,
-            path=one.name,
-            folder=base if one.base_id is not None and one.name.endswith(layout.INDEX_FILE) else None,
+            path=file.name,
+            folder=base if file.base_id is not None and file.name.endswith(layout.INDEX_FILE) else None,
             has_model=row.get("embedding_model_id") is not None if row is not None and is_known else None,
             dimensions=catalog_dimensions(row),
             found=found,
@@ -283,12 +323,12 @@ class _Planner:
         )
 
     def _row(self, base: str) -> Row | None:
-        """Return the catalog row of a base, or None."""
+        """Return the catalog row of the base with this id, or None."""
         rows = [] if self._catalog is None else self._catalog.bases
         return next((row for row in rows if base_id_text(row) == base), None)
 
     def _leave_all(self, base: str, reason: str, command: str | None) -> None:
-        """Report all findings of an index as not repaired, for one reason."""
+        """Report that all findings of an index stay, with the reason and the regraft command that may help."""
         repair = None if command is None else self._store.command_line(command)
         names = self._wanted.intersection(_OF_INDEX)
         stays = (finding for finding in self._findings[base] if finding.name in names)
@@ -297,7 +337,7 @@ class _Planner:
     # --- paths of files of folders --------------------------------------------------------------------------------
 
     def _readable_paths(self) -> list[NewPaths]:
-        """Plan readable paths for files that have their item's id as path."""
+        """Choose readable paths, base by base, for files whose path is their item's id."""
         made = []
         for base, found in self._findings.items():
             # A killed run can leave materials with other paths than their items.
@@ -315,7 +355,7 @@ class _Planner:
         return made
 
     def _paths_of(self, base: str) -> NewPaths:
-        """Plan readable paths for one base, or report why it is not possible."""
+        """Choose readable paths for the files of one base, or report why that is not possible."""
         one = self._store.stores.get(base)
         paths = NewPaths(base)
         if not index.BLOCKING.isdisjoint(self._count_findings(base)) or (
@@ -328,8 +368,8 @@ class _Planner:
         raw = self._store.root / self._store.bases / base / layout.RAW_FOLDER
         return find_new_paths(base, items, self._materials[base], raw)
 
-    def _with_paths(self, paths: NewPaths) -> RowsChange | None:
-        """Plan the change of paths in the index of a base, if it has one."""
+    def _plan_material_paths(self, paths: NewPaths) -> RowsChange | None:
+        """Plan to give the materials in a base's index the new paths; None if there is no index or nothing changes."""
         one = self._store.stores.get(paths.base)
         if one is None or paths.base not in self._materials:
             return None
@@ -338,7 +378,10 @@ class _Planner:
     # --- the catalog and what is not mended -----------------------------------------------------------------------
 
     def _plan_catalog(self, moved: Mapping[str, PathRepairs], readable: list[NewPaths]) -> list[RowsChange]:
-        """Plan the catalog's repairs, then the paths of items that were moved or get readable paths."""
+        """Plan the changes of the catalog: its repairs, then new paths of items.
+
+        ``moved`` are new paths of materials by base, ``readable`` the readable paths of files.
+        """
         changes: list[RowsChange] = []
         for mender in (rules_catalog.plan_definitions, partial(rules_catalog.plan_catalog, model=self._options.model)):
             more, left, resolves = mender(self._store, self._findings, self._wanted)
@@ -354,12 +397,12 @@ class _Planner:
         return [merge_changes(changes)] if changes else []
 
     def _with_command(self, left: Unresolved) -> Unresolved:
-        """Add the audit's command line to what cannot be repaired."""
+        """Add the command line that the audit recommends to a report."""
         found = (one.repair for one in self._findings[left.base] if one.name == left.finding)
         return structs.replace(left, repair=next(found, None))
 
     def _leave_others(self, moved: Mapping[str, PathRepairs]) -> None:
-        """Report the findings that this command does not repair."""
+        """Report the findings that ``repair`` does not resolve; ``moved`` are new paths of materials, by base."""
         if self._options.only:
             return
         for base, found in self._findings.items():
@@ -382,7 +425,7 @@ class _Planner:
             ]
 
     def _command_for(self, finding: Finding) -> str | None:
-        """Return the command line that gives a base with unexpected vectors the model that the user named."""
+        """Return the command line that gives a base with vectors and without a model the model that the user named."""
         model = self._options.model
         if model is None:
             return finding.repair
@@ -390,9 +433,9 @@ class _Planner:
         return self._store.command_line(*words, model, *self._store.base_option(finding.base))
 
     def _is_reported(self, finding: Finding, moved: Collection[int]) -> bool:
-        """Whether a finding is fixed or reported with other repairs of its base.
+        """Whether a finding is resolved or reported with other repairs of its base.
 
-        ``moved``: rows of the materials that get new paths.
+        ``moved``: row numbers of the materials that get new paths.
         """
         if finding.base in self._reported_damaged and (finding.name in salvage.DAMAGED or self._options.salvage):
             return True
@@ -407,7 +450,7 @@ class _Planner:
 
 
 def _recorded_rows(findings: Iterable[Finding]) -> dict[str, list[RowNumbers]]:
-    """Return the affected rows of each finding, if the audit recorded all of them."""
+    """Return the affected rows by finding; findings without a complete record are left out."""
     by_name: dict[str, list[RowNumbers | None]] = defaultdict(list)
     for finding in findings:
         by_name[finding.name].append(finding.rows)
@@ -415,7 +458,7 @@ def _recorded_rows(findings: Iterable[Finding]) -> dict[str, list[RowNumbers]]:
 
 
 def _by_path(changes: list[RowsChange]) -> list[list[RowsChange]]:
-    """Group changes by file, in the order of the files."""
+    """Group changes by the file that they change, in the order of the files."""
     grouped: dict[str, list[RowsChange]] = defaultdict(list)
     for change in changes:
         grouped[change.path].append(change)

@@ -61,7 +61,7 @@ _FILL = (
 
 
 class RowRepair(msgspec.Struct):
-    """The repair of one file: what to repair, and the results so far."""
+    """The repair of one open index file: which findings to repair, and how many rows were changed or left so far."""
 
     db: apsw.Connection
     #: Findings to repair.
@@ -76,7 +76,7 @@ class RowRepair(msgspec.Struct):
     rows: Mapping[str, Sequence[RowNumbers]] = msgspec.field(default_factory=dict)
 
     def wants(self, name: str) -> bool:
-        """Whether a finding exists and is to be repaired."""
+        """Whether the audit found this finding and it is to be repaired."""
         return name in self.wanted and name in self.found
 
     def detected(self, name: str) -> Iterator[int] | None:
@@ -84,27 +84,27 @@ class RowRepair(msgspec.Struct):
         return chain.from_iterable(self.rows[name]) if name in self.rows else None
 
     def change(self, action: str, sql: str) -> None:
-        """Execute a change of the temporary tables and count the rows."""
+        """Execute an SQL statement on the temporary tables, and count the changed rows under an action."""
         self.db.execute(sql)
         self.done[action] += self.db.changes()
 
     def leave(self, finding: str, reason: str, count: int = 1) -> None:
-        """Count rows that cannot be repaired."""
+        """Count rows whose finding cannot be repaired, by reason."""
         if count and finding in self.wanted:
             self.left[finding, reason] += count
 
     def count(self, sql: str) -> int:
-        """Return the number that a query gives."""
+        """Return the number that an SQL query gives; 0 for NULL."""
         return int(self.db.execute(sql).get or 0)
 
 
 def sha256_hex(raw: bytes) -> str:
-    """Return the hash of a text as the layout stores it."""
+    """Return the hash of a text, given as UTF-8, in the form in which an index stores it."""
     return hashlib.sha256(raw).hexdigest()
 
 
 def decode_text(raw: object) -> str | None:
-    """Decode UTF-8; None for values that are not text."""
+    """Decode bytes as UTF-8; None for other values and for bytes that are not UTF-8."""
     try:
         return raw.decode() if isinstance(raw, bytes) else None
     except UnicodeDecodeError:
@@ -112,7 +112,7 @@ def decode_text(raw: object) -> str | None:
 
 
 def create_tables(db: apsw.Connection) -> None:
-    """Copy the rows of an open index file into new temporary tables.
+    """Copy ids, hashes and numbers of the rows of an open index file into new temporary tables.
 
     Raises:
         apsw.Error: the file is damaged, or there is no room for temporary tables.
@@ -176,7 +176,7 @@ _WRITE = (
 
 
 def write_back(db: apsw.Connection) -> None:
-    """Write the changed rows to the file, in the caller's transaction.
+    """Write the changed rows from the temporary tables to the file, in the caller's transaction.
 
     Raises:
         apsw.Error: the file cannot be written.
@@ -204,8 +204,8 @@ _BODY_KEY = "CAST({} || ' ' || {} || ' ' || kind AS BLOB)"
 def link_bodies(job: RowRepair) -> None:
     """Link bodies without a unit to units without a body.
 
-    A body belongs to a unit if its target is an id of the unit, or if its own id is derived from one. These ids are the
-    stored one, and those that the unit's fields give with the index that it had or has now.
+    A body belongs to a unit if it names an id of the unit, or if its own id is derived from one. Such ids are the
+    stored one, and those that follow from the unit's fields with its former or its new number.
     """
     if not job.wants(v2.NO_BODY):
         return
@@ -233,7 +233,7 @@ def link_bodies(job: RowRepair) -> None:
 
 
 def link_contents(job: RowRepair) -> None:
-    """Give materials with units and without a content the content that all their units name."""
+    """Give materials without a text the text that all their units refer to."""
     if not job.wants(v2.NO_CONTENT):
         return
     known = "SELECT 1 FROM temp.m_known k WHERE k.key = ifnull(m_material.new_content, m_material.content)"
@@ -250,10 +250,10 @@ def link_contents(job: RowRepair) -> None:
 
 
 def order_units(job: RowRepair) -> None:
-    """Number the units of a material from 0, in their order.
+    """Number the units of each material with gaps from 0, in their order.
 
-    That is the order of their numbers; where the id of a unit shows that its number may be wrong, it is the order of
-    their places in the text, as far as these are mended.
+    That is the order of their numbers. If an id shows that a number may be wrong, it is the order of their offsets, as
+    far as these are repaired.
     """
     if not job.wants(v2.UNIT_GAP):
         return
@@ -282,10 +282,10 @@ def order_units(job: RowRepair) -> None:
 
 
 def number_units(job: RowRepair) -> None:
-    """Count renumbered units, and record materials whose units are not renumbered.
+    """Count the units with a new number, and record materials whose units keep their numbers.
 
-    A unit that is missing from a material may be proven by its body, but only with the number that it had: the units of
-    that material keep their numbers until it is written again.
+    A missing unit may be proven by its body, but only with its old number. So the units of its material keep their
+    numbers until that unit is written again.
     """
     if not job.wants(v2.UNIT_GAP):
         return
@@ -312,7 +312,7 @@ def number_units(job: RowRepair) -> None:
 
 
 def _materials_of_lost_units(job: RowRepair) -> Iterator[str]:
-    """Yield the materials with gaps that lack units which bodies of no unit prove."""
+    """Yield the ids of materials with gaps whose missing units are proven by bodies."""
     if v2.BODY_ORPHAN not in job.found:
         return
     of_material: dict[str, set[str]] = {}
@@ -326,7 +326,7 @@ def _materials_of_lost_units(job: RowRepair) -> Iterator[str]:
 
 
 def rekey_units(job: RowRepair) -> None:
-    """Give units the ids that follow from their fields."""
+    """Give units the ids that follow from their material, text, number and offsets."""
     wanted = job.wants(v2.UNIT_ID)
     job.change(
         "rekey-units",
@@ -343,7 +343,7 @@ def rekey_units(job: RowRepair) -> None:
 
 
 def rekey_bodies(job: RowRepair) -> None:
-    """Update the unit ids that bodies name, and give bodies the ids that follow."""
+    """Update the unit ids that bodies name, and give bodies the ids that follow from them."""
     db = job.db
     db.execute(
         "UPDATE temp.m_body SET new_target = u.name FROM (SELECT rid, ifnull(new_id, id) AS name FROM temp.m_unit) u"
@@ -415,6 +415,8 @@ _PIECES = """SELECT CAST(u.material AS BLOB) AS material, u.char_start, u.char_e
 
 
 class _BodyPiece(NamedTuple):
+    """A body of a damaged text: its material, its text as bytes, and the offsets of its unit."""
+
     material: bytes
     start: Any
     end: Any
@@ -423,7 +425,7 @@ class _BodyPiece(NamedTuple):
 
 
 def repair_contents(job: RowRepair) -> None:
-    """Restore contents that do not match their hash, or give them their true hash."""
+    """Restore texts that do not match their hash, or give them their true hash."""
     db = job.db
     if v2.CONTENT_HASH in job.found:
         for rid, raw in _read_wrong_contents(job):
@@ -451,7 +453,7 @@ def repair_contents(job: RowRepair) -> None:
 
 
 def _read_wrong_contents(job: RowRepair) -> Iterator[tuple[int, bytes]]:
-    """Yield the contents that do not match their hash: those that the audit detected, or all that do not."""
+    """Yield row number and bytes of each text that does not match its hash, as the audit recorded or a search finds."""
     detected = job.detected(v2.CONTENT_HASH)
     if detected is not None:
         for rid in detected:
@@ -464,7 +466,10 @@ def _read_wrong_contents(job: RowRepair) -> Iterator[tuple[int, bytes]]:
 
 
 def _iterate_rowids(db: apsw.Connection, table: str, where: str) -> Iterator[int]:
-    """Yield row numbers one at a time, so that the caller can change the rows."""
+    """Yield the row numbers of a temporary table, one query each, so that the caller can change the rows.
+
+    ``where`` is an SQL condition.
+    """
     last = -(1 << 63)
     while True:
         query = f"SELECT rid FROM temp.{table} WHERE rid > ? AND ({where}) ORDER BY rid LIMIT 1"
@@ -476,7 +481,7 @@ def _iterate_rowids(db: apsw.Connection, table: str, where: str) -> Iterator[int
 
 
 def _repair_content(job: RowRepair, rid: int) -> None:
-    """Restore one content so that it matches its hash; if that fails, change the hash to match the text."""
+    """Restore the text of the row ``rid`` so that it matches its hash; if that fails, correct the hash."""
     row: Any = job.db.execute(
         "SELECT CAST(content_hash AS BLOB), CAST(text AS BLOB) FROM main.content WHERE rowid = ?", (rid,)
     ).get
@@ -500,7 +505,10 @@ def _repair_content(job: RowRepair, rid: int) -> None:
 
 
 def _find_candidates(db: apsw.Connection, rid: int, raw: bytes | None, wide: _TextAssembly) -> Iterator[bytes]:
-    """Yield the texts that a content may have had, as UTF-8."""
+    """Yield, as UTF-8, the texts that the row ``rid`` may have had before it was damaged.
+
+    ``raw`` is the present text. ``wide`` gets the bodies whose offsets are proven.
+    """
     if decode_text(raw) is not None:
         yield raw or b""
     anywhere = _TextAssembly(raw)
@@ -517,7 +525,7 @@ def _find_candidates(db: apsw.Connection, rid: int, raw: bytes | None, wide: _Te
 
 
 def _find_moved_text(db: apsw.Connection, rid: int) -> Iterator[bytes]:
-    """Yield the text of another row that has the hash of this row: two texts may have been swapped."""
+    """Yield the text of another row if it has the hash of the row ``rid``: two texts may have been swapped."""
     other = db.execute(
         "SELECT CAST(c.text AS BLOB) FROM temp.m_content m JOIN main.content c ON c.rowid = m.rid"
         " WHERE m.own_key = (SELECT key FROM temp.m_content WHERE rid = ?) LIMIT 1",
@@ -531,11 +539,12 @@ class _TextAssembly:
     """A damaged text in UTF-16, over which the bodies of units are laid at their offsets."""
 
     def __init__(self, raw: bytes | None) -> None:
+        """Start with the damaged text ``raw``, as UTF-8; empty if it is not valid."""
         self._wide = bytearray((decode_text(raw) or "").encode("utf-16-le"))
         self._end = 0
 
     def overlay(self, pieces: Iterable[_BodyPiece]) -> None:
-        """Write bodies over the text at their offsets.
+        """Write bodies over the text at the offsets of their units.
 
         A body that begins one paragraph break after the end of the text is appended with that break.
         """
@@ -552,7 +561,7 @@ class _TextAssembly:
                 self._end = max(self._end, 2 * piece.end)
 
     def texts(self) -> Iterator[bytes]:
-        """Yield the text as UTF-8: all of it, and up to the last body."""
+        """Yield the text as UTF-8: all of it, and the part up to the last body."""
         for wide in (self._wide, self._wide[: self._end]):
             text = decode_utf16(bytes(wide))
             if text is not None:
@@ -565,7 +574,7 @@ class _TextAssembly:
 
 
 def _rekey_contents(job: RowRepair) -> None:
-    """Update units and materials whose content got another hash."""
+    """Give texts that could not be restored their true hash, in units and materials too."""
     db = job.db
     # A content cannot get a hash that another one still has.
     db.execute(
@@ -592,22 +601,23 @@ _SLICES = """SELECT u.rid, u.char_start, u.char_end, b.rid, b.bad, CAST(t.text A
 
 
 class _ContentText:
-    """A content that can be cut at UTF-16 offsets and searched as UTF-8."""
+    """A text that can be cut at UTF-16 offsets and searched as UTF-8."""
 
     def __init__(self, raw: bytes) -> None:
+        """Prepare the text ``raw``, as UTF-8."""
         self._raw = raw
         self._width = 1 if raw.isascii() else 2
         self._wide = raw if self._width == 1 else raw.decode().encode("utf-16-le")
 
     def cut(self, start: Any, end: Any) -> str | None:
-        """Return a slice; None if the offsets are not valid."""
+        """Return the part of the text between two UTF-16 offsets; None if these are not valid."""
         if not detect.is_valid_span(start, end, len(self._wide) // self._width):
             return None
         part = self._wide[start * self._width : end * self._width]
         return part.decode() if self._width == 1 else decode_utf16(part)
 
     def find_offsets(self, body: bytes) -> tuple[int, int] | None:
-        """Return the offsets of a body that occurs exactly once, or None."""
+        """Return the UTF-16 offsets of a body that the text contains exactly once, else None."""
         if not detect.contains_once(self._raw, body):
             return None
         first = self._raw.find(body)
@@ -618,7 +628,7 @@ class _ContentText:
 
 
 def repair_offsets(job: RowRepair) -> None:
-    """Repair units whose body differs from the content at their offsets: restore the body, or correct the offsets."""
+    """Repair units whose body differs from the text at their offsets: restore the body, or correct the offsets."""
     db = job.db
     if v2.BODY_HASH in job.found:
         detected = job.detected(v2.BODY_HASH)
@@ -631,7 +641,7 @@ def repair_offsets(job: RowRepair) -> None:
             db.executemany("UPDATE temp.m_body SET bad = TRUE WHERE rid = ?", ((rid,) for rid in detected))
     # The audit could not compare the offsets of a unit that had no body.
     if job.done["link-bodies"] or not job.found.isdisjoint((v2.BODY_HASH, v2.UNIT_OFFSETS, v2.CONTENT_HASH)):
-        for rid in _iterate_rowids(db, "m_known", f"is_whole AND {_select_contents(job)}"):
+        for rid in _iterate_rowids(db, "m_known", f"is_whole AND {_contents_condition(job)}"):
             _repair_slices(job, rid, _ContentText(_text_of_content(db, rid)))
     if job.wants(v2.BODY_HASH):
         # Give bodies that cannot be restored the hash of their present text.
@@ -648,8 +658,8 @@ def repair_offsets(job: RowRepair) -> None:
         )
 
 
-def _select_contents(job: RowRepair) -> str:
-    """Return an SQL condition for the rows of ``m_known`` whose units and bodies may disagree."""
+def _contents_condition(job: RowRepair) -> str:
+    """Return an SQL condition for the rows of ``m_known`` (texts) whose units and bodies may disagree."""
     if v2.UNIT_OFFSETS in job.found:
         detected = job.detected(v2.UNIT_OFFSETS)
         if detected is None:
@@ -661,7 +671,7 @@ def _select_contents(job: RowRepair) -> str:
 
 
 def _text_of_content(db: apsw.Connection, rid: int) -> bytes:
-    """Text of a content as bytes, as this repair leaves it."""
+    """Return the text of the row ``rid``, as UTF-8, as the repair leaves it."""
     raw: Any = db.execute(
         "SELECT CAST(ifnull(m.text, c.text) AS BLOB) FROM main.content c LEFT JOIN temp.m_content m ON m.rid = c.rowid"
         " WHERE c.rowid = ?",
@@ -671,7 +681,10 @@ def _text_of_content(db: apsw.Connection, rid: int) -> bytes:
 
 
 def _repair_slices(job: RowRepair, content: int, whole: _ContentText) -> None:
-    """Repair units of a content whose body differs from their slice: restore the body, or find other offsets."""
+    """Repair the units of a text whose body differs from the text at their offsets.
+
+    ``content`` is the row number of the text, ``whole`` the text itself.
+    """
     placed: list[tuple[int, int, int]] = []
     restored: list[tuple[str, int]] = []
     wants_bodies = job.wants(v2.BODY_HASH)
@@ -691,7 +704,10 @@ def _repair_slices(job: RowRepair, content: int, whole: _ContentText) -> None:
 
 
 def _find_new_offsets(job: RowRepair, unit: int, place: tuple[int, int] | None) -> list[tuple[int, int, int]]:
-    """Return the new offsets of a unit if they are to be repaired; record units that cannot be repaired."""
+    """Return a list with the new offsets and row number of a unit, or an empty one if they are not to be repaired.
+
+    ``place`` is where the text holds the body; None: not exactly once, which is recorded.
+    """
     if place is None:
         job.leave(v2.UNIT_OFFSETS, tr("the text does not hold the body, or holds it more than once"))
         return []
@@ -706,7 +722,7 @@ _IS_SURE = f"(follows OR {DERIVED.replace('content', 'was_content', 1)} IS id)"
 
 
 def write_bodies(job: RowRepair) -> None:
-    """Write the missing bodies of units from the slices of their contents."""
+    """Write the missing bodies of units whose offsets in their text are proven."""
     db = job.db
     if not job.wants(v2.NO_BODY):
         return

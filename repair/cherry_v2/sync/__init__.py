@@ -17,16 +17,21 @@ from checks.cherry_v2 import findings as v2
 from regraft.disk import file_paths, sqlite
 from regraft.disk.file_paths import fold_name, path_segments
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import NotChanged, WrongUsage
+from regraft.errors import WrongUsage
 from regraft.formats.cherry_preview import IndexLayout
 from regraft.formats.cherry_v2.catalog_reader import Row, base_id_text, parse_item_data
 from regraft.formats.cherry_v2.settings import read_base_settings
-from regraft.kinds import KIND_NAMES
 from regraft.language import format_count, tr
 from regraft.text import is_blank
 from repair.changes.plan import Action, Plan, Unresolved, group_by_base
 from repair.changes.store import Store
-from repair.cherry_v2.catalog_changes import CatalogStatements, make_catalog_change, read_store_catalog
+from repair.cherry_v2.catalog_changes import (
+    CatalogStatements,
+    demand_catalog,
+    is_selected,
+    make_catalog_change,
+    read_store_catalog,
+)
 from repair.cherry_v2.index_vectors import IndexFiller
 from repair.cherry_v2.indexing import BLOCKING
 from repair.cherry_v2.item_paths import MovedRoot, demand_known, moved_items
@@ -38,11 +43,11 @@ from repair.embedding.scope import BackfillOptions, FillTargets, PreparationStep
 
 
 class NothingToEmbed(Exception):
-    """No chosen base has the model of the embedder, so that a base is synced without one."""
+    """No chosen base has the model of the embedder, so that the bases are synced without one."""
 
 
 class SyncFiller:
-    """Backfill that first updates the bases from their original files."""
+    """Backfill that first updates the bases from their original files, as the options of ``sync`` say."""
 
     def __init__(self, options: SyncRequest) -> None:
         self._options = options
@@ -53,10 +58,10 @@ class SyncFiller:
         return self._filler.models(store, options)
 
     def targets(self, store: Store, settings: EmbedderSettings, options: BackfillOptions) -> FillTargets:
-        """Return the bases that an embedder can fill, and as the first step the changes of their texts.
+        """Return the bases that an embedder can fill, and, as the first step, the changes of their texts.
 
         Raises:
-            NothingToEmbed: there are none.
+            NothingToEmbed: no base can be filled.
         """
         found = self._filler.targets(store, settings, options)
         if not found.targets:
@@ -67,60 +72,42 @@ class SyncFiller:
 
 
 def plan(store: Store, options: SyncRequest) -> Plan:
-    """Plan the changes of the chosen bases of a store.
+    """Plan to update the chosen bases of a store from their original files.
 
     Raises:
         NotChanged: there is no catalog that names the original files.
         WrongUsage: a folder that the user named cannot be followed.
         SourceUnreadable: the catalog cannot be read.
     """
-    if store.catalog is None:
-        what = tr("{names} without a catalog", names=KIND_NAMES[store.found.kind])
-        raise NotChanged(
-            path=store.path, what=what, command="sync", advice=tr("give the library or profile that contains it")
-        )
+    catalog_name = demand_catalog(store, "sync", tr("give the library or profile that contains it"))
     catalog = read_store_catalog(store)
-    chosen = [row for row in catalog.bases if _is_chosen(store, base_id_text(row))]
+    chosen = [row for row in catalog.bases if is_selected(store, base_id_text(row))]
     items = {base_id_text(row): (catalog.items or {}).get(base_id_text(row), []) for row in chosen}
-    _demand_sources(options, chosen, items)
-    findings = group_by_base(store.findings(Level.QUICK))
-    made, statements, rows = Plan(), CatalogStatements(store.root / store.catalog), list[Action]()
-    protection = Protection(store, catalog)
-    for row in chosen:
-        base = base_id_text(row)
-        problem = _find_obstacle(store, row, findings.get(base, []))
-        if problem is not None:
-            made.left.append(problem)
-            continue
-        done, changes = _plan_base(store, row, items[base], options, protection)
-        made.add(done)
-        rows += changes.update(statements)
-    if rows:
-        made.changes.append(make_catalog_change(statements, store.catalog, rows, ("knowledge_item",)))
-    return made
-
-
-def _is_chosen(store: Store, base: str) -> bool:
-    """Whether a base is selected."""
-    return store.wants(base) and (store.found.stores.is_whole or base in store.stores)
-
-
-def _demand_sources(options: SyncRequest, chosen: list[Row], items: dict[str, list[Row]]) -> None:
-    """Refuse ``--source`` for several bases, and ``--moved`` of a path that no chosen base has.
-
-    Raises:
-        WrongUsage
-    """
     if options.sources and len(chosen) != 1:
         problem = tr(
             "--source adds a folder to one base, and {bases} are chosen", bases=format_count(len(chosen), "base")
         )
         raise WrongUsage(problem=problem, hint=tr("choose it with --base"))
     demand_known(options.moved, items)
+    findings = group_by_base(store.findings(Level.QUICK))
+    made, statements, rows = Plan(), CatalogStatements(store.root / catalog_name), list[Action]()
+    protection = Protection(store, catalog)
+    for row in chosen:
+        base = base_id_text(row)
+        obstacle = _find_obstacle(store, row, findings.get(base, []))
+        if obstacle is not None:
+            made.left.append(obstacle)
+            continue
+        done, changes = _plan_base(store, row, items[base], options, protection)
+        made.add(done)
+        rows += changes.update(statements)
+    if rows:
+        made.changes.append(make_catalog_change(statements, catalog_name, rows, ("knowledge_item",)))
+    return made
 
 
 def _find_obstacle(store: Store, row: Row, findings: list[Finding]) -> Unresolved | None:
-    """Return why a base cannot be synced, or None."""
+    """Report why a base cannot be synced, or return None; ``findings`` are the audit's about the base."""
     base = base_id_text(row)
     index = store.stores.get(base)
     if row.get("status") != "completed":
@@ -143,7 +130,10 @@ def _find_obstacle(store: Store, row: Row, findings: list[Finding]) -> Unresolve
 def _plan_base(
     store: Store, row: Row, items: list[Row], options: SyncRequest, protection: Protection
 ) -> tuple[Plan, BaseChanges]:
-    """Compare a base with its sources and plan what follows. The rows of the catalog are left to the caller.
+    """Compare a base with its original files, and plan the changes.
+
+    Returns:
+        The plan for index and files, and the object that adds statements for the catalog.
 
     Raises:
         WrongUsage: a folder that the user named cannot be followed.
@@ -180,11 +170,11 @@ def _plan_base(
 
 
 def _removed_items(compared: BaseComparison, protected: str | None) -> list[Row]:
-    """Return the items to remove, and report the others whose file no longer exists.
+    """Return the items to remove because their file is gone; if they stay, report them.
 
     Args:
-        compared: the base.
-        protected: why nothing is deleted from it; None: it is not protected.
+        compared: the comparison of the base with its files.
+        protected: why nothing is deleted from the base; None: it is not protected.
     """
     if compared.options.delete and protected is None:
         return compared.gone
@@ -196,7 +186,10 @@ def _removed_items(compared: BaseComparison, protected: str | None) -> list[Row]
 
 
 def _match_missing_folders(items: list[Row], sources: Iterable[Path]) -> Iterator[MovedRoot]:
-    """Pair the missing folder of an item with the given source of the same name, if no other missing folder has it."""
+    """Yield missing folders of items, each with the one of the given ``sources`` that has its name.
+
+    A name that several missing folders have is skipped.
+    """
     missing = list(_missing_folders(items)) if sources else []
     for path in sources:
         same = [source for source in missing if fold_name(path_segments(source)[-1]) == fold_name(path.name)]
@@ -205,7 +198,7 @@ def _match_missing_folders(items: list[Row], sources: Iterable[Path]) -> Iterato
 
 
 def _missing_folders(items: list[Row]) -> Iterator[str]:
-    """Yield the sources of folder items that do not exist on this computer."""
+    """Yield the paths of original folders of folder items that do not exist on this computer."""
     for item in items:
         source = parse_item_data(item).get("source")
         if item.get("type") == "directory" and isinstance(source, str) and path_segments(source):

@@ -76,7 +76,7 @@ class SyncRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewText(msgspec.Struct, frozen=True, kw_only=True):
-    """A text that the index gets, with the spans of its units in UTF-16 units."""
+    """A text that the index gets: its hash, and the spans of its units in UTF-16 units."""
 
     content_hash: str
     spans: tuple[Span, ...]
@@ -97,7 +97,7 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SyncedItem(msgspec.Struct, kw_only=True):
-    """An item that is added or changed. ``row`` is None for a new one."""
+    """An item that is added or changed. ``row`` is None for a new one, ``path`` is below ``raw/``."""
 
     id: str
     row: Row | None
@@ -113,12 +113,12 @@ class SyncedItem(msgspec.Struct, kw_only=True):
 
     @property
     def indexed_path(self) -> str:
-        """The path of its material."""
+        """The path of the item's material in the index."""
         return self.processed or self.path
 
 
 class NewFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder item that is added; ``path`` is the prefix of its files."""
+    """A folder item that is added; ``path`` is the prefix of its files below ``raw/``."""
 
     id: str
     source: str
@@ -126,16 +126,17 @@ class NewFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Material(msgspec.Struct, frozen=True):
-    """A material of the index; ``content_hash`` is None without a text."""
+    """A material of the index: its path, and the hash of its text; None without a text."""
 
     path: str
     content_hash: str | None
 
 
 class IndexReader:
-    """What is read of an open index."""
+    """Reads materials, bodies and missing vectors of an open index."""
 
     def __init__(self, db: apsw.Connection) -> None:
+        """Read the materials of the open index."""
         self._db = db
         rows = untrusted_sqlite.read_lenient_rows(
             db, ("material_id", "relative_path", "current_content_hash"), "material"
@@ -145,7 +146,7 @@ class IndexReader:
         }
 
     def bodies(self, material: str) -> list[str]:
-        """Return the bodies of a material in order."""
+        """Return the bodies of the material with this id in order."""
         of_material = (
             "search_unit u CROSS JOIN search_text t ON t.target_type = 'search_unit' AND t.target_id = u.unit_id"
             " AND t.kind = 'body' WHERE u.material_id = ? ORDER BY u.unit_index"
@@ -155,7 +156,7 @@ class IndexReader:
         ]
 
     def lacking(self, hashes: Iterable[str]) -> set[str]:
-        """Return the hashes of texts that have no vector."""
+        """Return the text hashes for which the index has no vector."""
         return store.missing_embeddings(self._db, hashes)
 
 
@@ -163,12 +164,12 @@ class IndexReader:
 
 
 def _letters(text: str) -> str:
-    """Return a text without anything that is not a letter or digit."""
+    """Return the letters and digits of a text."""
     return _NO_LETTERS.sub("", text)
 
 
 def has_same_letters(text: str, bodies: Iterable[str]) -> bool:
-    """Whether bodies, which may overlap, have all letters and digits of a text, in its order."""
+    """Whether bodies, which may overlap, have exactly the letters and digits of a text, in its order."""
     whole = _letters(text)
     start = end = 0
     for part in filter(None, map(_letters, bodies)):
@@ -180,9 +181,10 @@ def has_same_letters(text: str, bodies: Iterable[str]) -> bool:
 
 
 class LostItems:
-    """Items whose file is not at its path, by what is known of their content. Each is given to one new file."""
+    """Items whose file is not at its path. New files with their content are matched with them, one file per item."""
 
     def __init__(self, items: Mapping[str, Row], index: IndexReader, raw: Path) -> None:
+        """Prepare lookups by size and text; ``items`` are rows by id, ``raw`` is the base's folder of raw files."""
         self._items = dict(items)
         self._index = index
         self._raw = raw
@@ -201,12 +203,12 @@ class LostItems:
                     self._by_letters[first[:_PREFIX]].append(key)
 
     def take_same_bytes(self, file: SourceFile) -> Row | None:
-        """Take an item whose copy has the bytes of a file."""
+        """Remove and return an item whose copy below ``raw/`` has the bytes of a file, or return None."""
         same = (key for key in self._by_size.get(file.size, ()) if file.size and self._digest(key) == file.digest)
         return self._take(same, file.path.name)
 
     def take_same_text(self, text: str, name: str) -> Row | None:
-        """Take an item that has this text."""
+        """Remove and return an item that has this text, preferably one with this file name, or None."""
         found = self._take(self._by_hash.get(identity.text_hash(text), ()), name) if self._items else None
         if found is not None or not self._by_letters:
             return found
@@ -220,7 +222,7 @@ class LostItems:
         return self._take(same, name)
 
     def _digest(self, key: str) -> str | None:
-        """Return the digest of an item's copy, read once; None if it cannot be read."""
+        """Return the digest of an item's copy below ``raw/``, which is read once; None if it cannot be read."""
         if key not in self._digests:
             copy = find_raw_file(parse_item_data(self._items[key]).get("relativePath"), self._raw)
             try:
@@ -230,7 +232,10 @@ class LostItems:
         return self._digests[key]
 
     def _take(self, keys: Iterable[str], name: str) -> Row | None:
-        """Take the first of the items that has a name, else the first of all."""
+        """Remove and return the first item with one of these ids whose source ends with ``name``, else the first one.
+
+        None if no item with one of these ids is left.
+        """
         there = [key for key in keys if key in self._items]
         if not there:
             return None
@@ -242,7 +247,7 @@ class LostItems:
 
 
 class Followed(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder that is followed: its id, its path, the prefix of its files, and the folder itself.
+    """A folder whose files are compared with items: the id of its folder item, its path, and the prefix of its files.
 
     New files are not added without a prefix.
     """
@@ -254,7 +259,7 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaseComparison(msgspec.Struct, kw_only=True):
-    """Compares one base with its sources. Single use: call :meth:`compare`."""
+    """Compares the items of one base with their original files. Single use: call :meth:`compare`."""
 
     base: str
     row: Row
@@ -288,7 +293,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
     _children: dict[str, ChildPaths] = msgspec.field(default_factory=dict)
 
     def compare(self) -> None:
-        """Decide for every item and every new file.
+        """Decide what becomes of every item and every new file, and record the results in this object.
 
         Raises:
             WrongUsage: a folder that the user named cannot be followed.
@@ -312,7 +317,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         self._report_lost()
 
     def left(self) -> Iterator[Unresolved]:
-        """Yield the originals that are not followed, with the reason."""
+        """Yield the reports about original files that are not followed."""
         for (finding, severity, reason), names in self._left.items():
             shown = join_first([one_line(name) for name in names], _NAMED)
             message = tr("{names}: {reason}", names=shown, reason=reason)
@@ -322,11 +327,11 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             )
 
     def leave(self, finding: str, reason: str, name: str, severity: Severity = "warning") -> None:
-        """Report a file or item that is not followed."""
+        """Record that a file or item is not followed, and why, under a finding."""
         self._left[finding, severity, reason].append(name)
 
     def _skip(self, problem: Unreachable, name: str) -> None:
-        """Report a source that is not followed, and why."""
+        """Record that the original ``name`` is not followed because of a problem."""
         if problem.is_note:
             self.leave(v2.SOURCE_SKIPPED, str(problem), name, "note")
         else:
@@ -335,12 +340,12 @@ class BaseComparison(msgspec.Struct, kw_only=True):
     # --- folders and items -------------------------------------------------------------------------------------------
 
     def _is_named(self, path: Path) -> bool:
-        """Whether the user named a path, or a folder above it."""
+        """Whether the user named a path, or a folder above it, on the command line."""
         named = (*self.options.sources, *(Path(one.new) for one in self.options.moved))
         return any(path.is_relative_to(one) for one in named)
 
     def _open_folders(self) -> None:
-        """Open the folders of the base, and those that it gets.
+        """Open the original folders of the base's folder items, and those that the user adds.
 
         Raises:
             WrongUsage: a folder that the user named cannot be followed.
@@ -355,12 +360,12 @@ class BaseComparison(msgspec.Struct, kw_only=True):
                 self._add_folder(path, prefixes)
 
     def _folders_by_path(self) -> dict[str, Followed]:
-        """Return the followed folders by :func:`path_key`; the first of those with the same path."""
+        """Return the followed folders by :func:`path_key`; of several with one path, the first."""
         folders = [one for one in self._followed.values() if isinstance(one, Followed)]
         return {path_key(one.root.path): one for one in reversed(folders)}
 
     def _open_folder(self, item: Row) -> None:
-        """Find the source of a folder item; if it is unreachable, report it."""
+        """Find the original folder of a folder item; if it is unreachable, report it."""
         key, data = str(item.get("id")), parse_item_data(item)
         source = self.sources.get(key) or str(data.get("source"))
         try:
@@ -378,7 +383,10 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             self._followed[key] = Followed(id=key, source=source, prefix=prefix, root=root)
 
     def _add_folder(self, path: Path, prefixes: FolderPrefixes) -> None:
-        """Follow a folder given as option; raises WrongUsage if it is unreachable."""
+        """Follow a folder that the user adds; raises WrongUsage if it is unreachable.
+
+        ``prefixes`` chooses its prefix.
+        """
         try:
             root = SourceRoot.open(path, self.root, is_named=True)
         except Unreachable as problem:
@@ -389,14 +397,14 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         self._followed[folder.id] = Followed(id=folder.id, source=folder.source, prefix=folder.path, root=root)
 
     def _new_id(self, source: str) -> str:
-        """Return an item id that follows from the source and is not taken."""
+        """Return an item id that follows from the path of the original and is not taken."""
         number = 0
         while (key := identity.synced_item_id(self.base, source, number)) in self._ids:
             number += 1
         return key
 
     def _present(self) -> Iterator[tuple[Row, Path]]:
-        """Yield the completed file items with their files; the others are lost."""
+        """Yield the completed file items whose file exists, with its path; the others are recorded as lost."""
         for item in self.items:
             if item.get("type") != "file" or item.get("status") != "completed" or has_newer_type(item):
                 continue
@@ -413,10 +421,10 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             self._lost[key] = item
 
     def _root_of(self, item: Row, path: Path) -> SourceRoot:
-        """Return the folder that a file is in: that of its folder item, else its own.
+        """Return the followed folder that the file of an item is in: that of its folder item, else the file's own.
 
         Raises:
-            Unreachable
+            Unreachable: files in it must not be read, or cannot be.
         """
         folder = self._followed.get(str(item.get("group_id")))
         if isinstance(folder, Unreachable):
@@ -439,7 +447,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
     # --- changed files -----------------------------------------------------------------------------------------------
 
     def _compare_item(self, item: Row, path: Path) -> None:
-        """Decide whether the file of an item was changed since it was indexed."""
+        """Record whether the file of an item, at ``path``, was changed since it was indexed."""
         try:
             changed = self._read_changed(item, path)
         except Unreachable as problem:
@@ -456,7 +464,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
                 self.changed.append(changed)
 
     def _read_changed(self, item: Row, path: Path) -> SyncedItem | None:
-        """Return an item with the new content of its file; None if that is unchanged.
+        """Return an item with the new content of its file at ``path``; None if that is unchanged.
 
         Raises:
             Unreachable, NoText, OSError: the file cannot be compared, or its new text cannot be read.
@@ -484,12 +492,12 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         )
 
     def _has_text(self, key: str) -> bool:
-        """Whether the index has the text of an item."""
+        """Whether the index has a text for the item with this id."""
         material = self.index.materials.get(key)
         return material is not None and material.content_hash is not None
 
     def _is_indexed(self, item: Row, path: Path) -> bool:
-        """Whether the index has the text of a file without a copy below ``raw/``."""
+        """Whether the index has the present text of an item whose file has no copy below ``raw/``."""
         suffix, key = path.suffix.lower(), str(item.get("id"))
         if suffix in NO_TEXT_EXTENSIONS or suffix in _CONVERTED:
             indexed_at = item.get("updated_at")
@@ -504,10 +512,10 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         return has_same_letters(text, self.index.bodies(key))
 
     def _new_text(self, key: str, path: Path) -> NewText | None:
-        """Read the text of a file; None if the index has the same one.
+        """Read the text of an item's file; None if the index has the same text. ``key`` is the item's id.
 
         Raises:
-            NoText
+            NoText: the file has no text, or regraft cannot read it.
         """
         if not self.options.reader.can_read(path):
             raise NoText(tr("only the application reads files of this type"))
@@ -518,31 +526,27 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         return self._cut(key, found)
 
     def _cut(self, key: str, found: ItemText) -> NewText:
-        """Divide a text into units, and note which of them lack a vector."""
+        """Cut the text of the item with the id ``key`` into units, and note which of them lack a vector."""
         spans = cut_text(found.text, self.settings)
         if not spans:
             raise NoText(BLANK)
         hashes = [unit.embedding_text_hash for unit in schema.cut_units(key, found.text, spans)]
+        former = self.index.bodies(key)
+        if len(former) * len(found.text) > _MOST_COMPARED:
+            former = []
         return NewText(
             content_hash=identity.text_hash(found.text),
             spans=tuple(spans),
             bytes=2 * len(found.text.encode()) + 800 * len(spans),
             lacking=tuple(sorted(self.index.lacking(hashes))),
             guessed=found.guessed,
-            recut=self._count_recut(key, found.text, frozenset(hashes)),
+            recut=sum(identity.text_hash(body) not in hashes and body in found.text for body in former),
         )
-
-    def _count_recut(self, key: str, text: str, hashes: frozenset[str]) -> int:
-        """Count the former units of an item that a text still has, but that are not among its new units."""
-        former = self.index.bodies(key)
-        if len(former) * len(text) > _MOST_COMPARED:
-            return 0
-        return sum(identity.text_hash(body) not in hashes and body in text for body in former)
 
     # --- new and renamed files ---------------------------------------------------------------------------------------
 
     def _new_files(self) -> Iterator[tuple[Followed, Path]]:
-        """Yield the files in the folders that no item has."""
+        """Yield the files in followed folders that belong to no item, each with the folder."""
         known = set()
         for item in self.items:
             source = self.sources.get(str(item.get("id"))) or parse_item_data(item).get("source")
@@ -554,7 +558,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         yield from ((folder, path) for folder, path in self._files() if path_key(path) not in known)
 
     def _files(self) -> Iterator[tuple[Followed, Path]]:
-        """Yield the files of all followed folders, each with the innermost folder that has it."""
+        """Yield the files of all followed folders, each with the innermost followed folder that contains it."""
         by_path = self._folders_by_path()
 
         def innermost(path: Path) -> Followed | None:
@@ -569,7 +573,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
                 yield from ((one, path) for one, path in inside if one.prefix and not found.is_too_large)
 
     def _report_skipped(self, folder: Followed, found: FolderScan) -> None:
-        """Report files that a scan skipped, and a folder with too many files."""
+        """Report files in a folder that a scan skipped, and a folder with too many files."""
         if found.is_too_large and folder.id in {one.id for one in self.folders}:
             problem = tr(
                 "--source {path}: it has more than {count:,} files", path=folder.source, count=len(found.files)
@@ -582,14 +586,14 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             self.leave(v2.SOURCE_SKIPPED, reason, name, "note")
 
     def _take_new(self, folder: Followed, path: Path, lost: LostItems) -> None:
-        """Add a new file, or give it to the lost item that has its content."""
+        """Add an item for a new file, or record that it is the file of a lost item with the same content."""
         try:
             file = _read_source(path)
             item = lost.take_same_bytes(file)
             if item is not None:
                 self._rename(item, folder, file)
             elif self.options.reader.can_read(path):
-                self._take_text(folder, file, lost)
+                self._add_or_rename(folder, file, lost)
             elif path.suffix.lower() in DOCUMENTS:
                 reason = tr("only the application reads files of this type; --extractor gives regraft their text")
                 self.leave(v2.SOURCE_UNREAD, reason, str(path))
@@ -604,7 +608,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             reason = tr("it cannot be read ({strerror})", strerror=problem.strerror)
             self.leave(v2.SOURCE_UNREACHABLE, reason, str(path))
 
-    def _take_text(self, folder: Followed, file: SourceFile, lost: LostItems) -> None:
+    def _add_or_rename(self, folder: Followed, file: SourceFile, lost: LostItems) -> None:
         """Read a new file: it is a renamed item if its text is that of a lost one, otherwise a new item."""
         found = self.options.reader.read(file.path)
         item = lost.take_same_text(found.text, file.path.name)
@@ -614,10 +618,10 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             self._add_item(folder, file, found)
 
     def _add_item(self, folder: Followed, file: SourceFile, found: ItemText) -> None:
-        """Add an item for a new file.
+        """Add an item for a new file with the text ``found``.
 
         Raises:
-            NoText
+            NoText: the text has no units.
         """
         key = self._new_id(str(file.path))
         material = self.index.materials.get(key)
@@ -636,7 +640,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         self.new.append(item)
 
     def _rename(self, item: Row, folder: Followed, file: SourceFile) -> None:
-        """Record that the file of an item was found under another name."""
+        """Record that the file of an item was found in a folder under another name."""
         key, data = str(item["id"]), parse_item_data(item)
         self._lost.pop(key, None)
         self._containers_there.add(item.get("group_id"))
@@ -678,7 +682,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
                 one.path = names.take(sanitize_material_name(replace_surrogates(Path(one.source).name)))
 
     def _child_paths(self, folder: Followed, used: Iterable[str]) -> ChildPaths:
-        """Return the free paths of the files of a folder."""
+        """Return the generator of free paths for files of a folder; ``used`` are the paths that are taken."""
         if folder.id not in self._children:
             below = f"{folder.prefix.rstrip('/')}/"
             there = [path for path in used if path.startswith(below)]
@@ -688,7 +692,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
     # --- lost items --------------------------------------------------------------------------------------------------
 
     def _report_lost(self) -> None:
-        """Sort the items that no file was found for into those whose file is gone, and those that are unreachable."""
+        """Sort the lost items: those whose file is gone are removed or reported, the others are unreachable."""
         gone: dict[Any, list[Row]] = defaultdict(list)
         for key, item in self._lost.items():
             source = self.sources.get(key) or str(parse_item_data(item).get("source"))
@@ -711,13 +715,13 @@ class BaseComparison(msgspec.Struct, kw_only=True):
 
 
 def _processed_path(item: Row) -> str | None:
-    """Return the path of the text that a document processor made of an item, or None."""
+    """Return the path of the text that a document processor made of an item's file, or None."""
     path = parse_item_data(item).get("indexedRelativePath")
     return path if isinstance(path, str) and is_safe_path(path) else None
 
 
 def _read_source(path: Path) -> SourceFile:
-    """Read the size and the digest of a file.
+    """Read the size and the digest of an original file.
 
     Raises:
         Unreachable: it is too large.

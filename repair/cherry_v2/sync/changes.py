@@ -32,7 +32,7 @@ _TABLES = ("content", "material", "search_unit", "search_text", "embedding")
 
 
 class RawFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file below ``raw/``: a copy of a source, or the text of a source that is indexed instead of it."""
+    """A file to write below ``raw/``: a copy of an original file, or the text of one that is indexed instead of it."""
 
     path: str
     file: SourceFile
@@ -40,7 +40,10 @@ class RawFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaseChanges(msgspec.Struct, kw_only=True):
-    """The changes of one base. ``index`` and ``raw`` are paths below the root of the store."""
+    """The changes of one base that follow from its comparison.
+
+    ``index`` and ``raw`` are paths relative to the store's root.
+    """
 
     compared: BaseComparison
     index: str
@@ -54,7 +57,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
         return self.compared.base
 
     def changes(self) -> Iterator[Change]:
-        """Yield the change of the index, then those of files."""
+        """Yield the change of the index, then those of raw files."""
         index = self._index_change()
         if index is not None:
             yield index
@@ -65,7 +68,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
     # --- the index ---------------------------------------------------------------------------------------------------
 
     def _index_change(self) -> RowsChange | None:
-        """Build the change of the index's rows; None if nothing changes."""
+        """Make the change of the index's rows; None if nothing changes."""
         compared = self.compared
         texts = [one for one in (*compared.changed, *compared.new) if one.text is not None]
         moves = dict(self._material_moves())
@@ -76,6 +79,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
         path, reader, now_ms = compared.root / self.index, compared.options.reader, compared.options.now_ms
 
         def apply(db: apsw.Connection) -> None:
+            """Write new texts and paths to the open index, and delete materials."""
             with schema.full_text_triggers(db):
                 # A path may become free for another material: the moved ones leave theirs first.
                 _set_paths(db, path, {key: f"{key}/{identity.new_run_id()}" for key in moves})
@@ -86,13 +90,14 @@ class BaseChanges(msgspec.Struct, kw_only=True):
         return RowsChange(path=self.index, actions=actions, apply=apply, tables=_TABLES, bytes=size)
 
     def _material_moves(self) -> Iterator[tuple[str, str]]:
-        """Yield the ids of materials that get another path, and the path."""
+        """Yield the ids of materials that only get another path, each with the new path."""
         for one in (*self.compared.renamed, *self.compared.new):
             material = self.compared.index.materials.get(one.id)
             if one.text is None and material is not None and material.path != one.indexed_path:
                 yield one.id, one.indexed_path
 
     def _index_actions(self, texts: list[SyncedItem], moves: dict[str, str], gone: list[str]) -> Iterator[Action]:
+        """Yield the actions for the report: new or changed texts, moved materials, and materials that are removed."""
         for one in texts:
             yield from self._text_actions(one)
         if moves:
@@ -102,52 +107,53 @@ class BaseChanges(msgspec.Struct, kw_only=True):
             message = tr("remove {texts} of missing files from the index", texts=format_count(len(gone), "text"))
             yield self._make_action("delete-texts", message, count=len(gone))
 
-    def _text_actions(self, one: SyncedItem) -> Iterator[Action]:
-        """Yield the actions for a new or changed text."""
-        text = one.text
+    def _text_actions(self, item: SyncedItem) -> Iterator[Action]:
+        """Yield the actions for the report about the new or changed text of an item."""
+        text = item.text
         if text is None:
             return
         units, lacking = format_count(len(text.spans), "unit"), len(text.lacking)
-        if one.row is None:
+        if item.row is None:
             message = tr(
-                "index {path}: {units}, {lacking:,} without a vector", path=one.source, units=units, lacking=lacking
+                "index {path}: {units}, {lacking:,} without a vector", path=item.source, units=units, lacking=lacking
             )
         else:
             message = tr(
                 "index {path} again: {units}, {lacking:,} without a vector",
-                path=one.source,
+                path=item.source,
                 units=units,
                 lacking=lacking,
             )
-        name = "add-text" if one.row is None else "update-text"
+        name = "add-text" if item.row is None else "update-text"
         yield self._make_action(
             name,
             message,
-            subject=one.indexed_path,
+            subject=item.indexed_path,
             count=len(text.spans),
-            size=0 if one.file is None else one.file.size,
+            size=0 if item.file is None else item.file.size,
         )
         if text.recut:
             message = tr(
                 "{units} of {path} are still in the file, but were cut by another program: the text is cut at other "
                 "places now, and units that differ are embedded again",
                 units=format_count(text.recut, "former unit"),
-                path=one.source,
+                path=item.source,
             )
-            yield self._make_action("recut-text", message, subject=one.indexed_path, count=text.recut)
+            yield self._make_action("recut-text", message, subject=item.indexed_path, count=text.recut)
         if text.guessed is not None:
-            message = tr("read {path} as {encoding}, guessed from its letters", path=one.source, encoding=text.guessed)
-            yield self._make_action("guess-encoding", message, subject=one.indexed_path)
+            message = tr("read {path} as {encoding}, guessed from its letters", path=item.source, encoding=text.guessed)
+            yield self._make_action("guess-encoding", message, subject=item.indexed_path)
 
     def _make_action(
         self, action: str, message: str, *, subject: str | None = None, count: int = 1, size: int = 0
     ) -> Action:
+        """Make an action about the base for the report."""
         return Action(action=action, message=message, base=self._base, subject=subject, count=count, bytes=size)
 
     # --- files -------------------------------------------------------------------------------------------------------
 
     def _raw_files(self) -> list[RawFile]:
-        """List the files to write below ``raw/``."""
+        """List the files to write below ``raw/``, without those that a killed run has written."""
         found = []
         for one in (*self.compared.changed, *self.compared.renamed, *self.compared.new):
             if one.file is not None and one.is_copied and not self._is_copied(one):
@@ -156,16 +162,16 @@ class BaseChanges(msgspec.Struct, kw_only=True):
                 found.append(RawFile(path=one.processed, file=one.file, text_hash=one.text.content_hash))
         return found
 
-    def _is_copied(self, one: SyncedItem) -> bool:
-        """Whether the copy is there already, from a run that was killed."""
-        is_there = file_paths.lexists(self.compared.raw / one.path)
-        copy = find_raw_file(one.path, self.compared.raw) if is_there else None
-        if copy is None or one.file is None or file_paths.stat(copy).st_size != one.file.size:
+    def _is_copied(self, item: SyncedItem) -> bool:
+        """Whether a killed run has copied the item's file already."""
+        is_there = file_paths.lexists(self.compared.raw / item.path)
+        copy = find_raw_file(item.path, self.compared.raw) if is_there else None
+        if copy is None or item.file is None or file_paths.stat(copy).st_size != item.file.size:
             return False
-        return file_digest(copy) == one.file.digest
+        return file_digest(copy) == item.file.digest
 
     def _file_changes(self, copies: list[RawFile]) -> Iterator[FileChange]:
-        """Yield the changes that write files; a folder that does not exist yet is written in one step."""
+        """Yield the changes that write these files; a folder that does not exist yet is written in one step."""
         folders: dict[str, list[RawFile]] = {}
         for one in copies:
             top, separator, _ = one.path.partition("/")
@@ -177,7 +183,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
             yield self._file_change(top, inside, partial(_write_folder, top, inside, self.compared.options.reader))
 
     def _file_change(self, path: str, inside: list[RawFile], make: Callable[[Path], None]) -> FileChange:
-        """Plan copies of source files at one path below ``raw/``."""
+        """Make the change that writes the files ``inside`` a path below ``raw/``; ``make`` writes them."""
         size = sum(one.file.size for one in inside)
         name = f"{self.raw}/{path}"
         message = (
@@ -189,7 +195,10 @@ class BaseChanges(msgspec.Struct, kw_only=True):
         return FileChange(path=name, actions=(action,), make=make, bytes=size)
 
     def _removals(self, written: set[str]) -> Iterator[FileChange]:
-        """Yield the changes that move copies to the trash: of removed items, and the former ones of renamed files."""
+        """Yield the changes that move copies of removed items, and the old copies of renamed files, to the trash.
+
+        ``written`` are the paths that the run writes.
+        """
         named = {*written, *(path for path, is_left in self._item_paths() if not is_left)}
         leaving = dict.fromkeys(path for path, is_left in self._item_paths() if is_left)
         for path in leaving:
@@ -202,7 +211,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
                 yield FileChange(path=name, actions=(action,), make=None, trash=True)
 
     def _item_paths(self) -> Iterator[tuple[str, bool]]:
-        """Yield the paths that items have below ``raw/``, and whether their item leaves them."""
+        """Yield the paths below ``raw/`` that items name, and whether the item no longer needs the path."""
         renamed = {one.id for one in self.compared.renamed if one.is_copied}
         gone = {str(item["id"]) for item in self.gone}
         for item in self.compared.items:
@@ -214,7 +223,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
     # --- the catalog -------------------------------------------------------------------------------------------------
 
     def update(self, statements: CatalogStatements) -> Iterator[Action]:
-        """Add the statements that change the rows of the catalog, and yield their actions."""
+        """Add statements that change the rows of the catalog, and yield the actions for the report."""
         yield from self._insert_items(statements)
         yield from self._update_items(statements)
         gone = {str(item["id"]) for item in self.gone}
@@ -227,6 +236,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
             yield self._make_action("delete-items", message, count=len(self.gone))
 
     def _insert_items(self, statements: CatalogStatements) -> Iterator[Action]:
+        """Add statements that insert new folders and files, and yield the actions for the report."""
         compared = self.compared
         for folder in compared.folders:
             self._insert(statements, folder.id, None, "directory", folder.source, folder.path)
@@ -240,6 +250,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
             yield self._make_action("add-items", message, count=len(compared.new))
 
     def _update_items(self, statements: CatalogStatements) -> Iterator[Action]:
+        """Add statements that update renamed and changed items, and yield the actions for the report."""
         compared, now_ms = self.compared, self.compared.options.now_ms
         for one in compared.renamed:
             if one.row is not None:
@@ -259,7 +270,16 @@ class BaseChanges(msgspec.Struct, kw_only=True):
     def _insert(
         self, statements: CatalogStatements, key: str, container: str | None, kind: str, source: str, path: str
     ) -> None:
-        """Insert the catalog row of a new item."""
+        """Add a statement that inserts a new item.
+
+        Args:
+            statements: the statements of the run.
+            key: the item's id.
+            container: the id of its folder item, if any.
+            kind: its type.
+            source: the path of the original.
+            path: its path below ``raw/``.
+        """
         now_ms = self.compared.options.now_ms
         row = {
             "id": key,
@@ -276,7 +296,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
         statements.insert(ITEMS, row)
 
     def _move_sources(self, statements: CatalogStatements, updated: set[str]) -> Iterator[Action]:
-        """Update the sources of items whose files were moved."""
+        """Add statements that correct the paths of moved originals, except of items whose ids are in ``updated``."""
         moved = [
             item
             for item in self.compared.items
@@ -299,20 +319,20 @@ class BaseChanges(msgspec.Struct, kw_only=True):
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _new_material(one: SyncedItem, reader: SourceReader, now_ms: int) -> store.NewMaterial:
-    """Read the text of an item again, and cut it as planned.
+def _new_material(item: SyncedItem, reader: SourceReader, now_ms: int) -> store.NewMaterial:
+    """Read the text of an item's file again, and cut it as planned.
 
     Raises:
-        PlanOutdated: it is another one now.
+        PlanOutdated: the file was changed since.
     """
-    assert one.text is not None and one.file is not None
-    text = _read_unchanged(one.file, one.text.content_hash, reader)
+    assert item.text is not None and item.file is not None
+    text = _read_unchanged(item.file, item.text.content_hash, reader)
     return store.NewMaterial(
-        material_id=one.id,
-        relative_path=one.indexed_path,
-        content_hash=one.text.content_hash,
+        material_id=item.id,
+        relative_path=item.indexed_path,
+        content_hash=item.text.content_hash,
         content=text,
-        units=schema.cut_units(one.id, text, one.text.spans),
+        units=schema.cut_units(item.id, text, item.text.spans),
         embeddings={},
         now_ms=now_ms,
         has_model=False,
@@ -320,7 +340,7 @@ def _new_material(one: SyncedItem, reader: SourceReader, now_ms: int) -> store.N
 
 
 def read_bodies(items: list[SyncedItem], reader: SourceReader) -> Iterator[tuple[str, str]]:
-    """Yield key and text of each unit that will be written."""
+    """Yield hash and text of each unit that will be written for these items."""
     for one in items:
         if one.text is not None and one.file is not None:
             text = _read_unchanged(one.file, one.text.content_hash, reader)
@@ -329,7 +349,7 @@ def read_bodies(items: list[SyncedItem], reader: SourceReader) -> Iterator[tuple
 
 
 def _read_unchanged(file: SourceFile, content_hash: str, reader: SourceReader) -> str:
-    """Read the text of a file; raises PlanOutdated if it differs from the planned one."""
+    """Read the text of an original file; raises PlanOutdated if it does not have the planned hash."""
     try:
         text = reader.read(file.path).text
     except NoText as problem:
@@ -340,7 +360,7 @@ def _read_unchanged(file: SourceFile, content_hash: str, reader: SourceReader) -
 
 
 def _set_paths(db: apsw.Connection, index: Path, paths: dict[str, str]) -> None:
-    """Set paths by material id; raises PlanOutdated if a material is gone."""
+    """Set the paths of materials, by id, in the open index; raises PlanOutdated if a material is gone."""
     for key, path in paths.items():
         before: Any = db.total_changes()
         db.execute("UPDATE material SET relative_path = ? WHERE material_id = ?", (path, key))
@@ -348,25 +368,25 @@ def _set_paths(db: apsw.Connection, index: Path, paths: dict[str, str]) -> None:
             raise PlanOutdated(path=index, reason=tr("the paths of the materials changed in the meantime"))
 
 
-def _write_file(one: RawFile, reader: SourceReader, new: Path) -> None:
-    """Write a file below ``raw/``.
+def _write_file(raw_file: RawFile, reader: SourceReader, new: Path) -> None:
+    """Write a copy of an original file, or its text, to the path ``new``.
 
     Raises:
         PlanOutdated: the source was changed since it was read.
     """
-    if one.text_hash is not None:
-        durable.put_text(new, _read_unchanged(one.file, one.text_hash, reader))
+    if raw_file.text_hash is not None:
+        durable.put_text(new, _read_unchanged(raw_file.file, raw_file.text_hash, reader))
         return
     try:
-        durable.copy_file(one.file.path, new)
+        durable.copy_file(raw_file.file.path, new)
     except FileNotFoundError as error:
-        raise PlanOutdated(path=one.file.path, reason=tr("it no longer exists")) from error
-    if file_digest(new) != one.file.digest:
-        raise PlanOutdated(path=one.file.path, reason=tr("it was changed in the meantime"))
+        raise PlanOutdated(path=raw_file.file.path, reason=tr("it no longer exists")) from error
+    if file_digest(new) != raw_file.file.digest:
+        raise PlanOutdated(path=raw_file.file.path, reason=tr("it was changed in the meantime"))
 
 
 def _write_folder(top: str, inside: list[RawFile], reader: SourceReader, new: Path) -> None:
-    """Write copies of files to a new folder; ``top`` is the part of their paths that it replaces."""
+    """Write files to the new folder ``new``, which gets the name ``top`` below ``raw/``."""
     for one in inside:
         path = new / PurePosixPath(one.path).relative_to(top)
         durable.make_folders(path.parent, flush=False)

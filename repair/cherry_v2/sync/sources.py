@@ -44,9 +44,9 @@ _OF_ONE_TYPE = re.compile(r"(\.\w+)=(.+)", re.DOTALL)
 
 
 class Unreachable(Exception):
-    """A source is not followed, or it is unknown whether it exists; the message says why.
+    """An original file or folder cannot be followed; the message says why.
 
-    ``is_note``: this is no reason to look at the source.
+    ``is_note``: this is no reason for the user to look at it.
     """
 
     def __init__(self, reason: str, *, is_note: bool = False) -> None:
@@ -58,7 +58,7 @@ class Unreachable(Exception):
 
 
 def locate(source: str) -> Path:
-    """Return the path of a source on this system.
+    """Return the path of an original on this system, given as the catalog has it.
 
     Raises:
         Unreachable: it is not an absolute path of this system.
@@ -85,17 +85,17 @@ def path_key(path: Path) -> str:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder is hidden, or the lock file of an office program."""
+    """Whether a name is that of a hidden file or folder, or of the lock file of an office program."""
     return name.startswith((".", "~$"))
 
 
 def _is_marked_hidden(status: os.stat_result) -> bool:
-    """Whether a file or folder has Windows' attribute of hidden ones: ``desktop.ini``, ``$RECYCLE.BIN``."""
+    """Whether a file or folder has the Windows attribute "hidden", such as ``desktop.ini``."""
     return bool(getattr(status, "st_file_attributes", 0) & stat.FILE_ATTRIBUTE_HIDDEN)
 
 
 class SourceRoot(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder whose files are followed, or the folder of a file that was added alone."""
+    """A folder whose files may be read: one that is followed, or that of a file that was added alone."""
 
     path: Path
     #: The path with all links resolved.
@@ -105,7 +105,7 @@ class SourceRoot(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def open(cls, path: Path, store: Path, *, is_named: bool, is_for_one_file: bool = False) -> SourceRoot:
-        """Check a folder.
+        """Check that the files of a folder may be read.
 
         Args:
             path: the folder.
@@ -132,7 +132,7 @@ class SourceRoot(msgspec.Struct, frozen=True, kw_only=True):
         """Return the status of a file in the folder; None if it does not exist.
 
         Raises:
-            Unreachable: it must not be read, or it cannot be examined.
+            Unreachable: the file must not be read, or it cannot be examined.
         """
         if any(map(is_hidden, path.relative_to(self.path).parts)):
             raise Unreachable(tr("it is hidden"), is_note=True)
@@ -155,7 +155,7 @@ class SourceRoot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _demand_files(path: Path) -> None:
-    """Check that a folder exists and contains anything.
+    """Check that a folder exists and is not empty.
 
     Raises:
         Unreachable
@@ -180,7 +180,7 @@ def _is_above_home(path: Path) -> bool:
 
 
 class FolderScan(msgspec.Struct):
-    """The files of a folder, and the names of what is skipped, by reason."""
+    """The files found below a folder, and what was skipped, as pairs of reason and path."""
 
     files: list[Path] = msgspec.field(default_factory=list)
     skipped: list[tuple[str, str]] = msgspec.field(default_factory=list)
@@ -193,6 +193,7 @@ def scan_folder(root: SourceRoot) -> FolderScan:
     found = FolderScan()
 
     def unreadable(error: OSError) -> None:
+        """Record a folder that cannot be read as skipped."""
         found.skipped.append((tr("it cannot be read ({strerror})", strerror=error.strerror), str(error.filename)))
 
     for within, folders, names in file_paths.walk(root.path, unreadable):
@@ -210,7 +211,10 @@ def scan_folder(root: SourceRoot) -> FolderScan:
 
 
 def _is_followed_folder(path: Path, root: SourceRoot, found: FolderScan) -> bool:
-    """Whether files below a folder are compared: not if it is hidden, a link or the store itself."""
+    """Whether files below a folder are compared: not if it is hidden, a link or the store.
+
+    A link is added to ``found``.
+    """
     try:
         if is_hidden(path.name) or _is_marked_hidden(file_paths.lstat(path)):
             return False
@@ -223,7 +227,7 @@ def _is_followed_folder(path: Path, root: SourceRoot, found: FolderScan) -> bool
 
 
 def _is_followed_file(path: Path, found: FolderScan) -> bool:
-    """Whether a file is compared; other reasons than being hidden are added to ``found.skipped``."""
+    """Whether a file is compared: a regular file that is not hidden. Other reasons are added to ``found.skipped``."""
     try:
         path.name.encode()
         status = file_paths.lstat(path)
@@ -240,10 +244,10 @@ def _is_followed_file(path: Path, found: FolderScan) -> bool:
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file.
+    """Return the SHA-256 of a file's bytes in hexadecimal form.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with links.open_for_reading(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -253,7 +257,7 @@ def file_digest(path: Path) -> str:
 
 
 class SourceReader:
-    """Reads the texts of source files; documents with the extractor commands of the user.
+    """Reads the texts of original files; those of documents with the extractor commands of the user.
 
     Args:
         extractors: command lines by extension; "" is for every document.
@@ -266,7 +270,7 @@ class SourceReader:
         self._folder: Path | None = None
 
     def can_read(self, path: Path) -> bool:
-        """Whether a file of this name may have a text that is read here."""
+        """Whether regraft or an extractor reads files with the extension of this one."""
         return path.suffix.lower() not in NO_TEXT_EXTENSIONS or self._command(path) is not None
 
     def read(self, path: Path) -> ItemText:
@@ -274,7 +278,7 @@ class SourceReader:
 
         Raises:
             NoText: it has none, or it cannot be read.
-            WrongUsage: the extra that reads it is not installed.
+            WrongUsage: a library that reads it is not installed.
         """
         command = self._command(path)
         found = read_file_text(path) if command is None else self._extract(path, command)
@@ -283,12 +287,12 @@ class SourceReader:
         return ItemText(replace_surrogates(found.text), found.guessed)
 
     def _command(self, path: Path) -> tuple[str, ...] | None:
-        """Return the extractor command for a file, or None."""
+        """Return the user's extractor command for a file, or None."""
         suffix = path.suffix.lower()
         return self._extractors.get(suffix) or (self._extractors.get("") if suffix in DOCUMENTS else None)
 
     def _extract(self, path: Path, command: tuple[str, ...]) -> ItemText:
-        """Return the text that an extractor prints; it runs once for each content of a file."""
+        """Return the text that an extractor command prints for a file; it runs once for each content of a file."""
         try:
             if file_paths.stat(path).st_size > LARGEST_FILE:
                 raise NoText(tr("it is larger than {size} MiB", size=LARGEST_FILE >> 20))
@@ -308,7 +312,9 @@ class SourceReader:
 
 
 def parse_extractors(values: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Map extensions to command lines; ``.docx=pandoc …`` is for one extension, any other for every document ("").
+    """Map file extensions to command lines from the values of ``--extractor``.
+
+    ``.docx=pandoc …`` is for one extension, any other for every document ("").
 
     Raises:
         WrongUsage: a command line does not have the placeholder of the file, or an extension has two.
@@ -332,7 +338,9 @@ def parse_extractors(values: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def run_extractor(command: tuple[str, ...], path: Path, *, windows: bool = os.name == "nt") -> bytes:
-    """Run a command of the user without a shell and return what it prints.
+    """Run an extractor command of the user on a file, without a shell, and return what it prints.
+
+    ``windows``: whether this is Windows.
 
     Raises:
         NoText: it cannot be run, fails, takes too long, or prints too much; or Windows would run it in cmd.exe, which
@@ -385,7 +393,7 @@ def run_extractor(command: tuple[str, ...], path: Path, *, windows: bool = os.na
 
 @contextmanager
 def _started_programs(process: subprocess.Popen[bytes]) -> Iterator[Callable[[], None]]:
-    """Yield a function that ends a process with the programs that it starts: they may keep its output open."""
+    """Context with a function that ends a process and the programs that it started, which may keep its output open."""
     if sys.platform == "win32":
         import ctypes  # noqa: PLC0415 - only there
 
@@ -395,6 +403,7 @@ def _started_programs(process: subprocess.Popen[bytes]) -> Iterator[Callable[[],
         kernel.AssignProcessToJobObject(job, ctypes.c_void_p(int(process._handle)))
 
     def end() -> None:
+        """End the process and the programs that it started."""
         if process.poll() is None:
             if sys.platform == "win32":
                 kernel.TerminateJobObject(job, 1)
@@ -411,7 +420,7 @@ def _started_programs(process: subprocess.Popen[bytes]) -> Iterator[Callable[[],
 
 
 def _limited_output(process: subprocess.Popen[bytes], end: Callable[[], None]) -> Iterator[bytes]:
-    """Yield the output of a process, up to a little more than the limit; then end the process."""
+    """Yield the output of a process in parts. Above the limit, call ``end``, which ends the process, and stop."""
     assert process.stdout is not None
     size = 0
     while chunk := process.stdout.read(1 << 20):
