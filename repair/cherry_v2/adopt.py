@@ -31,7 +31,7 @@ from regraft.text import join_command, path_argument, path_text
 from repair.changes.options import RepairOptions
 from repair.changes.plan import Action, FindingsByBase, Plan, Unresolved, group_by_base
 from repair.changes.store import Store
-from repair.cherry_v2.base_models import ModelUnusable, insert_model
+from repair.cherry_v2.base_models import ModelUnusable, insert_store_model
 from repair.cherry_v2.catalog_changes import (
     CATALOG_TABLES,
     CatalogStatements,
@@ -324,17 +324,10 @@ class _MaterialPlanner:
             model = self._options.model
             if model is None:
                 raise FolderUnusable(tr("the catalog does not name the model of its vectors"))
-            self._actions += insert_model(
-                self._statements,
-                model,
-                base.key,
-                models=self._models,
-                providers={row.get("provider_id") for row in self._catalog.providers or ()},
-                is_profile=self._store.is_profile,
-                now_ms=self._options.now_ms,
+            self._actions += insert_store_model(
+                self._statements, self._store, self._catalog, model, base.key, self._options.now_ms
             )
-            self._models.add(model)
-        elif model not in self._models:
+        elif model not in self._models | self._statements.new_models:
             raise FolderUnusable(tr("its model {model} does not exist", model=model))
         self._statements.complete_base(base.row, folder.dimensions, model)
         message = tr(
@@ -416,7 +409,6 @@ class _FolderPlanner:
     def __init__(self, store: Store, options: RepairOptions, catalog: StoredCatalog, findings: FindingsByBase) -> None:
         """Prepare the planning for a store; ``findings`` are the audit's, by base."""
         self._store, self._options, self._catalog, self._findings = store, options, catalog, findings
-        self._models = {row.get("id") for row in catalog.models or ()}
         self._statements = CatalogStatements(store.root / str(store.catalog))
         self._actions: list[Action] = []
         #: The base of every item that there is.
@@ -518,17 +510,9 @@ class _FolderPlanner:
         base = folder.base
         model = adopted.row["embedding_model_id"]
         if model is not None:
-            providers = {row.get("provider_id") for row in self._catalog.providers or ()}
-            self._actions += insert_model(
-                statements,
-                model,
-                base,
-                models=self._models,
-                providers=providers,
-                is_profile=self._store.is_profile,
-                now_ms=self._options.now_ms,
+            self._actions += insert_store_model(
+                statements, self._store, self._catalog, model, base, self._options.now_ms
             )
-            self._models.add(model)
         before = statements.bytes
         statements.insert(BASES, adopted.row)
         for item in adopted.items:

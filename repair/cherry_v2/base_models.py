@@ -65,7 +65,7 @@ def insert_model(
     """
     if not is_model_id(model):
         raise ModelUnusable(tr("{model} is not a model id; use the form provider::model", model=model))
-    if model in models:
+    if model in models or model in statements.new_models:
         return
     provider, _, name = model.partition(SEPARATOR)
     if is_profile and provider not in providers:
@@ -87,6 +87,25 @@ def insert_model(
         statements.insert_provider(provider, now_ms)
     statements.insert_model(ModelRow(id=model, provider_id=provider, model_id=name, name=name, group=None), now_ms)
     yield Action(action="insert-model", message=tr("add model {model}", model=model), base=base, subject=model)
+
+
+def insert_store_model(
+    statements: CatalogStatements, store: Store, catalog: StoredCatalog, model: str, base: str, now_ms: int
+) -> Iterator[Action]:
+    """Insert the model of ``base`` as :func:`insert_model` does, unless the ``catalog`` of the store has it.
+
+    Raises:
+        ModelUnusable
+    """
+    return insert_model(
+        statements,
+        model,
+        base,
+        models={row.get("id") for row in catalog.models or ()},
+        providers={row.get("provider_id") for row in catalog.providers or ()},
+        is_profile=store.is_profile,
+        now_ms=now_ms,
+    )
 
 
 # --- attaching a model -----------------------------------------------------------------------------------------------
@@ -137,13 +156,12 @@ def plan_attach(store: Store, options: RepairOptions) -> Plan:
             continue
         try:
             dimensions = _count_dimensions(store, base, findings)
-            new_actions = _attach_model(
-                store, catalog, rows[base], str(options.model), dimensions, statements, options.now_ms, actions
+            actions += _attach_model(
+                store, catalog, rows[base], str(options.model), dimensions, statements, options.now_ms
             )
         except (ModelUnusable, apsw.Error, OSError, UnicodeDecodeError) as reason:
             made.left += [Unresolved.of(one, str(reason)) for one in found]
             continue
-        actions += new_actions
         made.resolves.add((v2.VECTOR_UNEXPECTED, base))
     if actions:
         made.changes.append(make_catalog_change(statements, catalog_name, actions, (*CATALOG_TABLES, PROVIDERS)))
@@ -175,7 +193,6 @@ def _attach_model(
     dimensions: int,
     statements: CatalogStatements,
     now_ms: int,
-    before: list[Action],
 ) -> list[Action]:
     """Add the statements that give a base its model, and return the actions for the report.
 
@@ -187,7 +204,7 @@ def _attach_model(
         dimensions: number of dimensions of the base's vectors.
         statements: the statements of the run.
         now_ms: the time of the run.
-        before: actions for earlier bases; the model is inserted for the first base only.
+
 
     Raises:
         ModelUnusable: the model does not fit the vectors, or the catalog cannot have it.
@@ -199,18 +216,7 @@ def _attach_model(
     problem = find_model_conflict(model, dimensions, catalog, base)
     if problem is not None:
         raise ModelUnusable(problem)
-    actions: list[Action] = []
-    if not any(one.action == "insert-model" for one in before):
-        providers = {one.get("provider_id") for one in catalog.providers or ()}
-        actions += insert_model(
-            statements,
-            model,
-            base,
-            models=models,
-            providers=providers,
-            is_profile=store.is_profile,
-            now_ms=now_ms,
-        )
+    actions = list(insert_store_model(statements, store, catalog, model, base, now_ms))
     statements.set_model(row, model, dimensions, now_ms)
     message = tr(
         "set its model to {model} with {dimensions} dimensions (vectors unchanged)",

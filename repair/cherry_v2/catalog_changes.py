@@ -66,6 +66,8 @@ class CatalogStatements:
     bases: set[str] = field(default_factory=set)
     #: Tables that new rows come into.
     inserted: set[str] = field(default_factory=set)
+    #: Ids of the inserted models.
+    new_models: set[str] = field(default_factory=set)
 
     @cached_property
     def tables(self) -> CatalogTables:
@@ -189,6 +191,7 @@ class CatalogStatements:
 
     def insert_model(self, model: ModelRow, now_ms: int) -> None:
         """Add a statement that inserts a model as the last one of its provider."""
+        self.new_models.add(model.id)
         self.insert(MODELS, make_model_row(model, self._keys.next_model(model.provider_id), now_ms))
 
     def insert_provider(self, provider: str, now_ms: int) -> None:

@@ -417,7 +417,7 @@ class _Planner:
         if self._options.reuse is None or self._options.is_outline:
             return {}
         problems: dict[str, str] = {}
-        found = find_base_vectors(self._options.reuse, self._library, list(self._lacking_bases(new)), problems)
+        found = find_base_vectors(self._options.reuse, self._library, list(self._bases_to_fill(new)), problems)
         for key, problem in problems.items():
             self._leave(key, v2.VECTOR_MISSING, tr("vectors of other stores are not taken: {problem}", problem=problem))
         for key, vectors in found.items():
@@ -434,7 +434,7 @@ class _Planner:
                 self._made.left.append(left)
         return {key: vectors for key, vectors in found.items() if vectors.outcome.planned.reused}
 
-    def _lacking_bases(self, new: Sequence[NewBase]) -> Iterator[FilledBase]:
+    def _bases_to_fill(self, new: Sequence[NewBase]) -> Iterator[FilledBase]:
         """Yield the new bases whose index is copied, described for the search of vectors."""
         for one in new:
             row, index = self._library.bases[one.origin], self._library.folder(one.origin) / INDEX_FILE
