@@ -130,7 +130,8 @@ class SurveyedLibrary(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Compares the embedder with the vectors that bases have, or with itself.
 
-    ``compared`` has the texts of all samples; ``step`` is called with the number of texts that got an answer.
+    ``work`` is the fleet's work folder, ``compared`` has the texts of all samples. ``step`` is called with the number
+    of texts that got an answer.
     """
 
     work: Path
@@ -141,12 +142,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _known(self) -> KnownEmbedder:
+        """An embedder that sends nothing and returns the answers to texts that were sent to compare."""
         return KnownEmbedder(self.settings, partial(self.sending.keeper.find, kind="probes"), _CHANGED)
 
     def recall(self) -> bool:
-        """Send one of the texts that an earlier run has compared; use its other answers if the vector is the same.
+        """Decide whether the comparisons of an earlier run still hold: send one of their texts again.
 
-        The server may serve another model under the same name by now.
+        If its vector is the same, the other answers of that run are used, and the result is True. Otherwise the answers
+        are forgotten: the server may serve another model under the same name by now.
         """
         keeper = self.sending.keeper
         texts = chain(self.compared, ((identity.text_hash(text), text) for text in probing.SENTENCES))
@@ -170,13 +173,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return False
 
     def _reuse_vectors(self) -> None:
-        """Do not send texts again that an earlier run has embedded and written to a base."""
+        """Copy vectors that an earlier run got, when it filled bases, for texts to compare: they are not sent again."""
         texts = iter(self.compared)
         while chunk := [key for key, _ in islice(texts, CHUNK)]:
             self.sending.keeper.reuse_vectors(chunk)
 
     def _ask(self, texts: Sequence[str]) -> Sequence[bytes]:
-        """Send texts as probes, whether or not they have an answer, in this order; returns their vectors.
+        """Send texts to compare, even if they have an answer; returns their vectors in order.
 
         Raises TextsRejected or Unanswered if one of them was rejected, or was not sent.
         """
@@ -189,7 +192,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return self._known.embed(texts).vectors
 
     def run(self, libraries: Iterable[int]) -> dict[int, StopReason]:
-        """Send the samples of all bases; returns the libraries that have a base of another model, and the error."""
+        """Send the samples of all bases and compare; returns the refused libraries, by number, with the reason.
+
+        A library is refused if a base of it has vectors of another model.
+        """
         self.sending.send(self.compared, "probes", None, self.step)
         check_steadiness = cache(self._check_steadiness)
         refused: dict[int, StopReason] = {}
@@ -201,9 +207,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return refused
 
     def _check_steadiness(self) -> StopReason | None:
-        """Check that the embedder gives one vector for one text; returns the error for bases without vectors, or None.
+        """Check that the embedder gives equal vectors for one text; returns why bases without vectors are refused.
 
-        If the embedder does not answer, the keeper permits no more requests.
+        None if they are not. If the embedder does not answer, the keeper permits no more requests.
         """
         keeper, name = self.sending.keeper, self.settings.name
         sentences = [identity.text_hash(text) for text in probing.SENTENCES]
@@ -222,7 +228,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def _compare(self, sample: BaseSample) -> StopReason | None:
-        """Compare the answers with the vectors of a base; returns the error if they differ, or None."""
+        """Compare the answers with the vectors of a base; returns why its library is refused, or None."""
         try:
             sample.compare(self._known)
         except (Unanswered, RegraftError) as error:
@@ -247,18 +253,19 @@ class FleetBackfill(Fleet, kw_only=True):
         return work_folder(self.path)
 
     def lock(self) -> AbstractContextManager[None]:
-        """Lock the results; a dry run has a work folder beside them."""
+        """Lock the results against other runs, even in a dry run: its work folder is beside them."""
         return results.lock_results(self.path)
 
     def report(self, run: Run) -> FleetBackfillReport:
-        """Report on all libraries, and on what was sent."""
+        """Report on all libraries, and on what was sent, at the end of the run."""
         more = {"embedder": EmbedderName.of(self.embedder), "sent": self._sent}
         return make_report(FleetBackfillReport, run, self._tally, len(self.order.libraries), **more)
 
     def work(self) -> None:
-        """Run all phases, and write the results. Declined: the plan was declined, and nothing was sent.
+        """Run all phases, and write the results.
 
-        WrongUsage: the stored answers are another embedder's. Any other error: the next run resumes this one.
+        Declined: the user declined the plan, and nothing was sent. WrongUsage: the stored answers are of another
+        embedder. Any other error: the next run resumes this one.
         """
         every = (self.folder, results.journal_path(self.path))
         before = set(filter(Path.exists, every))
@@ -280,6 +287,7 @@ class FleetBackfill(Fleet, kw_only=True):
                 self._remove_files(every[1:])
 
     def _run_phases(self) -> None:
+        """Collect texts, plan, compare, send and fill; stop after the plan in a dry run or if the user declines."""
         answers.demand_same_embedder(self.folder, self.embedder)
         # The journal first: a work folder without one cannot be resumed.
         with self.opened(self.left) as pool:
@@ -296,7 +304,7 @@ class FleetBackfill(Fleet, kw_only=True):
             self._fill(pool, libraries, *self._send(pool, libraries, plan))
 
     def _collect_texts(self, pool: Pool | None) -> dict[int, SurveyedLibrary]:
-        """Run the collecting job of each library; returns those that lack vectors, by number. The others have ended."""
+        """Run the collecting job of each library; returns those that lack vectors, by number, and ends the others."""
         surveyed: dict[int, SurveyedLibrary] = {}
         sizes = self.measure(self.left)
         with stage(self.progress, "Looking", len(sizes), "libraries"):
@@ -315,7 +323,7 @@ class FleetBackfill(Fleet, kw_only=True):
         return self.folder / "texts.sqlite"
 
     def _make_plan(self, libraries: dict[int, SurveyedLibrary]) -> BackfillPlan:
-        """Merge the texts of all libraries, without those that have an answer, and estimate what sending them takes."""
+        """Merge the texts of all libraries, except those with an answer, and estimate what sending them takes."""
         with answers.read_answers(self.folder) as known:
             fleet_jobs.write_texts(self._texts, self._texts_of(libraries, known))
         with fleet_jobs.read_texts(self._texts) as texts:
@@ -329,7 +337,7 @@ class FleetBackfill(Fleet, kw_only=True):
             )
 
     def _texts_of(self, libraries: Iterable[int], known: apsw.Connection | None = None) -> Iterator[CountedText]:
-        """Yield the texts of libraries that have no known answer."""
+        """Yield the texts of libraries that have no answer in ``known``, the file of answers (None: none is known)."""
         for library in libraries:
             with fleet_jobs.read_texts(fleet_jobs.library_file(self.folder, library)) as own:
                 texts = own.read()
@@ -340,9 +348,9 @@ class FleetBackfill(Fleet, kw_only=True):
     def _send(
         self, pool: Pool, libraries: dict[int, SurveyedLibrary], plan: BackfillPlan
     ) -> tuple[dict[int, StopReason], StopReason | None]:
-        """Compare the embedder with the bases, then send all texts.
+        """Compare the embedder with the bases, then send all texts of the libraries that are not refused.
 
-        Returns the libraries that are refused and not filled, and why not all texts have an answer.
+        Returns the refused libraries, by number, with the reason, and why not all texts have an answer, or None.
         """
         settings, folder = self.settings, self.folder
         terms = SendingTerms(folder=folder, settings=self.embedder, limits=settings.limits, rates=settings.rates)
@@ -373,7 +381,10 @@ class FleetBackfill(Fleet, kw_only=True):
     def _note_sent(
         self, plan: BackfillPlan, keeper: AnyKeeper | None = None, *, compared: int = 0, remembered: bool = False
     ) -> None:
-        """Note what was planned, and what the keeper says was sent."""
+        """Set the part of the report about sending: the plan, and what the keeper says was sent (None: nothing yet).
+
+        ``compared`` is the number of texts compared; ``remembered``: an earlier run had compared the same texts.
+        """
         texts = probes = NOTHING_SPENT
         stop = None
         if keeper is not None:
@@ -400,7 +411,7 @@ class FleetBackfill(Fleet, kw_only=True):
         refused: dict[int, StopReason],
         stop: StopReason | None,
     ) -> None:
-        """End the libraries that were refused, and fill the others with the answers."""
+        """End the refused libraries, and run the filling job of the others; ``stop`` is why not all texts were sent."""
         for number, refusal in refused.items():
             self.end_library([_stopped_row(libraries[number].row, refusal, refusal.reason)])
         sizes = {number: one.row.bytes or 0 for number, one in libraries.items() if number not in refused}
@@ -410,6 +421,7 @@ class FleetBackfill(Fleet, kw_only=True):
                 self._end_library(task, ended, stop)
 
     def _step(self, count: int) -> None:
+        """Count texts that got an answer, and refresh the metrics."""
         self.progress.step(count, 0)
         # No pool refreshes the metrics while texts are sent.
         if self.metrics is not None:
@@ -420,7 +432,17 @@ class FleetBackfill(Fleet, kw_only=True):
     def _run_jobs(
         self, pool: Pool | None, sizes: Mapping[int, int], *, fills: bool, why: str = ""
     ) -> Iterator[tuple[Task, TaskResult]]:
+        """Run a job for each library, and yield each task with its result as it ends.
+
+        Args:
+            pool: runs the jobs; None: none are run.
+            sizes: the size of each library in bytes, by its number.
+            fills: whether the jobs fill their libraries; otherwise they collect texts.
+            why: the error message for a text without an answer.
+        """
+
         def job(number: int, cores: int) -> EmbeddingJob:
+            """Make the job of a library, given by its number, for a process with ``cores`` cores."""
             line = self.make_job(number, cores)
             assert isinstance(line.options.values, BackfillOptions)
             values = msgspec.structs.replace(
@@ -443,7 +465,7 @@ class FleetBackfill(Fleet, kw_only=True):
         return self.run_jobs(pool, sizes, job, notes_starts=fills)
 
     def _end_library(self, task: Task, ended: TaskResult, stop: StopReason | None) -> None:
-        """Record how a library ended; ``stop`` is why the fleet did not send all texts, if so."""
+        """Write the result rows of a library that has ended; ``stop`` is why not all texts were sent, or None."""
         own, *bases = self.rows_of(task, ended)
         if isinstance(ended.summary, BackfillSummary) and (reason := ended.summary.stopped) is not None:
             # If the fleet sent everything, these texts were added to the library after its survey.
@@ -451,7 +473,7 @@ class FleetBackfill(Fleet, kw_only=True):
         self.end_library([own, *bases])
 
     def _remove_files(self, kept: Collection[Path]) -> None:
-        """Remove all texts from the work folder, and the folder itself and the journal if they are not to be kept."""
+        """Remove the files with texts; also the work folder and the journal, except those among ``kept``."""
         paths = [path for path in self.folder.glob("*") if not path.name.startswith(answers.ANSWERS_FILE)]
         paths += [path for path in (self.folder, results.journal_path(self.path)) if path not in kept]
         with writable.allow_writes(self.folder.parent, entries_only=True), writable.allow_writes(self.folder):
@@ -465,7 +487,7 @@ def work_folder(path: Path) -> Path:
 
 
 def _stopped_row(own: ResultRow, stop: StopReason, message: str) -> ResultRow:
-    """Record in the row of a library why it is not filled completely."""
+    """Return the row of a library with the reason why it is not filled completely: ``stop``, and its ``message``."""
     if stop.code is None:
         return msgspec.structs.replace(own, outcome=LIMITED, message=message)
     outcome = "stopped" if stop.exit_status == STOPPED else "refused"

@@ -78,7 +78,10 @@ class BaseSample(msgspec.Struct, frozen=True, kw_only=True):
     source_base: str = ""
 
     def compare(self, embedder: Embedder) -> None:
-        """Compare the embedder with these vectors, or with itself if there are none; raises as the comparison does."""
+        """Compare the embedder with these vectors, or with itself if the base has no vectors.
+
+        Raises the errors of :func:`~repair.embedding.probing.compare_with_base` and :meth:`Canary.compare`.
+        """
         if self.source is None:
             probing.compare_with_base(embedder, self.base, self.known, self.dimensions)
             return
@@ -92,10 +95,10 @@ class BaseSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_texts(path: Path, texts: Iterable[CountedText], samples: Iterable[BaseSample] = ()) -> int:
-    """Write the distinct ones of texts, in their order, and samples to a file in an existing folder.
+    """Write texts (each distinct one once, in their order) and samples to a file in an existing folder.
 
     A file that a killed run has left is replaced. The file is closed at the end, so that other machines can read it.
-    Returns how many texts were given. apsw.Error, OSError: it cannot be written.
+    Returns how many texts were given, with repetitions. apsw.Error, OSError: it cannot be written.
     """
     count = 0
     with writable.allow_writes(path.parent):
@@ -129,7 +132,7 @@ class TextFile:
         return int(found)
 
     def read(self, first: int = 0, count: int = -1) -> Iterator[CountedText]:
-        """Yield all texts, or up to ``count`` of them from the index ``first`` on."""
+        """Yield all texts, or up to ``count`` of them from the index ``first`` on: key, text and tokens."""
         rows: Any = self._db.execute(
             "SELECT key, text, tokens FROM text WHERE rowid > ? ORDER BY rowid LIMIT ?", (first, count)
         )
@@ -148,12 +151,12 @@ def read_texts(path: Path) -> Iterator[TextFile]:
 
 
 def library_file(work: Path, library: int) -> Path:
-    """Return the file with the texts and samples of a library."""
+    """Return the file in the work folder with the texts and samples of a library, given by its number."""
     return work / f"{library:06}.sqlite"
 
 
 def read_samples(work: Path, library: int) -> list[BaseSample]:
-    """Return the samples of a library's bases. apsw.Error, OSError: its file cannot be read."""
+    """Return the samples of the bases of a library (its number). apsw.Error, OSError: its file cannot be read."""
     with sqlite.open_readonly(library_file(work, library)) as db:
         rows: Any = db.execute("SELECT json FROM sample ORDER BY rowid")
         return [msgspec.convert(json_text.loads(one), BaseSample) for (one,) in rows]
@@ -186,7 +189,10 @@ class TextCollector(msgspec.Struct):
     wanted: WantedTexts | None = None
 
     def __call__(self, store: Store, survey: BackfillSurvey) -> None:
-        """Write the texts and samples if there are any; apsw.Error, OSError, ValueError: a file is damaged or full."""
+        """Write texts and samples of a surveyed library if it needs any vector.
+
+        apsw.Error, OSError, ValueError: a file is damaged, or the disk is full.
+        """
         if survey.is_needed:
             tokens_of = embedders.counter(self.settings)
             texts = (_texts_to_send(store, survey, one, tokens_of) for one in survey.targets)
@@ -202,9 +208,10 @@ class TextCollector(msgspec.Struct):
 
 
 def _samples_of(one: SurveyedTarget, settings: EmbedderSettings, tokens_of: TokenCounter) -> Iterator[BaseSample]:
-    """Yield the texts by which the embedder is compared with a target, and with each source of vectors for it."""
+    """Yield the samples by which the embedder is compared with a target, and with each source of vectors for it."""
 
     def fitting(sample: Iterable[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+        """Select the texts of a sample that fit into one request."""
         return probing.texts_for_probe(list(sample), lambda text: tokens_of(settings.prefix + text), settings.batch)
 
     outcome, supply = one.outcome, one.expected.supply
@@ -219,7 +226,7 @@ def _samples_of(one: SurveyedTarget, settings: EmbedderSettings, tokens_of: Toke
 def _texts_to_send(
     store: Store, survey: BackfillSurvey, one: SurveyedTarget, tokens_of: TokenCounter
 ) -> Iterator[CountedText]:
-    """Yield the texts of a target that are sent, including those of units created first."""
+    """Yield the texts of a target that are sent, including those of units created first: key, text and tokens."""
     expected = msgspec.structs.replace(one.expected, free=set(one.expected.there))
     coming: dict[str, int] = {}
     with one.target.open_scope(store.root) as scope:
@@ -255,7 +262,7 @@ class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
     recovers: bool = False
 
     def embedder_source(self) -> EmbedderSource:
-        """Return where the command gets its vectors from."""
+        """Return the source of vectors for the library's command: known answers, or a collector that sends nothing."""
         settings, work = self.embedder, Path(self.work)
         if self.fills:
             opened = partial(answers.open_known_embedder, work, why=self.why)
@@ -278,7 +285,13 @@ class BackfillSummary(LibrarySummary, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, summary: LibrarySummary, report: BackfillReport, source: EmbedderSource) -> BackfillSummary:
-        """Add what a backfill reports, and what its source of vectors has collected, to a summary."""
+        """Make the summary of a library's job.
+
+        Args:
+            summary: that of the library's command.
+            report: the report of the command.
+            source: where the command got its vectors from, or the collector of texts.
+        """
         more: dict[str | None, dict[str, str | None]] = {
             one.scope: {"outcome": one.stopped and "stopped", "message": one.stopped, "totals": _sum_counts([one])}
             for one in report.scopes
@@ -293,14 +306,15 @@ class BackfillSummary(LibrarySummary, frozen=True, kw_only=True):
 
 
 def _sum_counts(scopes: Iterable[ScopeReport]) -> str | None:
-    """Sum the counts of scopes; returns a JSON object."""
+    """Sum the counts of the reports of scopes; returns a JSON object by count name."""
     return to_json({name: sum(getattr(scope, name) for scope in scopes) for name in _COUNTS})
 
 
 def compared_sample(work: Path, library: int, one: SurveyedTarget) -> list[tuple[str, bytes]] | None:
-    """Return the sample by which a target was compared before anything was sent, or None if it was not.
+    """Return the texts, with vectors, by which a target was compared before the fleet sent texts; None if it was not.
 
-    A second attempt to fill a library must not take a new sample: there may be no answers to its texts.
+    ``work`` is the work folder, ``library`` the library's number. A second attempt to fill a library must not take a
+    new sample: there may be no answers to its texts.
     """
     own = (sample for sample in read_samples(work, library) if sample.source is None)
     return next((sample.known for sample in own if sample.scope == one.outcome.scope), None)
@@ -310,24 +324,25 @@ def compared_sample(work: Path, library: int, one: SurveyedTarget) -> list[tuple
 
 
 class RemoteKeeper:
-    """Proxy of a :class:`~repair.embedding.answers.Keeper` in a process of its own: it has the same methods."""
+    """Proxy of a :class:`~repair.embedding.answers.Keeper` in another process, a Ray actor: it has the same methods."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return the method of this name, which calls that of the keeper."""
+        """Return a function that calls the keeper's method of this name in its process."""
         if name.startswith("_"):
             raise AttributeError(name)
 
         def call(*args: Any, **named: Any) -> Any:
+            """Call the method, and wait for its result."""
             with _translated_errors():
                 return _ray().get(getattr(self._actor, name).remote(*args, **named))
 
         return call
 
     def account(self, kind: TextKind) -> SpendingAccount:
-        """Return where the requests of a kind are reserved."""
+        """Return the account in which the requests for texts of a kind are reserved."""
         return KindAccount(self, kind)
 
 
@@ -358,9 +373,14 @@ class FleetSender(Outbox):
         lengths: VectorLengths = None,
         step: OnAnswered = lambda _: None,
     ) -> None:
-        """Send the texts that have no answer, until all have one or the keeper permits no more requests.
+        """Send the texts (key and text) that have no answer, until all have one or the keeper permits no more requests.
 
-        ``step`` is called with the number of texts that got an answer, ``lengths`` are those that a vector may have.
+        Args:
+            texts: the texts.
+            kind: whether they are texts to fill or to compare.
+            lengths: the lengths that a vector may have; None: any.
+            step: called with the number of texts that got an answer.
+
         KeyboardInterrupt: requests in flight were waited for five seconds, and their answers stored.
         """
         self._kind, self.lengths, self._step = kind, lengths, step
@@ -371,7 +391,7 @@ class FleetSender(Outbox):
             Sender(self.embedder, workers, halted.set, ahead=1).send(self)
 
     def _pack(self, texts: Iterator[tuple[str, str]]) -> Iterator[TextBatch]:
-        """Claim texts that no other job has, and pack them into batches; ``texts``: key and text."""
+        """Claim texts (key and text) that no other sender has, and pack them into batches."""
         while chunk := dict(islice(texts, CHUNK)):
             wanted = self.keeper.claim(list(chunk), self._kind)
             sized = ((key, self.embedder.tokens(chunk[key])) for key in wanted)
@@ -383,7 +403,7 @@ class FleetSender(Outbox):
         """Do nothing: claims of a fleet do not expire."""
 
     def claim(self, count: int) -> Sequence[TextBatch] | None:
-        """Claim up to ``count`` batches of texts without an answer; None if no text is left."""
+        """Return up to ``count`` batches of texts without an answer; None if no text is left."""
         return list(islice(self._batches, count)) or None
 
     def write(self, results: Sequence[BatchResult]) -> None:
@@ -396,11 +416,12 @@ class FleetSender(Outbox):
         self._keep({key: TextAnswer(code=code, reason=str(to_english(reason))) for key in batch.keys})
 
     def _keep(self, found: dict[str, TextAnswer]) -> None:
+        """Have the keeper store answers to texts, by key, and count them."""
         self.keeper.keep(found, self._kind)
         self._step(len(found))
 
     def stop(self, batch: TextBatch, problem: BaseException) -> None:  # noqa: ARG002
-        """Have the keeper permit no more requests, of any sender."""
+        """Have the keeper permit no more requests, of any sender, because of the problem."""
         self.keeper.stop(stop_reason(problem, self.embedder.settings))
 
     def close(self) -> None:
@@ -409,7 +430,7 @@ class FleetSender(Outbox):
 
 
 def stop_reason(problem: BaseException, settings: EmbedderSettings) -> StopReason:
-    """Return why nothing more is sent after an error. BaseException: the error is not one of the embedder."""
+    """Return why a fleet sends nothing more after an error. BaseException: the error is not one of the embedder."""
     if isinstance(problem, LimitReached):
         return StopReason(reason=str(problem))
     if isinstance(problem, RegraftError):
@@ -443,7 +464,7 @@ _open_senders: dict[str, FleetSender] = {}
 
 
 def send_part(job: SendingJob) -> TaskResult:
-    """Send a part of the texts, in a process of a cluster; if the embedder cannot be opened there, all senders stop."""
+    """Send the texts of a job, in a process of a cluster; if the embedder cannot be opened there, all senders stop."""
     begun = time.monotonic()
     try:
         if job.run not in _open_senders:
@@ -471,7 +492,10 @@ class RaySending(msgspec.Struct, frozen=True, kw_only=True):
     run: str = msgspec.field(default_factory=partial(secrets.token_hex, 8))
 
     def send(self, texts: TextFile, kind: TextKind, lengths: VectorLengths, step: OnAnswered) -> None:
-        """Send as :meth:`FleetSender.send`. StoppedBySystem: a part was not sent, or killed in every attempt."""
+        """Send texts as :meth:`FleetSender.send` does, in parts on the cluster.
+
+        StoppedBySystem: a part was not sent, or killed in every attempt.
+        """
         settings = self.settings
         count = min(_PART_TEXTS, _AHEAD * settings.batch.texts * settings.parallel)
         # A process that waits for a server needs half a core.
@@ -492,6 +516,7 @@ class RaySending(msgspec.Struct, frozen=True, kw_only=True):
         known = self._count_answers(kind)
 
         def report_answers() -> None:
+            """Report how many more texts have an answer since the last call."""
             nonlocal known
             before, known = known, self._count_answers(kind)
             step(known - before)
@@ -512,6 +537,7 @@ class RaySending(msgspec.Struct, frozen=True, kw_only=True):
             report_answers()
 
     def _count_answers(self, kind: TextKind) -> int:
+        """Return how many texts of a kind the keeper has an answer to."""
         spent = self.keeper.spent(kind)
         return int(spent.answered + spent.failed)
 
@@ -522,7 +548,7 @@ Sending = FleetSender | RaySending
 
 @contextmanager
 def open_sending(pool: Pool, terms: SendingTerms) -> Iterator[Sending]:
-    """Open what sends the texts, this process or the cluster that the pool has joined, with its keeper."""
+    """Open a sender for the texts, in this process or in the cluster that the pool has joined, with its keeper."""
     with ExitStack() as ending:
         if not isinstance(pool, RayPool):
             keeper = ending.enter_context(closing(Keeper(terms)))
@@ -544,12 +570,13 @@ def open_sending(pool: Pool, terms: SendingTerms) -> Iterator[Sending]:
 
 
 def _ray() -> Any:
+    """Import Ray, which is an optional package."""
     return errors.import_optional("ray", tr("fleets on a cluster"), "ray")
 
 
 @contextmanager
 def _translated_errors() -> Iterator[None]:
-    """Turn errors of Ray into StoppedBySystem."""
+    """Context that turns errors of Ray into StoppedBySystem."""
     try:
         yield
     except _ray().exceptions.RayError as error:
