@@ -71,7 +71,7 @@ def fillers() -> dict[Kind, Filler]:
 
 
 def _of_all_systems(names: Callable[[Repairs], tuple[str, ...]]) -> tuple[str, ...]:
-    """Collect finding names of all systems, each once."""
+    """Collect the finding names that ``names`` takes from the planners of every system, each once."""
     kinds = (V2_STORES[0], *SYSTEMS)
     return tuple(dict.fromkeys(name for kind in kinds for name in names(repairs_for(kind))))
 
@@ -81,7 +81,7 @@ def _demand_v2(store: Store, options: Mapping[str, bool]) -> None:
 
     Args:
         store: the store.
-        options: whether each option is given, by name.
+        options: for each option, whether the user gave it.
 
     Raises:
         WrongUsage

@@ -64,7 +64,7 @@ def write_transaction(path: Path, *, keep: bool = True) -> Iterator[apsw.Connect
 
 @contextmanager
 def _roll_back(db: apsw.Connection) -> Iterator[None]:
-    """Context that rolls back everything done in it."""
+    """Context that begins a write transaction and always rolls it back."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -103,13 +103,19 @@ def demand_revertible(db: apsw.Connection, tables: Sequence[str]) -> None:
 
 
 def read_schema(db: apsw.Connection) -> list[Any]:
-    """Read the SQL of all schema objects, which a changeset does not record."""
+    """Return type, name and SQL of all schema objects, sorted, to notice changes that a changeset does not record."""
     return sorted(db.execute("SELECT type, name, ifnull(sql, '') FROM sqlite_schema"))
 
 
 @contextmanager
 def record_changeset(db: apsw.Connection, path: Path, tables: Sequence[str], changeset: Path) -> Iterator[None]:
-    """Record the changes of ``tables`` in a changeset file. It is flushed to disk if the block ends without an error.
+    """Record the row changes that the block makes, in a changeset file that is flushed to disk if no error occurs.
+
+    Args:
+        db: the open database.
+        path: its path, for error messages.
+        tables: the only tables whose rows may change.
+        changeset: the file to write.
 
     Raises:
         SchemaForeign, OtherRowsChanged: rows of other tables would change as well (:mod:`regraft.untouched`).
@@ -140,7 +146,7 @@ def _writer(file: BinaryIO) -> Callable[[memoryview], None]:
 
 @contextmanager
 def full_text_rebuild(db: apsw.Connection, tables: Collection[str] = (BODIES,)) -> Iterator[None]:
-    """Context manager that rebuilds the full-text index at its end if bodies are among the changed tables.
+    """Context that rebuilds the full-text index of bodies at its end if the bodies are among the changed ``tables``.
 
     The rebuild is part of the caller's transaction.
     """
@@ -167,7 +173,7 @@ def revert_changeset(db: apsw.Connection, changeset: Path, dangling: int) -> tup
     Args:
         db: the database that was changed.
         changeset: the record of the change.
-        dangling: number of dangling references that existed before the change and that it resolved.
+        dangling: number of dangling foreign keys that existed before the change and that it resolved.
 
     Returns:
         The tables with rows that were changed since. If there are any, nothing was reverted.
@@ -177,9 +183,12 @@ def revert_changeset(db: apsw.Connection, changeset: Path, dangling: int) -> tup
 
 
 def find_revert_conflicts(db: apsw.Connection, records: Sequence[RevertRecord], *, keep: bool) -> tuple[str, ...]:
-    """Try to revert changesets in order and return the tables that conflict, as :func:`revert_changeset` does.
+    """Try to revert changesets in order; return the tables whose rows conflict with the first one that fails.
 
-    The database is left as it was unless ``keep`` is set.
+    Args:
+        db: the database that was changed.
+        records: each changeset with the number of dangling foreign keys that existed before its change.
+        keep: whether the reverted rows stay; otherwise the database is left as it was.
     """
     if any(BODIES in _changed_table_names(changeset) for changeset, _ in records):
         untrusted_sqlite.refuse_shadow_indexes(db)
@@ -205,6 +214,7 @@ def has_remaining_changes(db: apsw.Connection, changeset: Path) -> bool:
     others = 0
 
     def conflict(kind: int, _: apsw.TableChange) -> int:
+        """Count the changes of the changeset that another program has overwritten, and skip them."""
         nonlocal others
         others += kind != apsw.SQLITE_CHANGESET_FOREIGN_KEY
         return apsw.SQLITE_CHANGESET_OMIT
@@ -221,10 +231,10 @@ def has_remaining_changes(db: apsw.Connection, changeset: Path) -> bool:
 
 
 def verify_revert(db: apsw.Connection, changeset: Path) -> int | None:
-    """Revert a change that was just made, apply it again, and roll both back.
+    """Test whether the changeset of a change that was just made can revert it. The database is left as it was.
 
     Returns:
-        The number of dangling references without the change, or None if its changeset cannot revert it.
+        The number of dangling foreign keys without the change, or None if its changeset cannot revert it.
     """
     with _open_savepoint(db):
         back = _apply_changeset(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, None)
@@ -244,21 +254,22 @@ def _open_savepoint(db: apsw.Connection) -> Iterator[None]:
 
 
 def _apply_changeset(db: apsw.Connection, changeset: Path, flags: int, may_dangle: int | None) -> ApplyResult:
-    """Apply a changeset completely or not at all.
+    """Apply a changeset completely or not at all; the result names the tables that prevented it, if any.
 
-    Tables with counters (:attr:`regraft.system.System.counters`) are skipped.
+    Tables with counters (:attr:`regraft.stores.systems.System.counters`) are skipped.
 
     Args:
         db: the database.
         changeset: the file to apply.
         flags: of SQLite's ``sqlite3changeset_apply_v2``.
-        may_dangle: how many dangling references are accepted; None: any number.
+        may_dangle: how many dangling foreign keys are accepted; None: any number.
     """
     conflicts: set[str] = set()
     counters = systems.counter_tables()
     dangling = 0
 
     def conflict(kind: int, change: apsw.TableChange) -> int:
+        """Tell SQLite what to do about a conflict of this kind; note the table unless the conflict is accepted."""
         nonlocal dangling
         if kind != apsw.SQLITE_CHANGESET_FOREIGN_KEY:
             conflicts.add(change.name)
@@ -289,7 +300,7 @@ def _apply_changeset(db: apsw.Connection, changeset: Path, flags: int, may_dangl
 
 
 def copy_counters(name: str, current: Path, former: Path) -> None:
-    """Copy the counters of a database into the earlier file that undo is about to put back.
+    """Copy counter rows of a database into the earlier file that undo is about to put back. Counters never decrease.
 
     Args:
         name: the database's path below the store's root. Nothing is done for a database without counters.
@@ -324,7 +335,7 @@ def copy_counters(name: str, current: Path, former: Path) -> None:
 
 @contextmanager
 def _guard_rows(db: apsw.Connection) -> Iterator[None]:
-    """Refuse row changes that the system of the file never makes itself."""
+    """Context that refuses row changes that the system of the file never makes itself."""
     with ExitStack() as guards:
         for system in systems.all_systems():
             guards.enter_context(system.guard_rows(db))
@@ -337,7 +348,7 @@ def _changed_table_names(changeset: Path) -> set[str]:
 
 
 def find_changeset_problem(db: apsw.Connection, changeset: Path) -> str | None:
-    """Say why a changeset cannot be one that regraft recorded; None if it can.
+    """Say why a changeset for the database ``db`` cannot be one that regraft recorded; None if it can.
 
     A store may come from an untrusted source together with its changesets. A valid one changes rows of the layout's own
     tables only, not the schema and not the tables of a full-text index.
@@ -351,7 +362,7 @@ def find_changeset_problem(db: apsw.Connection, changeset: Path) -> str | None:
 
 
 def _changeable_tables(db: apsw.Connection) -> set[str]:
-    """The tables of a file whose rows regraft may have changed."""
+    """Return the tables of a file whose rows regraft may have changed."""
     types: dict[str, str] = dict(db.execute("SELECT name, type FROM pragma_table_list WHERE schema = 'main'"))
     names = {name for name, kind in types.items() if kind == "table" and not name.startswith("sqlite_")}
     for system in systems.all_systems():
@@ -431,7 +442,7 @@ class IncrementalChange:
 
     @contextmanager
     def _section(self, db: apsw.Connection, tables: Sequence[str]) -> Iterator[None]:
-        """Record the row changes of the transaction that is about to be committed."""
+        """Context that records the row changes of ``tables`` and appends them to the changeset before the commit."""
         demand_revertible(db, tables)
         if self._change is None:
             self._begin_run()
@@ -478,7 +489,8 @@ class IncrementalChange:
 def recover_last_section(final: Path, changeset: Path, change: RecordedChange) -> bool:
     """Cut the last section off the changeset of a killed run if it was not committed to the database ``final``.
 
-    A section has the changes of one transaction. Returns whether any section remains.
+    A section has the changes of one transaction; ``change`` says how many bytes are known to be committed. Returns
+    whether any section remains.
 
     Raises:
         apsw.Error, OSError: the changed file cannot be read.
@@ -489,7 +501,10 @@ def recover_last_section(final: Path, changeset: Path, change: RecordedChange) -
             file.seek(change.bytes)
             durable.put_bytes(last, file.read())
         try:
-            made = _is_section_whole(last) and _is_section_committed(final, last)
+            made = _is_section_whole(last)
+            if made:
+                with write_transaction(final, keep=False) as db:
+                    made = has_remaining_changes(db, last)
         finally:
             durable.remove(last)
         if not made:
@@ -506,8 +521,3 @@ def _is_section_whole(section: Path) -> bool:
     except apsw.CorruptError:
         return False
     return True
-
-
-def _is_section_committed(final: Path, section: Path) -> bool:
-    with write_transaction(final, keep=False) as db:
-        return has_remaining_changes(db, section)

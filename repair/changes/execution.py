@@ -48,7 +48,14 @@ class _NotRecordable(Exception):
 
 
 class ChangeExecutor:
-    """Apply the changes of one run. A file that was written to since the plan is not changed."""
+    """Apply the changes of one run. A file that was written to since the plan is not changed.
+
+    Args:
+        root: the store's root.
+        ledger: records each change before it is made.
+        run_id: the run.
+        planned: the planned changes; each changes another path.
+    """
 
     def __init__(self, root: Path, ledger: Ledger, run_id: str, planned: Sequence[Change]) -> None:
         self._root = root
@@ -60,7 +67,7 @@ class ChangeExecutor:
         self._actions_begun = 0
 
     def take(self, planned: Sequence[Change]) -> None:
-        """Set the planned changes, which must have been planned for the store as it is now."""
+        """Replace the planned changes; they must have been planned for the store as it is now."""
         self._planned = {change.path: _planned_mark(self._root / change.path, change) for change in planned}
         if len(self._planned) != len(planned):
             raise ValueError(tr("the plan changes one path twice"))
@@ -82,11 +89,12 @@ class ChangeExecutor:
             if isinstance(change, RowsChange):
                 with changesets.write_transaction(path, keep=False) as db:
                     untrusted_sqlite.refuse_foreign_rules(db, path, change.tables)
-            elif _is_replaced(path, change):
+            elif _needs_log_flush(path, change):
                 files.flush_logs(path)
             self._planned[change.path] = _planned_mark(path, change)
 
     def _demand_as_planned(self, path: Path, change: Change) -> None:
+        """Refuse a change if its file was written to since the plan."""
         if _planned_mark(path, change) != self._planned[change.path]:
             raise PlanOutdated(path=path, reason=tr("it was changed in the meantime"))
 
@@ -103,12 +111,12 @@ class ChangeExecutor:
         if isinstance(change, FileChange):
             self._replace_file(change)
         elif change.bytes > changesets.LARGEST_CHANGESET:
-            self._replace_file(self._on_copy(change))
+            self._replace_file(self._convert_to_copy(change))
         else:
             try:
                 self._change_rows(change)
             except _NotRecordable:
-                self._replace_file(self._on_copy(change))
+                self._replace_file(self._convert_to_copy(change))
 
     def _change_rows(self, change: RowsChange) -> None:
         """Change rows in a transaction and record the changeset; raises if undo could not revert it."""
@@ -131,14 +139,15 @@ class ChangeExecutor:
         self._ledger.changes.set_state(recorded, "done", _undo_data_size(self._root, changeset))
 
     def _actions_of(self, change: Change) -> tuple[int, int]:
-        """The range of the run's actions that a change is for: the first index, and how many."""
+        """Return the range of the run's actions that a change performs: the first index, and how many."""
         return self._actions_begun - len(change.actions), len(change.actions)
 
-    def _on_copy(self, change: RowsChange) -> FileChange:
-        """The same change, made on a copy that then replaces the file."""
+    def _convert_to_copy(self, change: RowsChange) -> FileChange:
+        """Convert a change of rows into one that is made on a copy of the file, which then replaces the file."""
         path = self._root / change.path
 
         def make(new: Path) -> None:
+            """Copy the file to ``new`` and change the rows of the copy."""
             copy_database(path, new)
             with (
                 sqlite.open_writable(new) as db,
@@ -154,13 +163,13 @@ class ChangeExecutor:
         number = f"{self._changes_begun:06}"
         final = self._root / change.path
         had = file_paths.lexists(final)
-        is_replaced = _is_replaced(final, change)
-        if is_replaced:
+        needs_flush = _needs_log_flush(final, change)
+        if needs_flush:
             files.flush_logs(final)
         before = _planned_mark(final, change)
         staged = self._own / WORK / self._run / number
         mark = None if change.make is None else _stage(change.make, change.mark, staged, final)
-        if is_replaced:
+        if needs_flush:
             files.flush_logs(final)
         if _planned_mark(final, change) != before:
             raise PlanOutdated(path=final, reason=tr("it was changed in the meantime"))
@@ -172,10 +181,21 @@ class ChangeExecutor:
         self._swap_into_place(change, number, mark, kept)
 
     def _swap_into_place(self, change: FileChange, number: str, mark: str | None, kept: str | None) -> None:
-        """Move the staged file into place, and the present one to ``kept`` below ``.regraft`` (None: nothing)."""
+        """Record a file change, move the staged file into place, and keep the present one.
+
+        Args:
+            change: the change.
+            number: the number of the change in the run, which names the staged file.
+            mark: the fingerprint of the staged file; None if the path is removed.
+            kept: where the present file goes, below ``.regraft``; None if the path does not exist.
+        """
         final, staged = self._root / change.path, self._own / WORK / self._run / number
         is_new = change.make is not None
-        missing = _first_missing_folder(final.parent)
+        # The topmost missing folder: undo removes it again.
+        missing: Path | None = None
+        folder = final.parent
+        while not file_paths.lexists(folder):
+            missing, folder = folder, folder.parent
         made = None if missing is None else missing.relative_to(self._root).as_posix()
         detail = FileDetail(
             new=is_new,
@@ -194,7 +214,14 @@ class ChangeExecutor:
 def _stage(
     make: Callable[[Path], None], mark: Callable[[Path], str | None] | None, staged: Path, final: Path
 ) -> str | None:
-    """Make the new file, flush it to disk, and return the fingerprint that undo compares with it."""
+    """Make the new file and flush it to disk; returns the fingerprint by which undo recognizes later changes.
+
+    Args:
+        make: writes the file.
+        mark: computes the fingerprint for a ``make`` that flushes its file itself; None: :func:`files.fingerprint`.
+        staged: where the file is written.
+        final: where it goes later; a present file there gives it its mode.
+    """
     durable.make_folders(staged.parent)
     make(staged)
     if file_paths.is_file(final) and file_paths.is_file(staged):
@@ -204,15 +231,15 @@ def _stage(
     return (mark or files.fingerprint)(staged)
 
 
-def _is_replaced(path: Path, change: FileChange) -> bool:
-    """Whether the logs of SQLite files at a path have to be checkpointed before the path is replaced."""
+def _needs_log_flush(path: Path, change: FileChange) -> bool:
+    """Whether the logs of SQLite files at a path have to be checkpointed before a change replaces the path."""
     if change.as_is:
         return False
     return file_paths.is_file(path) or (change.make is not None and file_paths.is_folder(path))
 
 
 def _planned_mark(path: Path, change: Change) -> object:
-    """State of a file, or of the databases in a folder and their logs, from which a later write can be recognized."""
+    """Return a value that changes when a program writes to the path of a change: a file, or databases in a folder."""
     if isinstance(change, FileChange) and change.as_is:
         return files.file_stamp(path)
     found = files.find_databases(path)
@@ -226,7 +253,7 @@ def _planned_mark(path: Path, change: Change) -> object:
 
 
 def bytes_needed(root: Path, change: Change) -> int:
-    """Estimate how many bytes of disk space a change needs while it is made."""
+    """Estimate the disk space in bytes that a change needs while it is made."""
     if isinstance(change, FileChange):
         return change.bytes
     # The journal holds the changed rows once more, and a full-text index is rebuilt completely.
@@ -245,19 +272,19 @@ def _apply(db: apsw.Connection, change: RowsChange) -> None:
 
 
 def backup_path(changeset: Path) -> Path:
-    """Path of the full backup of a database, beside the changeset of the change."""
+    """Path of the full backup of a database, beside the changeset of its change."""
     return changeset.with_name(f"{changeset.name}{_BACKUP}")
 
 
 def _undo_files(root: Path, kept: Path) -> list[Path]:
-    """The undo data of a change and the full backup beside it. Files in the trash have no backup."""
+    """List the undo data at ``kept``, and the full backup beside it if there is one."""
     backup = backup_path(kept)
     is_backup = root / FOLDER / UNDO in kept.parents and file_paths.lexists(backup)
     return [kept, backup] if is_backup else [kept]
 
 
 def _undo_data_size(root: Path, kept: Path) -> int:
-    """Return the disk size of what undo needs for one change, in bytes."""
+    """Return the bytes on disk of the undo data at ``kept``, with the full backup beside it."""
     return sum(map(files.size_on_disk, _undo_files(root, kept)))
 
 
@@ -327,14 +354,14 @@ def _remove_unneeded_undo_data(root: Path, ledger: Ledger) -> None:
 
 
 def _needed_undo_data(changes: Iterable[RecordedChange]) -> set[str]:
-    """Paths below ``.regraft`` of the undo data that is still needed, with the backups beside it."""
+    """Return the paths below ``.regraft`` of the undo data that is still needed, and of full backups beside it."""
     last = (change.kept for change in changes if change.state in ("done", "intended", "undoing"))
     needed = {kept for kept in last if kept is not None}
     return needed | {f"{kept}{_BACKUP}" for kept in needed if kept.startswith(f"{UNDO}/")}
 
 
 def delete_undo_data(root: Path, kept: Path | None) -> None:
-    """Delete the data that would undo a change."""
+    """Delete the undo data at ``kept``, if any, and the full backup beside it."""
     if kept is not None:
         for place in _undo_files(root, kept):
             durable.remove_tree(place)
@@ -372,7 +399,7 @@ def clear_work_folder(root: Path) -> None:
 
 
 def _recover_rows(root: Path, ledger: Ledger, change: RecordedChange) -> None:
-    """Record the state of a rows change that a killed run began: made or not."""
+    """Record whether a change of rows that a killed run began, or began to undo, was made."""
     if _is_rows_change_made(root, change):
         _record_state(root, ledger, change, "done")
     elif change.state == "undoing":
@@ -414,7 +441,14 @@ def _recover_file(root: Path, ledger: Ledger, change: RecordedChange) -> None:
 
 
 def _recover_swap(change: RecordedChange, final: Path, kept: Path, *, made: bool) -> bool:
-    """Put the kept file back if nothing replaced it; returns whether the change was made."""
+    """Finish moving files for a change that a killed run began; returns whether the change was made.
+
+    Args:
+        change: the change.
+        final: the changed path. If nothing is there, the old file is put back.
+        kept: where the old file was moved to.
+        made: whether the change seems to be made, judged by the new file.
+    """
     if not made and not file_paths.lexists(final):
         durable.replace(kept, final)
     if made and not change.file.new:
@@ -424,7 +458,10 @@ def _recover_swap(change: RecordedChange, final: Path, kept: Path, *, made: bool
 
 
 def _recover_undo(root: Path, ledger: Ledger, change: RecordedChange, final: Path, kept: Path | None) -> None:
-    """Complete or take back the undo of a file change that a killed run began."""
+    """Complete or take back the undo of a file change that a killed run began, and record its state.
+
+    ``final`` is the changed path, ``kept`` the old file that undo puts back; None if there was none.
+    """
     parked = parked_path(root, change)
     if kept is not None and file_paths.lexists(kept) and not file_paths.lexists(final):
         durable.replace(kept, final)
@@ -442,16 +479,8 @@ def remove_created_folders(root: Path, change: RecordedChange) -> None:
         files.remove_empty_folders((root / change.path).parent, (root / change.file.made).parent)
 
 
-def _first_missing_folder(folder: Path) -> Path | None:
-    """Topmost missing folder among ``folder`` and its parents; None if it exists."""
-    missing = None
-    while not file_paths.lexists(folder):
-        missing, folder = folder, folder.parent
-    return missing
-
-
 def parked_path(root: Path, change: RecordedChange) -> Path:
-    """Where undo moves what a change made, until the change is recorded as undone."""
+    """Path to which undo moves the new file of a change until the change is recorded as undone."""
     return root / FOLDER / WORK / f"back-{change.change_id}"
 
 

@@ -101,7 +101,10 @@ def find_damage(db: apsw.Connection) -> str | None:
 
 
 def _find_damage_in(db: apsw.Connection, check: str) -> str | None:
-    """First damage that PRAGMA ``check`` reports, or None; messages that do not mean damage are skipped."""
+    """Return the first message of the PRAGMA ``check`` that means damage, or None.
+
+    ``check`` is "quick_check", perhaps with a table in parentheses.
+    """
     for (found,) in db.execute(f"PRAGMA {check}"):
         message = str(found)
         if message != "ok" and not any(word in message for word in _NOT_DAMAGE):
@@ -165,7 +168,7 @@ def folder_fingerprint(files: Mapping[str, str]) -> str:
 
 
 def _special_file_mark(path: Path) -> str | None:
-    """The fingerprint of a link or special file; None for a regular file."""
+    """Return the fingerprint of a link or special file; None for a regular file."""
     mode = file_paths.lstat(path).st_mode
     if stat.S_ISLNK(mode):
         return f"link {path.readlink()}"
@@ -186,7 +189,7 @@ def _bytes_digest(path: Path) -> str:
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Identity, size and modification time (ns) of a file, to recognize a later write; None if it is missing."""
+    """Return inode, size and modification time (ns) of a file, to recognize a later write; None if it is missing."""
     try:
         status = file_paths.lstat(path)
     except FileNotFoundError:
@@ -195,7 +198,7 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def is_changed(path: Path, mark: str | None) -> bool:
-    """Whether a file or folder differs from a fingerprint of either kind."""
+    """Whether a file or folder differs from a fingerprint of its bytes or rows; ``mark`` None: the path was missing."""
     if mark is not None and mark.startswith(_BYTES_PREFIX):
         return bytes_fingerprint(path) != mark
     if fingerprint(path) == mark:
@@ -226,7 +229,7 @@ class FileDigest:
         return digest
 
     def updating(self, path: Path) -> AbstractContextManager[Update]:
-        """Context with a function that hashes the next bytes, for a large file in a background thread."""
+        """Context with a function that hashes the next bytes; for a large file, in a background thread."""
         return (
             update_in_background(self.update)
             if file_paths.lstat(path).st_size > CHUNK_BYTES
@@ -265,7 +268,10 @@ def _file_names(folder: Path) -> Iterator[str]:
 
 
 def _file_fingerprint(path: Path, without: frozenset[str] | None = None) -> str:
-    """Fingerprint of one file. A SQLite file is hashed by its rows, ``without`` some tables (default: counters)."""
+    """Return the fingerprint of one file. A SQLite file is hashed by its rows.
+
+    ``without`` names tables that are left out; None: those with counters.
+    """
     odd = _special_file_mark(path)
     if odd is not None:
         return odd
@@ -280,7 +286,7 @@ def _file_fingerprint(path: Path, without: frozenset[str] | None = None) -> str:
 
 
 def _rows_hash(path: Path, without: frozenset[str]) -> str:
-    """Return a hash of all rows outside of some tables; their order does not matter."""
+    """Return a hash of the rows of all tables except ``without``; the order of rows does not matter."""
     total = 0
     with sqlite.open_readonly(path) as db:
         for table in sorted(set(_ordinary_tables(db)) - without):
@@ -295,7 +301,7 @@ def _rows_hash(path: Path, without: frozenset[str]) -> str:
 
 
 def _ordinary_tables(db: apsw.Connection) -> list[str]:
-    """Names of the tables whose rows are hashed: neither virtual nor derived from others."""
+    """Return the names of the tables whose rows are hashed: neither virtual nor derived from others."""
     found = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall()
     virtual = [str(name) for name, sql in found if str(sql).upper().startswith("CREATE VIRTUAL")]
     derived = {*virtual, *(f"{name}_{shadow}" for name in virtual for shadow in _SHADOWS), *_UNHASHED_TABLES}
@@ -360,7 +366,7 @@ def flush_logs(path: Path) -> None:
 
 
 def swap(final: Path, new: Path | None, kept: Path) -> None:
-    """Move ``new`` to ``final``, and the file that was there to ``kept``. Either may be absent.
+    """Move the file at ``final``, if any, to ``kept``, and ``new`` (None: nothing) to ``final``.
 
     Raises:
         StoreOnTwoDisks, OSError
@@ -383,7 +389,7 @@ def swap(final: Path, new: Path | None, kept: Path) -> None:
 
 
 def swap_back(final: Path, kept: Path | None, parked: Path) -> None:
-    """Move ``kept`` back to ``final``, and the file that was there to ``parked``, which the caller removes."""
+    """Move the file at ``final`` to ``parked``, which the caller removes, and ``kept`` (None: nothing) to ``final``."""
     if file_paths.lexists(final):
         durable.make_folders(parked.parent, flush=False)
         if not (kept is not None and file_paths.is_file(kept) and _try_second_name(final, parked)):
@@ -394,7 +400,7 @@ def swap_back(final: Path, kept: Path | None, parked: Path) -> None:
 
 
 def _try_second_name(path: Path, kept: Path) -> bool:
-    """Give a file a second name, so that its path is never empty; False if that is not possible."""
+    """Create the hard link ``kept`` to a file, so that its path is never empty; False if that is not possible."""
     if file_paths.is_folder(path) or file_paths.is_link(path):
         return False
     # To replace a read-only file on Windows, its attribute is cleared, which its second name would lose as well.
@@ -410,7 +416,7 @@ def size_on_disk(path: Path) -> int:
 
 
 def delete_database(path: Path) -> None:
-    """Delete a database of regraft with the files beside it, and its folder if that is empty."""
+    """Delete a SQLite file of regraft, its logs, and its folder if that is empty."""
     for suffix in ("", *untrusted_sqlite.COMPANION_SUFFIXES):
         durable.remove_tree(path.with_name(path.name + suffix))
     remove_empty_folders(path.parent, path.parent.parent)

@@ -37,11 +37,11 @@ class RepairOptions(msgspec.Struct, frozen=True, kw_only=True):
     unproven: bool = False
 
     def wanted(self, names: Iterable[str]) -> frozenset[str]:
-        """Names of the findings to repair: those that the user named, else ``names``."""
+        """Return the findings to repair: those that the user named, else the default ``names``."""
         return self.only or frozenset(names)
 
     def demand_alone(self, option: str) -> None:
-        """Refuse other options that select what to repair.
+        """Refuse options that cannot be combined with ``option``, because they also select what to repair.
 
         Raises:
             WrongUsage

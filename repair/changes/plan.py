@@ -97,7 +97,7 @@ class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, finding: Finding, reason: str, *, repair: str | None = None) -> Unresolved:
-        """Report a finding with its count as unresolved, for the given reason."""
+        """Report a finding of an audit as unresolved for a reason; ``repair`` is a command line that may help."""
         return cls(
             finding=finding.name,
             reason=reason,
@@ -110,7 +110,10 @@ class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def with_remedy(cls, finding: Finding, *, repair: str | None = None) -> Unresolved:
-        """Report a finding with its count as unresolved; the reason is its message and how to fix it."""
+        """Report a finding of an audit as unresolved; the reason is its message and how to fix it.
+
+        ``repair`` is a command line that may help.
+        """
         return cls.of(
             finding,
             tr("{what}. To fix it: {remedy}", what=finding.message, remedy=FINDINGS[finding.name].remedy),
@@ -121,7 +124,10 @@ class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
     def registered(
         cls, finding: str, reason: str, *, base: str | None, subject: str | None = None, count: int = 1
     ) -> Unresolved:
-        """Report an unresolved case of a finding, with the severity that is registered for the finding."""
+        """Report an unresolved case of a finding, with the severity that is registered for the finding's name.
+
+        ``base`` and ``subject`` name what it is about, ``count`` how many objects.
+        """
         return cls(
             finding=finding,
             reason=reason,
@@ -241,7 +247,7 @@ class Plan(msgspec.Struct):
         self.bodies |= other.bodies
 
     def touches(self, findings: set[FindingKey]) -> bool:
-        """Whether the plan resolves one of the findings, or acts on it."""
+        """Whether the plan resolves one of the findings or has an action for it."""
         acted = {(one.finding, one.base) for one in self.actions}
         return not findings.isdisjoint(self.resolves | acted)
 
@@ -282,9 +288,9 @@ def group_by_base(findings: Iterable[Finding]) -> dict[str | None, list[Finding]
     return dict(found)
 
 
-def other_warnings(found: Mapping[str, list[Finding]], mended: Collection[str]) -> list[Finding]:
-    """Select the findings of at least warning severity whose names are not among the repaired ones."""
-    others = (one for name, every in found.items() if name not in mended for one in every)
+def other_warnings(found: Mapping[str, list[Finding]], repaired: Collection[str]) -> list[Finding]:
+    """Select the findings of at least warning severity whose names are not in ``repaired``; ``found`` is by name."""
+    others = (one for name, every in found.items() if name not in repaired for one in every)
     return [one for one in others if notices.is_at_least(one.severity, "warning")]
 
 
@@ -294,7 +300,10 @@ _ONE_IN = 10
 
 
 def many_disappeared(gone: int, there: int) -> bool:
-    """Whether rows disappeared in such numbers that the table may be damaged or an older copy."""
+    """Whether a large part of the rows disappeared, so that the table may be damaged or an older copy.
+
+    ``gone`` is the number of rows that disappeared, ``there`` that of the rows that remain.
+    """
     return gone >= _FEWEST_GONE and gone * _ONE_IN >= gone + there
 
 
@@ -309,7 +318,17 @@ def move_to_trash(
     as_is: bool = False,
     is_cache: bool = False,
 ) -> FileChange:
-    """Plan to move a file or folder to the trash. See :class:`FileChange` for ``as_is`` and ``is_cache``."""
+    """Plan to move a file or folder of a store to the trash.
+
+    Args:
+        store: the store.
+        path: what to move.
+        action: the name of the action.
+        finding: the finding that it resolves.
+        message: describes the action for people.
+        base: id of the base that the file belongs to; None: no single one.
+        as_is, is_cache: see :class:`FileChange`.
+    """
     name = path.relative_to(store.root).as_posix()
     return FileChange(
         path=name,

@@ -75,7 +75,10 @@ def base_names(store: Store, bases: Iterable[str]) -> list[BaseName]:
 
 
 def report_plan(store: Store, run: Run, plan: Plan, undo: str | None = None) -> ChangeReport:
-    """Report a plan that was executed or only shown; the run ends here."""
+    """Make the report of a plan that was executed or is only shown, and note the time as the end of the run.
+
+    ``undo`` is the id of the run if it can be undone, else None.
+    """
     run.end()
     bases = base_names(store, plan.bases)
     return ChangeReport(
@@ -89,7 +92,7 @@ def report_plan(store: Store, run: Run, plan: Plan, undo: str | None = None) -> 
 
 
 def shrink_file(root: Path, planned: Reclaim) -> Reclaim:
-    """Return the free pages of one index file to the disk, and report how much that freed.
+    """Return the free pages of one index file to the disk; the result says how many bytes that freed.
 
     Raises:
         StoreBusy: another program has the file open.
@@ -247,7 +250,15 @@ def undo_run(
 def _undo_report(
     store: Store, run: Run, chosen: RunRecord, rebuilt: Sequence[RecordedChange], outside: OutsideUndo
 ) -> ChangeReport:
-    """Report the undone actions, and the caches that stay because their system rebuilt them."""
+    """Report an undo.
+
+    Args:
+        store: the store.
+        run: the run of the undo itself.
+        chosen: the run that is undone.
+        rebuilt: its changes that stay, because their system has rebuilt the cache that they removed.
+        outside: what is undone outside of the store.
+    """
     actions, kept_paths = [], {change.path for change in rebuilt}
     for made in undo.completed_actions(chosen):
         if made.subject in kept_paths or made.action in OUTSIDE_ACTIONS:
@@ -271,7 +282,7 @@ def _undo_report(
 
 
 def make_plan(store: Store, planner: Planner) -> Plan:
-    """Call the planner.
+    """Call the planner, and report errors of reading the store as such.
 
     Raises:
         SourceUnreadable: the store cannot be read.
@@ -281,7 +292,7 @@ def make_plan(store: Store, planner: Planner) -> Plan:
 
 
 def demand_unchanged_files(store: Store, plan: Plan) -> None:
-    """Refuse a plan if a file that it was made from was changed since.
+    """Refuse a plan if a file that the planner read was changed since.
 
     Raises:
         PlanOutdated
@@ -293,7 +304,7 @@ def demand_unchanged_files(store: Store, plan: Plan) -> None:
 
 
 def _expire(current: Session, run: Run, plan: Plan) -> None:
-    """Delete the undo data of the expired runs, and of this run if none is kept."""
+    """Delete the undo data of the expired runs that the plan lists, and of this run if the plan keeps none."""
     expired = list(plan.expired)
     if not plan.keeps_undo:
         expired += [change for change in current.ledger.changes.changes_of(run.id) if change.state == "done"]
@@ -329,7 +340,7 @@ def check_resolved(current: Session, run: Run, plan: Plan) -> list[Unresolved]:
 
 
 def _audit_after(after: Store, plan: Plan) -> Iterator[Finding]:
-    """Audit the changed bases again, for the findings that the plan promises to fix; a new base for all of them."""
+    """Audit the store ``after`` the run: new bases for all findings, others for those that the plan promises to fix."""
     touched = frozenset(base for _, base in plan.resolves if base is not None) | plan.new_bases.keys()
     if touched:
         promised = (

@@ -60,6 +60,7 @@ def plan_drops(
         return None
 
     def apply(db: apsw.Connection) -> None:
+        """Drop the objects; refuse if they changed since the plan."""
         if _drop_statements(db, find_foreign, names) != planned:
             raise PlanOutdated(path=path, reason=tr("its triggers or views changed since the plan"))
         for _, statements in planned:
@@ -104,7 +105,7 @@ def add_drops(
 
 
 def split_repairable(found: Sequence[Finding]) -> tuple[set[str], list[Unresolved]]:
-    """Split findings into the names that can be repaired completely, and those that remain unresolved."""
+    """Return the names of the findings that can be repaired completely, and a report of each one beyond repair."""
     beyond = [one for one in found if one.is_beyond_repair]
     wanted = {one.name for one in found} - {one.name for one in beyond}
     return wanted, [Unresolved.with_remedy(one) for one in beyond]
@@ -114,6 +115,7 @@ def merge_changes(changes: list[RowsChange]) -> RowsChange:
     """Merge changes of one file into one that makes them in order."""
 
     def apply(db: apsw.Connection) -> None:
+        """Make all changes in order."""
         for change in changes:
             change.apply(db)
 
@@ -130,14 +132,23 @@ def merge_changes(changes: list[RowsChange]) -> RowsChange:
 def _drop_statements(
     db: apsw.Connection, find_foreign: ObjectFinder, names: Sequence[str]
 ) -> list[tuple[ForeignObject, tuple[str, ...]]]:
-    """Return the foreign objects of some findings with the statements that drop them."""
+    """Return the foreign objects for the findings ``names``, each with the SQL statements that drop it.
+
+    ``find_foreign`` finds all foreign objects of the open database.
+    """
     found = [one for one in find_foreign(db) if one.finding in names and one.mended]
     # Views come after triggers: dropping a view drops its triggers.
     return [(one, one.mended) for one in sorted(found, key=lambda one: names.index(one.finding))]
 
 
 def _actions(planned: Sequence[tuple[ForeignObject, tuple[str, ...]]], base: str | None, name: str) -> Iterable[Action]:
-    """Yield one action for each kind of dropped object."""
+    """Yield one action for each kind of dropped object.
+
+    Args:
+        planned: the objects, each with the SQL statements that drop it.
+        base: the base's id; None for a file of several bases.
+        name: the file, below the root.
+    """
     for finding in NAMES:
         count = sum(one.finding == finding for one, _ in planned)
         if count:

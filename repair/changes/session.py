@@ -157,7 +157,10 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _clean_stop(store: Store, ledger: Ledger) -> Iterator[None]:
-    """Recover and end the run if an error stops it. A refusal after the first change is reported as a stopped run."""
+    """Context that recovers and ends the run if an error stops it.
+
+    A refusal after the first change is reported as a stopped run.
+    """
     before = {change.change_id: change.state for change in ledger.changes.every()}
     end_stopped_run = partial(_end_stopped_run, store, ledger, before)
     try:
@@ -188,7 +191,17 @@ _UNKNOWN = "unknown"
 
 
 def _end_stopped_run(store: Store, ledger: Ledger, before: Mapping[int, str], status: str) -> int | str:
-    """Recover and end a run that was stopped. Returns the number of changes it made, as far as known."""
+    """Recover from a run that was stopped, and record its end.
+
+    Args:
+        store: the store.
+        ledger: its ledger.
+        before: the state of each change before the run, by change id.
+        status: the status to record for the run.
+
+    Returns:
+        The number of changes that the run made or undid; a text that says "unknown" if the ledger cannot be read.
+    """
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
         execution.recover(store.root, ledger)
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
@@ -203,7 +216,7 @@ def _end_stopped_run(store: Store, ledger: Ledger, before: Mapping[int, str], st
 
 
 def damage_error(path: Path, reason: object, finished: str | None) -> RegraftError:
-    """The error to raise if damage stops a run; ``finished`` describes the changes that were made, None: none were."""
+    """Make the error for damage that stops a run; ``finished`` describes the changes that were made, or None."""
     if finished is None:
         return StoreDamaged(path=path, reason=reason)
     return StoppedAtDamage(path=path, reason=reason, finished=finished)
@@ -217,5 +230,8 @@ def is_store_damage(error: Exception) -> bool:
 
 
 def _is_finished(before: str | None, now: str) -> bool:
-    """Whether a change was made or undone since it was in state ``before``."""
+    """Whether a run made or undid a change.
+
+    ``before`` is the state of the change before the run (None: a new change), ``now`` the present one.
+    """
     return (before is None and now == "done") or (before == "done" and now == "undone")

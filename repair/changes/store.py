@@ -107,7 +107,7 @@ class Store:
         return not self.chosen or base in self.chosen
 
     def runs(self, every: Sequence[RunRecord]) -> list[RunRecord]:
-        """Select the runs that changed this store. Several databases in one folder share one ledger."""
+        """Select the runs that changed this store from all runs in the ledger, which databases of one folder share."""
         names = None if self.system is None else self.system.changeable_paths(self.found)
         if names is None:
             return list(every)
@@ -156,7 +156,7 @@ def _is_accepted(command: str, kind: Kind) -> bool:
 
 
 def _choose_advice(command: str, found: Located) -> str:
-    """Return advice for a store that the command cannot change."""
+    """Say what the user can do with a store that the command cannot change."""
     if found.kind is Kind.V2_BACKUP:
         return tr("restore it in the application, or copy its bases into a profile with regraft install")
     if found.is_archive:
@@ -226,7 +226,7 @@ def _demand_no_links(found: Located) -> None:
 
 
 def reopen_for_check(store: Store, command: str) -> AbstractContextManager[Store]:
-    """Open a store again after it was changed: its kind may be another, and a file may have become a folder."""
+    """Open a store again after a command changed it: its kind may be another, and a file may have become a folder."""
     path = store.path if store.path.exists() else store.root
     kind = None if store.found.kind in PREVIEW_SOURCES else store.found.kind
     return open_for_change(path, kind, command, now_ms=store.now_ms)

@@ -55,7 +55,7 @@ def list_past_runs(root: Path, chosen: Callable[[Sequence[RunRecord]], Sequence[
 
     Args:
         root: the store's root.
-        chosen: selects from all runs that are recorded there.
+        chosen: given all runs that are recorded there, returns those to list.
 
     Raises:
         LedgerUnreadable
@@ -106,7 +106,7 @@ class HistoryReport(Report, kw_only=True):
 
 
 def _state(record: RunRecord) -> str:
-    """The state of a run, as in :class:`UndoState`."""
+    """Return the state of a run as :class:`UndoState` names it."""
     states = {change.state for change in record.changes} - {"dropped"}
     if states & {"intended", "undoing"}:
         return "unsettled"
@@ -147,7 +147,7 @@ def select_run(root: Path, runs: list[RunRecord], run_id: str | None) -> RunReco
 def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> None:
     """Refuse to undo a run if a file that it changed was changed since.
 
-    A dry run tests this on copies, so that no logs appear beside the files.
+    With ``dry_run`` this is tested on copies, so that no logs appear beside the files.
 
     Raises:
         LedgerUnreadable: undo data is damaged, or contains changes that no run makes.
@@ -176,7 +176,7 @@ def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> No
 
 
 def rebuilt_caches(root: Path, run: RunRecord) -> list[RecordedChange]:
-    """The changes of a run that removed a cache which its system has rebuilt, at least in part.
+    """Return the changes of a run that removed a cache which its system has rebuilt, at least in part.
 
     They are not undone: that would mix two states of one cache.
     """
@@ -212,11 +212,18 @@ def _find_change_since(root: Path, chain: Sequence[RecordedChange], dry_run: boo
 def _find_revert_problem(
     path: Path, records: Sequence[changesets.RevertRecord], placed: RecordedChange | None, dry_run: bool
 ) -> str | None:
-    """Describe what prevents reverting changes of rows, last one first; None if nothing does."""
+    """Describe what prevents reverting the row changes of a run to one file; None if nothing does.
+
+    Args:
+        path: the file.
+        records: the changesets, last one first.
+        placed: the change by which the run replaced the file before it changed rows; None: it did not.
+        dry_run: whether to test on a copy.
+    """
     # Closing a file checkpoints its log. Test on a copy, so that a refused undo changes nothing.
     has_log = any(file_paths.lexists(path.with_name(path.name + end)) for end in untrusted_sqlite.COMPANION_SUFFIXES)
     try:
-        with _test_file(path, dry_run or has_log or placed is not None) as place:
+        with _open_test_file(path, dry_run or has_log or placed is not None) as place:
             with changesets.write_transaction(place, keep=placed is not None) as db:
                 tables = changesets.find_revert_conflicts(db, records, keep=placed is not None)
             if not tables and placed is not None and files.is_changed(place, placed.file.mark):
@@ -228,7 +235,10 @@ def _find_revert_problem(
 
 
 def _demand_own_undo_data(root: Path, change: RecordedChange) -> None:
-    """Refuse undo data that cannot be of regraft. A changed file that is not a database any more is reported later."""
+    """Refuse undo data of a change that regraft cannot have written: a planted link, or an invalid changeset.
+
+    A changed file that is not a database any more is reported later.
+    """
     kept = execution.undo_data_path(root, change)
     if change.means == "file" and change.file.new and kept is not None and file_paths.is_link(kept):
         # No run replaces a link, so this one was planted: later writes through it would go elsewhere.
@@ -255,8 +265,8 @@ def _demand_own_undo_data(root: Path, change: RecordedChange) -> None:
 
 
 @contextmanager
-def _test_file(path: Path, on_copy: bool) -> Iterator[Path]:
-    """The file to test reverts on: a copy, or the file itself."""
+def _open_test_file(path: Path, on_copy: bool) -> Iterator[Path]:
+    """Context with the path of a file to try reverts on: a temporary copy with ``on_copy``, else the file itself."""
     if not on_copy:
         yield path
         return
@@ -283,21 +293,16 @@ def undo_changes(root: Path, ledger: Ledger, run_id: str) -> None:
             continue
         ledger.changes.set_state(change.change_id, "undoing")
         if change.means == "rows":
-            _undo_rows(root, change)
+            with changesets.write_transaction(root / change.path) as db:
+                tables = changesets.revert_changeset(db, root / FOLDER / str(change.kept), change.rows.dangling)
+                if tables:
+                    what = tr("its rows ({tables})", tables=join_list(tables))
+                    raise UndoRefused(path=root / change.path, what=what, run=change.run_id)
         else:
             _undo_file(root, change)
         ledger.changes.set_state(change.change_id, "undone", 0)
         execution.delete_undo_data(root, execution.undo_data_path(root, change))
     execution.clear_work_folder(root)
-
-
-def _undo_rows(root: Path, change: RecordedChange) -> None:
-    """Revert the changeset of a change; raises if rows were changed since."""
-    with changesets.write_transaction(root / change.path) as db:
-        tables = changesets.revert_changeset(db, root / FOLDER / str(change.kept), change.rows.dangling)
-        if tables:
-            what = tr("its rows ({tables})", tables=join_list(tables))
-            raise UndoRefused(path=root / change.path, what=what, run=change.run_id)
 
 
 def _undo_file(root: Path, change: RecordedChange) -> None:
@@ -321,7 +326,9 @@ _OPEN = {"intended", "undoing"}
 
 
 def add_expired_runs(own: Plan, store: Store, options: GcOptions) -> Plan:
-    """Add the deletion of expired undo data to a plan of ``gc``, unless only some bases or findings are chosen.
+    """Add the deletion of expired undo data to the plan ``own`` of ``gc``.
+
+    Nothing is added if the user chose only some bases or findings.
 
     Raises:
         LedgerUnreadable
