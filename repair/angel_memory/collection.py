@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 import msgspec
@@ -59,7 +59,10 @@ class NearestVectors:
         return len(self._numbers)
 
     def compare(self, vectors: Iterable[tuple[str, bytes]]) -> None:
-        """Compare vectors, given with their ids. Skips those of another length, zero vectors and non-finite ones."""
+        """Compare vectors, given as pairs of an id and a vector, with the query and keep the nearest ones.
+
+        Vectors of another length, zero vectors and non-finite ones are skipped.
+        """
         for key, vector in vectors:
             if len(vector) != len(self.vector):
                 continue
@@ -81,7 +84,7 @@ class NearestVectors:
         return [(key, distance) for distance, key in sorted(found)]
 
     def _keep(self, distance: float, key: str) -> None:
-        """Keep an entry if it is among the nearest so far; of equal distances, the smaller key."""
+        """Keep an id if its distance is among the nearest so far; of equal distances, the smaller id stays."""
         push = heapq.heappush if len(self._heap) < self.count else heapq.heappushpop
         push(self._heap, (-distance, _Reversed(key)))
 
@@ -98,27 +101,32 @@ class _Reversed:
         return self.key > other.key
 
 
-class CollectionChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes to a collection, by source id.
+class EntryRow(NamedTuple):
+    """An entry to write: its source id, its text, and the hash of the text, by which its vector is staged."""
 
-    Rows to write are (source id, text, key of the vector in the staging file). ``extra`` lists metadata names to remove
-    from an entry.
-    """
+    source_id: str
+    text: str
+    text_hash: str
+
+
+class CollectionChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes to a collection, by source id. ``extra`` lists metadata names to remove from an entry."""
 
     is_rebuilt: bool
     deleted: tuple[str, ...]
-    added: tuple[tuple[str, str, str], ...]
+    added: tuple[EntryRow, ...]
     #: Entries whose text and vector change.
-    replaced: tuple[tuple[str, str, str], ...]
+    replaced: tuple[EntryRow, ...]
     #: Entries whose metadata changes, and nothing else.
     relabelled: tuple[str, ...]
     extra: dict[str, tuple[str, ...]]
 
 
 def read_vectors(folder: Path, keys: Sequence[str]) -> dict[str, bytes]:
-    """Read the vectors of entries, as little-endian float32, from a copy that chromadb may write to.
+    """Read the vectors of the entries ``keys`` (ids) with chromadb from ``folder``, a copy that chromadb may write to.
 
-    Empty without a collection. All entries are read, whichever are asked for, which proves that chromadb can read them.
+    Returns vectors as little-endian float32, by id; empty without a collection. All entries are read, whichever are
+    asked for, which proves that chromadb can read them.
 
     Raises:
         ChromaFailed
@@ -128,7 +136,9 @@ def read_vectors(folder: Path, keys: Sequence[str]) -> dict[str, bytes]:
 
 
 def rank_in_chroma(folder: Path, vector: bytes, count: int, keys: frozenset[str]) -> NearestVectors:
-    """Find the nearest of the entries ``keys`` in a copy that chromadb may write to.
+    """Find the ``count`` entries nearest to ``vector`` among the ids ``keys``, with chromadb.
+
+    ``folder`` is a copy of Chroma's folder that chromadb may write to.
 
     Raises:
         ChromaFailed
@@ -171,7 +181,7 @@ def find_nearest(root: Path, vector: bytes, count: int) -> NearestRecords:
     """
     folder = find_providers(root).in_use
     if folder is None or not folder.database.is_file():
-        raise _without_vectors(root)
+        raise _no_vectors_error(root)
     try:
         with database.open_records(root) as db:
             wanted = {source_id for source_id, _ in database.iterate_vector_texts(db)}
@@ -195,11 +205,15 @@ def find_nearest(root: Path, vector: bytes, count: int) -> NearestRecords:
 def _search_queue(
     root: Path, folder: ProviderFolder, wanted: set[str], found: NearestVectors
 ) -> tuple[frozenset[str], int]:
-    """Compare the queued vectors; returns the ids whose vectors are in segment files, and the number of orphans."""
+    """Compare the vectors that wait in Chroma's queue with the query in ``found``.
+
+    Returns the ids among ``wanted`` whose vectors are in segment files instead, and the number of entries whose id is
+    not wanted.
+    """
     with chroma.open_chroma(folder.database) as db:
         notes = chroma.find_collection(db, COLLECTION)
         if notes is None or notes.dimension is None:
-            raise _without_vectors(root)
+            raise _no_vectors_error(root)
         chroma.check_dimension(notes)
         if found.dimension != notes.dimension:
             raise QueryVectorUnfit(
@@ -208,7 +222,7 @@ def _search_queue(
         queued = set()
 
         def of_records() -> Iterator[tuple[str, bytes]]:
-            """Yield the queued vectors of the wanted records; note the keys of all queued ones."""
+            """Yield id and vector of the queued vectors of wanted records; note the ids of all queued ones."""
             for key, one in chroma.iterate_queued_vectors(db, notes):
                 queued.add(key)
                 if key in wanted:
@@ -224,8 +238,8 @@ def _search_queue(
         return frozenset(in_files), orphans
 
 
-def _without_vectors(root: Path) -> NotSearchable:
-    """Make the error that no note has a vector yet."""
+def _no_vectors_error(root: Path) -> NotSearchable:
+    """Make the error that says that no note has a vector yet."""
     what = tr("{name} without note vectors", name=KIND_NAMES[Kind.ANGEL_MEMORY])
     advice = tr("run regraft reconcile to create them, or search tags only with --mode simple")
     return NotSearchable(path=root, what=what, advice=advice)
@@ -235,7 +249,7 @@ def _without_vectors(root: Path) -> NotSearchable:
 
 
 def _child_read_vectors(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
-    """Read the vectors of some records through chromadb, in a child process."""
+    """Read the vectors of the entries ``keys`` (ids) through chromadb, in a child process."""
     client = core.open_client(folder)
     if not _has_collection(client):
         return {}
@@ -244,7 +258,7 @@ def _child_read_vectors(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
 
 
 def _child_nearest(folder: Path, vector: bytes, count: int, keys: frozenset[str]) -> NearestVectors:
-    """Find the nearest vectors through chromadb, in a child process."""
+    """Find the nearest vectors of the entries ``keys`` (ids) through chromadb, in a child process."""
     found = NearestVectors(vector, count)
     client = core.open_client(folder)
     if _has_collection(client):
@@ -254,6 +268,7 @@ def _child_nearest(folder: Path, vector: bytes, count: int, keys: frozenset[str]
 
 
 def _has_collection(client: Any) -> bool:
+    """Whether the database that a chromadb client has open contains the collection of notes."""
     return any(one.name == COLLECTION for one in client.list_collections())
 
 
@@ -268,7 +283,10 @@ def _read_entries(collection: Any) -> Iterator[tuple[str, bytes]]:
 
 
 def _child_update(folder: Path, staged: Path, work: CollectionChanges) -> None:
-    """Write a planned change to the collection through chromadb, in a child process, and read it back."""
+    """Apply planned changes to the collection through chromadb, in a child process, and verify every vector.
+
+    ``folder`` is the copy of Chroma's folder, ``staged`` the staging file with the vectors to write.
+    """
     durable.make_folders(folder, flush=False)
     with staging.read_staging(staged) as waiting:
         client = core.open_client(folder)
@@ -291,33 +309,43 @@ def _child_update(folder: Path, staged: Path, work: CollectionChanges) -> None:
 
 
 def _write_rows(
-    write: Callable[..., Any], rows: Sequence[tuple[str, str, str]], waiting: Staging, work: CollectionChanges
+    write: Callable[..., Any], rows: Sequence[EntryRow], waiting: Staging, work: CollectionChanges
 ) -> dict[str, bytes]:
-    """Write entries with their texts and vectors; returns the digests of the vectors by source id."""
+    """Write entries with their texts, metadata and vectors to the collection.
+
+    Args:
+        write: chromadb's ``add`` or ``update`` of the collection.
+        rows: the entries.
+        waiting: the staging file, which has the vectors by text hash.
+        work: all changes, for the metadata.
+
+    Returns:
+        The digest of each written vector, by source id.
+    """
     import numpy  # noqa: PLC0415 - comes with chromadb
 
-    vectors = waiting.vectors([hashed for _, _, hashed in rows])
+    vectors = waiting.vectors([row.text_hash for row in rows])
     write(
-        ids=[key for key, _, _ in rows],
-        documents=[text for _, text, _ in rows],
-        embeddings=[numpy.frombuffer(vectors[hashed], dtype="<f4") for _, _, hashed in rows],
-        metadatas=[_metadata(work, key) for key, _, _ in rows],
+        ids=[row.source_id for row in rows],
+        documents=[row.text for row in rows],
+        embeddings=[numpy.frombuffer(vectors[row.text_hash], dtype="<f4") for row in rows],
+        metadatas=[_metadata(work, row.source_id) for row in rows],
     )
-    return {key: _digest(vectors[hashed]) for key, _, hashed in rows}
+    return {row.source_id: _digest(vectors[row.text_hash]) for row in rows}
 
 
-def _metadata(work: CollectionChanges, key: str) -> dict[str, str | None]:
-    """Return the metadata that AngelMemory stores with a vector."""
-    return {**dict.fromkeys(work.extra.get(key, ())), SOURCE_ID: key}
+def _metadata(work: CollectionChanges, source_id: str) -> dict[str, str | None]:
+    """Return the metadata that AngelMemory stores with the vector of a source id. Unexpected fields are set to None."""
+    return {**dict.fromkeys(work.extra.get(source_id, ())), SOURCE_ID: source_id}
 
 
 def _chunks(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Split rows into parts that chromadb takes at once."""
+    """Split rows into slices no larger than chromadb accepts in one call."""
     return (rows[start : start + core.PAGE_SIZE] for start in range(0, len(rows), core.PAGE_SIZE))
 
 
 def _digests(collection: Any) -> dict[str, bytes]:
-    """Return the digest of every vector of a collection, by key."""
+    """Return the digest of every vector of a chromadb collection, by id."""
     return {key: _digest(vector) for key, vector in _read_entries(collection)}
 
 

@@ -52,13 +52,16 @@ class _Deletion(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
     def format_message(self, count: int) -> str:
-        """Message of the action."""
+        """Message of the action that deletes ``count`` rows."""
         noun = "tag" if self.table == TAGS else "relation"
         return tr("delete {format}", format=insert_at_mark(self.message, "{}", format_count(count, noun)))
 
 
 def _find_deletions(wanted: Collection[str]) -> Iterator[_Deletion]:
-    """Yield the rows to delete, in order. A relation that is dangling at both ends is counted once."""
+    """Yield the deletions for the findings named in ``wanted``, in order of execution.
+
+    A relation that is dangling at both ends is counted once.
+    """
     dangling, orphaned = angel.RELATION_DANGLING in wanted, angel.RELATION_ORPHAN in wanted
     for table, of in ORPHANED.items():
         if dangling:
@@ -129,6 +132,7 @@ def _plan_rows(store: Store, options: GcOptions) -> Plan:
     )
 
     def apply(db: apsw.Connection) -> None:
+        """Delete the rows in the caller's transaction."""
         for one in rows:
             db.execute(f"DELETE FROM {one.table} WHERE {one.where}")
 
@@ -142,7 +146,7 @@ def _plan_rows(store: Store, options: GcOptions) -> Plan:
 
 
 def _find_mass_loss(root: Path) -> str | None:
-    """Say that many notes or memories disappeared at once; None if few or none did."""
+    """Describe the loss if many notes or memories of the data folder ``root`` disappeared at once; None if not."""
     owners = ((NOTE_TAGS, "source_id", RECORDS), (MEMORY_TAGS, "memory_id", MEMORIES))
     try:
         with database.open_records(root) as db:
@@ -163,7 +167,10 @@ def _find_mass_loss(root: Path) -> str | None:
 
 
 def _named_tags(store: Store, findings: list[Finding], actions: tuple[Action, ...]) -> Iterator[Unresolved]:
-    """Report unused tags that relations still name."""
+    """Report unused tags that cannot be deleted yet, because relations that are deleted first still refer to them.
+
+    ``findings`` are those of the audit, ``actions`` the planned deletions.
+    """
     unused = next((one.count for one in findings if one.name == angel.TAG_UNUSED), 0)
     stays = unused - sum(action.count for action in actions if action.finding == angel.TAG_UNUSED)
     if stays > 0:
@@ -172,7 +179,7 @@ def _named_tags(store: Store, findings: list[Finding], actions: tuple[Action, ..
 
 
 def _count_rows(root: Path, rows: list[_Deletion]) -> list[int]:
-    """Count the rows of each deletion."""
+    """Count the rows that each deletion would delete, in the order of ``rows``."""
     try:
         with database.open_records(root) as db:
             found: list[Any] = [db.execute(f"SELECT count(*) FROM {one.table} WHERE {one.where}").get for one in rows]
@@ -185,7 +192,7 @@ def _count_rows(root: Path, rows: list[_Deletion]) -> list[int]:
 
 
 def _plan_folders(store: Store, options: GcOptions) -> Plan:
-    """Plan to move folders of unused providers to the trash, and report those that are kept."""
+    """Plan to move the folders of unused embedding providers to the trash, and report those that are kept."""
     found, made = find_providers(store.root), Plan()
     for folder in found.leftovers:
         name = folder.path.name
@@ -202,7 +209,7 @@ def _plan_folders(store: Store, options: GcOptions) -> Plan:
 
 
 def _why_kept(found: Providers, folder: ProviderFolder, options: GcOptions) -> str | None:
-    """Why the folder of a provider is kept; None if it may be removed."""
+    """Why the folder of an unused provider is kept; None if it may be removed. ``found`` are all providers."""
     if found.problem is not None:
         return tr("cannot tell which provider is in use: the state file {problem}", problem=found.problem)
     if file_paths.is_link(folder.path):

@@ -95,6 +95,7 @@ def reconcile(
 
 
 def _staging_path(store: Store, state: CollectionState) -> Path:
+    """Path of the staging file with vectors for the collection of the provider in use."""
     return store.own / RECONCILING / f"{state.folder.name}.sqlite"
 
 
@@ -132,10 +133,10 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
         return self._plan_report()
 
     def _choose(self) -> None:
-        """Select an embedder if one is needed. Without one, only changes that need none are made.
+        """Select an embedder if a text has to be embedded. Without one, only changes that need no embedder are made.
 
         Raises:
-            EmbedderUnnamed: every change needs an embedder.
+            EmbedderUnnamed: no embedder is configured, and every change needs one.
         """
         if self.state.waiting().keys() - self.state.donors().keys():
             try:
@@ -151,7 +152,7 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
         return VectorOrigin(self.state.folder.name, model)
 
     def _estimate(self, kept: dict[str, bytes]) -> None:
-        """Estimate how many texts have to be embedded in addition to the kept ones, and the cost."""
+        """Estimate the cost of the texts that must be embedded; ``kept`` has existing vectors to use, by text hash."""
         settings = self.settings
         if settings is None:
             return
@@ -164,7 +165,7 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
             )
 
     def _plan_report(self) -> EmbeddingReport:
-        """Report the plan; without an embedder, only for the texts that have a kept vector."""
+        """Report the plan; without an embedder, only for the texts whose vector exists already."""
         state = self.state
         embeds = self.settings is not None or state.is_rebuilt
         ready = state.waiting() if embeds else state.donors()
@@ -172,7 +173,10 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
         return make_embedding_report(report_plan(self.store, self.run, plan), self.settings, self.outcome)
 
     def _plan(self, state: CollectionState, ready: Collection[str], *, embeds: bool) -> Plan:
-        """Plan the collection with the vectors of the given texts."""
+        """Plan the changes of the collection.
+
+        ``ready`` has the hashes of texts whose vector is available; ``embeds``: whether an embedder is available.
+        """
         build = CollectionBuild(
             root=self.store.root, state=state, staged=self.staged, ready=ready, chromadb=self.chromadb, embeds=embeds
         )
@@ -208,7 +212,10 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
 
     @contextmanager
     def _open_staging(self, kept: dict[str, bytes]) -> Iterator[Staging]:
-        """Open the staging file. If the run stops, paid vectors are kept and an empty file is deleted."""
+        """Open the staging file for writing, with the vectors of ``kept`` (by text hash) in it.
+
+        If the run stops, paid vectors are kept and an empty file is deleted.
+        """
         try:
             with staging.open_staging(self.staged, self._origin(), self.state.ready(), self.state.dimension) as scope:
                 scope.wait_for(self.state.waiting().values())
@@ -220,7 +227,7 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
             raise
 
     def _read_kept_vectors(self) -> dict[str, bytes]:
-        """Read all vectors with chromadb; returns those that are kept for other notes, by the hash of their text."""
+        """Read the existing vectors with chromadb; return those that texts without a vector can use, by text hash."""
         state = self.state
         if not state.folder.database.is_file():
             return {}
@@ -238,7 +245,9 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
         return {key: sound[entry.id] for key, entry in state.donors().items() if entry.id in sound}
 
     def _read_from_copy(self, copy: Path, keys: list[str]) -> dict[str, bytes]:
-        """Read vectors from a copy. If chromadb cannot read it, only vectors that plain SQLite can read are kept.
+        """Read the vectors of the entries ``keys`` (ids) from a copy of Chroma's folder; returns them by id.
+
+        If chromadb cannot read the copy, only vectors that plain SQLite can read are kept.
 
         Raises:
             ChromaFailed: another version of chromadb wrote the copy.

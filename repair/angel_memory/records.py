@@ -34,7 +34,7 @@ from repair.chroma import full_text
 
 
 def _plan_full_text(root: Path) -> Iterator[FileChange | Unresolved]:
-    """Yield the rebuild of every damaged full-text index of a Chroma database, or why that fails."""
+    """Yield a change for every Chroma database whose full-text index is damaged, or why it cannot be rebuilt."""
     for folder in database.find_provider_folders(root):
         try:
             with chroma.open_chroma(folder.database) as db:
@@ -94,7 +94,7 @@ def plan(store: Store, options: RepairOptions) -> Plan:
 
 
 def _plan_own(store: Store, wanted: frozenset[str]) -> Plan:
-    """Plan the repair of the tables that AngelMemory itself defines."""
+    """Plan the repair of the tables that AngelMemory itself defines, for the findings named in ``wanted``."""
     if not wanted:
         return Plan()
     planned = _collect_changes(store, wanted)
@@ -112,7 +112,7 @@ def _plan_own(store: Store, wanted: frozenset[str]) -> Plan:
 
 
 class _RecordChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Planned changes of both databases."""
+    """Planned changes of the database of records and of the index of files."""
 
     #: Files whose records change, with their new id in the index of files; None: not in that index.
     files: list[tuple[FileComparison, int | None]]
@@ -125,7 +125,7 @@ class _RecordChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _collect_changes(store: Store, wanted: frozenset[str]) -> _RecordChanges:
-    """Collect the records and files that the wanted repairs change."""
+    """Collect the records and files that the repair of the findings ``wanted`` changes."""
     with database.open_records(store.root) as db:
         records = list(database.iterate_records(db))
         highest = database.find_highest_short_id(db)
@@ -139,7 +139,7 @@ def _collect_changes(store: Store, wanted: frozenset[str]) -> _RecordChanges:
 
 
 def _find_duplicate_ids(db: apsw.Connection, records: list[Record]) -> list[Record]:
-    """Find the records whose short id an earlier record has."""
+    """Select the records whose short id an earlier record in the database already has."""
     later = db.execute(
         f"SELECT source_id FROM {RECORDS} r WHERE EXISTS (SELECT 1 FROM {RECORDS} o "
         "WHERE o.note_short_id = r.note_short_id AND o.rowid < r.rowid)"
@@ -151,7 +151,13 @@ def _find_duplicate_ids(db: apsw.Connection, records: list[Record]) -> list[Reco
 def _find_changed_files(
     root: Path, records: list[Record], states: Collection[FileState]
 ) -> Iterator[tuple[FileComparison, int | None]]:
-    """Yield the files in the given states; each existing file with its new id in the index of files."""
+    """Yield the files in the given states, each with its new id in the index of files; None for a deleted file.
+
+    Args:
+        root: the data folder.
+        records: all records of the database.
+        states: how a file may differ from its records.
+    """
     with database.open_file_index(root) as files:
         indexed = list(database.iterate_indexed_files(files))
         # The id that the system would give to the next file. Ids are never reused.
@@ -170,12 +176,13 @@ def _find_changed_files(
 
 
 def _file_index_change(planned: _RecordChanges) -> RowsChange | None:
-    """Change of the index of files, so that the system's next scan does not read the files again."""
+    """Build the change of the index of files, so that the system's next scan does not read the files again."""
     changed = [(one, number) for one, number in planned.files if one.indexed is not None or number is not None]
     if not changed:
         return None
 
     def apply(db: apsw.Connection) -> None:
+        """Replace the rows of the changed files."""
         for one, number in changed:
             db.execute(f"DELETE FROM {FILES} WHERE relative_path = ?", (one.path,))
             if number is not None and one.file is not None:
@@ -199,6 +206,7 @@ def _records_change(planned: _RecordChanges) -> RowsChange | None:
         return None
 
     def apply(db: apsw.Connection) -> None:
+        """Renumber records with duplicate short ids, then replace the records of the changed files."""
         following = planned.next_id
         for record in planned.doubles:
             db.execute(f"UPDATE {RECORDS} SET note_short_id = ? WHERE source_id = ?", (following, record.source_id))
@@ -223,7 +231,7 @@ def _records_change(planned: _RecordChanges) -> RowsChange | None:
 
 
 def _replace_actions(planned: _RecordChanges) -> Iterator[Action]:
-    """Yield one action for each file, with the short ids of its old and new records."""
+    """Yield one action for each changed file, with the short ids of its old and new records."""
     following = planned.next_id + len(planned.doubles)
     for one, _ in planned.files:
         finding, name, message = _STATE_ACTIONS[one.state]
@@ -243,7 +251,7 @@ def _replace_actions(planned: _RecordChanges) -> Iterator[Action]:
 
 
 def _format_ranges(numbers: Iterable[int]) -> str:
-    """Format ascending numbers, runs of numbers as ranges."""
+    """Format ascending numbers as a list for people, consecutive ones as a range: "1–3, 5"."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][-1] + 1:
@@ -254,7 +262,7 @@ def _format_ranges(numbers: Iterable[int]) -> str:
 
 
 def _number_actions(planned: _RecordChanges) -> Iterable[Action]:
-    """Yield the actions that correct short ids."""
+    """Yield the actions that make short ids unique, and set the next short id to be assigned."""
     if planned.doubles:
         message = tr("assign unique short ids to {records}", records=format_count(len(planned.doubles), "record"))
         yield Action(
@@ -266,15 +274,19 @@ def _number_actions(planned: _RecordChanges) -> Iterable[Action]:
 
 
 def _delete_records(db: apsw.Connection, keys: Iterable[str]) -> None:
+    """Delete records and their tag relations, by source id."""
     for key in keys:
         db.execute(f"DELETE FROM {NOTE_TAGS} WHERE source_id = ?", (key,))
         db.execute(f"DELETE FROM {RECORDS} WHERE source_id = ?", (key,))
 
 
-def _insert_note(db: apsw.Connection, note: Note, one: FileComparison, file_id: str, short_id: int) -> None:
-    """Insert a note of a file, its tags, and their relations."""
-    updated_at = float(one.file.seconds) if one.file is not None else 0.0
-    values = (note.source_id, short_id, file_id, one.path, *note.headings, note.total_lines, updated_at)
+def _insert_note(db: apsw.Connection, note: Note, compared: FileComparison, file_id: str, short_id: int) -> None:
+    """Insert the record of a note in a file, its tags, and their relations.
+
+    ``compared`` is the file that contains the note, ``file_id`` its id in the index of files.
+    """
+    updated_at = float(compared.file.seconds) if compared.file is not None else 0.0
+    values = (note.source_id, short_id, file_id, compared.path, *note.headings, note.total_lines, updated_at)
     db.execute(
         f"INSERT INTO {RECORDS} (source_id, note_short_id, file_id, source_file_path, heading_h1, heading_h2,"
         f" heading_h3, heading_h4, heading_h5, heading_h6, total_lines, updated_at)"

@@ -42,9 +42,15 @@ class PendingText(msgspec.Struct, frozen=True):
 
 
 class Staging:
-    """Texts without a vector, as a scope of backfill. See :func:`open_staging` and :func:`read_staging`.
+    """The texts of a staging file and their vectors, as a backfill scope.
 
-    ``ready`` is the number of texts that had a vector before.
+    See :func:`open_staging` and :func:`read_staging`. Keys are the hashes of texts.
+
+    Args:
+        db: the open staging file.
+        name: the embedding provider.
+        ready: number of texts outside of the file that already have a vector in the collection.
+        dimensions: length of the vectors; None if unknown.
     """
 
     def __init__(self, db: apsw.Connection, name: str = "", ready: int = 0, dimensions: int | None = None) -> None:
@@ -63,7 +69,7 @@ class Staging:
         return self._dimensions
 
     def survey(self) -> TextCounts:
-        """Count the texts of the collection."""
+        """Count the texts of the collection, with and without a vector."""
         query = "SELECT count(vector), total(vector IS NULL AND NOT is_stale), total(vector IS NULL AND is_stale)"
         row: Any = self._db.execute(f"{query} FROM text").fetchone()
         staged, pending, stale = row
@@ -75,12 +81,12 @@ class Staging:
         return (str(key) for (key,) in found)
 
     def texts(self, keys: Sequence[str]) -> dict[str, TextWithoutVector]:
-        """The texts of the given keys that still have no vector."""
+        """Return the texts of the given keys that still have no vector."""
         rows = self._select("key, text, is_stale", keys, " AND vector IS NULL")
         return {str(key): TextWithoutVector(str(text), bool(is_stale)) for key, text, is_stale in rows}
 
     def write(self, vectors: Mapping[str, bytes], now_ms: int) -> WrittenCounts:
-        """Write vectors in one transaction. Existing vectors are kept."""
+        """Write vectors by key, in one transaction. Existing vectors are kept."""
         del now_ms
         was_stale = []
         with sqlite.transaction(self._db):
@@ -90,23 +96,23 @@ class Staging:
         return WrittenCounts(was_stale.count(False), was_stale.count(True))
 
     def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """The staged vectors of the given keys."""
+        """Return the staged vectors of the given keys."""
         return {str(key): bytes(vector) for key, vector in self._select("key, vector", keys, " AND vector IS NOT NULL")}
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:
-        """Some texts with their vectors."""
+        """Return up to ``count`` texts with their vectors."""
         query = "SELECT text, vector FROM text WHERE vector IS NOT NULL ORDER BY key LIMIT ?"
         return [(str(text), bytes(vector)) for text, vector in self._db.execute(query, (count,))]
 
     def failed(self, key: str, code: str, now_ms: int) -> None:
-        """Do nothing: the queue of the run records failures."""
+        """Do nothing: the queue of the run records the texts that could not be embedded."""
 
     def ready_keys(self) -> frozenset[str]:
-        """Keys that have a vector."""
+        """Return the keys of the texts that have a vector."""
         return frozenset(str(key) for (key,) in self._db.execute("SELECT key FROM text WHERE vector IS NOT NULL"))
 
     def wait_for(self, texts: Iterable[PendingText]) -> None:
-        """Set the texts that need a vector. Existing vectors are kept."""
+        """Replace the list of texts that need a vector. Vectors of texts that are in both lists are kept."""
         with sqlite.transaction(self._db):
             self._db.execute("CREATE TEMP TABLE wanted (key TEXT PRIMARY KEY) WITHOUT ROWID")
             for one in texts:
@@ -120,7 +126,7 @@ class Staging:
             self._db.execute("DROP TABLE wanted")
 
     def _select(self, columns: str, keys: Sequence[str], more: str) -> list[Any]:
-        """Select columns of the staged rows with these keys."""
+        """Select columns of the rows with these keys; ``more`` is further SQL for the condition."""
         query = f"SELECT {columns} FROM text WHERE {_WHERE_KEYS}{more}"
         return self._db.execute(query, (sqlite.json_array(keys),)).fetchall()
 
@@ -134,13 +140,13 @@ class VectorOrigin(msgspec.Struct, frozen=True):
 
 @contextmanager
 def open_staging(path: Path, origin: VectorOrigin, ready: int, dimensions: int | None) -> Iterator[Staging]:
-    """Open or create a staging file. Vectors of another origin are deleted.
+    """Open or create a staging file. Vectors of another provider or model are deleted.
 
     Args:
         path: the staging file.
         origin: provider and model of its vectors.
-        ready: number of texts that had a vector before.
-        dimensions: of the vectors; None if unknown.
+        ready: number of texts outside of the file that already have a vector in the collection.
+        dimensions: length of the vectors; None if unknown.
 
     Raises:
         apsw.Error, OSError: the file cannot be written.
@@ -212,5 +218,5 @@ def _prepare(db: apsw.Connection, origin: VectorOrigin) -> None:
 
 
 def _origin(db: apsw.Connection) -> object:
-    """Return the provider and the model of the staged vectors, or None."""
+    """Return the row with the provider and the model of the staged vectors, or None."""
     return db.execute("SELECT provider, model FROM origin").fetchone()

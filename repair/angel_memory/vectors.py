@@ -43,7 +43,7 @@ from regraft.formats.vector_checks import has_usable_norm
 from regraft.identity import replace
 from regraft.language import format_count, tr
 from repair.angel_memory import collection
-from repair.angel_memory.collection import CollectionChanges
+from repair.angel_memory.collection import CollectionChanges, EntryRow
 from repair.angel_memory.staging import PendingText
 from repair.changes import files
 from repair.changes.plan import Action, FileChange, Plan, Unresolved
@@ -83,13 +83,13 @@ class CollectionState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def written(self) -> list[str]:
-        """Source ids whose vectors are to be written, in the order of records."""
+        """Source ids of the records whose vectors are to be written, in the order of records."""
         embedded = frozenset(self.differences.embedded)
         return [key for key in self.texts if self.is_rebuilt or key in embedded]
 
     @property
     def dimension(self) -> int | None:
-        """Number of dimensions of the kept vectors; None if none are kept."""
+        """Length of the vectors that are kept; None if none are."""
         return self.differences.dimension if self.kept else None
 
     def waiting(self) -> dict[str, PendingText]:
@@ -104,7 +104,7 @@ class CollectionState(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def donors(self) -> dict[str, ChromaEntry]:
-        """Kept entries whose vectors can be used for texts without a vector, by the hash of the text."""
+        """Entries whose existing vector can be used for a text that lacks one, by the hash of the text."""
         return {key: self.kept[key] for key in self.waiting() if key in self.kept}
 
     def ready(self) -> int:
@@ -112,13 +112,18 @@ class CollectionState(msgspec.Struct, frozen=True, kw_only=True):
         return len({identity.text_hash(text) for text in self.texts.values()}.difference(self.waiting()))
 
     def without_files(self, reason: str, vectors: Mapping[str, bytes]) -> CollectionState:
-        """The state if chromadb cannot read the collection: only the given vectors can be kept, by source id."""
+        """Return the state if chromadb cannot read the collection, so that only some vectors can be kept.
+
+        Args:
+            reason: why chromadb cannot read it.
+            vectors: the vectors that can be kept, by source id.
+        """
         kept = {key: entry for key, entry in self.kept.items() if entry.id in vectors}
         return replace(self, kept=kept, unreadable=reason)
 
 
 def compare_collection(root: Path, provider: str | None) -> CollectionState | None:
-    """Compare records and vectors; None if no provider is in use, so that notes have no vectors.
+    """Compare the records with the vectors in the collection of the provider in use; None without a provider in use.
 
     Args:
         root: the data folder.
@@ -131,20 +136,20 @@ def compare_collection(root: Path, provider: str | None) -> CollectionState | No
     folder = found.in_use
     if folder is None:
         return None
-    with _readable(root / database.DATABASE), database.open_records(root) as db:
+    with _reporting_unreadable(root / database.DATABASE), database.open_records(root) as db:
         texts = dict(database.iterate_vector_texts(db))
-    with _readable(folder.database):
+    with _reporting_unreadable(folder.database):
         state = CollectionState(
             providers=found,
             folder=folder,
             texts=texts,
             differences=detect.find_vector_differences(folder, texts),
         )
-        return _with_entries(state)
+        return _add_entries(state)
 
 
-def _with_entries(state: CollectionState) -> CollectionState:
-    """Add the entries of the collection."""
+def _add_entries(state: CollectionState) -> CollectionState:
+    """Read the entries of the collection, and return the state with their metadata and the vectors that can be kept."""
     if not state.folder.database.is_file():
         return state
     kept: dict[str, ChromaEntry] = {}
@@ -168,7 +173,7 @@ def read_plain_vectors(folder: ProviderFolder) -> dict[str, bytes]:
     Raises:
         SourceUnreadable
     """
-    with _readable(folder.database), chroma.open_chroma(folder.database) as db:
+    with _reporting_unreadable(folder.database), chroma.open_chroma(folder.database) as db:
         found = chroma.find_collection(db, COLLECTION)
         return {} if found is None else dict(read_vectors(folder.database, found, db))
 
@@ -180,8 +185,8 @@ def is_usable_vector(vector: bytes, dimension: int | None) -> bool:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Report errors of reading a database as :exc:`SourceUnreadable`."""
+def _reporting_unreadable(path: Path) -> Iterator[None]:
+    """Context that reports errors of reading a database as :exc:`SourceUnreadable`."""
     try:
         yield
     except (AngelProblem, ChromaProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
@@ -212,15 +217,15 @@ class CollectionBuild(msgspec.Struct, frozen=True, kw_only=True):
     embeds: bool
 
     def writes(self, source_id: str) -> bool:
-        """Whether the vector of a record's text is staged."""
+        """Whether the vector for a record's text is staged, so that the build writes it."""
         return identity.text_hash(self.state.texts[source_id]) in self.ready
 
     def lacking(self) -> set[str]:
-        """Source ids whose vectors are to be written but are not staged."""
+        """Source ids of records whose vectors should be written but are not staged."""
         return {key for key in self.state.written if not self.writes(key)}
 
     def work(self) -> CollectionChanges:
-        """Changes to the collection."""
+        """Return the changes to the collection."""
         state, differences = self.state, self.state.differences
         keys = [key for key in state.written if self.writes(key)]
         if state.is_rebuilt:
@@ -240,10 +245,10 @@ class CollectionBuild(msgspec.Struct, frozen=True, kw_only=True):
             extra=state.extra,
         )
 
-    def _rows(self, keys: list[str]) -> tuple[tuple[str, str, str], ...]:
-        """Rows to write: source id, text, and hash of the text."""
+    def _rows(self, source_ids: list[str]) -> tuple[EntryRow, ...]:
+        """Return the entries to write for some source ids."""
         texts = self.state.texts
-        return tuple((key, texts[key], identity.text_hash(texts[key])) for key in keys)
+        return tuple(EntryRow(key, texts[key], identity.text_hash(texts[key])) for key in source_ids)
 
 
 def plan_vectors(build: CollectionBuild) -> Plan:
@@ -254,10 +259,12 @@ def plan_vectors(build: CollectionBuild) -> Plan:
     actions = [*(_rebuild_actions if state.is_rebuilt else _update_actions)(build, folder)]
     if actions:
         size = files.size_on_disk(state.folder.chroma) + len(state.written) * 4 * (state.dimension or 0)
-        made.changes.append(FileChange(path=folder, actions=tuple(actions), make=partial(_make, build), bytes=size))
+        made.changes.append(
+            FileChange(path=folder, actions=tuple(actions), make=partial(_write_chroma_folder, build), bytes=size)
+        )
     if state.states_provider:
         made.changes.append(_state_change(build))
-    made.left += _missing_vectors(build, lacking)
+    made.left += _report_missing_vectors(build, lacking)
     left = {one.finding for one in made.left}
     promised = set(_REBUILD_RESOLVES) if state.is_rebuilt else {str(action.finding) for action in actions}
     if state.states_provider:
@@ -267,7 +274,7 @@ def plan_vectors(build: CollectionBuild) -> Plan:
 
 
 def _rebuild_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:
-    """Yield the actions of a new collection."""
+    """Yield the action that creates the collection again, if any; ``folder`` is Chroma's folder below the root."""
     state = build.state
     count = sum(map(build.writes, state.written))
     if not count and not state.differences:
@@ -297,7 +304,7 @@ def _rebuild_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:
 
 
 def _update_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:
-    """Yield the actions that change single vectors of the collection."""
+    """Yield the actions that change single vectors of the collection; ``folder`` is Chroma's folder below the root."""
     work, differences = build.work(), build.state.differences
     of = {
         angel.VECTOR_MISSING: differences.missing,
@@ -340,8 +347,11 @@ def _update_actions(build: CollectionBuild, folder: str) -> Iterator[Action]:
         )
 
 
-def _missing_vectors(build: CollectionBuild, lacking: set[str]) -> Iterator[Unresolved]:
-    """Yield the findings that remain because texts still have no vector, or an outdated one."""
+def _report_missing_vectors(build: CollectionBuild, lacking: set[str]) -> Iterator[Unresolved]:
+    """Yield the findings that remain for records that still have no vector, or an outdated one.
+
+    ``lacking`` are the source ids of the records.
+    """
     state = build.state
     why = tr("their texts could not be embedded") if build.embeds else tr("no embedder was given")
     missing = frozenset(state.texts if state.is_rebuilt else state.differences.missing)
@@ -354,16 +364,16 @@ def _missing_vectors(build: CollectionBuild, lacking: set[str]) -> Iterator[Unre
 # --- the collection --------------------------------------------------------------------------------------------------
 
 
-def copy_chroma_folder(state: CollectionState, place: Path) -> Path:
-    """Copy the files of Chroma's folder that chromadb needs to below ``place``; returns the path of the copy."""
-    copy = ProviderFolder(state.folder.name, place).chroma
+def copy_chroma_folder(state: CollectionState, target: Path) -> Path:
+    """Copy the files of Chroma's folder that chromadb needs to below ``target``; returns the path of the copy."""
+    copy = ProviderFolder(state.folder.name, target).chroma
     if state.folder.chroma.is_dir():
         durable.copy_tree(state.folder.chroma, copy, without=untrusted_sqlite.COMPANION_SUFFIXES)
     return copy
 
 
-def _make(build: CollectionBuild, new: Path) -> None:
-    """Write the changed folder.
+def _write_chroma_folder(build: CollectionBuild, new: Path) -> None:
+    """Write Chroma's folder with the changed collection to ``new``.
 
     Raises:
         CollectionOfOtherVersion, CollectionRefused: chromadb failed, or the result differs from the records.
@@ -388,7 +398,7 @@ def _make(build: CollectionBuild, new: Path) -> None:
 
 
 def _migrations(path: Path) -> list[Any] | None:
-    """The applied migrations of a Chroma database; None if they cannot be read."""
+    """Read the migrations applied to a Chroma database as (folder, version, hash); None if they cannot be read."""
     try:
         with sqlite.open_readonly(path) as db:
             return sorted(db.execute("SELECT dir, version, hash FROM migrations"))
@@ -412,7 +422,7 @@ def _state_change(build: CollectionBuild) -> FileChange:
 
 
 def _write_state(build: CollectionBuild, new: Path) -> None:
-    """Write the state file with the provider of the new vectors; its other keys are kept."""
+    """Write the state file to ``new``, with the provider of the new vectors; its other keys are kept."""
     try:
         state = database.read_state(build.root)
     except AngelProblem:

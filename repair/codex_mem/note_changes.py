@@ -60,7 +60,7 @@ def mark_ready(db: apsw.Connection, model_id: str, rows: Iterable[tuple[str, str
     Args:
         db: the database, in a transaction.
         model_id: the model of the vectors.
-        rows: for each note its id, the hash of the embedded text, and the time of embedding, RFC 3339.
+        rows: for each note, its id, the hash of the embedded text, and the time of embedding (RFC 3339).
     """
     db.executemany(
         f"UPDATE {NOTES} SET embedding_eligible = 1, embedding_status = 'ready', embedding_model_id = ?,"
@@ -102,7 +102,7 @@ def plan_migration(store: Store, now_ms: int) -> Plan:
 
 
 def migration_changes(store: Store, now_ms: int) -> list[FileChange]:
-    """The change that adds what is missing of migration 006; empty if nothing is.
+    """Return the change of the database that adds what is missing of migration 006; empty if nothing is.
 
     Raises:
         MigrationForeign: the database has another migration 006, or a column with another definition.
@@ -126,6 +126,7 @@ def migration_changes(store: Store, now_ms: int) -> list[FileChange]:
     applied_at = iso_time(now_ms)
 
     def make(new: Path) -> None:
+        """Copy the database to ``new``, and add the columns and the record of the migration."""
         copy_database(path, new)
         own = (MIGRATIONS,)
         with sqlite.open_writable(new) as db, sqlite.transaction(db), untrusted_sqlite.change_only(db, path, own):
@@ -188,7 +189,10 @@ def plan_full_text(store: Store, options: RepairOptions) -> Plan:
 
 
 def _plan_own(store: Store, found: dict[str, list[Finding]], names: list[str]) -> Plan:
-    """Plan to rebuild the full-text index of notes."""
+    """Plan to rebuild the full-text index of notes if any finding about it is to be repaired.
+
+    ``found`` has the findings of the audit by name, ``names`` are those to repair.
+    """
     if not names:
         return Plan()
     # All findings are about the same index, so rebuilding it resolves all of them.
@@ -209,7 +213,7 @@ def _plan_own(store: Store, found: dict[str, list[Finding]], names: list[str]) -
 
 
 def _find_damage(found: dict[str, list[Finding]]) -> Finding | None:
-    """Find damage that prevents filling the full-text index."""
+    """Return a finding about damage that prevents filling the full-text index, or None; ``found`` is by name."""
     for one in (one for every in found.values() for one in every):
         in_index = one.name == codex.TRIGGER and FULL_TEXT in one.samples
         if in_index or one.name in (UNREADABLE, CORRUPT, codex.SCHEMA):
@@ -236,7 +240,7 @@ _FAILED = "embedding_status = 'failed'"
 
 
 def plan_clear_failed(store: Store) -> Plan:
-    """Plan to set the status of failed notes to pending."""
+    """Plan to mark notes whose embedding failed as pending, so that the next backfill tries them again."""
     path = store.found.path
     with sqlite.open_readonly(path) as db:
         if not database.is_migrated(db):
@@ -249,6 +253,7 @@ def plan_clear_failed(store: Store) -> Plan:
         return Plan()
 
     def apply(db: apsw.Connection) -> None:
+        """Update the failed notes; refuse if other notes have failed since the plan."""
         update = f"""UPDATE {NOTES} SET embedding_status = 'pending', embedding_error_code = NULL,
             embedding_error_at = NULL WHERE {failed} AND project_id = ?"""
         before = db.total_changes()
@@ -274,5 +279,5 @@ def plan_clear_failed(store: Store) -> Plan:
 
 
 def _project_of(project: object) -> str | None:
-    """The project of notes; None if it is not a text."""
+    """Return the project id of notes; None if the column has a value other than text."""
     return project if isinstance(project, str) else None

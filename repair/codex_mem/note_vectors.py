@@ -60,7 +60,17 @@ _VECTOR = f"""INSERT INTO {sidecar.TABLE} (note_id, content_hash, content_versio
 
 
 class NotesScope:
-    """The notes of one project, opened by :func:`open_notes_scope`. Keys are the hashes of their texts."""
+    """The notes of one project, opened by :func:`open_notes_scope`. Keys are the hashes of their texts.
+
+    Args:
+        db: codex-mem's database.
+        side: the sidecar with the vectors; None before it is created.
+        scratch: a temporary database.
+        name: the project's id.
+        label: its display name.
+        model_id: the model of its vectors.
+        growing: records what undo needs, for the sidecar and the database; empty: read-only.
+    """
 
     def __init__(
         self,
@@ -87,6 +97,7 @@ class NotesScope:
         self._read_sidecar()
 
     def _read_sidecar(self) -> None:
+        """Read the sidecar's metadata, if there is a sidecar, and read notes with their vectors from now on."""
         if self._side is not None:
             self._meta = sidecar.read_meta(self._side)
             self._vectors = SidecarVectors(self._side, self._meta)
@@ -94,7 +105,7 @@ class NotesScope:
 
     @property
     def dimensions(self) -> int | None:
-        """The length of vectors by the sidecar; None before the first vector."""
+        """The length of vectors that the sidecar states; None before the first vector."""
         return None if self._meta is None else self._meta.dimensions
 
     # --- texts without a vector ---------------------------------------------------------------------------------------
@@ -120,12 +131,13 @@ class NotesScope:
             after = keys[-1][0]
 
     def _survey_notes(self) -> Counter[NoteStatus]:
-        """Count the notes by status, and list those without a usable vector in the scratch database."""
+        """Count the notes by status, and list those without a usable vector in the temporary database."""
         # A read-only scope is surveyed once.
         if self._counts is None or self._growing:
             counts = Counter[NoteStatus]()
 
             def list_lacking() -> Iterator[tuple[str, str]]:
+                """Yield text hash and id of the notes without a usable vector, and count all notes."""
                 for note in self._notes.iterate(self.name):
                     counts[note.status] += 1
                     if _lacks_vector(note):
@@ -141,7 +153,7 @@ class NotesScope:
         return self._counts
 
     def _notes_without_vector(self, keys: Sequence[str]) -> list[Note]:
-        """Return the notes with one of the texts that lack a vector now."""
+        """Return the notes that lack a usable vector now and whose text hash is one of ``keys``."""
         if self._counts is None:
             self._survey_notes()
         query = "SELECT note FROM lacking WHERE hash IN (SELECT value FROM json_each(?))"
@@ -157,7 +169,7 @@ class NotesScope:
         }
 
     def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """Return the usable vectors for keys: those of any note, and those that no note is marked with."""
+        """Return the usable vectors in the sidecar for text hashes, whether or not a note is marked as having them."""
         if self._side is None or self._vectors is None:
             return {}
         found: dict[str, bytes] = {}
@@ -173,7 +185,7 @@ class NotesScope:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, vectors: Mapping[str, bytes], now_ms: int) -> WrittenCounts:
-        """Write vectors to the sidecar in one transaction, and mark their notes in another.
+        """Write vectors (by text hash) to the sidecar in one transaction, and mark their notes in another.
 
         Raises:
             AnswerUnfit: the vectors have another length than the others.
@@ -198,7 +210,10 @@ class NotesScope:
         return WrittenCounts(len(same) - stale, stale)
 
     def _require_length(self, side: apsw.Connection, lengths: set[int]) -> None:
-        """Store the length of the first vectors in the sidecar, and refuse vectors of another length."""
+        """Record the length of the first vectors in the sidecar (``side``), and refuse vectors of another length.
+
+        ``lengths`` are those of the vectors to write, in bytes.
+        """
         first = max(lengths) // 4
         side.execute("UPDATE meta SET dimensions = ? WHERE dimensions IS NULL", (first,))
         stated: Any = side.execute("SELECT dimensions FROM meta").get
@@ -211,14 +226,14 @@ class NotesScope:
             raise unusable_answer("wrong_dimensions", reason, embedder=self._model)
 
     def _filter_unchanged(self, notes: Sequence[Note]) -> Iterator[Note]:
-        """Yield the notes that were not edited, excluded or deleted since."""
+        """Yield the notes that were not edited, excluded or deleted since they were read."""
         now = self._notes.of([note.id for note in notes])
         yield from (
             note for note in notes if note.id in now and now[note.id].is_eligible and now[note.id].hash == note.hash
         )
 
     def failed(self, key: str, code: str, now_ms: int) -> None:
-        """Mark the notes of a text as failed."""
+        """Mark the notes whose text hash is ``key`` as failed, with the reason code."""
         with self._writing(_DATABASE, (NOTES,)) as db:
             # Not those that another run has embedded.
             for note in self._notes_without_vector([key]):
@@ -226,8 +241,9 @@ class NotesScope:
                 db.execute(_FAILED, values)
 
     def finished(self, now_ms: int, *, wrote: bool) -> None:
-        """Record in the sidecar when it was last filled; a rebuild is complete once no note has to wait for a
-        vector.
+        """Record in the sidecar when it was last filled.
+
+        A rebuild is complete once no note waits for a vector, except those that failed.
         """
         assert self._meta is not None
         # Failed notes do not delay the end of a rebuild.
@@ -244,14 +260,14 @@ class NotesScope:
 
     @contextmanager
     def _writing(self, file: int, tables: Sequence[str]) -> Iterator[apsw.Connection]:
-        """Change one of the two files in a transaction, recorded for undo."""
+        """Open a transaction on the sidecar or the database (``file``), recorded for undo."""
         db = self._side if file == _SIDECAR else self._db
         assert db is not None
         with self._growing[file].transaction(db, tables):
             yield db
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:
-        """Return texts with their vectors from all over the sidecar, the same ones each time."""
+        """Return up to ``count`` texts with their vectors from all over the sidecar, the same ones each time."""
         if self._side is None:
             return []
         row: Any = self._side.execute(f"SELECT min(rowid), max(rowid) FROM {sidecar.TABLE}").get
@@ -271,12 +287,12 @@ class NotesScope:
 
 
 def _lacks_vector(note: Note) -> bool:
-    """Whether a note should have a vector, and has none or an outdated one."""
+    """Whether a note should have a vector, and has none or one that no search can use."""
     return note.is_eligible and note.status is not NoteStatus.READY
 
 
 def _note_values(note: Note) -> dict[str, Any]:
-    """Return the values that identify a note's text in the queue's SQL."""
+    """Return the SQL parameters that identify a note and the version of its text."""
     return {"note": note.id, "hash": note.hash, "version": CONTENT_VERSION}
 
 
@@ -330,7 +346,7 @@ NOT_ASKED = tr("project not selected")
 
 
 class NotesTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A project whose notes can be filled; ``database`` is codex-mem's, relative to the store's root."""
+    """A project whose notes a backfill can fill; ``database`` is codex-mem's, relative to the store's root."""
 
     base_id: str
     label: str
@@ -348,11 +364,11 @@ class NotesTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The sidecar and the database, in the order of writing."""
+        """The sidecar and the database, in the order in which they are written."""
         return codex_mem_database.sidecar_path(Path(self.database)).name, self.database
 
     def demand_fit(self, scope: Scope) -> None:
-        """Do nothing: a sidecar that does not fit is no target."""
+        """Do nothing: a sidecar that does not fit was refused before."""
 
     def finish(self, root: Path, growing: Sequence[IncrementalChange], now_ms: int, *, wrote: bool) -> None:
         """Record in the sidecar that the run is complete."""
@@ -360,11 +376,11 @@ class NotesTarget(msgspec.Struct, frozen=True, kw_only=True):
             scope.finished(now_ms, wrote=wrote)
 
     def finding_of(self, error: RegraftError) -> str | None:
-        """Return the finding for notes that cannot be written, or None."""
+        """Return the finding for an error about notes that cannot be written; None for any other error."""
         return FOREIGN_COLUMN if isinstance(error, SchemaForeign) else None
 
     def open_scope(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[NotesScope]:
-        """Open its notes as a scope."""
+        """Open the notes of the project as a scope."""
         return open_notes_scope(
             root / self.database,
             self.base_id,
@@ -376,7 +392,7 @@ class NotesTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotesFiller:
-    """Backfill of codex-mem."""
+    """Backfill of the notes of codex-mem."""
 
     def models(self, store: Store, options: BackfillOptions) -> frozenset[str]:
         """Return the model of the sidecar; empty if a new sidecar is made, for which any model will do."""
@@ -384,7 +400,7 @@ class NotesFiller:
         return frozenset() if meta is None else frozenset({meta.model_id})
 
     def targets(self, store: Store, settings: EmbedderSettings, options: BackfillOptions) -> FillTargets:
-        """Return the selected projects.
+        """Return the selected projects as targets.
 
         Raises:
             ModelDiffers: the sidecar has vectors of another model.
@@ -416,7 +432,7 @@ class NotesFiller:
 
 
 def _require_model(store: Store, settings: EmbedderSettings, meta: SidecarMeta | None) -> None:
-    """Refuse an embedder of another model than the sidecar's.
+    """Refuse an embedder that does not serve the model of the sidecar ``meta``, if there is a sidecar.
 
     Raises:
         ModelDiffers
@@ -431,7 +447,7 @@ def _require_model(store: Store, settings: EmbedderSettings, meta: SidecarMeta |
 
 
 def _read_meta(store: Store, options: BackfillOptions) -> SidecarMeta | None:
-    """Return the metadata of the sidecar that is filled; None if a new one is made.
+    """Read the metadata of the sidecar that the run fills; None if the run makes a new one.
 
     Raises:
         SidecarUnfit: the sidecar cannot be used.
@@ -451,7 +467,9 @@ def _read_meta(store: Store, options: BackfillOptions) -> SidecarMeta | None:
 
 
 def _read_usable_meta(store: Store, settings: EmbedderSettings, options: BackfillOptions) -> SidecarMeta | None:
-    """Return :func:`_read_meta`; None also for a rebuild that was started with another model.
+    """Read the metadata of the sidecar that the run fills; None if the run makes a new one.
+
+    Unlike with :func:`_read_meta`, a rebuild that was started with another model is not continued.
 
     Raises:
         SidecarUnfit: the sidecar cannot be used.
@@ -468,7 +486,7 @@ def _is_migrated(store: Store) -> bool:
 
 
 def _projects(store: Store, options: BackfillOptions) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Split the projects, each with its name, into the selected ones and those to be mentioned as not selected."""
+    """Return the selected projects, and the others that the report mentions as not selected: (id, name) of each."""
     with sqlite.open_readonly(store.found.path) as db:
         every = codex_mem_database.read_projects(db)
         wanted: set[str | None] = set(every)
@@ -484,7 +502,7 @@ def _projects(store: Store, options: BackfillOptions) -> tuple[list[tuple[str, s
 
 
 def _plan_sidecar(store: Store, settings: EmbedderSettings, model: str, options: BackfillOptions) -> Plan:
-    """Plan the metadata columns of the database, and a new sidecar if one is needed."""
+    """Plan what must precede a backfill: metadata columns of the database, and a new sidecar for ``model``."""
     now = identity.now_ms()
     made = note_changes.plan_migration(store, now)
     path = codex_mem_database.sidecar_path(store.found.path)
@@ -497,6 +515,7 @@ def _plan_sidecar(store: Store, settings: EmbedderSettings, model: str, options:
     rebuilding = path.exists()
 
     def make(new: Path) -> None:
+        """Write an empty sidecar."""
         sidecar.create_sidecar(new, model, None, identity.iso_time(now), rebuilding=rebuilding)
 
     action = Action(action="make-sidecar", message=message, subject=path.name)
@@ -504,5 +523,5 @@ def _plan_sidecar(store: Store, settings: EmbedderSettings, model: str, options:
 
 
 def _plan_reconcile(store: Store) -> Plan:
-    """Plan to update vectors to the notes, without deleting vectors that a note may use again."""
+    """Plan to make vectors match the notes, without deleting vectors that a note may use again."""
     return reconcile.plan(store, ReconcileOptions())

@@ -88,20 +88,26 @@ def plan(store: Store, options: ReconcileOptions) -> Plan:
 def _unresolved(
     finding: str, reason: str, repair: str | None, project: str | None = None, count: int = 1
 ) -> Unresolved:
-    """Report a finding that reconcile does not resolve, with the command that does."""
+    """Report a finding about ``count`` notes of a project (its id) that reconcile leaves.
+
+    ``repair`` is the command line that resolves it.
+    """
     return Unresolved(
         finding=finding, reason=reason, base=project, count=count, severity=FINDINGS[finding].severity, repair=repair
     )
 
 
 def _command_line(store: Store, words: Sequence[str], project: str | None = None) -> str | None:
-    """Format a command for the store; None without words."""
+    """Format a command line for the store: ``words`` are the command and its options; None without words.
+
+    ``project`` is the id of a project to choose.
+    """
     chosen = [] if project is None else ["--base", project]
     return join_command(["regraft", *words, path_argument(store.path), *chosen]) if words else None
 
 
 def _remedy_line(store: Store, finding: str) -> str | None:
-    """Format the command that fixes a finding."""
+    """Format the command line that fixes a finding, given by name; None if no command does."""
     return _command_line(store, FINDINGS[finding].command)
 
 
@@ -115,7 +121,7 @@ class _StatusChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Comparison(msgspec.Struct):
-    """Compares the notes with their vectors and collects what to change."""
+    """Compares notes with their vectors and collects what to change. ``memory`` has the open database and sidecar."""
 
     store: Store
     memory: Memory
@@ -127,11 +133,11 @@ class _Comparison(msgspec.Struct):
 
     @property
     def vectors(self) -> SidecarVectors | None:
-        """The vectors, or None if there is no sidecar file yet."""
+        """The stored vectors, or None if there is no sidecar file yet."""
         return self.memory.vectors
 
     def plan(self) -> Plan:
-        """Plan the changes.
+        """Compare notes and vectors, and plan the changes.
 
         Raises:
             OutOfOrder: ids are not texts, or sort differently in the two files.
@@ -180,7 +186,7 @@ class _Comparison(msgspec.Struct):
             self._delete_vector(note_id, problem)
 
     def _delete_vector(self, note_id: str, problem: _Reason | None) -> None:
-        """Plan to delete a stored vector; ``problem``: why it cannot be used, None if it could."""
+        """Plan to delete the vector of a note id; ``problem`` says why no search can use it, None if one can."""
         note = self.memory.notes.of([note_id]).get(note_id)
         project = None if note is None else note.project
         if note is None:
@@ -195,7 +201,7 @@ class _Comparison(msgspec.Struct):
             self.gone[why, project].append(note_id)
 
     def _keep_vectors(self) -> Iterator[Unresolved]:
-        """Remove the vectors that are kept from those to delete, and report why they are kept."""
+        """Drop the vectors that must be kept from those planned to be deleted, and yield why they are kept."""
         notes = int(self.memory.db.execute(f"SELECT count(*) FROM {NOTES}").get or 0)
         lost = sum(len(every) for (why, _), every in self.gone.items() if why == _NO_NOTE)
         for why, project in list(self.gone):
@@ -219,7 +225,7 @@ class _Comparison(msgspec.Struct):
     # --- status to correct -------------------------------------------------------------------------------------------
 
     def _compare_status(self, note: Note) -> None:
-        """Plan the status of a note, if it should be recorded otherwise."""
+        """Plan to correct the embedding status of a note if it should be another one."""
         stated = note.metadata.embedding_status
         # The status that the note has once its vector is recorded.
         status = NoteStatus.READY if note.can_adopt_vector else note.status
@@ -247,6 +253,7 @@ class _Comparison(msgspec.Struct):
         path, due, model = self.store.found.path, tuple(self.due), self._model
 
         def apply(db: apsw.Connection) -> None:
+            """Write the status of every note; refuse if some of them changed since the plan."""
             before = db.total_changes()
             with note_changes.metadata_update(db):
                 adopted = ((one.note, one.held) for one in due if one.status is NoteStatus.READY)
@@ -268,6 +275,7 @@ class _Comparison(msgspec.Struct):
         )
 
     def _status_actions(self) -> Iterator[Action]:
+        """Yield one action for each project and new status of its notes."""
         by_kind: dict[tuple[str, NoteStatus], list[str]] = defaultdict(list)
         for one in self.due:
             by_kind[one.project, one.status].append(one.note)
@@ -278,13 +286,14 @@ class _Comparison(msgspec.Struct):
             )
 
     def _deletion_change(self) -> RowsChange | None:
-        """Build the change that deletes vectors from the sidecar; None if there are none."""
+        """Build the change that deletes vectors from the sidecar; None if it would delete nothing."""
         if self.vectors is None or not self.gone:
             return None
         size, path = self.vectors.size, database.sidecar_path(self.store.found.path)
         notes = [note for every in self.gone.values() for note in every]
 
         def apply(db: apsw.Connection) -> None:
+            """Delete the vectors; refuse if they changed since the plan."""
             before = db.total_changes()
             db.executemany(f"DELETE FROM {sidecar.TABLE} WHERE note_id = ?", ((note,) for note in notes))
             if db.total_changes() - before != len(notes):
@@ -306,7 +315,7 @@ class _Comparison(msgspec.Struct):
         )
 
     def _missing_vectors(self) -> Iterator[Unresolved]:
-        """Yield what stays without vector, by project and status, with the command that fills it."""
+        """Yield a finding for notes that stay without a vector, by project and status, with the command to run."""
         if self.vectors is not None and self.vectors.meta.is_rebuilding:
             message, name = tr("an unfinished rebuild will fill the missing vectors"), codex.REBUILDING
             yield _unresolved(name, message, _remedy_line(self.store, name))
@@ -319,13 +328,14 @@ class _Comparison(msgspec.Struct):
 
 
 def _vector_problem(held: StoredVector) -> _Reason | None:
-    """Why no search can use a vector; None if one can."""
+    """Why no search can use a stored vector, as a finding's name and words for it; None if one can."""
     if held.flaw is not None:
         return _UNUSABLE
     return None if held.content_version == CONTENT_VERSION else _OTHER_RULE
 
 
 def _make_action(name: str, message: str, project: str | None, notes: list[str], size: int, finding: str) -> Action:
+    """Make an action on ``notes`` (ids) of a project; ``size`` is the bytes that it frees."""
     return Action(
         action=name,
         message=message,
