@@ -113,7 +113,11 @@ def plan(store: Store, options: RepairOptions) -> Plan:
 
 
 def _plan_segments(made: Plan, store: Store, options: RepairOptions, wanted: dict[str, list[Finding]]) -> list[int]:
-    """Plan the new segments. Returns the operations of the queue that must not have an effect on them."""
+    """Add the new segments to the plan ``made``.
+
+    ``wanted`` has the findings about segments to repair, by name. Returns the numbers of operations in the queue that
+    must not have an effect on the new segments.
+    """
     names_by_base: dict[str, list[str]] = {}
     for name, findings in wanted.items():
         for base in {one.base for one in findings} - {None}:
@@ -145,9 +149,19 @@ def _plan_segment(
     *,
     keeps_unproven: bool,
 ) -> None:
-    """Plan to rebuild the vector segment of a collection, to set it aside, or report why nothing is changed."""
+    """Add to the plan ``made`` how the segment of one collection is rebuilt or removed, or why it is left as it is.
+
+    Args:
+        made: the plan.
+        store: the folder of Chroma.
+        db: its database.
+        state: the collection.
+        names: the findings about the collection to resolve.
+        kept: files of the segment that earlier repairs kept, whose vectors can be used.
+        keeps_unproven: whether vectors are kept that nothing proves to be of their entry.
+    """
     of, folder = state.of, state.folder
-    foreign = _find_foreign(folder)
+    foreign = _find_special_file(folder)
     if foreign is not None:
         reason = tr("{name} is a link or a pipe, and left as it is; replace it by a file or a folder", name=foreign)
         named = [name for name in names if name != chroma.VECTOR_MISSING]
@@ -158,10 +172,10 @@ def _plan_segment(
         of=of,
         keeps_unproven=keeps_unproven,
         keeps_orphans=chroma.VECTOR_ORPHAN not in names,
-        new=_kept_vectors if kept else no_new_vectors,
+        new=_read_kept_vectors if kept else no_new_vectors,
     )
     added = sum(1 for key in state.missing_ids() if _find_kept(state, kept, key) is not None)
-    left = list(_lost(db, state, kept, keeps_unproven=keeps_unproven))
+    left = list(_report_lost_vectors(db, state, kept, keeps_unproven=keeps_unproven))
     if left:
         left[0] = structs.replace(left[0], repair=join_command(("regraft", "backfill", path_argument(store.path))))
     made.left += left
@@ -185,7 +199,10 @@ def _plan_segment(
 
 
 def _remove_segment(state: CollectionState, folder: Path, finding: str) -> Iterator[FileChange]:
-    """Plan to remove a segment without a proven vector, and to keep a copy of it."""
+    """Plan to remove a segment none of whose vectors is proven to be of its entry, and to keep a copy of it.
+
+    ``finding`` is the finding that this resolves.
+    """
     message = tr(
         "remove the vector segment of {name}, because nothing proves any of its vectors; searches do not find its "
         "entries until regraft backfill embeds them",
@@ -198,20 +215,26 @@ def _remove_segment(state: CollectionState, folder: Path, finding: str) -> Itera
     yield FileChange(path=str(state.of.vectors), actions=(action,), make=None)
 
 
-def _find_foreign(folder: Path | None) -> str | None:
-    """Return the name of a segment's folder, or of something in it, that is a link or a pipe; None without one."""
+def _find_special_file(folder: Path | None) -> str | None:
+    """Return the name of the first link or special file: a segment's folder or something in it; else None."""
     if folder is None or not os.path.lexists(file_paths.extended_path(folder)):
         return None
     paths = sorted(folder.iterdir()) if file_paths.is_folder(folder) and not file_paths.is_link(folder) else [folder]
-    return next((path.name for path in paths if not _is_plain(path)), None)
-
-
-def _is_plain(path: Path) -> bool:
-    return not file_paths.is_link(path) and (file_paths.is_file(path) or file_paths.is_folder(path))
+    for path in paths:
+        if file_paths.is_link(path) or not (file_paths.is_file(path) or file_paths.is_folder(path)):
+            return path.name
+    return None
 
 
 def _describe_rebuild(of: ChromaCollection, names: list[str], count: int, lost: int) -> Action:
-    """Describe the new segment of a collection: the number of its vectors, and of the entries that are left out."""
+    """Make the action that rebuilds the segment of a collection.
+
+    Args:
+        of: the collection.
+        names: the findings that the rebuild resolves.
+        count: the number of vectors in the new segment.
+        lost: the number of entries whose vector is left out.
+    """
     message = tr(
         "rebuild the vector segment of {name} from its {vectors}", name=of.name, vectors=format_count(count, "vector")
     )
@@ -229,14 +252,23 @@ def _describe_rebuild(of: ChromaCollection, names: list[str], count: int, lost: 
 
 
 def _is_damaged(state: CollectionState, names: Collection[str]) -> bool:
-    """Whether the files of a segment keep Chroma from opening the collection, or let it return wrong vectors."""
+    """Whether findings (``names``) say that Chroma cannot open the segment's files, or gets wrong vectors from them."""
     folder = state.folder
     is_there = folder is not None and file_paths.is_folder(folder) and not file_paths.is_link(folder)
     return is_there and not set(_OF_FILES).isdisjoint(names)
 
 
-def _lost(db: apsw.Connection, state: CollectionState, kept: _Kept, *, keeps_unproven: bool) -> Iterator[Unresolved]:
-    """Name every entry whose vector the new segment does not have, with the beginning of its text."""
+def _report_lost_vectors(
+    db: apsw.Connection, state: CollectionState, kept: _Kept, *, keeps_unproven: bool
+) -> Iterator[Unresolved]:
+    """Yield a finding for every entry whose vector the new segment does not have, with the beginning of its text.
+
+    Args:
+        db: Chroma's database.
+        state: the collection.
+        kept: files of the segment that earlier repairs kept, whose vectors are used.
+        keeps_unproven: whether vectors are kept that nothing proves to be of their entry.
+    """
     names = [] if state.folder is None else list_kept_names(state.folder)
     missing = tr("no file in the folder has its vector; regraft backfill embeds its text")
     if names and not keeps_unproven:
@@ -263,7 +295,10 @@ def _lost(db: apsw.Connection, state: CollectionState, kept: _Kept, *, keeps_unp
 def _name_entries(
     db: apsw.Connection, state: CollectionState, ids: Iterator[str], finding: str, reason: str
 ) -> Iterator[Unresolved]:
-    """Name entries with the beginning of their text; beyond the first ones, only their number."""
+    """Yield a finding for each entry (``ids``), with the beginning of its text and the reason.
+
+    Beyond the first thousand, one finding counts the rest.
+    """
     base, more = state.of.id, 0
     for at, key in enumerate(ids):
         if at >= _MAX_NAMED:
@@ -283,7 +318,7 @@ def _name_entries(
 
 @contextmanager
 def _open_kept(db: apsw.Connection, state: CollectionState) -> Iterator[_Kept]:
-    """Open the files of the segment that earlier repairs kept, as far as their vectors can still be used."""
+    """Context with the files of the segment that earlier repairs kept, if their vectors can still be used."""
     found: _Kept = []
     with ExitStack() as opened:
         for name in reversed([] if state.folder is None else list_kept_names(state.folder)):
@@ -297,7 +332,7 @@ def _open_kept(db: apsw.Connection, state: CollectionState) -> Iterator[_Kept]:
 
 
 def _read_note(folder: Path) -> KeptSegment | None:
-    """Read the queue positions at which a repair kept a folder's files; None if they are unknown."""
+    """Read the note that a repair left in a folder of kept files: the queue positions at that time. None if missing."""
     path = folder / KEPT_FILE
     if file_paths.is_link(folder) or file_paths.is_link(path) or not file_paths.is_file(path):
         return None
@@ -311,7 +346,10 @@ def _read_note(folder: Path) -> KeptSegment | None:
 
 
 def _contradicts(old: CollectionState, state: CollectionState) -> bool:
-    """Whether ids that are only guessed from the order of insertion have other vectors in the segment."""
+    """Whether kept files (``old``) have other vectors for some ids than the present segment (``state``).
+
+    Ids of kept files without a label map are only guessed from the order of insertion, and are compared by cosine.
+    """
     if old.labels is not None:
         return False
     for key in islice(state.vector_ids(), _MAX_COMPARED):
@@ -326,7 +364,10 @@ def _contradicts(old: CollectionState, state: CollectionState) -> bool:
 
 
 def _find_kept(state: CollectionState, kept: _Kept, key: str) -> NewVector | None:
-    """Return the vector that kept files have for an entry without one, or None."""
+    """Return the vector that kept files (``kept``) have for an entry without one in the segment; else None.
+
+    ``key`` is the id of the entry, ``state`` its collection.
+    """
     for when, old in kept:
         found = old.place_of(key)
         if found is not None and found[0] is Origin.UNPROVEN and not old.is_changed_since(when, key):
@@ -336,7 +377,7 @@ def _find_kept(state: CollectionState, kept: _Kept, key: str) -> NewVector | Non
     return None
 
 
-def _kept_vectors(db: apsw.Connection, state: CollectionState) -> Iterator[NewVector]:
+def _read_kept_vectors(db: apsw.Connection, state: CollectionState) -> Iterator[NewVector]:
     """Yield the vectors that kept files have for entries without one."""
     with _open_kept(db, state) as kept:
         for key in state.missing_ids():
@@ -349,9 +390,12 @@ def _kept_vectors(db: apsw.Connection, state: CollectionState) -> Iterator[NewVe
 
 
 def _plan_database(made: Plan, store: Store, wanted: dict[str, list[Finding]], ignored: Sequence[int]) -> None:
-    """Plan all changes of the database in one copy of it: the wanted findings, and operations to be ignored."""
+    """Add to the plan ``made`` one rewrite of the database that repairs the ``wanted`` findings, given by name.
+
+    ``ignored`` are the numbers of operations in the queue that must have no effect any more.
+    """
     actions = []
-    dimensions = _true_dimensions(store, {one.base for one in wanted.get(chroma.DIMENSION_WRONG, ())})
+    dimensions = _measure_misstated_dimensions(store, {one.base for one in wanted.get(chroma.DIMENSION_WRONG, ())})
     for of, dimension in dimensions.items():
         message = tr(
             "correct the dimensions of {name} in its row from {stated} to {found}",
@@ -401,8 +445,10 @@ def _plan_database(made: Plan, store: Store, wanted: dict[str, list[Finding]], i
     made.resolves |= {(name, one.base) for name, findings in wanted.items() if name != left for one in findings}
 
 
-def _true_dimensions(store: Store, misstated: Collection[str | None]) -> dict[ChromaCollection, int | None]:
-    """Return the dimension of the vectors of each collection whose row has another one."""
+def _measure_misstated_dimensions(
+    store: Store, misstated: Collection[str | None]
+) -> dict[ChromaCollection, int | None]:
+    """Measure the length of the vectors of each collection in ``misstated`` (ids), whose row states another one."""
     if not misstated:
         return {}
     with database.open_chroma(store.root / database.FILE) as db:
@@ -419,7 +465,15 @@ def _rewrite(
     ignored: Sequence[int],
     dimensions: Sequence[tuple[int | None, str]],
 ) -> None:
-    """Copy the database, and change the copy.
+    """Copy the database at ``path`` to ``new``, and repair the copy.
+
+    Args:
+        path: the database.
+        new: the copy.
+        texts: whether to rebuild the full-text index.
+        numbers: whether to store all sequence numbers in the same type.
+        ignored: numbers of operations in the queue that are emptied.
+        dimensions: pairs of a vector length and the id of the collection that gets it.
 
     Raises:
         FullTextNotRebuilt: FTS5 cannot rebuild the index.
@@ -449,13 +503,13 @@ def _rewrite(
 
 
 def _to_integer(*values: Any) -> Any:
-    """Convert the 8 bytes of a version before 1.0, big-endian."""
+    """SQL function: decode an operation number that is stored as 8 bytes, big-endian; other values are unchanged."""
     (value,) = values
     return int.from_bytes(value, "big") if isinstance(value, bytes) and len(value) == 8 else value
 
 
 def _to_bytes(*values: Any) -> Any:
-    """Encode an operation number as versions before 1.0 do; other values are unchanged."""
+    """SQL function: encode an operation number as 8 bytes, as versions before 1.0 do; other values are unchanged."""
     (value,) = values
     return value.to_bytes(8, "big") if isinstance(value, int) and value >= 0 else value
 

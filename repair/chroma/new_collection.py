@@ -189,7 +189,15 @@ def _make_work_folder(target: Path, work: Path) -> None:
 
 
 class _Job:
-    """Builds one collection. Single use."""
+    """Builds one collection. Single use.
+
+    Args:
+        part: the base whose rows are written.
+        name: the name of the collection.
+        distance: the distance that the user chose, or None.
+        version: the installed version of chromadb.
+        progress: receives the rows that are read, and those that are written and compared.
+    """
 
     def __init__(self, part: BaseExport, name: str, distance: str | None, version: str, progress: Progress) -> None:
         self.part, self.name, self.version = part, name, version
@@ -260,7 +268,7 @@ class _Job:
         self._choose_distance()
 
     def _build(self, new: Path) -> None:
-        """Build and verify the collection, and write the folder of its segment to ``new``."""
+        """Build and verify the collection in the work folder of the run, and move its segment's folder to ``new``."""
         # Below the run's work folder, which is removed at the end.
         self._place = place = new.with_name("collection.build")
         built, staged = place / "built", place / "staged.sqlite"
@@ -269,19 +277,21 @@ class _Job:
         copy_database(self._root / database.FILE, built / database.FILE)
         with core.reporting_refusals(self._root, self.version):
             with stage(self._progress, "Writing", count, "texts"):
-                core.run_in_child(_add, built, staged, self.name, self.distance, self.part.metadata.model, count)
-                self._settle(built, staged)
+                core.run_in_child(
+                    _add_entries, built, staged, self.name, self.distance, self.part.metadata.model, count
+                )
+                self._finish_segment(built, staged)
                 self._progress.step(count, 0)
             with stage(self._progress, "Comparing", count, "texts"):
-                core.run_in_child(_compare, built, staged, self.name, count)
+                core.run_in_child(_compare_entries, built, staged, self.name, count)
                 self._progress.step(count, 0)
         durable.replace(built / self._segment, new)
 
     def _stage(self, staged: Path) -> int:
-        """Write the entries to a temporary file for the child process, and return their number.
+        """Write the entries to the temporary file ``staged`` for the child process, and return their number.
 
         Raises:
-            WrongUsage: there are none, or not all vectors have length 1 and the distance is cosine.
+            WrongUsage: the base has no entries, or not all vectors have length 1 and the distance is cosine.
         """
         with sqlite.open_writable(staged, create=True) as db:
             db.execute("PRAGMA journal_mode = OFF").fetchall()
@@ -293,15 +303,17 @@ class _Job:
         return self.part.rows
 
     def _usable_rows(self) -> Iterator[UnitRow]:
-        """Yield the rows whose vector Chroma accepts, and count all of them."""
+        """Yield the rows of the base whose vector Chroma accepts, and count accepted and skipped rows."""
         part = self.part
         total = 0 if part.summary is None else part.summary.bodies
         with stage(self._progress, "Reading", total, "texts"):
             self._progress.at(part.metadata.name)
             for row in stream_rows(part):
                 self._progress.step(1, len(row.vector or b""))
-                reason, norm = _measure(row.vector)
-                if reason is not None:
+                numbers = np.frombuffer(row.vector or b"", dtype="<f4").astype(np.float64)
+                norm = float(np.linalg.norm(numbers))
+                if row.vector is None or not math.isfinite(norm):
+                    reason = notices.MISSING_PAYLOAD if row.vector is None else notices.NON_FINITE
                     assert part.summary is not None
                     part.summary.skipped[reason] = part.summary.skipped.get(reason, 0) + 1
                     continue
@@ -329,8 +341,11 @@ class _Job:
             )
             raise WrongUsage(problem=problem, hint=tr("use --distance l2 or --distance ip"))
 
-    def _settle(self, built: Path, staged: Path) -> None:
-        """Give the new segment its id, and with cosine distance each element the bytes of its vector."""
+    def _finish_segment(self, built: Path, staged: Path) -> None:
+        """Give the new segment its planned id, and with cosine distance each element the unchanged bytes of its vector.
+
+        ``built`` is the copy of Chroma's folder, ``staged`` the file with the entries.
+        """
         with sqlite.open_writable(built / database.FILE) as db:
             of = database.find_collection(db, self.name)
             old = "" if of is None or of.vectors is None else of.vectors
@@ -348,19 +363,19 @@ class _Job:
                 restore_bytes(folder, open_segment(folder, None), ids, db, _AS_GIVEN, is_cosine=True)
 
 
-def _measure(vector: bytes | None) -> tuple[str | None, float]:
-    """Return the reason code if Chroma does not accept a vector, and its length."""
-    if vector is None:
-        return notices.MISSING_PAYLOAD, 0.0
-    numbers = np.frombuffer(vector, dtype="<f4").astype(np.float64)
-    norm = float(np.linalg.norm(numbers))
-    return (None if math.isfinite(norm) else notices.NON_FINITE), norm
-
-
 def _insert(
     db: apsw.Connection, place: int, key: str, document: str | None, metadata: dict[str, Any], vector: bytes | None
 ) -> None:
-    """Stage an entry. An id that is taken gets a number, because an id of Chroma is unique."""
+    """Write an entry to the staging file. An id that is taken gets a number appended, because ids of Chroma are unique.
+
+    Args:
+        db: the staging file.
+        place: the position of the entry in the order of rows.
+        key: the id.
+        document: the text.
+        metadata: the fields.
+        vector: float32 numbers, little-endian.
+    """
     text = json.dumps(metadata, ensure_ascii=False) if metadata else None
     unique, number = key, 1
     while db.execute("SELECT 1 FROM entry WHERE id = ?", (unique,)).get is not None:
@@ -373,26 +388,31 @@ def _insert(
 
 
 def make_entry(row: UnitRow, place: int) -> tuple[str, str | None, dict[str, Any]]:
-    """Return id, document and metadata of the entry of a unit.
+    """Return id, document and metadata of the entry for a unit; ``place`` is its position in the order of rows.
 
     A unit that was an entry of Chroma before gets its own id and metadata back; of any other unit, its source, its item
     and its offsets become metadata.
     """
     text = row.text if isinstance(row.text, str | None) else bytes(row.text).decode("utf-8", "replace")
-    locator = _decode(row.locator_json)
+    locator = _decode_locator(row.locator_json)
     key = locator.get("chroma_id")
     if isinstance(key, str) and key:
         metadata = locator.get("metadata")
         known = metadata if isinstance(metadata, dict) else {}
         document = None if locator.get("has_document") is False else text
-        return key, document, {name: _as_value(one) for name, one in known.items() if _is_kept(name, one)}
+        return (
+            key,
+            document,
+            {name: _to_metadata_value(one) for name, one in known.items() if _is_accepted_field(name, one)},
+        )
     values = {name: getattr(row, name) for name in _FIELDS} | {"locator": row.locator_json}
-    values = {name: _as_value(one) for name, one in values.items() if _is_kept(name, one)}
+    values = {name: _to_metadata_value(one) for name, one in values.items() if _is_accepted_field(name, one)}
     unit = row.unit_id if isinstance(row.unit_id, str) and row.unit_id else f"{row.item or row.base}:{place}"
     return unit, text, values
 
 
-def _decode(text: Any) -> dict[str, Any]:
+def _decode_locator(text: Any) -> dict[str, Any]:
+    """Parse a unit's locator, which says where its text comes from; empty if it is not a JSON object."""
     try:
         found = json_text.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
@@ -400,41 +420,50 @@ def _decode(text: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _is_kept(name: str, value: Any) -> bool:
-    """Whether Chroma accepts a metadata field."""
+def _is_accepted_field(name: str, value: Any) -> bool:
+    """Whether Chroma accepts a metadata field of this name and value."""
     # Chroma reserves its own prefix, and has no null.
     return bool(name) and not name.startswith("chroma:") and value is not None
 
 
-def _as_value(value: Any) -> Any:
-    """Return a value that Chroma stores without changing it."""
+def _to_metadata_value(value: Any) -> Any:
+    """Return the value if Chroma stores it without changing it, else its JSON."""
     if isinstance(value, bool | str):
         return value
     if isinstance(value, int) and -_MAX_INTEGER <= value < _MAX_INTEGER:
         return value
     if isinstance(value, float) and math.isfinite(value):
         return value
-    if isinstance(value, list) and len({type(one) for one in value}) == 1 and value == _as_list(value):
+    if isinstance(value, list) and len({type(one) for one in value}) == 1 and value == _to_metadata_values(value):
         return value
     return json.dumps(value, ensure_ascii=False)
 
 
-def _as_list(values: list[Any]) -> list[Any]:
-    """Convert the elements of a metadata list; nested ones become None."""
-    return [None if isinstance(one, list | dict | None) else _as_value(one) for one in values]
+def _to_metadata_values(values: list[Any]) -> list[Any]:
+    """Convert the elements of a metadata list as single values; nested lists and objects become None."""
+    return [None if isinstance(one, list | dict | None) else _to_metadata_value(one) for one in values]
 
 
 # --- the child process -----------------------------------------------------------------------------------------------
 
 
 def _make_empty(folder: Path) -> None:
-    """Write an empty database."""
+    """Create an empty database of Chroma in a new folder, in the child process."""
     durable.make_folders(folder, flush=False)
     core.open_client(folder)
 
 
-def _add(folder: Path, staged: Path, name: str, distance: str, model: str | None, count: int) -> None:
-    """Add the staged entries as a collection."""
+def _add_entries(folder: Path, staged: Path, name: str, distance: str, model: str | None, count: int) -> None:
+    """Create a collection in a copy of Chroma's folder and add the staged entries, in the child process.
+
+    Args:
+        folder: the copy.
+        staged: the file with the entries.
+        name: the name of the collection.
+        distance: "l2", "cosine" or "ip".
+        model: the model of the vectors, which is recorded; None: unknown.
+        count: the number of entries.
+    """
     client = core.open_client(folder)
     # Chroma writes a segment when as many operations have come as the threshold says: with the last one.
     settings = {"space": distance, "sync_threshold": count + 1, "batch_size": 2}
@@ -451,7 +480,7 @@ def _add(folder: Path, staged: Path, name: str, distance: str, model: str | None
 
 
 def _pages(staged: Path) -> Iterator[tuple[list[str], list[str | None], list[Any], Any]]:
-    """Yield ids, documents, metadata and vectors of the staged entries in their order."""
+    """Yield batches of the staged entries in their order: ids, documents, metadata, and an array of vectors."""
     with sqlite.open_readonly(staged) as db:
         last = 0
         while rows := db.execute(_PAGE, (last, core.PAGE_SIZE)).fetchall():
@@ -462,8 +491,8 @@ def _pages(staged: Path) -> Iterator[tuple[list[str], list[str | None], list[Any
             yield [str(row[1]) for row in rows], documents, metadatas, vectors
 
 
-def _compare(folder: Path, staged: Path, name: str, count: int) -> None:
-    """Read every entry with Chroma's API, and compare it with the staged one."""
+def _compare_entries(folder: Path, staged: Path, name: str, count: int) -> None:
+    """Read every entry of the collection with Chroma's API; raises if one differs from the staged one."""
     collection = core.open_client(folder).get_collection(name, embedding_function=None)
     if collection.count() != count:
         raise ValueError(tr("the collection has {found:,} of {count:,} entries", found=collection.count(), count=count))
@@ -481,5 +510,5 @@ def _compare(folder: Path, staged: Path, name: str, count: int) -> None:
 
 
 def _encode_typed(metadata: Any) -> str:
-    """Encode metadata so that 1, 1.0 and True differ."""
+    """Encode metadata for a comparison in which 1, 1.0 and True differ."""
     return json.dumps(dict(metadata) if metadata else None, sort_keys=True)

@@ -87,12 +87,12 @@ _LENGTH_1 = struct.pack("<f", 1)
 
 
 def no_new_vectors(_: apsw.Connection, __: CollectionState) -> Iterator[NewVector]:
-    """Yield nothing: the segment gets the vectors that the folder has."""
+    """Yield nothing: the segment gets only the vectors that the folder has."""
     yield from ()
 
 
 class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into the new segment of a collection."""
+    """Builds the new segment of a collection. The attributes say which vectors it gets."""
 
     root: Path
     of: ChromaCollection
@@ -104,7 +104,7 @@ class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
     new: NewVectors = no_new_vectors
 
     def rows(self, state: CollectionState) -> Iterator[tuple[str, Origin, int]]:
-        """Yield id, origin and place of the vectors of the new segment.
+        """Yield id, origin and place (position in the segment, or number in the queue) of the vectors that are kept.
 
         Later operations stay in the queue, and Chroma applies them as before.
         """
@@ -137,7 +137,7 @@ class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
                 built = core.run_in_child(
                     _build, place / "built", place / "staged.sqlite", count, self.of.distance, links
                 )
-                self._take(Path(built), new, state, place / "staged.sqlite")
+                self._copy_segment(Path(built), new, state, place / "staged.sqlite")
                 self._verify(new, place, state)
         except (ChromaProblem, apsw.Error) as error:
             raise SourceUnreadable(path=path, reason=error) from error
@@ -145,7 +145,10 @@ class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
             durable.remove_tree(place)
 
     def _stage(self, source: apsw.Connection, state: CollectionState, staged: Path) -> int:
-        """Write ids and vectors to a temporary file for the child process; returns their number."""
+        """Write ids and vectors of the new segment to the temporary file ``staged``; returns their number.
+
+        ``source`` is Chroma's database, ``state`` the collection as it is.
+        """
         count = 0
         with sqlite.open_writable(staged, create=True) as db:
             db.execute("PRAGMA journal_mode = OFF").fetchall()
@@ -172,8 +175,11 @@ class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
                     count += 1
         return count
 
-    def _take(self, built: Path, new: Path, state: CollectionState, staged: Path) -> None:
-        """Copy a built segment to ``new``, with the bytes of the old one for each vector."""
+    def _copy_segment(self, built: Path, new: Path, state: CollectionState, staged: Path) -> None:
+        """Copy the segment in ``built``, made by chromadb, to ``new``, and give each vector the bytes it had before.
+
+        ``state`` is the collection with its old segment, ``staged`` the temporary file with the vectors.
+        """
         durable.make_folders(new, flush=False)
         for name in (HEADER_FILE, ELEMENTS_FILE, NORMS_FILE, UPPER_FILE, label_map.FILE):
             durable.copy_file(built / name, new / name)
@@ -194,13 +200,15 @@ class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
             numbers = [(key, state.sequence_number_of(key)) for key, _ in labels]
             durable.put_bytes(new / label_map.FILE, label_map.encode_label_map(older, labels, numbers))
 
-    def _verify(self, new: Path, place: Path, state: CollectionState) -> None:
-        """Read every vector with chromadb from a copy that has the new segment, and compare.
+    def _verify(self, new: Path, work: Path, state: CollectionState) -> None:
+        """Read every vector with chromadb from a copy of Chroma's folder with the segment ``new``, and compare.
+
+        ``work`` is the folder for the copy and the staged vectors, ``state`` the collection with its old segment.
 
         Raises:
             ChromaFailed: a vector differs.
         """
-        copy = place / "verified"
+        copy = work / "verified"
         durable.make_folders(copy, flush=False)
         copy_database(self.root / database.FILE, copy / database.FILE)
         durable.copy_tree(new, copy / str(self.of.vectors))
@@ -212,7 +220,7 @@ class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
             wrong = sum(1 for key in kept if not _is_same(state, after, key))
             queued = (key for key, _, _ in state.queued_vectors() if state.place_of(key) != after.place_of(key))
             wrong += sum(1 for key in queued if not _is_same(state, after, key))
-            with sqlite.open_readonly(place / "staged.sqlite") as staged:
+            with sqlite.open_readonly(work / "staged.sqlite") as staged:
                 # New vectors have no other place to be compared with.
                 query = "SELECT id, vector FROM vector WHERE is_shown AND (stored IS NULL OR origin = ?)"
                 rows = staged.execute(query, (Origin.UNPROVEN,))
@@ -220,17 +228,20 @@ class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
             if wrong or after.label_problem is not None or after.segment_problem is not None:
                 raise ChromaFailed(tr("{vectors} of the new segment differ", vectors=format_count(wrong, "vector")))
         # Last, because chromadb applies the queue when it opens the copy.
-        core.run_in_child(_compare, copy, self.of.name, place / "staged.sqlite", state.is_cosine)
+        core.run_in_child(_compare, copy, self.of.name, work / "staged.sqlite", state.is_cosine)
 
 
-def stored_bytes(state: CollectionState, place: int) -> tuple[bytes, bytes | None]:
-    """Return the bytes of an element's vector, and its norm for cosine distance: 1 if it is lost."""
-    norm = state.stored_norm(place)
-    return state.stored_vector(place), _LENGTH_1 if norm is None and state.is_cosine else norm
+def stored_bytes(state: CollectionState, position: int) -> tuple[bytes, bytes | None]:
+    """Return the bytes of the vector at a position in the segment, and its norm for cosine distance, else None.
+
+    A norm that is lost counts as 1.
+    """
+    norm = state.stored_norm(position)
+    return state.stored_vector(position), _LENGTH_1 if norm is None and state.is_cosine else norm
 
 
 def _is_same(before: CollectionState, after: CollectionState, key: str) -> bool:
-    """Whether an id has the vector in the new segment that it had before."""
+    """Whether an id (``key``) has the same vector ``after`` the rebuild as ``before``."""
     old, new = before.vector_of(key), after.vector_of(key)
     if old is None or new is None:
         return False
@@ -238,7 +249,7 @@ def _is_same(before: CollectionState, after: CollectionState, key: str) -> bool:
 
 
 def _is_like(after: CollectionState, key: str, vector: Any) -> bool:
-    """Whether an id has a vector in the new segment, but for Chroma's own rounding."""
+    """Whether the entry ``key`` of the new segment has this vector, or one that Chroma rounded."""
     found = after.vector_of(key)
     return found is not None and (found[1] == vector or (after.is_cosine and is_close(found[1], vector)))
 
@@ -288,7 +299,10 @@ def restore_bytes(
 
 
 def _build(folder: Path, staged: Path, count: int, distance: str, links: int) -> str:
-    """Build a collection of the staged vectors, and return the folder of its segment."""
+    """Build a collection of the ``count`` staged vectors, in the child process; returns the folder of its segment.
+
+    ``folder`` is a new one, ``distance`` "l2", "cosine" or "ip"; ``links`` is the most neighbors of an element.
+    """
     durable.make_folders(folder, flush=False)
     client = core.open_client(folder)
     # Chroma writes a segment when as many operations have come as the threshold says: with the last one.
@@ -307,10 +321,10 @@ def _build(folder: Path, staged: Path, count: int, distance: str, links: int) ->
 
 
 def _pages(staged: Path) -> Iterator[tuple[list[str], Any]]:
-    """Yield ids and vectors; what chromadb refuses gets a place in the graph, and its own bytes later."""
+    """Yield batches of ids and vectors. Vectors that chromadb refuses are ones here, and get their own bytes later."""
     with sqlite.open_readonly(staged) as db:
         last = ""
-        while rows := _fetch(db, "SELECT id, vector FROM vector WHERE id > ? ORDER BY id LIMIT ?", last):
+        while rows := _fetch_batch(db, "SELECT id, vector FROM vector WHERE id > ? ORDER BY id LIMIT ?", last):
             vectors = np.array([np.frombuffer(vector, dtype="<f4") for _, vector in rows])
             with np.errstate(all="ignore"):
                 norms = np.sqrt((vectors.astype(np.float64) ** 2).sum(axis=1))
@@ -319,18 +333,21 @@ def _pages(staged: Path) -> Iterator[tuple[list[str], Any]]:
             last = str(rows[-1][0])
 
 
-def _fetch(db: apsw.Connection, query: str, last: str) -> list[Any]:
-    """Fetch the next batch of rows, with keys after ``last``."""
+def _fetch_batch(db: apsw.Connection, query: str, last: str) -> list[Any]:
+    """Fetch the next batch of rows, with keys after ``last``, which is the first parameter of the query."""
     return db.execute(query, (last, _BATCH)).fetchall()
 
 
 def _compare(copy: Path, name: str, staged: Path, is_cosine: bool) -> None:
-    """Read every staged vector with Chroma's API and compare it with the one that was there before."""
+    """Read every staged vector of the collection ``name`` with Chroma's API; raises if one differs.
+
+    ``copy`` is a copy of Chroma's folder, ``staged`` the file with the vectors as they were before.
+    """
     collection = core.open_client(copy, migrates=True).get_collection(name, embedding_function=None)
     with sqlite.open_readonly(staged) as db:
         last = ""
         query = "SELECT id, origin, vector FROM vector WHERE id > ? AND is_shown ORDER BY id LIMIT ?"
-        while rows := _fetch(db, query, last):
+        while rows := _fetch_batch(db, query, last):
             last = str(rows[-1][0])
             wanted = {str(key): (origin, vector) for key, origin, vector in rows}
             got = collection.get(ids=list(wanted), include=["embeddings"])
@@ -353,7 +370,7 @@ def plan_new_segment(
     Args:
         state: the collection; its segment has the name of a folder.
         job: writes the segment.
-        actions: what it does.
+        actions: the actions that the new segment performs.
         count: the number of its vectors.
     """
     folder, of = state.folder, state.of
@@ -370,9 +387,9 @@ def plan_new_segment(
 
 
 def keep_segment(state: CollectionState, folder: Path) -> Iterator[FileChange]:
-    """Plan a copy of the old segment beside the new one. No command removes it: it may be the last copy of vectors.
+    """Plan to copy the old segment's ``folder`` to a name beside it, unless a failed run has left an equal copy.
 
-    A run that failed after it made the copy leaves it, so an equal one is enough.
+    No command removes the copy: it may be the last one of some vectors.
     """
     kept_names = list_kept_names(folder)
     if any(_is_equal_copy(folder.with_name(name), folder) for name in kept_names):
@@ -388,6 +405,7 @@ def keep_segment(state: CollectionState, folder: Path) -> Iterator[FileChange]:
     kept = KeptSegment(applied=state.applied, last=state.read_last_operation())
 
     def make(new: Path) -> None:
+        """Copy the folder, and note the positions in the queue."""
         durable.copy_tree(folder, new)
         durable.put_bytes(new / KEPT_FILE, msgspec.json.encode(kept))
 
@@ -395,7 +413,7 @@ def keep_segment(state: CollectionState, folder: Path) -> Iterator[FileChange]:
 
 
 def _is_equal_copy(kept: Path, folder: Path) -> bool:
-    """Whether a kept segment has the same files as a segment, and the note on its operations."""
+    """Whether the folder ``kept`` has the same files as a segment's folder, and in addition the note on the queue."""
     if file_paths.is_link(kept) or not file_paths.is_folder(kept):
         # Another program made it: only the name is taken.
         return False
@@ -406,7 +424,7 @@ def _is_equal_copy(kept: Path, folder: Path) -> bool:
 
 
 def list_kept_names(folder: Path) -> list[str]:
-    """List the names of the kept folders of a segment, in the order in which they were kept."""
+    """List the folders to which repairs copied the segment in ``folder``, by name, oldest first."""
     names = [folder.name + _KEPT]
     while file_paths.exists(folder.with_name(names[-1])):
         names.append(f"{folder.name}{_KEPT}-{len(names) + 1}")
@@ -461,7 +479,7 @@ class CollectionTexts:
         self.sample = list(self._sample(db, state))
 
     def _read(self, db: apsw.Connection, state: CollectionState) -> None:
-        """Read the texts of a collection: those without a vector, and the vectors of equal texts."""
+        """Fill the temporary tables: the texts that lack a vector, and vectors of other entries with an equal text."""
         for entry in database.iterate_entries(db, state.of):
             found = find_proven(state, entry.id)
             if entry.document is None or is_blank(entry.document):
@@ -477,14 +495,14 @@ class CollectionTexts:
             self.scratch.execute("INSERT OR IGNORE INTO known VALUES (?, ?)", (key, vector))
 
     def _read_usable(self, state: CollectionState, rows: Iterable[Any]) -> Iterator[tuple[str, bytes]]:
-        """Yield the vectors at places, with what comes before each place, without those that no search can use."""
+        """Yield key and vector for rows of (key, origin, place), without vectors that no search can use."""
         for key, origin, place in rows:
             vector = state.vector_at(Origin(origin), place)
             if is_fit(vector, self.dimensions):
                 yield str(key), vector
 
     def _sample(self, db: apsw.Connection, state: CollectionState) -> Iterator[tuple[str, bytes]]:
-        """Yield texts with their vectors, to compare an embedder with them."""
+        """Yield some texts with their vectors, the same ones each time, to compare an embedder with."""
         # The order of hashes is as good as any, and always the same.
         query = "SELECT id, origin, place FROM entry WHERE place IS NOT NULL GROUP BY key ORDER BY key LIMIT ?"
         rows = self.scratch.execute(query, (probing.SAMPLE_SIZE,)).fetchall()
@@ -494,12 +512,12 @@ class CollectionTexts:
                 yield text, vector
 
     def _read_mark(self) -> tuple[object, ...]:
-        """Return values that change when another run rebuilds the segment."""
+        """Return the states of files, which differ once another run has rebuilt the segment."""
         paths = (self._root / database.FILE, self._root / str(self._of.vectors) / database.ELEMENTS_FILE)
         return tuple(map(sqlite.read_file_state, paths))
 
     def vectors(self, keys: str) -> dict[str, bytes]:
-        """Return the vectors of the collection for texts; ``keys`` is a list in JSON. Only known ones if it changed."""
+        """Return vectors by text hash, for a JSON list of hashes; if the segment changed, only those read before."""
         known: list[Any] = self.scratch.execute(f"SELECT key, vector FROM known WHERE {_OF_KEYS}", (keys,)).fetchall()
         found: dict[str, bytes] = dict(known)
         query = f"SELECT key, origin, place FROM entry WHERE place IS NOT NULL AND {_OF_KEYS} GROUP BY key"
@@ -513,7 +531,7 @@ class CollectionTexts:
         return found
 
     def count(self) -> tuple[int, int]:
-        """Count the distinct texts, and those that have to be embedded."""
+        """Count the distinct texts, and those among them that have to be embedded."""
         every: Any = self.scratch.execute("SELECT count(DISTINCT key) FROM entry").get
         lacking: Any = self.scratch.execute(f"SELECT count(*) FROM text WHERE {_LACKING}").get
         return int(every), int(lacking)
@@ -525,13 +543,13 @@ class CollectionTexts:
 
 
 def find_proven(state: CollectionState, key: str) -> tuple[Origin, int] | None:
-    """Return where the vector of an entry is; None if no vector is proven to be its own."""
+    """Return origin and place of the vector of the entry ``key``; None if no vector is proven to be its own."""
     found = state.place_of(key)
     return found if found is not None and found[0] in PROVEN else None
 
 
 def is_fit(vector: Any, dimensions: int | None) -> bool:
-    """Whether a value is a vector of a length, and usable for a search."""
+    """Whether a value is a vector with this number of dimensions, and usable for a search."""
     has_length = isinstance(vector, bytes) and len(vector) == 4 * (dimensions or 0)
     return has_length and has_usable_norm(read_floats(vector))
 
@@ -540,7 +558,10 @@ def is_fit(vector: Any, dimensions: int | None) -> bool:
 
 
 class CollectionScope:
-    """The texts of one collection, and the staging file of its vectors. See :meth:`ChromaTarget.open_scope`."""
+    """The texts of one collection, and the staging file (``path``) for their vectors, which need not exist.
+
+    See :meth:`ChromaTarget.open_scope`. ``opened`` closes the staging file at its end.
+    """
 
     def __init__(self, texts: CollectionTexts, target: ChromaTarget, path: Path, opened: ExitStack) -> None:
         self.name, self.label = target.base_id, target.label
@@ -574,7 +595,7 @@ class CollectionScope:
         return {str(key): TextWithoutVector(str(text), is_stale=False) for key, text in rows}
 
     def write(self, vectors: Mapping[str, bytes], now_ms: int) -> WrittenCounts:
-        """Stage vectors, in one transaction. The first one creates the file."""
+        """Write vectors to the staging file, in one transaction. The first write creates the file."""
         del now_ms
         if self._staging is None:
             self._staging = self._opened.enter_context(_open_staging(self._path))
@@ -587,7 +608,7 @@ class CollectionScope:
         return WrittenCounts(new, 0)
 
     def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """Return the vectors that wait for the segment, and those that equal texts of the collection have."""
+        """Return the staged vectors for keys, and those of entries of the collection with an equal text."""
         found = self._texts.vectors(sqlite.json_array(keys))
         staged = {str(key) for (key,) in self._select(f"SELECT key FROM staged WHERE {_OF_KEYS}", keys)} - found.keys()
         if staged:
@@ -601,16 +622,16 @@ class CollectionScope:
         """Do nothing: Chroma has no place to record that a text could not be embedded."""
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:
-        """Return texts of the collection with their vectors."""
+        """Return up to ``count`` texts of the collection with their vectors."""
         return self._sample[:count]
 
     def _select(self, query: str, keys: Sequence[str]) -> list[Any]:
-        """Run a query for some keys."""
+        """Run a query whose parameter is a JSON list of keys, and return its rows."""
         return self._scratch.execute(query, (sqlite.json_array(keys),)).fetchall()
 
 
 class ChromaTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A collection that can be filled."""
+    """A collection that a backfill can fill."""
 
     base_id: str
     label: str
@@ -630,11 +651,11 @@ class ChromaTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The folder of its segment."""
+        """The folder of its segment, as the only path that is written."""
         return (self.segment,)
 
     def finding_of(self, error: RegraftError) -> str | None:
-        """Return None: every error is fatal."""
+        """Return None: no error is a mere finding, each one stops the run."""
         del error
         return None
 
@@ -656,7 +677,7 @@ class ChromaTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def staging_path(root: Path, base: str) -> Path:
-    """Return the path of the staging file of a collection, whose id may be any text."""
+    """Return the path of the staging file of a collection; ``base`` is its id, which may be any text."""
     return root / FOLDER / RECONCILING / f"{identity.text_hash(base)[:32]}.sqlite"
 
 
@@ -685,7 +706,7 @@ def _open_staging(path: Path) -> Iterator[apsw.Connection]:
 
 
 def _new_vectors(target: ChromaTarget, db: apsw.Connection, state: CollectionState) -> Iterator[NewVector]:
-    """Yield id and vector of entries that have none: one that is staged, or that of an entry with the same text."""
+    """Yield vectors for the entries without one: a staged vector, or that of an entry with the same text."""
     known, path = target.texts_found.scratch, staging_path(state.root, target.base_id)
     with ExitStack() as opened:
         staging = opened.enter_context(sqlite.open_readonly(path, beside_writers=True)) if is_staged(path) else None
@@ -703,7 +724,7 @@ def _new_vectors(target: ChromaTarget, db: apsw.Connection, state: CollectionSta
 
 
 def _plan_segments(store: Store, targets: Sequence[ChromaTarget]) -> Plan:
-    """Plan new segments with the staged vectors."""
+    """Plan new segments for the targets that have staged vectors."""
     made, path = Plan(), store.root / database.FILE
     try:
         with database.open_chroma(path) as db:
@@ -719,7 +740,7 @@ def _plan_segments(store: Store, targets: Sequence[ChromaTarget]) -> Plan:
 
 
 def _plan_segment(made: Plan, db: apsw.Connection, state: CollectionState, target: ChromaTarget) -> None:
-    """Plan a new segment with the embedded vectors; nothing if there are none."""
+    """Add to the plan ``made`` the new segment of a target with its staged vectors, if it has any."""
     of = state.of
     new = partial(_new_vectors, target)
     count = sum(1 for _ in new(db, state))
@@ -757,7 +778,7 @@ def _remove_staging(store: Store, targets: Sequence[ChromaTarget]) -> None:
 
 
 class ChromaFiller:
-    """Backfill of collections."""
+    """Backfill of the collections in a folder of Chroma."""
 
     def models(self, store: Store, options: BackfillOptions) -> frozenset[str]:
         """Return the models that the selected collections record; empty if any model will do."""
@@ -794,6 +815,7 @@ class ChromaFiller:
 
 @contextmanager
 def _open_database(store: Store) -> Iterator[apsw.Connection]:
+    """Open Chroma's database read-only, and report errors of reading it as :exc:`SourceUnreadable`."""
     path = store.root / database.FILE
     try:
         with database.open_chroma(path) as db:
@@ -803,7 +825,7 @@ def _open_database(store: Store) -> Iterator[apsw.Connection]:
 
 
 def _selected_collections(store: Store, db: apsw.Connection) -> list[ChromaCollection]:
-    """Return the selected collections."""
+    """List the collections that the user chose."""
     return [one for one in database.list_collections(db) if store.wants(one.id)]
 
 
@@ -815,7 +837,10 @@ def _add_target(
     state: CollectionState,
     settings: EmbedderSettings,
 ) -> None:
-    """Add a collection to the targets, or to those that are left, if any of its entries lacks a vector."""
+    """Add a collection to ``targets`` if any of its entries lacks a vector; to ``left`` why if it cannot be filled.
+
+    ``db`` is the database of Chroma, ``state`` the collection, ``settings`` those of the embedder.
+    """
     of = state.of
     is_unfinished = is_staged(staging_path(store.root, of.id))
     lacking = sum(1 for _ in state.missing_ids()) + state.count_origin(Origin.UNPROVEN)

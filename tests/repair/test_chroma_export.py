@@ -340,7 +340,7 @@ def test_a_difference_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     store = extract("1.5", tmp_path / "target")
     source = write_base(tmp_path / "library", unit_vectors(3))
     before = contents(store.root)
-    settle = new_collection._Job._settle
+    settle = new_collection._Job._finish_segment
 
     def damage(self: Any, built: Path, staged: Path) -> None:
         settle(self, built, staged)
@@ -348,7 +348,7 @@ def test_a_difference_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             built / "chroma.sqlite3", "UPDATE embedding_metadata SET string_value = 'x' WHERE string_value LIKE 'file%'"
         )
 
-    monkeypatch.setattr(new_collection._Job, "_settle", damage)
+    monkeypatch.setattr(new_collection._Job, "_finish_segment", damage)
     with pytest.raises(RegraftError, match="reads back differently") as refused:
         regraft.export(source, store.root, format="chroma", collection="handbook")
     assert refused.value.code == "CollectionRefused"
