@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 import msgspec
@@ -65,6 +65,23 @@ class PreviewSource(msgspec.Struct, frozen=True, kw_only=True):
     now_ms: int
 
 
+class RawFile(NamedTuple):
+    """A file to write below ``raw/`` of a base: its path there, the function that writes it, and its size in bytes."""
+
+    path: str
+    write: WriteFile
+    action: Action
+    size: int
+
+
+class CatalogUpdate(NamedTuple):
+    """An update of a row of the catalog: the statement with its values; ``what`` is "base" or "item"."""
+
+    sql: str
+    values: tuple[Any, ...]
+    what: str
+
+
 class BaseUpgrade(msgspec.Struct):
     """Planned upgrade of one base."""
 
@@ -73,15 +90,21 @@ class BaseUpgrade(msgspec.Struct):
     plan: BasePlan
     #: Path of each material below ``raw/``, in the order of materials.
     paths: list[str] = msgspec.field(default_factory=list)
-    #: Files to write below ``raw/``: path, function that writes it, action, size.
-    files: list[tuple[str, WriteFile, Action, int]] = msgspec.field(default_factory=list)
-    #: Updates of catalog rows: SQL, values, and "base" or "item".
-    updates: list[tuple[str, tuple[Any, ...], str]] = msgspec.field(default_factory=list)
+    files: list[RawFile] = msgspec.field(default_factory=list)
+    updates: list[CatalogUpdate] = msgspec.field(default_factory=list)
+    #: Number of rows that stay in the preview table.
     kept: int = 0
 
 
 class PathAssigner:
-    """Assigns a path to every material of a base, and updates the catalog's items to match."""
+    """Assigns a path to every material of a base, and updates the catalog's items to match.
+
+    Args:
+        source: the store.
+        upgrade: the planned upgrade of the base, which gets paths, files and updates.
+        row: the base's row in the catalog; None: the catalog does not list it.
+        db: the base's index in the preview layout.
+    """
 
     def __init__(self, source: PreviewSource, upgrade: BaseUpgrade, row: Row | None, db: apsw.Connection) -> None:
         draft = upgrade.plan.draft
@@ -108,18 +131,21 @@ class PathAssigner:
                 self._plan_item(item, row, path)
 
     def _unlisted_path(self, item: ItemPlan) -> str:
-        """Path of an item that no catalog lists: the path of its file if that exists, else its own id."""
+        """Return the path of an item that no catalog lists: that of its file if there is one, else the item's id."""
         path = item.data.get("relativePath", "")
         if path and self._is_free(path) and file_paths.is_file(self._raw / path):
             return path
         return self._id_path(item)
 
     def _id_path(self, item: ItemPlan) -> str:
-        """Return the item's id as its path, or a free variant of it."""
+        """Return the item's id as its path, or a free variant of the id."""
         return item.id if self._is_free(item.id) else self._names.take(sanitize_material_name(item.id))
 
     def _listed_path(self, item: ItemPlan, row: Row, material: MaterialPlan) -> str:
-        """Path of an item in the catalog, or a new one. A missing snapshot is written there."""
+        """Return the path that the catalog's ``row`` of an item states, or a new one.
+
+        If the item is not a file and its text is not there, writing the text as a file is planned.
+        """
         stored = get_indexed_path(row)
         if stored is not None and self._is_free(stored):
             if item.type == "file" or file_paths.is_file(self._raw / stored):
@@ -139,11 +165,14 @@ class PathAssigner:
                 return path
 
     def _is_free(self, path: str) -> bool:
-        """Whether a path is safe and not yet used."""
+        """Whether a path below ``raw/`` is safe and not yet assigned."""
         return find_path_problem(path.encode("utf-8", "replace")) is None and path.casefold() not in self._used
 
     def _file_path(self, item: ItemPlan) -> str:
-        """Path of a file item whose own path is unsafe or taken: a copy of the file under its own path, else its id."""
+        """Return the path of a file item: its own, to which its file is copied if another item uses the same file.
+
+        If that path is unsafe or taken, the item's id is the path.
+        """
         path, upload = item.data["relativePath"], item.upload
         if not self._is_free(path) or upload is None:
             return self._id_path(item)
@@ -162,16 +191,18 @@ class PathAssigner:
             subject=path,
             bytes=file_paths.stat(source).st_size,
         )
-        self._upgrade.files.append((path, partial(durable.copy_file, source), action, action.bytes))
+        self._upgrade.files.append(
+            RawFile(path=path, write=partial(durable.copy_file, source), action=action, size=action.bytes)
+        )
         return path
 
     def _content(self, material: MaterialPlan) -> str:
-        """Return the content of a material: its bodies, joined."""
+        """Return the text of a material: the bodies of its rows, joined."""
         rows = PREVIEW_VECTORS.rows(self._db, material.runs, self._upgrade.plan.vector_bytes)
         return BODY_SEPARATOR.join(body for body, _ in rows)
 
     def _write_snapshot(self, path: str, item: ItemPlan, material: MaterialPlan) -> None:
-        """Plan to write the text of an item, joined from its rows, to a file with a header."""
+        """Plan to write the text of an item, with a header, to ``path`` below ``raw/``."""
         message = tr("write the text of a {type} to {path}", path=path, type=item.type)
         action = Action(
             action="write-snapshot", message=message, base=self._upgrade.base, subject=path, bytes=material.body_bytes
@@ -179,15 +210,16 @@ class PathAssigner:
         origin, size, stamp = self._path, self._upgrade.plan.vector_bytes, self._timestamp
 
         def write(new: Path) -> None:
+            """Read the text from the preview's index, and write it with its header to ``new``."""
             with cherry_preview.readable_copy(origin) as copy, sqlite.open_readonly(copy) as db:
                 content = BODY_SEPARATOR.join(body for body, _ in PREVIEW_VECTORS.rows(db, material.runs, size))
             text = _snapshot(item, content).block(stamp) + content
             durable.put_text(new, text)
 
-        self._upgrade.files.append((path, write, action, material.body_bytes))
+        self._upgrade.files.append(RawFile(path=path, write=write, action=action, size=material.body_bytes))
 
     def _plan_item(self, item: ItemPlan, row: Row, path: str) -> None:
-        """Plan the update of a catalog item whose path or data differ from the planned ones."""
+        """Plan to update the catalog's ``row`` of an item if its path or data differ from the planned ones."""
         stored = parse_item_data(row)
         wanted = {**stored, **{key: replace_surrogates(value) for key, value in item.data.items()}}
         if get_indexed_path({"data": json.dumps(stored)}) != path:
@@ -198,15 +230,17 @@ class PathAssigner:
         if wanted != stored:
             new = dump_item_data(wanted)
             sql = "UPDATE knowledge_item SET data = ? WHERE id = ? AND base_id = ? AND data IS ?"
-            self._upgrade.updates.append((sql, (new, item.id, self._upgrade.base, row.get("data")), "item"))
+            values = (new, item.id, self._upgrade.base, row.get("data"))
+            self._upgrade.updates.append(CatalogUpdate(sql, values, "item"))
 
 
 def _snapshot(item: ItemPlan, content: str) -> okf.Snapshot:
+    """Make the snapshot for the text of a URL or a note: the header and the name of its file."""
     return okf.url_snapshot(item.data["url"], content) if item.type == "url" else okf.note_snapshot(item.data["source"])
 
 
 def _is_snapshot_of(path: Path, content: str) -> bool:
-    """Whether a file is the snapshot of a text."""
+    """Whether a file contains this text below its header."""
     try:
         return file_paths.is_file(path) and okf.strip_block(decode_utf8(links.read_bytes(path))) == content
     except OSError:
@@ -224,7 +258,14 @@ class _NotUpgradable(Exception):
 
 
 def plan_upgrade(store: Store, places: dict[str, Place], model_overrides: ModelOverrides, now_ms: int) -> Plan:
-    """Plan the upgrade of the bases that are in the layout of preview builds."""
+    """Plan the upgrade of the bases that are in the layout of preview builds.
+
+    Args:
+        store: the store.
+        places: their index files, by base id.
+        model_overrides: models that the user names for bases.
+        now_ms: the time of the run.
+    """
     try:
         catalog = None if store.catalog is None else read_catalog(store.root / store.catalog)
     except CatalogProblem as problem:
@@ -251,12 +292,13 @@ def plan_upgrade(store: Store, places: dict[str, Place], model_overrides: ModelO
 
 
 def _unused_options(library: LibraryDraft) -> list[Unresolved]:
+    """Report the options of the user that no base of the planned migration uses."""
     unused = [notice.message for notice in library.notices if notice.code == notices.OPTION_UNUSED]
     return [Unresolved(finding=v2.SCHEMA_PREVIEW, reason=one) for one in unused]
 
 
 def _leave(base: str, place: Place, reason: str) -> Unresolved:
-    """Make the unresolved finding that a base cannot be upgraded."""
+    """Report that a base cannot be upgraded, and why; ``place`` is its index file."""
     return Unresolved(finding=v2.SCHEMA_PREVIEW, reason=reason, base=base, subject=place.name, severity="error")
 
 
@@ -305,7 +347,7 @@ def _plan_base(source: PreviewSource, base: str, place: Place) -> BaseUpgrade:
 
 
 def _skipped_rows(upgrade: BaseUpgrade) -> Iterator[Unresolved]:
-    """Report the rows of a base that become no unit."""
+    """Report the rows of a base that become no unit and stay in the preview table."""
     planned = upgrade.plan
     for notice in planned.notices:
         if notice.code in planned.rows.skipped:
@@ -315,7 +357,7 @@ def _skipped_rows(upgrade: BaseUpgrade) -> Iterator[Unresolved]:
 
 
 def _draft_problem(planned: BasePlan, survey: VectorSurvey) -> str | None:
-    """Why the rows of a base cannot be migrated completely; None if they can."""
+    """Why the rows of a planned base cannot be migrated completely; None if they can."""
     if planned.error is None or not survey.rows:
         return None
     return next((notice.message for notice in planned.notices if notice.code == planned.error), planned.error)
@@ -344,7 +386,7 @@ def _encoding_problem(db: apsw.Connection, remaining: int) -> str | None:
 
 
 def _table_problem(db: apsw.Connection) -> str | None:
-    """The first non-empty table of the seven beside the preview table, as a problem; None if all are empty."""
+    """Say that a table of the current layout has rows although the preview's table has them too; None if none has."""
     tables = {str(name).lower() for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     for table in TABLE_RULES:
         if table in tables and db.execute(f"SELECT 1 FROM {table} NOT INDEXED LIMIT 1").get is not None:
@@ -353,7 +395,7 @@ def _table_problem(db: apsw.Connection) -> str | None:
 
 
 def _plan_base_row(upgrade: BaseUpgrade, row: Row | None) -> None:
-    """Update the catalog's row of a base that has vectors again. A base without rows keeps its row."""
+    """Plan to update the catalog's ``row`` of a base that has vectors again. A base without rows keeps its row."""
     planned = upgrade.plan
     if row is None or planned.error is not None or not planned.materials:
         return
@@ -365,33 +407,35 @@ def _plan_base_row(upgrade: BaseUpgrade, row: Row | None) -> None:
     if changed:
         sets = ", ".join(f"{name} = ?" for name in changed)
         sql = f"UPDATE knowledge_base SET {sets} WHERE id = ?"
-        upgrade.updates.append((sql, (*changed.values(), upgrade.base), "base"))
+        upgrade.updates.append(CatalogUpdate(sql, (*changed.values(), upgrade.base), "base"))
 
 
 # --- changes ---------------------------------------------------------------------------------------------------------
 
 
 def _catalog_change(store: Store, upgrades: list[BaseUpgrade]) -> Iterator[RowsChange]:
-    """Change of the catalog's rows, if any."""
-    updates = [(sql, values) for upgrade in upgrades for sql, values, _ in upgrade.updates]
+    """Yield the change of the catalog's rows for all upgraded bases, if there is any."""
+    updates = [update for upgrade in upgrades for update in upgrade.updates]
     if not updates or store.catalog is None:
         return
     actions = tuple(chain.from_iterable(map(_catalog_actions, upgrades)))
     path = store.root / store.catalog
 
     def apply(db: apsw.Connection) -> None:
-        for sql, values in updates:
-            db.execute(sql, values)
+        """Update the rows; refuse if one of them changed since the plan."""
+        for update in updates:
+            db.execute(update.sql, update.values)
             if db.changes() != 1:
                 raise PlanOutdated(path=path, reason=tr("a row of the catalog was changed in the meantime"))
 
-    tables = [name for name in ("knowledge_base", "knowledge_item") if any(f" {name} " in sql for sql, _ in updates)]
-    size = sum(len(str(value)) for _, values in updates for value in values)
+    tables = [name for name in ("knowledge_base", "knowledge_item") if any(f" {name} " in one.sql for one in updates)]
+    size = sum(len(str(value)) for update in updates for value in update.values)
     yield RowsChange(path=store.catalog, actions=actions, apply=apply, tables=tuple(tables), bytes=size)
 
 
 def _catalog_actions(upgrade: BaseUpgrade) -> Iterator[Action]:
-    items = sum(what == "item" for _, _, what in upgrade.updates)
+    """Yield the actions that update the rows of a base and its items in the catalog."""
+    items = sum(update.what == "item" for update in upgrade.updates)
     if items:
         message = tr("add the data that v2 requires to {items}", items=format_count(items, "item"))
         yield Action(action="update-items", message=message, base=upgrade.base, count=items)
@@ -402,7 +446,7 @@ def _catalog_actions(upgrade: BaseUpgrade) -> Iterator[Action]:
 
 
 def _folder_of(place: Place) -> str | None:
-    """Folder for the base of a flat file; None if the file is already the base's own index file."""
+    """Return the folder that replaces a flat index file; None if the file is in the base's own folder already."""
     path = PurePosixPath(place.name)
     if place.base_id is None or place.name.endswith(INDEX_FILE) or path.name == PurePosixPath(INDEX_FILE).name:
         return None
@@ -410,13 +454,13 @@ def _folder_of(place: Place) -> str | None:
 
 
 def _file_changes(upgrade: BaseUpgrade) -> Iterator[FileChange]:
-    """Write files below ``raw/``, unless the whole folder is new."""
+    """Yield the changes that write files below ``raw/`` of a base, unless its whole folder is new."""
     folder = _folder_of(upgrade.place)
     if folder == upgrade.place.name:
         return
     raw = upgrade.place.raw if folder is None else f"{folder}/{RAW_FOLDER}"
-    for name, write, action, size in upgrade.files:
-        yield FileChange(path=f"{raw}/{name}", actions=(action,), make=write, bytes=size)
+    for file in upgrade.files:
+        yield FileChange(path=f"{raw}/{file.path}", actions=(file.action,), make=file.write, bytes=file.size)
 
 
 def _index_changes(source: PreviewSource, upgrade: BaseUpgrade) -> Iterator[FileChange]:
@@ -441,7 +485,7 @@ def _index_changes(source: PreviewSource, upgrade: BaseUpgrade) -> Iterator[File
         # The folder has the same path as the flat file and replaces it.
         yield FileChange(
             path=folder,
-            actions=(action, *(act for _, _, act, _ in upgrade.files)),
+            actions=(action, *(file.action for file in upgrade.files)),
             make=partial(_make_folder, upgrade, make),
         )
     else:
@@ -455,18 +499,18 @@ def _index_changes(source: PreviewSource, upgrade: BaseUpgrade) -> Iterator[File
 
 
 def _make_folder(upgrade: BaseUpgrade, make: WriteFile, new: Path) -> None:
-    """Write the files and the index of a base to a new folder."""
-    for name, write, *_ in upgrade.files:
-        path = new / RAW_FOLDER / name
+    """Write the files of a base and its index to a new folder; ``make`` writes the index."""
+    for file in upgrade.files:
+        path = new / RAW_FOLDER / file.path
         durable.make_folders(path.parent, flush=False)
-        write(path)
+        file.write(path)
     path = new / INDEX_FILE
     durable.make_folders(path.parent, flush=False)
     make(path)
 
 
 def _make_index(source: PreviewSource, upgrade: BaseUpgrade, new: Path) -> None:
-    """Write the index of a base and verify it against the plan."""
+    """Write the index of a base to ``new`` and verify it against the plan."""
     planned, path = upgrade.plan, source.store.root / upgrade.place.name
     if untrusted_sqlite.find_companions(path):
         raise PlanOutdated(path=path, reason=tr("it has an unfinished transaction"))
@@ -496,5 +540,6 @@ def _make_index(source: PreviewSource, upgrade: BaseUpgrade, new: Path) -> None:
 
 
 def _index_material(db: apsw.Connection, planned: BasePlan, one: MaterialPlan, path: str) -> index.Material:
+    """Return a planned material in the form that the index is built from, with its rows and its path."""
     rows = PREVIEW_VECTORS.rows(db, one.runs, planned.vector_bytes, one.digest)
     return index.Material(planned.items[one.item].id, lambda _: path, rows)

@@ -95,7 +95,10 @@ def plan_gc(store: Store, options: GcOptions) -> Plan:
 
 
 def _plan_files(store: Store, *, is_named: bool) -> Plan:
-    """Plan to move unreferenced files to the trash, and report those that must stay."""
+    """Plan to move unreferenced files to the trash, and report those that stay.
+
+    ``is_named``: whether the user named the finding; otherwise all of them stay.
+    """
     database_path, made = store.found.path, Plan()
     made.read[database_path.name] = file_stamp(database_path)
     with database.open_mirror(database_path, (database.DOCS, database.LEDGER)) as mirror:
@@ -144,7 +147,7 @@ def plan_reconcile(store: Store, options: ReconcileOptions) -> Plan:
     """
     demand_own_folder(store)
     made = Plan(read={store.found.path.name: file_stamp(store.found.path)})
-    planners = {kb.SNAPSHOT: _plan_snapshot, kb.FULL_TEXT: _full_text}
+    planners = {kb.SNAPSHOT: _plan_snapshot, kb.FULL_TEXT: _plan_full_text}
     outdated: set[str] = set()
     unrepairable: list[Finding] = []
     others: list[Finding] = []
@@ -175,7 +178,7 @@ def _plan_snapshot(store: Store) -> Iterator[FileChange]:
         yield move_to_trash(store, path, "trash-file", kb.SNAPSHOT, message, as_is=True, is_cache=True)
 
 
-def _full_text(store: Store) -> Iterator[FileChange]:
+def _plan_full_text(store: Store) -> Iterator[FileChange]:
     """Plan to move the full-text index to the trash; rsclaw builds a new one."""
     if has_full_text(store.root):
         message = tr("move the full-text index {name} to the trash", name=FULL_TEXT)

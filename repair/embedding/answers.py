@@ -79,12 +79,12 @@ def embedder_identity(settings: EmbedderSettings) -> str:
 
 @contextmanager
 def open_answers(folder: Path, settings: EmbedderSettings) -> Iterator[apsw.Connection]:
-    """Open the answers in a work folder for writing, and create the file if it does not exist.
+    """Open the file of answers in a work folder for writing, and create the file if it does not exist.
 
     The caller has made the folder writable (:mod:`regraft.disk.writable`).
 
     Raises:
-        apsw.Error, OSError: it cannot be written.
+        apsw.Error, OSError: the file cannot be written.
     """
     with sqlite.open_writable(folder / ANSWERS_FILE, create=True) as db:
         # With an exclusive lock, WAL works without shared memory, and so on a network share.
@@ -100,10 +100,10 @@ def open_answers(folder: Path, settings: EmbedderSettings) -> Iterator[apsw.Conn
 
 @contextmanager
 def read_answers(folder: Path) -> Iterator[apsw.Connection | None]:
-    """Open the answers in a work folder for reading; yields None without a file.
+    """Open the file of answers in a work folder for reading; yields None if it does not exist.
 
     Raises:
-        apsw.Error, OSError: they cannot be read.
+        apsw.Error, OSError: the file cannot be read.
     """
     if not (folder / ANSWERS_FILE).is_file():
         yield None
@@ -113,7 +113,7 @@ def read_answers(folder: Path) -> Iterator[apsw.Connection | None]:
 
 
 def demand_same_embedder(folder: Path, settings: EmbedderSettings) -> None:
-    """Check that the answers in a work folder, if any, are those of this embedder.
+    """Refuse a work folder whose answers are those of another embedder.
 
     Raises:
         WrongUsage: they are another embedder's, or the file is not one that regraft wrote.
@@ -125,7 +125,12 @@ def demand_same_embedder(folder: Path, settings: EmbedderSettings) -> None:
     try:
         # Opened for writing, so that the WAL of a killed run is checkpointed instead of copied.
         with writable.allow_writes(folder), sqlite.open_writable(path) as db:
-            known = _read_identity(db)
+            known: Any = None
+            if sqlite.has_own_content(db, _TABLES, _INVALID):
+                if db.execute("PRAGMA quick_check(1)").get != "ok":
+                    raise apsw.FormatError(tr("it is damaged"))
+                # None if a run was killed before it recorded its embedder.
+                known = db.execute("SELECT embedder FROM about").get
     except sqlite.CONTENT_ERRORS as error:
         problem = tr("{path} is not an answers file of a fleet: {error}", path=path, error=error)
         raise WrongUsage(problem=problem, hint=tr("remove the folder {folder}", folder=folder)) from error
@@ -136,24 +141,14 @@ def demand_same_embedder(folder: Path, settings: EmbedderSettings) -> None:
         raise WrongUsage(problem=problem, hint=tr("fix the configuration, or remove the folder"))
 
 
-def _read_identity(db: apsw.Connection) -> str | None:
-    """Return the identity of the embedder that gave the answers; None if a run was killed before it recorded it.
-
-    Raises:
-        apsw.Error: the schema or a value is not ours, or a page is damaged.
-    """
-    if not sqlite.has_own_content(db, _TABLES, _INVALID):
-        return None
-    if db.execute("PRAGMA quick_check(1)").get != "ok":
-        raise apsw.FormatError(tr("it is damaged"))
-    about: Any = db.execute("SELECT embedder FROM about").get
-    return None if about is None else str(about)
-
-
 def find_answers(
     db: apsw.Connection | None, keys: Sequence[str], table: AnswerTable = "answer"
 ) -> dict[str, TextAnswer]:
-    """Return the known answers to texts, by key."""
+    """Return the known answers to texts, by key.
+
+    ``db`` is the file of answers (None: it does not exist), ``table`` says whether the texts are those to fill or to
+    compare.
+    """
     if db is None:
         return {}
     rows: Any = db.execute(
@@ -164,14 +159,14 @@ def find_answers(
 
 
 def find_best_answers(db: apsw.Connection | None, keys: Sequence[str]) -> dict[str, TextAnswer]:
-    """Return the known answers of both tables, by key; a vector is preferred to a failure."""
+    """Return the known answers to texts, by key, from both tables of a file of answers. Vectors go before failures."""
     found = find_answers(db, keys)
     compared = find_answers(db, keys, "compared")
     return found | {key: one for key, one in compared.items() if key not in found or found[key].vector is None}
 
 
 def answered_keys(db: apsw.Connection | None, keys: Sequence[str], table: AnswerTable = "answer") -> set[str]:
-    """Select the keys that have an answer."""
+    """Select the keys with an answer in a table of a file of answers."""
     if db is None:
         return set()
     query = f"SELECT key FROM {table} WHERE key IN (SELECT value FROM json_each(?))"
@@ -186,7 +181,7 @@ def add_answers(db: apsw.Connection, answers: Mapping[str, TextAnswer], table: A
 
 
 def reuse_compared(db: apsw.Connection, keys: Sequence[str]) -> None:
-    """For texts that lack a vector and were sent to compare the embedder, use the answers of the comparison."""
+    """Use the answers of the comparison for texts that lack a vector and were sent to compare the embedder."""
     db.execute(
         "INSERT OR IGNORE INTO answer SELECT * FROM compared WHERE key IN (SELECT value FROM json_each(?))",
         (sqlite.json_array(keys),),
@@ -194,7 +189,7 @@ def reuse_compared(db: apsw.Connection, keys: Sequence[str]) -> None:
 
 
 def end_run(folder: Path) -> None:
-    """Reset the counts, so that the limits of the next run start at zero, and forget failures, so that it retries them.
+    """Prepare the file of answers in a work folder for the next run: counts restart at zero, and failures are retried.
 
     Raises:
         apsw.Error, OSError: the file cannot be written.
@@ -233,7 +228,7 @@ class StopReason(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, error: RegraftError) -> StopReason:
-        """Take code, message and exit status from an error; a library that it stops ends with 2 at least."""
+        """Make the reason from an error. A library that it stops ends with exit status 2 at least."""
         return cls(reason=str(error), code=error.code, exit_status=max(REFUSED, error.exit_status))
 
 
@@ -253,7 +248,9 @@ NOTHING_SPENT = SpentTotals()
 
 
 class Keeper:
-    """Permits requests and stores answers; thread-safe.
+    """Permits requests and stores answers; thread-safe. Texts are those to fill or to compare, by their kind.
+
+    ``terms`` has the embedder, the limits of the fleet, and its work folder.
 
     Raises:
         apsw.Error, OSError: the file cannot be written.
@@ -281,9 +278,7 @@ class Keeper:
             self._ending = ending.pop_all()
 
     def _load_spending(self) -> None:
-        """Continue with the counts of a killed run. Its requests in flight are paid for, whether or not they
-        arrived.
-        """
+        """Continue with the counts of a killed run. Requests that were in flight then count as paid."""
         for kind, spending in self._spending.items():
             row: Any = self._db.execute(
                 "SELECT requests, tokens, under_way, answered, failed FROM spent WHERE kind = ?", (kind,)
@@ -293,7 +288,7 @@ class Keeper:
                 self._counts[kind].update(answered=row[3], failed=row[4])
 
     def claim(self, keys: Sequence[str], kind: TextKind) -> list[str]:
-        """Select the texts to send: those without an answer, up to ``--limit``."""
+        """Select the texts to send among ``keys``: those without an answer; texts to fill only up to the limit."""
         with self._lock:
             if self._stopped is not None:
                 return []
@@ -307,7 +302,7 @@ class Keeper:
             return self._claim_within(wanted, self._limits.texts)
 
     def _claim_within(self, keys: list[str], limit: int) -> list[str]:
-        """Claim texts up to the limit; a text that a killed sender had claimed does not count twice."""
+        """Claim texts until ``limit`` texts are claimed; those that a killed sender had claimed do not count twice."""
         count: Any = self._db.execute("SELECT count(*) FROM claimed").get
         allowed = []
         with sqlite.transaction(self._db):
@@ -323,7 +318,7 @@ class Keeper:
         return allowed
 
     def keep(self, found: Mapping[str, TextAnswer], kind: TextKind) -> None:
-        """Write answers durably: they survive a power cut."""
+        """Write answers to texts of a kind (``found``, by key) durably: they survive a power cut."""
         with self._lock:
             self._db.execute("PRAGMA synchronous = FULL")
             add_answers(self._db, found, _TABLE_OF[kind])
@@ -336,19 +331,19 @@ class Keeper:
             return find_answers(self._db, keys, _TABLE_OF[kind])
 
     def reuse_vectors(self, keys: Sequence[str]) -> None:
-        """Copy vectors of texts that an earlier run has sent to equal texts to compare."""
+        """Copy the vectors that an earlier run got for the texts ``keys`` to the answers for comparing."""
         copied = "INSERT OR IGNORE INTO compared SELECT * FROM answer WHERE vector IS NOT NULL AND key IN"
         with self._lock:
             self._db.execute(f"{copied} (SELECT value FROM json_each(?))", (sqlite.json_array(keys),))
 
     def forget_compared(self, keys: Sequence[str] | None = None) -> None:
-        """Delete the answers to some of the compared texts, or to all."""
+        """Delete the answers for comparing to the texts of ``keys``; None: all of them."""
         which = "" if keys is None else " WHERE key IN (SELECT value FROM json_each(?))"
         with self._lock:
             self._db.execute(f"DELETE FROM compared{which}", () if keys is None else (sqlite.json_array(keys),))
 
     def stop(self, stop: StopReason) -> None:
-        """Permit no more requests; the first reason is kept."""
+        """Permit no more requests. Of several reasons the first one is kept."""
         with self._lock:
             self._stopped = self._stopped or stop
 
@@ -359,11 +354,11 @@ class Keeper:
     # Spending.
 
     def account(self, kind: TextKind) -> SpendingAccount:
-        """Return where the requests of a kind are reserved."""
+        """Return the account in which the requests for texts of a kind are reserved."""
         return KindAccount(self, kind)
 
     def reserve(self, kind: TextKind, tokens: int) -> Permit:
-        """Reserve a request of an estimated number of tokens; a permit that is refused says why."""
+        """Reserve a request with an estimated number of tokens; a permit that refuses it says why."""
         with self._lock:
             if self._stopped is not None:
                 return Permit(refused=self._stopped.reason)
@@ -372,7 +367,7 @@ class Keeper:
             return permit
 
     def settle(self, kind: TextKind, reserved: int, tokens: int) -> None:
-        """Replace the estimate of finished requests by the tokens that the server counted."""
+        """Replace the estimate (``reserved``) of finished requests by the tokens that the server counted."""
         with self._lock:
             self._spending[kind].settle(reserved, tokens)
             self._save_spending(kind)
@@ -393,7 +388,7 @@ class Keeper:
         )
 
     def spent(self, kind: TextKind) -> SpentTotals:
-        """Return the requests and tokens of a kind since the last run that ended."""
+        """Return the requests and tokens for texts of a kind since the last run that ended."""
         spending = self._spending[kind]
         tokens = spending.tokens + spending.reserved
         return SpentTotals(requests=spending.requests, tokens=tokens, **self._counts[kind])
@@ -404,19 +399,19 @@ class Keeper:
 
 
 class KindAccount:
-    """The account of one kind of text, at a keeper of this process or of another."""
+    """The account for one kind of text, at a keeper of this process or a proxy of one in another process."""
 
     def __init__(self, keeper: Any, kind: TextKind) -> None:
         self._keeper = keeper
         self._kind = kind
 
     def reserve(self, tokens: int) -> Permit:
-        """Reserve a request of an estimated number of tokens; a permit that is refused says why."""
+        """Reserve a request with an estimated number of tokens; a permit that refuses it says why."""
         permit: Permit = self._keeper.reserve(self._kind, tokens)
         return permit
 
     def settle(self, reserved: int, tokens: int) -> None:
-        """Replace the estimate of finished requests by the tokens that the server counted."""
+        """Replace the estimate (``reserved``) of finished requests by the tokens that the server counted."""
         self._keeper.settle(self._kind, reserved, tokens)
 
     def cancel(self, tokens: int) -> None:
@@ -435,7 +430,7 @@ class KnownEmbedder:
 
     Args:
         settings: those of the embedder that gave the answers.
-        find: returns the known answers to texts, by key.
+        find: given text hashes, returns the known answers by text hash.
         why: the error message for a text without an answer.
     """
 
@@ -447,7 +442,7 @@ class KnownEmbedder:
         self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str], *, query: bool = False, sending: Sending = allow_all) -> Embedded:  # noqa: ARG002
-        """Return the known vectors of texts.
+        """Return the known vectors of texts, in their order.
 
         Raises:
             TextsRejected: one of them was rejected.
@@ -479,7 +474,7 @@ class KnownEmbedder:
 
 @contextmanager
 def open_known_embedder(work: Path, settings: EmbedderSettings, why: str) -> Iterator[Embedder]:
-    """Open the answers in a work folder as an embedder; see :class:`KnownEmbedder`.
+    """Open the answers in a work folder as an embedder that sends nothing; see :class:`KnownEmbedder`.
 
     Raises:
         apsw.Error, OSError: they cannot be read.

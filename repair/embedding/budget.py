@@ -56,18 +56,18 @@ class Pacer:
         self._free_at = 0.0
 
     def reserve(self, tokens: int) -> float:
-        """Reserve the next slot for a request of ``tokens`` tokens; returns the seconds to wait for it."""
+        """Reserve the next time slot for a request of ``tokens`` tokens; returns the seconds to wait for it."""
         now = self._now()
         slot = max(now, self._free_at)
         self._free_at = slot + self._seconds(1, tokens)
         return slot - now
 
     def add(self, tokens: int) -> None:
-        """Delay the next slot for tokens that a request had beyond its estimate."""
+        """Delay the next time slot for tokens by which a request exceeded its estimate."""
         self._free_at += self._seconds(0, tokens)
 
     def _seconds(self, requests: int, tokens: int) -> float:
-        """Return how long requests and tokens occupy the bucket."""
+        """Return how many seconds requests with this many tokens together take at the given rates."""
         by_requests = 60 * requests / self._rates.requests if self._rates.requests else 0.0
         by_tokens = 60 * tokens / self._rates.tokens if self._rates.tokens else 0.0
         return max(by_requests, by_tokens) if requests else by_tokens
@@ -182,7 +182,7 @@ class MeteredEmbedder:
         self._problem: Exception | None = None
 
     def embed(self, texts: Sequence[str], *, query: bool = False) -> Sequence[bytes]:
-        """Return the vectors of texts, in order; ``query``: they are search queries.
+        """Reserve a request and send texts; returns their vectors in order. ``query``: the texts are search queries.
 
         Raises:
             LimitReached: a limit does not allow the request.
@@ -207,7 +207,7 @@ class MeteredEmbedder:
         return answer.vectors
 
     def _reserve(self, texts: Sequence[str]) -> int:
-        """Reserve a request and wait for its slot; returns its estimated tokens."""
+        """Reserve a request for texts and wait for its time slot; returns its estimated tokens."""
         if self._problem is not None:
             raise self._problem
         tokens = sum(map(self._embedder.tokens, texts))
@@ -221,7 +221,7 @@ class MeteredEmbedder:
 
 
 class BudgetedEmbedder(MeteredEmbedder):
-    """An embedder within the limits of one run, shared by all its threads."""
+    """An embedder within the limits of one run, shared by all its threads. It counts what is sent."""
 
     def __init__(self, embedder: Embedder, limits: Limits) -> None:
         self._spending = Spending(limits, (embedder.settings.price_per_million_tokens or 0.0) / 1_000_000)
@@ -240,10 +240,10 @@ class BudgetedEmbedder(MeteredEmbedder):
         return self._spending.tokens
 
     def charge(self, tokens: int) -> None:
-        """Count tokens of earlier requests (the probe's) against the cost limit."""
+        """Count tokens that were sent before (to compare the embedder) against the cost limit."""
         self._spending.tokens += tokens
 
     def texts_left(self) -> int | None:
-        """Return how many more texts may be claimed, or None without a limit."""
+        """Return how many more texts the limit of texts allows to claim, or None without a limit."""
         limit = self._spending.limits.texts
         return None if limit is None else max(0, limit - self.texts)

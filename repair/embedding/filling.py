@@ -100,7 +100,7 @@ class Filling(msgspec.Struct):
 
     @property
     def lengths(self) -> VectorLengths:
-        """The length of the scope's vectors, once it has any."""
+        """The lengths that a new vector may have: that of the scope's vectors, or None (any) before the first one."""
         return None if self.scope.dimensions is None else frozenset({self.scope.dimensions})
 
     # Claims.
@@ -113,7 +113,10 @@ class Filling(msgspec.Struct):
             self._renewed_at = now
 
     def claim(self, count: int) -> Sequence[TextBatch] | None:
-        """Claim texts for up to ``count`` batches; those that need no request are completed at once."""
+        """Claim texts for up to ``count`` batches; fewer if texts need no request, which are completed at once.
+
+        None if no text of the queue is ready, or the limit of texts is reached.
+        """
         texts_left = self.meter.texts_left()
         if texts_left == 0:
             return None
@@ -144,9 +147,10 @@ class Filling(msgspec.Struct):
         return batches
 
     def _pack(self, claim: TextClaim, texts: dict[str, TextWithoutVector]) -> list[list[str]]:
-        """Group keys into requests. A last request that is not full is returned to the queue, for others to fill up.
+        """Group the keys of claimed texts into requests.
 
-        Batches are halved for each time the texts were claimed before: one of them may have killed a worker.
+        A last request that is not full is returned to the queue, for others to fill up. Requests are halved for each
+        time the texts were claimed before: one of the texts may have killed a worker.
         """
         batch = self.embedder.settings.batch
         size = Batch(texts=max(1, batch.texts >> max(0, claim.attempts - 1)), tokens=batch.tokens)
@@ -157,7 +161,7 @@ class Filling(msgspec.Struct):
         return batches
 
     def _is_held(self, claim: TextClaim) -> bool:
-        """Whether no other process can have claimed these texts."""
+        """Whether the claim is still valid, so that no other process can have claimed its texts."""
         return self.now_ms() <= self._expires_at.get(claim.token, -1)
 
     def is_waiting(self) -> bool:
@@ -184,12 +188,12 @@ class Filling(msgspec.Struct):
             self._count(len(batch.keys), len(batch.stale.intersection(batch.keys)))
 
     def fail(self, batch: TextBatch, code: str, reason: str) -> None:
-        """Record a text that cannot be embedded, in the queue and, if it has a place for that, in the scope."""
+        """Record that the only text of a batch cannot be embedded: in the queue and, if possible, in the scope."""
         [key] = batch.keys
         self._fail(_claim_of(batch), key, key in batch.stale, code, reason)
 
     def _fail(self, claim: TextClaim, key: str, is_stale: bool, code: str, reason: str) -> None:
-        """Record that a text could not be embedded, unless another process has claimed it."""
+        """Record that the text ``key`` cannot be embedded, unless another process has claimed it."""
         # If the text is claimed by another process now, that one decides about it.
         if self.queue.fail(claim, key, code, reason):
             self.scope.failed(key, code, self.now_ms())
@@ -197,7 +201,7 @@ class Filling(msgspec.Struct):
             self._count(1, int(is_stale))
 
     def _count(self, count: int, stale: int) -> None:
-        """Count processed texts, and show the cost so far; without a price, the tokens."""
+        """Count processed texts, and show the cost so far or the tokens; ``stale`` texts had an outdated vector."""
         self.filled.processed_stale += stale
         self.filled.processed_pending += count - stale
         self.progress.step(count, 0)
@@ -207,11 +211,11 @@ class Filling(msgspec.Struct):
         self.progress.at(f"{spent} · {self.scope.label}")
 
     def skip(self, batch: TextBatch, problem: Unanswered) -> None:  # noqa: ARG002
-        """Leave a text claimed until the run ends, which then says why it has no answer."""
+        """Leave the only text of a batch claimed until the run ends, which then reports why the text has no answer."""
         self._unanswered = str(problem)
 
     def stop(self, batch: TextBatch, problem: BaseException) -> None:
-        """Remember why the run stops; texts that may be the cause go last in the next run."""
+        """Note why the run stops; texts of the batch that may be the cause go last in the next run."""
         if isinstance(problem, LimitReached):
             self.filled.stopped = str(problem)
             return
@@ -223,7 +227,7 @@ class Filling(msgspec.Struct):
 
 
 def _claim_of(batch: TextBatch) -> TextClaim:
-    """Return the claim of a batch, which every batch of a queue has."""
+    """Return the claim of a batch. Every batch of a queue has one."""
     assert batch.claim is not None
     return batch.claim
 
@@ -315,7 +319,7 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
                         self._fill(scope, part, embedder, workers, meter, shared)
 
     def _probe(self, embedder: Embedder) -> int:
-        """Compare the embedder with the vectors of every part and its supply; returns the tokens that were sent.
+        """Compare the embedder with the vectors of every part and its supply; returns the number of tokens sent.
 
         A comparison that an interrupted run paid for is not repeated while the embedder's settings are the same.
 
@@ -349,7 +353,7 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
         return meter.tokens
 
     def _known_probes(self, embedder: Embedder) -> dict[str, tuple[int, float]]:
-        """Return the probe results that an unfinished run recorded, by scope: number of texts, cosine."""
+        """Return the comparisons that an unfinished run recorded: by scope, the number of texts and their cosine."""
         path, digest = self.store.own / queue.QUEUE_FILE, probing.settings_digest(embedder.settings)
         if digest is None or not path.exists():
             return {}
@@ -370,7 +374,16 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
         meter: BudgetedEmbedder,
         shared: SharedStore,
     ) -> None:
-        """Send the texts of one scope and complete its outcome, also if :meth:`Filling.run` raises."""
+        """Send the texts of one scope and complete its outcome, also if :meth:`Filling.run` raises.
+
+        Args:
+            scope: the scope, open for writing.
+            part: the scope's outcome and its supply.
+            embedder: the embedder.
+            workers: the threads that send.
+            meter: what was sent so far, and the limits.
+            shared: the ledger and the queue of the store.
+        """
         outcome = part.outcome
         outcome.started_at = identity.now_ms()
         filled = outcome.filled
@@ -410,7 +423,7 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
 def report_stops(
     path: Path, embedder: str, written: Callable[[], int], has_begun: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
-    """Turn what stops a run into an error that says how many vectors were written; these stay.
+    """Context that turns what stops a run into an error with the number of written vectors, which stay.
 
     Args:
         path: the path that the user gave.
@@ -446,7 +459,10 @@ def report_stops(
 
 
 def _file_error(path: Path, error: Exception, written: int, has_begun: bool) -> RegraftError:
-    """Return the error for a file that is damaged, or that the system does not allow to be read or written."""
+    """Make the error for a file that is damaged, or that the system does not allow to be read or written.
+
+    ``written`` is the number of vectors written so far, ``has_begun`` whether anything else was.
+    """
     reason = getattr(error, "strerror", None) or str(error)
     kept = tr("vectors: {written}", written=written) if written or has_begun else None
     if isinstance(error, SidecarProblem):

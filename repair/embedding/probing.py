@@ -67,7 +67,7 @@ def compare_with_base(
     dimensions: int | None,
     meter: BudgetedEmbedder | None = None,
 ) -> Probe:
-    """Compare an embedder with a base.
+    """Check that an embedder is the model of a base: embed a sample of its texts and compare the vectors.
 
     Args:
         embedder: embeds the sample.
@@ -128,7 +128,7 @@ def compare_vectors(
 def texts_for_probe(
     known: Sequence[tuple[str, bytes]], tokens_of: Callable[[str], int], batch: Batch
 ) -> list[tuple[str, bytes]]:
-    """Select the shortest texts that fit into one request together, at least one."""
+    """Select the shortest texts (with their vectors) that fit into one request together, at least one."""
     sized = sorted((tokens_of(text), text, vector) for text, vector in known)
     tokens = accumulate(one[0] for one in sized)
     count = max(1, sum(so_far <= batch.tokens for so_far in tokens))
@@ -136,9 +136,10 @@ def texts_for_probe(
 
 
 def embed_in_batches(embedder: Embedder, embed: Embed) -> Embed:
-    """Wrap ``embed`` so that any number of texts is sent in requests of the embedder's batch size."""
+    """Return a function that embeds any number of texts with ``embed``, in requests of the embedder's batch size."""
 
     def embed_all(texts: Sequence[str]) -> list[bytes]:
+        """Embed texts in several requests."""
         sized = ((text, embedder.tokens(text)) for text in texts)
         vectors: list[bytes] = []
         for batch in pack_batches(sized, embedder.settings.batch):
@@ -149,7 +150,10 @@ def embed_in_batches(embedder: Embedder, embed: Embed) -> Embed:
 
 
 def _compare_with_itself(name: str, dimensions: int | None, embed: Embed) -> tuple[int, float]:
-    """Compare an embedder with itself: the same sentences in both orders must give the same vectors."""
+    """Check that an embedder gives equal vectors for the same sentences in two orders.
+
+    Returns the number of sentences, and the lowest cosine of two vectors of one sentence.
+    """
     forward = _embed_checked(name, SENTENCES, dimensions, embed)
     backward = _embed_checked(name, SENTENCES[::-1], dimensions, embed)[::-1]
     least = min(map(cosine, forward, backward))
@@ -159,14 +163,14 @@ def _compare_with_itself(name: str, dimensions: int | None, embed: Embed) -> tup
 
 
 def _embed_checked(name: str, texts: Sequence[str], dimensions: int | None, embed: Embed) -> Sequence[bytes]:
-    """Embed texts and check the number and the lengths of the vectors."""
+    """Embed texts, and check the number of the vectors and their length (``dimensions``; None: any)."""
     vectors = embed(texts)
     check(vectors, len(texts), dimensions, embedder=name)
     return vectors
 
 
 def is_same_vector(one: bytes, other: bytes) -> bool:
-    """Whether two vectors of one text may be of one model."""
+    """Whether two vectors of the same text may be by the same model."""
     return len(one) == len(other) and cosine(one, other) >= MIN_COSINE
 
 

@@ -104,7 +104,7 @@ class TextQueue:
     # Queueing and claiming.
 
     def fill(self, scope: str, keys: Iterable[str]) -> None:
-        """Queue all texts of a scope that lack a vector; texts that are queued already keep their state.
+        """Queue the texts of a scope that lack a vector (``keys``); texts that are queued already keep their state.
 
         Other texts of the scope are dropped, unless they are claimed: they have a vector by now, or are deleted.
         """
@@ -123,7 +123,7 @@ class TextQueue:
             self._db.execute("DROP TABLE wanted")
 
     def claim(self, scope: str, count: int, now_ms: int) -> TextClaim | None:
-        """Claim up to ``count`` texts with equally many attempts, the fewest first; None if no text is ready."""
+        """Claim up to ``count`` ready texts: those with the fewest earlier attempts. None if no text is ready."""
         with sqlite.transaction(self._db):
             # This process is alive, so its own claims hold, even if it renews them too late.
             self._db.execute(
@@ -149,11 +149,14 @@ class TextQueue:
     # Results.
 
     def done(self, claim: TextClaim, keys: Iterable[str]) -> None:
-        """Remove texts that have their vectors."""
+        """Remove claimed texts that have their vectors now."""
         self._settle(claim, keys, "DELETE FROM job")
 
     def defer(self, claim: TextClaim, keys: Iterable[str], code: str, attempts: int = 0) -> None:
-        """Return texts that may include a bad one: with at least this many attempts, they go after all others."""
+        """Return texts of a claim that may include one the embedder rejects; ``code`` says why.
+
+        They count as attempted at least ``attempts`` times, so that they are claimed after all others.
+        """
         change = "UPDATE job SET state = 'ready', attempts = max(attempts, ?), worker = NULL, claim = NULL, code = ?"
         self._settle(claim, keys, change, attempts, code)
 
@@ -172,12 +175,15 @@ class TextQueue:
             )
 
     def fail(self, claim: TextClaim, key: str, code: str, reason: str) -> bool:
-        """Record that a text cannot be embedded; returns False if the text is claimed by another process now."""
+        """Record that a claimed text cannot be embedded; False if another process has claimed it since."""
         change = "UPDATE job SET state = 'failed', worker = NULL, claim = NULL, code = ?, reason = ?"
         return self._settle(claim, [key], change, code, to_english(reason)) > 0
 
     def _settle(self, claim: TextClaim, keys: Iterable[str], change: str, *values: object) -> int:
-        """Change texts of a claim, and return their number; a text that another process has claimed is left alone."""
+        """Change those texts of ``keys`` that the claim still holds, and return their number.
+
+        ``change`` is an UPDATE or DELETE statement without its condition, ``values`` are its parameters.
+        """
         before = self._db.total_changes()
         with sqlite.transaction(self._db):
             rows = ((*values, claim.scope, key, claim.token) for key in keys)
@@ -185,7 +191,7 @@ class TextQueue:
         return self._db.total_changes() - before
 
     def renew(self, now_ms: int) -> frozenset[str]:
-        """Extend all claims of this worker; returns the tokens of the claims that it still has."""
+        """Extend the claims that this worker still has, even if they have just expired; returns their tokens."""
         with sqlite.transaction(self._db):
             rows = self._db.execute(
                 "UPDATE job SET expires_at = ? WHERE claim IS NOT NULL AND worker = ? RETURNING claim",
@@ -206,11 +212,14 @@ class TextQueue:
             self._db.execute(f"UPDATE job SET state = 'ready', attempts = {ALONE_ATTEMPTS} WHERE state = 'failed'")
 
     def remember_probe(self, scope: str, embedder: str, texts: int, cosine: float) -> None:
-        """Record that an embedder, given by the digest of its settings, made the vectors of a scope."""
+        """Record that an embedder (the digest of its settings) made the vectors of a scope, as a comparison proved."""
         self._db.execute("INSERT OR REPLACE INTO probe VALUES (?, ?, ?, ?)", (scope, embedder, texts, float(cosine)))
 
     def known_probe(self, scope: str, embedder: str) -> tuple[int, float] | None:
-        """Return the number of texts and the cosine of a recorded probe, or None."""
+        """Return a recorded comparison of an embedder (digest of its settings) with a scope, or None.
+
+        The parts are the number of texts and the cosine that three quarters of them have at least.
+        """
         row: Any = self._db.execute(
             "SELECT texts, cosine FROM probe WHERE scope = ? AND embedder = ?", (scope, embedder)
         ).fetchone()
@@ -246,13 +255,13 @@ class TextQueue:
         ]
 
     def is_disposable(self) -> bool:
-        """Whether the queue file has only what a new survey finds: texts never claimed, and no recorded comparison."""
+        """Whether the queue file can be removed: a new survey would find all that it records."""
         has_probe = self._db.execute("SELECT 1 FROM probe LIMIT 1").get is not None
         query = "SELECT 1 FROM job LIMIT 1" if has_probe else "SELECT 1 FROM job WHERE attempts > 0 OR state <> 'ready'"
         return self._db.execute(query).get is None
 
     def _count(self, query: str, scope: str) -> int:
-        """Return the number that a query counts for a scope."""
+        """Return the number that a query with the scope as its parameter selects."""
         found: Any = self._db.execute(query, (scope,)).get
         return int(found)
 
@@ -322,7 +331,7 @@ def share_store(store: Store) -> Iterator[SharedStore]:
 
 
 def _wait_for_ledger(store: Store, stack: ExitStack) -> Ledger:
-    """Open the ledger as soon as no command other than backfills uses it."""
+    """Open the ledger as soon as no command other than backfills uses it; ``stack`` closes it."""
     end, tries = time.monotonic() + WAIT_SECONDS, _TRIES
     while True:
         try:
@@ -339,7 +348,10 @@ def _wait_for_ledger(store: Store, stack: ExitStack) -> Ledger:
 
 
 def _open_shared_ledger(store: Store, stack: ExitStack) -> Ledger:
-    """Open the ledger together with other backfills. If there are none, first recover from killed runs."""
+    """Open the ledger together with other backfills; without others, first recover from killed runs.
+
+    ``stack`` closes the ledger.
+    """
     with contextlib.suppress(TargetLocked):
         recover_killed_runs(store)
     try:
@@ -353,7 +365,7 @@ def _open_shared_ledger(store: Store, stack: ExitStack) -> Ledger:
 
 
 def recover_before_survey(store: Store) -> bool:
-    """Complete or undo the changes that a killed run left open; return whether there were any.
+    """Complete or undo the changes that a killed run left open; returns whether there was any.
 
     Otherwise a file or folder that the run had moved away for a moment would be surveyed as damage.
 
@@ -382,7 +394,7 @@ def recover_killed_runs(store: Store) -> None:
 
 
 def _reset_queue(path: Path) -> None:
-    """Make all texts of a queue ready; a queue that cannot be read is removed."""
+    """Make all claimed and failed texts of a queue file ready again; a file that cannot be read is removed."""
     if not path.exists():
         return
     try:
@@ -395,7 +407,7 @@ def _reset_queue(path: Path) -> None:
 
 
 def _remove_traces(store: Store, is_new: bool) -> None:
-    """Remove a disposable queue, and the store's own folder if this run created it and did nothing."""
+    """Remove a disposable queue, and also the store's ``.regraft`` folder if this run created it and did nothing."""
     path = store.own / QUEUE_FILE
     with contextlib.suppress(RegraftError, OSError, apsw.Error):
         if not store.own.exists():

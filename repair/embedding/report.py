@@ -26,7 +26,7 @@ class EmbedderName(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, settings: EmbedderSettings) -> EmbedderName:
-        """Take both from the settings of a configured embedder."""
+        """Take name and model from the settings of a configured embedder."""
         return cls(name=settings.name, model=settings.model)
 
 
@@ -48,7 +48,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     compared: int = 0
 
     def plus(self, other: Estimate) -> Estimate:
-        """Return the sum of what two estimates send; ``shared``, ``reused`` and ``compared`` of the sum are 0."""
+        """Return the sum of two estimates: texts, tokens, requests and cost. Its other counts are 0."""
         cost = None if self.cost is None or other.cost is None else self.cost + other.cost
         texts, tokens = self.texts + other.texts, self.tokens + other.tokens
         return Estimate(
@@ -72,13 +72,13 @@ class ReusedVectors(msgspec.Struct, kw_only=True):
 
 
 def cost_of(tokens: int, settings: EmbedderSettings) -> float | None:
-    """Return the cost of tokens, or None if the embedder has no price."""
+    """Return the cost of a number of tokens, or None if the embedder has no price."""
     price = settings.price_per_million_tokens
     return None if price is None else tokens * price / 1_000_000
 
 
 def format_cost(cost: float, currency: str) -> str:
-    """Format an amount of money with its currency."""
+    """Format an amount of money with its currency, for people."""
     digits = ".2f" if cost >= 0.1 else ".2g"
     return f"{cost:{digits}} {currency}"
 
@@ -190,7 +190,7 @@ class ScopeOutcome(msgspec.Struct, kw_only=True):
         return self.completed_at is not None and self.ready == self.survey.eligible
 
     def report(self) -> ScopeReport:
-        """Convert it for the document."""
+        """Convert the results to their form in the report."""
         return ScopeReport(
             scope=self.scope,
             name=self.name,
@@ -222,7 +222,10 @@ class ScopeOutcome(msgspec.Struct, kw_only=True):
 def make_embedding_report(
     done: ChangeReport, settings: EmbedderSettings | None, outcome: ScopeOutcome | None
 ) -> EmbeddingReport:
-    """Add the embedder and the outcome of its scope, if there are any, to the report of a change."""
+    """Make the report of a change that embedded texts from the report of the change itself.
+
+    ``settings`` are those of the embedder, ``outcome`` the results of its scope; None: nothing was embedded.
+    """
     embedder = None if settings is None else EmbedderName.of(settings)
     scopes = [] if outcome is None else [outcome.report()]
     return EmbeddingReport(**structs.asdict(done), embedder=embedder, scopes=scopes)

@@ -84,11 +84,13 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True):
     origin: tuple[int, int] | None = None
 
     def texts(self, embedder: Embedder) -> list[tuple[str, bytes]]:
-        """Return the texts that are sent: those that fit into one request."""
+        """Return the sample texts that are sent, with the source's vectors: those that fit into one request."""
         return probing.texts_for_probe(self.sample, embedder.tokens, embedder.settings.batch)
 
     def compare(self, embedder: Embedder, meter: BudgetedEmbedder | None = None) -> None:
-        """Embed the texts, and compare the answers with the source's vectors.
+        """Embed the sample texts, and compare the answers with the source's vectors.
+
+        ``meter`` counts the request, within the limits of the run; None: no limit.
 
         Raises:
             ReuseDiffers: the source's vectors are not those of this model.
@@ -113,9 +115,9 @@ def find_difference(pairs: Sequence[tuple[bytes, bytes]], least: float, others: 
     """Say how vectors of the same texts differ, or return None if they are by one model and of one length.
 
     Args:
-        pairs: a vector of ``others``, and that of the source.
-        least: the cosine that each pair must have.
-        others: what the source's vectors are compared with, for the message.
+        pairs: for each text, a vector to compare with, and the vector of the source.
+        least: the cosine that each pair must have at least.
+        others: names the vectors to compare with, in the message.
     """
     for theirs, ours in pairs:
         norms = vector_norm(theirs), vector_norm(ours)
@@ -145,7 +147,11 @@ def find_difference(pairs: Sequence[tuple[bytes, bytes]], least: float, others: 
 
 
 class _Candidate(msgspec.Struct, kw_only=True):
-    """A base of a source that has texts which a scope lacks; ``known`` are vectors of texts that the scope has too."""
+    """A base of a source that has texts which a scope lacks.
+
+    ``source`` is the position of its source, ``vectors`` the number of the texts. ``known`` has the scope's vectors of
+    some texts that both have, by text hash.
+    """
 
     source: int
     index: SourceIndex
@@ -157,10 +163,12 @@ class _Candidate(msgspec.Struct, kw_only=True):
 class Supply:
     """The vectors that one scope can take, made by :meth:`Reuse.supply`.
 
+    A base of a source is named by (position of the source, number of the base).
+
     Args:
         db: the temporary database of the run.
-        scope: the number of the scope in it.
-        outcomes: what is taken from which base, by its position in the database.
+        scope: the number of the scope in that database.
+        outcomes: how much is taken from which base of a source.
         canaries: what has to be embedded before anything is taken.
         unused: bases that are not used, with the reason.
     """
@@ -180,7 +188,9 @@ class Supply:
         self._unused = list(unused)
 
     def compare(self, embedder: Embedder, meter: BudgetedEmbedder) -> None:
-        """Embed the texts of all canaries. A base that differs is skipped if its source does not name its model.
+        """Embed the texts of all canaries, to test the bases that no stored vector proves.
+
+        A base whose vectors differ is skipped if its source does not name its model.
 
         Raises:
             ReuseDiffers: a base that names its model has other vectors.
@@ -205,12 +215,12 @@ class Supply:
 
     @property
     def withheld(self) -> int:
-        """The number of texts that are neither filled nor sent, because their base was skipped."""
+        """The number of texts that are neither filled nor sent, because the base with their vectors was skipped."""
         count: Any = self._db.execute("SELECT count(*) FROM withheld WHERE scope = ?", (self._scope,)).get
         return int(count)
 
     def sendable(self, keys: Iterable[str]) -> Iterator[str]:
-        """Yield the text hashes that are not withheld."""
+        """Yield the text hashes in ``keys`` that may be sent, in their order: all that are not withheld."""
         query = (
             "SELECT lower(hex(hash)) FROM withheld WHERE scope = ? AND hash IN (SELECT unhex(value) FROM json_each(?))"
         )
@@ -220,13 +230,16 @@ class Supply:
             yield from (key for key in chunk if key not in withheld)
 
     def known(self, keys: Sequence[str]) -> set[str]:
-        """Return the text hashes among these that have a vector in the supply."""
+        """Select the text hashes in ``keys`` that have a vector in the supply."""
         query = """SELECT lower(hex(hash)) FROM given
            WHERE scope = ? AND hash IN (SELECT unhex(value) FROM json_each(?))"""
         return {str(key) for (key,) in self._db.execute(query, (self._scope, sqlite.json_array(keys)))}
 
     def vectors(self, keys: Sequence[str]) -> dict[tuple[int, int], dict[str, bytes]]:
-        """Return the vectors for text hashes, by the base that they come from."""
+        """Return the supplied vectors for text hashes, grouped by the base that they come from.
+
+        The key of a group is (position of the source, number of the base); it maps text hashes to vectors.
+        """
         query = """SELECT g.source, g.base, lower(hex(g.hash)), v.vector FROM given g JOIN vector v USING
              (source, base, hash)
            WHERE g.scope = ? AND g.hash IN (SELECT unhex(value) FROM json_each(?)) ORDER BY 1, 2, 3"""
@@ -237,7 +250,7 @@ class Supply:
         return found
 
     def copy_to(self, scope: Scope, outcome: ScopeOutcome) -> None:
-        """Write the vectors that a scope, open for writing, still lacks, and count them in its outcome."""
+        """Write the supplied vectors that a scope, open for writing, still lacks, and count them in its outcome."""
         lacking = scope.lacking()
         while keys := list(islice(lacking, _CHUNK)):
             for base, found in self.vectors(keys).items():
@@ -250,7 +263,7 @@ class Supply:
                     outcome.filled.newly_ready += count
 
     def outcomes(self) -> list[ReusedVectors]:
-        """Return how many vectors each base of the sources gives, and why a base gives none."""
+        """Report how many vectors each base of the sources gives, and why a base gives none."""
         return [*self._outcomes.values(), *self._unused]
 
 
@@ -258,9 +271,15 @@ class Supply:
 
 
 class Reuse:
-    """The sources of one run. First :meth:`want` for every scope, then :meth:`load`, then :meth:`supply` for each.
+    """The sources of vectors for one run.
 
-    In between, every source is read once, whatever the number of scopes; memory does not grow with them.
+    Call :meth:`want` for every scope, then :meth:`load`, then :meth:`supply` for each scope. Every source is read once,
+    whatever the number of scopes; memory does not grow with them.
+
+    Args:
+        db: a temporary database.
+        sources: the indexes of the sources, in the order in which they are used.
+        progress: notified of the sources that are read.
     """
 
     def __init__(self, db: apsw.Connection, sources: Sequence[SourceIndex], progress: Progress) -> None:
@@ -273,7 +292,7 @@ class Reuse:
             db.execute(statement)
 
     def want(self, scope: Scope, model_id: str | None, settings: EmbedderSettings, coming: Iterable[str] = ()) -> None:
-        """Find the bases with vectors that a scope lacks.
+        """Find the bases of the sources with vectors that a scope lacks, and note which vectors to read.
 
         Args:
             scope: open; its keys are text hashes.
@@ -300,7 +319,14 @@ class Reuse:
             self._find_known(one, scope)
 
     def _find_texts(self, scope: int, position: int, index: SourceIndex, base: IndexedBase) -> _Candidate | None:
-        """Note the texts of a scope that a base has; None if it has none of them."""
+        """Note the texts that a scope lacks and a base of a source has; None if there is no such text.
+
+        Args:
+            scope: the number of the scope.
+            position: the position of the source.
+            index: the index of the source, attached to the temporary database.
+            base: the base.
+        """
         query = """INSERT OR IGNORE INTO needed SELECT ?, ?, w.hash FROM wanted w
            WHERE w.scope = ? AND EXISTS (SELECT 1 FROM other.entry e WHERE e.hash = w.hash AND e.base = ?)"""
         count = """SELECT count(*) FROM wanted w
@@ -313,7 +339,7 @@ class Reuse:
         return _Candidate(source=position, index=index, base=base, vectors=vectors)
 
     def _find_known(self, one: _Candidate, scope: Scope) -> None:
-        """Find texts that have a vector in both, and note that those of the base are read."""
+        """Find texts with a vector in both the scope and the candidate, and note to read the candidate's vectors."""
         hashes = _read_hashes(one)
         while len(one.known) < COMPARED and (keys := list(islice(hashes, _CHUNK))):
             vectors = scope.vectors(keys)
@@ -336,7 +362,7 @@ class Reuse:
                 self._progress.step(1, 0)
 
     def _load(self, position: int, index: SourceIndex) -> None:
-        """Read the needed vectors of one source into the work database."""
+        """Read the needed vectors of one source into the temporary database; ``position`` is that of the source."""
         wanted: Any = self._db.execute("SELECT DISTINCT base FROM needed WHERE source = ?", (position,)).fetchall()
         needed = """INSERT OR IGNORE INTO vector SELECT ?1, ?2, ?3, ?4
            WHERE EXISTS (SELECT 1 FROM needed WHERE source = ?1 AND base = ?2 AND hash = ?3)"""
@@ -356,7 +382,10 @@ class Reuse:
                 break
 
     def supply_alone(self, scope: Scope, model_id: str | None, settings: EmbedderSettings) -> Supply:
-        """Find, read and judge what one scope can take; see :meth:`want`, :meth:`load` and :meth:`supply`."""
+        """Find, read and judge what one scope can take, for a run that fills only this scope.
+
+        See :meth:`want` for the arguments, and :meth:`load` and :meth:`supply` for the errors.
+        """
         self.want(scope, model_id, settings)
         self.load()
         supply = self.supply(scope)
@@ -378,7 +407,7 @@ class Reuse:
 
         Args:
             scope: open; :meth:`want` was called with it.
-            bodies: texts that the run adds to the scope first, with their hashes.
+            bodies: returns texts that the run adds to the scope first, as pairs of hash and text.
             can_embed: whether an embedder can compare bases that have no text with a vector in common with the scope.
                 Otherwise these are not used.
             refuses: whether a base that calls its model the same, and has other vectors, is an error. Otherwise it is
@@ -419,7 +448,7 @@ class Reuse:
         return Supply(self._db, number, outcomes, canaries, unused)
 
     def _find_damaged(self, scope: Scope) -> Iterator[ReusedVectors]:
-        """Yield the bases that cannot be read: those of the scope's name, and the only ones of their source."""
+        """Yield a report for each unreadable base that has the scope's name or is the only one of its source."""
         used = {(one.source, one.base.number) for one in self._candidates[self._scopes[scope.name]]}
         for position, index in enumerate(self._sources):
             for base in index.bases:
@@ -429,7 +458,7 @@ class Reuse:
                     yield _outcome(candidate, reason=base.problem)
 
     def _find_problem(self, one: _Candidate, scope: Scope) -> str | None:
-        """Return why the vectors of a base are not those of the scope's model, as far as stored vectors tell."""
+        """Say why a candidate's vectors are not those of the scope's model, as stored vectors tell; else None."""
         loaded = """SELECT lower(hex(hash)), vector FROM vector
            WHERE source = ? AND base = ? AND hash IN (SELECT unhex(value) FROM json_each(?)) ORDER BY 1"""
         rows: Any = self._db.execute(loaded, (one.source, one.base.number, sqlite.json_array(list(one.known))))
@@ -446,7 +475,10 @@ class Reuse:
     def _make_canary(
         self, scope_number: int, one: _Candidate, scope: Scope, bodies: Callable[[], Iterable[tuple[str, str]]]
     ) -> Canary | None:
-        """Choose texts to embed, the same ones each time; None if there are none."""
+        """Choose texts of a candidate to embed, the same ones each time; None if it has no text that could be sent.
+
+        ``bodies`` returns texts that the run adds to the scope first, as pairs of hash and text.
+        """
         query = """SELECT lower(hex(v.hash)), v.vector FROM wanted w JOIN vector v USING (hash)
            WHERE w.scope = ? AND v.source = ? AND v.base = ?
              AND NOT EXISTS (SELECT 1 FROM given g WHERE g.scope = w.scope AND g.hash = w.hash)
@@ -469,7 +501,7 @@ class Reuse:
         )
 
     def _count_new(self, scope: int, one: _Candidate) -> int:
-        """Count the texts that a base has and no earlier base gives."""
+        """Count the texts that a candidate has and that no earlier base gives to the scope (its number)."""
         query = """SELECT count(*) FROM wanted w JOIN vector v USING (hash) WHERE w.scope = ? AND v.source = ?
            AND v.base = ? AND NOT EXISTS (SELECT 1 FROM given g WHERE g.scope = w.scope AND g.hash = w.hash)"""
         found: Any = self._db.execute(query, (scope, one.source, one.base.number)).get
@@ -477,7 +509,15 @@ class Reuse:
 
 
 def _give(db: apsw.Connection, texts: str, scope: int, source: int, base: int) -> int:
-    """Give the texts of a scope in a table the vectors of a base; returns how many had none before."""
+    """Assign the vectors of a base to the texts of a scope; returns how many texts had no vector assigned before.
+
+    Args:
+        db: the temporary database of the run.
+        texts: the table with the texts: "wanted" or "withheld".
+        scope: the number of the scope.
+        source: the position of the source.
+        base: the number of the base in it.
+    """
     query = f"""INSERT OR IGNORE INTO given SELECT w.scope, w.hash, v.source, v.base FROM {texts} w
        JOIN vector v USING (hash) WHERE w.scope = ? AND v.source = ? AND v.base = ?"""
     db.execute(query, (scope, source, base))
@@ -485,7 +525,7 @@ def _give(db: apsw.Connection, texts: str, scope: int, source: int, base: int) -
 
 
 def _read_hashes(one: _Candidate) -> Iterator[str]:
-    """Yield the hashes of the texts of a base of a source, ascending.
+    """Yield the hashes of all texts of a candidate, ascending.
 
     Raises:
         SourceUnreadable: the index of the source is damaged.
@@ -499,7 +539,7 @@ def _read_hashes(one: _Candidate) -> Iterator[str]:
 
 @contextmanager
 def _report_damage(index: SourceIndex) -> Iterator[None]:
-    """Report errors of reading the index of a source; it is made again once it is removed."""
+    """Context that reports errors of reading the index of a source as :exc:`SourceUnreadable`."""
     try:
         yield
     except (apsw.Error, OSError) as error:
@@ -507,14 +547,17 @@ def _report_damage(index: SourceIndex) -> Iterator[None]:
 
 
 def _fits(base: IndexedBase, scope: Scope, model_id: str | None, settings: EmbedderSettings) -> bool:
-    """Whether the vectors of a base may be those of a scope's model, by length and name."""
+    """Whether the vectors of a base may be by the model of a scope, judged by their length and the model's name.
+
+    ``settings`` are the embedder's, which say what its model is called.
+    """
     if not base.vectors or base.dimensions != scope.dimensions:
         return False
     return base.model_id is None or base.model_id == model_id or settings.serves(base.model_id)
 
 
 def _outcome(one: _Candidate, *, planned: int = 0, compared: int = 0, reason: str | None = None) -> ReusedVectors:
-    """Describe what a base of a source gave, for the report."""
+    """Report what a candidate gives: planned vectors, compared texts, or the reason why it gives nothing."""
     return ReusedVectors(
         source=str(one.index.source),
         base=one.base.name,
@@ -530,7 +573,7 @@ def _outcome(one: _Candidate, *, planned: int = 0, compared: int = 0, reason: st
 
 @contextmanager
 def open_reuse(paths: Sequence[ReusePath], store: Path | None, progress: Progress) -> Iterator[Reuse | None]:
-    """Open the sources of a run; None if there are none.
+    """Open the sources of vectors for a run; yields None without a source.
 
     Args:
         paths: the sources, in the order in which they are used.
@@ -557,7 +600,7 @@ def open_reuse(paths: Sequence[ReusePath], store: Path | None, progress: Progres
 
 
 def choose_readable(paths: Sequence[ReusePath]) -> tuple[Path, ...]:
-    """Return the paths of the sources for a fleet, without those of the configuration that cannot be read."""
+    """Return the paths of the sources that a fleet uses: without those of the configuration that cannot be read."""
     with ExitStack() as stack:
         return tuple(
             one.path for one in paths if one.is_required or _open_source(one, None, SilentProgress(), stack) is not None
@@ -565,7 +608,10 @@ def choose_readable(paths: Sequence[ReusePath]) -> tuple[Path, ...]:
 
 
 def _open_source(one: ReusePath, store: Path | None, progress: Progress, stack: ExitStack) -> SourceIndex | None:
-    """Open a store to reuse vectors from; None if it is the filled store, or optional and not readable."""
+    """Open the index of a source of vectors; None if the source is the filled ``store``, or optional and not readable.
+
+    ``stack`` closes the index.
+    """
     if store is not None and links.real_path(one.path) == links.real_path(store):
         if one.is_required:
             raise WrongUsage(

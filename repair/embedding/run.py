@@ -139,7 +139,10 @@ def backfill(
 
 
 def _open_settled(options: BackfillOptions, stack: ExitStack) -> Store:
-    """Open the store, after completing or undoing the changes of a killed run; a dry run refuses that."""
+    """Open the store, after completing or undoing the changes of a killed run; a dry run refuses them instead.
+
+    ``stack`` closes the store.
+    """
     again = partial(open_for_change, options.path, options.kind, options.command, options.bases)
     store = stack.enter_context(again())
     if options.recovers or not options.dry_run:
@@ -154,12 +157,15 @@ def _open_settled(options: BackfillOptions, stack: ExitStack) -> Store:
 
 @contextmanager
 def _open_nothing(settings: EmbedderSettings) -> Iterator[Embedder]:
-    """Open a stand-in where no text needs an embedder. Texts that are added during the run get no vector."""
+    """Open a stand-in for the embedder, for a run in which no text has to be sent.
+
+    Texts that are added to the store during the run get no vector.
+    """
     yield KnownEmbedder(settings, lambda _: {}, tr("it was added during the run"))
 
 
 def _demand_writable(store: Store, survey: BackfillSurvey) -> None:
-    """Refuse a read-only store before anything is paid for."""
+    """Refuse a store with read-only files to fill, before anything is paid for."""
     paths = [store.own if store.own.exists() else store.root]
     for one in survey.targets:
         if one.outcome.survey.lacking:
@@ -212,7 +218,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
 
     @property
     def needs_embedder(self) -> bool:
-        """Whether the embedder is opened: not if other stores have all that is written."""
+        """Whether the embedder is opened: not if all vectors that are written come from other stores."""
         return not self.is_offline and (self.survey.sends or not self.options.reuse)
 
     @property
@@ -228,12 +234,12 @@ class _Backfill(msgspec.Struct, kw_only=True):
         return sum(one.outcome.filled.newly_ready for one in self.survey.targets)
 
     def _has_begun(self) -> bool:
-        """Whether the run has changed anything: in a step, or in a file of vectors."""
+        """Whether the run has changed anything: in a preparation step, or in a file of vectors."""
         steps = any(done.undo is not None for done in self.steps_done or ())
         return steps or any(file.has_changed for file in self._files.values())
 
     def execute(self, embedder: Embedder) -> BackfillReport:
-        """Take the steps, fill all targets, and report what was done."""
+        """Take the preparation steps, fill all targets, and report what was done."""
         parts = [
             FillPart(
                 outcome=one.outcome,
@@ -261,7 +267,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
 
     @contextmanager
     def _record_run(self, ledger: Ledger) -> Iterator[None]:
-        """Record in the ledger what undo needs for the vectors, and how the run ended."""
+        """Context that records in the ledger what undo needs for the vectors, and how the run ended."""
         status = "stopped"
         try:
             with ExitStack() as open_files:
@@ -292,11 +298,11 @@ class _Backfill(msgspec.Struct, kw_only=True):
             yield scope
 
     def _files_of(self, target: Target) -> list[IncrementalChange]:
-        """Return the files that a target's vectors are written to."""
+        """Return the undo records of the files that a target's vectors are written to."""
         return [self._files[name] for name in target.files]
 
     def _undo_records(self, ledger: Ledger) -> dict[str, IncrementalChange]:
-        """Create the undo record of each file, by its name; targets may share a file."""
+        """Create the undo record of each file of the targets, by file name; targets may share a file."""
         users: dict[str, list[int]] = {}
         for number, one in enumerate(self.survey.targets):
             for name in one.target.files:
@@ -315,7 +321,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
             self._is_recorded = True
 
     def _copy_known_vectors(self, one: SurveyedTarget, scope: Scope) -> None:
-        """Copy the vectors of equal texts from other bases of the model: a text is paid for once."""
+        """Copy the vectors of equal texts from other bases with the same model into a scope, to pay for a text once."""
         if one.target.shares_with_itself:
             _copy_vectors(scope, scope, one.outcome)
             return
@@ -330,7 +336,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
     # --- steps before the embedding ----------------------------------------------------------------------------------
 
     def _take_steps(self) -> None:
-        """Make the changes that must precede embedding, such as missing indexes."""
+        """Run the preparation steps, such as creating missing indexes."""
         self.steps_done = []
         for step in self.survey.steps:
             if step.may_wait and not self.survey.first.changes:
@@ -349,7 +355,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
                         self._postponed.append(left)
 
     def _run_planner(self, planner: Planner) -> None:
-        """Run a planner as a run of its own, unless another backfill does the same.
+        """Make and execute the plan of a preparation step as a run of its own, unless another backfill does the same.
 
         Raises:
             TargetLocked: another run holds the store, and the step is still needed.
@@ -378,7 +384,10 @@ class _Backfill(msgspec.Struct, kw_only=True):
     # --- the report ---------------------------------------------------------------------------------------------------
 
     def _embed_actions(self, *, is_over: bool = False) -> list[Action]:
-        """Return one action for each target: what was written, or, for targets not filled yet, what is planned."""
+        """Return one action for each target: how many vectors were written, or are planned if it is not filled yet.
+
+        ``is_over``: the run has ended, so nothing more will be written.
+        """
         actions = []
         for one in self.survey.targets:
             outcome = one.outcome
@@ -402,7 +411,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
         if self.steps_done is not None:
             actions = [action for done in self.steps_done for action in done.actions]
         actions += (action for action in self._embed_actions() if action.count)
-        left = self._left()
+        left = self._unresolved()
         bases: set[str | None] = {one.target.base_id for one in targets}
         bases.update(action.base for action in actions)
         bases.update(one.base for one in left)
@@ -439,17 +448,17 @@ class _Backfill(msgspec.Struct, kw_only=True):
         needs = [ModelNeed(model_id=one.model_id, dimensions=one.dimensions, label=one.name) for one in outcomes]
         return suggest_config(needs, self.options.config, command_line(self.options))
 
-    def _left(self) -> list[Unresolved]:
+    def _unresolved(self) -> list[Unresolved]:
         """Return the unresolved findings, without those of targets that are complete now."""
         resolved: set[tuple[str, str | None]] = set()
         for one in self.survey.targets:
             if one.outcome.is_complete:
                 resolved.update((name, one.target.base_id) for name in one.target.resolves)
-        every = (*self.survey.left, *self._postponed, *self.survey.first.left, *self._unsent())
+        every = (*self.survey.left, *self._postponed, *self.survey.first.left, *self._report_unsent())
         return [left for left in every if (left.finding, left.base) not in resolved]
 
-    def _unsent(self) -> Iterator[Unresolved]:
-        """Yield the texts that no source has a proven vector of, and that are not sent."""
+    def _report_unsent(self) -> Iterator[Unresolved]:
+        """Yield a finding for the texts that get no vector because no source has a proven one and they are not sent."""
         for one in self.survey.targets:
             outcome, supply = one.outcome, one.expected.supply
             if self.lacks_embedder:
@@ -470,13 +479,13 @@ class _Backfill(msgspec.Struct, kw_only=True):
 
 
 def _count_lacking(outcome: ScopeOutcome) -> int:
-    """Count the texts that have no vector after the run, or, before it, those that no source has one for."""
+    """Count the texts that have no vector after the run; before the run, those that no source of vectors has."""
     ready = outcome.survey.ready + outcome.planned.reused
     return outcome.survey.eligible - (ready if outcome.ready is None else outcome.ready)
 
 
 def _copy_vectors(source: Scope, scope: Scope, outcome: ScopeOutcome) -> None:
-    """Copy vectors from a source to texts of a scope that lack one; both may be the same file."""
+    """Copy vectors from ``source`` to texts of ``scope`` that lack one, and count them; both may be the same file."""
     lacking = scope.lacking()
     while keys := list(islice(lacking, _CHUNK)):
         found = source.vectors(keys)

@@ -105,7 +105,7 @@ class TextWithoutVector(msgspec.Struct, frozen=True):
 
 
 def texts_to_send(found: dict[str, TextWithoutVector]) -> dict[str, TextWithoutVector]:
-    """Select the texts that can be embedded: neither blank nor different from their hash."""
+    """Select the texts (by key) that can be embedded: neither blank nor different from their hash."""
     return {key: lacking for key, lacking in found.items() if not is_blank(lacking.text)}
 
 
@@ -121,18 +121,18 @@ class Scope(Protocol):
 
     @property
     def name(self) -> str:
-        """The id in documents and in the queue: the base's id."""
+        """The id of the base, or of the project, in reports and in the queue."""
 
     @property
     def label(self) -> str:
-        """The display name."""
+        """The display name of the base or project."""
 
     @property
     def dimensions(self) -> int | None:
-        """The length of its vectors; None if it has none and no catalog says."""
+        """The length of the vectors; None before the first vector if no catalog states it."""
 
     def survey(self) -> TextCounts:
-        """Count its texts."""
+        """Count the texts of the scope, with and without a usable vector."""
 
     def lacking(self) -> Iterator[str]:
         """Yield the key of every text without a usable vector, each once, in ascending order."""
@@ -147,7 +147,7 @@ class Scope(Protocol):
         """Return the usable vectors for keys, including those of other scopes in the same file."""
 
     def failed(self, key: str, code: str, now_ms: int) -> None:
-        """Record in the store, if it has a place for that, that a text cannot be embedded."""
+        """Record the reason code why a text cannot be embedded, if the store has a place for that."""
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:
         """Return up to ``count`` texts with their usable vectors."""
@@ -158,15 +158,15 @@ class Target(Protocol):
 
     @property
     def base_id(self) -> str:
-        """Its id."""
+        """The id of the base or project."""
 
     @property
     def label(self) -> str:
-        """Its display name."""
+        """The display name of the base or project."""
 
     @property
     def model_id(self) -> str | None:
-        """The model of its vectors; None if unknown."""
+        """The model of the base's vectors; None if unknown."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -200,21 +200,29 @@ class Target(Protocol):
         """Return the finding for an error that keeps the target from being filled, or None if the error is fatal."""
 
     def demand_fit(self, scope: Scope) -> None:
-        """Check that the vectors of a scope agree with its catalog.
+        """Check that the vectors of the target's scope agree with what its catalog states.
 
         Raises:
             CannotFill: they do not.
         """
 
     def open_scope(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[Scope]:
-        """Open its scope: for writing, with the undo record of each file, or else read-only, leaving no files behind.
+        """Open the texts and vectors of the target.
+
+        Args:
+            root: the store's root.
+            growing: the undo record of each of :attr:`files`; the scope is then open for writing. Empty: read-only, and
+                no files are left behind.
 
         Raises:
             RegraftError, apsw.Error, OSError, ValueError: it cannot be opened.
         """
 
     def finish(self, root: Path, growing: Sequence[IncrementalChange], now_ms: int, *, wrote: bool) -> None:
-        """Record in the store, if it has a place for that, that a run is complete, and whether it wrote any vector."""
+        """Record in the store, if it has a place for that, that a run is complete, and whether it wrote any vector.
+
+        ``growing`` has the undo record of each of :attr:`files`.
+        """
 
 
 class CannotFill(Exception):
@@ -261,14 +269,14 @@ class Filler(Protocol):
     """Backfill of one kind of store."""
 
     def models(self, store: Store, options: BackfillOptions) -> frozenset[str]:
-        """Return the model ids of the selected bases; empty if any model will do.
+        """Return the model ids of the selected bases of a store; empty if any model will do.
 
         Raises:
             RegraftError: the store cannot be read.
         """
 
     def targets(self, store: Store, settings: EmbedderSettings, options: BackfillOptions) -> FillTargets:
-        """Return the selected bases that an embedder can fill.
+        """Return the selected bases of a store that an embedder with these settings can fill.
 
         Raises:
             RegraftError: it can fill none of them.

@@ -56,7 +56,7 @@ class TextBatch(msgspec.Struct, frozen=True, kw_only=True):
     is_held: Callable[[], bool] = lambda: True
 
     def halves(self) -> tuple[TextBatch, TextBatch]:
-        """Split it in two."""
+        """Split the batch in two."""
         middle = len(self.keys) // 2
         first, second = slice(None, middle), slice(middle, None)
         return (
@@ -74,7 +74,7 @@ class BatchResult(msgspec.Struct, frozen=True):
 
 
 def pack_batches(sized: Iterable[tuple[str, int]], batch: Batch) -> Iterator[list[tuple[str, int]]]:
-    """Group texts (key, tokens), in order, into requests within the embedder's batch size."""
+    """Group texts in their order into requests of the embedder's batch size. Texts are pairs of key and tokens."""
     packed: list[tuple[str, int]] = []
     tokens = 0
     for key, size in sized:
@@ -91,7 +91,13 @@ def pack_batches(sized: Iterable[tuple[str, int]], batch: Batch) -> Iterator[lis
 
 
 class WorkerPool:
-    """Threads that send batches. They are daemons, so a request without an answer does not keep the process alive."""
+    """Threads that send batches. They are daemons, so a request without an answer does not keep the process alive.
+
+    Args:
+        name: the embedder's name.
+        meter: sends, within the limits of the run.
+        count: the number of threads.
+    """
 
     def __init__(self, name: str, meter: MeteredEmbedder, count: int) -> None:
         self._name = name
@@ -129,7 +135,7 @@ class WorkerPool:
             return found
 
     def withdraw(self) -> list[TextBatch]:
-        """Remove and return the batches that no thread has started."""
+        """Remove the batches that no thread has started, and return them."""
         batches: list[TextBatch] = []
         while True:
             try:
@@ -140,14 +146,14 @@ class WorkerPool:
                 batches.append(batch)
 
     def _work(self) -> None:
-        """Send batches until there are no more; after a fatal problem, return the others unsent."""
+        """Send batches in a thread until the pool ends; after a fatal problem, return further batches unsent."""
         while (batch := self._batches.get()) is not None:
             result = BatchResult(batch, problem=Halted()) if self._is_over else self._send(batch)
             self._is_over = self._is_over or isinstance(result.problem, _FATAL)
             self._results.put(result)
 
     def _send(self, batch: TextBatch) -> BatchResult:
-        """Embed a batch, unless its claim expired; if the server fails, find out if the texts are the cause."""
+        """Embed a batch, unless its claim expired; if the server fails, find out whether the texts are the cause."""
         if not batch.is_held():
             # The process slept longer than its claim holds: another one may have paid for these texts.
             return BatchResult(batch, problem=ClaimExpired())
@@ -165,7 +171,10 @@ class WorkerPool:
         return BatchResult(batch, problem=problem)
 
     def _check_rejection(self, batch: TextBatch, rejected: TextsRejected) -> BaseException:
-        """Return the rejection, or, after many single texts in a row, the error of the control text."""
+        """Return the error that a rejected batch ends with: the rejection itself, or one of the embedder.
+
+        After many single texts in a row are rejected, a control text shows whether the embedder rejects every text.
+        """
         self._rejected_in_a_row += len(batch.texts) == 1
         if self._rejected_in_a_row < MAX_REJECTED:
             return rejected
@@ -178,6 +187,7 @@ class WorkerPool:
         return rejected
 
     def _embed(self, texts: Sequence[str]) -> Sequence[bytes]:
+        """Send texts within the limits of the run."""
         vectors = self._meter.embed(texts)
         self._rejected_in_a_row = 0
         return vectors
@@ -194,7 +204,7 @@ class Outbox(Protocol):
 
     @property
     def lengths(self) -> VectorLengths:
-        """Return the lengths that a vector may have now."""
+        """The lengths that a vector may have now; None: any."""
 
     def renew(self) -> None:
         """Renew the claims of this process if they are due."""
@@ -213,7 +223,7 @@ class Outbox(Protocol):
         """Record that the only text of a batch cannot be embedded."""
 
     def skip(self, batch: TextBatch, problem: Unanswered) -> None:  # noqa: ARG002
-        """Record that the only text of a batch has no answer, which only happens with an embedder of known answers."""
+        """Record that the only text of a batch has no known answer, as an embedder of known answers reports it."""
         raise problem
 
     def stop(self, batch: TextBatch, problem: BaseException) -> None:
@@ -270,7 +280,7 @@ class Sender:
             raise
 
     def _submit_claimed(self, outbox: Outbox) -> bool:
-        """Claim as many batches as the threads can take; returns whether there is an answer to wait for."""
+        """Claim and submit as many batches as the threads can take; returns whether to wait for answers or claims."""
         # Before claiming: after a long sleep, this process must not take over its own expired claims.
         outbox.renew()
         while not self._is_over and (room := self._ahead * self._workers.count - self._in_flight) > 0:
@@ -282,6 +292,7 @@ class Sender:
         return self._in_flight > 0 or (not self._is_halted and outbox.is_waiting())
 
     def _submit(self, batch: TextBatch) -> None:
+        """Queue a batch for the threads, and note that it is in flight."""
         self._in_flight += 1
         self._workers.submit(batch)
 
@@ -306,7 +317,7 @@ class Sender:
                     self._handle(outbox, result.batch, result.problem)
 
     def _verify_vectors(self, result: BatchResult, lengths: VectorLengths) -> BatchResult:
-        """Return a result, with AnswerUnfit as its problem if its vectors cannot be those of its texts."""
+        """Return the result, with AnswerUnfit as its problem if a vector has none of the allowed ``lengths``."""
         if result.problem is not None:
             return result
         dimensions = None
@@ -321,7 +332,7 @@ class Sender:
         return result
 
     def _handle(self, outbox: Outbox, batch: TextBatch, problem: BaseException) -> None:
-        """Halve a batch, fail its only text, submit it again, or stop."""
+        """Decide what happens to a failed batch: halve it, record its only text as failed, send it again, or stop."""
         is_alone = len(batch.keys) == 1
         if isinstance(problem, Halted):
             return

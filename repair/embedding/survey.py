@@ -69,7 +69,9 @@ def unnamed_embedder(models: Iterable[str]) -> UnnamedEmbedder:
 
 
 def choose_settings(choose: ChooseEmbedder, store: Store, filler: Filler, options: BackfillOptions) -> EmbedderSettings:
-    """Choose the configured embedder; without one in a dry run, or with sources of vectors, a stand-in.
+    """Choose the settings of the configured embedder.
+
+    Without one, a dry run or a run with sources of vectors gets a stand-in.
 
     Raises:
         EmbedderUnnamed: none is configured; its fact ``suggestion`` is the configuration to write.
@@ -89,12 +91,12 @@ def choose_settings(choose: ChooseEmbedder, store: Store, filler: Filler, option
 
 
 def is_unconfigured(error: EmbedderUnnamed) -> bool:
-    """Whether the configuration has no embedder at all."""
+    """Whether the error says that the configuration has no embedder at all."""
     return error.facts.get("count") == 0
 
 
 def add_suggestion(error: EmbedderUnnamed, suggestion: Suggestion) -> EmbedderUnnamed:
-    """Return a copy of the error with the configuration to write."""
+    """Return a copy of the error that suggests a configuration to write."""
     return EmbedderUnnamed(**{**error.facts, "suggestion": suggestion})
 
 
@@ -168,7 +170,7 @@ class ExpectedTexts(msgspec.Struct):
         return TextCounts(ready=found.ready, pending=found.pending + new, stale=found.stale, failed=found.failed)
 
     def texts_to_send(self, scope: Scope, tokens_of: TokenCounter) -> Iterator[SizedText]:
-        """Yield the texts that are sent, in the order of their keys."""
+        """Yield key and tokens of the texts that are sent, ordered by key, and count those that get a known vector."""
         self.shared = self.reused = 0
         every = merge(measure_texts_without_vector(scope, tokens_of), sorted(self.coming.items()))
         distinct = (next(group) for _, group in groupby(every, key=itemgetter(0)))
@@ -186,7 +188,7 @@ class ExpectedTexts(msgspec.Struct):
 
 
 def measure_texts_without_vector(scope: Scope, tokens_of: TokenCounter) -> Iterator[SizedText]:
-    """Yield the texts of a scope that lack a vector, without blank ones."""
+    """Yield key and tokens of the texts of a scope that lack a vector, without blank ones."""
     keys = scope.lacking()
     while chunk := list(islice(keys, _CHUNK)):
         for key, text in texts_to_send(scope.texts(chunk)).items():
@@ -194,7 +196,10 @@ def measure_texts_without_vector(scope: Scope, tokens_of: TokenCounter) -> Itera
 
 
 def count_new_unit_tokens(scope: Scope, bodies: Iterable[tuple[str, str]], tokens_of: TokenCounter) -> dict[str, int]:
-    """Map the text hash of each body without a vector to its number of tokens; ``bodies`` are (hash, text)."""
+    """Map the hashes of new texts that have no vector yet to their number of tokens.
+
+    ``bodies`` are pairs of hash and text.
+    """
     found = {}
     bodies = iter(bodies)
     while chunk := dict(islice(bodies, _CHUNK)):
@@ -283,7 +288,7 @@ def estimate_expected(
     sent: Estimate,
     keys: list[str] | None = None,
 ) -> Estimate:
-    """Estimate what is sent for a scope, with the texts that are only compared; add the keys of the others to ``keys``.
+    """Estimate what is sent for a scope, including texts that are only compared.
 
     Args:
         expected: the texts of the scope.
@@ -292,7 +297,7 @@ def estimate_expected(
         tokens_of: counts the tokens of a text.
         limits: those of the run; compared texts count against the cost only.
         sent: what the run sends before.
-        keys: None: not needed.
+        keys: the keys of the texts that get a vector are added to this list; None: not needed.
     """
     canaries = [] if expected.supply is None else expected.supply.canaries
     compared = empty_estimate(settings)
@@ -312,7 +317,7 @@ def estimate_expected(
 
 
 class SurveyedTarget(msgspec.Struct, kw_only=True):
-    """A target, with the start of its outcome."""
+    """A target of a backfill, with the first part of its outcome and the texts that the run will send for it."""
 
     target: Target
     outcome: ScopeOutcome
@@ -347,7 +352,7 @@ class BackfillSurvey(msgspec.Struct, kw_only=True):
 
 
 def _texts_of_plan(plan: Plan, base: str) -> Callable[[], Iterable[tuple[str, str]]]:
-    """Return the texts that a plan adds to a base, with their hashes."""
+    """Return a function that yields the texts that a plan adds to a base, as pairs of hash and text."""
     return plan.bodies.get(base, lambda: ())
 
 
@@ -394,7 +399,16 @@ def _survey_target(
     first: Plan,
     reuse: Reuse | None,
 ) -> SurveyedTarget:
-    """Count the texts of a target and what will be embedded, reused or compared."""
+    """Count the texts of a target that lack a vector, and those that will be embedded, reused or compared.
+
+    Args:
+        scope: the target's texts and vectors.
+        target: the target.
+        settings: the embedder's.
+        options: the user's.
+        first: the plan of the first preparation step, which may add texts.
+        reuse: vectors of other stores, or None.
+    """
     target.demand_fit(scope)
     tokens_of = embedders.counter(settings)
     expected = ExpectedTexts(shares_with_itself=target.shares_with_itself)
@@ -425,7 +439,10 @@ def _survey_target(
 
 
 def vector_kind(one: SurveyedTarget) -> tuple[str | None, int | None]:
-    """Return model and dimensions: vectors of equal kind are interchangeable. A file without a model is a kind."""
+    """Return model and vector length of a target: vectors of targets with equal values are interchangeable.
+
+    For an unknown model, the file takes its place.
+    """
     return one.target.model_id or one.target.files[0], one.outcome.dimensions
 
 
@@ -452,9 +469,7 @@ class _Estimator(msgspec.Struct, kw_only=True):
             sent = sent.plus(one.outcome.planned)
 
     def _find_free(self, group: list[SurveyedTarget]) -> set[str]:
-        """Return the keys of texts that one target of the group lacks and another, which is compared, has a vector
-        for.
-        """
+        """Return the keys of texts that a target of the group lacks and that another target of it has a vector for."""
         wanted: set[str] = set()
         for one in group:
             with _skip_unfit(one.target, self.survey.left), one.target.open_scope(self.store.root) as scope:
@@ -470,7 +485,10 @@ class _Estimator(msgspec.Struct, kw_only=True):
         return found
 
     def _estimate(self, one: SurveyedTarget, sent: Estimate, *, is_alone: bool) -> None:
-        """Estimate what is sent for a target; texts of earlier targets are free."""
+        """Set the estimate of what is sent for a target after ``sent``; texts of earlier targets need no request.
+
+        ``is_alone``: no other target shares its vectors.
+        """
         with _skip_unfit(one.target, self.survey.left), one.target.open_scope(self.store.root) as scope:
             keys: list[str] = []
             one.outcome.planned = estimate_expected(
@@ -487,7 +505,7 @@ class _Estimator(msgspec.Struct, kw_only=True):
 
 
 def _collect_keys(sized: Iterator[SizedText], keys: list[str]) -> Iterator[SizedText]:
-    """Yield texts unchanged, and collect their keys."""
+    """Yield texts (key, tokens) unchanged, and append their keys to a list."""
     for key, size in sized:
         keys.append(key)
         yield key, size
@@ -495,7 +513,7 @@ def _collect_keys(sized: Iterator[SizedText], keys: list[str]) -> Iterator[Sized
 
 @contextmanager
 def _skip_unfit(target: Target, left: list[Unresolved]) -> Iterator[None]:
-    """Add a target that cannot be filled to ``left``, with the finding that says why, instead of raising."""
+    """Context that adds a target which cannot be filled to ``left``, with the finding that says why."""
     try:
         yield
     except CannotFill as unfit:

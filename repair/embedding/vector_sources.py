@@ -93,7 +93,7 @@ class SourceBase(msgspec.Struct, kw_only=True):
         self.rows = self._until_damage(self.rows)
 
     def _until_damage(self, rows: Iterator[TextVector]) -> Iterator[TextVector]:
-        """Yield rows up to the first damage, which becomes the base's problem."""
+        """Yield rows up to the first damage, and record the damage as the problem of the base."""
         try:
             yield from rows
         except RegraftError:
@@ -113,7 +113,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def read_source(path: Path) -> Iterator[SourceBase]:
-    """Yield the bases of a source with their vectors.
+    """Yield the bases of the source at ``path`` with their vectors.
 
     Raises:
         SourceNotMigratable: it is recognized, but has no vectors that regraft can tell the texts of.
@@ -140,7 +140,7 @@ def read_source(path: Path) -> Iterator[SourceBase]:
 
 
 def _source_base(one: StoredVectors) -> SourceBase:
-    """Describe stored vectors of another system as a base."""
+    """Convert stored vectors of another system to a base of a source."""
     return SourceBase(name=one.name, model_id=one.model_id, dimensions=one.dimensions, rows=one.rows)
 
 
@@ -148,7 +148,7 @@ def _source_base(one: StoredVectors) -> SourceBase:
 
 
 def _index_bases(found: Located) -> Iterator[SourceBase]:
-    """Yield the bases of a store with indexes of the current layout."""
+    """Yield the bases of a store or an archive with indexes of the current layout."""
     with unpack_archive(found, raw=False) as unpacked:
         rows = _catalog_rows(unpacked)
         for store in unpacked.stores.current:
@@ -167,7 +167,7 @@ def _index_bases(found: Located) -> Iterator[SourceBase]:
 
 
 def _catalog_rows(found: Located) -> dict[str, Row]:
-    """Return the catalog's rows of bases by id; empty without a readable catalog."""
+    """Return the rows of bases in the catalog, by base id; empty without a readable catalog."""
     catalog = found.stores.catalog
     if catalog is None:
         return {}
@@ -178,7 +178,14 @@ def _catalog_rows(found: Located) -> dict[str, Row]:
 
 
 def _open_index(path: Path, store: StoreFile, row: Row, stack: ExitStack) -> SourceBase:
-    """Open an index as a source of vectors."""
+    """Open an index file as a base of a source.
+
+    Args:
+        path: the file.
+        store: the file as the layout names it, with the base's id.
+        row: the base's row in the catalog; empty if it has none.
+        stack: closes the file.
+    """
     db = stack.enter_context(sqlite.open_readonly(path, vectors=True, beside_writers=True))
     tables = untrusted_sqlite.table_statements(db)
     if any(name not in tables or untrusted_sqlite.is_virtual(tables[name]) for name in ("embedding", "search_text")):
@@ -197,7 +204,10 @@ def _open_index(path: Path, store: StoreFile, row: Row, stack: ExitStack) -> Sou
 
 
 def _index_rows(db: apsw.Connection, size: int) -> Iterator[TextVector]:
-    """Yield each text hash once with its vector; bodies that do not match their hash are left out."""
+    """Yield each text hash of an index once, with its vector of ``size`` bytes.
+
+    Texts that do not match their hash are left out.
+    """
     last = None
     for key, raw, vector in db.execute(_VECTORS, {"length": size}):
         text: Any = raw
@@ -208,7 +218,7 @@ def _index_rows(db: apsw.Connection, size: int) -> Iterator[TextVector]:
 
 
 def _unreadable(name: str, error: Exception) -> SourceBase:
-    """Make a base without rows, for an index or a vector file that cannot be read."""
+    """Make a base without rows for an index or a vector file that cannot be read; ``error`` says why."""
     return SourceBase(name=name, model_id=None, dimensions=0, rows=iter(()), problem=_describe(error))
 
 
@@ -223,7 +233,7 @@ def _describe(error: Exception) -> str:
 
 
 def _pipeline_bases(found: Located, pipeline: Pipeline) -> Iterator[SourceBase]:
-    """Yield the bases of a source that can be migrated, without migrating it."""
+    """Yield the bases of a source that could be migrated (``pipeline`` reads its kind), without migrating it."""
     options = Options(now_ms=0, adopt_orphans=True)
     for draft in pipeline.read(found, options).bases:
         with ExitStack() as stack:
@@ -234,7 +244,14 @@ def _pipeline_bases(found: Located, pipeline: Pipeline) -> Iterator[SourceBase]:
 
 
 def _open_table(found: Located, pipeline: Pipeline, draft: BaseDraft, options: Options, stack: ExitStack) -> SourceBase:
-    """Open the table of a base's rows.
+    """Open the table with the texts and vectors of a base.
+
+    Args:
+        found: the source.
+        pipeline: reads sources of this kind.
+        draft: the base as a migration would plan it.
+        options: those of the migration.
+        stack: closes the table.
 
     Raises:
         StoreProblem: it cannot be read.
@@ -292,7 +309,7 @@ def is_unit_length(norm: float) -> bool:
 
 
 def usable_rows(base: SourceBase) -> Iterator[tuple[bytes, bytes, float]]:
-    """Yield hash, vector and norm of the rows of a base whose vector a search can use."""
+    """Yield the rows of a base whose vector a search can use: text hash, vector and norm."""
     size = 4 * base.dimensions
     for key, vector in base.rows:
         if len(vector) == size and size:
@@ -351,7 +368,13 @@ def open_index(path: Path, progress: Progress) -> Iterator[SourceIndex]:
 
 
 def _find_kept(path: Path, name: str, mark: str) -> SourceIndex | None:
-    """Return the index in the cache if it is that of the source as it is now; one that cannot be read is made again."""
+    """Return the source's index in the cache if it is up to date, else None.
+
+    Args:
+        path: the source.
+        name: the name of the index in the cache.
+        mark: identifies the present state of the source.
+    """
     # RuntimeError: the system does not say where the user's home is.
     with suppress(OSError, RegraftError, apsw.Error, RuntimeError):
         return _read_index(path, cache_folder() / "reuse" / name, mark)
@@ -359,7 +382,7 @@ def _find_kept(path: Path, name: str, mark: str) -> SourceIndex | None:
 
 
 def _keep(made: Path, name: str) -> Path:
-    """Copy a new index to the cache in one step; returns its path, or the given one if the cache cannot be written."""
+    """Copy the new index ``made`` to the cache under a name; returns its path there, or ``made`` if that fails."""
     try:
         target = cache_folder() / "reuse" / name
         with writable.allow_writes(target.parent):
@@ -375,7 +398,10 @@ def _keep(made: Path, name: str) -> Path:
 
 
 def _read_index(path: Path, file: Path, mark: str) -> SourceIndex | None:
-    """Read an index; None if there is none, or it is not that of a source with this mark."""
+    """Read the bases from the index ``file`` of the source ``path``.
+
+    None if it does not exist, or if ``mark`` says that the source has changed since.
+    """
     if not file_paths.is_file(file):
         return None
     with sqlite.open_readonly(file) as db:
@@ -400,7 +426,7 @@ def _read_index(path: Path, file: Path, mark: str) -> SourceIndex | None:
 
 
 def _write_index(path: Path, file: Path, mark: str, progress: Progress) -> None:
-    """Index the vectors of a source in a temporary database; ``mark`` identifies the source's state."""
+    """Read the source ``path`` and write its index to the new database ``file``; ``mark`` identifies its state."""
     with sqlite.open_writable(file, create=True) as db:
         # The file is temporary; it is published as a whole.
         db.execute("PRAGMA journal_mode = OFF").fetchall()
@@ -416,10 +442,11 @@ def _write_index(path: Path, file: Path, mark: str, progress: Progress) -> None:
 
 
 def _write_base(db: apsw.Connection, number: int, base: SourceBase) -> None:
-    """Store the text hashes of a base in the cache."""
+    """Write a base of a source and the hashes of its texts to an index; ``number`` is the position of the base."""
     units = 0
 
     def hashes() -> Iterator[tuple[bytes]]:
+        """Yield the text hashes, and count the vectors of unit length."""
         nonlocal units
         for key, _, norm in usable_rows(base):
             units += is_unit_length(norm)
@@ -438,9 +465,9 @@ def _write_base(db: apsw.Connection, number: int, base: SourceBase) -> None:
 
 
 def content_mark(path: Path) -> str:
-    """Return a hash that changes with the content of a file, or of the files of a folder, or with their names.
+    """Return a hash that changes with the content of a file, or with the files of a folder and their names.
 
-    Of a file, its size, its time, and its bytes count: all of a small one, 64 blocks of a large one, with the first
+    Of each file, its size, its time, and its bytes count: all of a small one, 64 blocks of a large one, with the first
     and the last. A change of SQLite, zip, Parquet and redb files always changes the first or the last block.
 
     Raises:
@@ -465,7 +492,7 @@ def content_mark(path: Path) -> str:
 
 
 def _companions(path: Path) -> Iterator[Path]:
-    """Yield the logs and the sidecar of a file, or the files below a folder, without regraft's own records."""
+    """Yield the logs and the sidecar of a file, or the files below a folder except regraft's own records."""
     if not path.is_dir():
         starts = (f"{path.name}-", f"{path.name}.")
         with suppress(PermissionError):
@@ -481,7 +508,7 @@ def _companions(path: Path) -> Iterator[Path]:
 
 
 def _add_content(digest: Any, file: Path) -> None:
-    """Add size, time and parts of a file's content to a digest that notices changes."""
+    """Add size, time and parts of the content of a file to a hash that notices changes."""
     status = file_paths.stat(file)
     digest.update(b"%d %d\0" % (status.st_size, status.st_mtime_ns))
     if not stat.S_ISREG(status.st_mode):

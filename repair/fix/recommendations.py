@@ -56,7 +56,7 @@ def remove_idle_commands(audit: Audit, found: Located, bases: Collection[str], n
     """Remove the recommended commands that would not resolve their findings.
 
     Args:
-        audit: of v2 data, with command lines.
+        audit: the audit of v2 data, whose findings have command lines.
         found: the audited store.
         bases: ids of the chosen bases; empty: all.
         now_ms: the time of a run, in ms.
@@ -79,7 +79,10 @@ def remove_idle_commands(audit: Audit, found: Located, bases: Collection[str], n
 
 
 def _offered_command(finding: Finding) -> tuple[str, str]:
-    """The command that a finding recommends ("" for none), and the name of the finding that the command resolves."""
+    """Return the command that a finding recommends, and the name of the finding that the command resolves.
+
+    The command is a verb, or for ``repair`` an option such as "--salvage"; both are "" without a recommendation.
+    """
     if finding.repair is None:
         return "", ""
     words = split_command(finding.repair)
@@ -91,7 +94,7 @@ def _offered_command(finding: Finding) -> tuple[str, str]:
 
 
 def _plan_of_command(verb: str, store: Store, names: frozenset[str], now_ms: int) -> Plan:
-    """Plan a command for the named findings; empty if the plan cannot be made."""
+    """Plan a command, as :func:`_offered_command` names it, for the named findings; empty if it cannot be planned."""
     try:
         match verb:
             case "--salvage":
@@ -114,7 +117,7 @@ def _plan_of_command(verb: str, store: Store, names: frozenset[str], now_ms: int
 
 
 def _plan_of_backfill(store: Store, now_ms: int) -> Plan:
-    """Plan how ``backfill`` builds missing indexes; empty if the plan cannot be made."""
+    """Plan the missing indexes that ``backfill`` would build; empty if that cannot be planned."""
     bases = {str(one.base) for one in store.findings() if one.name == v2.BASE_NO_INDEX and one.repair is not None}
     if not bases:
         return Plan()
@@ -126,7 +129,10 @@ def _plan_of_backfill(store: Store, now_ms: int) -> Plan:
 
 
 def _with_proven_command(finding: Finding, plans: Mapping[str, Plan]) -> Finding:
-    """Drop or correct the recommended command if the plan shows that it would not fix the finding."""
+    """Return the finding without its recommended command, or with another one, if the plan shows that it does not help.
+
+    ``plans`` has the plan of each command, as :func:`_offered_command` names it.
+    """
     verb, name = _offered_command(finding)
     # A plan lists folders without a base under the whole store.
     keys = {(name, finding.base), (name, None)}
@@ -151,7 +157,7 @@ def _with_proven_command(finding: Finding, plans: Mapping[str, Plan]) -> Finding
 
 
 def _add_reason(message: str, reason: str) -> str:
-    """Add to a message why no command helps. The reason may already begin with the message, or quote it."""
+    """Combine a finding's message with the reason why no command helps, unless one already contains the other."""
     if reason.startswith(message):
         return reason
     return message if message in reason else tr("{what}: {why}", what=message, why=reason)
@@ -197,7 +203,10 @@ def recommend_copies(audit: Audit, found: Located, path: Path) -> Audit:
 
 
 def _synced_texts(root: Path) -> set[FindingKey]:
-    """Return the findings about texts that ``sync`` added after the migration: the source does not have them."""
+    """Return the findings about texts that ``sync`` added to the library ``root`` after its migration.
+
+    The source of the migration does not have these texts.
+    """
     try:
         runs = read_runs(root)
     except (RegraftError, OSError):
@@ -212,7 +221,10 @@ def _synced_texts(root: Path) -> set[FindingKey]:
 
 
 def _may_be_in_copy(finding: Finding, synced: Collection[FindingKey] = ()) -> bool:
-    """Whether another copy may have what a finding lacks, and no other command has to run first."""
+    """Whether another copy of the data may have what a finding lacks, and no other command has to run first.
+
+    ``synced`` are findings about texts that no copy can have.
+    """
     if (finding.name, finding.base) in synced:
         return False
     is_grave = notices.is_at_least(finding.severity, "warning") and not finding.is_beyond_repair
@@ -226,7 +238,14 @@ def _may_be_in_copy(finding: Finding, synced: Collection[FindingKey] = ()) -> bo
 
 
 def _with_copy_command(finding: Finding, path: Path, source: str | None, *, is_whole: bool) -> Finding:
-    """Recommend repair --from a copy of the data."""
+    """Return the finding with the recommendation of ``repair --from`` a copy of the data.
+
+    Args:
+        finding: what the data lacks.
+        path: the store, as the user named it.
+        source: the path of the copy; None: unknown, so the message only mentions the command.
+        is_whole: whether the store has several bases, so that the command names one.
+    """
     base = ("--base", str(finding.base)) if is_whole else ()
     line = join_command(["regraft", "repair", path_argument(path), "--from", source or "SOURCE", *base])
     if source is None:
@@ -251,7 +270,7 @@ _CLEANED_UP = tr(
 def add_rescue_hints(
     audit: Audit, found: Located, level: Level, bases: Collection[str], command_line: CommandLine
 ) -> Audit:
-    """Say in an audit of v2 data what v1's files can still bring back, and whether these files can be deleted.
+    """Add to an audit of v2 data what v1's files can still bring back, and whether these files can be deleted.
 
     Args:
         audit: with the commands for other findings.
@@ -276,7 +295,10 @@ def add_rescue_hints(
 
 
 def _opening(plan: Plan, resolved: Mapping[FindingKey, str | None], command_line: CommandLine) -> str:
-    """Summary of what a rescue brings back, shown first: a line for each command that is needed; "" if nothing."""
+    """Summarize what a rescue brings back, one line for each command that is needed; "" if it brings back nothing.
+
+    ``plan`` is that of the rescue, ``resolved`` the findings that it resolves with their command line.
+    """
     commands = [line for (name, _), line in resolved.items() if name in (v2.BASE_FAILED, v2.BASE_NO_INDEX)]
     salvaging = [line for line in commands if "--salvage" in split_command(line or "")]
     others = [line for line in commands if line not in salvaging]
@@ -289,7 +311,13 @@ def _opening(plan: Plan, resolved: Mapping[FindingKey, str | None], command_line
 
 
 def _opening_line(commands: Sequence[str | None], folders: int, of_all: str) -> str:
-    """One line of the summary: the bases that need these commands, and the command of all of them."""
+    """Format a line of the summary: how many bases and folders can be restored, and by which command.
+
+    Args:
+        commands: the command line of each base; None: the rescue needs no option for it.
+        folders: the number of folders.
+        of_all: the command that restores all of them.
+    """
     counts = [format_count(len(commands), "base")] if commands else []
     if folders:
         counts.append(format_count(folders, "folder"))
@@ -303,12 +331,15 @@ def _opening_line(commands: Sequence[str | None], folders: int, of_all: str) -> 
 def _with_leftovers(
     findings: tuple[Finding, ...], store: Store, level: Level, command_line: CommandLine, *, is_needed: bool
 ) -> tuple[Finding, ...]:
-    """Say in the findings about v1's vector files whether a rescue needs them or gc may delete them."""
+    """Add to the findings about v1's vector files whether a rescue needs the files, or gc may delete them.
+
+    ``is_needed``: whether a rescue can still restore something.
+    """
     collects = not is_needed and level >= Level.DEEP and _would_collect(store)
     repair = command_line(("gc",), ("--v1-leftovers",)) if collects else None
 
     def with_hint(one: Finding) -> Finding:
-        """Recommend rescue for the finding."""
+        """Return a finding about v1's vector files with the hint and the command."""
         parts = [one.message, *([_CLEANED_UP] if is_needed else [])]
         return replace(one, repair=repair, message=join_list(parts, between=tr("; ")))
 
@@ -327,7 +358,7 @@ def _rescue_plan(store: Store) -> Plan:
 
 
 def _would_collect(store: Store) -> bool:
-    """Whether ``gc`` would remove every vector file of v1."""
+    """Whether ``gc`` would remove every vector file that v1 left."""
     try:
         planned = gc.plan(store, GcOptions(now_ms=0, v1_leftovers=True))
     except (RegraftError, OSError, apsw.Error, UnicodeDecodeError):
@@ -336,7 +367,7 @@ def _would_collect(store: Store) -> bool:
 
 
 def _resolved_by_rescue(plan: Plan) -> dict[FindingKey, str | None]:
-    """Findings that a rescue resolves, with the command line if it needs an option."""
+    """Map the findings that a planned rescue resolves to the command line if it needs an option, else None."""
     resolved: dict[FindingKey, str | None] = dict.fromkeys(plan.resolves)
     for left in plan.left:
         if left.finding in _RESCUABLE and left.repair is not None:
@@ -350,7 +381,10 @@ def _resolved_by_rescue(plan: Plan) -> dict[FindingKey, str | None]:
 def _with_rescue(
     finding: Finding, plan: Plan, resolved: dict[FindingKey, str | None], command_line: CommandLine
 ) -> Iterator[Finding]:
-    """Yield a finding with what a rescue restores of it and, separately, the rest."""
+    """Yield a finding in up to two parts: what the planned rescue restores, and what remains.
+
+    ``resolved`` are the findings that the rescue resolves, each with its command line if it needs an option.
+    """
     key = finding.name, finding.base
     if finding.name not in _RESCUABLE:
         yield finding
@@ -378,14 +412,17 @@ def _with_rescue(
 
 
 def _reduce_to(finding: Finding, folders: list[str], count: int) -> Finding:
-    """Reduce a finding about several folders to some of them."""
+    """Reduce a finding about several folders to ``count`` folders; ``folders`` are the ids of some or all of them."""
     message = finding.message.replace(format_count(finding.count, "folder"), format_count(count, "folder"), 1)
     subject = folders[0] if count == len(folders) == 1 else None
     return replace(finding, message=message, subject=subject, count=count, samples=tuple(folders[:SAMPLES]))
 
 
 def _restored_folders(finding: Finding, plan: Plan) -> list[str] | None:
-    """Ids of the folders that a rescue restores; None if it restores none, or the finding is not about folders."""
+    """Return ids of the folders that a planned rescue restores for a finding.
+
+    None if it restores none, or if the finding is not about folders.
+    """
     if finding.name != v2.ITEM_TOMBSTONE:
         return None
     back = [one.subject for one in plan.actions if one.action == "complete-folder" and one.base == finding.base]
@@ -393,7 +430,7 @@ def _restored_folders(finding: Finding, plan: Plan) -> list[str] | None:
 
 
 def _without_rescue(finding: Finding, plan: Plan) -> Finding:
-    """Add the reason why a rescue does not resolve a finding. Text that v1 never had is not a loss."""
+    """Add to a finding the reason why the planned rescue does not resolve it. Text that v1 never had is not a loss."""
     reasons = [one for one in plan.left if (one.finding, one.base) == (finding.name, finding.base)]
     if finding.name == v2.ITEM_NO_MATERIAL:
         return _as_note_if_never_there(finding, plan, reasons)
@@ -403,7 +440,10 @@ def _without_rescue(finding: Finding, plan: Plan) -> Finding:
 
 
 def _as_note_if_never_there(finding: Finding, plan: Plan, reasons: list[Unresolved]) -> Finding:
-    """Reduce a finding about items without text to a note if v1 had no text of them either."""
+    """Change the severity of a finding about items without text to "note" if v1 had no text of them either.
+
+    ``reasons`` is what the planned rescue says of the finding.
+    """
     if any(one.count == finding.count and one.severity == "note" for one in reasons):
         return replace(
             finding, severity="note", message=tr("{what}; v1 has no rows for it either", what=finding.message)

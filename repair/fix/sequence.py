@@ -52,7 +52,7 @@ from repair.systems import collected_findings, reconciled_findings, repaired_fin
 
 
 def planners(now_ms: int, keep: ExitStack, only: frozenset[str] = frozenset()) -> tuple[Planner, ...]:
-    """The planners of all steps: upgrade, rescue, adopt, rewrite units, repair, reconcile, gc.
+    """Return the planners of all steps: upgrade, rescue, adopt, rewrite units, repair, reconcile, gc.
 
     Args:
         now_ms: the time of the run.
@@ -78,7 +78,10 @@ RESCUED = (v2.BASE_FAILED, v2.BASE_NO_INDEX, v2.ITEM_NO_MATERIAL, v2.ITEM_TOMBST
 
 
 class _Steps:
-    """The planners of one run, and the facts that later steps need from earlier ones."""
+    """The planners of one run, and the facts that later steps need from earlier ones.
+
+    ``only`` names the findings to resolve; empty: all that need not be named.
+    """
 
     def __init__(self, now_ms: int, only: frozenset[str]) -> None:
         self._now_ms, self._only = now_ms, only
@@ -88,14 +91,15 @@ class _Steps:
         self._rescued: set[str] = set()
 
     def _wants(self, names: Iterable[str]) -> bool:
-        """Whether the chosen findings include one of these."""
+        """Whether a step that resolves the findings ``names`` is needed for the findings that the user chose."""
         return not self._only or not self._only.isdisjoint(names)
 
     def _named_findings(self, names: Iterable[str]) -> frozenset[str]:
-        """The named findings that a step resolves; empty if no finding was named."""
+        """Select the findings among ``names`` that the user named; empty if the user named no finding."""
         return self._only.intersection(names)
 
     def upgrade(self, store: Store) -> Plan:
+        """Plan the upgrade of an older schema or a preview build; nothing for other systems."""
         if store.found.kind in V2_STORES and store.catalog is not None:
             with suppress(CatalogProblem):
                 rows = read_catalog(store.root / store.catalog, data=False).bases
@@ -106,6 +110,7 @@ class _Steps:
         return upgrade.plan(store, upgrade.UpgradeOptions(self._now_ms))
 
     def rescue(self, store: Store, options: RescueOptions) -> Plan:
+        """Plan to restore from files of v1 what the upgrade to v2 left behind."""
         if not store.is_profile or not self._wants(RESCUED):
             return Plan()
         try:
@@ -117,7 +122,7 @@ class _Steps:
         return made
 
     def complete_failed_bases(self, store: Store) -> Plan:
-        """Complete failed bases from their indexes, with items for their materials."""
+        """Plan to complete failed bases from their indexes, with items for their materials."""
         is_wanted = self._wants((v2.BASE_FAILED, v2.MATERIAL_ORPHAN))
         if store.found.kind not in V2_STORES or store.catalog is None or not is_wanted:
             return Plan()
@@ -130,13 +135,14 @@ class _Steps:
         return replace(made, left=[])
 
     def write_units(self, store: Store) -> Plan:
-        """Rewrite units that their bodies prove, before other repairs of their indexes."""
+        """Plan to rewrite units that their bodies prove, before other repairs of their indexes."""
         if store.found.kind not in V2_STORES or not self._wants((v2.BODY_ORPHAN,)):
             return Plan()
         made = planner.plan(store, RepairOptions(now_ms=self._now_ms, only=frozenset({v2.BODY_ORPHAN})))
         return replace(made, left=[])
 
     def repair(self, store: Store) -> Plan:
+        """Plan ``repair`` of the chosen findings that need no decision of the user."""
         repairs = repairs_for(store.found.kind)
         if repairs.repair is None or not self._wants(repairs.repaired):
             return Plan()
@@ -147,6 +153,7 @@ class _Steps:
         return repairs.repair(store, RepairOptions(now_ms=self._now_ms, only=named, spared=frozenset(self._failed)))
 
     def reconcile(self, store: Store) -> Plan:
+        """Plan ``reconcile`` of the chosen findings, without an embedder."""
         repairs = repairs_for(store.found.kind)
         if repairs.reconcile is None or not self._wants(repairs.reconciled):
             return Plan()
@@ -157,6 +164,7 @@ class _Steps:
         return repairs.reconcile(store, ReconcileOptions(only=only, spared=frozenset(self._failed)))
 
     def collect(self, store: Store) -> Plan:
+        """Plan ``gc`` of the chosen findings. Undo data of earlier runs is kept."""
         repairs = repairs_for(store.found.kind)
         if repairs.gc is None or not self._wants(repairs.collected):
             return Plan()
@@ -178,7 +186,7 @@ def names_taken() -> tuple[str, ...]:
 
 
 def remaining(store: Store, command_line: CommandLine) -> Iterator[Unresolved]:
-    """Yield the findings that a store still has, with the recommended commands."""
+    """Audit a store at the end of a run, and yield its findings with the recommended commands."""
     wanted = CheckOptions(bases=tuple(sorted(store.chosen)), now_ms=store.now_ms)
     audit = audits.audit(store.found, wanted, command_line)
     if store.found.kind in V2_STORES:
@@ -255,7 +263,7 @@ def rehearse(store: Store, run: Callable[[Path], ChangeReport], progress: Progre
 
 
 def _files_to_copy(store: Store) -> Iterator[Path]:
-    """Yield the files, links and empty folders of a store that commands may read."""
+    """Yield the files, links and empty folders of a store that commands may read, as paths."""
     names = _own_names(store)
     for entry in sorted(store.root.iterdir()):
         is_named = names is None or any(entry.name == name or entry.name.startswith(f"{name}-") for name in names)
@@ -279,7 +287,7 @@ def _files_below(path: Path) -> Iterator[Path]:
 
 
 def _own_names(store: Store) -> set[str] | None:
-    """Names directly below the root that belong to a store; None: all.
+    """Return the names directly below the root that belong to the store; None: all of them.
 
     A database of another system, or a single index file, may share its folder with unrelated files.
     """
@@ -295,7 +303,7 @@ def _own_names(store: Store) -> set[str] | None:
 
 
 def _copy(path: Path, target: Path, root: Path) -> None:
-    """Copy a file, folder or link; a link inside ``root`` keeps its relative target."""
+    """Copy a file, an empty folder or a link to ``target``; a link to a path inside ``root`` stays as it is stored."""
     durable.make_folders(target.parent, flush=False)
     if path.is_symlink():
         goal = os.path.realpath(path.parent / os.readlink(path))  # noqa: PTH115 - a junction's goal as it is stored
@@ -313,7 +321,7 @@ def _copy(path: Path, target: Path, root: Path) -> None:
 
 
 def _copy_times(root: Path, copy: Path, files: list[Path]) -> None:
-    """Copy the modification times of folders, which ages are computed from."""
+    """Copy the modification times of the folders that contain ``files``, because ages are computed from them."""
     folders = {folder for path in files for folder in (path, *path.parents) if folder.is_relative_to(root)}
     for folder in sorted(folders, key=lambda one: len(one.parts), reverse=True):
         if folder.is_dir() and not folder.is_symlink():
@@ -329,24 +337,17 @@ def _with_store_paths(one: E, copied: Path, copy: Path, store: Store) -> E:
         copy: the root of the copy.
         store: the store that was copied.
     """
-    fields = structs.asdict(one)
-    moved = {
-        name: _with_store_path(_with_given_path(value, copied, store.path), copy, store.root)
-        for name, value in fields.items()
-    }
+    old, new = (quote_word(path_argument(path)) for path in (copied, store.path))
+    moved = {}
+    for name, value in structs.asdict(one).items():
+        # Command lines have the path as the user gave it, quoted for a shell.
+        given = re.sub(rf"{re.escape(old)}(?=\s|$)", lambda _: new, value) if isinstance(value, str) else value
+        moved[name] = _with_store_path(given, copy, store.root)
     return structs.replace(one, **moved)
 
 
-def _with_given_path(value: object, copied: Path, given: Path) -> object:
-    """Replace the copied path in command lines by the path that the user gave, quoted for a shell."""
-    if not isinstance(value, str):
-        return value
-    word = quote_word(path_argument(given))
-    return re.sub(rf"{re.escape(quote_word(path_argument(copied)))}(?=\s|$)", lambda _: word, value)
-
-
 def _with_store_path(value: object, copy: Path, root: Path) -> object:
-    """Replace the path of the temporary copy by that of the store."""
+    """Replace, in a field of a report, the path of the temporary copy by the root of the store."""
     if isinstance(value, Path):
         return root / value.relative_to(copy) if value.is_relative_to(copy) else value
     if isinstance(value, str):
@@ -387,7 +388,7 @@ def run_steps(  # noqa: PLR0913 - as of run_command
     again = partial(open_for_change, path, kind, command, bases, now_ms)
 
     def plan_by_rehearsal(store: Store, run: Run) -> ChangeReport:
-        """Report what the run is going to do to a store."""
+        """Report what the run is going to do; if one step depends on another, by running all steps on a copy."""
         looks = [make_plan(store, step) for step in steps.planners]
         if not any(look.changes for look in looks[:-1]):
             last = looks[-1]
@@ -397,7 +398,7 @@ def run_steps(  # noqa: PLR0913 - as of run_command
         return _report(store, run, done.actions, done.left, None)
 
     def run_on_copy(copy: Path) -> ChangeReport:
-        """Run all steps on the copy."""
+        """Run all steps on the temporary copy of the store."""
         return run_steps(
             command, copy, steps, kind=kind, bases=bases, now_ms=now_ms, progress=SilentProgress(), show_plan=None
         )
@@ -428,7 +429,7 @@ def run_steps(  # noqa: PLR0913 - as of run_command
 def _make_steps(
     current: Session, run: Run, steps: Sequence[Planner], again: Callable[[], Again], progress: Progress
 ) -> list[Action]:
-    """Plan and make the steps one after the other; returns the actions."""
+    """Plan and make the steps one after the other; returns all actions. ``again`` opens the store for each step."""
     executor = ChangeExecutor(current.store.root, current.ledger, run.id, ())
     actions: list[Action] = []
     for step in steps:
@@ -458,6 +459,10 @@ def _open_again(store: Store, command: str, kind: Kind | None, bases: tuple[str,
 def _report(
     store: Store, run: Run, actions: Sequence[Action], left: Iterable[Unresolved], undo: str | None
 ) -> ChangeReport:
+    """Make the report of a run that ends now.
+
+    ``left`` is what the run does not resolve, ``undo`` the id of the run if it can be undone, else None.
+    """
     run.end()
     unresolved = list(left)
     touched = {action.base for action in actions} | {one.base for one in unresolved}
