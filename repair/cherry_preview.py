@@ -306,7 +306,7 @@ def _leave(base: str, place: Place, reason: str) -> Unresolved:
 
 
 def _try_plan_base(source: PreviewSource, base: str, place: Place) -> BaseUpgrade | Unresolved:
-    """Plan the upgrade of a base, or say why it cannot be upgraded."""
+    """Plan the upgrade of a base (its id), or say why it cannot be upgraded; ``place`` is its index file."""
     try:
         return _plan_base(source, base, place)
     except _NotUpgradable as stays:
@@ -318,7 +318,7 @@ def _try_plan_base(source: PreviewSource, base: str, place: Place) -> BaseUpgrad
 
 
 def _plan_base(source: PreviewSource, base: str, place: Place) -> BaseUpgrade:
-    """Plan the upgrade of a base.
+    """Plan the upgrade of a base (its id); ``place`` is its index file.
 
     Raises:
         _NotUpgradable: the base cannot be migrated completely.
@@ -539,7 +539,7 @@ def _make_index(source: PreviewSource, upgrade: BaseUpgrade, new: Path) -> None:
     durable.copy_mode(path, new)
 
 
-def _index_material(db: apsw.Connection, planned: BasePlan, one: MaterialPlan, path: str) -> index.Material:
+def _index_material(db: apsw.Connection, planned: BasePlan, material: MaterialPlan, path: str) -> index.Material:
     """Return a planned material in the form that the index is built from, with its rows and its path."""
-    rows = PREVIEW_VECTORS.rows(db, one.runs, planned.vector_bytes, one.digest)
-    return index.Material(planned.items[one.item].id, lambda _: path, rows)
+    rows = PREVIEW_VECTORS.rows(db, material.runs, planned.vector_bytes, material.digest)
+    return index.Material(planned.items[material.item].id, lambda _: path, rows)

@@ -84,7 +84,7 @@ class NearestVectors:
         return [(key, distance) for distance, key in sorted(found)]
 
     def _keep(self, distance: float, key: str) -> None:
-        """Keep an id if its distance is among the nearest so far; of equal distances, the smaller id stays."""
+        """Keep an id (``key``) if its distance is among the nearest so far; equal distances are ordered by id."""
         push = heapq.heappush if len(self._heap) < self.count else heapq.heappushpop
         push(self._heap, (-distance, _Reversed(key)))
 
@@ -207,8 +207,8 @@ def _search_queue(
 ) -> tuple[frozenset[str], int]:
     """Compare the vectors that wait in Chroma's queue with the query in ``found``.
 
-    Returns the ids among ``wanted`` whose vectors are in segment files instead, and the number of entries whose id is
-    not wanted.
+    ``folder`` is that of the provider in use. Returns the ids among ``wanted`` whose vectors are in segment files
+    instead, and the number of entries whose id is not wanted.
     """
     with chroma.open_chroma(folder.database) as db:
         notes = chroma.find_collection(db, COLLECTION)
@@ -249,7 +249,7 @@ def _no_vectors_error(root: Path) -> NotSearchable:
 
 
 def _child_read_vectors(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
-    """Read the vectors of the entries ``keys`` (ids) through chromadb, in a child process."""
+    """Do the work of :func:`read_vectors` in a child process."""
     client = core.open_client(folder)
     if not _has_collection(client):
         return {}
@@ -258,7 +258,7 @@ def _child_read_vectors(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
 
 
 def _child_nearest(folder: Path, vector: bytes, count: int, keys: frozenset[str]) -> NearestVectors:
-    """Find the nearest vectors of the entries ``keys`` (ids) through chromadb, in a child process."""
+    """Do the work of :func:`rank_in_chroma` in a child process."""
     found = NearestVectors(vector, count)
     client = core.open_client(folder)
     if _has_collection(client):
@@ -283,10 +283,7 @@ def _read_entries(collection: Any) -> Iterator[tuple[str, bytes]]:
 
 
 def _child_update(folder: Path, staged: Path, work: CollectionChanges) -> None:
-    """Apply planned changes to the collection through chromadb, in a child process, and verify every vector.
-
-    ``folder`` is the copy of Chroma's folder, ``staged`` the staging file with the vectors to write.
-    """
+    """Do the work of :func:`update_collection` in a child process, and verify every vector."""
     durable.make_folders(folder, flush=False)
     with staging.read_staging(staged) as waiting:
         client = core.open_client(folder)
@@ -335,7 +332,7 @@ def _write_rows(
 
 
 def _metadata(work: CollectionChanges, source_id: str) -> dict[str, str | None]:
-    """Return the metadata that AngelMemory stores with the vector of a source id. Unexpected fields are set to None."""
+    """Return the metadata to store with the vector of a source id; unexpected fields listed in ``work`` become None."""
     return {**dict.fromkeys(work.extra.get(source_id, ())), SOURCE_ID: source_id}
 
 

@@ -274,7 +274,7 @@ def _number_actions(planned: _RecordChanges) -> Iterable[Action]:
 
 
 def _delete_records(db: apsw.Connection, keys: Iterable[str]) -> None:
-    """Delete records and their tag relations, by source id."""
+    """Delete records and their tag relations; ``keys`` are source ids."""
     for key in keys:
         db.execute(f"DELETE FROM {NOTE_TAGS} WHERE source_id = ?", (key,))
         db.execute(f"DELETE FROM {RECORDS} WHERE source_id = ?", (key,))

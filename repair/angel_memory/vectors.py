@@ -168,7 +168,9 @@ def _add_entries(state: CollectionState) -> CollectionState:
 
 
 def read_plain_vectors(folder: ProviderFolder) -> dict[str, bytes]:
-    """Read the vectors of a collection without chromadb, by source id: from its segment, and from the queue.
+    """Read the vectors of the collection in a provider's folder without chromadb: from its segment, and from the queue.
+
+    Returns them by source id.
 
     Raises:
         SourceUnreadable

@@ -39,7 +39,7 @@ _BACKUP = ".backup"
 
 
 def has_pending_vectors(own: Path) -> bool:
-    """Whether vectors that were already paid for wait below a store's ``.regraft`` folder."""
+    """Whether vectors that were already paid for wait below ``own``, the ``.regraft`` folder of a store."""
     return any((own / name).exists() for name in (RESTORING, RECONCILING))
 
 

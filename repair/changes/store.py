@@ -103,7 +103,7 @@ class Store:
         return {}
 
     def wants(self, base: str | None) -> bool:
-        """Whether a base is among the chosen ones."""
+        """Whether the user chose a base (its id), or no base in particular."""
         return not self.chosen or base in self.chosen
 
     def runs(self, every: Sequence[RunRecord]) -> list[RunRecord]:
@@ -134,7 +134,7 @@ class Store:
         return audits.audit(self.found, options)
 
     def findings(self, level: Level = Level.DEFAULT) -> list[Finding]:
-        """Audit the store and return the findings of the chosen bases."""
+        """Audit the store at a level, and return the findings of the chosen bases."""
         return [one for one in self.audit(level).findings if self.wants(one.base)]
 
 
@@ -156,7 +156,7 @@ def _is_accepted(command: str, kind: Kind) -> bool:
 
 
 def _choose_advice(command: str, found: Located) -> str:
-    """Say what the user can do with a store that the command cannot change."""
+    """Return advice for the user about a store (``found``) that the command cannot change."""
     if found.kind is Kind.V2_BACKUP:
         return tr("restore it in the application, or copy its bases into a profile with regraft install")
     if found.is_archive:

@@ -118,9 +118,15 @@ def write_collection(
 
 @contextmanager
 def _open_target(target: Path, version: str, command: str) -> Iterator[None]:
-    """Give a new or empty folder an empty database of Chroma, which is removed again if the run fails.
+    """Context that prepares the folder ``target`` for a new collection.
 
-    In a folder of Chroma, first undo what a killed run has left.
+    A new or empty folder gets an empty database of Chroma, which is removed again if the block fails. In a folder of
+    Chroma, what a killed run has left is undone first.
+
+    Args:
+        target: the folder.
+        version: the installed version of chromadb.
+        command: the command that the ledger records.
 
     Raises:
         WrongUsage: the path is something else.
@@ -154,7 +160,7 @@ def _open_target(target: Path, version: str, command: str) -> Iterator[None]:
 
 
 def _undo_unfinished(target: Path, command: str) -> None:
-    """Undo runs that were stopped when their segment was in place, but not the database that refers to it."""
+    """Undo runs that were stopped when their segment was in the folder, but not the database that refers to it."""
     with open_for_change(target, Kind.CHROMA, command) as store:
         recover_if_interrupted(store)
         runs = store.runs(ledgers.read_runs(store.root))
@@ -181,7 +187,7 @@ def _is_chroma_folder(target: Path) -> bool:
 
 
 def _make_work_folder(target: Path, work: Path) -> None:
-    """Create the work folder; errors name the target."""
+    """Create the folder ``work``; an error names the target."""
     try:
         durable.make_folders(work)
     except OSError as error:
@@ -492,7 +498,10 @@ def _pages(staged: Path) -> Iterator[tuple[list[str], list[str | None], list[Any
 
 
 def _compare_entries(folder: Path, staged: Path, name: str, count: int) -> None:
-    """Read every entry of the collection with Chroma's API; raises if one differs from the staged one."""
+    """Read the ``count`` entries of the collection ``name`` with Chroma's API; raises if one is not as it was staged.
+
+    ``folder`` is the copy of Chroma's folder, ``staged`` the file with the entries.
+    """
     collection = core.open_client(folder).get_collection(name, embedding_function=None)
     if collection.count() != count:
         raise ValueError(tr("the collection has {found:,} of {count:,} entries", found=collection.count(), count=count))

@@ -590,7 +590,7 @@ class CollectionScope:
             last = str(keys[-1][0])
 
     def texts(self, keys: Sequence[str]) -> dict[str, TextWithoutVector]:
-        """Return the requested texts that still lack a vector."""
+        """Return the texts of the given keys that still lack a vector, by key."""
         rows = self._select(f"SELECT key, text FROM text WHERE {_OF_KEYS} AND {_LACKING}", keys)
         return {str(key): TextWithoutVector(str(text), is_stale=False) for key, text in rows}
 

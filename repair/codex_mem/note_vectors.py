@@ -162,7 +162,7 @@ class NotesScope:
         return [note for note in self._notes.of(ids).values() if _lacks_vector(note) and note.hash in wanted]
 
     def texts(self, keys: Sequence[str]) -> dict[str, TextWithoutVector]:
-        """Return the requested texts that still lack a usable vector."""
+        """Return the texts of the given keys that still lack a usable vector, by key."""
         return {
             note.hash: TextWithoutVector(note.text, note.status is NoteStatus.STALE)
             for note in self._notes_without_vector(keys)

@@ -335,7 +335,7 @@ def _vector_problem(held: StoredVector) -> _Reason | None:
 
 
 def _make_action(name: str, message: str, project: str | None, notes: list[str], size: int, finding: str) -> Action:
-    """Make an action on ``notes`` (ids) of a project; ``size`` is the bytes that it frees."""
+    """Make an action of this name on ``notes`` (ids) of a project (id); ``size`` is the bytes that it frees."""
     return Action(
         action=name,
         message=message,

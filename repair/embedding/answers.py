@@ -181,7 +181,7 @@ def add_answers(db: apsw.Connection, answers: Mapping[str, TextAnswer], table: A
 
 
 def reuse_compared(db: apsw.Connection, keys: Sequence[str]) -> None:
-    """Use the answers of the comparison for texts that lack a vector and were sent to compare the embedder."""
+    """Use the answers of the comparison for those texts of ``keys`` that lack a vector and were sent to compare."""
     db.execute(
         "INSERT OR IGNORE INTO answer SELECT * FROM compared WHERE key IN (SELECT value FROM json_each(?))",
         (sqlite.json_array(keys),),
@@ -358,7 +358,7 @@ class Keeper:
         return KindAccount(self, kind)
 
     def reserve(self, kind: TextKind, tokens: int) -> Permit:
-        """Reserve a request with an estimated number of tokens; a permit that refuses it says why."""
+        """Reserve a request for texts of a kind with an estimated number of tokens; the permit may refuse it."""
         with self._lock:
             if self._stopped is not None:
                 return Permit(refused=self._stopped.reason)
@@ -367,19 +367,19 @@ class Keeper:
             return permit
 
     def settle(self, kind: TextKind, reserved: int, tokens: int) -> None:
-        """Replace the estimate (``reserved``) of finished requests by the tokens that the server counted."""
+        """Replace the estimate of finished requests (``reserved``) by the tokens that the server counted for a kind."""
         with self._lock:
             self._spending[kind].settle(reserved, tokens)
             self._save_spending(kind)
 
     def cancel(self, kind: TextKind, tokens: int) -> None:
-        """Return the reservation of a request that was not sent."""
+        """Return the reservation of a request for texts of a kind that was not sent."""
         with self._lock:
             self._spending[kind].cancel(tokens)
             self._save_spending(kind)
 
     def _save_spending(self, kind: TextKind) -> None:
-        """Write the counts so that they survive a kill; a power cut may lose the last ones."""
+        """Write the counts for texts of a kind so that they survive a kill; a power cut may lose the last ones."""
         spending, counts = self._spending[kind], self._counts[kind]
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute(

@@ -193,7 +193,10 @@ class Filling(msgspec.Struct):
         self._fail(_claim_of(batch), key, key in batch.stale, code, reason)
 
     def _fail(self, claim: TextClaim, key: str, is_stale: bool, code: str, reason: str) -> None:
-        """Record that the text ``key`` cannot be embedded, unless another process has claimed it."""
+        """Record that the text ``key`` cannot be embedded, unless another process has claimed it.
+
+        ``is_stale``: the text has an outdated vector.
+        """
         # If the text is claimed by another process now, that one decides about it.
         if self.queue.fail(claim, key, code, reason):
             self.scope.failed(key, code, self.now_ms())

@@ -128,7 +128,10 @@ def compare_vectors(
 def texts_for_probe(
     known: Sequence[tuple[str, bytes]], tokens_of: Callable[[str], int], batch: Batch
 ) -> list[tuple[str, bytes]]:
-    """Select the shortest texts (with their vectors) that fit into one request together, at least one."""
+    """Select the shortest of the ``known`` texts (with vectors) that fit into one request together, at least one.
+
+    ``tokens_of`` counts the tokens of a text.
+    """
     sized = sorted((tokens_of(text), text, vector) for text, vector in known)
     tokens = accumulate(one[0] for one in sized)
     count = max(1, sum(so_far <= batch.tokens for so_far in tokens))

@@ -123,7 +123,7 @@ class TextQueue:
             self._db.execute("DROP TABLE wanted")
 
     def claim(self, scope: str, count: int, now_ms: int) -> TextClaim | None:
-        """Claim up to ``count`` ready texts: those with the fewest earlier attempts. None if no text is ready."""
+        """Claim up to ``count`` ready texts of a scope, those with the fewest attempts; None if no text is ready."""
         with sqlite.transaction(self._db):
             # This process is alive, so its own claims hold, even if it renews them too late.
             self._db.execute(
@@ -149,7 +149,7 @@ class TextQueue:
     # Results.
 
     def done(self, claim: TextClaim, keys: Iterable[str]) -> None:
-        """Remove claimed texts that have their vectors now."""
+        """Remove those texts of a claim (``keys``) that have their vectors now."""
         self._settle(claim, keys, "DELETE FROM job")
 
     def defer(self, claim: TextClaim, keys: Iterable[str], code: str, attempts: int = 0) -> None:
@@ -161,7 +161,7 @@ class TextQueue:
         self._settle(claim, keys, change, attempts, code)
 
     def release(self, claim: TextClaim, keys: Iterable[str]) -> None:
-        """Return texts of a claim as if they had never been claimed."""
+        """Return texts of a claim (``keys``) as if they had never been claimed."""
         change = "UPDATE job SET state = 'ready', attempts = attempts - 1, worker = NULL, claim = NULL"
         self._settle(claim, keys, change)
 
@@ -175,7 +175,7 @@ class TextQueue:
             )
 
     def fail(self, claim: TextClaim, key: str, code: str, reason: str) -> bool:
-        """Record that a claimed text cannot be embedded; False if another process has claimed it since."""
+        """Record that a text of a claim (``key``) cannot be embedded; False if another process has claimed it since."""
         change = "UPDATE job SET state = 'failed', worker = NULL, claim = NULL, code = ?, reason = ?"
         return self._settle(claim, [key], change, code, to_english(reason)) > 0
 
@@ -228,16 +228,16 @@ class TextQueue:
     # Counts.
 
     def waiting(self, scope: str) -> int:
-        """Count the texts that are ready or claimed."""
+        """Count the texts of a scope that are ready or claimed."""
         return self._count("SELECT count(*) FROM job WHERE scope = ? AND state <> 'failed'", scope)
 
     def failed_before(self, scope: str) -> int:
-        """Count the texts that are ready and failed in an earlier run."""
+        """Count the texts of a scope that are ready and failed in an earlier run."""
         query = f"SELECT count(*) FROM job WHERE scope = ? AND state = 'ready' AND attempts >= {ALONE_ATTEMPTS}"
         return self._count(query, scope)
 
     def failures(self, scope: str) -> list[Failure]:
-        """Return the failed texts, grouped by code, the largest group first."""
+        """Return the failed texts of a scope, grouped by reason code, the largest group first."""
         rows: Any = self._db.execute(
             "SELECT code, min(reason), count(*), json_group_array(key) FILTER (WHERE place <= 3) FROM"
             " (SELECT code, reason, key, row_number() OVER (PARTITION BY code ORDER BY key) AS place"
@@ -407,7 +407,10 @@ def _reset_queue(path: Path) -> None:
 
 
 def _remove_traces(store: Store, is_new: bool) -> None:
-    """Remove a disposable queue, and also the store's ``.regraft`` folder if this run created it and did nothing."""
+    """Remove a disposable queue; also remove the store's ``.regraft`` folder if it is unused.
+
+    ``is_new``: this run created the folder.
+    """
     path = store.own / QUEUE_FILE
     with contextlib.suppress(RegraftError, OSError, apsw.Error):
         if not store.own.exists():

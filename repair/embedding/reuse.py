@@ -338,14 +338,14 @@ class Reuse:
             self._db.execute(query, (position, base.number, scope, base.number))
         return _Candidate(source=position, index=index, base=base, vectors=vectors)
 
-    def _find_known(self, one: _Candidate, scope: Scope) -> None:
+    def _find_known(self, candidate: _Candidate, scope: Scope) -> None:
         """Find texts with a vector in both the scope and the candidate, and note to read the candidate's vectors."""
-        hashes = _read_hashes(one)
-        while len(one.known) < COMPARED and (keys := list(islice(hashes, _CHUNK))):
+        hashes = _read_hashes(candidate)
+        while len(candidate.known) < COMPARED and (keys := list(islice(hashes, _CHUNK))):
             vectors = scope.vectors(keys)
-            one.known.update(islice(sorted(vectors.items()), COMPARED - len(one.known)))
+            candidate.known.update(islice(sorted(vectors.items()), COMPARED - len(candidate.known)))
         with sqlite.transaction(self._db):
-            needed = ((one.source, one.base.number, bytes.fromhex(key)) for key in one.known)
+            needed = ((candidate.source, candidate.base.number, bytes.fromhex(key)) for key in candidate.known)
             self._db.executemany("INSERT OR IGNORE INTO needed VALUES (?, ?, ?)", needed)
 
     def load(self) -> None:
@@ -457,23 +457,25 @@ class Reuse:
                     candidate = _Candidate(source=position, index=index, base=base, vectors=0)
                     yield _outcome(candidate, reason=base.problem)
 
-    def _find_problem(self, one: _Candidate, scope: Scope) -> str | None:
+    def _find_problem(self, candidate: _Candidate, scope: Scope) -> str | None:
         """Say why a candidate's vectors are not those of the scope's model, as stored vectors tell; else None."""
         loaded = """SELECT lower(hex(hash)), vector FROM vector
            WHERE source = ? AND base = ? AND hash IN (SELECT unhex(value) FROM json_each(?)) ORDER BY 1"""
-        rows: Any = self._db.execute(loaded, (one.source, one.base.number, sqlite.json_array(list(one.known))))
+        rows: Any = self._db.execute(
+            loaded, (candidate.source, candidate.base.number, sqlite.json_array(list(candidate.known)))
+        )
         stored: dict[str, bytes] = dict(rows)
-        pairs = [(one.known[key], vector) for key, vector in stored.items()]
+        pairs = [(candidate.known[key], vector) for key, vector in stored.items()]
         if pairs:
             return find_difference(pairs, MIN_STORED_COSINE, tr("those of {base}", base=printable(scope.label)))
         norms = [vector_norm(vector) for _, vector in scope.sample(COMPARED)]
-        form = one.base.is_normalized
+        form = candidate.base.is_normalized
         if norms and form is not None and all(map(is_unit_length, norms)) is not form:
             return tr("its vectors are normalized") if form else tr("its vectors are not normalized")
         return None
 
     def _make_canary(
-        self, scope_number: int, one: _Candidate, scope: Scope, bodies: Callable[[], Iterable[tuple[str, str]]]
+        self, scope_number: int, candidate: _Candidate, scope: Scope, bodies: Callable[[], Iterable[tuple[str, str]]]
     ) -> Canary | None:
         """Choose texts of a candidate to embed, the same ones each time; None if it has no text that could be sent.
 
@@ -483,7 +485,7 @@ class Reuse:
            WHERE w.scope = ? AND v.source = ? AND v.base = ?
              AND NOT EXISTS (SELECT 1 FROM given g WHERE g.scope = w.scope AND g.hash = w.hash)
            ORDER BY v.hash LIMIT ?"""
-        rows: Any = self._db.execute(query, (scope_number, one.source, one.base.number, _CHUNK)).fetchall()
+        rows: Any = self._db.execute(query, (scope_number, candidate.source, candidate.base.number, _CHUNK)).fetchall()
         vectors = dict(rows)
         found = {key: lacking.text for key, lacking in scope.texts(list(vectors)).items()}
         if len(found) < COMPARED:
@@ -492,19 +494,19 @@ class Reuse:
         if not texts:
             return None
         return Canary(
-            source=one.index.source,
-            base=one.base.name,
+            source=candidate.index.source,
+            base=candidate.base.name,
             store=scope.label,
-            dimensions=one.base.dimensions,
+            dimensions=candidate.base.dimensions,
             sample=tuple(texts[:COMPARED]),
-            origin=None if one.base.model_id is not None else (one.source, one.base.number),
+            origin=None if candidate.base.model_id is not None else (candidate.source, candidate.base.number),
         )
 
-    def _count_new(self, scope: int, one: _Candidate) -> int:
+    def _count_new(self, scope: int, candidate: _Candidate) -> int:
         """Count the texts that a candidate has and that no earlier base gives to the scope (its number)."""
         query = """SELECT count(*) FROM wanted w JOIN vector v USING (hash) WHERE w.scope = ? AND v.source = ?
            AND v.base = ? AND NOT EXISTS (SELECT 1 FROM given g WHERE g.scope = w.scope AND g.hash = w.hash)"""
-        found: Any = self._db.execute(query, (scope, one.source, one.base.number)).get
+        found: Any = self._db.execute(query, (scope, candidate.source, candidate.base.number)).get
         return int(found)
 
 
@@ -524,15 +526,15 @@ def _give(db: apsw.Connection, texts: str, scope: int, source: int, base: int) -
     return int(db.changes())
 
 
-def _read_hashes(one: _Candidate) -> Iterator[str]:
+def _read_hashes(candidate: _Candidate) -> Iterator[str]:
     """Yield the hashes of all texts of a candidate, ascending.
 
     Raises:
         SourceUnreadable: the index of the source is damaged.
     """
-    with _report_damage(one.index), sqlite.open_readonly(one.index.file) as db:
+    with _report_damage(candidate.index), sqlite.open_readonly(candidate.index.file) as db:
         query = "SELECT hash FROM entry WHERE base = ? AND typeof(hash) = 'blob' ORDER BY hash"
-        for (key,) in db.execute(query, (one.base.number,)):
+        for (key,) in db.execute(query, (candidate.base.number,)):
             raw: Any = key
             yield bytes(raw).hex()
 
@@ -556,12 +558,12 @@ def _fits(base: IndexedBase, scope: Scope, model_id: str | None, settings: Embed
     return base.model_id is None or base.model_id == model_id or settings.serves(base.model_id)
 
 
-def _outcome(one: _Candidate, *, planned: int = 0, compared: int = 0, reason: str | None = None) -> ReusedVectors:
+def _outcome(candidate: _Candidate, *, planned: int = 0, compared: int = 0, reason: str | None = None) -> ReusedVectors:
     """Report what a candidate gives: planned vectors, compared texts, or the reason why it gives nothing."""
     return ReusedVectors(
-        source=str(one.index.source),
-        base=one.base.name,
-        model_id=one.base.model_id,
+        source=str(candidate.index.source),
+        base=candidate.base.name,
+        model_id=candidate.base.model_id,
         planned=planned,
         compared=compared,
         reason=reason,

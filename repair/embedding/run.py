@@ -290,11 +290,11 @@ class _Backfill(msgspec.Struct, kw_only=True):
                 ledger.end_run(status)
 
     @contextmanager
-    def _open_target(self, one: SurveyedTarget) -> Iterator[Scope]:
-        """Open a target for writing, and copy the vectors that equal texts have elsewhere."""
-        with one.target.open_scope(self.store.root, self._files_of(one.target)) as scope:
-            one.outcome.survey = scope.survey()
-            self._copy_known_vectors(one, scope)
+    def _open_target(self, surveyed: SurveyedTarget) -> Iterator[Scope]:
+        """Open a target for writing, and copy the vectors that equal texts have in other targets."""
+        with surveyed.target.open_scope(self.store.root, self._files_of(surveyed.target)) as scope:
+            surveyed.outcome.survey = scope.survey()
+            self._copy_known_vectors(surveyed, scope)
             yield scope
 
     def _files_of(self, target: Target) -> list[IncrementalChange]:
@@ -320,18 +320,18 @@ class _Backfill(msgspec.Struct, kw_only=True):
             Session(store=self.store, ledger=ledger).begin(self.run, self._embed_actions())
             self._is_recorded = True
 
-    def _copy_known_vectors(self, one: SurveyedTarget, scope: Scope) -> None:
+    def _copy_known_vectors(self, surveyed: SurveyedTarget, scope: Scope) -> None:
         """Copy the vectors of equal texts from other bases with the same model into a scope, to pay for a text once."""
-        if one.target.shares_with_itself:
-            _copy_vectors(scope, scope, one.outcome)
+        if surveyed.target.shares_with_itself:
+            _copy_vectors(scope, scope, surveyed.outcome)
             return
         for other in self.survey.targets:
             # Without a probe, the base may only be called by the name of the model.
             is_proven = other.outcome.probe is not None or not self.options.probes
-            if other is one or not is_proven or vector_kind(other) != vector_kind(one):
+            if other is surveyed or not is_proven or vector_kind(other) != vector_kind(surveyed):
                 continue
             with other.target.open_scope(self.store.root) as source:
-                _copy_vectors(source, scope, one.outcome)
+                _copy_vectors(source, scope, surveyed.outcome)
 
     # --- steps before the embedding ----------------------------------------------------------------------------------
 

@@ -104,9 +104,9 @@ class TextWithoutVector(msgspec.Struct, frozen=True):
     is_stale: bool
 
 
-def texts_to_send(found: dict[str, TextWithoutVector]) -> dict[str, TextWithoutVector]:
-    """Select the texts (by key) that can be embedded: neither blank nor different from their hash."""
-    return {key: lacking for key, lacking in found.items() if not is_blank(lacking.text)}
+def texts_to_send(texts: dict[str, TextWithoutVector]) -> dict[str, TextWithoutVector]:
+    """Select the texts that can be embedded: neither blank nor different from their hash, which is the key."""
+    return {key: lacking for key, lacking in texts.items() if not is_blank(lacking.text)}
 
 
 class WrittenCounts(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ class Scope(Protocol):
         """Yield the key of every text without a usable vector, each once, in ascending order."""
 
     def texts(self, keys: Sequence[str]) -> dict[str, TextWithoutVector]:
-        """Return the requested texts that still lack a usable vector."""
+        """Return the texts of the given keys that still lack a usable vector, by key."""
 
     def write(self, vectors: Mapping[str, bytes], now_ms: int) -> WrittenCounts:
         """Write vectors by key, in one transaction; usable vectors are not replaced."""
@@ -147,7 +147,7 @@ class Scope(Protocol):
         """Return the usable vectors for keys, including those of other scopes in the same file."""
 
     def failed(self, key: str, code: str, now_ms: int) -> None:
-        """Record the reason code why a text cannot be embedded, if the store has a place for that."""
+        """Record why the text ``key`` cannot be embedded (a reason code), if the store has a place for that."""
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:
         """Return up to ``count`` texts with their usable vectors."""

@@ -196,9 +196,9 @@ def measure_texts_without_vector(scope: Scope, tokens_of: TokenCounter) -> Itera
 
 
 def count_new_unit_tokens(scope: Scope, bodies: Iterable[tuple[str, str]], tokens_of: TokenCounter) -> dict[str, int]:
-    """Map the hashes of new texts that have no vector yet to their number of tokens.
+    """Map the hashes of new texts that have no vector in the scope to their number of tokens.
 
-    ``bodies`` are pairs of hash and text.
+    ``bodies`` are pairs of hash and text; ``tokens_of`` counts the tokens of a text.
     """
     found = {}
     bodies = iter(bodies)
@@ -438,12 +438,12 @@ def _survey_target(
     return SurveyedTarget(target=target, outcome=outcome, sample=sample, expected=expected)
 
 
-def vector_kind(one: SurveyedTarget) -> tuple[str | None, int | None]:
+def vector_kind(surveyed: SurveyedTarget) -> tuple[str | None, int | None]:
     """Return model and vector length of a target: vectors of targets with equal values are interchangeable.
 
     For an unknown model, the file takes its place.
     """
-    return one.target.model_id or one.target.files[0], one.outcome.dimensions
+    return surveyed.target.model_id or surveyed.target.files[0], surveyed.outcome.dimensions
 
 
 class _Estimator(msgspec.Struct, kw_only=True):

@@ -89,7 +89,7 @@ class SourceBase(msgspec.Struct, kw_only=True):
     problem: str | None = None
 
     def __post_init__(self) -> None:
-        """End the rows at damage, and keep the reason."""
+        """Wrap the rows so that they end at the first damage, which becomes the base's problem."""
         self.rows = self._until_damage(self.rows)
 
     def _until_damage(self, rows: Iterator[TextVector]) -> Iterator[TextVector]:
@@ -139,9 +139,9 @@ def read_source(path: Path) -> Iterator[SourceBase]:
         yield from _pipeline_bases(found, pipeline_of(found, adopt_orphans=True))
 
 
-def _source_base(one: StoredVectors) -> SourceBase:
+def _source_base(stored: StoredVectors) -> SourceBase:
     """Convert stored vectors of another system to a base of a source."""
-    return SourceBase(name=one.name, model_id=one.model_id, dimensions=one.dimensions, rows=one.rows)
+    return SourceBase(name=stored.name, model_id=stored.model_id, dimensions=stored.dimensions, rows=stored.rows)
 
 
 # --- the current layout ----------------------------------------------------------------------------------------------

@@ -191,13 +191,14 @@ def recommend_copies(audit: Audit, found: Located, path: Path) -> Audit:
     others = {one.base for one in audit.findings if one.name in (v2.BASE_FAILED, v2.INDEX_ORPHAN)}
     _, lost_rows = recorded_losses(found.tree.path, found)
 
-    def with_copy(one: Finding) -> Finding:
-        """Recommend a copy if it may have what the finding lacks."""
-        if one.base in others or not _may_be_in_copy(one, synced):
-            return one
+    def with_copy(finding: Finding) -> Finding:
+        """Return the finding with the recommendation of a copy, if a copy may have what it lacks."""
+        if finding.base in others or not _may_be_in_copy(finding, synced):
+            return finding
         # The rows of these items could not be salvaged from the source itself.
-        is_lost = one.name in (v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED) and lost_rows.keys() >= set(one.samples)
-        return _with_copy_command(one, path, None if is_lost else source, is_whole=found.stores.is_whole)
+        lacks_rows = finding.name in (v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED)
+        is_lost = lacks_rows and lost_rows.keys() >= set(finding.samples)
+        return _with_copy_command(finding, path, None if is_lost else source, is_whole=found.stores.is_whole)
 
     return replace(audit, findings=tuple(map(with_copy, audit.findings)))
 
@@ -333,15 +334,15 @@ def _with_leftovers(
 ) -> tuple[Finding, ...]:
     """Add to the findings about v1's vector files whether a rescue needs the files, or gc may delete them.
 
-    ``is_needed``: whether a rescue can still restore something.
+    ``is_needed``: whether a rescue can still restore something. Only a deep audit (``level``) recommends gc.
     """
     collects = not is_needed and level >= Level.DEEP and _would_collect(store)
     repair = command_line(("gc",), ("--v1-leftovers",)) if collects else None
 
-    def with_hint(one: Finding) -> Finding:
+    def with_hint(finding: Finding) -> Finding:
         """Return a finding about v1's vector files with the hint and the command."""
-        parts = [one.message, *([_CLEANED_UP] if is_needed else [])]
-        return replace(one, repair=repair, message=join_list(parts, between=tr("; ")))
+        parts = [finding.message, *([_CLEANED_UP] if is_needed else [])]
+        return replace(finding, repair=repair, message=join_list(parts, between=tr("; ")))
 
     return tuple(with_hint(one) if one.name == v2.LEFTOVER else one for one in findings)
 
