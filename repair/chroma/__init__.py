@@ -378,7 +378,7 @@ def _find_kept(state: CollectionState, kept: _Kept, key: str) -> NewVector | Non
 
 
 def _read_kept_vectors(db: apsw.Connection, state: CollectionState) -> Iterator[NewVector]:
-    """Yield the vectors that kept files have for entries without one."""
+    """Yield vectors for the entries without one, from files of the segment that earlier repairs kept."""
     with _open_kept(db, state) as kept:
         for key in state.missing_ids():
             found = _find_kept(state, kept, key)

@@ -517,7 +517,10 @@ class CollectionTexts:
         return tuple(map(sqlite.read_file_state, paths))
 
     def vectors(self, keys: str) -> dict[str, bytes]:
-        """Return vectors by text hash, for a JSON list of hashes; if the segment changed, only those read before."""
+        """Return the vectors of texts, given as a JSON list of text hashes, by hash.
+
+        If the segment was changed by another run, only vectors that were read before are returned.
+        """
         known: list[Any] = self.scratch.execute(f"SELECT key, vector FROM known WHERE {_OF_KEYS}", (keys,)).fetchall()
         found: dict[str, bytes] = dict(known)
         query = f"SELECT key, origin, place FROM entry WHERE place IS NOT NULL AND {_OF_KEYS} GROUP BY key"

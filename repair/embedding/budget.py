@@ -133,7 +133,10 @@ class Spending:
         self.tokens = 0
 
     def reserve(self, tokens: int) -> Permit:
-        """Reserve a request; refused once ``--max-requests`` is reached or ``--max-cost`` might be exceeded."""
+        """Reserve a request of an estimated number of tokens.
+
+        The permit refuses it once ``--max-requests`` is reached or ``--max-cost`` might be exceeded.
+        """
         with self._lock:
             limits = self.limits
             if limits.requests is not None and self.requests >= limits.requests:
@@ -148,7 +151,7 @@ class Spending:
             return Permit(seconds=self._pacer.reserve(tokens))
 
     def settle(self, reserved: int, tokens: int) -> None:
-        """Count the tokens of finished requests instead of their estimate."""
+        """Replace the estimate ``reserved`` of finished requests by the tokens that the server counted."""
         with self._lock:
             self.reserved -= reserved
             self.tokens += tokens
@@ -157,7 +160,7 @@ class Spending:
             self._pacer.add(max(0, tokens - reserved))
 
     def cancel(self, tokens: int) -> None:
-        """Return the reservation of a request that was not sent."""
+        """Return the reservation of a request that was not sent; ``tokens`` was its estimate."""
         with self._lock:
             self.requests -= 1
             self.reserved -= tokens

@@ -479,7 +479,8 @@ class Reuse:
     ) -> Canary | None:
         """Choose texts of a candidate to embed, the same ones each time; None if it has no text that could be sent.
 
-        ``bodies`` returns texts that the run adds to the scope first, as pairs of hash and text.
+        ``scope_number`` is that of the scope in the database. ``bodies`` returns texts that the run adds to the scope
+        first, as pairs of hash and text.
         """
         query = """SELECT lower(hex(v.hash)), v.vector FROM wanted w JOIN vector v USING (hash)
            WHERE w.scope = ? AND v.source = ? AND v.base = ?
