@@ -10,7 +10,7 @@ but the last is known to be committed; the last one is tested against the file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -314,16 +314,11 @@ def copy_counters(name: str, current: Path, former: Path) -> None:
     if not tables or not (untrusted_sqlite.is_database(current) and untrusted_sqlite.is_database(former)):
         return
     kept: dict[str, set[Any]] = {}
-    with suppress(*sqlite.CONTENT_ERRORS, UnicodeDecodeError), sqlite.open_readonly(current) as db:
-        kept = {
-            table: set(db.execute(f"SELECT * FROM {untrusted_sqlite.quote_name(table)}").fetchall()) for table in tables
-        }
-    with sqlite.open_readonly(former) as db:
-        # If the earlier file has the same counters, it must stay identical byte for byte.
-        missing = {
-            table: rows.difference(db.execute(f"SELECT * FROM {untrusted_sqlite.quote_name(table)}").fetchall())
-            for table, rows in kept.items()
-        }
+    with suppress(*sqlite.CONTENT_ERRORS, UnicodeDecodeError):
+        kept = _read_rows(current, tables)
+    # If the earlier file has the same counters, it must stay identical byte for byte.
+    present = _read_rows(former, kept)
+    missing = {table: rows - present[table] for table, rows in kept.items()}
     if not any(missing.values()):
         return
     with sqlite.open_writable(former) as db, sqlite.transaction(db), untrusted_sqlite.allow_schema_writes(db):
@@ -331,6 +326,14 @@ def copy_counters(name: str, current: Path, former: Path) -> None:
             for row in rows:
                 marks = ", ".join("?" * len(row))
                 db.execute(f"INSERT OR REPLACE INTO {untrusted_sqlite.quote_name(table)} VALUES ({marks})", row)
+
+
+def _read_rows(path: Path, tables: Iterable[str]) -> dict[str, set[Any]]:
+    """Return all rows of some tables of a database, by table."""
+    with sqlite.open_readonly(path) as db:
+        return {
+            table: set(db.execute(f"SELECT * FROM {untrusted_sqlite.quote_name(table)}").fetchall()) for table in tables
+        }
 
 
 @contextmanager

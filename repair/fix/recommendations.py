@@ -142,14 +142,11 @@ def _with_proven_command(finding: Finding, plans: Mapping[str, Plan]) -> Finding
         # With --only, gc would also remove what it keeps by default.
         is_partial = verb == "gc" and bool(left)
         return replace(finding, repair=_without_only(finding.repair)) if is_partial else finding
-    if not left and verb == "gc":
-        # gc removes it only by name.
-        return replace(
-            finding,
-            repair=None,
-            message=tr("{what}; gc deletes it only with --only {name}", what=finding.message, name=name),
-        )
     if not left:
+        if verb == "gc":
+            # gc removes it only by name.
+            message = tr("{what}; gc deletes it only with --only {name}", what=finding.message, name=name)
+            return replace(finding, repair=None, message=message)
         return replace(finding, repair=None) if name in _ONLY_IF_PLANNED else finding
     return replace(
         finding, repair=left[0].repair if verb == "gc" else None, message=_add_reason(finding.message, left[0].reason)
@@ -394,15 +391,16 @@ def _with_rescue(
         yield _without_rescue(finding, plan)
         return
     back = _restored_folders(finding, plan)
+    line = resolved[key] or command_line(("rescue",), ("--base", str(finding.base)))
     message = tr("{what}; the rows are still in v1's vector file", what=finding.message)
-    if "--salvage" in split_command(resolved[key] or ""):
+    if "--salvage" in split_command(line):
         # The reason says how much of the file can be read.
         message = _without_rescue(finding, plan).message
     came = replace(
         finding,
         severity=finding.severity if finding.name == v2.ITEM_NO_MATERIAL else "error",
         message=message,
-        repair=resolved[key] or command_line(("rescue",), ("--base", str(finding.base))),
+        repair=line,
     )
     if back is None or len(back) == finding.count:
         yield came
