@@ -86,18 +86,18 @@ def uuid7_time(item: str) -> int | None:
 
 
 def base_id(legacy_id: str) -> str:
-    """Return the UUID v4 of a v1 base."""
+    """Return the id (UUID v4) in v2 of the base that had the id ``legacy_id`` in v1."""
     return _format_uuid(_digest(_BASE_NAME, legacy_id), 4)
 
 
 def item_id(legacy_base_id: str, legacy_item_id: str, created_at: int | None) -> str:
-    """Return the UUID v7 of a v1 item; its time is ``created_at`` (ms), or 0 if v1 has no valid one."""
+    """Return the id (UUID v7) in v2 of a v1 item; its time is ``created_at`` (ms), or 0 if v1 has no valid one."""
     stamp = "" if created_at is None else str(created_at)
     return _format_uuid_v7(created_at, _digest(_ITEM_NAME, legacy_base_id, legacy_item_id, stamp))
 
 
 def child_id(container_id: str, loader_id: str, place: int, created_at: int | None) -> str:
-    """Return the UUID v7 of a directory's child; ``place`` is its position among the container's children."""
+    """Return the UUID v7 of a directory's child; ``place`` is its position among the children of the container."""
     return _format_uuid_v7(created_at, _digest(_CHILD_NAME, container_id, loader_id, str(place)))
 
 
@@ -171,7 +171,10 @@ def resolve_base(wanted: str, names: Mapping[str, str], legacy: Mapping[str, str
 
 
 def _find_by_prefix(wanted: str, names: Mapping[str, str], legacy: Mapping[str, str]) -> list[str]:
-    """Return the ids of the bases whose id, or id in v1, begins with ``wanted``."""
+    """Return the ids of the bases whose id, or id in v1, begins with ``wanted``.
+
+    ``names`` are the names of all bases by id, ``legacy`` the ids by those in v1.
+    """
     if len(wanted) < _SHORTEST_PREFIX:
         return []
     ids = [*((base, base) for base in names), *legacy.items()]
@@ -179,7 +182,10 @@ def _find_by_prefix(wanted: str, names: Mapping[str, str], legacy: Mapping[str, 
 
 
 def _find_by_folded_name(wanted: str, names: Mapping[str, str]) -> list[str]:
-    """Return the ids of the bases with this name in any letter case, or else of those whose names start with it."""
+    """Return the ids of the bases with this name in any letter case, or else of those whose names start with it.
+
+    ``names`` are the names of all bases by id.
+    """
     word = wanted.strip().casefold()
     if len(word) < _SHORTEST_NAME:
         return []

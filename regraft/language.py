@@ -344,7 +344,7 @@ _BETWEEN = "; "
 
 
 def translate_kept_text(text: str) -> str:
-    """Translate a text from a file into the language of this process."""
+    """Translate an English text from a file into the language of this process."""
     return remember_english(translate_text(text, current_language()), text)
 
 
@@ -375,10 +375,10 @@ def translate_text(text: str, wanted: str, depth: int = 0) -> str:
 
 
 def _translate_by_pattern(text: str, wanted: str, depth: int) -> str | None:
-    """Translate a text by the message whose pattern it matches, or return None.
+    """Translate a text by the message whose pattern it matches; None if no pattern does.
 
-    The text may consist of several messages, so a message in which a fact would contain more than one of them is used
-    last.
+    The arguments are those of :func:`translate_text`. The text may consist of several messages, so a message in which a
+    fact would contain more than one of them is used last.
     """
     unlikely: tuple[str, dict[str, str]] | None = None
     for message, words, form in _patterns(wanted):
@@ -397,7 +397,10 @@ def _translate_by_pattern(text: str, wanted: str, depth: int) -> str | None:
 
 
 def _translate_filled(message: str, facts: dict[str, str], wanted: str, depth: int) -> str:
-    """Fill the translation of a message with facts, which may be messages themselves and are translated first."""
+    """Fill the translation of a message with facts, which may be messages themselves and are translated first.
+
+    ``wanted`` and ``depth`` are those of :func:`translate_text`.
+    """
     again = {name: translate_text(value, wanted, depth + 1) for name, value in facts.items()}
     return fill_template(_WITHOUT_FORM.sub(r"{\1}", load_catalog(wanted).gettext(message)), again)
 
@@ -412,9 +415,9 @@ _NUMBER_WITH_NOUN = re.compile(r"([0-9,]+) ([a-z][a-z -]*)")
 
 @cache
 def _patterns(wanted: str) -> list[tuple[str, str, re.Pattern[str]]]:
-    """Return the messages of a catalog that have facts: the message, its longest literal part, and its pattern.
+    """List the messages with facts in the catalog of the language ``wanted``, those with most literal text first.
 
-    Messages with more literal text come first, since their patterns match less.
+    Each comes with its longest literal part, and the pattern of the texts that it gives.
     """
     messages = [message for message in load_catalog(wanted).messages() if "{" in message]
     messages.sort(key=lambda message: len(re.sub(r"\{[^{}]*\}", "", message)), reverse=True)

@@ -113,6 +113,7 @@ def decode_utf8(raw: bytes) -> str:
         pass
 
     def combine(match: re.Match[bytes]) -> bytes:
+        """Convert adjacent encoded surrogates to the characters that they form in pairs, or to U+FFFD."""
         return replace_surrogates(match.group().decode("utf-8", "surrogatepass")).encode()
 
     return _RAW_SURROGATES.sub(combine, raw).decode("utf-8", "replace")
@@ -241,7 +242,10 @@ def printable_lines(lines: Iterable[object]) -> str:
 
 
 def one_line(text: str, limit: int | None = LONGEST_SHOWN) -> str:
-    """Return a text as :func:`printable` does, with white space, including line ends, collapsed to single blanks."""
+    """Return a text in one line, safe to show: white space and line ends are collapsed to single blanks.
+
+    ``limit`` is the maximum number of code points; the rest is escaped and cut as by :func:`printable`.
+    """
     start = text if limit is None else text[: 4 * limit]
     words = " ".join(start.split())
     return printable(words, limit) + ("…" if len(start) < len(text) and len(words) <= (limit or 0) else "")
@@ -257,6 +261,7 @@ def escape_json(document: str) -> str:
         return document
 
     def escape(found: re.Match[str]) -> str:
+        """Escape hidden characters as UTF-16 code units."""
         return "".join(f"\\u{unit:04x}" for unit in utf16_units(replace_surrogates(found[0])))
 
     return _hidden_characters(_STAYS_IN_JSON).sub(escape, document)

@@ -198,7 +198,10 @@ def gc(
 def reconcile_without_embedder(
     path: str | Path, options: ReconcileOptions, progress: Progress | None, confirm: Confirm | None
 ) -> ChangeReport:
-    """Do the part of ``reconcile`` that needs no embedder."""
+    """Run ``reconcile``, but leave out what needs an embedder.
+
+    The arguments are those of :func:`regraft.api.embedding.reconcile`.
+    """
     wanted = planner_options.ReconcileOptions(
         only=select_finding_names(options.only, systems.reconciled_findings(), "reconcile")
     )

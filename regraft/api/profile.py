@@ -290,7 +290,10 @@ class _ProfileRun:
             raise NotEnoughSpace(path=self._profile, needed=format_bytes(needed), free=format_bytes(free))
 
     def _confirm_plan(self, report: MigrationReport, planned: Installation | None = None) -> bool:
-        """Ask the caller to confirm the plan of the migration and that of the installation (default: the kept one)."""
+        """Ask the caller to confirm the plans of the migration and of the installation; return whether to continue.
+
+        ``planned`` is the plan of the installation; None: the one that was kept.
+        """
         planned = self._planned if planned is None else planned
         assert planned is not None
         return self._confirm is None or self._confirm(self._report(report, planned))

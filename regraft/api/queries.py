@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def embed_query(settings: EmbedderSettings, query: str) -> tuple[float, ...]:
-    """Embed a query.
+    """Embed the text of a query with the embedder of these settings.
 
     Raises:
         QueryNotEmbedded: the embedder failed.
@@ -48,7 +48,8 @@ def embed_query(settings: EmbedderSettings, query: str) -> tuple[float, ...]:
 def query_embedder(query: str, name: str, config_path: Path | None) -> Embed:
     """Make a function that embeds the query with the embedder ``name``, for a search in vectors of a given model.
 
-    The function raises NoVector if the embedder has another model, or fails.
+    ``config_path`` is the configuration file; None: the default one. The function raises NoVector if the embedder has
+    another model, or fails.
 
     Raises:
         EmbedderUnknown, ConfigInvalid, SourceNotFound, SourceUnreadable: the embedder cannot be used at all.
@@ -79,7 +80,10 @@ def query_embedder(query: str, name: str, config_path: Path | None) -> Embed:
 
 
 def shared_query_embedder(query: str, name: str, config_path: Path | None) -> Callable[[str | None], tuple[float, ...]]:
-    """Make a function that embeds the query with the embedder ``name`` once, for all bases of its model."""
+    """Make a function that embeds the query with the embedder ``name`` once, for all bases of its model.
+
+    The function takes the id of a base's model. ``config_path`` is the configuration file; None: the default one.
+    """
     made: list[tuple[float, ...]] = []
 
     def embed(model_id: str | None) -> tuple[float, ...]:
@@ -124,7 +128,7 @@ class _Search(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def embed(self) -> Embed | None:
-        """Function that embeds the query for one model; None if no embedder is named."""
+        """A function that embeds the query for one model; None if the user named no embedder."""
         name = self.options.embedder
         return None if name is None else query_embedder(self.query, name, self.options.config)
 
@@ -202,6 +206,16 @@ def _refuse_simple_mode(source: Located, asked: _Search) -> None:
     _refuse_options(source.kind, hint, {f"--mode {Mode.SIMPLE.value}": asked.mode is Mode.SIMPLE})
 
 
+def _refuse_base_options(source: Located, asked: _Search) -> None:
+    """Refuse the options of a search in bases, for stores without bases."""
+    given = {
+        "--base": asked.options.base is not None,
+        "--alpha": asked.options.alpha is not None,
+        "--raw": asked.options.raw,
+    }
+    _refuse_options(source.kind, tr("leave it out"), given)
+
+
 def _search_bases(source: Located, asked: _Search) -> SearchResult:
     """Search one base or all bases of Cherry Studio; raises WrongUsage for options that do not apply."""
     _refuse_as_option(source, asked)
@@ -230,12 +244,7 @@ def _search_notes(source: Located, asked: _Search) -> SearchResult:
 
 def _search_chunks(source: Located, asked: _Search) -> SearchResult:
     """Search the chunks of rsclaw; raises WrongUsage for options that do not apply."""
-    given = {
-        "--base": asked.options.base is not None,
-        "--alpha": asked.options.alpha is not None,
-        "--raw": asked.options.raw,
-    }
-    _refuse_options(source.kind, tr("leave it out"), given)
+    _refuse_base_options(source, asked)
     _refuse_simple_mode(source, asked)
     request = rsclaw.ChunkRequest(
         query=asked.query,
@@ -251,12 +260,7 @@ def _search_chunks(source: Located, asked: _Search) -> SearchResult:
 def _search_records(source: Located, asked: _Search) -> SearchResult:
     """Search the records of angel-memory, by tags or by vector; raises WrongUsage for options that do not apply."""
     _refuse_as_option(source, asked)
-    given = {
-        "--base": asked.options.base is not None,
-        "--alpha": asked.options.alpha is not None,
-        "--raw": asked.options.raw,
-    }
-    _refuse_options(source.kind, tr("leave it out"), given)
+    _refuse_base_options(source, asked)
     modes = {f"--mode {mode.value}": asked.mode is mode for mode in (Mode.BM25, Mode.HYBRID)}
     _refuse_options(source.kind, tr("give --mode simple, which searches tags, or --mode vector"), modes)
     has_vector = asked.options.vector is not None or asked.options.embedder is not None

@@ -162,7 +162,7 @@ def import_collection(
 def _write_collection(
     run: Run, part: BaseExport, to: Path, options: ExportOptions | ImportOptions, progress: Progress | None
 ) -> ExportReport:
-    """Write a base to a new collection in the Chroma folder ``to``, and make the report of the command.
+    """Write the base ``part`` to a new collection in the Chroma folder ``to``, and make the report of the command.
 
     ``run`` has the command, its paths and its times.
     """

@@ -18,7 +18,7 @@ from regraft.api.outcome import exit_status
 from regraft.cli.changes import confirm_lines
 from regraft.cli.embedding import estimate_lines
 from regraft.cli.options import FAIL_ON, PATH, Output, output_options, report_retries, struct_options
-from regraft.cli.output import echo, echo_error, echo_json, format_written, report_errors
+from regraft.cli.output import report_errors
 from regraft.language import format_count, join_list, tr
 from regraft.options import CertifyOptions
 from regraft.report import html as report_html
@@ -72,16 +72,10 @@ def certify(a: Path, b: Path | None, page: Path | None, options: CertifyOptions,
     report = api.certify(a, b, options, progress=output.progress(), confirm=confirm)
     document = encoded(report)
     lost = report_html.write_last_page(page, lambda: certify_page.render_certify_page(document))
-    written = "" if page is None or lost is not None or output.quiet else format_written([page])
-    if output.as_json:
-        echo_json(document)
-        for line in written.splitlines():
-            echo_error(line)
-    else:
-        lines = _lines(document, title=report.head.title, verbose=output.verbose > 0, quiet=output.quiet)
-        # With --quiet, the first part may be a later one, which a blank line begins.
-        text = printable_lines(dropwhile(lambda line: not line, lines))
-        echo("\n".join(filter(None, (text, written))))
+    lines = _lines(document, title=report.head.title, verbose=output.verbose > 0, quiet=output.quiet)
+    # With --quiet, the first part may be a later one, which a blank line begins.
+    shown = dropwhile(lambda line: not line, lines)
+    output.print_report(document, lambda: printable_lines(shown), page if lost is None else None)
     if lost is not None:
         raise lost
     sys.exit(exit_status(report, output.fail_on))

@@ -12,7 +12,7 @@ from checks.audit import page as audit_page
 from regraft.api import audit
 from regraft.api.outcome import exit_status
 from regraft.cli.options import FAIL_ON, PATH, Output, output_options, struct_options, with_level
-from regraft.cli.output import echo, echo_error, echo_json, format_written, report_errors
+from regraft.cli.output import report_errors
 from regraft.language import tr
 from regraft.options import CheckOptions
 from regraft.report import html as report_html
@@ -49,14 +49,11 @@ def check(path: Path, quick: bool, deep: bool, page: Path | None, options: Check
     options = with_level(options, quick=quick, deep=deep)
     report, result, lost = audit.run_check(path, options, output.progress(), page=page)
     page_lost = report_html.write_last_page(page, lambda: audit_page.render_check_page(encoded(report), options.only))
-    written = "" if page is None or page_lost is not None or output.quiet else format_written([page])
-    if output.as_json:
-        echo_json(encoded(report))
-        for line in written.splitlines():
-            echo_error(line)
-    else:
-        text = findings.format_audit(result, report.head.title, verbose=output.verbose > 0)
-        echo("\n".join(filter(None, (text, written))))
+    output.print_report(
+        encoded(report),
+        lambda: findings.format_audit(result, report.head.title, verbose=output.verbose > 0),
+        page if page_lost is None else None,
+    )
     for error in (lost, page_lost):
         if error is not None:
             raise error

@@ -319,7 +319,7 @@ def scope_lines(scope: ScopeReport, *, is_unnamed: bool = False) -> list[str]:
 
 
 def _reuse_lines(scope: ScopeReport, *, is_done: bool) -> list[str]:
-    """Format how many vectors are taken from each store of ``--reuse``, and why from some none.
+    """Format how many vectors are taken from each store of ``--reuse``, or why a store gives none.
 
     ``is_done``: count vectors that were taken, instead of those that would be.
     """

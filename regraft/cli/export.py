@@ -133,7 +133,7 @@ def print_collection(report: ExportReport, target: Path, output: Output) -> NoRe
 
 
 def _format_base(base: ExportedBase, *, verbose: bool) -> str:
-    """Format what was exported of a base, and what was left out; ``verbose``: also units that no file has."""
+    """Format what was exported of a base, and what was left out; ``verbose``: also units that belong in no file."""
     message = join_list((format_count(base.rows.carried, "unit"), format_count(base.vectors, "vector")))
     if base.dimensions:
         message += tr(" of {dimensions} dimensions", dimensions=base.dimensions)

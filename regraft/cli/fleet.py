@@ -254,7 +254,10 @@ def _add_command(name: str) -> None:
         targets: str | None = None,
         dry_run: bool = False,
     ) -> None:
-        """Read the manifest, and run the command on its libraries."""
+        """Read the manifest, and run the command on its libraries.
+
+        ``words`` are the options of each run, ``path`` is the file of the results, ``targets`` the folder of ``--to``.
+        """
         # A dry run writes none.
         path = Path("results.jsonl") if dry_run else _require_results(path)
         libraries = manifest.read_manifest(manifest_path, targets, form.ending, needs_target=form.has_target)
@@ -288,7 +291,10 @@ for _name in COMMAND_FORMS:
 def backfill(
     manifest_path: str, words: tuple[str, ...], path: Path | None, options: FleetBackfillOptions, output: Output
 ) -> None:
-    """Embed texts without a vector in many libraries."""
+    """Embed texts without a vector in many libraries; each distinct text is sent once.
+
+    ``words`` are the options of each library, ``path`` is the file of the results.
+    """
     # Other machines have other working directories.
     path = _require_results(path).absolute()
     api_backfill.check_new_backfill(path)
@@ -314,7 +320,10 @@ def backfill(
 @struct_options(FleetResumeOptions)
 @_output_options
 def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, output: Output) -> None:
-    """Resume a fleet."""
+    """Run a fleet's command again on the libraries that did not succeed.
+
+    ``path`` is the file of the results; ``words`` are added to the options of these libraries.
+    """
     order, known = results.read_results(path)
     writable.demand_output(path)
     # Also if no library gets them.
@@ -341,7 +350,10 @@ def resume(path: Path, words: tuple[str, ...], options: FleetResumeOptions, outp
 @set_command_name("fleet status")
 @output_options(follows_links=False, verbose=tr("List every library that did not end well."))
 def status(path: Path, page: Path | None, table: Path | None, lines: Path | None, output: Output) -> None:
-    """Show how far a fleet is."""
+    """Show how far a fleet is, and write its rows to an HTML page, a CSV table and JSON ``lines``, if named.
+
+    ``path`` is the file of the results.
+    """
     found = api_fleet.fleet_status(path, page=page, table=table, lines=lines)
     written = [one for one in (page, table, lines) if one is not None]
     text = status_lines(found) + _as_text(found, verbose=output.verbose > 0)

@@ -146,7 +146,10 @@ def _parse_time(_context: click.Context, _parameter: click.Parameter, value: str
 
 
 def _show_decisions(context: click.Context, _parameter: click.Parameter, value: int) -> int:
-    """Show the log for the duration of the command if ``-v`` is given twice; a callback of click."""
+    """Show the log for the duration of the command if ``-v`` was given twice; a callback of click.
+
+    ``value`` is how often ``-v`` was given; it is returned unchanged.
+    """
     if value > 1:
         context.with_resource(output.show_log())
     return value
@@ -194,6 +197,16 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     def progress(self) -> Progress:
         """Return a progress bar, unless the output is for a program or the user wants none."""
         return terminal_progress(quiet=self.as_json or self.quiet)
+
+    def print_report(self, document: dict[str, Any], text: Callable[[], str], page: Path | None) -> None:
+        """Print a report, as its JSON document or as text, and the path of its page (None: none was written)."""
+        written = "" if page is None or self.quiet else output.format_written([page])
+        if self.as_json:
+            output.echo_json(document)
+            for line in written.splitlines():
+                echo_error(line)
+        else:
+            output.echo("\n".join(filter(None, (text(), written))))
 
 
 def output_options(
@@ -327,6 +340,7 @@ class _Number(click.FloatRange):
     """A number in a range; NaN is refused, since comparisons with limits do not exclude it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Convert a word of the command line to a number."""
         number: float = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(tr("{value} is not a number", value=value), param, ctx)
@@ -367,6 +381,7 @@ class _RetryLines(logging.Handler):
     """Prints log records on stderr, above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Print a record on stderr, above the progress bar."""
         from tqdm import tqdm  # noqa: PLC0415 - loaded where a request failed
 
         # A progress bar is taken off the terminal for the line, and drawn again below it.

@@ -225,6 +225,7 @@ def set_command_name(name: str) -> Callable[[F], F]:
     """Make a decorator that sets the name under which :func:`report_errors` reports a command."""
 
     def named(command: F) -> F:
+        """Set the name of a command."""
         command.__name__ = name
         return command
 
@@ -370,6 +371,7 @@ class _LogLines(logging.Handler):
     """Prints log records on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Print a record on stderr, after the name of its logger."""
         echo_error(f"{record.name}: {record.getMessage()}")
 
 
@@ -392,7 +394,7 @@ def show_log() -> Iterator[None]:
 
 @contextmanager
 def attach_handler(names: Iterable[str], handler: logging.Handler) -> Iterator[None]:
-    """Let a handler receive the records of these loggers within the context."""
+    """Pass the records of these loggers to a handler, too, within the context."""
     loggers = [logging.getLogger(name) for name in names]
     for logger in loggers:
         logger.addHandler(handler)

@@ -175,6 +175,7 @@ def run_task(task: Task, stop_file: str) -> Outcome:
     changed: list[msgspec.Struct] = []
 
     def watch_for_stop() -> None:
+        """Interrupt the main thread when the file that asks the task to stop exists."""
         while not Path(stop_file).exists():
             time.sleep(_STOP_SECONDS)
         interrupts.stop_main_thread()
@@ -233,7 +234,7 @@ class Job:
 
     @property
     def is_running(self) -> bool:
-        """Whether the job has not ended."""
+        """Whether the job has not ended yet."""
         return self.outcome is None
 
     def stop(self) -> None:

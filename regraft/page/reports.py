@@ -46,7 +46,7 @@ _PART_NAMES = {
 
 
 def _migration_values(job: Job, report: MigrationReport) -> dict[str, Any]:
-    """Return the template's values for a migration or its plan."""
+    """Return the values that the template of a migration or its plan needs, by name."""
     names = {base.source_id: base.name for base in report.bases}
     values: dict[str, Any] = {
         "parts": [
@@ -140,7 +140,7 @@ def _group_by_base(
 
 
 def _change_values(job: Job, report: ChangeReport | BackfillReport) -> dict[str, Any]:
-    """Return the template's values for a change of a store or its plan."""
+    """Return the values that the template of a change or its plan needs, by name."""
     scopes = getattr(report, "scopes", [])
     target = job.task.paths[1] if job.task.function == "install" else job.task.paths[0]
     values: dict[str, Any] = {
@@ -246,7 +246,7 @@ def _content_charts(bases: Iterable[BaseStatistics]) -> list[Chart]:
 
 
 def _check_values(job: Job, report: CheckReport) -> dict[str, Any]:
-    """Return the template's values for an audit."""
+    """Return the values that the template of an audit needs, by name."""
     load_findings()
     charts: list[Chart] = []
     bases = report.statistics.bases or []

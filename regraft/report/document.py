@@ -89,7 +89,7 @@ class Run(msgspec.Struct, kw_only=True):
     finished_at: int | None = None
 
     def end(self) -> None:
-        """Record the present time as the end of the run."""
+        """Record the current time as the end of the run."""
         self.finished_at = identity.now_ms()
 
     def head(self) -> Head:
@@ -113,7 +113,7 @@ class Run(msgspec.Struct, kw_only=True):
         )
 
     def document(self) -> dict[str, object]:
-        """Make the JSON document of a command that reports nothing but its head."""
+        """Return the head of the run's document as JSON values."""
         document: dict[str, object] = msgspec.to_builtins(self.head())
         return document
 

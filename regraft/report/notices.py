@@ -65,7 +65,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def severity(self) -> Severity:
-        """The severity of the code."""
+        """The severity of the notice's code."""
         return EVERY_CODE[self.code].severity
 
 

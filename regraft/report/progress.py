@@ -62,6 +62,7 @@ def _bar_class() -> Any:
 
         @property
         def format_dict(self) -> Any:
+            """The values of the bar's format, with the text after the bar."""
             return {**super().format_dict, "counts": self.counts}
 
     return UnmonitoredBar

@@ -214,7 +214,10 @@ def _open_salvaged(path: Path, kind: Kind | None, damage: str) -> Iterator[Locat
 
 
 def _salvage_notice(saved: zip_salvage.ZipSalvage, reason: str) -> Notice:
-    """Make the notice about a damaged archive whose members were found by their own headers."""
+    """Make the notice about a damaged archive whose members were found by their own headers.
+
+    ``saved`` counts the members; ``reason`` says what is wrong with the archive.
+    """
     message = tr(
         "the zip archive is damaged ({reason}); {members} recovered by their own headers",
         reason=reason,
@@ -301,7 +304,10 @@ def _follow_settings(path: Path) -> tuple[Path, tuple[Notice, ...]]:
 
 
 def _recognize_path(path: Path, kind: Kind | None) -> Located:
-    """Recognize the store at a path, of Cherry Studio or in a single file."""
+    """Recognize the store at a path, of Cherry Studio or in a single file.
+
+    ``kind`` is the kind that the user named, if any.
+    """
     try:
         if not path.exists():
             raise SourceNotFound(path=path)
@@ -326,7 +332,7 @@ def _recognize_path(path: Path, kind: Kind | None) -> Located:
 
 
 def _recognize_file(path: Path, start: bytes, kind: Kind | None) -> Located:
-    """Recognize a file by its first bytes, ``start``."""
+    """Recognize a file by its first bytes, ``start``; ``kind`` is the kind that the user named, if any."""
     if start.startswith(b"SQLite format 3\0"):
         return _recognize_database(path, kind)
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")):
@@ -356,7 +362,7 @@ def _recognize_file(path: Path, start: bytes, kind: Kind | None) -> Located:
 
 
 def _recognize_system(path: Path, kind: Kind | None) -> Located | None:
-    """Recognize a store of another system at a path; None if it is not one."""
+    """Recognize a store of another system at a path, of this kind (None: of any); None if it is not one."""
     try:
         for system in systems.systems_for(kind):
             store = system.store_at(path)
@@ -374,7 +380,10 @@ def _recognize_system(path: Path, kind: Kind | None) -> Located | None:
 
 
 def _recognize_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Located:
-    """Recognize a store in a folder or an archive, which ``tree`` lists."""
+    """Recognize a store in a folder or an archive, whose files ``tree`` reads.
+
+    ``kind`` is the kind that the user named, if any.
+    """
     folder = find_inner_folder(tree)
     found = _match_2_0_export_in_profile(path, kind) or _recognize_folder(
         path, tree, "" if isinstance(tree, FolderTree) else folder
@@ -574,7 +583,10 @@ def _match_2_0_export(path: Path, tree: Tree, folder: str) -> Located | None:
 
 
 def _match_2_0_export_in_profile(path: Path, kind: Kind | None) -> Located | None:
-    """Recognize an export of releases 2.0.x, or only the folder of its slices, at its path inside a profile."""
+    """Recognize an export of releases 2.0.x, or only the folder of its slices, at its path inside a profile.
+
+    None for other paths, and if the user named another ``kind``.
+    """
     if kind not in (None, Kind.V1_EXPORT) or not path.is_dir():
         return None
     real = path.absolute()
