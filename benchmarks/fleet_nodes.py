@@ -1,10 +1,12 @@
-"""Loses a node of a Ray cluster, adds one, and kills the driver, while a fleet migrates 200 libraries.
+"""Loses nodes of a Ray cluster, adds one, and kills the driver, while a fleet migrates 200 libraries.
 
 ``python -m benchmarks.fleet_nodes`` (Linux, as root; some minutes). The head of the cluster has no core. Each node is a
 raylet in a network namespace of its own, joined to the others by a bridge. The libraries are copies of the sample's
 backup, each with a mark in its uploads. They are migrated by local processes first, and then on the cluster: the driver
-is killed after a fifth of the libraries and resumed, a node is killed after two fifths, and another one joins after
-three fifths. Every library has to be done, with the same files as without any loss.
+is killed after a fifth of the libraries and resumed, a node is killed after two fifths, another one joins after three
+fifths, and does not answer any more after four fifths, though its tasks go on. Results stay on the node that made them
+until the driver reads them, so some are lost with their node. Every library has to be done, with the same files as
+without any loss.
 """
 
 from __future__ import annotations
@@ -74,11 +76,22 @@ def network(names: list[str]) -> Iterator[None]:
 def kill_node(name: str) -> None:
     """Kill all processes in a namespace, as a power failure does."""
     for _ in range(3):
-        found = run("ip", "netns", "pids", name, check=False).stdout.split()
-        for pid in map(int, found):
+        for pid in pids_of(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.2)
+
+
+def silence_node(name: str) -> None:
+    """Stop the process of Ray that answers for a node; those that it has started go on."""
+    for pid in pids_of(name):
+        if Path(f"/proc/{pid}/comm").read_text("utf-8").strip() == "raylet":
+            os.kill(pid, signal.SIGSTOP)
+
+
+def pids_of(name: str) -> list[int]:
+    """Return the processes in a namespace."""
+    return list(map(int, run("ip", "netns", "pids", name, check=False).stdout.split()))
 
 
 def start_raylet(name: str, folder: Path, *options: object) -> None:
@@ -142,7 +155,8 @@ def migrate_on_cluster(folder: Path, sources: Path, count: int, names: list[str]
     head, first, lost, new = names
     # One core each: with more, a node would do the work of several.
     start_raylet(head, folder, "--head", f"--node-ip-address={HEAD}", f"--port={PORT}", "--num-cpus=0",
-                 "--include-dashboard=false", f"--temp-dir={folder}/ray")  # fmt: skip
+                 "--include-dashboard=false", f"--temp-dir={folder}/ray",
+                 '--system-config={"max_direct_call_object_size": 0}')  # fmt: skip
     start_node(first, 1, folder, 1)
     start_node(lost, 2, folder, 1)
     out = folder / "cluster.jsonl"
@@ -162,6 +176,9 @@ def migrate_on_cluster(folder: Path, sources: Path, count: int, names: list[str]
     driver.wait_for(journal, 3 * count // 5)
     start_node(new, 3, folder, 1)
     print(f"node {new} has joined after {3 * count // 5} libraries", flush=True)
+    driver.wait_for(journal, 4 * count // 5)
+    silence_node(new)
+    print(f"node {new} does not answer any more after {4 * count // 5} libraries", flush=True)
     status = driver.process.wait(LONGEST)
     print(f"exit status {status}", flush=True)
     return out
