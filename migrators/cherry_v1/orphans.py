@@ -40,7 +40,7 @@ from regraft.formats.cherry_v1.state import (
 from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
 from regraft.formats.cherry_v2.models import SEPARATOR, ModelOverrides, unique_model_id
 from regraft.formats.vector_survey import StoreProblem
-from regraft.formats.vector_table import check_file, read_problem
+from regraft.formats.vector_table import check_file, convert_read_error
 from regraft.identity import replace
 from regraft.language import format_count, join_list, tr
 from regraft.report import notices
@@ -277,7 +277,7 @@ def summarize_vector_file(path: Path) -> VectorFileSummary:
                     loader.add_row(source, row_id, metadata, body)
             length = layout.VECTOR_TABLE.most_common_length(db)
     except (apsw.Error, UnicodeDecodeError, OSError) as error:
-        raise read_problem(error) from error
+        raise convert_read_error(error) from error
     if not rows:
         raise NotAVectorFile(tr("it has no rows"))
     return VectorFileSummary(

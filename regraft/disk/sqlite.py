@@ -312,6 +312,12 @@ def open_in_memory() -> Iterator[apsw.Connection]:
         connection.close(force=True)
 
 
+def table_names(db: apsw.Connection) -> set[str]:
+    """Return the names of the tables of an open database."""
+    rows = db.execute("SELECT CAST(name AS TEXT) FROM sqlite_schema WHERE type = 'table'")
+    return {str(name) for (name,) in rows}
+
+
 def has_own_content(db: apsw.Connection, tables: Sequence[str], invalid: Mapping[str, str]) -> bool:
     """Check that a SQLite file has exactly our schema and valid rows; returns False if it is empty.
 

@@ -30,7 +30,10 @@ _SNIFFED_BYTES = 1 << 20
 
 
 def _metadata_sql(key: str) -> tuple[str, str]:
-    """Build SQL for a text in ``metadata``; NULL if that is not a JSON object or the text is blank."""
+    """Build SQL for the text under a key of the JSON in ``metadata``: the column and an expression over it.
+
+    The expression is NULL if the column is not a JSON object or the text is blank.
+    """
     # SQLite would interpret a BLOB as its own binary JSON.
     text = "CAST(metadata AS TEXT)"
     value = f"({text} ->> '$.{key}')"
@@ -119,7 +122,10 @@ def summarize_file(path: Path, work: Path | None = None) -> IndexSummary:
 
 
 def _read_summary(path: Path, work: Path | None, *, has_trap: bool = False) -> IndexSummary:
-    """Read from a file's schema which layout it has."""
+    """Determine the layout of a file from its schema; errors of SQLite are raised.
+
+    ``has_trap``: the file is a copy whose vector index was removed, because SQLite refused the schema with it.
+    """
     with sqlite.open_readonly(path, work=work) as db:
         schema = db.execute("SELECT type, lower(name), sql FROM sqlite_schema").fetchall()
         tables = {name for kind, name, _ in schema if kind == "table"}
@@ -134,7 +140,7 @@ def _read_summary(path: Path, work: Path | None, *, has_trap: bool = False) -> I
 
 
 def summarize_member(tree: Tree, name: str) -> IndexSummary:
-    """Determine the layout of a file in a tree.
+    """Determine the layout of the file with a name in a tree (a folder or an archive).
 
     An archive member is extracted only if it seems to contain the preview table.
 
@@ -168,13 +174,13 @@ def _has_rows(db: apsw.Connection, table: str) -> bool:
 
 @contextmanager
 def readable_copy(path: Path, work: Path | None = None, *, refused: bool | None = None) -> Iterator[Path]:
-    """Yield ``path``, or a temporary copy without the vector index if SQLite refuses the schema.
+    """Yield the path of a file that SQLite can read: ``path``, or a temporary copy without its vector index.
 
-    The file itself is never changed. If no copy can be read either, ``path`` is yielded and reading it raises the
-    error.
+    A copy is made only if SQLite refuses the schema of the file, which itself is never changed. If no copy can be read
+    either, ``path`` is yielded and reading it raises the error.
 
     Args:
-        path: the file.
+        path: the preview store.
         work: folder for the copy (default: the system's temporary folder).
         refused: whether SQLite refuses the schema, if the caller has just tried.
     """
@@ -187,7 +193,9 @@ def readable_copy(path: Path, work: Path | None = None, *, refused: bool | None 
         durable.copy_file(real, copy)
         for beside in untrusted_sqlite.find_companions(real):
             untrusted_sqlite.copy_companion(beside, copy, beside.name[len(real.name) :])
-        helped = any(_remove_entries(copy, which) and not _has_refused_schema(copy, work) for which in _REMOVED_ENTRIES)
+        helped = any(
+            _remove_entries(copy, entries) and not _has_refused_schema(copy, work) for entries in _REMOVED_ENTRIES
+        )
         yield copy if helped else path
 
 
@@ -212,15 +220,18 @@ _REMOVED_ENTRIES = (
 )
 
 
-def _remove_entries(copy: Path, which: str) -> bool:
-    """Delete entries from the schema of a copy; return whether that worked."""
+def _remove_entries(copy: Path, condition: str) -> bool:
+    """Delete the schema entries that meet an SQL condition from a copy; return whether that worked.
+
+    ``?1`` in the condition is the name of the preview table.
+    """
     try:
         with sqlite.open_writable(copy) as db, untrusted_sqlite.allow_schema_writes(db):
             db.execute("PRAGMA writable_schema = ON")
             # With this setting only the first statement fails on a schema that cannot be read.
             with contextlib.suppress(apsw.SQLError):
                 db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
-            db.execute(f"DELETE FROM sqlite_schema WHERE {which}", (PREVIEW_TABLE,))
+            db.execute(f"DELETE FROM sqlite_schema WHERE {condition}", (PREVIEW_TABLE,))
     except (apsw.Error, UnicodeDecodeError):
         return False
     return True
@@ -247,8 +258,8 @@ def copy_remaining_rows(path: Path, new: Path, runs: Iterable[tuple[int, int]] =
     Args:
         path: the file with the preview table, in a form that SQLite can read.
         new: another file, without a preview table.
-        runs: ranges of row ids. Their rows are not copied if the vector has ``vector_bytes`` bytes and finite numbers
-            (:meth:`VectorTable.rows`).
+        runs: first and last row id of each migrated range. A row in a range is copied only if its vector does not have
+            ``vector_bytes`` bytes or finite numbers (:meth:`VectorTable.rows`).
         vector_bytes: length of the migrated vectors.
 
     Raises:
@@ -294,7 +305,7 @@ class StoredItem(msgspec.Struct):
 
 
 class StoreContents(msgspec.Struct):
-    """Items and base id according to the rows of a store."""
+    """Items and base id of a preview store, according to its rows."""
 
     #: By owner id, in the order of first rows.
     items: dict[str, StoredItem] = msgspec.field(default_factory=dict)
@@ -303,7 +314,7 @@ class StoreContents(msgspec.Struct):
 
 
 def read_contents(path: Path) -> StoreContents:
-    """Read the items and the base id from the rows of a store. ``path`` as for :meth:`VectorTable.survey`.
+    """Read the items and the base id from the rows of a preview store.
 
     Raises:
         StoreProblem: the file cannot be read.
@@ -326,7 +337,7 @@ def read_contents(path: Path) -> StoreContents:
 
 
 def declared_dimensions(path: Path, work: Path | None = None) -> int | None:
-    """Return d of the column type ``F32_BLOB(d)``; None if the table has no such type or cannot be read."""
+    """Return d of the vector column's type ``F32_BLOB(d)``; None without such a type or if it cannot be read."""
     try:
         with sqlite.open_readonly(path, work=work) as db:
             types = {str(row[1]): str(row[2]) for row in db.execute(f"PRAGMA table_info('{PREVIEW_TABLE}')")}
@@ -336,7 +347,7 @@ def declared_dimensions(path: Path, work: Path | None = None) -> int | None:
 
 
 def _parse_dimensions(types: dict[str, str]) -> int | None:
-    """Dimensions from the declared type of the vector column; None if it has none."""
+    """Return the dimensions in the type of the vector column, or None. ``types``: declared types by column."""
     name, _, rest = types.get("embeddings", "").partition("(")
     digits = rest.partition(")")[0].strip()
     is_vector = name.strip().upper() == "F32_BLOB" and digits.isascii() and digits.isdigit()
@@ -346,9 +357,16 @@ def _parse_dimensions(types: dict[str, str]) -> int | None:
 def join_loader_bodies(
     path: Path, survey: VectorSurvey, loader: str, separator: str, limit: int, *, texts: bool = False
 ) -> str:
-    """Join the bodies of a loader's rows: of the rows that are migrated, or of all rows if none is.
+    """Join the bodies of a loader's rows in row order; empty if the survey has no such loader.
 
-    With ``texts``, rows that have only a text are migrated too. Reading stops after ``limit`` code points.
+    Args:
+        path: the preview store.
+        survey: survey of the file.
+        loader: id of the loader: in the preview layout, of an item.
+        separator: text between two bodies.
+        limit: reading stops after this many code points.
+        texts: rows that have only a text are migrated too. Only bodies of rows that are migrated are joined, or all
+            bodies if none is.
 
     Raises:
         StoreProblem: the file cannot be read.
@@ -373,7 +391,10 @@ def join_loader_bodies(
 def _read_bodies(
     db: apsw.Connection, loader: str, rows: LoaderRows, vector_bytes: int | None, *, texts: bool
 ) -> Iterator[str]:
-    """Yield the texts of a loader's rows; ``texts``: also of rows without a usable vector."""
+    """Yield the bodies of a loader's migrated rows, or all its bodies if none is migrated.
+
+    ``vector_bytes`` is the vector length of migrated rows. With ``texts``, rows without such a vector are migrated too.
+    """
     runs = zip(rows.runs[::2], rows.runs[1::2], strict=True)
     if texts:
         yield from (body for body, _ in PREVIEW_VECTORS.rows_and_texts(db, runs, vector_bytes))

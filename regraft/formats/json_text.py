@@ -54,7 +54,7 @@ def loads(text: str | bytes) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Describe an error of the decoder."""
+    """Describe an error of the JSON decoder, for messages."""
     return tr("nested too deeply") if isinstance(error, RecursionError) else str(error)
 
 
@@ -80,7 +80,7 @@ def replace_lone_surrogates(text: bytearray) -> memoryview:
 
 
 def decode(text: bytearray, shape: type[T]) -> T:
-    """Parse ``text`` as ``shape``.
+    """Parse ``text`` as JSON of the type ``shape``.
 
     ``text`` is modified in place (:func:`replace_lone_surrogates`) and must be kept as long as any Raw field of the
     result.
@@ -103,7 +103,7 @@ def _decode(text: memoryview | msgspec.Raw, shape: type[T]) -> T:
 
 
 def decode_raw(raw: msgspec.Raw, shape: type[T]) -> T:
-    """Parse a part of a text that has been parsed before.
+    """Parse a part of a JSON text that was left unparsed, as the type ``shape``.
 
     Raises:
         JsonProblem: the part is not valid JSON or has another shape.
@@ -112,7 +112,7 @@ def decode_raw(raw: msgspec.Raw, shape: type[T]) -> T:
 
 
 def decode_any(raw: msgspec.Raw) -> Any:
-    """Parse a part of a text that has been parsed before as plain Python values.
+    """Parse a part of a JSON text that was left unparsed, as plain Python values.
 
     Raises:
         JsonProblem: the part is not valid JSON.
@@ -140,7 +140,7 @@ def unwrap_string(raw: msgspec.Raw) -> bytearray:
 
 
 def _unquote(text: bytearray, begin: int) -> None:
-    """Replace a text that is a JSON string from ``begin`` by the string's value, in pieces and in place.
+    """Replace ``text``, which is a JSON string from ``begin`` on, by the value of the string, piece by piece.
 
     Raises:
         JsonProblem: the string is incomplete.
@@ -175,12 +175,14 @@ def _start(text: memoryview | msgspec.Raw) -> bytes:
 
 
 class _Entry(msgspec.Struct):
+    """An entry of a list that represents an object."""
+
     key: Any = None
     value: msgspec.Raw = msgspec.Raw(b"null")
 
 
 def _entry(raw: msgspec.Raw) -> _Entry:
-    """Decode an entry; an empty one if it has another form."""
+    """Decode a list entry of the form {key, value}; an entry without key if it has another form."""
     try:
         return msgspec.json.decode(raw, type=_Entry)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

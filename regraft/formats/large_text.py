@@ -32,7 +32,7 @@ _FOUR_BYTE_STARTS = bytes(range(0xF0, 0xF8))
 
 @dataclass(frozen=True, kw_only=True)
 class LargeText:
-    """The text in one row of an ordinary table. ``codec`` is the encoding of the file unless it is UTF-8."""
+    """The text in one row of an ordinary table, read when needed. ``codec``: its encoding unless that is UTF-8."""
 
     db: apsw.Connection
     table: str
@@ -77,7 +77,7 @@ class LargeText:
 
 
 def hash_text(text: str | LargeText) -> str:
-    """Compute :func:`regraft.identity.text_hash` of a text, of a large one in pieces.
+    """Compute :func:`regraft.identity.text_hash` of a text; a large text is read in pieces.
 
     Raises:
         apsw.Error: the text cannot be read.
@@ -91,7 +91,7 @@ def hash_text(text: str | LargeText) -> str:
 
 
 def read_pieces(db: apsw.Connection, table: str, column: str, rowid: int) -> Iterator[bytes]:
-    """Yield the stored bytes of a value in pieces.
+    """Yield the stored bytes of a text or BLOB, which is in one column of one row, in pieces.
 
     Raises:
         apsw.Error: the value cannot be read.
@@ -102,7 +102,7 @@ def read_pieces(db: apsw.Connection, table: str, column: str, rowid: int) -> Ite
 
 
 def _convert_to_utf8(raw: Iterator[bytes], codec: str) -> Iterator[bytes]:
-    """Decode text piece by piece and encode it as UTF-8; invalid bytes are replaced."""
+    """Convert the pieces of a text in the encoding ``codec`` to UTF-8; invalid bytes are replaced."""
     decoder = codecs.getincrementaldecoder(codec)("replace")
     for piece in raw:
         yield decoder.decode(piece).encode("utf-8", "replace")
@@ -121,7 +121,7 @@ def _split_position(raw: bytes) -> int:
 
 
 def _to_utf8(raw: bytes) -> bytes:
-    """The same bytes if they are UTF-8, else decoded leniently and encoded again."""
+    """Return ``raw`` unchanged if it is UTF-8; otherwise decode it leniently and encode it again."""
     try:
         raw.decode()
     except UnicodeDecodeError:
@@ -130,7 +130,7 @@ def _to_utf8(raw: bytes) -> bytes:
 
 
 def count_utf16_units(piece: bytes) -> int:
-    """Count the UTF-16 units of the characters that start in a piece of UTF-8."""
+    """Count the UTF-16 units of the characters that start in a piece of a UTF-8 text."""
     if piece.isascii():
         return len(piece)
     wide = len(piece) - len(piece.translate(None, _FOUR_BYTE_STARTS))
@@ -147,13 +147,13 @@ class SpooledBody(msgspec.Struct, frozen=True, kw_only=True):
         start: offset of its first byte in the content.
         size: length in bytes.
         units: length in UTF-16 units.
-        key: hash of the text.
+        text_hash: hash of the body.
     """
 
     start: int
     size: int
     units: int
-    key: str
+    text_hash: str
 
 
 class Spool:
@@ -173,19 +173,21 @@ class Spool:
         self._scratch.__exit__(None, None, None)
 
     def add(self, body: str | LargeText) -> SpooledBody:
-        """Append a body.
+        """Append a body to the content and return its location.
 
         Raises:
             apsw.Error: the body cannot be read, or the disk is full.
         """
         if self.bodies:
             self._write(_SEPARATOR)
-        start, units, key = self.size, 0, hashlib.sha256()
+        start, units, text_hash = self.size, 0, hashlib.sha256()
         for piece in body.pieces() if isinstance(body, LargeText) else (body.encode(),):
             units += count_utf16_units(piece)
-            key.update(piece)
+            text_hash.update(piece)
             self._write(piece)
-        self.bodies.append(SpooledBody(start=start, size=self.size - start, units=units, key=key.hexdigest()))
+        self.bodies.append(
+            SpooledBody(start=start, size=self.size - start, units=units, text_hash=text_hash.hexdigest())
+        )
         return self.bodies[-1]
 
     def _write(self, piece: bytes) -> None:
@@ -201,18 +203,21 @@ class Spool:
         return self._content.hexdigest()
 
     def pieces(self, start: int = 0, size: int | None = None) -> Iterator[bytes]:
-        """Yield ``size`` bytes from the start of a body, in pieces that do not split characters."""
+        """Yield the content, or ``size`` bytes of it from offset ``start`` on, in pieces that split no character.
+
+        Both must be those of a body.
+        """
         end = self.size if size is None else start + size
         query = "SELECT bytes FROM piece WHERE start >= ? AND start < ? ORDER BY start"
         for (piece,) in self._db.execute(query, (start, end)):
             yield piece
 
     def text(self, body: SpooledBody) -> str:
-        """Read a whole body."""
+        """Read the text of a body that was added."""
         return b"".join(self.pieces(body.start, body.size)).decode()
 
     def head(self, size: int, start: int = 0) -> str:
-        """Read about ``size`` bytes from ``start``."""
+        """Read about ``size`` bytes of the content from the byte offset ``start`` on, as text."""
         found = []
         for piece in self.pieces(start, self.size - start):
             found.append(piece[:size])
@@ -223,10 +228,9 @@ class Spool:
 
 
 def write_pieces(db: apsw.Connection, table: str, rowid: int, pieces: Iterable[bytes]) -> None:
-    """Write the bytes of the column ``text`` of a row that was inserted with :data:`RESERVED_TEXT`.
+    """Write the text of a row that was inserted with :data:`RESERVED_TEXT` into its column ``text``.
 
-    Raises:
-        apsw.Error: they cannot be written.
+    ``pieces`` are the UTF-8 bytes of the text. Raises apsw.Error if they cannot be written.
     """
     with db.blob_open("main", table, "text", rowid, True) as blob:
         for piece in pieces:
@@ -239,7 +243,7 @@ RESERVED_TEXT = "CAST(zeroblob(?) AS TEXT)"
 
 
 class LargeContent:
-    """Compares a large content with consecutive bodies, reading it in pieces."""
+    """Compares a large content (the text of a material) with consecutive bodies, reading it in pieces."""
 
     def __init__(self, db: apsw.Connection, rowid: int, content_hash: str) -> None:
         whole = hashlib.sha256()
@@ -250,13 +254,13 @@ class LargeContent:
         self._units = 0
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the open BLOB."""
         self._blob.close()
 
     def starts_at(self, start: int) -> bool:
-        """Whether the next body starts at ``start`` (UTF-16 units). A blank line must precede all bodies but the first.
+        """Whether the next body starts at ``start`` (UTF-16 units), a blank line after the one before.
 
-        Call this before comparing the body's pieces.
+        Also False if the content does not match its hash. Call this before comparing the pieces of the body.
         """
         if start and (self._blob.read(len(_SEPARATOR)) != _SEPARATOR or start != self._units + len(_SEPARATOR)):
             return False
@@ -264,17 +268,17 @@ class LargeContent:
         return self._has_hash
 
     def matches_next(self, piece: bytes) -> bool:
-        """Whether the next bytes of the content are ``piece``."""
+        """Whether the next bytes of the content equal ``piece``, the next bytes of a body; moves on behind them."""
         self._units += count_utf16_units(piece)
         return self._blob.read(len(piece)) == piece
 
     def ends_at(self, end: int) -> bool:
-        """Whether the bytes compared so far end at ``end`` (UTF-16 units)."""
+        """Whether the body compared so far ends at ``end`` (UTF-16 units of the content)."""
         return self._units == end
 
 
 class WholeContent:
-    """Compares a content with consecutive bodies, holding it in memory."""
+    """Compares a content (the text of a material) with consecutive bodies, holding it in memory."""
 
     def __init__(self, db: apsw.Connection, rowid: int, content_hash: str) -> None:
         self._text = b"".join(read_pieces(db, "content", "text", rowid))
@@ -285,7 +289,7 @@ class WholeContent:
         """Do nothing; there is no open file."""
 
     def starts_at(self, start: int) -> bool:
-        """Whether the next body starts at ``start`` (UTF-16 units)."""
+        """Whether the next body starts at ``start``; see :meth:`LargeContent.starts_at`."""
         if start:
             if not self._text.startswith(_SEPARATOR, self._at) or start != self._units + len(_SEPARATOR):
                 return False
@@ -294,12 +298,12 @@ class WholeContent:
         return self._has_hash
 
     def matches_next(self, piece: bytes) -> bool:
-        """Whether the next bytes of the content are ``piece``."""
+        """Whether the next bytes of the content equal ``piece``, the next bytes of a body; moves on behind them."""
         fits = self._text.startswith(piece, self._at)
         self._at += len(piece)
         self._units += count_utf16_units(piece)
         return fits
 
     def ends_at(self, end: int) -> bool:
-        """Whether the bytes compared so far end at ``end`` (UTF-16 units)."""
+        """Whether the body compared so far ends at ``end`` (UTF-16 units of the content)."""
         return self._units == end

@@ -23,7 +23,7 @@ _BLOCK = re.compile(r"\A---\n(?:[A-Za-z_]+: .*\n)*?---\n")
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Name of a snapshot file before it is made unique, and the fields of its block."""
+    """Name of a snapshot file before it is made unique, and the fields of its frontmatter."""
 
     stem: str
     type: str
@@ -31,7 +31,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     resource: str | None = None
 
     def block(self, timestamp: str) -> str:
-        """Return the frontmatter, from ``---`` to the newline after the second ``---``."""
+        """Return the YAML frontmatter of the file, from ``---`` to the newline after the second ``---``."""
         fields = {"type": self.type, "title": self.title, "resource": self.resource, "timestamp": timestamp}
         present = ((key, value) for key, value in fields.items() if value is not None)
         lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in present]
@@ -39,7 +39,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def strip_block(text: str) -> str:
-    """Return ``text`` without the block that it starts with, if any."""
+    """Return ``text`` without the frontmatter that it starts with, if any."""
     # Values are JSON-quoted: line breaks inside them are escaped, so no value can end the block early.
     match = _BLOCK.match(text)
     return text[match.end() :] if match else text
@@ -66,12 +66,12 @@ def leading_line(text: str) -> str:
 
 
 def _cut_title(text: str) -> str:
-    """Cut a text to the length of a title."""
+    """Cut a text to the maximum length of a title (:data:`MAX_TITLE_UNITS`) and trim it."""
     return trim(utf16_cut(text, MAX_TITLE_UNITS))
 
 
 def _stem(text: str) -> str | None:
-    """Sanitize a title for a file name. None if the result is empty or ``untitled``."""
+    """Turn a title into a file name without suffix. None if the result is empty or ``untitled``."""
     stem = sanitize_name(_cut_title(text))
     return None if stem in ("", "untitled") else stem
 

@@ -34,9 +34,9 @@ def order_key(position: int) -> str:
 
 
 def key_after(last: str | None) -> str:
-    """Return the key that the application gives to a row inserted after ``last``, None if there are no rows.
+    """Return the key that the application gives to a row inserted after the one with the key ``last``.
 
-    If ``last`` is not a valid key, the result still sorts after it by its bytes.
+    None: the table is empty. If ``last`` is not a valid key, the result still sorts after it by its bytes.
     """
     if not last:
         return _FIRST
@@ -53,16 +53,16 @@ def key_after(last: str | None) -> str:
     return number + _next_fraction(last[length:]) if following is None else following
 
 
-def _length(head: str) -> int | None:
-    """Return the length of a key's integer part including its first letter; None if the letter starts none."""
-    if "a" <= head <= "z":
-        return ord(head) - ord("a") + 2
-    return ord("Z") - ord(head) + 2 if "A" <= head <= "Z" else None
+def _length(letter: str) -> int | None:
+    """Return the length of the integer part that begins with a letter, including it; None for any other character."""
+    if "a" <= letter <= "z":
+        return ord(letter) - ord("a") + 2
+    return ord("Z") - ord(letter) + 2 if "A" <= letter <= "Z" else None
 
 
-def _next_integer(number: str) -> str | None:
-    """Return the next integer part; None after the last one."""
-    head, digits = number[0], number[1:]
+def _next_integer(integer_part: str) -> str | None:
+    """Return the integer part that follows another one; None after the last one."""
+    head, digits = integer_part[0], integer_part[1:]
     kept = digits.rstrip(DIGITS[-1])
     if kept:
         following = DIGITS[DIGITS.index(kept[-1]) + 1]
@@ -70,16 +70,16 @@ def _next_integer(number: str) -> str | None:
     return _first_with_next_letter(head)
 
 
-def _first_with_next_letter(head: str) -> str | None:
-    """Return the first key with the next letter; None after ``z``."""
-    if head == "z":
+def _first_with_next_letter(letter: str) -> str | None:
+    """Return the first integer part that begins with the letter after ``letter``; None after ``z``."""
+    if letter == "z":
         return None
-    following = "a" if head == "Z" else chr(ord(head) + 1)
+    following = "a" if letter == "Z" else chr(ord(letter) + 1)
     return following + DIGITS[0] * ((_length(following) or 2) - 1)
 
 
 def _next_fraction(fraction: str) -> str:
-    """Return a fraction between this one and the end."""
+    """Return a fraction (the digits after a key's integer part) that sorts after another one."""
     kept = ""
     for character in fraction:
         digit_value = DIGITS.find(character)

@@ -36,7 +36,7 @@ _FIRST_BLOB, _FIRST_TEXT = 12, 13
 
 
 def find_contradiction(db: apsw.Connection, path: Path, table: str, needed: Sequence[str]) -> str | None:
-    """Find a contradiction between the pages of a table: SQLite's complaint, or None if the pages agree.
+    """Find a contradiction between the pages of a table. Return SQLite's complaint, or None if the pages agree.
 
     Args:
         db: the file, open for reading.
@@ -59,12 +59,12 @@ def find_contradiction(db: apsw.Connection, path: Path, table: str, needed: Sequ
     if not suspects:
         return None
     columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info('{table}')")]
-    shape = _Shape([columns.index(name) for name in needed], len(columns))
+    shape = _RowShape([columns.index(name) for name in needed], len(columns))
     return _find_lost_rows(path, suspects, shape)
 
 
 def _complaints(db: apsw.Connection, table: str) -> Iterator[str]:
-    """Yield the lines of SQLite's page check, for the table alone if the schema prevents a check of the whole file."""
+    """Yield the lines of SQLite's page check: of the file, or of the table if the schema prevents that."""
     db.execute("PRAGMA ignore_check_constraints = ON")
     for pragma in (f"quick_check({_COMPLAINTS})", f"quick_check('{table}')"):
         try:
@@ -78,7 +78,7 @@ def _complaints(db: apsw.Connection, table: str) -> Iterator[str]:
 
 
 def find_inconsistency(db: apsw.Connection, tables: Iterable[str]) -> str | None:
-    """Find pages or indexes of the given tables that disagree on which rows exist: SQLite's complaint, or None.
+    """Find a table whose pages and indexes disagree on which rows exist. Return SQLite's complaint, or None.
 
     For files whose rows are read through indexes too. Values that a column does not allow are ignored.
 
@@ -93,26 +93,34 @@ def find_inconsistency(db: apsw.Connection, tables: Iterable[str]) -> str | None
     return None
 
 
-class _Shape:
-    """Recognizes rows of a table: their number of columns, and which columns contain the text and the vector."""
+class _RowShape:
+    """Recognizes rows of a table by the number of their columns, and by the types of two of them.
+
+    Args:
+        positions: positions of the text column and of the vector column.
+        columns: number of columns of the table.
+    """
 
     def __init__(self, positions: Sequence[int], columns: int) -> None:
         self._text, self._vector = positions
         self._columns = columns
 
     def fits(self, fields: Sequence[RecordField]) -> bool:
-        """Whether a record may be a row of the table. Columns that ALTER TABLE added may be missing."""
+        """Whether a record has as many columns as a row. Columns that ALTER TABLE added may be missing."""
         return max(self._text, self._vector) < len(fields) <= self._columns
 
     def has_both(self, fields: Sequence[RecordField]) -> bool:
-        """Whether a fitting record has a text or NULL in the text column and a BLOB in the vector column."""
+        """Whether a record that fits has a text or NULL in the text column, and a BLOB in the vector column."""
         text, vector = fields[self._text].serial, fields[self._vector].serial
         is_text = text == 0 or (text >= _FIRST_TEXT and text & 1 == 1)
         return is_text and vector >= _FIRST_BLOB and not vector & 1
 
 
-def _find_lost_rows(path: Path, suspects: Sequence[tuple[int, str]], shape: _Shape) -> str | None:
-    """Find the first complaint about a page that belongs to the table."""
+def _find_lost_rows(path: Path, suspects: Sequence[tuple[int, str]], shape: _RowShape) -> str | None:
+    """Return the first complaint about a page that can contain rows of the table, or None.
+
+    ``suspects`` are page numbers with SQLite's complaints; ``shape`` recognizes the rows.
+    """
     try:
         with PageFile(path) as file:
             for number, complaint in suspects:
@@ -136,7 +144,7 @@ def _find_lost_rows(path: Path, suspects: Sequence[tuple[int, str]], shape: _Sha
 
 
 def _records(file: PageFile, data: bytes, page: TreePage) -> Iterator[list[RecordField]]:
-    """Yield the columns of each readable record on a leaf page."""
+    """Yield the columns of each readable record on a leaf page, whose bytes are ``data``."""
     for at in page.cells:
         try:
             cell = parse_record_cell(data, at, file.usable, page.kind, file.size)
@@ -155,7 +163,7 @@ class RowsDiffer(apsw.CorruptError):
 
 
 def digest_row(rowid: int, body: bytes | None, body_bytes: int, vector: bytes | None) -> int:
-    """Compute what one row contributes to a digest. Digests of disjoint sets of rows add up modulo 2^64.
+    """Compute the summand of one row in the digest of a table. Summands add up modulo 2^64.
 
     A text or vector over ``LARGE_BYTES`` contributes only its length, because it is never held in memory.
 
@@ -173,7 +181,7 @@ def digest_row(rowid: int, body: bytes | None, body_bytes: int, vector: bytes | 
 
 
 class RowsDigest:
-    """Sums the digests of the rows that a read returns."""
+    """Digest of the rows that one read of a table returns: the sum over all rows."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -183,10 +191,10 @@ class RowsDigest:
         self.value += digest_row(rowid, body, body_bytes, vector)
 
     def demand(self, expected: int | None, table: str) -> None:
-        """Compare with the digest of the first read. None: there is nothing to compare with.
+        """Compare the sum with the digest of an earlier read of the same table; None: nothing to compare with.
 
         Raises:
-            RowsDiffer: the rows differ from those of the first read.
+            RowsDiffer: the rows differ from those of the earlier read.
         """
         if expected is not None and self.value & _MASK != expected & _MASK:
             raise RowsDiffer(tr("reading table `{table}` twice returned different rows", table=table))

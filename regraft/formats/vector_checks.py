@@ -91,7 +91,7 @@ NO_MEASURES = VectorMeasures(norm=0.0, repeats=0)
 
 
 def measure_vector(vector: bytes | None) -> VectorMeasures | None:
-    """Measure a float32 vector. None if the value is not a vector or contains a NaN or an infinity."""
+    """Compute norm and repeats of a float32 vector; None if it is not a vector, or contains a NaN or an infinity."""
     if not vector or len(vector) % 4:
         return None
     numbers = read_floats(vector)
@@ -102,9 +102,12 @@ def measure_vector(vector: bytes | None) -> VectorMeasures | None:
 
 
 class TypicalRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Norms and repeats that most vectors of a base have.
+    """Norms, and numbers of repeated values, that most vectors of a base have.
 
-    ``furthest`` is the largest accepted distance from the norm ``middle``.
+    Attributes:
+        middle: norm in the middle of the accepted norms.
+        furthest: largest accepted distance of a norm from ``middle``.
+        repeats: largest accepted number of repeated values in a vector.
     """
 
     middle: float
@@ -125,8 +128,9 @@ def compute_typical_range(db: apsw.Connection, table: str, which: str = "TRUE") 
     rows = f"FROM {table} WHERE norm > 0 AND ({which})"
     count = int(str(db.execute(f"SELECT count(*) {rows}").get))
 
-    def select_nth(position: int, what: str, *values: float) -> float:
-        query = f"SELECT {what} {rows} ORDER BY 1 LIMIT 1 OFFSET {position}"
+    def select_nth(position: int, expression: str, *values: float) -> float:
+        """Return the value of an SQL expression at a position, in ascending order of the values."""
+        query = f"SELECT {expression} {rows} ORDER BY 1 LIMIT 1 OFFSET {position}"
         return float(str(db.execute(query, values).get or 0))
 
     middle = select_nth(count // 2, "norm")

@@ -1,8 +1,7 @@
 """Results of a survey of a vector file: rows grouped by loader and by vector kind, and totals of a salvage.
 
 :mod:`regraft.formats.vector_table` makes the surveys. A loader is one ingestion run of one v1 item; in the preview
-layout
-it is the item itself. Salvage: ``docs/salvage.md``.
+layout it is the item itself. Salvage: ``docs/salvage.md``.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class SalvageTally(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def offer(self) -> str:
-        """Message about the rows that can be salvaged."""
+        """Message that says how many rows ``--salvage`` can recover."""
         if not self.rows:
             return tr("none of its rows (about {about:,}) can be salvaged", about=self.about)
         return tr(
@@ -127,7 +126,7 @@ class RowTally(msgspec.Struct):
     first_text: int | None = None
 
     def add(self, body_bytes: int, digests: RowDigests) -> None:
-        """Count one row."""
+        """Count one row with the size of its text and its digests: with its vector, and of its text alone."""
         self.count += 1
         self.body_bytes += body_bytes
         self.digest += digests[0]
@@ -173,8 +172,8 @@ class LoaderRows(msgspec.Struct):
     #: Hashes of earlier sources, kept only from the second source on: there may be a million loaders.
     _sources: set[bytes] | None = None
 
-    def see_source(self, raw: bytes | None) -> None:
-        """Update the source with that of the next row. Repeating the previous bytes costs nothing."""
+    def update_source(self, raw: bytes | None) -> None:
+        """Update ``source`` with the raw source of the next row. Repeating the previous bytes costs nothing."""
         if raw is None or raw == self._last_source:
             return
         before, self._last_source = self._last_source, raw
@@ -192,6 +191,7 @@ class LoaderRows(msgspec.Struct):
 
 
 def _source_hash(source: bytes) -> bytes:
+    """Return a short hash of a source, to recognize it again."""
     return hashlib.blake2b(source, digest_size=16).digest()
 
 
@@ -222,27 +222,42 @@ class VectorSurvey(msgspec.Struct):
 
 
 class Surveyor:
-    """Builds a survey row by row."""
+    """Builds a survey row by row: call :meth:`start_row`, then one of the other methods, for each row.
+
+    Args:
+        found: the survey to fill.
+        number: parses a chunk number from a row id and its loader id; None if no numbers are wanted.
+    """
 
     def __init__(self, found: VectorSurvey, number: Callable[[bytes, bytes], int] | None) -> None:
         self._found = found
         self._number = number
-        self._by_key: dict[bytes | None, LoaderRows] = {}
-        self._key: bytes | None = None
+        self._by_id: dict[bytes | None, LoaderRows] = {}
+        self._loader_id: bytes | None = None
         self._loader: LoaderRows | None = None
         self._row_id: bytes | None = None
         #: Less than every row id.
         self._last = -(1 << 63) - 1
 
-    def row(self, rowid: int, key: bytes | None, source: bytes | None, row_id: bytes | None) -> None:
-        """Count a row: ``key`` is its loader id, ``row_id`` its own. Next, call :meth:`vector` or :meth:`refused`."""
-        if self._loader is None or key != self._key:
-            self._key = key
-            if key not in self._by_key:
+    def start_row(self, rowid: int, loader_id: bytes | None, source: bytes | None, row_id: bytes | None) -> None:
+        """Begin the next row of the table: update the loader that it belongs to.
+
+        Args:
+            rowid: SQLite's row id; must ascend.
+            loader_id: id of the loader, or None.
+            source: source of the row, or None.
+            row_id: the row's own id in the application, or None.
+
+        Raises:
+            StoreProblem: the row ids do not ascend.
+        """
+        if self._loader is None or loader_id != self._loader_id:
+            self._loader_id = loader_id
+            if loader_id not in self._by_id:
                 # Two ids that are invalid UTF-8 may decode to the same text; their rows are counted as one loader's.
-                text = None if key is None else decode_utf8(key)
-                self._by_key[key] = self._found.loaders.setdefault(text, LoaderRows())
-            self._loader = self._by_key[key]
+                text = None if loader_id is None else decode_utf8(loader_id)
+                self._by_id[loader_id] = self._found.loaders.setdefault(text, LoaderRows())
+            self._loader = self._by_id[loader_id]
             self._loader.runs.extend((rowid, rowid))
         if rowid <= self._last:
             # Ranges of row ids would no longer select these rows.
@@ -252,13 +267,21 @@ class Surveyor:
         loader = self._loader
         loader.runs[-1] = rowid
         loader.rows += 1
-        loader.see_source(source)
-        if self._number is not None and row_id is not None and key is not None:
-            loader.highest_number = max(loader.highest_number, self._number(row_id, key))
+        loader.update_source(source)
+        if self._number is not None and row_id is not None and loader_id is not None:
+            loader.highest_number = max(loader.highest_number, self._number(row_id, loader_id))
         self._found.rows += 1
 
-    def vector(self, rowid: int, kind: int, body_bytes: int, degenerate: bool, digests: RowDigests) -> RowTally:
-        """Count the vector of the current row and return the tally that it was added to."""
+    def count_vector(self, rowid: int, kind: int, body_bytes: int, degenerate: bool, digests: RowDigests) -> RowTally:
+        """Count the current row by the kind of its vector, and return the tally that it was added to.
+
+        Args:
+            rowid: SQLite's row id.
+            kind: vector kind (:data:`MISSING`, :data:`UNSUPPORTED`, or a length).
+            body_bytes: length of the text.
+            degenerate: whether the vector has no usable norm.
+            digests: digests of the row.
+        """
         assert self._loader is not None
         tally = self._count_row(self._loader.kinds, kind, rowid, body_bytes, digests)
         tally.degenerate += degenerate
@@ -266,15 +289,23 @@ class Surveyor:
             self._found.lengths[abs(kind)] = self._found.lengths.get(abs(kind), 0) + 1
         return tally
 
-    def refused(self, rowid: int, reason: str, body_bytes: int, digests: RowDigests) -> RowTally:
-        """Count the current row as one that is not migrated and return the tally that it was added to."""
+    def count_refused(self, rowid: int, reason: str, body_bytes: int, digests: RowDigests) -> RowTally:
+        """Count the current row as not migrated for a reason code, and return the tally that it was added to."""
         assert self._loader is not None
         return self._count_row(self._loader.refused, reason, rowid, body_bytes, digests)
 
     def _count_row(
         self, tallies: dict[T, RowTally], key: T, rowid: int, body_bytes: int, digests: RowDigests
     ) -> RowTally:
-        """Count the current row in the tally of ``key``, made if new, and add samples of row names."""
+        """Count the current row in the tally for its vector kind or reason code, and keep samples of row names.
+
+        Args:
+            tallies: tallies of the loader by vector kind or reason code.
+            key: the vector kind or reason code.
+            rowid: SQLite's row id.
+            body_bytes: length of the text.
+            digests: digests of the row.
+        """
         tally = tallies.get(key)
         if tally is None:
             tally = tallies[key] = RowTally(first_rowid=rowid)
@@ -284,10 +315,13 @@ class Surveyor:
         self._found.body_bytes += body_bytes
         return tally
 
-    def text(
+    def record_text(
         self, tally: RowTally, rowid: int, body_bytes: int, degenerate: bool, digests: RowDigests, *, is_there: bool
     ) -> None:
-        """Record whether the current row has a text."""
+        """Record in the tally of the current row whether the row has a text (``is_there``).
+
+        The other arguments are those of :meth:`count_vector`.
+        """
         if is_there:
             tally.first_text = rowid if tally.first_text is None else tally.first_text
             return

@@ -16,7 +16,7 @@ import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import apsw
 import msgspec
@@ -37,7 +37,7 @@ SPACES_SQL = f"char({', '.join(str(ord(space)) for space in JS_WHITESPACE)})"
 
 
 def check_file(path: Path) -> None:
-    """Check that ``path`` can be a vector file.
+    """Check that the file at ``path`` can be a vector file.
 
     Raises:
         StoreProblem: it is missing, a directory, empty or cut off.
@@ -56,23 +56,25 @@ def check_file(path: Path) -> None:
             message = tr("is truncated: the last {missing:,} bytes are missing", missing=missing)
             raise StoreProblem(message, is_damage=True)
     except OSError as error:
-        raise _disk_problem(error) from error
+        raise _convert_system_error(error) from error
 
 
-def read_problem(error: Exception) -> StoreProblem:
-    """Convert an error of SQLite, or of a text that is not UTF-8; some of them count as damage."""
+def convert_read_error(error: Exception) -> StoreProblem:
+    """Convert an error of SQLite, or of a text that is not UTF-8, to StoreProblem; some of them count as damage."""
     is_damage = isinstance(error, (*sqlite.CONTENT_ERRORS, apsw.IOError, UnicodeDecodeError))
     return StoreProblem(tr("cannot be read: {error}", error=error), is_damage=is_damage)
 
 
-def _disk_problem(error: OSError) -> StoreProblem:
-    """Convert a system error; an I/O error counts as damage."""
+def _convert_system_error(error: OSError) -> StoreProblem:
+    """Convert an error of the operating system to StoreProblem; an I/O error counts as damage."""
     why = tr("cannot be read: {strerror}", strerror=error.strerror or error)
     return StoreProblem(why, is_damage=error.errno == errno.EIO)
 
 
 #: Alternative SQL expressions, each with the column that it needs.
 ColumnExpressions = tuple[tuple[str, str], ...]
+#: First and last row id of each range.
+RowIdRanges: TypeAlias = Iterable[tuple[int, int]]
 
 
 class VectorTable(msgspec.Struct, frozen=True):
@@ -127,17 +129,17 @@ class VectorTable(msgspec.Struct, frozen=True):
         except (apsw.Error, UnicodeDecodeError) as error:
             if sqlite.is_write_failure(error):
                 raise
-            raise read_problem(error) from error
+            raise convert_read_error(error) from error
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise
-            raise _disk_problem(error) from error
+            raise _convert_system_error(error) from error
         return found
 
     def rows(
         self,
         db: apsw.Connection,
-        runs: Iterable[tuple[int, int]],
+        runs: RowIdRanges,
         vector_bytes: int,
         digest: int | None = None,
         *,
@@ -158,9 +160,12 @@ class VectorTable(msgspec.Struct, frozen=True):
         return self._read_runs(db, query, runs, vector_bytes, digest)
 
     def locators(
-        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int | None, *, texts: bool
+        self, db: apsw.Connection, runs: RowIdRanges, vector_bytes: int | None, *, texts: bool
     ) -> Iterator[str | None]:
-        """Stream the locators of the rows that :meth:`rows` streams, or with ``texts`` :meth:`rows_and_texts`."""
+        """Stream the locator of each row that :meth:`rows` streams, or with ``texts`` :meth:`rows_and_texts`.
+
+        A locator says as JSON where the row came from; None if the layout has none.
+        """
         fits = f"({self._fits} OR {self._has_text})" if texts else self._fits
         query = f"""SELECT {self.locator or "NULL"} FROM {self.name} NOT INDEXED
                      WHERE rowid BETWEEN ?1 AND ?2 AND {fits} ORDER BY rowid"""
@@ -173,11 +178,14 @@ class VectorTable(msgspec.Struct, frozen=True):
         self,
         db: apsw.Connection,
         query: str,
-        runs: Iterable[tuple[int, int]],
+        runs: RowIdRanges,
         vector_bytes: int | None,
         digest: int | None,
     ) -> Iterator[tuple[str, Any]]:
-        """Run a query for each range of row ids; yield text and vector. Raises RowsDiffer at the end of other rows."""
+        """Run a query for each range of row ids and yield (text, vector); the query returns row id, text and vector.
+
+        Raises RowsDiffer at the end if the digest of the rows is not ``digest``.
+        """
         register_functions(db)
         text, read = make_text_decoder(db), RowsDigest()
         for first, last in runs:
@@ -188,7 +196,9 @@ class VectorTable(msgspec.Struct, frozen=True):
 
     @contextmanager
     def every_row(self, path: Path) -> Iterator[tuple[int, Iterator[tuple[str, bytes]]]]:
-        """Open a file; yield the most common vector length in bytes, and all rows with such a vector as :meth:`rows`.
+        """Open a file; yield the most common vector length in bytes, and the rows that have such a vector.
+
+        The rows are (body, vector) as in :meth:`rows`.
 
         Raises:
             StoreProblem: see :meth:`survey`; also raised by the rows.
@@ -205,9 +215,7 @@ class VectorTable(msgspec.Struct, frozen=True):
                 raise
             raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
 
-    def text_hashes(
-        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int
-    ) -> Iterator[tuple[int, str]]:
+    def text_hashes(self, db: apsw.Connection, runs: RowIdRanges, vector_bytes: int) -> Iterator[tuple[int, str]]:
         """Stream (row id, hash of the body) of the rows that :meth:`rows` streams, reading large bodies in pieces."""
         body, is_large = self.body, f"octet_length({self.body}) > {LARGE_BYTES}"
         query = f"""SELECT rowid, CASE WHEN {is_large} THEN NULL ELSE CAST({body} AS BLOB) END, {is_large}
@@ -222,22 +230,22 @@ class VectorTable(msgspec.Struct, frozen=True):
                 yield rowid, hash_text(whole or "")
 
     def vector_of(self, db: apsw.Connection, rowid: int) -> bytes:
-        """Read the vector of one row that :meth:`rows` streams."""
+        """Read the vector of the row with a row id that :meth:`text_hashes` returned."""
         found: Any = db.execute(f"SELECT {self.vector} FROM {self.name} NOT INDEXED WHERE rowid = ?", (rowid,)).get
         return bytes(found)
 
     def large_rows(
         self,
         db: apsw.Connection,
-        runs: Iterable[tuple[int, int]],
+        runs: RowIdRanges,
         vector_bytes: int | None,
         digest: int | None = None,
         *,
         texts: bool,
     ) -> Iterator[tuple[str | LargeText, bytes | None]]:
-        """Stream the rows of :meth:`rows`, or with ``texts`` of :meth:`rows_and_texts`, reading large bodies in pieces.
+        """Stream the rows of :meth:`rows`, or with ``texts`` of :meth:`rows_and_texts`; large bodies are not loaded.
 
-        Only the length of a large body is part of the digest.
+        A large body is a :class:`LargeText`, to be read in pieces. Only its length is part of the digest.
 
         Raises:
             RowsDiffer: as in :meth:`rows`.
@@ -264,7 +272,7 @@ class VectorTable(msgspec.Struct, frozen=True):
     def rows_and_texts(
         self,
         db: apsw.Connection,
-        runs: Iterable[tuple[int, int]],
+        runs: RowIdRanges,
         vector_bytes: int | None,
         digest: int | None = None,
     ) -> Iterator[tuple[str, bytes | None]]:
@@ -309,13 +317,17 @@ class VectorTable(msgspec.Struct, frozen=True):
             apsw.Error: damage was found while reading.
         """
         columns = self._columns(db)
-        texts = ", ".join(_text_sql(some, columns) for some in wanted)
+        texts = ", ".join(_text_sql(alternatives, columns) for alternatives in wanted)
         text = make_text_decoder(db)
         for row in db.execute(f"SELECT {texts} FROM {self.name} NOT INDEXED ORDER BY rowid"):
             yield tuple(map(text, row))
 
     def _columns(self, db: apsw.Connection) -> Sequence[str]:
-        """Read the column names of the table, in order, after checking that the table can be read safely."""
+        """Return the names of the table's columns, in order, after checking that the table can be read safely.
+
+        Raises:
+            StoreProblem: the table or a needed column is missing, or the table cannot be read safely.
+        """
         self._check_plain_table(db)
         columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info('{self.name}')")]
         if any(name.lower() in ROW_NUMBERS for name in columns):
@@ -354,31 +366,34 @@ class VectorTable(msgspec.Struct, frozen=True):
         return next((int(str(found)) for (found,) in db.execute(query)), None)
 
     def _survey_rows(self, db: apsw.Connection, found: VectorSurvey, columns: Sequence[str], *, texts: bool) -> None:
-        """Count all rows of the table; ``texts``: also count rows that could be migrated without vector."""
+        """Count all rows of the table in ``found``. ``texts``: also count the rows without a text separately."""
         surveyor = Surveyor(found, self.number)
         recoded = _make_recoder(db)
         for rowid, loader, source, row_id, length, body_bytes, flaw, has_text, reason, body, vector in db.execute(
             self._survey_query(columns, texts=texts)
         ):
-            surveyor.row(rowid, recoded(loader), recoded(source), recoded(row_id))
+            surveyor.start_row(rowid, recoded(loader), recoded(source), recoded(row_id))
             size = body_bytes if body is None else len(body)
             digests = digest_row(rowid, body, size, vector), digest_row(rowid, body, size, None) if texts else 0
             if reason is None:
                 kind = non_finite_kind(length) if flaw == NON_FINITE else length
-                tally = surveyor.vector(rowid, kind, body_bytes, flaw == DEGENERATE, digests)
+                tally = surveyor.count_vector(rowid, kind, body_bytes, flaw == DEGENERATE, digests)
             else:
-                tally = surveyor.refused(rowid, str(reason), body_bytes, digests)
+                tally = surveyor.count_refused(rowid, str(reason), body_bytes, digests)
             if texts:
                 is_there = bool(has_text)
-                surveyor.text(tally, rowid, body_bytes, flaw == DEGENERATE, digests, is_there=is_there)
+                surveyor.record_text(tally, rowid, body_bytes, flaw == DEGENERATE, digests, is_there=is_there)
 
     def _survey_query(self, columns: Sequence[str], *, texts: bool) -> str:
-        """Build the query that reads each row completely, with what is wrong with its vector."""
+        """Build the query that reads each row completely, with the flaw of its vector.
+
+        ``columns`` are the columns of the table. ``texts``: also select whether the row has a text.
+        """
         # Vectors are read completely, so that damage anywhere in a row shows now and not later. Their finiteness is
         # checked number by number only if sqlite-vec finds no direction. Texts are read as bytes because they may be
         # invalid UTF-8.
         vector, length = self.vector, f"octet_length({self.vector})"
-        texts_sql = (_text_sql(some, columns) for some in (self.loader, self.source, self.row_id))
+        texts_sql = (_text_sql(alternatives, columns) for alternatives in (self.loader, self.source, self.row_id))
         # SQLite only notices that the columns of a row do not add up to its length if it reads the last column: one
         # wrong length shifts every column after it.
         last = untrusted_sqlite.quote_name(columns[-1])
@@ -399,11 +414,11 @@ class VectorTable(msgspec.Struct, frozen=True):
              ORDER BY rowid"""
 
 
-def _text_sql(some: ColumnExpressions, columns: Sequence[str]) -> str:
-    """Build SQL for the bytes of the first expression that is a text; expressions without their column are skipped."""
+def _text_sql(alternatives: ColumnExpressions, columns: Sequence[str]) -> str:
+    """Build SQL for the bytes of the first expression that is a text; those whose column is missing are skipped."""
     texts = [
         f"CASE typeof({expression}) WHEN 'text' THEN CAST({expression} AS BLOB) END"
-        for column, expression in some
+        for column, expression in alternatives
         if column in columns
     ]
     return f"coalesce({', '.join(texts)}, NULL)" if texts else "NULL"
@@ -414,6 +429,7 @@ def make_text_decoder(db: apsw.Connection) -> Callable[[bytes | None], str | Non
     recoded = _make_recoder(db)
 
     def decoded(raw: bytes | None) -> str | None:
+        """Decode the bytes of a text; None stays None."""
         coded = recoded(raw)
         return None if coded is None else decode_utf8(coded)
 
@@ -421,7 +437,7 @@ def make_text_decoder(db: apsw.Connection) -> Callable[[bytes | None], str | Non
 
 
 def _make_recoder(db: apsw.Connection) -> Callable[[bytes | None], bytes | None]:
-    """Make a function that converts the bytes of a text to UTF-8: a file may store UTF-16."""
+    """Make a function that converts the bytes of a text in this file, which may be UTF-16, to UTF-8."""
     codec = text_codec(db)
     if codec is None:
         return lambda raw: raw

@@ -71,7 +71,7 @@ _JOBS = {
     "copy_files": "uploads are copied by one process",
     "file_hash": "files are hashed again",
     "folder_hash": "files are hashed again",
-    "_is_part_correct": "a part of the index is verified again by this process",
+    "_is_range_correct": "a part of the index is verified again by this process",
 }
 
 
@@ -157,7 +157,7 @@ def test_a_helper_that_reads_something_else_back_stops_the_run(
     assert done.status == 3
     assert done.document["error"]["code"] == "VerificationFailed"
     assert "texts or vectors differ" in done.document["error"]["message"]
-    assert "_is_part_correct" in sound
+    assert "_is_range_correct" in sound
     assert not list((tmp_path / "library").glob("KnowledgeBase/*"))
 
 

@@ -56,13 +56,14 @@ class NoteFile(msgspec.Struct, frozen=True):
 
 
 def find_note_files(raw: Path) -> Iterator[NoteFile]:
-    """Return the note files in path order. Links to directories are not followed.
+    """Yield the note files below the directory ``raw/`` in path order. Links to directories are not followed.
 
     Raises:
         OSError: a folder cannot be read.
     """
 
     def failed(error: OSError) -> None:
+        """Raise the error of a folder that cannot be read."""
         raise error
 
     found = []
@@ -76,7 +77,7 @@ def find_note_files(raw: Path) -> Iterator[NoteFile]:
 
 
 def _is_encodable(name: str) -> bool:
-    """Whether a name is valid Unicode; AngelMemory cannot store other names."""
+    """Whether a file name is valid Unicode; AngelMemory cannot store other names."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -85,7 +86,12 @@ def _is_encodable(name: str) -> bool:
 
 
 def resolve_note_path(raw: Path, relative: str) -> Path | None:
-    """Return the path of a record's file, or None if it lies outside of ``raw/``."""
+    """Return the path of the file that a record names, or None if it lies outside of ``raw/``.
+
+    Args:
+        raw: the directory ``raw/``.
+        relative: path of the file below it, as stored in the record.
+    """
     if "\0" in relative:
         return None
     root = links.real_path(raw)
@@ -93,17 +99,17 @@ def resolve_note_path(raw: Path, relative: str) -> Path | None:
     return file if root in file.parents else None
 
 
-def read_notes(place: Path, relative: str) -> list[Note]:
-    """Derive the records of a file, in order.
+def read_notes(file: Path, relative: str) -> list[Note]:
+    """Derive the records that AngelMemory has for a note file, in order.
 
     Args:
-        place: path of the file.
-        relative: path below ``raw/`` with ``/``.
+        file: the file.
+        relative: its path below ``raw/``, with ``/``.
 
     Raises:
         OSError: the file cannot be read.
     """
-    data = links.read_bytes(place)
+    data = links.read_bytes(file)
     lines = len(split_lines(data))
     parts = (part.strip() for part in relative.replace("\\", "/").strip("/").split("/"))
     path = [part for part in parts if part]
@@ -133,16 +139,17 @@ def read_notes(place: Path, relative: str) -> list[Note]:
 
 
 def split_lines(data: bytes) -> list[str]:
-    """Return the lines of a file. Invalid UTF-8 is skipped; all line ends that Python knows count."""
+    """Return the lines of a file's content. Invalid UTF-8 is skipped; all line ends that Python knows count."""
     return _normalize_newlines(data.decode("utf-8", "ignore")).splitlines()
 
 
 def _normalize_newlines(text: str) -> str:
+    """Replace all line ends of a text by line feeds."""
     return io.IncrementalNewlineDecoder(None, translate=True).decode(text, final=True)
 
 
 def leaf_headings(text: str) -> Iterator[tuple[str, ...]]:
-    """Yield, for each Markdown heading without subheadings, its heading at each level.
+    """Yield the headings of levels 1 to 6 that apply at each Markdown heading without subheadings; empty if missing.
 
     Heading markers in code blocks count, too.
     """
@@ -156,7 +163,11 @@ def leaf_headings(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _source_id(relative: str, headings: tuple[str, ...], number: int) -> str:
-    """Return the id that AngelMemory gives a section of a note."""
+    """Return the id that AngelMemory gives a record.
+
+    ``relative`` is the path of the file below ``raw/``, ``number`` counts the leaf headings of the file from 1; a file
+    without headings has 0.
+    """
     text = "|".join([relative, *headings, str(number)])
     return f"note_{hashlib.sha1(text.encode()).hexdigest()[:32]}"
 
@@ -249,7 +260,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its existing tags."""
+        """The names of the record's tags, without those that no longer exist."""
         return tuple(name for _, name in self.tags if name is not None)
 
     @property
@@ -287,7 +298,7 @@ class ProviderFolder(msgspec.Struct, frozen=True):
 
 
 def find_root(path: Path) -> Path | None:
-    """Return the data directory that a path is or belongs to, or None.
+    """Return the AngelMemory data directory that a path is or belongs to, or None.
 
     Accepted are the data directory itself and its subpaths up to :data:`DATABASE`.
 
@@ -300,15 +311,15 @@ def find_root(path: Path) -> Path | None:
     candidates = [path, *(path.absolute().parents[length - 1] for length in depths)]
     root = next((candidate for candidate in candidates if (candidate / DATABASE).is_file()), None)
     if root is not None:
-        signs = _later_signs(root)
+        signs = _list_later_features(root)
         if signs:
             what = tr("an AngelMemory data directory with {signs}", signs=join_list(signs, tr(" and ")))
             raise GenerationUnknown(path=root, what=what, known=_KNOWN)
     return root
 
 
-def _later_signs(root: Path) -> list[str]:
-    """Describe what a data directory has that only later generations have."""
+def _list_later_features(root: Path) -> list[str]:
+    """Describe what a data directory contains that only unsupported later generations write."""
     found = []
     if (root / _CHUNKS).exists():
         found.append(tr("notes cut into chunks ({chunks})", chunks=_CHUNKS))
@@ -326,25 +337,25 @@ def _later_signs(root: Path) -> list[str]:
 def _has_records_without_tags(database: Path) -> bool:
     """Whether a database has the table of records but not that of tags; False if it cannot be read."""
     with contextlib.suppress(apsw.Error, UnicodeDecodeError), sqlite.open_readonly(database, beside_writers=True) as db:
-        tables = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        tables = sqlite.table_names(db)
         return RECORDS in tables and NOTE_TAGS not in tables
     return False
 
 
 def _memory_folders(root: Path) -> list[Path]:
-    """Return the directories with the name of a provider directory, in ascending order."""
+    """Return the subdirectories of the data directory that are named like those of providers, in ascending order."""
     inside = (path for path in root.iterdir() if path.name.startswith(_PROVIDER_FOLDER) and path.name != CENTER)
     return sorted(path for path in inside if path.is_dir())
 
 
 def find_provider_folders(root: Path) -> list[ProviderFolder]:
-    """Return the provider directories with a Chroma database, in ascending order."""
+    """Return the embedding providers' directories that have a Chroma database, in ascending order."""
     found = [ProviderFolder(path.name.removeprefix(_PROVIDER_FOLDER), path) for path in _memory_folders(root)]
     return [folder for folder in found if folder.database.is_file()]
 
 
 def provider_folder(root: Path, provider: str) -> ProviderFolder:
-    """Return the directory of a provider, which need not exist."""
+    """Return the directory of an embedding provider with this id; it need not exist."""
     name = safe_name(provider)
     return ProviderFolder(name, root / f"{_PROVIDER_FOLDER}{name}")
 
@@ -359,7 +370,7 @@ def safe_name(provider: str) -> str:
 
 @contextmanager
 def open_records(root: Path) -> Iterator[apsw.Connection]:
-    """Open the database of records and tags for reading, leaving no files behind.
+    """Open the database of records and tags in a data directory for reading, leaving no files behind.
 
     Raises:
         AngelProblem: the database cannot be used; the message gives the reason.
@@ -370,7 +381,7 @@ def open_records(root: Path) -> Iterator[apsw.Connection]:
 
 @contextmanager
 def open_file_index(root: Path) -> Iterator[apsw.Connection]:
-    """Open the file index for reading, leaving no files behind.
+    """Open the index of note files in a data directory for reading, leaving no files behind.
 
     Raises:
         AngelProblem: the file index is missing or cannot be used; the message gives the reason.
@@ -381,7 +392,7 @@ def open_file_index(root: Path) -> Iterator[apsw.Connection]:
 
 @contextmanager
 def _open_database(path: Path, tables: Mapping[str, tuple[str, ...]]) -> Iterator[apsw.Connection]:
-    """Open a database; raises AngelProblem if it, or one of the tables or columns, is missing."""
+    """Open a database that must have tables with certain columns; otherwise raise AngelProblem."""
     if not path.is_file():
         raise AngelProblem(tr("it is missing"))
     try:
@@ -407,11 +418,11 @@ def _open_database(path: Path, tables: Mapping[str, tuple[str, ...]]) -> Iterato
 
 
 def iterate_records(db: apsw.Connection, where: str = "", values: tuple[Any, ...] = ()) -> Iterator[Record]:
-    """Yield the records with their tags, ordered by source id.
+    """Yield the records of notes with their tags, ordered by source id.
 
     Args:
         db: the open database.
-        where: SQL condition on ``r``, the records; by default all.
+        where: SQL condition on the table of records, which is named ``r``; by default all.
         values: parameters of the condition.
     """
     columns = ", ".join(f"r.{name}" for name in _READ[RECORDS])
@@ -428,6 +439,7 @@ def iterate_records(db: apsw.Connection, where: str = "", values: tuple[Any, ...
 
 
 def _record(row: tuple[Any, ...], tags: tuple[tuple[int, str | None], ...]) -> Record:
+    """Make a record from a row of its table and its tags, as (id, name) in the order of ids."""
     source_id, short_id, file_id, path = row[:4]
     headings = tuple(str(heading or "") for heading in row[4 : 4 + LEVELS])
     lines, updated = row[4 + LEVELS :]
@@ -486,7 +498,7 @@ def iterate_indexed_files(db: apsw.Connection) -> Iterator[IndexedFile]:
 
 
 def read_state(root: Path) -> dict[str, Any]:
-    """Read the state file.
+    """Read the state file in a data directory: the results of AngelMemory's maintenance, as a JSON object.
 
     Raises:
         AngelProblem: the file is missing or cannot be read; the message gives the reason.
@@ -503,5 +515,8 @@ def read_state(root: Path) -> dict[str, Any]:
 
 
 def last_provider(state: dict[str, Any]) -> str:
-    """Return the provider of the last synchronization, as in its directory name; empty if there was none."""
+    """Return the embedding provider of the last synchronization, as in its directory's name, or "".
+
+    ``state`` is the content of the state file.
+    """
     return next((safe_name(str(state[key])) for key in PROVIDER_KEYS if state.get(key)), "")

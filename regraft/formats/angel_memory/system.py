@@ -24,7 +24,7 @@ class AngelMemory(System):
     counters = MappingProxyType({database.DATABASE: (database.SEQUENCE,)})
 
     def store_at(self, path: Path) -> Path | None:
-        """Return the store that a folder is, contains, or belongs to, or None."""
+        """Return the data directory that a path is, or is inside of; None for other paths."""
         return database.find_root(path)
 
     def databases(self, found: Located) -> Iterator[str]:
@@ -35,7 +35,7 @@ class AngelMemory(System):
             yield folder.database.relative_to(root).as_posix()
 
     def files(self, found: Located) -> Iterator[str]:
-        """Yield the paths of a store's other files, relative to its root."""
+        """Yield the paths of a store's files and folders that are not SQLite databases, relative to its root."""
         yield database.STATE
 
 

@@ -156,7 +156,7 @@ class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_catalog(path: Path, records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
-    """Write a new catalog with the given bases and their items, in order.
+    """Write a new catalog with the given bases, each with its items, in order.
 
     Items are streamed because they contain the texts of notes. The file is not flushed to disk; the caller does that
     when it publishes the file.
@@ -170,10 +170,10 @@ def write_catalog(path: Path, records: Iterable[tuple[BaseRecord, Iterable[ItemR
 
 
 def check_records(records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
-    """Check that a catalog accepts these bases and items, by writing them to a temporary database.
+    """Check that a catalog accepts these bases, each with its items, by writing them to a temporary database.
 
     Raises:
-        apsw.ConstraintError, TypeError, OverflowError: it does not.
+        apsw.ConstraintError, TypeError, OverflowError: a row is not accepted.
     """
     with sqlite.open_scratch() as db:
         db.execute("PRAGMA foreign_keys = ON")
@@ -181,15 +181,15 @@ def check_records(records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> No
 
 
 def _write(db: apsw.Connection, records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
-    """Create the tables of a catalog and insert bases, items, models and providers."""
+    """Create the tables of a catalog and insert the bases, each with its items, models and providers."""
     db.execute("BEGIN IMMEDIATE")
     for statement in TABLES:
         db.execute(statement)
     for record, items in records:
         _write_models(db, record)
-        db.execute(_insert("knowledge_base", BaseRow), msgspec.structs.asdict(record.base))
+        db.execute(_insert_statement("knowledge_base", BaseRow), msgspec.structs.asdict(record.base))
         db.executemany(
-            _insert("knowledge_item", ItemRow),
+            _insert_statement("knowledge_item", ItemRow),
             (
                 {
                     **msgspec.structs.asdict(item),
@@ -201,8 +201,8 @@ def _write(db: apsw.Connection, records: Iterable[tuple[BaseRecord, Iterable[Ite
     db.execute("COMMIT")
 
 
-def _insert(table: str, row_type: type[msgspec.Struct]) -> str:
-    """Build the statement that inserts a row; the fields of its struct are named like the columns."""
+def _insert_statement(table: str, row_type: type[msgspec.Struct]) -> str:
+    """Build the statement that inserts a row into a table; its columns are the fields of the row's struct."""
     names = row_type.__struct_fields__
     return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
 

@@ -75,7 +75,7 @@ class CatalogTables(msgspec.Struct, frozen=True):
 
     @property
     def generation(self) -> Generation:
-        """The generation of the catalog."""
+        """The generation of the catalog, recognized by its columns."""
         models, bases = self.columns.get(MODELS, ()), self.columns.get(BASES, ())
         if "preset_model_id" not in models:
             is_current = "search_mode" not in bases and "supports_streaming" in models
@@ -112,7 +112,8 @@ class CatalogTables(msgspec.Struct, frozen=True):
             ProfileUnknown: the table or a used column is missing, or an unknown column requires a value.
         """
         given, optional = INSERTED_COLUMNS[table], _OPTIONAL_COLUMNS.get(table, ())
-        self.demand(table, [name for name in given if name not in optional and (used is None or name in used)])
+        needed = set(given if used is None else used).difference(optional)
+        self.demand(table, [name for name in given if name in needed])
         there = self.columns[table]
         unknown = [name for name, is_needed in there.items() if is_needed and name not in given]
         if unknown:
@@ -126,12 +127,15 @@ class CatalogTables(msgspec.Struct, frozen=True):
         return tuple(name for name in given if name in there)
 
     def search_settings(self, model: object) -> Row:
-        """Return the search mode and weight of a base with this model (None: without one), if the tables have them."""
+        """Return the search mode and weight of a base that has this embedding model (None: no model).
+
+        Only the columns that the catalog has are returned.
+        """
         values = {"search_mode": "bm25" if model is None else "hybrid", "hybrid_alpha": None}
         return {name: value for name, value in values.items() if name in self.columns.get(BASES, ())}
 
     def insert_statement(self, table: str, row: Row) -> Statement:
-        """Build the statement that inserts a row; for a base, values that follow from its model are added.
+        """Build the statement that inserts a row, and its values; for a base, its search settings are added.
 
         Raises:
             ProfileUnknown: see :meth:`insertable_columns`.
@@ -144,7 +148,7 @@ class CatalogTables(msgspec.Struct, frozen=True):
 
 
 def read_tables(path: Path, db: apsw.Connection) -> CatalogTables:
-    """Read the tables and columns of the catalog at ``path``.
+    """Read the tables and columns of a catalog; ``path`` is its path, for messages.
 
     Raises:
         apsw.Error: the catalog cannot be read.
@@ -165,7 +169,7 @@ def read_tables(path: Path, db: apsw.Connection) -> CatalogTables:
 
 
 def read_model(row: Row, capabilities: tuple[str, ...] = EMBEDDING) -> ModelRow:
-    """Make a complete model from its row in any catalog. Values inherited from the application are NULL there.
+    """Make a complete model from its row in a catalog of any build, where inherited values are NULL.
 
     Args:
         row: a row with at least ``id``, ``provider_id`` and ``model_id``.
@@ -190,8 +194,8 @@ def read_model(row: Row, capabilities: tuple[str, ...] = EMBEDDING) -> ModelRow:
     )
 
 
-def make_model_row(model: ModelRow, key: str, now_ms: int) -> Row:
-    """Make the row of a new model that is complete without a preset."""
+def make_model_row(model: ModelRow, order_key: str, now_ms: int) -> Row:
+    """Make the catalog row of a new model that is complete without a preset of the application."""
     return {
         "id": model.id,
         "provider_id": model.provider_id,
@@ -200,14 +204,14 @@ def make_model_row(model: ModelRow, key: str, now_ms: int) -> Row:
         "group": model.group,
         "capabilities": json.dumps(model.capabilities),
         "supports_streaming": int(model.supports_streaming),
-        "order_key": key,
+        "order_key": order_key,
         **dict.fromkeys(_TIMES, now_ms),
     }
 
 
-def make_provider_row(provider: str, name: str, key: str, now_ms: int, *, is_enabled: bool = False) -> Row:
-    """Make the row of a new custom provider, without API keys."""
-    values = {"provider_id": provider, "name": name, "is_enabled": int(is_enabled), "order_key": key}
+def make_provider_row(provider: str, name: str, order_key: str, now_ms: int, *, is_enabled: bool = False) -> Row:
+    """Make the catalog row of a new custom provider (id and displayed name), without API keys."""
+    values = {"provider_id": provider, "name": name, "is_enabled": int(is_enabled), "order_key": order_key}
     return {**values, **dict.fromkeys(_TIMES, now_ms)}
 
 
@@ -227,12 +231,12 @@ class OrderKeys:
         self._last_provider: Any = db.execute(f"SELECT max(order_key) FROM {PROVIDERS} {is_text}").get
 
     def next_model(self, provider: str) -> str:
-        """Return the key of the next new model of a provider."""
+        """Return the order key of the next new model of a provider."""
         self._last[provider] = key = key_after(self._last.get(provider))
         return key
 
     def next_provider(self) -> str:
-        """Return the key of the next new provider."""
+        """Return the order key of the next new provider."""
         self._last_provider = key = key_after(self._last_provider)
         return key
 
@@ -241,7 +245,12 @@ class OrderKeys:
 
 
 def copy_definitions(source: apsw.Connection, copy: apsw.Connection, tables: Iterable[str]) -> None:
-    """Create empty tables and indexes with the definitions of a catalog, to try inserting rows.
+    """Create the tables of a catalog and their indexes, without rows, in another database to try inserting rows.
+
+    Args:
+        source: the catalog.
+        copy: the other database.
+        tables: names of the tables.
 
     Raises:
         apsw.Error: a definition depends on something that is missing.
@@ -253,7 +262,10 @@ def copy_definitions(source: apsw.Connection, copy: apsw.Connection, tables: Ite
 
 
 def find_dangling_references(db: apsw.Connection) -> Iterator[tuple[str, str, int]]:
-    """Yield the dangling foreign keys of a catalog: table, referenced table, row id (-1 if the table has none)."""
+    """Yield (table, referenced table, row id) of each dangling foreign key of a catalog.
+
+    The row id is -1 if the table has none.
+    """
     for name in INSERTED_COLUMNS:
         if db.execute("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?", (name,)).get is not None:
             for table, rowid, parent, _ in db.execute(f"PRAGMA foreign_key_check('{name}')"):

@@ -58,7 +58,7 @@ class StoredCatalog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def base_id_text(row: Row) -> str:
-    """Return the id of a base as text, as in findings."""
+    """Return the id in a base's row as text, as findings name it."""
     return str(row.get("id"))
 
 
@@ -72,7 +72,7 @@ def read_catalog(path: Path, *, data: bool = True) -> StoredCatalog:
     Raises:
         CatalogProblem: the file is missing, not SQLite, damaged, or has no table of bases.
     """
-    with _catalog_problems(), sqlite.open_readonly(path) as db:
+    with _convert_read_errors(), sqlite.open_readonly(path) as db:
         bases, items, providers, models = (_rows(db, table, data=data) for table in _COLUMNS)
     if bases is None:
         raise CatalogProblem(tr("has no table `knowledge_base`"))
@@ -83,7 +83,10 @@ def read_catalog(path: Path, *, data: bool = True) -> StoredCatalog:
 
 
 def _rows(db: apsw.Connection, table: str, *, data: bool) -> list[Row] | None:
-    """Read the known columns of a table; None if it is missing."""
+    """Read the known columns of a table, all rows in order; None if there is no such table.
+
+    ``data``: also read the column ``data``.
+    """
     there = {str(row[1]).lower() for row in db.execute(f"PRAGMA table_info('{table}')")}
     if not there:
         return None
@@ -124,7 +127,7 @@ class CatalogLookup:
         return self._rows("knowledge_base", self._base_columns, "ORDER BY rowid", ())
 
     def items(self, ids: Iterable[str]) -> dict[str, Row] | None:
-        """Read items by id; unknown ids are omitted. None if there is no table of items."""
+        """Read the items with these ids, by id; unknown ids are omitted. None if there is no table of items."""
         if "id" not in self._item_columns:
             return None
         wanted = json.dumps(sorted(set(ids)))
@@ -132,17 +135,18 @@ class CatalogLookup:
         return {str(row["id"]): row for row in self._rows("knowledge_item", self._item_columns, condition, (wanted,))}
 
     def _existing_columns(self, table: str, columns: tuple[str, ...]) -> tuple[str, ...]:
-        with _catalog_problems():
+        """Return those of the given columns that a table has."""
+        with _convert_read_errors():
             there = {str(row[1]).lower() for row in self._db.execute(f"PRAGMA table_info('{table}')")}
         return tuple(name for name in columns if name in there)
 
-    def _rows(self, table: str, columns: tuple[str, ...], rest: str, values: tuple[str, ...]) -> list[Row]:
-        """Read columns of a table; ``rest`` is the SQL after its name."""
+    def _rows(self, table: str, columns: tuple[str, ...], clauses: str, values: tuple[str, ...]) -> list[Row]:
+        """Read columns of a table; ``clauses`` is the SQL after its name, ``values`` are the parameters."""
         read = ", ".join(
             f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END" for name in columns
         )
-        with _catalog_problems():
-            rows = self._db.execute(f"SELECT {read} FROM {table} {rest}", values).fetchall()
+        with _convert_read_errors():
+            rows = self._db.execute(f"SELECT {read} FROM {table} {clauses}", values).fetchall()
         plain = ((lenient_text(value) if isinstance(value, bytes) else value for value in row) for row in rows)
         return [dict(zip(columns, row, strict=True)) for row in plain]
 
@@ -155,14 +159,14 @@ def open_catalog(path: Path) -> Iterator[CatalogLookup]:
         CatalogProblem: the file is missing, not SQLite, damaged, or has no table of bases.
     """
     with ExitStack() as stack:
-        with _catalog_problems():
+        with _convert_read_errors():
             db = stack.enter_context(sqlite.open_readonly(path))
         yield CatalogLookup(db)
 
 
 @contextmanager
-def _catalog_problems() -> Iterator[None]:
-    """Convert errors of reading the catalog into CatalogProblem."""
+def _convert_read_errors() -> Iterator[None]:
+    """Context that converts errors of reading the catalog into CatalogProblem."""
     try:
         yield
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
@@ -184,7 +188,7 @@ DATA_FIELDS = {
 
 
 def parse_item_data(item: Row) -> dict[str, Any]:
-    """Parse an item's ``data``; empty if it is not a JSON object."""
+    """Parse the JSON in the ``data`` column of an item's row; empty if it is not an object."""
     text = item.get("data")
     try:
         found = json_text.loads(text) if isinstance(text, str) else None
@@ -194,7 +198,7 @@ def parse_item_data(item: Row) -> dict[str, Any]:
 
 
 def dump_item_data(data: Mapping[str, Any]) -> str:
-    """Encode an item's ``data`` as the application does; unpaired surrogates, which only JSON can hold, are escaped."""
+    """Encode an item's ``data`` as JSON like the application does; unpaired surrogates are escaped."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     try:
         text.encode()
@@ -204,7 +208,7 @@ def dump_item_data(data: Mapping[str, Any]) -> str:
 
 
 def relative_path(item: Row) -> str | None:
-    """Return the path below ``raw/`` of an item's file; None if its data have none."""
+    """Return the path below ``raw/`` of an item's file; None if its ``data`` has none."""
     path = parse_item_data(item).get("relativePath")
     return path if isinstance(path, str) else None
 
@@ -243,7 +247,10 @@ def find_data_problem(item: Row) -> str | None:
 
 
 def find_data_damage(item: Row) -> str | None:
-    """Like :func:`find_data_problem`, but accept unknown fields, which later releases may write."""
+    """Describe why no release of the application can read an item's ``data``; None if one may.
+
+    Unlike in :func:`find_data_problem`, unknown fields are accepted, which later releases may write.
+    """
     more = list_unknown_fields(item)
     known = {name: value for name, value in parse_item_data(item).items() if name not in more}
     return find_data_problem({**item, "data": json.dumps(known)} if more else item)
@@ -270,26 +277,26 @@ def item_name(kind: object, data: Mapping[str, Any]) -> str | None:
     source, path = data.get("source"), data.get("relativePath")
     match kind:
         case "url":
-            names = (_text(data.get("url")), _text(source))
+            names = (_trimmed_text(data.get("url")), _trimmed_text(source))
         case "note":
-            names = (_last(path).removesuffix(".md"), _first_line(source), _first_line(data.get("content")))
+            names = (_last_part(path).removesuffix(".md"), _first_line(source), _first_line(data.get("content")))
         case _:
-            names = (_last(path), _last(source))
+            names = (_last_part(path), _last_part(source))
     return next((replace_surrogates(name) for name in names if name), None)
 
 
-def _text(value: object) -> str:
-    """Return a text without blanks at its ends; empty if it is no text."""
+def _trimmed_text(value: object) -> str:
+    """Return a text without blanks at its ends; empty if the value is not a text."""
     return trim(value) if isinstance(value, str) else ""
 
 
-def _last(path: object) -> str:
+def _last_part(path: object) -> str:
     r"""Return the last part of a path with ``/`` or ``\`` separators, or ""."""
     parts = _SEPARATORS.split(path) if isinstance(path, str) else []
     return next((part for part in reversed(parts) if not is_blank(part)), "")
 
 
 def _first_line(value: object) -> str:
-    """Return the first line that is not blank, or ""."""
+    """Return the first line of a text that is not blank, or ""."""
     lines = _LINE_ENDS.split(value) if isinstance(value, str) else []
     return next(filter(None, map(trim, lines)), "")

@@ -74,7 +74,7 @@ class Stores(msgspec.Struct, frozen=True):
 
     @property
     def has_preview(self) -> bool:
-        """Whether any store has the preview layout."""
+        """Whether any store has the layout of preview builds."""
         return any(store.look.layout is IndexLayout.PREVIEW for store in self.preview)
 
 
@@ -84,7 +84,7 @@ def is_uuid(text: str) -> bool:
 
 
 def open_surrounding_tree(path: Path) -> tuple[FolderTree, str]:
-    """Open a tree that also contains the files belonging to ``path``; return it with the name of ``path`` in it.
+    """Open a tree that contains ``path`` and the files that belong to it; return it with the name of ``path`` in it.
 
     The files belonging to an index file or a base's folder are its ``raw/`` and the catalog of its library or profile,
     which are in folders above it.
@@ -117,7 +117,10 @@ def find_stores(tree: Tree, inside: str) -> Stores:
     if single is not None:
         # The tree may start at the base's own folder, so the name of that folder is only in the tree's path.
         whole = single if isinstance(tree, ZipTree) else f"{tree.path.absolute().as_posix()}/{single}"
-        stores, bases = [_require_known_layout(_store(tree, base_id_from_path(whole), single))], KNOWLEDGE_FOLDER
+        stores, bases = (
+            [_require_known_layout(_describe_store(tree, base_id_from_path(whole), single))],
+            KNOWLEDGE_FOLDER,
+        )
     else:
         below = [join_path(inside, name) for name in (f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER)]
         folders = [folder for folder in below if tree.kind(folder) == "folder"] or [inside]
@@ -134,7 +137,10 @@ def find_stores(tree: Tree, inside: str) -> Stores:
 
 
 def _find_catalog(tree: Tree, inside: str) -> tuple[str | None, str | None]:
-    """Find the catalog in a folder or above it, and the copy of it that the application no longer opens."""
+    """Return the catalog in a folder or above it, and a stale copy of it that the application no longer opens.
+
+    Both are paths in the tree, None if missing. ``inside`` is the folder.
+    """
     # The application opens the database in ``Data/``; only betas have one in the root of the profile alone.
     names = (LIVE_DATABASE, PROFILE_DATABASE, CATALOG_FILE)
     above = [inside, *(str(parent) for parent in PurePosixPath(inside).parents)]
@@ -164,7 +170,7 @@ def replace_catalog(stores: Stores, catalog: str, bases: Collection[str]) -> Sto
 
 
 def is_index_file(tree: Tree, name: str) -> bool:
-    """Whether a base's file exists. One that may not be accessed counts as existing; reading it will fail."""
+    """Whether the index file with a name exists in a tree. One without read permission counts; reading it will fail."""
     return tree.kind(name) == "file" or (name.endswith(INDEX_FILE) and tree.is_denied(name))
 
 
@@ -190,13 +196,13 @@ def base_id_from_path(name: str) -> str | None:
 
 
 def _id_of_flat_file(name: str) -> str:
-    """Return the base id that a flat index file is named after."""
+    """Return the base id in the name of an index file that is not in a folder of its own."""
     path = PurePosixPath(name)
     return path.stem if path.suffix.lower() in _DATABASE_SUFFIXES else name
 
 
-def _store(tree: Tree, base_id: str | None, name: str) -> StoreFile:
-    """Describe an index file with its folder of raw files and its layout."""
+def _describe_store(tree: Tree, base_id: str | None, name: str) -> StoreFile:
+    """Describe the file ``name``, which contains the base ``base_id``: its folder of raw files and its layout."""
     folder = PurePosixPath(name).parent
     if folder.name == _INDEX_FOLDER:
         raw = folder.parent / RAW_FOLDER
@@ -210,14 +216,14 @@ def _store(tree: Tree, base_id: str | None, name: str) -> StoreFile:
 
 
 class _Files(msgspec.Struct):
-    """The files of one base: index files in its own folder, and flat files."""
+    """The files of one base: index files in its own folder, and flat files beside the folders of bases."""
 
     indexes: list[str] = msgspec.field(default_factory=list)
     flat: list[str] = msgspec.field(default_factory=list)
 
 
 def _choose_stores(tree: Tree, folders: list[str]) -> Iterator[StoreFile]:
-    """Yield one index for each base: of several, the one that the application would use."""
+    """Yield one index for each base in some folders: of several, the one that the application would use."""
     by_base: dict[str, _Files] = {}
     for folder in folders:
         for child in tree.children(folder):
@@ -227,23 +233,23 @@ def _choose_stores(tree: Tree, folders: list[str]) -> Iterator[StoreFile]:
             elif is_index_file(tree, join_path(path, INDEX_FILE)):
                 by_base.setdefault(child, _Files()).indexes.append(join_path(path, INDEX_FILE))
     for base_id, files in sorted(by_base.items()):
-        stores = [_require_known_layout(_store(tree, base_id, name)) for name in files.indexes]
+        stores = [_require_known_layout(_describe_store(tree, base_id, name)) for name in files.indexes]
         # Other files may be beside the folders of bases: v1's vector files, the application's own lists.
-        flat = (_store(tree, base_id, name) for name in files.flat)
+        flat = (_describe_store(tree, base_id, name) for name in files.flat)
         stores += [one for one in flat if one.look.layout is not IndexLayout.UNREADABLE or is_uuid(base_id)]
         if stores:
             yield min(stores, key=_rank)
 
 
 def _require_known_layout(store: StoreFile) -> StoreFile:
-    """Treat a file at the path of a base's index as its store even if its content is unknown."""
+    """Return a store, marked as unreadable if it is at the path of a base's index but has an unknown layout."""
     if store.look.layout is not IndexLayout.OTHER or not store.name.endswith(_INDEX_NAME):
         return store
     return replace(store, look=IndexSummary(IndexLayout.UNREADABLE, problem=tr("it contains none of the known tables")))
 
 
 def _rank(store: StoreFile) -> int:
-    """Rank the stores of one base: the lowest rank is used, in a tie the first one."""
+    """Return the rank of a store among those of the same base: the lowest one is used, in a tie the first one."""
     look = store.look
     order = (
         look.layout is IndexLayout.CURRENT and look.has_rows,
@@ -256,7 +262,7 @@ def _rank(store: StoreFile) -> int:
 
 
 def is_index_path(path: Path) -> bool:
-    """Whether a path is that of a base's index, whatever the file contains."""
+    """Whether a path is where a base's index is expected, whatever the file contains."""
     return path.absolute().match(INDEX_FILE)
 
 
@@ -271,7 +277,7 @@ _MAX_REPORT_BYTES = 256 << 20
 
 
 def read_report_bytes(tree: Tree, folder: str = "") -> bytes:
-    """Read the report beside a library's catalog; empty if it is missing or cannot be regraft's.
+    """Read the report of the last migration in a library's folder; empty if it is missing or not regraft's.
 
     Raises:
         SourceUnreadable: the disk fails.
@@ -290,7 +296,7 @@ def read_report_bytes(tree: Tree, folder: str = "") -> bytes:
 
 
 def read_reported_ids(tree: Tree, folder: str = "") -> dict[str, str]:
-    """Read the ids of bases by their v1 ids from the report of the last migration.
+    """Read the report of the last migration in a library's folder: the id of each base by its v1 id.
 
     Raises:
         SourceUnreadable: see :func:`read_report_bytes`.

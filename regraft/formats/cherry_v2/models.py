@@ -47,7 +47,7 @@ class ModelChoice(msgspec.Struct, frozen=True):
 
 
 def unique_model_id(provider: Any, model: Any) -> str | None:
-    """Return ``provider::model`` for the names in v1's state; None if they do not identify a model.
+    """Return ``provider::model`` for the two names in v1's state; None if they do not identify a model.
 
     A model id that already contains ``::`` is used as it is. A provider that contains it is invalid.
     """
@@ -73,13 +73,13 @@ def is_model_id(text: str) -> bool:
     return bool(separator) and bool(trim(provider)) and bool(trim(model))
 
 
-def _objects(values: Any) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a list; nothing if it is not a list."""
+def _iterate_objects(values: Any) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in a list; nothing if the value is not a list."""
     return (value for value in values if isinstance(value, dict)) if isinstance(values, list) else iter(())
 
 
 class ModelResolver:
-    """Models of a source, including those re-created for its bases so far.
+    """Resolves the models of a source's bases, and remembers those that it re-creates.
 
     Args:
         providers: the providers of the source with their models; None if the source does not list them.
@@ -98,11 +98,11 @@ class ModelResolver:
         self._models: dict[str, ModelRow] = {}
         named = (unique_model_id(raw.get("provider"), raw.get("id")) for raw in embedding if isinstance(raw, dict))
         self._embedding_ids = {*filter(None, named), *model_overrides.mapped.values()}
-        for provider in _objects(providers or []):
+        for provider in _iterate_objects(providers or []):
             self._read_provider(provider)
 
     def _read_provider(self, raw: dict[str, Any]) -> None:
-        """Add a provider of v1 and its models, unless v2 has removed the provider."""
+        """Add a provider in v1's state and its models, unless v2 has removed the provider."""
         provider = raw.get("id")
         if is_blank(provider):
             return
@@ -112,17 +112,17 @@ class ModelResolver:
         name = raw.get("name")
         row = ProviderRow(provider, provider if is_blank(name) else str(name), raw.get("enabled") is not False)
         self._providers.setdefault(provider, row)
-        for model in _objects(raw.get("models")):
+        for model in _iterate_objects(raw.get("models")):
             unique = unique_model_id(provider, model.get("id"))
             if unique is not None and _provider_of(unique) not in RETIRED_PROVIDERS:
                 self._models.setdefault(unique, _model_row(unique, model))
 
     def embedding(self, raw: Any, legacy_base: str) -> ModelChoice:
-        """Resolve the embedding model of a base."""
+        """Resolve the embedding model of a base, which ``raw`` names in v1's state; ``legacy_base`` is its v1 id."""
         return self._with_retired_notice(self._resolve_embedding(raw, legacy_base), legacy_base)
 
     def _resolve_embedding(self, raw: Any, legacy_base: str) -> ModelChoice:
-        """Choose the model for a base: the one that options map it to, an existing one, or its own."""
+        """Choose the embedding model of a base: the one that options map it to, an existing one, or its own."""
         named = raw if isinstance(raw, dict) else {}
         unique = unique_model_id(named.get("provider"), named.get("id"))
         for old in (unique, legacy_base):
@@ -154,7 +154,10 @@ class ModelResolver:
         return _missing_model(unique)
 
     def rerank(self, raw: Any, legacy_base: str) -> ModelChoice:
-        """Resolve the rerank model of a base; a missing one is cleared."""
+        """Resolve the rerank model of a base, which ``raw`` names in v1's state; a missing one is cleared.
+
+        ``legacy_base`` is the v1 id of the base.
+        """
         if not isinstance(raw, dict):
             return ModelChoice()
         unique = unique_model_id(raw.get("provider"), raw.get("id"))
@@ -176,14 +179,21 @@ class ModelResolver:
         notice: Notice | None = None,
         capabilities: tuple[str, ...] = EMBEDDING,
     ) -> ModelChoice:
-        """Choose a model; one that the source does not list is added to its models, for later bases too."""
+        """Choose the model with an id; one that the source does not list is added, for later bases too.
+
+        Args:
+            unique: id of the model, ``provider::model``.
+            named: settings of the model in v1's state, for one that is not listed.
+            notice: notice for the report.
+            capabilities: capabilities of the model.
+        """
         model = replace(self._models.setdefault(unique, _model_row(unique, named)), capabilities=capabilities)
         provider = _provider_of(unique)
         row = self._providers.get(provider) or ProviderRow(provider, provider, is_enabled=True)
         return ModelChoice(unique, model, row, notices=() if notice is None else (notice,))
 
     def _with_retired_notice(self, choice: ModelChoice, legacy_base: str) -> ModelChoice:
-        """Add a notice if the application has removed the model's provider."""
+        """Return a choice, with a notice if the application has removed the model's provider."""
         provider = "" if choice.model is None else choice.model.provider_id
         if provider not in RETIRED_PROVIDERS | RETIRING_PROVIDERS:
             return choice
@@ -205,7 +215,7 @@ class ModelResolver:
 
 
 def _missing_model(unique: str) -> ModelChoice:
-    """Make the choice for a model that no longer exists; its vectors need --recreate-model."""
+    """Make the choice for a model that no longer exists: none, until the user re-creates it."""
     is_retired = _provider_of(unique) in RETIRED_PROVIDERS
     why = tr("and the application has removed its provider") if is_retired else tr("and its provider too")
     return ModelChoice(
@@ -225,7 +235,7 @@ def _provider_of(unique: str) -> str:
 
 
 def _model_row(unique: str, raw: dict[str, Any]) -> ModelRow:
-    """Make the row of a model from its id, ``provider::model``, and v1's settings."""
+    """Make the catalog row of a model from its id, ``provider::model``, and its settings in v1's state."""
     model = trim(unique.partition(SEPARATOR)[2])
     name, group = raw.get("name"), raw.get("group")
     return ModelRow(

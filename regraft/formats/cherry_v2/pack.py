@@ -63,12 +63,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def legacy_ids(self) -> dict[str, str]:
-        """Ids of the bases by their v1 ids."""
+        """The id of each base by its v1 id."""
         return {base.legacy_id: base.id for base in self.bases if base.legacy_id is not None}
 
 
 def read_manifest(tree: Tree, inside: str = "") -> Manifest | None:
-    """Read the manifest of a pack, if it has one.
+    """Read the manifest of a pack; None if it has no manifest.
 
     Args:
         tree: a folder or an archive.
@@ -103,7 +103,7 @@ def read_manifest(tree: Tree, inside: str = "") -> Manifest | None:
 
 
 def find_file_problem(path: Path, packed: PackedFile, digest: str | None = None) -> str | None:
-    """Describe how a file differs from the packed one; None if it does not.
+    """Describe how a file differs from what the manifest states; None if it does not.
 
     The file is read unless ``digest``, its SHA-256, is given.
 

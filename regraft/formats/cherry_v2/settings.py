@@ -42,7 +42,7 @@ _MAX_SAFE = (1 << 53) - 1
 
 
 def read_number(value: Any) -> float | None:
-    """Read a finite number, also from a numeric text. None for anything else."""
+    """Return a finite number, also from a numeric text. None for anything else."""
     if isinstance(value, str):
         text = trim(value)
         value = float(text) if _NUMBER.fullmatch(text) else None
@@ -55,7 +55,7 @@ def read_number(value: Any) -> float | None:
 
 
 def read_whole_number(value: Any, *, minimum: int, text: bool = False) -> int | None:
-    """Read an integer of at least ``minimum``; numeric texts are accepted only if ``text`` is set."""
+    """Return an integer of at least ``minimum``, or None. ``text``: numeric texts are accepted too."""
     number = None if isinstance(value, str) and not text else read_number(value)
     if number is None or number != int(number) or not minimum <= number <= _MAX_SAFE:
         return None
@@ -63,13 +63,13 @@ def read_whole_number(value: Any, *, minimum: int, text: bool = False) -> int | 
 
 
 def read_time(value: Any) -> int | None:
-    """Read a time in ms, truncated to an integer. None if the value is not a finite number."""
+    """Return a time in ms as an integer. None if the value is not a finite number."""
     number = None if isinstance(value, str) else read_number(value)
     return None if number is None else min(max(int(number), _MIN_INTEGER), _MAX_INTEGER)
 
 
 def read_v1_settings(raw: dict[str, Any]) -> tuple[Settings, list[str]]:
-    """Read the settings of a v1 base; also return the names of its invalid fields."""
+    """Read the settings of a base in v1's state; return them and the names of the invalid fields."""
     size = read_whole_number(raw.get("chunkSize"), minimum=1, text=True)
     overlap = read_whole_number(raw.get("chunkOverlap"), minimum=0, text=True)
     threshold = read_number(raw.get("threshold"))
@@ -106,30 +106,25 @@ _ESCAPE = re.compile(r"\\[nrt\\]")
 
 
 def unescape_separator(settings: Settings) -> str:
-    """Return the separator with its escapes replaced, even if the base does not use it."""
+    """Return the chunk separator with its escapes replaced, even if the base does not use it."""
     return _ESCAPE.sub(lambda found: _ESCAPES[found[0]], settings.chunk_separator)
 
 
 def read_base_settings(row: Row) -> tuple[Settings, list[str]]:
-    """Read the settings in a base's catalog row; also return the names of its invalid columns."""
+    """Read the settings in a base's catalog row; return them and the names of the invalid columns."""
     settings, invalid = read_v1_settings({name: row.get(column) for name, column in _NUMBERS.items()})
     columns = [_NUMBERS[name] for name in invalid]
-    separator = row.get("chunk_separator")
-    found: dict[str, Any] = {
-        "chunk_strategy": _one_of(row.get("chunk_strategy"), _STRATEGIES),
-        "chunk_separator": separator if isinstance(separator, str) and separator else None,
+    strategy, separator = row.get("chunk_strategy"), row.get("chunk_separator")
+    is_valid = {
+        "chunk_strategy": strategy in _STRATEGIES,
+        "chunk_separator": isinstance(separator, str) and separator != "",
     }
-    columns += [name for name, value in found.items() if value is None and row.get(name) is not None]
+    columns += [name for name, valid in is_valid.items() if not valid and row.get(name) is not None]
     return (
         replace(
             settings,
-            chunk_strategy=found["chunk_strategy"] or DEFAULT_CHUNK_STRATEGY,
-            chunk_separator=found["chunk_separator"] or DEFAULT_CHUNK_SEPARATOR,
+            chunk_strategy=strategy if is_valid["chunk_strategy"] else DEFAULT_CHUNK_STRATEGY,
+            chunk_separator=separator if is_valid["chunk_separator"] else DEFAULT_CHUNK_SEPARATOR,
         ),
         columns,
     )
-
-
-def _one_of(value: Any, known: tuple[str, ...]) -> str | None:
-    """Return a value if it is a known text, or None."""
-    return value if isinstance(value, str) and value in known else None

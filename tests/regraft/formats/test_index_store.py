@@ -577,7 +577,7 @@ die()
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["delete", "wal"])
 @pytest.mark.parametrize(
-    "stage", ["_put_units", "_put_embeddings", "missing_embeddings", "_delete_unused_contents", "committed"]
+    "stage", ["_insert_units", "_insert_embeddings", "missing_embeddings", "_delete_unused_contents", "committed"]
 )
 def test_a_killed_rebuild_leaves_the_old_state_or_the_new_one(path: Path, stage: str, mode: str) -> None:
     old = [f"old {number} " + "word " * 40 for number in range(200)]

@@ -23,7 +23,7 @@ from regraft import identity
 from regraft.disk import sqlite
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, FullText, open_full_text, write_indexes
-from regraft.formats.cherry_v2.index.schema import Unit, cut_units
+from regraft.formats.cherry_v2.index.schema import Unit, cut_units, make_unit
 from regraft.formats.large_text import LARGE_BYTES, PIECE_BYTES, RESERVED_TEXT, LargeText, Spool, write_pieces
 from regraft.processes.pool import ProcessPool
 from regraft.text import utf16_len
@@ -40,13 +40,13 @@ class PartDigest(NamedTuple):
 
 
 class BodiesDigest:
-    """Running SHA-256 over the text hash and the vector of each body; no vector adds no bytes."""
+    """Running SHA-256 over the text hash and the vector of each body; a missing vector adds no bytes."""
 
     def __init__(self) -> None:
         self._hasher = hashlib.sha256()
 
     def add(self, text_hash: bytes, vector: bytes | None) -> None:
-        """Add the next body."""
+        """Add the next body: the hash of its text, and its vector or None."""
         self._hasher.update(text_hash + (vector or b""))
 
     def hexdigest(self) -> str:
@@ -55,7 +55,7 @@ class BodiesDigest:
 
 
 class PartDigests:
-    """Computes the digests of all bodies while they are written, in the order of their numbers."""
+    """Computes digests of consecutive bodies (parts) while the bodies are written in the order of their numbers."""
 
     def __init__(self) -> None:
         self.parts: list[PartDigest] = []
@@ -63,16 +63,16 @@ class PartDigests:
         self._running = BodiesDigest()
 
     def add(self, text_hash: bytes, vector: bytes | None) -> None:
-        """Add the next body."""
+        """Add the next body: the hash of its text, and its vector or None."""
         self._running.add(text_hash, vector)
 
     def end_material(self, last: int) -> None:
-        """End the current part if it has enough bodies. ``last`` is the number of the material's last body."""
+        """End the current part if it has enough bodies; ``last`` is the number of the last body written."""
         if last - self._first + 1 >= PART_BODIES:
             self.end(last)
 
     def end(self, last: int) -> None:
-        """End the current part. ``last`` is the number of its last body."""
+        """End the current part; ``last`` is the number of the last body written."""
         if last >= self._first:
             self.parts.append(PartDigest(last, self._running.hexdigest()))
         self._first, self._running = last + 1, BodiesDigest()
@@ -96,7 +96,7 @@ class IndexingProgress(Protocol):
         """Watch a connection while it builds indexes."""
 
     def rows(self, count: int) -> None:
-        """Count rows whose words were indexed by other processes."""
+        """Count rows whose words other processes have indexed."""
 
 
 class Tallies(msgspec.Struct):
@@ -143,6 +143,12 @@ class IndexBuilder:
 
     Add the materials in the order in which their rows are to be numbered, then call :meth:`finish`. ``digests`` cover
     all bodies in that order.
+
+    Args:
+        connection: the new, empty file.
+        base_id: id of the base.
+        now_ms: time of all rows, in ms.
+        full_text: builds the full-text index; by default FTS5 does.
     """
 
     def __init__(
@@ -163,7 +169,7 @@ class IndexBuilder:
         )
 
     def add(self, material: Material) -> None:
-        """Write a material with its content, units, bodies and embeddings, and set its content and path."""
+        """Write a material with its content, units, bodies and embeddings; set its content and its path."""
         if material.is_large:
             self._add_large(material)
         else:
@@ -176,58 +182,47 @@ class IndexBuilder:
         hashes: list[str] = []
         for batch in _batches(material.rows):
             rows = [(identity.text_hash(body), vector, self._now) for body, vector in batch]
-            self._put_vectors(rows, self.tallies.units + len(bodies))
+            self._insert_vectors(rows, self.tallies.units + len(bodies))
             bodies.extend(body for body, _ in batch)
             hashes.extend(key for key, _, _ in rows)
         material.content = BODY_SEPARATOR.join(bodies)
         material.relative_path = material.name(material.content)
         content_hash = identity.text_hash(material.content)
-        self._put_material(material.material_id, material.relative_path, content_hash, material.content)
+        self._insert_material(material.material_id, material.relative_path, content_hash, material.content)
         self._add_units(material.material_id, content_hash, bodies, hashes)
 
     def _add_large(self, material: Material) -> None:
-        """Write a material through a temporary database, piece by piece."""
+        """Write a material whose texts do not fit into memory: through a temporary database, piece by piece."""
         spool = material.spool = Spool()
         vectors: list[tuple[str, bytes | None, int]] = []
         for text, vector in material.rows:
-            vectors.append((spool.add(text).key, vector, self._now))
+            vectors.append((spool.add(text).text_hash, vector, self._now))
             if len(vectors) == BATCH_ROWS:
-                self._put_vectors(vectors, self.tallies.units + len(spool.bodies) - len(vectors))
+                self._insert_vectors(vectors, self.tallies.units + len(spool.bodies) - len(vectors))
                 vectors.clear()
-        self._put_vectors(vectors, self.tallies.units + len(spool.bodies) - len(vectors))
+        self._insert_vectors(vectors, self.tallies.units + len(spool.bodies) - len(vectors))
         material.relative_path = material.name(spool.head(HEAD_BYTES))
         key = spool.content_hash
         known = self._db.execute("SELECT 1 FROM content WHERE content_hash = ?", (key,)).get
         if known is None:
             self._db.execute(f"INSERT INTO content VALUES (?, {RESERVED_TEXT}, ?)", (key, spool.size, self._now))
             write_pieces(self._db, "content", self._db.last_insert_rowid(), spool.pieces())
-        self._put_material_row(material.material_id, material.relative_path, key)
+        self._insert_material_row(material.material_id, material.relative_path, key)
         self._add_spooled(material.material_id, spool)
 
     def _add_spooled(self, material_id: str, spool: Spool) -> None:
-        """Write the units and bodies of a material whose texts are in a temporary database."""
+        """Write the units and bodies of a material whose bodies are in a temporary database."""
         units: list[Unit] = []
         start = waiting = 0
         for index, body in enumerate(spool.bodies):
             end = start + body.units
-            unit = identity.unit_id(material_id, spool.content_hash, index, start, end)
             is_large = body.size > PIECE_BYTES
             text = "" if is_large else spool.text(body)
-            units.append(
-                Unit(
-                    unit_id=unit,
-                    unit_index=index,
-                    content_hash=spool.content_hash,
-                    char_start=start,
-                    char_end=end,
-                    text=text,
-                    embedding_text_hash=body.key,
-                )
-            )
+            units.append(make_unit(material_id, spool.content_hash, index, (start, end), text, body.text_hash))
             waiting += body.size
             start = end + len(BODY_SEPARATOR)
             if is_large or waiting > LARGE_BYTES or len(units) == BATCH_ROWS or index == len(spool.bodies) - 1:
-                self._put_units(material_id, units)
+                self._insert_units(material_id, units)
                 units, waiting = [], 0
             if is_large:
                 self._full_text.leave_to_fts5()
@@ -249,19 +244,20 @@ class IndexBuilder:
             UnitRefused: a unit is not a slice of the content.
         """
         units = cut_units(material_id, content, spans)
-        self._put_material(material_id, relative_path, identity.text_hash(content), content)
+        self._insert_material(material_id, relative_path, identity.text_hash(content), content)
         for first in range(0, len(units), BATCH_ROWS):
-            self._put_units(material_id, units[first : first + BATCH_ROWS])
+            self._insert_units(material_id, units[first : first + BATCH_ROWS])
 
-    def _put_material(self, material_id: str, relative_path: str, content_hash: str, content: str) -> None:
-        """Insert a material and, unless it exists, its content."""
+    def _insert_material(self, material_id: str, relative_path: str, content_hash: str, content: str) -> None:
+        """Insert a material and, unless the file has it, its content (the whole text)."""
         self._db.execute(
             "INSERT INTO content (content_hash, text, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
             (content_hash, content, self._now),
         )
-        self._put_material_row(material_id, relative_path, content_hash)
+        self._insert_material_row(material_id, relative_path, content_hash)
 
-    def _put_material_row(self, material_id: str, relative_path: str, content_hash: str) -> None:
+    def _insert_material_row(self, material_id: str, relative_path: str, content_hash: str) -> None:
+        """Insert a material whose content is in the file."""
         self._db.execute(
             "INSERT INTO material (material_id, relative_path, current_content_hash, created_at, updated_at)"
             " VALUES (?, ?, ?, ?, ?)",
@@ -269,8 +265,11 @@ class IndexBuilder:
         )
         self.tallies.materials += 1
 
-    def _put_vectors(self, rows: list[tuple[str, bytes | None, int]], written: int) -> None:
-        """Write the vectors of the next bodies. ``written`` is the number of bodies written before."""
+    def _insert_vectors(self, rows: list[tuple[str, bytes | None, int]], written: int) -> None:
+        """Insert the vectors of the next bodies, given as (text hash, vector or None, time in ms).
+
+        ``written`` is the number of bodies written before.
+        """
         before = self._db.total_changes()
         self._db.executemany(
             "INSERT INTO embedding (embedding_text_hash, vector_blob, created_at) VALUES (?, ?, ?)"
@@ -286,39 +285,32 @@ class IndexBuilder:
         self.tallies.embeddings += added
 
     def _with_stored_vector(self, row: tuple[str, bytes | None, int]) -> tuple[str, bytes | None, int]:
-        """Return the row with the vector that the file stores for its text: the first vector of a text is kept."""
-        key, vector, now = row
+        """Return (text hash, vector, time) with the vector that the file stores for the text: the first one is kept."""
+        key, vector, time = row
         if vector is None:
             return row
         kept = self._db.execute("SELECT vector_blob FROM embedding WHERE embedding_text_hash = ?", (key,)).get
         if kept != vector:
             self.tallies.differing_vectors += 1
-        return key, kept, now
+        return key, kept, time
 
     def _add_units(self, material_id: str, content_hash: str, bodies: list[str], hashes: list[str]) -> None:
-        """Write the units of texts that are joined in this order, with their offsets; ``hashes`` are of the texts."""
+        """Write the units of a material: its content consists of the bodies, joined in order.
+
+        ``hashes`` are the text hashes of the bodies.
+        """
         start = 0
         for first in range(0, len(bodies), BATCH_ROWS):
             units = []
             for index in range(first, min(first + BATCH_ROWS, len(bodies))):
                 body = bodies[index]
                 end = start + utf16_len(body)
-                unit = identity.unit_id(material_id, content_hash, index, start, end)
-                units.append(
-                    Unit(
-                        unit_id=unit,
-                        unit_index=index,
-                        content_hash=content_hash,
-                        char_start=start,
-                        char_end=end,
-                        text=body,
-                        embedding_text_hash=hashes[index],
-                    )
-                )
+                units.append(make_unit(material_id, content_hash, index, (start, end), body, hashes[index]))
                 start = end + len(BODY_SEPARATOR)
-            self._put_units(material_id, units)
+            self._insert_units(material_id, units)
 
-    def _put_units(self, material_id: str, units: list[Unit]) -> None:
+    def _insert_units(self, material_id: str, units: list[Unit]) -> None:
+        """Insert units of a material and their bodies, and pass the bodies on to the full-text index."""
         rows, texts = [], []
         for unit in units:
             rowid = self.tallies.units + 1
@@ -361,7 +353,9 @@ class IndexBuilder:
     def finish(self, progress: IndexingProgress | None = None, meanwhile: Meanwhile = lambda _: None) -> None:
         """Create indexes, the full-text index and triggers, and commit.
 
-        ``meanwhile`` is called while other processes may still sort words.
+        Args:
+            progress: receives the progress.
+            meanwhile: called while other processes may still sort words; see :data:`Meanwhile`.
         """
         self.digests.end(self.tallies.units)
         words = self._full_text
@@ -375,7 +369,7 @@ class IndexBuilder:
 
 
 def _batches(rows: Iterable[tuple[str | LargeText, bytes | None]]) -> Iterator[list[tuple[str, bytes | None]]]:
-    """Yield the rows in lists of ``BATCH_ROWS``, with large texts read into memory."""
+    """Yield (body, vector) rows in lists of ``BATCH_ROWS``, with large bodies read into memory."""
     batch: list[tuple[str, bytes | None]] = []
     for body, vector in rows:
         batch.append((body if isinstance(body, str) else body.whole(), vector))

@@ -35,7 +35,7 @@ _INDEX = fts5.IndexNames(table="search_text_fts", texts="search_text", number="f
 
 
 class CjkSample:
-    """Samples bodies for CJK characters to choose the size of FTS5's hash."""
+    """Measures the share of CJK characters in a sample of bodies, to choose the size of FTS5's hash."""
 
     #: One body in this many is examined, up to CHARACTERS characters of it.
     EVERY = 16
@@ -47,7 +47,7 @@ class CjkSample:
         self._cjk = 0
 
     def examine(self, body: str) -> None:
-        """Examine ``body`` if it belongs to the sample."""
+        """Pass the next body; it is examined if it belongs to the sample."""
         if self._bodies % self.EVERY == 0:
             part = body[: self.CHARACTERS]
             self._characters += len(part)
@@ -61,7 +61,7 @@ class CjkSample:
         return self._cjk / self._characters if self._characters else 0.0
 
     def settings(self) -> dict[str, int]:
-        """Return the FTS5 options that index such texts fastest."""
+        """Return the FTS5 options, by name, that index texts like those of the sample fastest."""
         settings = {"automerge": 0, "crisismerge": MERGE_AT_SEGMENTS}
         if self.share < CJK_SHARE:
             settings["hashsize"] = WORDS_HASH_BYTES
@@ -69,20 +69,25 @@ class CjkSample:
 
 
 class FullText:
-    """Full-text index of numbered bodies that are being written. Made by :func:`open_full_text`."""
+    """Builds the full-text index of numbered bodies while they are written; made by :func:`open_full_text`.
+
+    Args:
+        sample: sample of the bodies.
+        sorting: sorts the words in other processes; by default FTS5 builds the index itself.
+    """
 
     def __init__(self, sample: CjkSample | None = None, sorting: fts5.FullTextBuilder | None = None) -> None:
         self._sample = sample or CjkSample()
         self._sorting = sorting
 
     def add(self, rowid: int, body: str) -> None:
-        """Add a body. Bodies must be added in ascending order of their numbers."""
+        """Add a body with its number (``rowid``). Bodies must be added in ascending order of their numbers."""
         self._sample.examine(body)
         if self._sorting is not None:
             self._sorting.add(rowid, body)
 
     def read(self, db: apsw.Connection) -> None:
-        """Add the bodies of a file, or only a sample if FTS5 builds the index."""
+        """Add the bodies of an index file, or only a sample of them if FTS5 builds the full-text index itself."""
         if self._sorting is None:
             for (text,) in db.execute(_FIRST_TEXTS):
                 self._sample.examine((text or b"").decode("utf-8", "replace"))
@@ -115,22 +120,33 @@ class FullText:
     def fill(self, db: apsw.Connection, each: Callable[[int], None] = lambda _: None) -> None:
         """Fill the empty full-text index of a file that has all its bodies, and restore FTS5's default configuration.
 
-        ``each`` is called with numbers of bodies as they are indexed.
+        ``each`` is called with the number of bodies that were indexed since the last call.
         """
         db.execute(f"PRAGMA cache_size = -{TEXT_CACHE_KIB}")
         # The processes that sort words need the memory.
         release_free_memory()
-        if self._sorting is None or not self._sorting.fill_index(db, _INDEX, each):
-            _fill(db, self._sample.settings())
+        if self._sorting is not None and self._sorting.fill_index(db, _INDEX, each):
+            return
+        # FTS5 fills the index as a single segment. Merging once at the end takes two thirds of the time that its
+        # default settings take (``benchmarks/README.md``).
+        settings = self._sample.settings()
+        db.executemany("INSERT INTO search_text_fts (search_text_fts, rank) VALUES (?, ?)", settings.items())
+        db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('rebuild')")
+        db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('optimize')")
+        with untrusted_sqlite.allow_schema_writes(db):
+            db.executemany("DELETE FROM search_text_fts_config WHERE k = ?", [(name,) for name in settings])
 
 
 @contextmanager
 def open_full_text(
     text_bytes: int | None, beside: Path | None = None, processes: ProcessPool | None = None
 ) -> Iterator[FullText]:
-    """Prepare a full-text index for bodies of about ``text_bytes`` bytes; None if the size is unknown.
+    """Prepare to build a full-text index.
 
-    ``beside`` is the folder for temporary files (default: the system's). ``processes`` may be used.
+    Args:
+        text_bytes: approximate size of all bodies in bytes; None if unknown.
+        beside: folder for temporary files (default: the system's).
+        processes: process pool that may sort words; by default one is started if it saves time.
     """
     sample = CjkSample()
     with fts5.open_full_text_builder(
@@ -160,7 +176,7 @@ def write_indexes(
 
     Args:
         db: the file, opened for writing.
-        fill: fills the empty full-text index.
+        fill: fills the empty full-text index of a file.
         words_last: other processes still sort words, so the other indexes are created first. Otherwise they come later
             and reuse the free pages that FTS5's merging leaves.
         go_on: called regularly to keep other processes supplied.
@@ -177,7 +193,7 @@ def write_indexes(
 
 
 def _execute(db: apsw.Connection, statements: Iterable[str], go_on: Callable[[], None]) -> None:
-    """Execute statements, and keep the worker processes supplied between them."""
+    """Execute SQL statements, and call ``go_on`` before each to keep other processes supplied."""
     for statement in statements:
         go_on()
         db.execute(statement)
@@ -194,16 +210,3 @@ def full_text_matches(db: apsw.Connection) -> bool:
     except apsw.CorruptError:
         return False
     return True
-
-
-def _fill(db: apsw.Connection, settings: dict[str, int]) -> None:
-    """Let FTS5 fill the index as a single segment.
-
-    Merging once at the end takes two thirds of the time that FTS5's defaults take (``benchmarks/README.md``).
-    """
-    for name, value in settings.items():
-        db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES (?, ?)", (name, value))
-    db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('rebuild')")
-    db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('optimize')")
-    with untrusted_sqlite.allow_schema_writes(db):
-        db.executemany("DELETE FROM search_text_fts_config WHERE k = ?", [(name,) for name in settings])

@@ -62,12 +62,12 @@ class OldIndex(msgspec.Struct, frozen=True, kw_only=True):
     selects: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
     def bytes(self, size: int) -> int:
-        """Estimate the size of the new file from that of the old one, in bytes."""
+        """Estimate the size of the new file in bytes, from the size of the old one."""
         return int(size * _MERGING) + _ROW_BYTES * sum(self.counts.values())
 
 
 def is_newer_version(version: Any) -> bool:
-    """Whether a value of ``meta.schema_version`` is a later version than this regraft supports."""
+    """Whether the version in an index's identity row is later than the one that this regraft supports."""
     try:
         return not isinstance(version, float) and int(version) > schema.SCHEMA_VERSION
     except (TypeError, ValueError):
@@ -75,12 +75,12 @@ def is_newer_version(version: Any) -> bool:
 
 
 def read_version(db: apsw.Connection) -> tuple[Any, bool]:
-    """Read ``meta.schema_version``, and whether there is an identity row.
+    """Read the version in the identity row of an index; return it, and whether there is such a row.
 
     Raises:
         apsw.Error: the file is damaged.
     """
-    columns = _columns(db, "main", "meta")
+    columns = _read_columns(db, "main", "meta")
     if not columns:
         return None, False
     version = "schema_version" if "schema_version" in columns else "NULL"
@@ -106,18 +106,18 @@ def examine_index(db: apsw.Connection, now_ms: int, *, knows_base: bool) -> OldI
     problems = [] if has_identity or knows_base else [tr("the base that it belongs to is unknown")]
     if db.execute("PRAGMA encoding").get != ENCODING:
         problems.append(tr("its texts are not encoded as {encoding}", encoding=ENCODING))
-    tables = {name: _columns(db, "main", name) for name in TABLE_RULES}
-    counts = {name: _count(db, name) if columns else 0 for name, columns in tables.items()}
-    time = _time(db) or now_ms
+    tables = {name: _read_columns(db, "main", name) for name in TABLE_RULES}
+    counts = {name: _count_rows(db, name) if columns else 0 for name, columns in tables.items()}
+    time = _read_creation_time(db) or now_ms
     selects: dict[str, tuple[str, ...]] = {}
     for name, table in TABLE_RULES.items():
         select, wrong = _build_select(db, name, table, tables[name], counts)
         problems += wrong
         if counts[name] and not wrong:
             selects[name] = select
-    problems += _unknown_tables(db)
+    problems += _describe_unknown_tables(db)
     for name, select in selects.items():
-        problems += _rejected_rows(db, name, select, time)
+        problems += _describe_rejected_rows(db, name, select, time)
     # A scan that returns fewer rows than exist would lose them, since the new file replaces the old one.
     damage = table_integrity.find_inconsistency(db, selects)
     if damage is not None:
@@ -134,8 +134,11 @@ def examine_index(db: apsw.Connection, now_ms: int, *, knows_base: bool) -> OldI
     )
 
 
-def _columns(db: apsw.Connection, schema_name: str, table: str) -> dict[str, str]:
-    """Return the columns of an ordinary table with their types in upper case; empty for anything else."""
+def _read_columns(db: apsw.Connection, schema_name: str, table: str) -> dict[str, str]:
+    """Return the columns of a table with their types in upper case; empty if it is no ordinary table.
+
+    ``schema_name`` is that of the file in SQLite: ``main`` or the name of an attached file.
+    """
     sql = db.execute(
         f"SELECT CAST(sql AS BLOB) FROM {schema_name}.sqlite_schema WHERE type = 'table' AND name = ? COLLATE NOCASE",
         (table,),
@@ -146,15 +149,15 @@ def _columns(db: apsw.Connection, schema_name: str, table: str) -> dict[str, str
     return {str(row[1]).lower(): str(row[2]).upper() for row in rows}
 
 
-def _count(db: apsw.Connection, table: str) -> int:
+def _count_rows(db: apsw.Connection, table: str) -> int:
     """Count the rows of a table."""
     count: int = db.execute(f"SELECT count(*) FROM main.{table} NOT INDEXED").get
     return count
 
 
-def _time(db: apsw.Connection) -> int | None:
-    """Return the time at which the index was created, in ms, or None."""
-    if "created_at" not in _columns(db, "main", "meta"):
+def _read_creation_time(db: apsw.Connection) -> int | None:
+    """Return the time at which the index was created, in ms; None if it is not recorded."""
+    if "created_at" not in _read_columns(db, "main", "meta"):
         return None
     time = db.execute("SELECT created_at FROM main.meta WHERE typeof(created_at) = 'integer' ORDER BY rowid").get
     return time if isinstance(time, int) else None
@@ -163,7 +166,15 @@ def _time(db: apsw.Connection) -> int | None:
 def _build_select(
     db: apsw.Connection, name: str, table: TableRules, columns: dict[str, str], counts: dict[str, int]
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Build the SELECT expressions of a table, and list what prevents it."""
+    """Return the SELECT expressions that convert a table, and the reasons why it cannot be converted.
+
+    Args:
+        db: the old index.
+        name: name of the table.
+        table: the layout's rules for the table.
+        columns: types of the table's columns by name; empty if it is missing.
+        counts: number of rows of each table.
+    """
     if not columns:
         needing = [other for other in table.needed_by if counts[other]]
         return (), [
@@ -181,13 +192,16 @@ def _build_select(
         return (), [tr("the rows of its table {name} have no row ids", name=name)]
     found = tuple(column if column in columns else table.fill.get(column, "NULL") for column in table.columns)
     select = tuple(f"{name}.{what}" if what in columns else what for what in found)
-    return select, list(_column_problems(db, name, table, columns))
+    return select, list(_describe_column_problems(db, name, table, columns))
 
 
-def _column_problems(db: apsw.Connection, name: str, table: TableRules, columns: dict[str, str]) -> Iterator[str]:
-    """Describe the columns that differ from the layout, if that affects existing rows."""
+def _describe_column_problems(
+    db: apsw.Connection, name: str, table: TableRules, columns: dict[str, str]
+) -> Iterator[str]:
+    """Describe the columns of a table that differ from the layout in a way that affects existing rows."""
 
     def has_rows(condition: str) -> bool:
+        """Whether a row of the table meets an SQL condition."""
         return db.execute(f"SELECT 1 FROM main.{name} NOT INDEXED WHERE {condition} LIMIT 1").get is not None
 
     for column in table.columns:
@@ -195,10 +209,10 @@ def _column_problems(db: apsw.Connection, name: str, table: TableRules, columns:
             if column not in table.fill:
                 yield tr("its column {name}.{column} is missing", name=name, column=column)
         elif (
-            columns[column] != _type(column)
+            columns[column] != _column_type(column)
             # Values that a column of the layout's type would change.
             and column != _VECTOR
-            and has_rows(f"typeof({column}) NOT IN ('{_type(column).lower()}', 'blob', 'null')")
+            and has_rows(f"typeof({column}) NOT IN ('{_column_type(column).lower()}', 'blob', 'null')")
         ):
             yield tr("its column {name}.{column} has another type", name=name, column=column)
     for column in columns:
@@ -208,13 +222,13 @@ def _column_problems(db: apsw.Connection, name: str, table: TableRules, columns:
             )
 
 
-def _type(column: str) -> str:
-    """Return the SQL type of a column."""
+def _column_type(column: str) -> str:
+    """Return the SQL type that the layout declares for a column."""
     return "INTEGER" if column in _INTEGER_COLUMNS else "BLOB" if column == _VECTOR else "TEXT"
 
 
-def _unknown_tables(db: apsw.Connection) -> Iterator[str]:
-    """Describe tables with rows that no version of the layout has. The preview table is handled by the caller."""
+def _describe_unknown_tables(db: apsw.Connection) -> Iterator[str]:
+    """Describe tables with rows that no version of the layout has, except the table of preview builds."""
     rows = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall()
     virtual = [str(name) for name, sql in rows if str(sql).upper().startswith("CREATE VIRTUAL")]
     for name, sql in rows:
@@ -227,14 +241,22 @@ def _unknown_tables(db: apsw.Connection) -> Iterator[str]:
             yield tr("its table {name} is unknown to the layout and contains rows", name=name)
 
 
-def _rejected_rows(db: apsw.Connection, name: str, select: tuple[str, ...], time: int) -> Iterator[str]:
-    """Describe rows of a table that the layout's constraints reject; ``time`` (ms) replaces missing times."""
+def _describe_rejected_rows(db: apsw.Connection, name: str, select: tuple[str, ...], time: int) -> Iterator[str]:
+    """Describe rows of a table that the layout's constraints reject.
+
+    Args:
+        db: the old index.
+        name: name of the table.
+        select: SQL expression for each column of the layout.
+        time: replacement for missing times, in ms.
+    """
     table = TABLE_RULES[name]
     named = ", ".join(f"{what} AS {column}" for what, column in zip(select, table.columns, strict=True))
     rows = f"(SELECT {named} {_from_clause('main', name, select)})"
     values = {"time": time} if TIME_PARAMETER in named else {}
 
     def count(sql: str) -> int:
+        """Return the count that a query selects."""
         found: int = db.execute(sql, values).get
         return found
 
@@ -263,13 +285,22 @@ def _rejected_rows(db: apsw.Connection, name: str, select: tuple[str, ...], time
 
 
 def _from_clause(schema_name: str, name: str, select: tuple[str, ...]) -> str:
-    """Return the FROM clause that reads a table, with the join that it needs."""
+    """Return the FROM clause that reads a table, with the join that some SELECT expressions need.
+
+    ``schema_name`` is that of the file in SQLite: ``main`` or the name of an attached file.
+    """
     joined = _ONLY_HASH_JOIN.format(schema=schema_name) if "only_hash" in select else ""
     return f"FROM {schema_name}.{name} AS {name} NOT INDEXED{joined}"
 
 
 def _compute_digest(db: apsw.Connection, selects: dict[str, tuple[str, ...]], time: int) -> str:
-    """Compute a digest over all rows of all tables in order, including the type of each value."""
+    """Compute a digest over all rows of all tables in order, including the type of each value.
+
+    Args:
+        db: the index.
+        selects: SQL expressions for the columns of each table.
+        time: replacement for missing times, in ms.
+    """
     hasher = hashlib.blake2b(digest_size=32)
     for name, select in selects.items():
         hasher.update(f"\n{name}\n".encode())
@@ -313,11 +344,11 @@ def build_current_index(path: Path, new: Path, old: OldIndex, base_id: str) -> N
 
 
 def _write_rows(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
-    """Create the tables of the current layout and copy the rows of the attached old index."""
+    """Create the tables of the current layout and copy the rows of the old index, which is attached."""
     db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
     for statement in schema.TABLES:
         db.execute(statement)
-    there = _columns(db, _OLD, "meta")
+    there = _read_columns(db, _OLD, "meta")
     named = "base_id" if "base_id" in there else "NULL"
     times = [
         f"iif(typeof({name}) = 'integer', {name}, :time)" if name in there else ":time"
@@ -333,6 +364,7 @@ def _write_rows(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
     numbers = itertools.count(1)
 
     def next_number(*_: Any) -> int:
+        """SQL function: return the next number in the full-text index, from 1."""
         return next(numbers)
 
     db.create_scalar_function("next_number", next_number, 0)
@@ -348,15 +380,16 @@ def _write_rows(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
 
 
 def _verify(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
-    """Raise VerificationFailed unless the new index has the digest and counts of the old one."""
+    """Raise VerificationFailed unless the new index has the rows of the old one and a matching full-text index."""
 
     def demand(condition: bool, reason: str) -> None:
+        """Raise VerificationFailed unless a condition holds."""
         if not condition:
             raise VerificationFailed(base=base_id, reason=reason)
 
     whole = {name: tuple(f"{name}.{column}" for column in TABLE_RULES[name].columns) for name in old.selects}
     demand(_compute_digest(db, whole, old.time) == old.digest, tr("texts or vectors differ"))
-    counts = {name: _count(db, name) for name in TABLE_RULES}
+    counts = {name: _count_rows(db, name) for name in TABLE_RULES}
     demand(counts == old.counts, tr("it contains {counts} instead of {counts2}", counts=counts, counts2=old.counts))
     out_of_step = db.execute("SELECT count(*) FROM search_text WHERE rowid IS NOT fts_rowid").get
     demand(out_of_step == 0, tr("{out_of_step} bodies do not match the full-text index", out_of_step=out_of_step))

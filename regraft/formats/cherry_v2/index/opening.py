@@ -64,7 +64,7 @@ def mark_open_for_writing(path: Path) -> Iterator[None]:
 
 
 def create_index(db: apsw.Connection, base_id: str, now_ms: int) -> None:
-    """Create an empty index of ``base_id`` in one transaction. A file that has tables is not changed."""
+    """Create an empty index of the base ``base_id`` in one transaction. A file that has tables is not changed."""
     if not _has_no_schema(db):
         return
     with sqlite.transaction(db):
@@ -79,11 +79,12 @@ def create_index(db: apsw.Connection, base_id: str, now_ms: int) -> None:
 
 
 def _has_no_schema(db: apsw.Connection) -> bool:
+    """Whether a database has no tables."""
     return db.execute("SELECT 1 FROM sqlite_schema").fetchone() is None
 
 
 def check_identity(db: apsw.Connection, path: Path, base_id: str | None) -> None:
-    """Check that a file is the index of ``base_id`` (None: of any base) in the current version.
+    """Check that a file is a complete index in the current version, of the base ``base_id`` (None: of any base).
 
     Raises:
         IndexIncomplete: a table, a trigger or the identity row is missing.
@@ -128,7 +129,7 @@ class IndexReader:
         self.run(lambda _: None)
 
     def run(self, query: Callable[[apsw.Connection], Result]) -> Result:
-        """Return the result of ``query`` for one state of the file.
+        """Run ``query`` with a connection to the file, so that it sees a single state of the file; return its result.
 
         Raises:
             IndexHotJournal: the file has an unfinished transaction.
@@ -151,7 +152,7 @@ class IndexReader:
         raise IndexBusy(path=self._path)
 
     def _run_once(self, query: Callable[[apsw.Connection], Result]) -> Result:
-        """Run a query; raises _FileChanged if the file changed meanwhile."""
+        """Run a query; raises _FileChanged if the file changed while it was read."""
         mark = self._read_marks()
         if mark == _WRITTEN_HERE:
             raise _FileChanged
@@ -169,7 +170,7 @@ class IndexReader:
         return result
 
     def _connection(self, mark: FileMark) -> apsw.Connection:
-        """Return a connection to the file in the state ``mark``, after checking the file's identity."""
+        """Return a connection to the file in the state ``mark``, reused if possible; a new one is checked first."""
         if self._db is not None and mark == self._mark:
             return self._db
         self.close()
@@ -191,7 +192,7 @@ class IndexReader:
         return _OPEN_FOR_WRITING[self._path] > 0
 
     def _run_beside_writer(self, query: Callable[[apsw.Connection], Result]) -> Result:
-        """Read with SQLite's own locks: this process has the file open for writing and owns the log beside it."""
+        """Run a query with SQLite's own locks, because this process has the file open for writing."""
         self.close()
         try:
             with sqlite.open_writable(self._path) as db:
@@ -211,7 +212,7 @@ class IndexReader:
         self._db = None
 
     def _read_marks(self) -> FileMark:
-        """Return the state of the file and its logs, by which changes are noticed."""
+        """Return the state of the file, its log and its journal, to notice changes."""
         with _LOCK:
             if self._is_written():
                 return _WRITTEN_HERE
@@ -221,7 +222,7 @@ class IndexReader:
 
 
 def _read_file_state(path: Path) -> tuple[int, int, bytes] | None:
-    """Return size, modification time (ns) and first bytes of a file, to detect a change; None if it is missing."""
+    """Return (size, modification time in ns, first bytes) of a file, to notice changes; None if it is missing."""
     try:
         status = file_paths.stat(path)
         if not file_paths.is_file(path):

@@ -128,7 +128,7 @@ def add_full_text_triggers(db: apsw.Connection) -> None:
 
 @contextmanager
 def full_text_triggers(db: apsw.Connection) -> Iterator[None]:
-    """Context in which the triggers of :func:`add_full_text_triggers` exist."""
+    """Context in which the temporary triggers of :func:`add_full_text_triggers` exist."""
     add_full_text_triggers(db)
     try:
         yield
@@ -233,8 +233,38 @@ class Unit(NamedTuple):
     embedding_text_hash: str
 
 
+def make_unit(
+    material_id: str, content_hash: str, unit_index: int, span: tuple[int, int], text: str, text_hash: str
+) -> Unit:
+    """Make the unit of a material with its id.
+
+    Args:
+        material_id: id of the material.
+        content_hash: hash of the material's content.
+        unit_index: number of the unit in the material, from 0.
+        span: start and end in UTF-16 units of the content.
+        text: the body.
+        text_hash: hash of the body.
+    """
+    start, end = span
+    return Unit(
+        unit_id=identity.unit_id(material_id, content_hash, unit_index, start, end),
+        unit_index=unit_index,
+        content_hash=content_hash,
+        char_start=start,
+        char_end=end,
+        text=text,
+        embedding_text_hash=text_hash,
+    )
+
+
 def cut_units(material_id: str, content: str, units: Iterable[tuple[int, int]]) -> list[Unit]:
-    """Cut ``content`` at ``(char_start, char_end)`` and return the units with their ids, numbered from 0.
+    """Cut the content of a material into units, and return them with their ids, numbered from 0.
+
+    Args:
+        material_id: id of the material.
+        content: the whole text.
+        units: start and end of each unit in UTF-16 units of the content.
 
     Raises:
         UnitRefused: a unit is not a slice of the content: it is beyond the end, ends before it starts, or splits a
@@ -253,27 +283,16 @@ def cut_units(material_id: str, content: str, units: Iterable[tuple[int, int]]) 
         if body is None:
             reason = tr("starts or ends inside a surrogate pair")
             raise UnitRefused(material=material_id, unit=index, start=start, end=end, reason=reason, length=length)
-        unit = identity.unit_id(material_id, content_hash, index, start, end)
-        found.append(
-            Unit(
-                unit_id=unit,
-                unit_index=index,
-                content_hash=content_hash,
-                char_start=start,
-                char_end=end,
-                text=body,
-                embedding_text_hash=identity.text_hash(body),
-            )
-        )
+        found.append(make_unit(material_id, content_hash, index, (start, end), body, identity.text_hash(body)))
     return found
 
 
 def check_storable(material_id: str, relative_path: str, content: str) -> None:
-    """Refuse an id, a path or a text that the layout does not allow.
+    """Refuse a material whose id, path below ``raw/`` or text the layout does not allow.
 
     Raises:
-        MaterialRefused: the id is empty, the path is not a valid path below ``raw/`` (``docs/formats/index.md``, "What
-            always holds"), or one of the three contains an unpaired surrogate, which UTF-8 cannot encode.
+        MaterialRefused: the id is empty, the path is not valid (``docs/formats/index.md``, "What always holds"), or one
+            of the three contains an unpaired surrogate, which UTF-8 cannot encode.
     """
     reason = None
     if not material_id:
@@ -338,7 +357,7 @@ def catalog_dimensions(row: Mapping[str, object] | None) -> int | None:
 
 
 def stated_dimensions(row: Mapping[str, object]) -> int | None:
-    """Return the dimensions in the catalog row of a base, whatever its state; None if they are no positive number."""
+    """Return the dimensions in a base's catalog row, whatever its state; None if they are not a positive number."""
     dimensions = row.get("dimensions")
     return dimensions if isinstance(dimensions, int) and dimensions > 0 else None
 
@@ -356,7 +375,10 @@ def choose_vector_length(lengths: Counter[int], dimensions: int | None) -> int:
 
 
 def lengths_contradict(lengths: Counter[int], dimensions: int | None) -> bool:
-    """Whether most vectors have another length than the catalog's dimensions require."""
+    """Whether most vectors have another length than the catalog's dimensions require.
+
+    ``lengths`` are the numbers of vectors by length in bytes.
+    """
     return dimensions is not None and 2 * lengths[4 * dimensions] < lengths.total()
 
 

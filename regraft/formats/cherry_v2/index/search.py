@@ -58,14 +58,16 @@ def tokens(query: str) -> list[str]:
     Letters and numbers are Unicode's categories L and N, like JavaScript's ``\p{L}`` and ``\p{N}``; combining marks end
     a run.
     """
-    found: list[str] = _pattern(_TOKEN).findall(query)
+    found: list[str] = _compile_pattern(_TOKEN).findall(query)
     return found
 
 
 def compile_query(query: str) -> CompiledQuery:
-    """Compile a query into terms for the full-text index."""
+    """Divide the words of a query into terms for the full-text index and words that are too short for it."""
     every = tokens(query)
-    runs = [(run[0], run["unsegmented"] is not None) for token in every for run in _pattern(_RUN).finditer(token)]
+    runs = [
+        (run[0], run["unsegmented"] is not None) for token in every for run in _compile_pattern(_RUN).finditer(token)
+    ]
     words = [run for run, is_unsegmented in runs if not is_unsegmented or len(run) <= TRIGRAM_LENGTH]
     # Distinct across words and windows, because bm25() would count a repeated term twice.
     terms = dict.fromkeys(chain((word for word in words if len(word) >= TRIGRAM_LENGTH), _cut_windows(runs)))
@@ -75,11 +77,11 @@ def compile_query(query: str) -> CompiledQuery:
 
 def is_unsegmented(text: str) -> bool:
     """Whether a text consists only of characters of scripts without spaces between words: Han, Hiragana, Katakana."""
-    return _pattern(f"[{_UNSEGMENTED}]+").fullmatch(text) is not None
+    return _compile_pattern(f"[{_UNSEGMENTED}]+").fullmatch(text) is not None
 
 
 @cache
-def _pattern(pattern: str) -> regex.Pattern[str]:
+def _compile_pattern(pattern: str) -> regex.Pattern[str]:
     """Compile a pattern with ``regex``: ``re`` lacks Script_Extensions and its Unicode categories are older."""
     import regex  # noqa: PLC0415 - slow to import, and only searches need it
 
@@ -87,6 +89,10 @@ def _pattern(pattern: str) -> regex.Pattern[str]:
 
 
 def _cut_windows(runs: list[tuple[str, bool]]) -> Iterator[str]:
+    """Yield the windows of three characters of each long run of unsegmented text.
+
+    ``runs`` are parts of a query, each with whether it is unsegmented (Chinese or Japanese).
+    """
     for run, is_unsegmented in runs:
         if is_unsegmented and len(run) > TRIGRAM_LENGTH:
             yield from (run[at : at + TRIGRAM_LENGTH] for at in range(len(run) - TRIGRAM_LENGTH + 1))
@@ -162,7 +168,14 @@ def bm25_hits(db: apsw.Connection, query: str, count: int) -> list[Hit]:
 
 
 def _rank_by_bm25(db: apsw.Connection, terms: Sequence[str], shorts: Sequence[str], column: str) -> Iterator[Hit]:
-    """Yield units, best first. Row ids are sorted before joining, so that only rows of hits are joined."""
+    """Yield the units that a full-text query finds, best first.
+
+    Args:
+        db: the index.
+        terms: the body must contain at least one of the terms.
+        shorts: short words; the body must contain all of them.
+        column: column of ``search_text`` that full-text row ids refer to.
+    """
     condition, patterns = _like_condition(shorts)
     # CROSS JOIN makes SQLite query the full-text index once, not once per body.
     bodies = f"CROSS JOIN search_text t ON t.{column} = search_text_fts.rowid AND {condition}" if shorts else ""
@@ -179,7 +192,10 @@ def _rank_by_bm25(db: apsw.Connection, terms: Sequence[str], shorts: Sequence[st
 
 
 def _rank_by_length(db: apsw.Connection, words: Sequence[str], column: str) -> Iterator[Hit]:
-    """Yield units whose bodies contain every word, shortest first. Sorted as in :func:`_rank_by_bm25`."""
+    """Yield the units whose bodies contain every word, shortest first.
+
+    ``column`` of ``search_text`` is what full-text row ids refer to; it decides ties.
+    """
     condition, patterns = _like_condition(words)
     found = db.execute(
         f"""SELECT t.rowid, length(t.text) AS size FROM search_text t
@@ -193,10 +209,10 @@ def _rank_by_length(db: apsw.Connection, words: Sequence[str], column: str) -> I
 
 
 def _like_condition(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Build the condition that a body ``t.text`` contains every word, and its parameters.
+    """Build the SQL condition that a body ``t.text`` contains every word, and its parameters.
 
     Raises:
-        QueryTooLong
+        QueryTooLong: the words are too many or too long for SQLite.
     """
     # Of LIKE's wildcards only `_` can be part of a word.
     escaped = (word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") for word in dict.fromkeys(words))
@@ -211,7 +227,7 @@ def _like_condition(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _join_with_and(conditions: Sequence[str]) -> str:
-    """Join conditions with AND as a balanced tree, because SQLite limits the depth of expressions."""
+    """Join SQL conditions with AND as a balanced tree, because SQLite limits the depth of expressions."""
     if len(conditions) <= 2:
         return " AND ".join(conditions) or "1"
     middle = len(conditions) // 2
@@ -278,17 +294,20 @@ def rank_bodies_by_distance(db: apsw.Connection, vector: bytes) -> Iterator[tupl
 
 
 def hybrid_hits(db: apsw.Connection, query: str, vector: bytes, count: int, alpha: float = DEFAULT_ALPHA) -> list[Hit]:
-    """Return the ``count`` best hits of both lanes, fused by rank. Raises the errors of both lanes.
+    """Return the ``count`` best hits of a search by vector and of one by words (the lanes), fused by rank.
 
     Each lane contributes 5 × ``count`` candidates. The score of a hit is alpha / (60 + rank by vector) plus (1 - alpha)
     / (60 + rank by words), with ranks from 1. Ties are won by the hit of the vector lane.
+
+    Raises:
+        QueryTooLong, apsw.Error: as in :func:`bm25_hits` and :func:`vector_hits`.
     """
     depth = FUSION_DEPTH * count
     return fused(vector_hits(db, vector, depth), bm25_hits(db, query, depth), alpha)[:count]
 
 
 def fused(by_vector: Iterable[Hit], by_words: Iterable[Hit], alpha: float) -> list[Hit]:
-    """Fuse the hits of both lanes by reciprocal rank, best first."""
+    """Fuse the hits of both lanes by reciprocal rank, best first; ``alpha`` is the weight of the vector lane."""
     found: dict[str, Hit] = {}
     scores: dict[str, float] = {}
     for weight, lane in ((alpha, by_vector), (1 - alpha, by_words)):
@@ -300,6 +319,7 @@ def fused(by_vector: Iterable[Hit], by_words: Iterable[Hit], alpha: float) -> li
 
 
 def _make_hit(row: Sequence[object], score: float) -> Hit:
+    """Make a hit from a row of :data:`_COLUMNS`."""
     unit, material, path, number, text = row
     return Hit(
         unit_id=lenient_text(unit),

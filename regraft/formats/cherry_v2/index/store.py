@@ -57,7 +57,7 @@ class NewMaterial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _UsedHashes(msgspec.Struct, frozen=True):
-    """Hashes of embeddings and contents that a material used; they may be unused now."""
+    """Hashes of the bodies and contents that materials used before a change; they may be unused after it."""
 
     embeddings: set[str]
     contents: set[str]
@@ -69,7 +69,7 @@ class _UsedHashes(msgspec.Struct, frozen=True):
 
 
 def replace_material(db: apsw.Connection, new: NewMaterial) -> None:
-    """Replace a material and its units, bodies and vectors. On an error the caller must roll back.
+    """Replace a material and its units, bodies and vectors by a new state. On an error the caller must roll back.
 
     Raises:
         MaterialRefused: another material has the same path.
@@ -77,12 +77,12 @@ def replace_material(db: apsw.Connection, new: NewMaterial) -> None:
         CoverageGap: a body has no vector although the base has a model.
         apsw.Error: the file cannot be written.
     """
-    _put_material(db, new)
-    before = _used_hashes(db, new.material_id)
+    _upsert_material(db, new)
+    before = _find_used_hashes(db, new.material_id)
     _delete_units(db, new.material_id)
-    _put_units(db, new)
+    _insert_units(db, new)
     if new.has_model:
-        _put_embeddings(db, new)
+        _insert_embeddings(db, new)
         missing = missing_embeddings(db, [unit.embedding_text_hash for unit in new.units])
         if missing:
             first = min(unit.unit_index for unit in new.units if unit.embedding_text_hash in missing)
@@ -99,7 +99,12 @@ def replace_material(db: apsw.Connection, new: NewMaterial) -> None:
 def replace_all_materials(db: apsw.Connection, gone: Iterable[str], new: Iterable[NewMaterial]) -> None:
     """Delete and replace materials together, so that a vector that one loses and another needs is kept.
 
-    No vector is written. Only what these materials used and nothing needs any more is deleted.
+    No vector is written. Of what these materials used, only what nothing needs any more is deleted.
+
+    Args:
+        db: the index.
+        gone: ids of the materials to delete.
+        new: new states of materials.
 
     Raises:
         MaterialRefused: another material has the same path.
@@ -107,19 +112,19 @@ def replace_all_materials(db: apsw.Connection, gone: Iterable[str], new: Iterabl
     """
     before = _UsedHashes(set(), set())
     for material_id in gone:
-        before.add(_used_hashes(db, material_id))
+        before.add(_find_used_hashes(db, material_id))
         _delete_units(db, material_id)
         db.execute("DELETE FROM material WHERE material_id = ?", (material_id,))
     for one in new:
-        before.add(_used_hashes(db, one.material_id))
-        _put_material(db, one)
+        before.add(_find_used_hashes(db, one.material_id))
+        _upsert_material(db, one)
         _delete_units(db, one.material_id)
         # Bodies that lost their units have the ids of the new ones.
         db.executemany(
             "DELETE FROM search_text WHERE target_type = 'search_unit' AND target_id = ?",
             ((unit.unit_id,) for unit in one.units),
         )
-        _put_units(db, one)
+        _insert_units(db, one)
         db.execute(
             "UPDATE material SET current_content_hash = ? WHERE material_id = ?", (one.content_hash, one.material_id)
         )
@@ -141,8 +146,8 @@ def delete_materials(db: apsw.Connection, material_ids: Iterable[str]) -> int:
     return deleted
 
 
-def _put_material(db: apsw.Connection, new: NewMaterial) -> None:
-    """Insert or update a material and its content; raises MaterialRefused if another has its path."""
+def _upsert_material(db: apsw.Connection, new: NewMaterial) -> None:
+    """Insert or update a material and its content; raises MaterialRefused if another material has its path."""
     owner = db.execute(
         "SELECT material_id FROM material WHERE relative_path = ? AND material_id <> ?",
         (new.relative_path, new.material_id),
@@ -166,8 +171,8 @@ def _put_material(db: apsw.Connection, new: NewMaterial) -> None:
     )
 
 
-def _used_hashes(db: apsw.Connection, material_id: str) -> _UsedHashes:
-    """Return the hashes of bodies and contents that a material uses."""
+def _find_used_hashes(db: apsw.Connection, material_id: str) -> _UsedHashes:
+    """Return the hashes of the bodies and contents that a material uses."""
     bodies = db.execute(
         # CROSS JOIN forces the material's units first: without statistics SQLite would start with all bodies.
         "SELECT DISTINCT t.embedding_text_hash FROM search_unit u"
@@ -186,7 +191,7 @@ def _used_hashes(db: apsw.Connection, material_id: str) -> _UsedHashes:
 
 
 def _delete_units(db: apsw.Connection, material_id: str) -> None:
-    """Delete the units of a material and their bodies; vectors stay."""
+    """Delete the units of a material and their bodies; the vectors stay."""
     db.execute(
         "DELETE FROM search_text WHERE target_type = 'search_unit'"
         " AND target_id IN (SELECT unit_id FROM search_unit WHERE material_id = ?)",
@@ -195,7 +200,8 @@ def _delete_units(db: apsw.Connection, material_id: str) -> None:
     db.execute("DELETE FROM search_unit WHERE material_id = ?", (material_id,))
 
 
-def _put_units(db: apsw.Connection, new: NewMaterial) -> None:
+def _insert_units(db: apsw.Connection, new: NewMaterial) -> None:
+    """Insert the units of a material and their bodies."""
     db.executemany(
         "INSERT INTO search_unit (unit_id, material_id, content_hash, unit_type, unit_index, char_start, char_end,"
         " created_at) VALUES (?, ?, ?, 'chunk', ?, ?, ?, ?)",
@@ -215,10 +221,10 @@ def _put_units(db: apsw.Connection, new: NewMaterial) -> None:
     )
 
 
-def _put_embeddings(db: apsw.Connection, new: NewMaterial) -> None:
+def _insert_embeddings(db: apsw.Connection, new: NewMaterial) -> None:
     """Insert the vectors that the material's bodies use and the file lacks. Stored vectors are kept."""
-    wanted = dict.fromkeys(unit.embedding_text_hash for unit in new.units)
-    vectors = {key: new.embeddings[key] for key in wanted if key in new.embeddings}
+    hashes = (unit.embedding_text_hash for unit in new.units)
+    vectors = {key: new.embeddings[key] for key in hashes if key in new.embeddings}
     if not vectors:
         return
     expected = stored_vector_bytes(db) or len(next(iter(vectors.values())))
@@ -242,13 +248,13 @@ def stored_vector_bytes(db: apsw.Connection) -> int | None:
 
 
 def missing_embeddings(db: apsw.Connection, hashes: Iterable[str]) -> set[str]:
-    """Return the hashes that have no stored embedding."""
+    """Return those of the given text hashes for which the file has no vector."""
     wanted = set(hashes)
     return wanted - existing_embeddings(db, wanted)
 
 
 def existing_embeddings(db: apsw.Connection, hashes: Iterable[str]) -> set[str]:
-    """Return the hashes that have a stored embedding."""
+    """Return those of the given text hashes for which the file has a vector."""
     rows = db.execute(
         "SELECT embedding_text_hash FROM embedding WHERE embedding_text_hash IN (SELECT value FROM json_each(?))",
         (json.dumps(list(hashes)),),
@@ -257,7 +263,7 @@ def existing_embeddings(db: apsw.Connection, hashes: Iterable[str]) -> set[str]:
 
 
 def _delete_unused_embeddings(db: apsw.Connection, among: set[str] | None = None) -> None:
-    """Delete the embeddings that no body uses, in the whole file or ``among`` some hashes."""
+    """Delete the vectors that no body uses: all of them, or those with one of the text hashes ``among``."""
     db.execute(
         # Uses the index of the hashes, so the vectors themselves are not read.
         "DELETE FROM embedding WHERE embedding_text_hash IN (SELECT e.embedding_text_hash FROM embedding e"
@@ -268,7 +274,7 @@ def _delete_unused_embeddings(db: apsw.Connection, among: set[str] | None = None
 
 
 def _delete_unused_contents(db: apsw.Connection, among: set[str] | None = None) -> None:
-    """Delete the contents that nothing uses, in the whole file or ``among`` some hashes."""
+    """Delete the contents that nothing uses: all of them, or those with one of the hashes ``among``."""
     db.execute(
         "DELETE FROM content WHERE content_hash IN (SELECT c.content_hash FROM content c"
         f" WHERE {_hash_condition('c.content_hash', among)}"
@@ -279,7 +285,7 @@ def _delete_unused_contents(db: apsw.Connection, among: set[str] | None = None) 
 
 
 def _hash_condition(column: str, among: set[str] | None) -> str:
-    """Build the SQL condition that a column has one of some hashes; always true for None."""
+    """Build the SQL condition that a column has one of the hashes ``among``; always true for None."""
     return "1" if among is None else f"{column} IN (SELECT value FROM json_each(?))"
 
 
@@ -344,6 +350,7 @@ def database_sizes(db: apsw.Connection) -> tuple[int, int]:
 
 
 def _check_full_text(db: apsw.Connection, path: Path, when: str) -> None:
+    """Raise FullTextOutOfStep if the full-text index does not match the bodies; ``when``: before or after VACUUM."""
     if not full_text_matches(db):
         raise FullTextOutOfStep(path=path, when=when)
 
@@ -390,6 +397,7 @@ class IndexStore:
             self._open(create=create)
 
     def _open(self, *, create: bool) -> None:
+        """Open the file for writing, and check its identity; ``create``: create an empty index if it is missing."""
         needed = self.path.parent if create else self.path
         if not needed.exists():
             raise SourceNotFound(path=needed)
@@ -526,21 +534,23 @@ class IndexStore:
                 problem=tr("vacuum cannot be {vacuum!r}", vacuum=vacuum),
                 hint=tr("use one of {get_args}", get_args=join_list(get_args(Vacuum))),
             )
-        with self._wrapped_errors(tr("reclaiming space")):
+        with self._convert_write_errors(tr("reclaiming space")):
             return reclaim_space(self._db, self.path, vacuum)
 
     def _check_open(self) -> None:
+        """Raise StoreClosed if the store was closed."""
         if self._closed:
             raise StoreClosed(path=self.path)
 
     def _check_writable(self) -> None:
+        """Raise StoreClosed or IndexReadOnly if the store is not open for writing."""
         self._check_open()
         if self.read_only:
             raise IndexReadOnly(path=self.path)
 
     @contextmanager
-    def _wrapped_errors(self, doing: str) -> Iterator[None]:
-        """Context that converts SQLite's errors; ``doing`` says what failed."""
+    def _convert_write_errors(self, doing: str) -> Iterator[None]:
+        """Context that converts SQLite's errors to IndexUnchanged; ``doing`` names the operation for the message."""
         try:
             yield
         except (apsw.Error, UnicodeDecodeError) as error:
@@ -548,12 +558,13 @@ class IndexStore:
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[apsw.Connection]:
+        """Context of one transaction for a change; ``doing`` names the operation for messages."""
         self._check_writable()
-        with self._wrapped_errors(doing), sqlite.transaction(self._db):
+        with self._convert_write_errors(doing), sqlite.transaction(self._db):
             yield self._db
 
     def _read(self, query: Callable[[apsw.Connection], Result]) -> Result:
-        """Run a query, in the reader thread if there is one; read errors become SourceUnreadable."""
+        """Return the result of a query on the current state of the file; read errors become SourceUnreadable."""
         self._check_open()
         if self._reader is not None:
             return self._reader.run(query)

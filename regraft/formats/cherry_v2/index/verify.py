@@ -70,12 +70,20 @@ def verify(
         VerificationFailed: the file differs from what was written.
         apsw.Error, OSError: the file cannot be read.
     """
+    ranges: deque[_BodyRange] = deque()
+    first, in_order = 1, tallies.embeddings == tallies.units
+    for last, digest in digests:
+        bare = tuple(tallies.bare[bisect_left(tallies.bare, first) : bisect_right(tallies.bare, last)])
+        ranges.append(
+            _BodyRange(first=first, last=last, digest=digest, bare=bare, vector_bytes=vector_bytes, in_order=in_order)
+        )
+        first = last + 1
     with sqlite.open_readonly(path) as db:
         # Units and vectors are looked up by hash, so access is random.
         db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
         try:
             _check_counts(db, base_id, tallies)
-            _check_parts(db, path, deque(_parts(tallies, digests, vector_bytes)), processes)
+            _check_ranges(db, path, ranges, processes)
         except _Difference as found:
             raise VerificationFailed(base=base_id, reason=str(found)) from None
 
@@ -85,7 +93,7 @@ class _Difference(Exception):
 
 
 def _check_counts(db: apsw.Connection, base_id: str, tallies: Tallies) -> None:
-    """Raise unless the index has the right identity and numbers of rows, and no dangling references."""
+    """Raise _Difference unless the index has the right identity and numbers of rows, and no dangling references."""
     if db.execute("SELECT schema_version, base_id FROM meta").fetchall() != [(schema.SCHEMA_VERSION, base_id)]:
         raise _Difference(tr("its identity row is wrong"))
     counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
@@ -113,7 +121,7 @@ def verify_full_text(path: Path, base_id: str) -> None:
 
 
 class _BodyRange(msgspec.Struct, frozen=True, kw_only=True):
-    """A range of body numbers and the digest of what was written for it.
+    """A range of body numbers to verify, and the digest of what was written for it.
 
     Attributes:
         bare: numbers of the bodies that were added without a vector.
@@ -129,36 +137,27 @@ class _BodyRange(msgspec.Struct, frozen=True, kw_only=True):
     in_order: bool
 
 
-def _parts(tallies: Tallies, digests: list[PartDigest], vector_bytes: int | None) -> Iterator[_BodyRange]:
-    """Yield the parts to verify, with the numbers of bodies that have no vector."""
-    first, in_order = 1, tallies.embeddings == tallies.units
-    for last, digest in digests:
-        bare = tuple(tallies.bare[bisect_left(tallies.bare, first) : bisect_right(tallies.bare, last)])
-        yield _BodyRange(first=first, last=last, digest=digest, bare=bare, vector_bytes=vector_bytes, in_order=in_order)
-        first = last + 1
-
-
-def _check_parts(db: apsw.Connection, path: Path, parts: deque[_BodyRange], processes: ProcessPool | None) -> None:
-    """Check all parts: this process starts with the first one, the process pool with the last one."""
+def _check_ranges(db: apsw.Connection, path: Path, ranges: deque[_BodyRange], processes: ProcessPool | None) -> None:
+    """Check all ranges: this process starts with the first one, the process pool with the last one."""
     submitted: list[tuple[int, _BodyRange]] = []
-    while parts:
+    while ranges:
         try:
             if processes is not None:
                 processes.go_on()
-            while processes is not None and parts and processes.has_room():
-                submitted.append((processes.put(_is_part_correct, path, parts[-1]), parts.pop()))
+            while processes is not None and ranges and processes.has_room():
+                submitted.append((processes.put(_is_range_correct, path, ranges[-1]), ranges.pop()))
         except JobFailed as problem:
             logger.info("the index is verified by one process: %s", problem)
             processes = None
-        if parts:
-            _check_part(db, parts.popleft())
-    for job, part in submitted:
+        if ranges:
+            _check_range(db, ranges.popleft())
+    for job, bodies in submitted:
         if not _collect_result(processes, job):
-            _check_part(db, part)
+            _check_range(db, bodies)
 
 
 def _collect_result(processes: ProcessPool | None, job: int) -> bool:
-    """Return whether a process found its part to be correct; False if it failed."""
+    """Return whether another process found its range to be correct; False too if the process failed."""
     try:
         return processes is not None and processes.take(job)
     except JobFailed as problem:
@@ -166,28 +165,31 @@ def _collect_result(processes: ProcessPool | None, job: int) -> bool:
         return False
 
 
-def _is_part_correct(path: Path, part: _BodyRange) -> bool:
-    """Check a part in another process. If it is wrong, the main process checks it again to report the difference."""
+def _is_range_correct(path: Path, bodies: _BodyRange) -> bool:
+    """Check a range in another process. If it is wrong, the main process checks it again to report the difference."""
     with sqlite.open_readonly(path) as db:
         try:
-            _check_part(db, part)
+            _check_range(db, bodies)
         except _Difference:
             return False
     return True
 
 
-def _check_part(db: apsw.Connection, part: _BodyRange) -> None:
-    """Compare every body of a part with its content at the unit's offsets, and all of them with their digest.
+def _check_range(db: apsw.Connection, bodies: _BodyRange) -> None:
+    """Compare each body of a range with its content at the unit's offsets, and all of them with their digest.
 
     A new file stores units in the order of the bodies, and vectors too unless bodies share one (``in_order``). They are
     then read in that order instead of being looked up by hash, which would be random access.
+
+    Raises:
+        _Difference: the file differs from what was written.
     """
     digest = BodiesDigest()
     content = _ContentCursor(db)
-    without_vector = iter(part.bare)
+    without_vector = iter(bodies.bare)
     next_bare = next(without_vector, None)
-    same_embedding = _SAME_ROW if part.in_order else _SAME_HASH
-    rows = db.execute(_BODIES.format(same_embedding=same_embedding), (part.first, part.last))
+    same_embedding = _SAME_ROW if bodies.in_order else _SAME_HASH
+    rows = db.execute(_BODIES.format(same_embedding=same_embedding), (bodies.first, bodies.last))
     for material, content_hash, index, start, end, unit, text, body_hash, vector, rowid, number in rows:
         is_bare = number == next_bare
         if is_bare:
@@ -196,7 +198,7 @@ def _check_part(db: apsw.Connection, part: _BodyRange) -> None:
             raise _Difference(tr("a body has no vector"))
         if unit is None or rowid != number:
             raise _Difference(tr("a body has no unit, or its row id differs from its full-text number"))
-        if vector is not None and (not isinstance(vector, bytes) or len(vector) != part.vector_bytes):
+        if vector is not None and (not isinstance(vector, bytes) or len(vector) != bodies.vector_bytes):
             raise _Difference(tr("a vector has the wrong length"))
         if unit != identity.unit_id(material, content_hash, index, start, end):
             raise _Difference(tr("a unit's id is wrong"))
@@ -206,30 +208,29 @@ def _check_part(db: apsw.Connection, part: _BodyRange) -> None:
         if raw.hexdigest() != body_hash:
             raise _Difference(tr("a body does not match its hash"))
         digest.add(raw.digest(), None if is_bare else vector)
-    if digest.hexdigest() != part.digest:
+    if digest.hexdigest() != bodies.digest:
         raise _Difference(tr("texts or vectors differ"))
 
 
 def _hash_and_pieces(db: apsw.Connection, rowid: int, text: str | None) -> tuple[hashlib._Hash, Iterable[bytes]]:
-    """Return the hash of a body and its bytes.
+    """Return the hash object of the body with a row id, and the body's UTF-8 bytes in pieces.
 
-    A large body (``text`` is None) is hashed while its pieces are consumed.
+    The hash is complete when all pieces are consumed. ``text`` is the body, or None for a large one.
     """
-    if text is not None:
-        encoded = text.encode()
-        return hashlib.sha256(encoded), (encoded,)
     hasher = hashlib.sha256()
-    return hasher, _update_hash(read_pieces(db, "search_text", "text", rowid), hasher)
+    pieces = read_pieces(db, "search_text", "text", rowid) if text is None else (text.encode(),)
 
+    def hashed() -> Iterator[bytes]:
+        """Yield the pieces, and add each to the hash."""
+        for piece in pieces:
+            hasher.update(piece)
+            yield piece
 
-def _update_hash(pieces: Iterable[bytes], hasher: hashlib._Hash) -> Iterator[bytes]:
-    for piece in pieces:
-        hasher.update(piece)
-        yield piece
+    return hasher, hashed()
 
 
 class _ContentCursor:
-    """Compares bodies with their content.
+    """Compares bodies with the contents that they are slices of.
 
     Each content is read once from start to end, in the order in which it was written.
     """
@@ -241,7 +242,7 @@ class _ContentCursor:
         self._end = -1
 
     def holds(self, content_hash: str, body: Iterable[bytes], start: int, end: int) -> bool:
-        """Whether ``body`` is the slice of the content from ``start`` to ``end`` (UTF-16 units). Consumes ``body``."""
+        """Whether a body is the slice of a content from ``start`` to ``end`` (UTF-16 units); reads all its pieces."""
         if content_hash != self._hash or start < self._end:
             self._load(content_hash)
         text = self._text
@@ -252,7 +253,7 @@ class _ContentCursor:
         return text is not None and fits and text.ends_at(end)
 
     def _load(self, content_hash: str) -> None:
-        """Open the content with a hash; the one before is closed."""
+        """Open the content with a hash, and close the one before."""
         if self._text is not None:
             self._text.close()
         self._text, self._hash = None, content_hash

@@ -27,6 +27,7 @@ from regraft.formats.cherry_v2.salvage.found_rows import (
     COPY,
     DAMAGED,
     DELETED,
+    IS_KEPT,
     KEPT,
     MADE,
     UNLIKE,
@@ -35,6 +36,7 @@ from regraft.formats.cherry_v2.salvage.found_rows import (
     Row,
     fetch_rows,
     fetch_value,
+    set_fate,
 )
 from regraft.formats.cherry_v2.salvage.units import UnitProof, join_bodies
 from regraft.formats.cherry_v2.salvage.writing import PagesTally, TableTally, Tally, count_results
@@ -50,12 +52,12 @@ _LIVE_UNITS = f"search_unit WHERE fate IS NULL AND strength < {WEAK}"
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about an index from its path and the catalog.
+    """Facts about a damaged index from its path and the catalog.
 
     Attributes:
-        base_id: name of its folder; None if that is not a base id.
+        base_id: name of the index's folder; None if that is not a base id.
         paths: paths of items by id, from the catalog; the path is None if the item has none.
-        dimensions: dimensions of its vectors, from the catalog.
+        dimensions: dimensions of the vectors, from the catalog.
         now_ms: time for new rows, in ms.
     """
 
@@ -66,7 +68,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MaterialProof(msgspec.Struct):
-    """Decides about materials and contents, and about the content of each material."""
+    """Decides which found rows of materials and contents are kept, and which content each material has."""
 
     db: apsw.Connection
     expected: Expected
@@ -78,7 +80,7 @@ class MaterialProof(msgspec.Struct):
     # --- materials ---------------------------------------------------------------------------------------------------
 
     def choose_materials(self) -> None:
-        """Keep one row of each material and assign its path."""
+        """Keep one of the found rows of each material, and assign its path."""
         rows = fetch_rows(
             self.db,
             f"""SELECT key, seq, strength, rid, path, EXISTS (SELECT 1 FROM {_LIVE_UNITS} AND material = m.key),
@@ -93,7 +95,7 @@ class MaterialProof(msgspec.Struct):
                 if one is not best:
                     # Without proof, a row was deleted, or only its name is missing.
                     unproven = DELETED if one[2] >= WEAK else UNNAMED
-                    self._set_fate("material", one[1], unproven if best is None else COPY)
+                    set_fate(self.db, "material", one[1], unproven if best is None else COPY)
             if best is not None:
                 chosen.append(best)
         # The most reliable rows get their path first.
@@ -103,7 +105,10 @@ class MaterialProof(msgspec.Struct):
             )
 
     def _is_live(self, row: Row) -> bool:
-        """Whether a row belongs to a material that was not deleted and has this id."""
+        """Whether a found row belongs to a material with this id that was not deleted.
+
+        ``row`` has the columns that :meth:`choose_materials` selects.
+        """
         key, _, strength, rid, _, is_named, is_anothers = row
         items = self.expected.paths
         is_item = items is not None and decode_utf8(key) in items
@@ -112,14 +117,19 @@ class MaterialProof(msgspec.Struct):
             return bool(is_named) or is_item or key in indexed or not (indexed or is_anothers)
         return (strength < WEAK or bool(is_named)) and (items is None or is_item)
 
-    def _assign_path(self, key: bytes, path: bytes | None, rid: int | None) -> bytes:
+    def _assign_path(self, key: bytes, path: bytes | None, rowid: int | None) -> bytes:
         """Assign a path to a material: that of its item, else that of its row unless an index has another one.
 
         If the path is unknown or taken, the material's id is used, as for folders in earlier versions.
+
+        Args:
+            key: id of the material.
+            path: path in the material's row, or None.
+            rowid: row id of that row, or None.
         """
         stated = (self.expected.paths or {}).get(decode_utf8(key))
         # If pages were mixed up, this index contains keys of another one.
-        keys = self._index_keys(found_rows.MATERIAL_PATH, rid)
+        keys = self._index_keys(found_rows.MATERIAL_PATH, rowid)
         indexed = [one for one in keys if path == key or (one != key and not found_rows.is_hash(one))]
         found: bytes | None = None
         if stated is not None and is_safe_path(stated):
@@ -134,13 +144,13 @@ class MaterialProof(msgspec.Struct):
         self.taken.add(found)
         return found
 
-    def _index_keys(self, name: str, rid: int | None) -> list[bytes]:
-        """Return the keys of a row in an index of the damaged file."""
-        found = fetch_rows(self.db, "SELECT key FROM index_key WHERE name = ? AND rid = ?", (name, rid))
+    def _index_keys(self, name: str, rowid: int | None) -> list[bytes]:
+        """Return the keys that an index of the damaged file, by name, has for a row id."""
+        found = fetch_rows(self.db, "SELECT key FROM index_key WHERE name = ? AND rid = ?", (name, rowid))
         return [bytes(key) for (key,) in found if isinstance(key, bytes)]
 
     def derive_materials(self) -> None:
-        """Add materials whose row is lost: units refer to them, and the catalog or an index has their path."""
+        """Add materials whose row is lost, but which proven units refer to."""
         lost = fetch_rows(
             self.db,
             f"""SELECT material, min(created), max(created) FROM {_LIVE_UNITS}
@@ -168,7 +178,7 @@ class MaterialProof(msgspec.Struct):
     # --- texts -------------------------------------------------------------------------------------------------------
 
     def choose_contents(self) -> None:
-        """Keep one row of each content. A row outside its table's B-tree is kept only if a kept row refers to it."""
+        """Keep one found row of each content. A row that no tree of the file reaches must be referred to."""
         named = f"""key IN (SELECT content FROM material WHERE fate IN ('{KEPT}', '{MADE}'))
                  OR key IN (SELECT content FROM {_LIVE_UNITS})"""
         self.db.execute(
@@ -177,10 +187,10 @@ class MaterialProof(msgspec.Struct):
                                      FROM content WHERE fate IS NULL AND (strength = 0 OR {named}))
                    WHERE rank = 1)"""
         )
-        _decide_others(self.db, "content")
+        _reject_undecided(self.db, "content")
 
     def join_contents(self) -> None:
-        """Derive lost contents by joining the bodies of their units, if the result has the content's hash."""
+        """Derive lost contents by joining the bodies of their units, if the result has the hash of the content."""
         lost = fetch_rows(
             self.db,
             f"""SELECT content, min(created) FROM {_LIVE_UNITS}
@@ -188,22 +198,19 @@ class MaterialProof(msgspec.Struct):
             (KEPT,),
         )
         for key, created in lost:
-            text = join_bodies(key, self._pieces(key))
+            pieces = fetch_rows(
+                self.db,
+                f"""SELECT u.start, u.stop, t.text FROM search_unit u JOIN search_text t ON t.target = u.key
+                     WHERE u.content = ? AND u.fate IS NULL AND u.strength < {WEAK} AND t.fate IS NULL
+                     ORDER BY u.start, u.stop""",
+                (key,),
+            )
+            text = join_bodies(key, pieces)
             if text is not None:
                 self.db.execute("INSERT INTO content VALUES (NULL, 0, NULL, ?, ?, ?, ?)", (MADE, key, text, created))
 
-    def _pieces(self, content: bytes) -> Iterator[tuple[int, int, bytes]]:
-        """Yield start, end and body of the units of a content."""
-        yield from fetch_rows(
-            self.db,
-            f"""SELECT u.start, u.stop, t.text FROM search_unit u JOIN search_text t ON t.target = u.key
-                 WHERE u.content = ? AND u.fate IS NULL AND u.strength < {WEAK} AND t.fate IS NULL
-                 ORDER BY u.start, u.stop""",
-            (content,),
-        )
-
     def assign_contents(self) -> None:
-        """Assign an existing content to every material: its own, else the one that all its units refer to."""
+        """Give every material whose content is unknown or lost a content that exists, if only one is possible."""
         there = f"SELECT key FROM content WHERE fate IN ('{KEPT}', '{MADE}')"
         lacking = fetch_rows(
             self.db,
@@ -224,7 +231,7 @@ class MaterialProof(msgspec.Struct):
             )
 
     def drop_unreferenced(self) -> None:
-        """Treat materials as deleted if no item, content or unit refers to them and no tree reaches their row."""
+        """Mark materials as deleted if nothing refers to them and no tree of the file reaches their row."""
         if self.expected.paths is not None:
             return
         self.db.execute(
@@ -235,27 +242,23 @@ class MaterialProof(msgspec.Struct):
             (found_rows.MATERIAL_KEY,),
         )
 
-    def _set_fate(self, table: str, seq: int, fate: str) -> None:
-        """Record the outcome of a row."""
-        self.db.execute(f"UPDATE {table} SET fate = ? WHERE seq = ?", (fate, seq))
-
 
 def is_content_kept(db: apsw.Connection, content: bytes) -> bool:
-    """Whether a content is kept or derived."""
+    """Whether a content, given its hash, will be in the new index."""
     query = "SELECT 1 FROM content WHERE key = ? AND fate IN (?, ?)"
     return db.execute(query, (content, KEPT, MADE)).get is not None
 
 
 def _is_path(raw: bytes) -> bool:
-    """Whether bytes are a safe path."""
+    """Whether the bytes of a path are valid UTF-8 and a path that the layout allows."""
     try:
         return is_safe_path(raw.decode("utf-8", "surrogatepass"))
     except UnicodeDecodeError:
         return False
 
 
-def _decide_others(db: apsw.Connection, table: str) -> None:
-    """Decide about the rows of a table that are not kept: copies of kept rows, and deleted or unreferenced rows."""
+def _reject_undecided(db: apsw.Connection, table: str) -> None:
+    """Reject the undecided rows of a table, and record why: copy of a kept row, deleted, or without a reference."""
     db.execute(
         f"""UPDATE {table} SET fate = CASE WHEN key IN (SELECT key FROM {table} WHERE fate = '{KEPT}') THEN '{COPY}'
                                           WHEN strength >= {WEAK} THEN '{DELETED}' ELSE '{UNNAMED}' END
@@ -264,9 +267,9 @@ def _decide_others(db: apsw.Connection, table: str) -> None:
 
 
 def decide_remaining(db: apsw.Connection) -> None:
-    """Decide about all undecided rows."""
+    """Reject the undecided rows of all tables."""
     for table in found_rows.KEY_OF:
-        _decide_others(db, table)
+        _reject_undecided(db, table)
 
 
 # --- vectors ---------------------------------------------------------------------------------------------------------
@@ -278,7 +281,7 @@ _KNOWN = f"SELECT hash FROM search_text WHERE fate IS NULL AND strength < {WEAK}
 
 
 class _Vector(NamedTuple):
-    """A row of a vector: whether an index has its row id, and whether a live body or an index refers to it."""
+    """A found row of a vector: whether an index has its row id, and whether a live body or an index refers to it."""
 
     key: bytes
     seq: int
@@ -288,13 +291,13 @@ class _Vector(NamedTuple):
 
 
 class VectorProof(msgspec.Struct, frozen=True):
-    """Decides about the vectors of an index."""
+    """Decides which found rows of vectors are kept."""
 
     db: apsw.Connection
     dimensions: int | None
 
     def choose(self) -> None:
-        """Decide about every vector."""
+        """Decide about every found row of a vector."""
         self._refuse_deviating()
         # Decisions are stored separately until all rows have been read.
         self.db.execute("CREATE TEMP TABLE settled (seq INTEGER PRIMARY KEY, fate)")
@@ -308,7 +311,7 @@ class VectorProof(msgspec.Struct, frozen=True):
             (found_rows.VECTOR_KEY,),
         )
         for _, group in groupby(rows, key=lambda row: row[0]):
-            for seq, fate in self._fates([_Vector(*row) for row in group]):
+            for seq, fate in self._decide_fates([_Vector(*row) for row in group]):
                 self.db.execute("INSERT INTO temp.settled VALUES (?, ?)", (seq, fate))
         self.db.execute("UPDATE embedding SET fate = s.fate FROM temp.settled s WHERE s.seq = embedding.seq")
         self.db.execute("DROP TABLE temp.settled")
@@ -339,8 +342,8 @@ class VectorProof(msgspec.Struct, frozen=True):
             (UNLIKE, usual.middle, usual.furthest, usual.repeats),
         )
 
-    def _fates(self, readings: list[_Vector]) -> list[tuple[int, str]]:
-        """Decide about the rows of one vector, which are sorted by reliability."""
+    def _decide_fates(self, readings: list[_Vector]) -> list[tuple[int, str]]:
+        """Return (number of the row, fate) for each found row of one vector; the rows are sorted by reliability."""
         live = [one for one in readings if one.is_live]
         chosen = found_rows.choose_reading(live, agree=self._agree, is_indexed=lambda one: bool(one.is_indexed))
         fates = []
@@ -357,7 +360,7 @@ class VectorProof(msgspec.Struct, frozen=True):
         return fates
 
     def _agree(self, readings: Sequence[_Vector]) -> bool:
-        """Whether all rows have the same vector."""
+        """Whether all found rows have the same vector."""
         if len(readings) < 2:
             return True
         marks = ", ".join("?" * len(readings))
@@ -371,7 +374,6 @@ class VectorProof(msgspec.Struct, frozen=True):
 
 #: Maximum distance of a time from the median, in ms: ten years.
 _MAX_DISTANCE = 10 * 366 * 86_400_000
-_THERE = f"fate IN ('{KEPT}', '{MADE}')"
 #: For each table, queries for the times of rows that were written together with its row.
 _TIME_SOURCES = {
     "content": ("SELECT min(u.created) FROM search_unit u WHERE u.content = t.key AND u.fate = 'kept'",),
@@ -386,11 +388,14 @@ _TIME_SOURCES = {
 
 
 def repair_times(db: apsw.Connection, now_ms: int) -> None:
-    """Give every kept row a time: its own, else that of rows written with it, else the median of the file."""
+    """Give every kept row a time: its own, else that of rows written with it, else the median of the file.
+
+    ``now_ms`` is used if no row has a time.
+    """
     db.execute(
         "CREATE TEMP TABLE times AS "
         + " UNION ALL ".join(
-            f"SELECT created AS time FROM {table} WHERE {_THERE} AND created > 0" for table in _TIME_SOURCES
+            f"SELECT created AS time FROM {table} WHERE {IS_KEPT} AND created > 0" for table in _TIME_SOURCES
         )
     )
     middle = fetch_value(
@@ -401,14 +406,16 @@ def repair_times(db: apsw.Connection, now_ms: int) -> None:
     for table in _TIME_SOURCES:
         for column in ("created", "updated") if table == "material" else ("created",):
             db.execute(
-                f"UPDATE {table} SET {column} = NULL WHERE {_THERE} AND abs({column} - ?) > ?", (middle, _MAX_DISTANCE)
+                f"UPDATE {table} SET {column} = NULL WHERE {IS_KEPT} AND abs({column} - ?) > ?",
+                (middle, _MAX_DISTANCE),
             )
     for table, sources in _TIME_SOURCES.items():
         others = ", ".join(f"({source})" for source in sources)
         db.execute(
-            f"UPDATE {table} AS t SET created = coalesce({others}, ?) WHERE t.{_THERE} AND t.created IS NULL", (middle,)
+            f"UPDATE {table} AS t SET created = coalesce({others}, ?) WHERE t.{IS_KEPT} AND t.created IS NULL",
+            (middle,),
         )
-    db.execute(f"UPDATE material SET updated = created WHERE {_THERE} AND updated IS NULL")
+    db.execute(f"UPDATE material SET updated = created WHERE {IS_KEPT} AND updated IS NULL")
 
 
 # --- the index -------------------------------------------------------------------------------------------------------
@@ -419,7 +426,7 @@ class Refused(Exception):
 
 
 class Salvaged(msgspec.Struct, frozen=True, kw_only=True):
-    """The proven rows of an index file, in a temporary database."""
+    """The proven rows of an index file, in a temporary database, with their totals."""
 
     proven: Path
     base_id: str
@@ -437,7 +444,7 @@ class Salvaged(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def salvage_index(path: Path, expected: Expected, work: Path | None = None) -> Iterator[Salvaged]:
-    """Read a damaged index page by page and provide what is proven while the context is active.
+    """Read a damaged index page by page; the result exists while the context is active.
 
     Args:
         path: the file. It is only read.
@@ -462,7 +469,7 @@ def salvage_index(path: Path, expected: Expected, work: Path | None = None) -> I
 
 
 def _prove_rows(db: apsw.Connection, reading: Reading, expected: Expected) -> tuple[Tally, str]:
-    """Decide about every row; return the totals and the base id."""
+    """Load the rows of a damaged file into ``db`` and decide about each; return the totals and the base id."""
     found_rows.load_rows(db, reading)
     materials = MaterialProof(db, expected)
     materials.choose_materials()
@@ -484,7 +491,7 @@ def _prove_rows(db: apsw.Connection, reading: Reading, expected: Expected) -> tu
 
 
 def _determine_identity(db: apsw.Connection, expected: Expected) -> str:
-    """Store the times of the identity row and return the base id.
+    """Return the base id, and store the times of the identity row in the temporary table ``identity``.
 
     Raises:
         Refused: the base is unknown, or the index has a later version.

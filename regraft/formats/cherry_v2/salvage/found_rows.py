@@ -42,16 +42,17 @@ BODY_TARGET, BODY_NUMBER = "search_text_target_kind_idx", "search_text_fts_rowid
 
 
 def is_hash(value: object) -> bool:
-    """Whether a value has the form of a hash."""
+    """Whether a value has the form of a SHA-256 in hex."""
     return isinstance(value, bytes) and _HASH.fullmatch(value) is not None
 
 
 def _begins_with_hash(values: Sequence[Value]) -> bool:
+    """Whether the first column of a row has the form of a hash."""
     return is_hash(values[0])
 
 
-def _index(name: str, *columns: StorageClass) -> RowShape:
-    """Describe the rows of an index.
+def _index_shape(name: str, *columns: StorageClass) -> RowShape:
+    """Describe the rows of an index of the file, so that they are found.
 
     Keys of several indexes look alike, so they are used only if a tree shows which index they belong to.
     """
@@ -122,13 +123,13 @@ TABLES = (
 )
 INDEXES = (
     *(
-        _index(name, StorageClass.TEXT)
+        _index_shape(name, StorageClass.TEXT)
         for name in (CONTENT_KEY, UNIT_KEY, BODY_KEY, VECTOR_KEY, MATERIAL_KEY, MATERIAL_PATH)
     ),
-    _index(MATERIAL_CONTENT, _OPTIONAL_TEXT),
-    _index(UNIT_PLACE, StorageClass.TEXT, StorageClass.TEXT, StorageClass.INTEGER),
-    _index(BODY_TARGET, StorageClass.TEXT, StorageClass.TEXT, StorageClass.TEXT),
-    _index(BODY_NUMBER, _OPTIONAL_INTEGER),
+    _index_shape(MATERIAL_CONTENT, _OPTIONAL_TEXT),
+    _index_shape(UNIT_PLACE, StorageClass.TEXT, StorageClass.TEXT, StorageClass.INTEGER),
+    _index_shape(BODY_TARGET, StorageClass.TEXT, StorageClass.TEXT, StorageClass.TEXT),
+    _index_shape(BODY_NUMBER, _OPTIONAL_INTEGER),
 )
 #: The index that lists the key of every row of a table.
 KEY_OF = {
@@ -145,6 +146,8 @@ STRENGTH = {Origin.TREE: 0, Origin.SHAPE: 1, Origin.FREE: 2, Origin.TORN: 2}
 WEAK = 2
 #: Fates of a row: it is kept, was derived from others, is a copy of a kept row, or had been deleted.
 KEPT, MADE, COPY, DELETED = "kept", "made", "copy", "deleted"
+#: SQL condition: a row will be in the new index.
+IS_KEPT = f"fate IN ('{KEPT}', '{MADE}')"
 #: Reasons for not keeping a row.
 DAMAGED, CONTRADICTED, UNNAMED, UNLIKE, LOST = "damaged", "contradicted", "unnamed", "unlike", "lost"
 REASONS = (DAMAGED, CONTRADICTED, UNNAMED, UNLIKE, LOST)
@@ -190,12 +193,17 @@ def fetch_value(db: apsw.Connection, query: str, values: Sequence[Any] = ()) -> 
     return db.execute(query, values).get
 
 
+def set_fate(db: apsw.Connection, table: str, seq: int, fate: str) -> None:
+    """Record the fate of a found row, such as :data:`KEPT`; ``seq`` is its number in the temporary table."""
+    db.execute(f"UPDATE {table} SET fate = ? WHERE seq = ?", (fate, seq))
+
+
 class HasStrength(Protocol):
-    """A row that claims to be an object which other rows may claim to be as well."""
+    """A found row of an object. Other rows of the same object may have other values."""
 
     @property
     def strength(self) -> int:
-        """The row's reliability; less is better."""
+        """Rank of the row's reliability, 0 for the most reliable."""
 
 
 R = TypeVar("R", bound=HasStrength)
@@ -204,11 +212,11 @@ R = TypeVar("R", bound=HasStrength)
 def choose_reading(
     live: Sequence[R], *, agree: Callable[[Sequence[R]], bool], is_indexed: Callable[[R], bool]
 ) -> R | None:
-    """Return the most reliable of the rows that may be an object; None if they contradict each other.
+    """Return the most reliable of the found rows of one object; None if they contradict each other.
 
     Args:
-        live: the rows, sorted by reliability.
-        agree: whether all given rows say the same.
+        live: the rows that may be right, sorted by reliability.
+        agree: whether all given rows have the same values.
         is_indexed: whether an index refers to a row, which decides between rows of equal reliability.
     """
     best = [one for one in live if one.strength == live[0].strength]
@@ -218,7 +226,7 @@ def choose_reading(
 
 
 def load_rows(db: apsw.Connection, reading: Reading) -> None:
-    """Load every row that the reading finds.
+    """Load every row and index key that a reading of the damaged file finds into new tables of ``db``.
 
     Raises:
         OSError: the damaged file cannot be read.
@@ -226,8 +234,7 @@ def load_rows(db: apsw.Connection, reading: Reading) -> None:
     """
     db.execute(_SCHEMA)
     tables = {
-        name: (_make_insert(db, name), entry, _DeletedRows(reading.coverage[name]))
-        for name, entry in {"meta": _meta, **_ENTRIES}.items()
+        name: (_make_insert(db, name), entry, _DeletedRows(reading.coverage[name])) for name, entry in _ENTRIES.items()
     }
     keys = _make_insert(db, "index_key")
     for row in reading.rows(flawed=True):
@@ -241,24 +248,28 @@ def load_rows(db: apsw.Connection, reading: Reading) -> None:
         elif row.origin is Origin.TREE and row.flaw is None:
             unit_index = row.values[2] if row.table == UNIT_PLACE else None
             key = row.values[1] if row.table == BODY_TARGET else row.values[0]
-            keys((row.table, row.rowid, _plain(key), unit_index))
+            keys((row.table, row.rowid, _to_bytes(key), unit_index))
     db.execute(_INDEXES)
 
 
 def _make_insert(db: apsw.Connection, table: str) -> Callable[[Row], object]:
+    """Make a function that inserts a row into a table."""
     columns = len(db.execute(f"PRAGMA table_info({table})").fetchall())
     statement = f"INSERT INTO {table} VALUES ({', '.join('?' * columns)})"
     return lambda values: db.execute(statement, values)
 
 
 class _DeletedRows:
-    """Recognizes deleted rows: found elsewhere, although the intact part of the table's tree does not contain them."""
+    """Recognizes deleted rows of a table: the intact part of its tree would contain them if they still existed.
+
+    ``coverage`` tells which row ids the intact part of the tree covers.
+    """
 
     def __init__(self, coverage: Coverage) -> None:
         self._coverage = coverage
 
     def fate(self, row: FoundRow) -> str | None:
-        """Return DELETED for a row that the intact part of the tree would contain if it still existed; else None."""
+        """Return DELETED for a row that was found outside of the tree and must have been deleted; else None."""
         if row.origin is Origin.TREE:
             return None
         # A damaged file has few intervals.
@@ -266,13 +277,13 @@ class _DeletedRows:
         return DELETED if covered or self._coverage.is_whole else None
 
 
-def _plain(value: object) -> Any:
-    """Return a text as bytes, for comparing."""
+def _to_bytes(value: object) -> Any:
+    """Return a text of a found row as plain bytes, for comparing; any other value unchanged."""
     return bytes(value) if isinstance(value, bytes) else value
 
 
 def hash_text_bytes(raw: bytes) -> str:
-    """Hash a text given as bytes. Encoded halves of surrogate pairs count as U+FFFD."""
+    """Compute the hash of a text given as bytes. Encoded halves of surrogate pairs count as U+FFFD."""
     try:
         raw.decode()
     except UnicodeDecodeError:
@@ -280,37 +291,43 @@ def hash_text_bytes(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def matches_hash(raw: object, key: object) -> bool:
-    """Whether a text has the given hash."""
-    return isinstance(raw, bytes) and isinstance(key, bytes) and hash_text_bytes(raw).encode() == key
+def matches_hash(text: object, text_hash: object) -> bool:
+    """Whether a text (as bytes) has this hash (as bytes); False for values of other types."""
+    return isinstance(text, bytes) and isinstance(text_hash, bytes) and hash_text_bytes(text).encode() == text_hash
 
 
 # --- what the rows of each table prove on their own ------------------------------------------------------------------
 
 
-def _meta(row: FoundRow) -> Row:
-    """Convert a found row of ``meta``."""
-    _, version, base, created, updated = row.values
-    return version, _plain(base), created, updated
-
-
-def _content(row: FoundRow) -> Row:
-    """Convert a found content; it is damaged unless its hash proves it."""
+def _convert_content(row: FoundRow) -> Row:
+    """Convert a found row of a content; its fate is DAMAGED unless its hash proves it."""
     key, text, created = row.values
     is_proven = matches_hash(text, key)
-    return None if is_proven else DAMAGED, _plain(key), _plain(text) if is_proven else None, _time(created, row)
+    return (
+        None if is_proven else DAMAGED,
+        _to_bytes(key),
+        _to_bytes(text) if is_proven else None,
+        _convert_time(created, row),
+    )
 
 
-def _material(row: FoundRow) -> Row:
-    """Convert a found material; nothing but its form can be checked."""
+def _convert_material(row: FoundRow) -> Row:
+    """Convert a found row of a material; nothing but its form can be checked."""
     key, path, content, created, updated = row.values
     is_form = isinstance(key, TextBytes) and bool(key) and _is_utf8(key) and isinstance(path, TextBytes)
     fate = None if is_form and row.flaw is None else DAMAGED
-    return fate, _plain(key), _plain(path), _plain(content), _time(created, row), _time(updated, row)
+    return (
+        fate,
+        _to_bytes(key),
+        _to_bytes(path),
+        _to_bytes(content),
+        _convert_time(created, row),
+        _convert_time(updated, row),
+    )
 
 
-def _unit(row: FoundRow) -> Row:
-    """Convert a found unit; it is damaged unless its id proves it."""
+def _convert_unit(row: FoundRow) -> Row:
+    """Convert a found row of a unit; its fate is DAMAGED unless its id proves it."""
     key, material, content, kind, unit_index, title, start, stop, locator, created = row.values
     texts = [one for one in (title, locator) if isinstance(one, bytes)]
     is_proven = (
@@ -324,19 +341,22 @@ def _unit(row: FoundRow) -> Row:
     return (
         *(
             None if is_proven else DAMAGED,
-            _plain(key),
-            _plain(material),
-            _plain(content),
+            _to_bytes(key),
+            _to_bytes(material),
+            _to_bytes(content),
             unit_index,
-            _plain(title),
+            _to_bytes(title),
             start,
         ),
-        *(stop, _plain(locator), _time(created, row)),
+        *(stop, _to_bytes(locator), _convert_time(created, row)),
     )
 
 
 def unit_id(material: object, content: object, unit_index: object, start: object, stop: object) -> bytes | None:
-    """Compute the id of a unit with these values; None if they are not valid."""
+    """Compute the id (as bytes) of a unit from columns of a found row; None if these are not valid.
+
+    ``start`` and ``stop`` are UTF-16 units of the content.
+    """
     numbers = (unit_index, start, stop)
     if not isinstance(material, bytes) or not isinstance(content, bytes):
         return None
@@ -346,8 +366,8 @@ def unit_id(material: object, content: object, unit_index: object, start: object
     return identity.unit_id(*whole).encode()
 
 
-def _body(row: FoundRow) -> Row:
-    """Convert a found body; it is damaged unless its id and its hash prove it."""
+def _convert_body(row: FoundRow) -> Row:
+    """Convert a found row of a body; its fate is DAMAGED unless its id and its hash prove it."""
     key, kind, target, role, text, own_hash, number, created = row.values
     if isinstance(number, int) and number >= _FIRST_TIME and (created is None or int(str(created)) < _FIRST_TIME):
         # A file upgraded from version 1 has the number after the time, or none.
@@ -361,21 +381,21 @@ def _body(row: FoundRow) -> Row:
     is_proven = is_own and matches_hash(text, own_hash)
     fate = None if is_proven else DAMAGED
     # The columns of a damaged row are used when its text is cut again.
-    columns = (_plain(key), _plain(target) if is_own else None, _plain(text), _plain(own_hash))
-    return fate, *columns, number if row.flaw is None else None, _time(created, row)
+    columns = (_to_bytes(key), _to_bytes(target) if is_own else None, _to_bytes(text), _to_bytes(own_hash))
+    return fate, *columns, number if row.flaw is None else None, _convert_time(created, row)
 
 
-def _vector(row: FoundRow) -> Row:
-    """Convert a found vector with its measures."""
+def _convert_vector(row: FoundRow) -> Row:
+    """Convert a found row of a vector, and measure the vector; its fate is DAMAGED if it cannot be one."""
     key, vector, created = row.values
     measures = measure_vector(vector) if isinstance(vector, bytes) and row.flaw is None else None
     fate = None if measures is not None and is_hash(key) else DAMAGED
     norm, repeats = (None, None) if measures is None else (measures.norm, measures.repeats)
-    return fate, _plain(key), _plain(vector), _time(created, row), norm, repeats
+    return fate, _to_bytes(key), _to_bytes(vector), _convert_time(created, row), norm, repeats
 
 
-def _time(value: object, row: FoundRow) -> int | None:
-    """Return a time in ms; None if it is not a time or may belong to another row."""
+def _convert_time(value: object, row: FoundRow) -> int | None:
+    """Return a time of a found row in ms; None if it is not a time or may belong to another row."""
     return value if isinstance(value, int) and 0 <= value < 1 << 48 and row.flaw is None else None
 
 
@@ -388,10 +408,12 @@ def _is_utf8(raw: bytes) -> bool:
     return True
 
 
+#: Converts a found row of each table: fate, then the columns after it. Rows of ``meta`` have no fate.
 _ENTRIES: dict[str, Callable[[FoundRow], Row]] = {
-    "content": _content,
-    "material": _material,
-    "search_unit": _unit,
-    "search_text": _body,
-    "embedding": _vector,
+    "meta": lambda row: tuple(map(_to_bytes, row.values[1:])),
+    "content": _convert_content,
+    "material": _convert_material,
+    "search_unit": _convert_unit,
+    "search_text": _convert_body,
+    "embedding": _convert_vector,
 }

@@ -20,12 +20,14 @@ from regraft.formats.cherry_v2.salvage.found_rows import (
     CONTRADICTED,
     COPY,
     DAMAGED,
+    IS_KEPT,
     KEPT,
     MADE,
     WEAK,
     fetch_rows,
     fetch_value,
     hash_text_bytes,
+    set_fate,
     unit_id,
 )
 from regraft.text import decode_utf8
@@ -41,7 +43,7 @@ Span = tuple[int, int]
 
 
 def join_bodies(key: bytes, pieces: Iterable[tuple[int, int, bytes]]) -> bytes | None:
-    """Join the bodies of a lost content; None unless the result has the content's hash.
+    """Join the bodies of a lost content; None unless the result has the hash of the content.
 
     Args:
         key: hash of the content.
@@ -83,7 +85,7 @@ class WholeText:
         self._wide = None if self._text.isascii() else self._text.encode("utf-16-le")
 
     def slice(self, start: int, stop: int) -> str | None:
-        """Return the text between two offsets; None if there is no such slice."""
+        """Return the text between two UTF-16 offsets; None if they are beyond the end or split a character."""
         if self._wide is None:
             return self._text[start:stop] if 0 <= start <= stop <= len(self._text) else None
         if not 0 <= start <= stop <= len(self._wide) // 2:
@@ -94,7 +96,7 @@ class WholeText:
             return None
 
     def find_all(self, body: str) -> Iterator[Span]:
-        """Yield the first offset ranges at which a body occurs in the text."""
+        """Yield the offset ranges (UTF-16) at which a body occurs in the text: the first 64 of them."""
         part = body.encode("utf-16-le") if self._wide is not None else b""
         at, step = -1, 1
         for _ in range(_MAX_TRIES):
@@ -117,7 +119,7 @@ class WholeText:
 
 
 class LostUnit(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit whose id is known, and possibly its index in the material and its body."""
+    """A unit whose row is lost and whose id is known, and possibly its index in the material and its body."""
 
     key: bytes
     unit_index: int | None
@@ -127,13 +129,13 @@ class LostUnit(msgspec.Struct, frozen=True, kw_only=True):
 def locate_unit(
     lost: LostUnit, text: WholeText, known: dict[int, Span], has_id: Callable[[int, int, int], bool]
 ) -> tuple[int, Span] | None:
-    """Find the index and the offsets of a lost unit that its id proves, or None.
+    """Find the index in the material and the offsets of a lost unit that its id proves, or None.
 
     Args:
         lost: the known facts about the unit.
         text: content that contains the unit.
         known: offsets of the material's other units by index.
-        has_id: whether a unit with an index, a start and an end has the id.
+        has_id: whether a unit with this index, start and end has the id of the lost unit.
     """
     # Indexes that lost units may have: the gaps, and some after the last one.
     free = (number for number in range(max(known, default=-1) + 1 + _MAX_TRIES) if number not in known)
@@ -146,7 +148,10 @@ def locate_unit(
 
 
 def _possible_spans(text: WholeText, known: dict[int, Span], unit_index: int) -> Iterator[Span]:
-    """Yield possible offsets of a unit without a body, if the units before and after it are known."""
+    """Yield possible offsets of the unit with an index, from the offsets of the units before and after it.
+
+    ``known`` are the offsets of known units by index.
+    """
     starts: list[int] = []
     if unit_index == 0:
         starts = [0]
@@ -162,11 +167,10 @@ def _possible_spans(text: WholeText, known: dict[int, Span], unit_index: int) ->
 #: Maximum bytes of contents that are searched for bodies whose material is unknown.
 _MAX_SEARCHED_BYTES = 1 << 32
 _LAST_POSITION = 1 << 62
-_THERE = f"fate IN ('{KEPT}', '{MADE}')"
 
 
 class _Unit(NamedTuple):
-    """A proven unit: its row and its offsets."""
+    """A found row of a unit that its id proves."""
 
     seq: int
     strength: int
@@ -180,7 +184,7 @@ class _Unit(NamedTuple):
 
 @dataclass
 class UnitProof:
-    """Decides about units and bodies, one content at a time."""
+    """Decides which found rows of units and bodies are kept, one content at a time."""
 
     db: apsw.Connection
     #: Units have titles or locators, so a lost unit cannot be derived: its title would be missing.
@@ -188,17 +192,17 @@ class UnitProof:
 
     def choose(self) -> None:
         """Decide about the units of every kept content, and about their bodies."""
-        self.has_titles = self._value(
+        self.has_titles = self._has_row(
             "SELECT 1 FROM search_unit WHERE fate IS NULL AND (title, locator) IS NOT (NULL, NULL)"
         )
-        texts = fetch_rows(self.db, f"SELECT seq, key FROM content WHERE {_THERE} ORDER BY seq")
+        texts = fetch_rows(self.db, f"SELECT seq, key FROM content WHERE {IS_KEPT} ORDER BY seq")
         for seq, key in texts:
             text = WholeText(fetch_value(self.db, "SELECT text FROM content WHERE seq = ?", (seq,)))
             materials = fetch_rows(
                 self.db,
-                f"""SELECT key FROM material WHERE content = ?1 AND {_THERE}
+                f"""SELECT key FROM material WHERE content = ?1 AND {IS_KEPT}
                      UNION
-                    SELECT m.key FROM search_unit u CROSS JOIN material m ON m.key = u.material AND m.{_THERE}
+                    SELECT m.key FROM search_unit u CROSS JOIN material m ON m.key = u.material AND m.{IS_KEPT}
                      WHERE u.content = ?1 AND u.fate IS NULL AND u.strength = 0""",
                 (key,),
             )
@@ -208,7 +212,10 @@ class UnitProof:
             self._derive_by_bodies()
 
     def _choose_units(self, material: bytes, content: bytes, text: WholeText) -> None:
-        """Choose one row for each unit of a material, with its body, and derive lost units."""
+        """Keep one found row for each unit of a material, and its body, and derive lost units.
+
+        ``content`` is the hash of the content, ``text`` the content.
+        """
         known: dict[int, Span] = {}
         rows = fetch_rows(
             self.db,
@@ -226,34 +233,37 @@ class UnitProof:
             self._derive_unit(lost, material, content, text, known)
 
     def _choose_unit(self, readings: list[_Unit], text: WholeText) -> _Unit | None:
-        """Keep one of the rows of a unit, and decide about the others."""
+        """Keep one of the found rows of a unit and return it, or None; decide about the others."""
         live = [one for one in readings if text.slice(one.start, one.stop) is not None and self._is_live(one)]
         chosen = found_rows.choose_reading(
             live, agree=lambda rows: len({one.key for one in rows}) == 1, is_indexed=self._is_indexed
         )
         for one in readings:
             if one is chosen:
-                self._set_fate("search_unit", one.seq, KEPT)
+                set_fate(self.db, "search_unit", one.seq, KEPT)
             elif chosen is not None and one.key == chosen.key:
-                self._set_fate("search_unit", one.seq, COPY)
+                set_fate(self.db, "search_unit", one.seq, COPY)
             elif one.strength < WEAK:
-                self._set_fate("search_unit", one.seq, CONTRADICTED)
+                set_fate(self.db, "search_unit", one.seq, CONTRADICTED)
         return chosen
 
     def _is_live(self, unit: _Unit) -> bool:
-        """Whether a row counts: on a page with possibly deleted rows only if a live body or an index refers to it."""
+        """Whether a found row can be of a unit that was not deleted.
+
+        On a page with possibly deleted rows, a live body or an index must refer to it.
+        """
         body = f"SELECT 1 FROM search_text WHERE target = ? AND fate IS NULL AND strength < {WEAK}"
-        return unit.strength < WEAK or self._value(body, unit.key) or self._is_indexed(unit)
+        return unit.strength < WEAK or self._has_row(body, unit.key) or self._is_indexed(unit)
 
     def _is_indexed(self, unit: _Unit) -> bool:
-        """Whether an index entry refers to a unit's row."""
+        """Whether an index of the file refers to this row of a unit."""
         query = "SELECT 1 FROM index_key WHERE name = ? AND key = ? AND rid = ?"
-        return self._value(query, found_rows.UNIT_KEY, unit.key, unit.rid)
+        return self._has_row(query, found_rows.UNIT_KEY, unit.key, unit.rid)
 
     # --- bodies ------------------------------------------------------------------------------------------------------
 
     def _choose_body(self, unit: _Unit, text: WholeText) -> None:
-        """Keep the body of a unit, or cut it from the content again."""
+        """Keep the found body of a unit that equals its slice of the content, or cut the body again."""
         part = text.slice(unit.start, unit.stop)
         chosen = False
         rows = fetch_rows(
@@ -263,13 +273,13 @@ class UnitProof:
         )
         for seq, raw in rows:
             has_id = not chosen and isinstance(raw, bytes) and decode_utf8(raw) == part
-            self._set_fate("search_text", seq, KEPT if has_id else COPY if chosen else DAMAGED)
+            set_fate(self.db, "search_text", seq, KEPT if has_id else COPY if chosen else DAMAGED)
             chosen = chosen or has_id
         if not chosen and text.is_exact and part is not None:
             self._cut_body(unit, part)
 
     def _cut_body(self, unit: _Unit, part: str) -> None:
-        """Make the body of a unit from its content, with row id and number from damaged rows where possible."""
+        """Add a body with the text ``part`` for a unit; row id, number and time come from a damaged row if any."""
         left = fetch_rows(
             self.db,
             f"""SELECT rid, number, created FROM search_text WHERE target = ? AND fate = '{DAMAGED}'
@@ -295,7 +305,7 @@ class UnitProof:
     # --- units that are lost -----------------------------------------------------------------------------------------
 
     def _lost_units(self, material: bytes) -> Iterator[LostUnit]:
-        """Yield units of a material that indexes list and whose rows are lost."""
+        """Yield the units of a material that indexes of the file list, and whose rows are lost."""
         # CROSS JOIN forces the material's keys first: without statistics SQLite may start with all keys of an index.
         by_index = fetch_rows(
             self.db,
@@ -303,7 +313,7 @@ class UnitProof:
                  CROSS JOIN index_key k ON k.name = ? AND k.rid = p.rid
                   LEFT JOIN search_text t ON t.target = k.key AND t.fate IS NULL AND t.strength < {WEAK}
                  WHERE p.name = ? AND p.key = ?
-                   AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.key = k.key AND u.{_THERE})
+                   AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.key = k.key AND u.{IS_KEPT})
                  ORDER BY p.unit_index""",
             (found_rows.UNIT_KEY, found_rows.UNIT_PLACE, material),
         )
@@ -312,27 +322,33 @@ class UnitProof:
                 yield LostUnit(key=key, unit_index=unit_index, body=None if raw is None else decode_utf8(raw))
 
     def _derive_by_bodies(self) -> None:
-        """Locate units that left only their body, in contents that lack units."""
+        """Derive the units that left only their body, in contents that lack units."""
         self.db.execute("CREATE TEMP TABLE unassigned (position INTEGER PRIMARY KEY, seq INTEGER)")
         self.db.execute(
             f"""INSERT INTO temp.unassigned SELECT NULL, seq FROM search_text t WHERE fate IS NULL AND strength < {WEAK}
                    AND NOT EXISTS (SELECT 1 FROM search_unit u
-                                    WHERE u.key = t.target AND (u.fate IS NULL OR u.{_THERE}))
+                                    WHERE u.key = t.target AND (u.fate IS NULL OR u.{IS_KEPT}))
                    AND NOT EXISTS (SELECT 1 FROM index_key k WHERE k.name = ? AND k.key = t.target)
                  ORDER BY rid""",
             (found_rows.UNIT_KEY,),
         )
         materials = fetch_rows(
             self.db,
-            f"""SELECT m.key, c.key, c.seq FROM material m JOIN content c ON c.key = m.content AND c.{_THERE}
-                 WHERE m.{_THERE} ORDER BY m.rid""",
+            f"""SELECT m.key, c.key, c.seq FROM material m JOIN content c ON c.key = m.content AND c.{IS_KEPT}
+                 WHERE m.{IS_KEPT} ORDER BY m.rid""",
         )
         last = searched = 0
         for material, content, seq in materials:
-            if not self._value("SELECT 1 FROM temp.unassigned") or searched > _MAX_SEARCHED_BYTES:
+            if not self._has_row("SELECT 1 FROM temp.unassigned") or searched > _MAX_SEARCHED_BYTES:
                 break
             text = WholeText(fetch_value(self.db, "SELECT text FROM content WHERE seq = ?", (seq,)))
-            known = self._known_offsets(material, content)
+            units = fetch_rows(
+                self.db,
+                f"""SELECT unit_index, start, stop FROM search_unit
+                     WHERE content = ? AND material = ? AND {IS_KEPT}""",
+                (content, material),
+            )
+            known: dict[int, Span] = {unit_index: (start, stop) for unit_index, start, stop in units}
             # Bodies are stored in the order of their materials: usually the next one belongs to this content.
             for position in self._unassigned_bodies(last):
                 end = len(known) - 1
@@ -349,7 +365,7 @@ class UnitProof:
         self.db.execute("DROP TABLE temp.unassigned")
 
     def _unassigned_bodies(self, last: int) -> Iterator[int]:
-        """Yield bodies whose material is unknown: those after ``last``, then the others."""
+        """Yield the positions of bodies whose material is unknown: first those after ``last``, then the others."""
         for first, end in ((last, _LAST_POSITION), (0, last)):
             query = (
                 "SELECT position FROM temp.unassigned WHERE position > ? AND position <= ? ORDER BY position LIMIT 1"
@@ -359,19 +375,18 @@ class UnitProof:
                 yield at
                 at = fetch_value(self.db, query, (at, end))
 
-    def _known_offsets(self, material: bytes, content: bytes) -> dict[int, Span]:
-        """Return the offsets of the chosen units by number."""
-        rows = fetch_rows(
-            self.db,
-            f"SELECT unit_index, start, stop FROM search_unit WHERE content = ? AND material = ? AND {_THERE}",
-            (content, material),
-        )
-        return {unit_index: (start, stop) for unit_index, start, stop in rows}
-
     def _derive_unit(
         self, lost: LostUnit, material: bytes, content: bytes, text: WholeText, known: dict[int, Span]
     ) -> bool:
-        """Add a lost unit and its body if its id proves its offsets; return whether it does."""
+        """Add a lost unit and its body if its id proves its offsets; return whether it does.
+
+        Args:
+            lost: the known facts about the unit.
+            material: id of the material.
+            content: hash of the content.
+            text: the content.
+            known: offsets of the material's units by index; the new unit is added.
+        """
         found = locate_unit(
             lost,
             text,
@@ -409,10 +424,6 @@ class UnitProof:
         self._choose_body(unit, text)
         return True
 
-    def _set_fate(self, table: str, seq: int, fate: str) -> None:
-        """Record the outcome of a row."""
-        self.db.execute(f"UPDATE {table} SET fate = ? WHERE seq = ?", (fate, seq))
-
-    def _value(self, query: str, *values: Any) -> bool:
+    def _has_row(self, query: str, *values: Any) -> bool:
         """Whether a query returns a row."""
         return fetch_value(self.db, query, values) is not None

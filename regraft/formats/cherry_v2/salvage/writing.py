@@ -19,6 +19,7 @@ from regraft.formats.cherry_v2.salvage.found_rows import (
     COPY,
     DAMAGED,
     DELETED,
+    IS_KEPT,
     KEPT,
     LOST,
     MADE,
@@ -32,7 +33,6 @@ from regraft.text import decode_utf8
 
 #: Schema name of the attached database of proven rows.
 _PROVEN = "proven"
-_THERE = f"fate IN ('{KEPT}', '{MADE}')"
 #: SQL expressions over the proven rows for the columns of each table. Texts are stored as bytes there.
 _COLUMNS = {
     "content": {"content_hash": "CAST(key AS TEXT)", "text": "CAST(text AS TEXT)", "created_at": "created"},
@@ -69,10 +69,13 @@ _COLUMNS = {
 
 
 def number_bodies(db: apsw.Connection) -> None:
-    """Give every kept body a number in the full-text index: its own, or one after all others."""
+    """Give every kept body a number in the full-text index: its own, or one after all others.
+
+    The numbers are in the new table ``numbered``.
+    """
     db.execute("CREATE TABLE numbered (number INTEGER PRIMARY KEY, seq INTEGER UNIQUE)")
     number = "typeof(number) = 'integer' AND number > 0"
-    for numbers, chosen in (("number", f"fate = '{KEPT}'"), ("number", f"fate = '{MADE}'"), ("rid", _THERE)):
+    for numbers, chosen in (("number", f"fate = '{KEPT}'"), ("number", f"fate = '{MADE}'"), ("rid", IS_KEPT)):
         condition = number.replace("number", numbers)
         db.execute(
             f"""INSERT OR IGNORE INTO numbered SELECT {numbers}, seq FROM search_text
@@ -81,12 +84,18 @@ def number_bodies(db: apsw.Connection) -> None:
     db.execute(
         f"""INSERT INTO numbered
             SELECT (SELECT ifnull(max(number), 0) FROM numbered) + row_number() OVER (ORDER BY seq), seq
-              FROM search_text WHERE {_THERE} AND seq NOT IN (SELECT seq FROM numbered)"""
+              FROM search_text WHERE {IS_KEPT} AND seq NOT IN (SELECT seq FROM numbered)"""
     )
 
 
 def write_index(proven: Path, new: Path, base_id: str, now_ms: int) -> None:
-    """Write the proven rows to a new file.
+    """Write the proven rows to a new index.
+
+    Args:
+        proven: the database of proven rows.
+        new: the new file.
+        base_id: id of the base.
+        now_ms: time of the index if it has none, in ms.
 
     Raises:
         VerificationFailed: the new file differs from what was proven.
@@ -124,13 +133,13 @@ def _write_table(db: apsw.Connection, table: str, columns: dict[str, str]) -> No
         )
         return
     db.execute(
-        f"INSERT INTO main.{table} ({names}) SELECT {values} FROM proven.{table} WHERE {_THERE}"
+        f"INSERT INTO main.{table} ({names}) SELECT {values} FROM proven.{table} WHERE {IS_KEPT}"
         " ORDER BY rid IS NULL, rid"
     )
 
 
 def _compare(db: apsw.Connection, base_id: str) -> None:
-    """Compare every row with what was proven, byte by byte."""
+    """Compare every row of the new index with what was proven, byte by byte; raises VerificationFailed."""
     for table, columns in _COLUMNS.items():
         key = next(iter(columns))
         qualified = {
@@ -143,9 +152,9 @@ def _compare(db: apsw.Connection, base_id: str) -> None:
         }
         same = " AND ".join(f"n.{name} IS {value}" for name, value in qualified.items())
         query = (
-            f"SELECT (SELECT count(*) FROM proven.{table} WHERE {_THERE}) = (SELECT count(*) FROM main.{table})"
+            f"SELECT (SELECT count(*) FROM proven.{table} WHERE {IS_KEPT}) = (SELECT count(*) FROM main.{table})"
             f" AND NOT EXISTS (SELECT 1 FROM proven.{table} p LEFT JOIN main.{table} n ON n.{key} = CAST(p.key AS TEXT)"
-            f" WHERE p.{_THERE} AND NOT ({same}))"
+            f" WHERE p.{IS_KEPT} AND NOT ({same}))"
         )
         if not db.execute(query).get:
             raise VerificationFailed(base=base_id, reason=tr("texts or vectors differ"))
@@ -155,6 +164,7 @@ def _verify(db: apsw.Connection, base_id: str) -> None:
     """Raise VerificationFailed if the new index has dangling references, damage or a wrong full-text index."""
 
     def demand(condition: Any, reason: str) -> None:
+        """Raise VerificationFailed unless a condition holds."""
         if not condition:
             raise VerificationFailed(base=base_id, reason=reason)
 
@@ -187,7 +197,7 @@ class TableTally(Struct, frozen=True, kw_only=True):
 
     @property
     def in_new_file(self) -> int:
-        """Rows in the new file."""
+        """Number of rows in the new file."""
         return self.carried + self.derived
 
     @property
@@ -241,7 +251,13 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count_results(db: apsw.Connection, reading: Reading, unnamed: Sequence[str]) -> Tally:
-    """Count the decisions about all rows."""
+    """Count the decisions about the rows of all tables.
+
+    Args:
+        db: database of the found rows.
+        reading: the reading of the damaged file.
+        unnamed: ids of materials whose path is unknown.
+    """
     deleted = 0
     rows: dict[str, TableTally] = {}
     for table, kind in KINDS.items():
@@ -254,7 +270,7 @@ def count_results(db: apsw.Connection, reading: Reading, unnamed: Sequence[str])
         rows[kind] = TableTally(carried=counts.get(KEPT, 0), derived=counts.get(MADE, 0), refused=refused)
     lacking = fetch_value(
         db,
-        f"SELECT count(*) FROM search_text WHERE {_THERE} AND hash NOT IN (SELECT key FROM embedding WHERE {_THERE})",
+        f"SELECT count(*) FROM search_text WHERE {IS_KEPT} AND hash NOT IN (SELECT key FROM embedding WHERE {IS_KEPT})",
     )
     units, partial = _count_units(db)
     traced = None
@@ -270,7 +286,7 @@ def count_results(db: apsw.Connection, reading: Reading, unnamed: Sequence[str])
     counts_of = reading.counts
     read = counts_of.pages.total() + counts_of.overflow + counts_of.inner + counts_of.free
     size = sum(
-        fetch_value(db, f"SELECT ifnull(sum({size}), 0) FROM {table} WHERE {_THERE}") for table, size in _SIZES.items()
+        fetch_value(db, f"SELECT ifnull(sum({size}), 0) FROM {table} WHERE {IS_KEPT}") for table, size in _SIZES.items()
     )
     return Tally(
         rows=rows,
@@ -286,13 +302,16 @@ def count_results(db: apsw.Connection, reading: Reading, unnamed: Sequence[str])
 
 
 def _add_lost_rows(db: apsw.Connection, table: str) -> None:
-    """Add a row for each index key without one, and reclassify damaged rows that were derived or deleted."""
+    """Add a lost row for each index key of a table that has no row.
+
+    Before, damaged rows that have a kept copy, and those that may have been deleted, are reclassified.
+    """
     name = found_rows.KEY_OF[table]
     db.execute(
         f"""UPDATE {table} SET fate = '{COPY}' WHERE fate = '{DAMAGED}' AND (
-              key IN (SELECT key FROM {table} WHERE {_THERE})
+              key IN (SELECT key FROM {table} WHERE {IS_KEPT})
               OR rid IN (SELECT rid FROM index_key
-                          WHERE name = ?1 AND key IN (SELECT key FROM {table} WHERE {_THERE})))""",
+                          WHERE name = ?1 AND key IN (SELECT key FROM {table} WHERE {IS_KEPT})))""",
         (name,),
     )
     # It is unknown whether a damaged row on a page with deleted rows was deleted; it counts as deleted.
@@ -302,13 +321,14 @@ def _add_lost_rows(db: apsw.Connection, table: str) -> None:
         f"""INSERT INTO {table} SELECT NULL, 0, k.rid, '{LOST}', k.key{", NULL" * columns}
               FROM index_key k WHERE k.name = ?1 AND typeof(k.key) = 'blob'
                AND k.key NOT IN (SELECT key FROM {table} WHERE key IS NOT NULL)
-               AND k.rid NOT IN (SELECT rid FROM {table} WHERE (fate = '{DAMAGED}' OR {_THERE}) AND rid IS NOT NULL)""",
+               AND k.rid NOT IN (SELECT rid FROM {table}
+                                  WHERE (fate = '{DAMAGED}' OR {IS_KEPT}) AND rid IS NOT NULL)""",
         (name,),
     )
 
 
 def _count_units(db: apsw.Connection) -> tuple[dict[str, int], frozenset[str]]:
-    """Return the number of units of each material that has any, and the materials that lack some."""
+    """Return the number of kept units by material id, and the ids of materials that lack some of their units."""
     reasons = ", ".join(f"'{reason}'" for reason in REASONS)
     rows = fetch_rows(
         db,
@@ -316,8 +336,8 @@ def _count_units(db: apsw.Connection) -> tuple[dict[str, int], frozenset[str]]:
                    EXISTS (SELECT 1 FROM search_unit r WHERE r.material = u.material AND r.fate IN ({reasons})),
                    EXISTS (SELECT 1 FROM index_key p WHERE p.name = ? AND p.key = u.material AND NOT EXISTS (
                              SELECT 1 FROM search_unit o
-                              WHERE o.material = p.key AND o.unit_index = p.unit_index AND o.{_THERE}))
-              FROM search_unit u WHERE u.{_THERE} GROUP BY material""",
+                              WHERE o.material = p.key AND o.unit_index = p.unit_index AND o.{IS_KEPT}))
+              FROM search_unit u WHERE u.{IS_KEPT} GROUP BY material""",
         (found_rows.UNIT_PLACE,),
     )
     units = {decode_utf8(bytes(key)): count for key, count, *_ in rows}
