@@ -6,18 +6,18 @@ of a tree.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from regraft.disk import links, writable
+from regraft.disk import links
 from regraft.formats.redb import pages
 from regraft.formats.redb.errors import (
     DamageCallback,
@@ -72,13 +72,30 @@ from regraft.text import printable
 
 #: No valid tree is deeper: with two children per branch it would have more leaves than a file has pages.
 MAX_DEPTH = 64
+#: Returns the sort key of a stored key; None if the order of the keys is unknown.
 KeyRank = Callable[[bytes], Any] | None
-#: Bounds of a leaf's keys: rank of the previous key, lower bound (excluded), upper bound (included).
-_Limits = tuple[Any, Any, Any]
+
+
+class _KeyLimits(NamedTuple):
+    """Bounds of the keys of a leaf, as ranks; None if unknown."""
+
+    #: Rank of the last key of the leaf before.
+    previous: Any = None
+    #: Bounds that the branches above the leaf state: excluded, and included.
+    above: Any = None
+    up_to: Any = None
+
+
+class _VisitedPage(NamedTuple):
+    """A page of a tree that was read; ``is_whole``: its checksum matches."""
+
+    location: PageLocation
+    node: Leaf | Branch
+    is_whole: bool
 
 
 class _Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A page to visit."""
+    """A page to visit: its page number, the checksum that its parent page states, and its depth in the tree."""
 
     number: int
     checksum: bytes
@@ -111,29 +128,29 @@ class TreeWalk:
 
         Args:
             root: root of the tree.
-            shape: widths of its keys and values.
-            rank: sort key of its keys; None if their order is unknown.
+            shape: widths of the tree's keys and values.
+            rank: returns the sort key of a stored key; None if the order of the keys is unknown.
         """
         steps = [_Step(number=root.page, checksum=root.checksum, depth=0)]
         last: Any = None
         while steps:
             step = steps.pop()
-            found = self._visit(step, shape)
-            if found is None:
+            visited = self._visit(step, shape)
+            if visited is None:
                 continue
-            location, node, is_whole = found
+            location, node, is_whole = visited
             if isinstance(node, Branch):
                 steps += _child_steps(node, step, rank, is_whole)
                 continue
             if rank is not None:
-                ranks = self._ranks(location, node.keys(), rank, (last, step.above, step.up_to))
+                ranks = self._ranks(location, node.keys(), rank, _KeyLimits(last, step.above, step.up_to))
                 if ranks is None:
                     continue
                 last = ranks[-1]
             yield location, node
 
     def damage(self, location: PageLocation, reason: str) -> None:
-        """Report damage of a page."""
+        """Report that a page is damaged; ``reason`` is for messages."""
         self._report(
             PageDamage(
                 table=self._table,
@@ -145,18 +162,28 @@ class TreeWalk:
         )
 
     def keys(self, location: PageLocation, data: bytes, shape: EntryWidths, rank: KeyRank) -> list[bytes]:
-        """Return the keys of a leaf embedded in a page; empty if it is damaged."""
+        """Return the keys of a leaf that is stored inside of a page; empty, after a report, if it is damaged.
+
+        Args:
+            location: the page, for the report.
+            data: the bytes of the leaf.
+            shape: widths of the leaf's keys and values.
+            rank: returns the sort key of a stored key; None if the order of the keys is unknown.
+        """
         try:
             keys = read_leaf(data, shape).keys()
         except MalformedPage as error:
             self.damage(location, str(error))
             return []
-        if rank is not None and self._ranks(location, keys, rank, (None, None, None)) is None:
+        if rank is not None and self._ranks(location, keys, rank, _KeyLimits()) is None:
             return []
         return keys
 
-    def _visit(self, step: _Step, shape: EntryWidths) -> tuple[PageLocation, Leaf | Branch, bool] | None:
-        """Read a page. Return it and whether its checksum matches, or None if it is unusable."""
+    def _visit(self, step: _Step, shape: EntryWidths) -> _VisitedPage | None:
+        """Read the page of a step. Damage is reported; None if the page is unusable.
+
+        A branch whose checksum is wrong is used if its parent page is intact. ``shape``: widths of keys and values.
+        """
         try:
             location = self._pages.locate(step.number)
         except MalformedPage as error:
@@ -178,10 +205,10 @@ class TreeWalk:
             self.damage(location, _describe_mismatch(node, step))
             if isinstance(node, Leaf) or not step.is_trusted:
                 return None
-        return location, node, is_whole
+        return _VisitedPage(location, node, is_whole)
 
     def _read_node(self, step: _Step, location: PageLocation, shape: EntryWidths) -> Leaf | Branch:
-        """Read a page of a tree; raises MalformedPage if it is of another kind or too deep."""
+        """Claim and read the page of a step; raises MalformedPage if it is no node of a tree or too deep."""
         if step.depth > MAX_DEPTH:
             raise MalformedPage(tr("the tree is deeper than redb allows"))
         self._claim.take(location)
@@ -192,16 +219,21 @@ class TreeWalk:
             return read_branch(page, shape.key_width)
         raise MalformedPage(tr("it is neither a leaf nor a branch"))
 
-    def _ranks(self, location: PageLocation, keys: list[bytes], rank: Callable[[bytes], Any], limits: _Limits) -> Any:
-        """Return the ranks of keys. Report damage and return None if they are out of order or of another type."""
-        last, above, up_to = limits
+    def _ranks(
+        self, location: PageLocation, keys: list[bytes], rank: Callable[[bytes], Any], limits: _KeyLimits
+    ) -> Any:
+        """Return the sort keys (ranks) of a page's keys.
+
+        Report damage and return None if a key is out of order, outside of the limits or of another type.
+        """
+        previous, above, up_to = limits
         try:
             ranks = [rank(key) for key in keys]
         except ValueError as error:
             self.damage(location, tr("a key does not match its type: {error}", error=error))
             return None
         is_within = (above is None or ranks[0] > above) and (up_to is None or ranks[-1] <= up_to)
-        is_ordered = all(map(operator.lt, ranks, ranks[1:])) and (last is None or ranks[0] > last)
+        is_ordered = all(map(operator.lt, ranks, ranks[1:])) and (previous is None or ranks[0] > previous)
         if not is_within or not is_ordered:
             self.damage(location, tr("its keys are not in order"))
             return None
@@ -209,7 +241,7 @@ class TreeWalk:
 
 
 def _describe_mismatch(node: Leaf | Branch, step: _Step) -> str:
-    """Describe the damage of a page whose checksum does not match."""
+    """Describe why the checksum of a page is wrong, for messages."""
     if node.end is None:
         return tr("an entry lies outside of its page")
     if step.is_trusted:
@@ -218,27 +250,25 @@ def _describe_mismatch(node: Leaf | Branch, step: _Step) -> str:
 
 
 def _child_steps(branch: Branch, step: _Step, rank: KeyRank, is_whole: bool) -> list[_Step]:
-    """Return the visits of the children of a branch in reverse order; ``is_whole``: its keys bound them."""
+    """Return a step for each child of a branch, last child first.
+
+    Args:
+        branch: the branch.
+        step: the step that led to the branch.
+        rank: returns the sort key of a stored key; None if the order of the keys is unknown.
+        is_whole: whether the branch is intact, so that its keys bound those of the children.
+    """
     children = branch.children()
-    bounds = _separator_ranks(branch, rank) if is_whole else None
-    if bounds is None:  # only the bounds of the branch itself are known
-        limits = [(step.above, step.up_to)] * len(children)
-    else:
-        limits = list(zip([step.above, *bounds], [*bounds, step.up_to], strict=True))
+    # Unless the keys of the branch are known, its own bounds apply to all children.
+    limits = [(step.above, step.up_to)] * len(children)
+    if is_whole and rank is not None:
+        with contextlib.suppress(ValueError):
+            bounds = [rank(key) for key in branch.separators()]
+            limits = list(zip([step.above, *bounds], [*bounds, step.up_to], strict=True))
     return [
         _Step(number=number, checksum=stored, depth=step.depth + 1, above=above, up_to=up_to, is_trusted=is_whole)
         for (number, stored), (above, up_to) in zip(reversed(children), reversed(limits), strict=True)
     ]
-
-
-def _separator_ranks(branch: Branch, rank: KeyRank) -> list[Any] | None:
-    """Return the ranks of a branch's keys; None if unknown."""
-    if rank is None:
-        return None
-    try:
-        return [rank(key) for key in branch.separators()]
-    except ValueError:
-        return None
 
 
 # Rows of a table, and the list of tables (``docs/formats/redb.md``, "Tables").
@@ -254,7 +284,16 @@ Row = tuple[PageLocation, bytes, bytes]
 
 
 class TableRows:
-    """The rows of a table. Single use."""
+    """Reads the rows of a table. Single use.
+
+    Args:
+        name: name of the table.
+        definition: definition of the table.
+        version: version of the file format.
+        pages: the pages of the file.
+        claim: records visited pages.
+        report: called with each damage.
+    """
 
     def __init__(
         self, *, name: str, definition: Definition, version: int, pages: Pages, claim: PageClaim, report: DamageCallback
@@ -282,7 +321,7 @@ class TableRows:
             yield row
 
     def _read_rows(self) -> Iterator[Row]:
-        """Yield page, key and value of each row in key order; a multimap has a row for each value of a key."""
+        """Yield (page, key, value) of each row in key order; a multimap has a row for each value of a key."""
         root = self._definition.root
         if root is None:
             return
@@ -298,7 +337,12 @@ class TableRows:
                     yield location, key, value
 
     def _multimap_values(self, location: PageLocation, data: bytes) -> Iterator[bytes]:
-        """Yield the values of one multimap key: they are the keys of a tree without values."""
+        """Yield the values of one key of a multimap: the keys of a tree that has no values.
+
+        Args:
+            location: the page with the key, for reports.
+            data: what is stored as the value of the key: a leaf, or the root of a tree.
+        """
         shape = EntryWidths(key_width=self._definition.shape.value_width, value_width=0)
         kind = data[:1]
         if kind == bytes([_INLINE]):
@@ -313,7 +357,14 @@ class TableRows:
 def read_definitions(
     pages: Pages, claim: PageClaim, root: Root | None, report: DamageCallback
 ) -> dict[str, Definition]:
-    """Return the table definitions in a list of tables, by name in ascending order."""
+    """Read the list of tables under ``root``; return the definition of each table by name, in ascending order.
+
+    Args:
+        pages: the pages of the file.
+        claim: records visited pages.
+        root: root of the list; None if there are no tables.
+        report: called with each damage.
+    """
     found: dict[str, Definition] = {}
     if root is None:
         return found
@@ -334,10 +385,11 @@ class _PageNotIntact(Exception):
 
 
 def is_slot_intact(pages: Pages, slot: Slot) -> bool:
-    """Whether every page reachable from a slot is intact: the pages of tables, system tables and freed pages."""
+    """Whether every page that a commit slot leads to is intact: the pages of its tables and its freed pages."""
     claims = PageOwners(pages)
 
     def refuse(_: PageDamage) -> None:
+        """Stop the walk at the first damage."""
         raise _PageNotIntact
 
     try:
@@ -469,7 +521,7 @@ class RedbFile:
             self._report(replace(location, reason=reason))
 
     def _select_slot(self, header: Header) -> Slot:
-        """Select the commit slot to read."""
+        """Select the commit slot to read, preferring the newest one; raises RedbError if none can be read."""
         versions = {header.primary.version, header.secondary.version}
         choice = pages.choose_slots(header, self._file.size, self._report)
         if not choice.slots:
@@ -481,13 +533,14 @@ class RedbFile:
         return slot
 
     def _check_version(self, version: int) -> None:
+        """Refuse a version of the file format that is not supported."""
         if version < OLDEST_VERSION:
             raise RedbTooOld(path=self._file.path, version=version)
         if version > NEWEST_VERSION:
             raise RedbTooNew(path=self._file.path, version=version)
 
     def _open_rows(self, name: str) -> TableRows:
-        """Open the rows of a table by name; raises RedbTableUnknown if it does not exist."""
+        """Open the rows of the table with a name; raises RedbTableUnknown if it does not exist."""
         definition = self._definitions.get(name)
         if definition is None:
             known = ", ".join(map(printable, self._definitions)) or tr("none")
@@ -507,7 +560,7 @@ class RedbFile:
         self._file.check_unchanged()
 
     def _report(self, damage: PageDamage) -> None:
-        """Pass damage to the caller, or raise it."""
+        """Pass damage to the callback, or raise it without a callback. Raises RedbChanged if the file was changed."""
         self._file.check_unchanged()
         if self._on_damage is not None:
             self._on_damage(damage)
@@ -515,6 +568,7 @@ class RedbFile:
         raise self._damage_error(damage)
 
     def _damage_error(self, damage: PageDamage) -> RedbDamaged:
+        """Make the error for a damage."""
         return RedbDamaged(
             path=self._file.path,
             table=damage.table,
@@ -544,22 +598,10 @@ def block_writers(path: Path) -> Iterator[None]:
     except OSError as error:
         raise RedbError(path=path, reason=error.strerror or error) from error
     try:
-        _lock(descriptor, path)
+        pages.lock_against_writers(descriptor, path)
         yield
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    """Take a shared lock, or on Windows test for a lock; raises RedbInUse if another process holds it."""
-    try:
-        if writable.fcntl is None:
-            os.read(descriptor, 1)  # fails if the file is locked
-        else:
-            writable.fcntl.flock(descriptor, writable.fcntl.LOCK_SH | writable.fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            raise RedbInUse(path=path) from error
 
 
 __all__ = [

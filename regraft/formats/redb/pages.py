@@ -74,7 +74,7 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, data: bytes, at: int) -> Root:
-        """Parse a root at offset ``at``; the bytes must be long enough."""
+        """Parse the root of a tree at an offset of ``data``, which must be long enough."""
         page, stored, length = _ROOT.unpack_from(data, at)
         return cls(page=page, checksum=stored, length=length)
 
@@ -95,7 +95,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def offset(self) -> int:
-        """Offset in the file."""
+        """Offset of the slot in the file."""
         return SLOTS_AT[self.index]
 
 
@@ -160,7 +160,7 @@ def read_header(data: bytes) -> Header:
 
 
 def _parse_slot(header: bytes, index: int) -> Slot:
-    """Parse one of the two commit slots of the file header."""
+    """Parse the commit slot with an index (0 or 1) in the header of a file."""
     data = header[SLOTS_AT[index] : SLOTS_AT[index] + SLOT_BYTES]
     tables, system, freed = (Root.read(data, at) if data[flag] else None for flag, at in _ROOTS)
     (transaction_id,) = struct.unpack_from("<Q", data, _TRANSACTION_AT)
@@ -197,7 +197,7 @@ class PageLocation(NamedTuple):
 
 
 def split_number(number: int) -> tuple[int, int, int]:
-    """Split a page number into region, index and order."""
+    """Split a page number into region, index in the region, and order (the page has 2^order base pages)."""
     order = number >> _ORDER_AT
     return (number >> _REGION_AT) & _FIELD, number & (_FIELD >> order), order
 
@@ -213,7 +213,8 @@ class StoredFile:
         self.path = path
         self._file = _open_regular_file(path)
         try:
-            _probe(self._file, path)
+            if lock_against_writers(self._file.fileno(), path) and writable.fcntl is not None:
+                writable.fcntl.flock(self._file, writable.fcntl.LOCK_UN)
             self.size = os.fstat(self._file.fileno()).st_size
             self.header = self.read(0, HEADER_BYTES)
             _check_magic(self.header, path)
@@ -245,14 +246,14 @@ class StoredFile:
 
     @property
     def state(self) -> bytes:
-        """Identifies a state of the file: its header with both commit slots, and its size."""
+        """Bytes that identify a state of the file: its header with both commit slots, and its size."""
         return self.header + self.size.to_bytes(8, "little")
 
     def check_state(self, state: bytes | None) -> None:
-        """Refuse the file if its state differs from ``state``; None accepts any state.
+        """Refuse the file if ``state``, from an earlier reading, is not its current state; None accepts any state.
 
         Raises:
-            RedbChanged
+            RedbChanged: the states differ.
         """
         if state not in (None, self.state):
             raise RedbChanged(path=self.path)
@@ -269,7 +270,7 @@ class StoredFile:
 
 
 def _open_regular_file(path: Path) -> FileIO:
-    """Open a regular file for reading; never blocks on a pipe."""
+    """Open a regular file for reading; never blocks on a pipe. Raises RedbError."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise RedbError(path=path, reason=tr("it is not a file"))
@@ -280,31 +281,35 @@ def _open_regular_file(path: Path) -> FileIO:
         raise RedbError(path=path, reason=error) from error
 
 
-def _probe(file: FileIO, path: Path) -> None:
-    """Refuse a file that another program has open: redb holds a lock while a file is open."""
-    if writable.fcntl is None:
-        return  # reading what is locked is refused there
+def lock_against_writers(descriptor: int, path: Path) -> bool:
+    """Take a shared lock on an open file; return False if the system or the file system has no such locks.
+
+    Raises:
+        RedbInUse: another program has the file open; redb locks it exclusively. Without ``fcntl`` (Windows), reading
+            a locked file fails.
+    """
     try:
-        writable.fcntl.flock(file, writable.fcntl.LOCK_SH | writable.fcntl.LOCK_NB)
+        if writable.fcntl is None:
+            os.read(descriptor, 1)
+        else:
+            writable.fcntl.flock(descriptor, writable.fcntl.LOCK_SH | writable.fcntl.LOCK_NB)
     except OSError as error:
-        # A file system without locks cannot tell.
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             raise RedbInUse(path=path) from error
-    else:
-        writable.fcntl.flock(file, writable.fcntl.LOCK_UN)
+        return False
+    return writable.fcntl is not None
 
 
 def _check_magic(header: bytes, path: Path) -> None:
     """Refuse a file that does not begin with a complete redb header."""
-    begin = header[: len(MAGIC)]
-    if begin != MAGIC[: len(begin)] or not begin:
+    if not header or not MAGIC.startswith(header[: len(MAGIC)]):
         raise NotRedb(path=path)
     if len(header) < HEADER_BYTES:
         raise RedbTooShort(path=path, size=len(header))
 
 
 def _pread(file: FileIO, length: int, offset: int) -> bytes:
-    """Read bytes at an offset."""
+    """Read up to ``length`` bytes at an offset."""
     if sys.platform == "win32":
         file.seek(offset)
         return file.read(length) or b""
@@ -312,7 +317,7 @@ def _pread(file: FileIO, length: int, offset: int) -> bytes:
 
 
 class Pages:
-    """The pages of a file by page number."""
+    """Locates and reads the pages of a file by page number."""
 
     def __init__(self, file: StoredFile, layout: Layout) -> None:
         self._file = file
@@ -327,7 +332,7 @@ class Pages:
         return -(-self._file.size // self._page_size)
 
     def locate(self, number: int) -> PageLocation:
-        """Locate a page.
+        """Return where the page with a number is.
 
         Raises:
             MalformedPage: the number is invalid, or the page lies outside of the file.
@@ -347,7 +352,7 @@ class Pages:
         return self._first_page_at + region * self._region_bytes + index * (self._page_size << order)
 
     def read(self, location: PageLocation) -> bytes:
-        """Read a page.
+        """Read the bytes of a page.
 
         Raises:
             MalformedPage: the file ends within the page.
@@ -359,7 +364,7 @@ class Pages:
         return data
 
     def span(self, location: PageLocation) -> tuple[int, int]:
-        """Return the first base page of a page, and the number of base pages that it covers."""
+        """Return the number of the first base page of a page, and how many base pages the page covers."""
         return location.offset // self._page_size, location.length // self._page_size
 
 
@@ -373,12 +378,12 @@ class PageOwners:
         self.begins = bytearray(pages.units)
 
     def walk(self, owner: int) -> PageClaim:
-        """Start the claims of a new walk for an owner (a number from 1)."""
+        """Start a new walk through the trees of an owner, which is a number from 1: a table, or the list of tables."""
         return PageClaim(self, owner)
 
 
 class PageClaim:
-    """The pages claimed by one walk."""
+    """The pages that one walk has visited and claimed for its owner."""
 
     def __init__(self, claims: PageOwners, owner: int) -> None:
         self._claims = claims
@@ -387,7 +392,7 @@ class PageClaim:
         self._seen: dict[int, bytearray] = {}
 
     def take(self, location: PageLocation) -> None:
-        """Claim a page.
+        """Claim a page for the owner of this walk.
 
         Raises:
             MalformedPage: this walk has already visited the page, or it overlaps another page.
@@ -399,7 +404,10 @@ class PageClaim:
         part[first % _PART] = 1
 
     def _assign(self, first: int, count: int) -> bool:
-        """Assign a page to the owner; False if it overlaps a page of another size.
+        """Assign the page that begins at base page ``first`` and covers ``count`` of them to the owner.
+
+        Returns:
+            False if the page overlaps one of another size.
 
         Raises:
             MalformedPage: another table owns a part of the page.
@@ -435,7 +443,13 @@ class SlotChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_slots(header: Header, size: int, report: DamageCallback) -> SlotChoice:
-    """Decide which slot of a file to read, and report damaged slots."""
+    """Choose the commit slots to read from their checksums and the header; damaged slots are reported.
+
+    Args:
+        header: the header of the file.
+        size: size of the file in bytes.
+        report: called with each damage.
+    """
     primary, secondary = header.primary, header.secondary
     if not primary.is_whole:
         if secondary.is_whole:
@@ -457,7 +471,10 @@ def choose_slots(header: Header, size: int, report: DamageCallback) -> SlotChoic
 
 
 def select_slot(choice: SlotChoice, is_intact: Callable[[Slot], bool], report: DamageCallback) -> Slot:
-    """Return the slot to use; ``is_intact`` verifies all pages of a slot."""
+    """Return the slot to read: the first of a choice, or the second one if only its pages are all intact.
+
+    ``is_intact`` reads all pages of a slot; ``report`` is called with the damage of the first one.
+    """
     first = choice.slots[0]
     if not choice.may_fall_back or is_intact(first) or not is_intact(choice.slots[1]):
         return first
@@ -466,7 +483,7 @@ def select_slot(choice: SlotChoice, is_intact: Callable[[Slot], bool], report: D
 
 
 def _slot_damage(slot: Slot, reason: str) -> PageDamage:
-    """Make the damage of a commit slot."""
+    """Describe the damage of a commit slot; ``reason`` is for messages."""
     words = tr("commit slot {index}", index=slot.index)
     return PageDamage(table=None, page=words, offset=slot.offset, length=SLOT_BYTES, reason=reason)
 
@@ -535,21 +552,21 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_leaf(page: bytes, shape: EntryWidths) -> Leaf:
-    """Parse a leaf page.
+    """Parse a leaf page of a tree; ``shape``: widths of the tree's keys and values.
 
     Raises:
         MalformedPage: the entries do not fit into the page.
     """
     count = _read_entry_count(page, LEAF, _LEAF_HEADER)
     keys_at = _LEAF_HEADER + 4 * count * ((shape.key_width is None) + (shape.value_width is None))
-    key_ends = _ends(page, _LEAF_HEADER, count, (keys_at, shape.key_width))
+    key_ends = _read_ends(page, _LEAF_HEADER, count, keys_at, shape.key_width)
     values_from = _LEAF_HEADER + (4 * count if shape.key_width is None else 0)
-    value_ends = _ends(page, values_from, count, (key_ends[-1], shape.value_width))
+    value_ends = _read_ends(page, values_from, count, key_ends[-1], shape.value_width)
     return Leaf(page=page, keys_at=keys_at, key_ends=key_ends, value_ends=value_ends)
 
 
 def read_branch(page: bytes, key_width: int | None) -> Branch:
-    """Parse a branch page.
+    """Parse a branch page; ``key_width``: fixed width of the tree's keys in bytes, or None.
 
     Raises:
         MalformedPage: the children do not fit into the page.
@@ -560,14 +577,17 @@ def read_branch(page: bytes, key_width: int | None) -> Branch:
     if keys_at > len(page):
         raise MalformedPage(tr("it has more children than fit into the page"))
     try:
-        key_ends = _ends(page, ends_at, count, (keys_at, key_width))
+        key_ends = _read_ends(page, ends_at, count, keys_at, key_width)
     except MalformedPage:
         key_ends = ()
     return Branch(page=page, count=count, keys_at=keys_at, key_ends=key_ends)
 
 
 def _read_entry_count(page: bytes, kind: int, header: int) -> int:
-    """Number of entries of a page; raises MalformedPage if its type is not ``kind`` or it is empty."""
+    """Return the number of entries of a page; raises MalformedPage if it is 0 or the page type is not ``kind``.
+
+    ``header`` is the size of such a page's header in bytes.
+    """
     if len(page) < header or page[0] != kind:
         raise MalformedPage(tr("the page has another type than expected"))
     count = page[2] | page[3] << 8
@@ -576,13 +596,19 @@ def _read_entry_count(page: bytes, kind: int, header: int) -> int:
     return count
 
 
-def _ends(page: bytes, at: int, count: int, begin_and_width: tuple[int, int | None]) -> Sequence[int]:
-    """Return the end of each piece of a page, from a fixed width or from stored offsets.
+def _read_ends(page: bytes, at: int, count: int, begin: int, width: int | None) -> Sequence[int]:
+    """Return the end offset of each of the keys, or values, of a page.
+
+    Args:
+        page: the page.
+        at: offset of the stored ends, which exist only if the width is variable.
+        count: number of keys.
+        begin: offset of the first key.
+        width: fixed width of a key in bytes, or None.
 
     Raises:
-        MalformedPage: a piece ends before its start, or after the page.
+        MalformedPage: a key ends before its start, or after the page.
     """
-    begin, width = begin_and_width
     ends: Sequence[int]
     if width is not None:
         ends = range(begin + width, begin + width * count + 1, width) if width else (begin,) * count
@@ -601,6 +627,7 @@ def _ends(page: bytes, at: int, count: int, begin_and_width: tuple[int, int | No
 
 
 def _cut_pieces(page: bytes, begin: int, ends: Sequence[int]) -> Iterator[bytes]:
+    """Yield consecutive pieces of a page: the first one from ``begin`` on, up to each of the offsets ``ends``."""
     for end in ends:
         yield page[begin:end]
         begin = end
@@ -624,7 +651,7 @@ class TypeName(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, data: bytes) -> TypeName:
-        """Parse a type name.
+        """Parse a type name: a byte with the classification, then the name.
 
         Raises:
             MalformedPage: the name is not valid.
@@ -636,12 +663,12 @@ class TypeName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_codec(name: TypeName, version: int, width: int | None) -> Codec:
-    """Return the codec of a type; raw bytes for an unknown type.
+    """Return the codec for the type of a table's keys or values; for an unknown type, that of raw bytes.
 
     Args:
         name: the type.
         version: version of the file format; it determines the encoding of nested tuples.
-        width: fixed width of the values in the table, or None.
+        width: fixed width of the table's keys or values, or None. A type of another width counts as unknown.
     """
     if name.kind not in (BUILT_IN, TUPLE, COMPOSITE) or name.kind == USER_DEFINED:
         return RAW
@@ -657,7 +684,10 @@ class _Unknown(Exception):
 
 
 class _Parser:
-    """Parses a type name from left to right."""
+    """Parses the name of a type from left to right. Every method raises _Unknown for an unsupported type.
+
+    ``version`` is the version of the file format.
+    """
 
     def __init__(self, name: TypeName, version: int) -> None:
         self._name = name
@@ -672,7 +702,7 @@ class _Parser:
         return found
 
     def _parse_type(self, depth: int) -> Codec:
-        """Parse the name of a type at the current position; raises _Unknown if it is not supported."""
+        """Parse the type at the current position, which is nested in ``depth`` others, and return its codec."""
         if depth > _DEEPEST:
             raise _Unknown
         if self._take("Option<"):
@@ -691,7 +721,7 @@ class _Parser:
         raise _Unknown
 
     def _parse_tuple(self, depth: int) -> Codec:
-        """Parse the types of a tuple, whose opening bracket was read."""
+        """Parse the element types of a tuple after its opening bracket, and return the codec of the tuple."""
         inner = [self._parse_type(depth + 1)]
         while self._take(","):
             if len(inner) == 1 and self._take(")"):
@@ -703,7 +733,7 @@ class _Parser:
         return values.tuple_codec(inner, has_wide_lengths=is_open and self._has_wide_lengths())
 
     def _has_wide_lengths(self) -> bool:
-        """Whether tuple lengths are encoded as 4 bytes.
+        """Whether the lengths in a tuple's values are encoded as 4 bytes.
 
         Since redb 3 the kind of a tuple tells. A tuple inside another type is marked by the kind of that type only
         since redb 4.2. Before, both encodings have the same name, and only the file's version can rule one out.
@@ -715,21 +745,21 @@ class _Parser:
         raise _Unknown
 
     def _parse_last(self, depth: int) -> Codec:
-        """Parse the last inner type and the bracket that ends it."""
+        """Parse the type parameter of ``Option`` or ``Vec`` and the closing bracket; return the parameter's codec."""
         inner = self._parse_type(depth + 1)
         if not self._take(">"):
             raise _Unknown
         return inner
 
     def _take(self, text: str) -> bool:
-        """Skip a text if it comes next."""
+        """Skip a text if it is at the current position; return whether it is."""
         is_there = self._name.name.startswith(text, self._at)
         if is_there:
             self._at += len(text)
         return is_there
 
     def _match(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        """Take what a pattern matches, or raise."""
+        """Return the match of a pattern at the current position in the type name, and move on behind it."""
         found = pattern.match(self._name.name, self._at)
         if found is None:
             raise _Unknown
@@ -738,6 +768,7 @@ class _Parser:
 
 
 def _require_known(found: Codec | None) -> Codec:
+    """Return a codec; raise _Unknown for None."""
     if found is None:
         raise _Unknown
     return found
@@ -790,7 +821,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_definition(data: bytes) -> Definition:
-    """Parse a table definition.
+    """Parse the stored definition of a table.
 
     Raises:
         MalformedPage: the definition is invalid or of an unknown kind.

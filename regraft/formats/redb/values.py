@@ -18,7 +18,7 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 class Codec(msgspec.Struct, frozen=True, kw_only=True):
-    """Decoder and sort key of a type. Both raise ValueError for invalid bytes."""
+    """Decoder and sort key for the stored values of a type. Both raise ValueError for invalid bytes."""
 
     #: Fixed width in bytes, or None.
     width: int | None
@@ -28,6 +28,7 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _same(data: bytes) -> bytes:
+    """Return stored bytes as they are: their own value, or sort key."""
     return data
 
 
@@ -36,11 +37,14 @@ RAW = Codec(width=None, decode=_same, rank=None)
 _BYTES = Codec(width=None, decode=_same, rank=_same)
 
 
-def _text(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
+    """Decode UTF-8."""
     return data.decode("utf-8")
 
 
 def _integer_codec(width: int, signed: bool) -> Codec:
+    """Return the codec of an integer of ``width`` bytes."""
+
     def decode(data: bytes) -> int:
         """Decode a little-endian integer."""
         return int.from_bytes(data, "little", signed=signed)
@@ -48,38 +52,41 @@ def _integer_codec(width: int, signed: bool) -> Codec:
     return Codec(width=width, decode=decode, rank=decode)
 
 
-def _float(form: str) -> Codec:
-    """Return the codec of a float; it cannot be a key."""
+def _float_codec(form: str) -> Codec:
+    """Return the codec of a float with this struct format; a float cannot be a key."""
     number = struct.Struct(form)
     return Codec(width=number.size, decode=lambda data: number.unpack(data)[0], rank=None)
 
 
 def _decode_bool(data: bytes) -> bool:
+    """Decode a boolean; raises ValueError for a byte other than 0 and 1."""
     if data[0] > 1:
         raise ValueError(tr("a boolean is neither 0 nor 1"))
     return data[0] == 1
 
 
 def _decode_character(data: bytes) -> str:
+    """Decode a character; raises ValueError for an invalid code point."""
     point = int.from_bytes(data, "little")
     if point in _SURROGATES:
         raise ValueError(tr("invalid character code"))
     return chr(point)
 
 
-def _nothing(_: bytes) -> tuple[()]:
+def _decode_unit(_: bytes) -> tuple[()]:
+    """Decode the unit type ``()``, which takes no bytes."""
     return ()
 
 
 _PLAIN = {
-    "()": Codec(width=0, decode=_nothing, rank=_nothing),
+    "()": Codec(width=0, decode=_decode_unit, rank=_decode_unit),
     "bool": Codec(width=1, decode=_decode_bool, rank=_decode_bool),
     "char": Codec(width=3, decode=_decode_character, rank=_decode_character),
-    "&str": Codec(width=None, decode=_text, rank=_same),
-    "String": Codec(width=None, decode=_text, rank=_same),
+    "&str": Codec(width=None, decode=_decode_text, rank=_same),
+    "String": Codec(width=None, decode=_decode_text, rank=_same),
     "&[u8]": _BYTES,
-    "f32": _float("<f"),
-    "f64": _float("<d"),
+    "f32": _float_codec("<f"),
+    "f64": _float_codec("<d"),
     **{f"u{8 * width}": _integer_codec(width, signed=False) for width in (1, 2, 4, 8, 16)},
     **{f"i{8 * width}": _integer_codec(width, signed=True) for width in (1, 2, 4, 8, 16)},
 }
@@ -96,21 +103,30 @@ Split = Callable[[bytes], Sequence[bytes]]
 
 
 def _composed_codec(inner: Sequence[Codec], width: int | None, split: Split, build: Callable[[Any], object]) -> Codec:
-    """Return the codec of values that are split into pieces with one codec each."""
+    """Return the codec of values that consist of pieces of different types.
+
+    Args:
+        inner: codec of each piece.
+        width: fixed width of a value in bytes, or None.
+        split: divides the bytes of a value into its pieces.
+        build: makes the value from the list of decoded pieces.
+    """
     decoders = [codec.decode for codec in inner]
     ranks = [codec.rank for codec in inner if codec.rank is not None]
 
     def decode(data: bytes) -> object:
+        """Decode each piece and build the value."""
         return build([read(piece) for read, piece in zip(decoders, split(data), strict=True)])
 
     def rank(data: bytes) -> object:
+        """Return the sort keys of the pieces."""
         return tuple(read(piece) for read, piece in zip(ranks, split(data), strict=True))
 
     return Codec(width=width, decode=decode, rank=rank if len(ranks) == len(decoders) else None)
 
 
 def option_codec(inner: Codec) -> Codec:
-    """Return the codec of ``Option<T>``; None sorts first."""
+    """Return the codec of ``Option<T>``, given that of T; None sorts first."""
     wanted = inner.rank
 
     def some(data: bytes) -> bytes | None:
@@ -120,10 +136,12 @@ def option_codec(inner: Codec) -> Codec:
         return data[1:] if data[0] else None
 
     def decode(data: bytes) -> object:
+        """Decode an option."""
         value = some(data)
         return None if value is None else inner.decode(value)
 
     def rank(data: bytes) -> object:
+        """Return the sort key of an option."""
         value = some(data)
         return () if value is None or wanted is None else (wanted(value),)
 
@@ -133,7 +151,10 @@ def option_codec(inner: Codec) -> Codec:
 
 
 def array_codec(inner: Codec, count: int) -> Codec | None:
-    """Return the codec of ``[T; N]``: bytes for ``[u8; N]``, otherwise a list. None if elements have no width."""
+    """Return the codec of ``[T; N]``, given that of T and N: bytes for ``[u8; N]``, otherwise a list.
+
+    None if T takes no bytes.
+    """
     if inner.width == 0:
         return None
     if inner is _PLAIN["u8"]:
@@ -141,7 +162,7 @@ def array_codec(inner: Codec, count: int) -> Codec | None:
     fixed = inner.width
 
     def split(data: bytes) -> Sequence[bytes]:
-        """Split the bytes of a sequence into its elements."""
+        """Split the bytes of an array into its elements."""
         if fixed is not None:
             return _split_evenly(data, fixed, count)
         if len(data) < 4 * count:
@@ -154,12 +175,16 @@ def array_codec(inner: Codec, count: int) -> Codec | None:
 
 
 def vector_codec(inner: Codec) -> Codec | None:
-    """Return the codec of ``Vec<T>``: bytes for ``Vec<u8>``, otherwise a list. None if elements have no width."""
+    """Return the codec of ``Vec<T>``, given that of T: bytes for ``Vec<u8>``, otherwise a list.
+
+    None if T takes no bytes.
+    """
     if inner.width == 0:
         return None
     fixed = inner.width
 
     def split(data: bytes) -> Sequence[bytes]:
+        """Split the bytes of a vector into its elements."""
         count, at = _read_length(data, 0)
         if fixed is not None:
             return _split_evenly(data[at:], fixed, count)
@@ -178,10 +203,17 @@ def vector_codec(inner: Codec) -> Codec | None:
 
 
 def _repeated_codec(inner: Codec, width: int | None, split: Split) -> Codec:
-    """Codec of a list or array; ``split`` divides its bytes into elements, ``width`` is None if it varies."""
+    """Return the codec of a list whose elements all have the codec ``inner``.
+
+    Args:
+        inner: codec of an element.
+        width: fixed width of a list in bytes, or None.
+        split: divides the bytes of a list into its elements.
+    """
     decode, wanted = inner.decode, inner.rank
 
     def rank(data: bytes) -> object:
+        """Return the sort keys of the elements."""
         return [wanted(piece) for piece in split(data)] if wanted is not None else None
 
     return Codec(
@@ -204,17 +236,17 @@ def tuple_codec(inner: Sequence[Codec], *, has_wide_lengths: bool) -> Codec:
     widths = [codec.width for codec in inner]
     fixed = [width for width in widths if width is not None]
     if len(fixed) == len(widths):
-        return _composed_codec(inner, sum(fixed), lambda data: _pieces(data, 0, fixed[:-1]), tuple)
+        return _composed_codec(inner, sum(fixed), lambda data: _cut_pieces(data, 0, fixed[:-1]), tuple)
 
     def split_wide(data: bytes) -> Sequence[bytes]:
-        """Split a tuple whose elements' ends are stored first."""
+        """Split the bytes of a tuple that begin with the end of each element but the last."""
         count = len(widths) - 1
         if len(data) < 4 * count:
             raise ValueError(tr("a tuple is truncated"))
-        return _pieces(data, 4 * count, struct.unpack_from(f"<{count}I", data))
+        return _cut_pieces(data, 4 * count, struct.unpack_from(f"<{count}I", data))
 
     def split_short(data: bytes) -> Sequence[bytes]:
-        """Split a tuple whose elements' lengths are stored in turn."""
+        """Split the bytes of a tuple that begin with the length of each element of variable width but the last."""
         at = 0
         lengths = []
         for width in widths[:-1]:
@@ -222,26 +254,22 @@ def tuple_codec(inner: Sequence[Codec], *, has_wide_lengths: bool) -> Codec:
             if length is None:
                 length, at = _read_length(data, at)
             lengths.append(length)
-        return _pieces(data, at, lengths)
+        return _cut_pieces(data, at, lengths)
 
-    return _composed_codec(inner, None, _check_widths(split_wide if has_wide_lengths else split_short, widths), tuple)
+    split = split_wide if has_wide_lengths else split_short
 
-
-def _check_widths(split: Split, widths: Sequence[int | None]) -> Split:
-    """Wrap a split so that it refuses pieces whose width differs from their type's."""
-
-    def checked(data: bytes) -> Sequence[bytes]:
-        """Split, and check the lengths of elements with a fixed width."""
+    def split_checked(data: bytes) -> Sequence[bytes]:
+        """Split a tuple, and check the elements of fixed width."""
         pieces = split(data)
         if any(width not in (None, len(piece)) for width, piece in zip(widths, pieces, strict=True)):
             raise ValueError(tr("an element has another width than its type"))
         return pieces
 
-    return checked
+    return _composed_codec(inner, None, split_checked, tuple)
 
 
-def _pieces(data: bytes, at: int, lengths: Sequence[int]) -> Sequence[bytes]:
-    """Cut bytes into pieces of the given lengths; the last piece is the rest."""
+def _cut_pieces(data: bytes, at: int, lengths: Sequence[int]) -> Sequence[bytes]:
+    """Cut bytes, from an offset on, into pieces of the given lengths and a last piece that is the rest."""
     pieces = []
     for length in lengths:
         pieces.append(_checked_slice(data, at, at + length))
@@ -251,19 +279,21 @@ def _pieces(data: bytes, at: int, lengths: Sequence[int]) -> Sequence[bytes]:
 
 
 def _split_evenly(data: bytes, width: int, count: int) -> Sequence[bytes]:
+    """Split bytes into ``count`` elements of ``width`` bytes."""
     if len(data) != width * count:
         raise ValueError(tr("a sequence has an unexpected length"))
     return [data[at : at + width] for at in range(0, len(data), width)]
 
 
 def _checked_slice(data: bytes, start: int, end: int) -> bytes:
+    """Return the bytes between two offsets; raises ValueError if they are not in order or beyond the end."""
     if not start <= end <= len(data):
         raise ValueError(tr("an element exceeds its container"))
     return data[start:end]
 
 
 def _read_length(data: bytes, at: int) -> tuple[int, int]:
-    """Read a variable-length length; return it and the offset after it."""
+    """Read the length at an offset, which takes 1, 3 or 5 bytes; return it and the offset after it."""
     first = _checked_slice(data, at, at + 1)[0]
     if first < _SHORT:
         return first, at + 1

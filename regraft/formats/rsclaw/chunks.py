@@ -50,7 +50,7 @@ VECTOR_REASONS = frozenset({OTHER_EMBEDDER, DIMENSION_MISMATCH, *FLAW_REASONS.va
 
 
 class VectorChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The embedder whose vectors are migrated, and their dimensions; None if no chunk is migrated."""
+    """The embedding model (embedder) whose vectors are migrated, and their dimensions; None if no chunk is."""
 
     embedder: str | None = None
     dimensions: int | None = None
@@ -95,7 +95,7 @@ def choose_chunks(mirror: Mirror, root: Path, scope: Scope) -> VectorChoice:
 
 
 def _choose_vectors(db: apsw.Connection) -> VectorChoice:
-    """Choose the most frequent embedder and dimensions; set the reason of all other chunks."""
+    """Choose the most frequent embedder and dimensions; record why chunks with others, or with a flaw, are skipped."""
     embedder = _most_frequent(db, "embedder", "1")
     if embedder is None:
         return VectorChoice()
@@ -109,16 +109,22 @@ def _choose_vectors(db: apsw.Connection) -> VectorChoice:
     return VectorChoice(embedder=str(embedder), dimensions=None if dimensions is None else int(str(dimensions)))
 
 
-def _most_frequent(db: apsw.Connection, column: str, where: str, *values: object) -> object:
-    """Return the most frequent value of a column among the usable rows."""
-    query = f"""SELECT {column} FROM placed WHERE reason IS NULL AND {where}
+def _most_frequent(db: apsw.Connection, column: str, condition: str, *values: object) -> object:
+    """Return the most frequent value of a column in ``placed``, among the migrated rows that meet a condition.
+
+    ``values`` are the parameters of the SQL condition. None if there is no such row.
+    """
+    query = f"""SELECT {column} FROM placed WHERE reason IS NULL AND {condition}
                  GROUP BY {column} ORDER BY count(*) DESC, min(row) LIMIT 1"""
     found: object = db.execute(query, values).get
     return found
 
 
 def _read_bodies(db: apsw.Connection, root: Path) -> Iterator[tuple[str, int, bool]]:
-    """Yield document id, body size and whether the hash matches, for each searched document whose file exists."""
+    """Yield (document id, size of its body, whether the hash matches) of each searched document with a file.
+
+    ``db`` is the mirror of the database, ``root`` the directory of the knowledge base.
+    """
     query = "SELECT d.id, d.md_path, d.md_sha FROM doc d JOIN verdict v ON v.doc_id = d.id WHERE v.reason IS NULL"
     for doc, path, sha256 in list(db.execute(query)):
         file = resolve_kb_file(root, str(path))
@@ -129,7 +135,10 @@ def _read_bodies(db: apsw.Connection, root: Path) -> Iterator[tuple[str, int, bo
 
 
 def resolve_kb_file(root: Path, path: str) -> Path | None:
-    """Return the path of a file of a KB, or None if it is not in one of the KB's file directories."""
+    """Return the path of a file of a KB (knowledge base), or None if it is in none of the file directories.
+
+    ``path`` is relative to the directory ``root`` of the KB, as stored in the database.
+    """
     parts = path.split("/")
     is_plain = all(part not in ("", ".", "..") and not set(part) & {"\\", "\0"} for part in parts)
     if not is_plain or len(parts) < 2 or parts[0] not in (MARKDOWN, RAW):
@@ -207,7 +216,13 @@ def write_chunk_table(path: Path, work: Path | None, scope: Scope) -> Iterator[C
 
 
 def _write(db: apsw.Connection, chunks: Iterator[tuple[bytes, bytes]], mirror: apsw.Connection) -> None:
-    """Write all chunks as rows of a table; unreadable and missing ones as rows with their reason."""
+    """Write all chunks as rows of the chunk table; unreadable and missing ones as rows with a reason.
+
+    Args:
+        db: database with the chunk table.
+        chunks: key and value of each stored chunk.
+        mirror: tables of the first reading, with the decisions of :func:`choose_chunks`.
+    """
     waiting: list[tuple[Any, ...]] = []
     unreadable = int(str(mirror.execute("SELECT coalesce(max(row), 0) FROM placed").get))
     for _, value in chunks:
@@ -223,7 +238,7 @@ def _write(db: apsw.Connection, chunks: Iterator[tuple[bytes, bytes]], mirror: a
             row, reason, *about = placed
             key, doc = (None, None) if reason in _UNNAMED else (chunk.id, chunk.doc_id)
             text = chunk.indexed_text if reason is None or reason in VECTOR_REASONS else None
-            vector = _vector(chunk) if reason is None else None
+            vector = _convert_vector(chunk) if reason is None else None
             waiting.append((row, key, doc, chunk.seq, *about, text, vector, reason))
         if len(waiting) == _BATCH:
             _insert(db, waiting)
@@ -232,10 +247,10 @@ def _write(db: apsw.Connection, chunks: Iterator[tuple[bytes, bytes]], mirror: a
 
 
 def _add_missing(db: apsw.Connection, mirror: apsw.Connection, last: int) -> None:
-    """Add an unreadable row for every chunk that was read for the mirror but not now.
+    """Add a row without content for every chunk that the first reading of the KB had and the second has not.
 
     Args:
-        db: database with the table of chunks.
+        db: database with the chunk table.
         mirror: tables of the first reading.
         last: highest row number so far.
     """
@@ -248,13 +263,17 @@ def _add_missing(db: apsw.Connection, mirror: apsw.Connection, last: int) -> Non
 
 
 def _insert(db: apsw.Connection, waiting: list[tuple[Any, ...]]) -> None:
+    """Insert the waiting rows into the chunk table and empty the list."""
     columns = "rowid, id, doc_id, seq, title, path, source, body, vector, reason"
     db.executemany(f"INSERT INTO chunks ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", waiting)
     waiting.clear()
 
 
-def _vector(chunk: database.Chunk) -> bytes | str | None:
-    """Return a vector for migration: float32, a prefix of its JSON if that is not numeric, or None if empty."""
+def _convert_vector(chunk: database.Chunk) -> bytes | str | None:
+    """Return the vector of a chunk as float32 bytes; None if it is empty.
+
+    If it is not an array of numbers, the beginning of the JSON is returned as text.
+    """
     try:
         return float32_bytes(chunk.vector) or None
     except NotNumbers:

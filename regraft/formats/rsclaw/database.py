@@ -87,7 +87,7 @@ class Visibility(Struct, frozen=True):
 
     @property
     def of(self) -> str | None:
-        """Id of the agent or the channel."""
+        """Id of the agent or the channel that the document is visible to; None for another type of visibility."""
         return {"agent": self.agent_id, "channel": self.channel_id}.get(self.type)
 
 
@@ -209,11 +209,11 @@ T = TypeVar("T")
 
 
 def _decoder(shape: type[T]) -> Callable[[bytes], T]:
-    """Return a decoder for rows of this type. JSON that is nested too deeply counts as malformed."""
+    """Return a function that decodes the JSON of a row. JSON that is nested too deeply counts as malformed."""
     decode = msgspec.json.Decoder(shape).decode
 
     def decoded(value: bytes) -> T:
-        """Decode a value; too deep nesting is an error of the format."""
+        """Decode the JSON of a row; raises msgspec.MsgspecError if it is malformed."""
         try:
             return decode(value)
         except RecursionError as error:
@@ -236,7 +236,7 @@ decode_object = _decoder(dict[str, Raw])
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Split a key that consists of two parts.
+    """Split a key into its two parts, which a NUL character separates.
 
     Raises:
         ValueError: the key has only one part.
@@ -307,7 +307,7 @@ CREATE INDEX job_in_queue ON queue (job_id);
 
 
 def find_database(path: Path) -> Path | None:
-    """Return the database of the KB at a path, or None.
+    """Return the database of the knowledge base (KB) at a path, or None.
 
     The path may be the database under any name, the directory of the KB, or its parent directory.
 
@@ -323,7 +323,9 @@ def find_database(path: Path) -> Path | None:
 
 
 def is_database(path: Path) -> bool:
-    """Whether a file is the database of a KB: a redb file, unless it is readable and has other tables.
+    """Whether a file is the database of a KB: by its name, or as a redb file with the tables of a KB.
+
+    A redb file that is damaged or cannot be read may have the tables, so it counts.
 
     Raises:
         OSError: the file cannot be read.
@@ -331,21 +333,18 @@ def is_database(path: Path) -> bool:
     with links.open_for_reading(path) as file:
         if file.read(len(MAGIC)) != MAGIC:
             return path.name == FILE
-    return path.name == FILE or not _has_other_tables(path)
-
-
-def _has_other_tables(path: Path) -> bool:
-    """Whether a redb file is intact but lacks the tables of a KB."""
+    if path.name == FILE:
+        return True
     damage: list[PageDamage] = []
     try:
-        with read_redb(path, on_damage=damage.append) as file:
-            return not damage and not file.tables.keys() >= _MARKS
+        with read_redb(path, on_damage=damage.append) as redb:
+            return bool(damage) or redb.tables.keys() >= _MARKS
     except RegraftError:
-        return False
+        return True
 
 
 class TableCounts(msgspec.Struct, kw_only=True):
-    """Row counts of a table: readable, malformed, and as stated by the table."""
+    """Row counts of a table: readable and malformed rows, and the number that the table states."""
 
     rows: int = 0
     broken: int = 0
@@ -360,7 +359,7 @@ class TableCounts(msgspec.Struct, kw_only=True):
 
 
 class Mirror(msgspec.Struct, kw_only=True):
-    """The content of a database as temporary tables (:data:`SCHEMA`), and its damage."""
+    """The content of a KB's database as temporary SQLite tables (:data:`SCHEMA`), and its damage."""
 
     db: apsw.Connection
     clean: bool = True
@@ -382,14 +381,14 @@ class Mirror(msgspec.Struct, kw_only=True):
         if len(self.damage) < _BATCH:
             self.damage.append(damage)
 
-    def broken(self, table: str, key: bytes, reason: object) -> None:
-        """Record a malformed row."""
+    def record_broken_row(self, table: str, key: bytes, reason: object) -> None:
+        """Record a malformed row of a table: its key, and why it cannot be decoded."""
         self.tables[table].broken += 1
         if self.tables[table].broken <= MAX_BROKEN_ROWS:
             self.db.execute("INSERT INTO broken VALUES (?, ?, ?)", (table, format_key(key), str(reason)))
 
     def is_whole(self, *names: str) -> bool:
-        """Whether every row of the tables was read, so that a row that was not found does not exist."""
+        """Whether every row of the named tables was read, so that a row that was not found does not exist."""
         if None in self.damaged_tables or self.damaged_tables.intersection(names):
             return False
         tables = [self.tables[name] for name in names]
@@ -402,7 +401,7 @@ class Mirror(msgspec.Struct, kw_only=True):
 
 
 def format_key(key: bytes) -> str:
-    """Return a key for messages: its text, or hex digits if it is not UTF-8."""
+    """Format a stored key for messages: its text, or hex digits if it is not UTF-8."""
     try:
         return key.decode().replace("\0", " ")
     except UnicodeDecodeError:
@@ -415,12 +414,12 @@ def open_mirror(
     only: Iterable[str] = TABLES,
     go_on: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Mirror]:
-    """Read a database into temporary tables, which are discarded at the end.
+    """Read a KB's database into temporary SQLite tables, which are discarded at the end.
 
     Args:
         path: the database.
         only: tables to read.
-        go_on: called with the length in bytes of each row.
+        go_on: called with the length in bytes of each row that was read.
 
     Raises:
         RedbError: the database is in use, of another format, or completely damaged.
@@ -438,7 +437,10 @@ def open_mirror(
 
 
 def _read_table(file: RedbFile, table: str, mirror: Mirror, go_on: Callable[[int], None]) -> None:
-    """Copy a table to the temporary database, and count its rows; ``go_on`` is called with their bytes."""
+    """Copy the rows of a table to the temporary tables of a mirror, and count them there.
+
+    ``go_on`` is called with the length in bytes of each row.
+    """
     read = mirror.tables[table] = TableCounts()
     if table not in file.tables:
         return
@@ -454,23 +456,23 @@ def _read_table(file: RedbFile, table: str, mirror: Mirror, go_on: Callable[[int
             try:
                 writer.add(key, value)
             except (msgspec.MsgspecError, ValueError) as error:
-                mirror.broken(table, key, error)
+                mirror.record_broken_row(table, key, error)
             else:
                 read.rows += 1
         writer.flush()
 
 
 class _Writer:
-    """Inserts the rows of one table into temporary tables, in batches."""
+    """Converts the rows of one redb table and inserts them into the temporary tables of a mirror, in batches."""
 
     def __init__(self, mirror: Mirror, table: str) -> None:
         self._mirror = mirror
-        self._convert = _ROW_CONVERTERS.get(table, _unread)
+        self._convert = _ROW_CONVERTERS[table]
         self._waiting: dict[str, list[tuple[Any, ...]]] = {}
         self._count = 0
 
     def add(self, key: bytes, value: bytes) -> None:
-        """Add a row.
+        """Convert a stored row and collect the result.
 
         Raises:
             msgspec.MsgspecError, ValueError: the row is malformed.
@@ -490,13 +492,7 @@ class _Writer:
 
 
 #: Rows for temporary tables, each with the name of its table.
-_Rows = Iterable[tuple[str, tuple[Any, ...]]]
-
-
-def _check_key(key: bytes, *parts: str) -> None:
-    """Raise if a row's key is not the one that its value implies."""
-    if key != "\0".join(parts).encode():
-        raise ValueError("the key does not match the value")
+_TemporaryRows = Iterable[tuple[str, tuple[Any, ...]]]
 
 
 def doc_row(doc: Doc) -> tuple[Any, ...]:
@@ -508,46 +504,24 @@ def doc_row(doc: Doc) -> tuple[Any, ...]:
     )
 
 
-def _doc(key: bytes, value: bytes) -> _Rows:
-    """Make the temporary table's rows of a document."""
-    doc = decode_doc(value)
-    _check_key(key, doc.id)
-    return [("doc", doc_row(doc))]
-
-
-def _latest(key: bytes, value: bytes) -> _Rows:
-    """Make the temporary table's row of a source's latest document."""
-    latest = decode_latest(value)
-    return [("latest", (key.decode(), latest.doc_id, latest.version))]
-
-
-def _chunk(key: bytes, value: bytes) -> _Rows:
-    """Make the temporary table's row of a chunk; its vector is only measured."""
-    chunk = decode_chunk(value)
-    _check_key(key, chunk.id)
+def _chunk_row(chunk: Chunk) -> tuple[Any, ...]:
+    """Return a chunk as a row of the temporary table ``chunk``; its vector is only measured."""
     position = (chunk.doc_version, chunk.seq, *chunk.byte_offset)
     text = bytes(chunk.vector)
     # The number of elements of the vector; None if it is not an array.
     dimensions = text.count(b",") + (text[1:-1].strip() != b"") if text.startswith(b"[") else None
     status = (chunk.status, chunk.embedder_id, dimensions, find_flaw(chunk.vector))
-    return [("chunk", (chunk.id, chunk.doc_id, chunk.logical_source_id, *position, *status))]
+    return (chunk.id, chunk.doc_id, chunk.logical_source_id, *position, *status)
 
 
-def _entity(key: bytes, value: bytes) -> _Rows:
-    """Make the temporary table's row of an entity."""
-    entity = decode_entity(value)
-    _check_key(key, entity.canonical_id)
-    return [("entity", (entity.canonical_id,))]
+def _job_row(job: KbJob) -> tuple[Any, ...]:
+    """Return a job as a row of the temporary table ``job``."""
+    about = (job.kind.kind, job.kind.doc_id, job.kind.doc_version)
+    return (job.id, *about, job.status, job.priority, job.created_at, job.attempts, job.last_error)
 
 
-def _mention(_key: bytes, value: bytes) -> _Rows:
-    """Make the temporary table's row of a mention."""
-    mention = decode_mention(value)
-    return [("mention", (mention.entity_id, mention.chunk_id))]
-
-
-def _entry(key: bytes, value: bytes) -> _Rows:
-    """Make the temporary tables' rows of a ledger entry and its paths."""
+def _convert_entry(key: bytes, value: bytes) -> _TemporaryRows:
+    """Convert a stored ledger entry to rows of temporary tables: the entry and its paths."""
     entry = decode_entry(value)
     _check_key(key, entry.id)
     yield (
@@ -559,52 +533,73 @@ def _entry(key: bytes, value: bytes) -> _Rows:
             yield "entry_path", (entry.id, is_new, path)
 
 
-def _job(key: bytes, value: bytes) -> _Rows:
-    """Make the temporary table's row of a job."""
-    job = decode_job(value)
-    _check_key(key, job.id)
-    about = (job.kind.kind, job.kind.doc_id, job.kind.doc_version)
-    return [("job", (job.id, *about, job.status, job.priority, job.created_at, job.attempts, job.last_error))]
-
-
-def _claim(key: bytes, value: bytes) -> _Rows:
-    """Make the temporary table's row of a claim."""
-    claim = decode_claim(value)
-    return [("claim", (key.decode(), claim.worker_id, claim.claimed_at, claim.expires_at))]
-
-
-def _collection(key: bytes, value: bytes) -> _Rows:
-    """Make the temporary table's row of a collection."""
-    collection = decode_collection(value)
-    _check_key(key, collection.id)
-    return [("collection", (collection.id, collection.name))]
-
-
-def _object(_key: bytes, value: bytes) -> _Rows:
-    """Only check that an object can be decoded; no temporary table has rows of it."""
+def _check_object(_key: bytes, value: bytes) -> _TemporaryRows:
+    """Check that a stored row is a JSON object; no temporary table has rows of it."""
     decode_object(value)
     return []
 
 
-def _unread(_key: bytes, _value: bytes) -> _Rows:
-    """Ignore a row: no temporary table has rows of this one."""
-    return []
+def _check_key(key: bytes, row_id: str) -> None:
+    """Raise ValueError if the key of a row is not the id in its value."""
+    if key != row_id.encode():
+        raise ValueError("the key does not match the value")
 
 
-_ROW_CONVERTERS: dict[str, Callable[[bytes, bytes], _Rows]] = {
-    DOCS: _doc,
-    LATEST: _latest,
-    CHUNKS: _chunk,
+def _make_id_converter(
+    table: str, decode: Callable[[bytes], T], get_id: Callable[[T], str], make_row: Callable[[T], tuple[Any, ...]]
+) -> Callable[[bytes, bytes], _TemporaryRows]:
+    """Return a function that converts a stored row, whose key is its id, to a row of a temporary table.
+
+    Args:
+        table: name of the temporary table.
+        decode: decodes the stored value.
+        get_id: returns the id in the decoded value.
+        make_row: makes the row from the decoded value.
+    """
+
+    def convert(key: bytes, value: bytes) -> _TemporaryRows:
+        """Convert a stored row; raises ValueError if its key is not its id."""
+        decoded = decode(value)
+        _check_key(key, get_id(decoded))
+        return [(table, make_row(decoded))]
+
+    return convert
+
+
+def _make_key_converter(
+    table: str, decode: Callable[[bytes], T], make_row: Callable[[T, str], tuple[Any, ...]]
+) -> Callable[[bytes, bytes], _TemporaryRows]:
+    """Return a function that converts a stored row to a row of a temporary table that contains the row's key.
+
+    Args:
+        table: name of the temporary table.
+        decode: decodes the stored value.
+        make_row: makes the row from the decoded value and the key.
+    """
+    return lambda key, value: [(table, make_row(decode(value), key.decode()))]
+
+
+#: Converts key and value of a stored row, by table.
+_ROW_CONVERTERS: dict[str, Callable[[bytes, bytes], _TemporaryRows]] = {
+    DOCS: _make_id_converter("doc", decode_doc, lambda doc: doc.id, doc_row),
+    LATEST: _make_key_converter("latest", decode_latest, lambda latest, key: (key, latest.doc_id, latest.version)),
+    CHUNKS: _make_id_converter("chunk", decode_chunk, lambda chunk: chunk.id, _chunk_row),
     CHUNKS_BY_SOURCE: lambda key, _: [("by_source", split_key(key.decode()))],
-    ENTITIES: _entity,
-    ENTITY_INDEX: _mention,
-    SEEN: _object,
-    SYNC: _object,
-    LEDGER: _entry,
-    JOBS: _job,
+    ENTITIES: _make_id_converter(
+        "entity", decode_entity, lambda entity: entity.canonical_id, lambda entity: (entity.canonical_id,)
+    ),
+    ENTITY_INDEX: lambda _, value: [("mention", msgspec.structs.astuple(decode_mention(value)))],
+    SEEN: _check_object,
+    SYNC: _check_object,
+    LEDGER: _convert_entry,
+    JOBS: _make_id_converter("job", decode_job, lambda job: job.id, _job_row),
     JOBS_BY_DEDUPE: lambda key, value: [("dedupe", (key.decode(), value.decode()))],
     JOBS_BY_STATUS: lambda key, _: [("queue", split_job_key(key))],
-    CLAIMS: _claim,
-    COLLECTIONS: _collection,
+    CLAIMS: _make_key_converter(
+        "claim", decode_claim, lambda claim, key: (key, claim.worker_id, claim.claimed_at, claim.expires_at)
+    ),
+    COLLECTIONS: _make_id_converter(
+        "collection", decode_collection, lambda one: one.id, lambda one: (one.id, one.name)
+    ),
     COLLECTIONS_BY_NAME: lambda key, value: [("collection_name", (key.decode(), value.decode()))],
 }

@@ -38,11 +38,11 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     channels: frozenset[str] = frozenset()
 
     def sees(self, visibility: Visibility, owner: str | None) -> bool:
-        """Whether a document is visible. An unknown visibility, or a private document without an owner, is not.
+        """Whether these callers may see a document. Not if its visibility is unknown.
 
         Args:
             visibility: visibility of the document.
-            owner: id of its owner, or None.
+            owner: id of the document's owner, or None.
         """
         match visibility.type:
             case "global":
@@ -67,11 +67,11 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_scope(words: Iterable[str], option: str) -> Scope:
-    """Parse callers: ``user:ID``, ``agent:ID`` and ``channel:ID``, several separated by ``|``.
+    """Parse arguments that name callers: ``user:ID``, ``agent:ID`` or ``channel:ID``, several separated by ``|``.
 
     Args:
         words: the arguments.
-        option: name of the option, for the error message.
+        option: name of the command-line option, for the error message.
 
     Raises:
         WrongUsage: a caller has another form.
@@ -105,7 +105,7 @@ _VERDICTS = """CREATE TEMP TABLE verdict (doc_id TEXT PRIMARY KEY, place INTEGER
 
 
 def latest_version_sql(mirror: Mirror) -> str:
-    """Return an SQL condition: document ``d`` is the latest version of its source.
+    """Return an SQL condition: the document in table ``d`` is the latest version of its source.
 
     The table of latest versions decides. If it has no row, or names a document of another source, the highest version
     is the latest, provided that every document could be read. If the latest version cannot be read, no other one
@@ -121,16 +121,18 @@ def latest_version_sql(mirror: Mirror) -> str:
 
 
 def select_documents(mirror: Mirror, scope: Scope) -> None:
-    """Fill the temporary table ``verdict`` (``doc_id, place, reason``) for a caller.
+    """Decide which documents the callers may search, in the temporary table ``verdict``.
+
+    It has ``doc_id``, ``place`` (position in creation order) and ``reason`` (NULL if the document is searched).
 
     Args:
         mirror: mirror of a KB with at least the documents and the latest versions.
-        scope: the caller.
+        scope: the callers.
     """
     db = mirror.db
 
     def sees(*facts: Any) -> bool:
-        """SQL function: whether the scope may see a document."""
+        """SQL function: whether the scope may see a document, by visibility, its agent or channel, and owner."""
         kind, of, owner = facts
         return scope.sees(Visibility(type=kind, agent_id=of, channel_id=of), owner)
 
@@ -158,13 +160,14 @@ def select_documents(mirror: Mirror, scope: Scope) -> None:
 # Canonical URLs and ids (``docs/formats/rsclaw.md``, "Identities").
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+def _split_names(names: str) -> frozenset[str]:
+    """Return the names in a text that separates them by blanks."""
+    return frozenset(names.split())
 
 
 #: Query parameters that are removed from every URL; names are case-sensitive and, except for the prefix, exact.
 TRACKER_PREFIX = "utm_"
-TRACKERS = _names(
+TRACKERS = _split_names(
     "fbclid gclid msclkid yclid dclid _ga _gl ref ref_src ref_url referrer source mc_cid mc_eid spm share_session_id"
     " share_id"
 )
@@ -192,7 +195,10 @@ def canonical_url(url: str) -> str | None:
 
 
 def _filter_parameters(url: str, keep: Callable[[str], bool]) -> str | None:
-    """Return a URL without its fragment, and only with the parameters that ``keep`` accepts, sorted."""
+    """Return a URL without fragment, its query parameters sorted and reduced to those whose name ``keep`` accepts.
+
+    None if it is not an HTTP(S) URL.
+    """
     try:
         parsed = ada_url.URL(url)
     except ValueError:
@@ -210,24 +216,26 @@ def _filter_parameters(url: str, keep: Callable[[str], bool]) -> str | None:
 
 
 def _decode_component(text: str) -> str:
+    """Decode a form-encoded name or value of a query parameter."""
     return unquote_to_bytes(text.replace("+", " ")).decode("utf-8", "replace")
 
 
 def _encode_component(text: str) -> str:
     # Form encoding keeps an asterisk and escapes a tilde.
+    """Form-encode a name or value of a query parameter as the WHATWG URL standard requires."""
     return quote_plus(text, safe="*").replace("~", "%7E")
 
 
 class _Site(msgspec.Struct, frozen=True, kw_only=True):
-    """A site: pattern of its pages (host and path), and parameters that only identify a visit."""
+    """A website: pattern of its pages (host and path), and query parameters that only identify a visit."""
 
     pages: re.Pattern[str]
     session: frozenset[str]
 
 
 def _site(pages: str, session: str) -> _Site:
-    """Describe a website: pattern of its pages, and the parameters that are sessions."""
-    return _Site(pages=re.compile(pages), session=_names(session))
+    """Describe a website by a pattern of its pages and by its visit parameters, separated by blanks."""
+    return _Site(pages=re.compile(pages), session=_split_names(session))
 
 
 _SITES = (
@@ -275,7 +283,12 @@ def likely_page_key(url: str) -> str | None:
 
 
 def chunk_id(source_id: str, seq: int, body: str) -> str:
-    """Return the id of a chunk. ``body`` is its own text, without the headings that are embedded with it.
+    """Return the id of a chunk of a document.
+
+    Args:
+        source_id: id of the document's source.
+        seq: number of the chunk in the document.
+        body: the chunk's own text, without the headings that are embedded with it.
 
     Raises:
         OverflowError: ``seq`` does not fit into four bytes.
@@ -318,7 +331,10 @@ def read_body(path: Path) -> MarkdownBody:
 
 
 def body_start(head: bytes) -> int:
-    """Return the offset of the body in the beginning of a file: 0 without YAML front matter."""
+    """Return the offset at which the body begins after the YAML front matter, in the first bytes of a file.
+
+    0 without front matter.
+    """
     if not head.startswith(_BEGIN):
         return 0
     # The front matter may be empty.

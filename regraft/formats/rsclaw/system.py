@@ -22,7 +22,9 @@ class Rsclaw(System):
     commands = frozenset({"fix", "gc", "reconcile", "history", "undo"})
 
     def store_at(self, path: Path) -> Path | None:
-        """Return the database. Links out of a directory are followed with ``--follow-links`` only.
+        """Return the database of the knowledge base at a path, or None.
+
+        Links out of a directory are followed with ``--follow-links`` only.
 
         Raises:
             SourceUnreadable: a link leads out of the given directory.
@@ -39,15 +41,15 @@ class Rsclaw(System):
             raise SourceUnreadable(path=found, reason=error.strerror) from error
 
     def has_name(self, path: Path) -> bool:
-        """Whether an unreadable file is a store, judged by its name."""
+        """Whether a file that cannot be read has the name of a store's database."""
         return path.name == database.FILE
 
     def locate(self, path: Path) -> Located:
-        """Return the store at a path."""
+        """Describe the store at a path that :meth:`store_at` returned."""
         return Located(kind=self.kind, path=path, tree=FolderTree(path.parent), places=StatePaths(vectors=""))
 
     def exclusive_access(self, found: Located) -> AbstractContextManager[None]:
-        """Keep the system itself from opening a store within the context."""
+        """Keep rsclaw itself from opening a store within the context."""
         from regraft.formats.redb import block_writers  # noqa: PLC0415 - only where something is changed
 
         return block_writers(found.path)
@@ -57,7 +59,7 @@ class Rsclaw(System):
         yield from ()
 
     def files(self, found: Located) -> Iterator[str]:
-        """Yield the paths of a store's other files, relative to its root."""
+        """Yield the paths of a store's files and folders that are not SQLite databases, relative to its root."""
         yield from (found.path.name, database.MARKDOWN, database.RAW, database.FULL_TEXT, database.HNSW)
 
 

@@ -54,7 +54,7 @@ class VectorFlaw(StrEnum):
 
 
 def find_flaw(text: bytes | msgspec.Raw) -> VectorFlaw | None:
-    """Return the flaw of a JSON vector, or None. Most vectors are checked without parsing numbers."""
+    """Return the flaw of a vector in JSON, or None. Most vectors are checked without parsing their numbers."""
     json = bytes(text)
     if not json.startswith(b"[") or json.count(b"[") > 1:
         return VectorFlaw.NOT_NUMBERS
@@ -67,7 +67,7 @@ def find_flaw(text: bytes | msgspec.Raw) -> VectorFlaw | None:
 
 
 def _find_range_flaw(json: bytes) -> VectorFlaw | None:
-    """Check numbers and norm against the range of float32; numbers are parsed only if one may be large."""
+    """Return a flaw if a number or the norm exceeds float32. Numbers are parsed only if one may be large."""
     forms = json.translate(_FORMS, b"+")
     if _LONG not in forms and (b"e" not in forms or b"e0" not in forms):
         return None
@@ -103,12 +103,12 @@ def float32_bytes(text: bytes | msgspec.Raw) -> bytes:
 
 @lru_cache(maxsize=8)
 def _lanes(count: int, bits: int, value: int) -> int:
-    """Return an integer with ``count`` lanes of ``bits`` bits, each with this value."""
+    """Return an integer of ``count`` fields of ``bits`` bits, each with this value."""
     return int.from_bytes(value.to_bytes(bits // 8, "little") * count, "little")
 
 
 def _any_lane_is(numbers: array[float], mask: int, value: int) -> bool:
-    """Whether the masked bits of any number have this value. All numbers are tested at once."""
+    """Whether any of the numbers has this value in the bits of a mask. All numbers are tested at once."""
     whole = int.from_bytes(numbers.tobytes(), sys.byteorder)
     count, bits = len(numbers), 8 * numbers.itemsize
     # https://graphics.stanford.edu/~seander/bithacks.html#ZeroInWord
@@ -117,7 +117,7 @@ def _any_lane_is(numbers: array[float], mask: int, value: int) -> bool:
 
 
 def _round_to_nearest(text: msgspec.Raw, guess: float) -> float:
-    """Return the float32 nearest to a decimal; ``guess`` is that number or a neighbor."""
+    """Return the float32 nearest to a decimal number in JSON; ``guess`` is that float32 or one next to it."""
     written = bytes(text)
     if not math.isfinite(guess) or written in _ZEROS or len(written) > _LONGEST:
         return guess
