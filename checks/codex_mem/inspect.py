@@ -114,7 +114,7 @@ def _notes(survey: NoteSurvey, chosen: Collection[str]) -> Iterator[Note]:
 def _orphan_vectors(survey: NoteSurvey) -> Iterator[str]:
     """Yield the ids of vectors whose note is gone."""
     vectors, db = survey.memory.vectors, survey.memory.db
-    for held in () if vectors is None else vectors.every():
+    for held in () if vectors is None else vectors.iterate():
         if not db.execute(f"SELECT EXISTS (SELECT 1 FROM {NOTES} WHERE id = ?)", (held.note_id,)).get:
             yield held.note_id
 

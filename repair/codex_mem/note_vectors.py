@@ -159,7 +159,7 @@ class NotesScope:
         query = "SELECT note FROM lacking WHERE hash IN (SELECT value FROM json_each(?))"
         ids = [str(note) for (note,) in self._scratch.execute(query, (sqlite.json_array(keys),)).fetchall()]
         wanted = set(keys)
-        return [note for note in self._notes.of(ids).values() if _lacks_vector(note) and note.hash in wanted]
+        return [note for note in self._notes.read_notes(ids).values() if _lacks_vector(note) and note.hash in wanted]
 
     def texts(self, keys: Sequence[str]) -> dict[str, TextWithoutVector]:
         """Return the texts of the given keys that still lack a usable vector, by key."""
@@ -177,7 +177,7 @@ class NotesScope:
            WHERE content_hash IN (SELECT value FROM json_each(?)) AND content_version = ?"""
         rows: Any = self._side.execute(query, (sqlite.json_array(keys), CONTENT_VERSION)).fetchall()
         for key, note, vector in rows:
-            held = None if key in found else self._vectors.of(note)
+            held = None if key in found else self._vectors.read_vector(note)
             if held is not None and held.flaw is None:
                 found[str(key)] = vector
         return found
@@ -227,7 +227,7 @@ class NotesScope:
 
     def _filter_unchanged(self, notes: Sequence[Note]) -> Iterator[Note]:
         """Yield the notes that were not edited, excluded or deleted since they were read."""
-        now = self._notes.of([note.id for note in notes])
+        now = self._notes.read_notes([note.id for note in notes])
         yield from (
             note for note in notes if note.id in now and now[note.id].is_eligible and now[note.id].hash == note.hash
         )
@@ -280,7 +280,7 @@ class NotesScope:
             # A damaged file may have no row here.
             near: list[Any] = self._side.execute(query, (start,)).fetchall()
             for note_id, vector in near:
-                note = self._notes.of([note_id]).get(note_id)
+                note = self._notes.read_notes([note_id]).get(note_id)
                 if note is not None and note.status is NoteStatus.READY:
                     found[note.text] = vector
         return list(found.items())

@@ -171,7 +171,7 @@ class _Comparison(msgspec.Struct):
 
             Ids that are no texts are collected apart.
             """
-            for held in vectors.every():
+            for held in vectors.iterate():
                 key: Any = held.note_id
                 if isinstance(key, str):
                     yield key, _vector_problem(held)
@@ -187,7 +187,7 @@ class _Comparison(msgspec.Struct):
 
     def _delete_vector(self, note_id: str, problem: _Reason | None) -> None:
         """Plan to delete the vector of a note id; ``problem`` says why no search can use it, None if one can."""
-        note = self.memory.notes.of([note_id]).get(note_id)
+        note = self.memory.notes.read_notes([note_id]).get(note_id)
         project = None if note is None else note.project
         if note is None:
             why = _NO_NOTE

@@ -412,7 +412,7 @@ def test_the_version_of_a_sidecar_is_told_also_where_it_is_another_one(whole: Pa
 
 def judged(path: Path, note: str) -> tuple[NoteStatus, bool]:
     with health.open_memory(path) as memory:
-        found = memory.notes.of([note])[note]
+        found = memory.notes.read_notes([note])[note]
         assert found in list(memory.notes.iterate(found.project))
         return found.status, found.can_adopt_vector
 

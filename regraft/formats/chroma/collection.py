@@ -37,7 +37,7 @@ from regraft.language import tr
 
 
 class Origin(IntEnum):
-    """Where the vector of an id is, and how it is known to belong to it."""
+    """Where the vector of an id is, and how certain it is that the vector belongs to the id."""
 
     #: An element of the segment; the label map names its id.
     SEGMENT = 0
@@ -105,18 +105,26 @@ class VectorBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectionState:
-    """The ids and vectors of one collection. See :func:`open_collection`."""
+    """The ids of one collection and the vector of each; made by :func:`open_collection`.
+
+    Args:
+        db: the database.
+        collection: the collection.
+        root: folder of the database.
+        scratch: empty temporary database.
+        kept: folder and positions of kept files, which are read instead of the segment.
+    """
 
     def __init__(
         self,
         *,
         db: apsw.Connection,
-        of: ChromaCollection,
+        collection: ChromaCollection,
         root: Path,
         scratch: apsw.Connection,
         kept: tuple[Path, KeptSegment] | None = None,
     ) -> None:
-        self.of = of
+        self.of = collection
         #: The kept files that are read instead of the segment.
         self._kept = kept
         self.segment: SegmentFiles | None = None
@@ -144,7 +152,7 @@ class CollectionState:
 
     @property
     def is_cosine(self) -> bool:
-        """Whether the segment holds unit vectors."""
+        """Whether the distance is cosine, so that the segment holds unit vectors and their norms."""
         return self.of.distance == "cosine"
 
     @property
@@ -156,7 +164,7 @@ class CollectionState:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the files of the segment, if anything is."""
+        """What is wrong with the files of the segment, for messages; None if nothing is."""
         files = () if self.segment is None else self.segment.problems
         return self.segment_problem or self.label_problem or next(iter(files), None)
 
@@ -203,7 +211,7 @@ class CollectionState:
         self._origins = self._read_origins()
 
     def _last_operation(self) -> int:
-        """Return the last operation of the queue.
+        """Return the number of the last operation in the queue, which the segment is taken to include.
 
         Versions up to 0.4 have the last operation that a segment includes in its label map alone. If that cannot be
         read, the segment is taken to include all of them: a new one then gets every vector of the queue.
@@ -212,7 +220,7 @@ class CollectionState:
         return database.read_number(self._db.execute(query, (self.of.id, 0)).get) or 0
 
     def _read_segment(self, stated: int | None) -> None:
-        """Read the segment's files; ``stated`` is the number of operations that Chroma says are in it, or None."""
+        """Read the segment's files; ``stated``: last operation that they include according to Chroma, or None."""
         folder = self.folder
         if folder is None or not folder.is_dir():
             # Chroma creates the folder with the first operation that it moves there.
@@ -242,7 +250,7 @@ class CollectionState:
             self.segment = segment
 
     def _read_labels(self, segment: SegmentFiles, path: Path) -> None:
-        """Read the label map, and with it confirm or complete the elements that were read."""
+        """Read the label map at ``path``, and with it confirm or complete the elements of the segment."""
         try:
             with sqlite.transaction(self._scratch):
                 self.labels = label_map.read_label_map(path, self._add_labels)
@@ -262,7 +270,7 @@ class CollectionState:
             self._read_uncounted(segment)
 
     def _has_confirmed_layout(self) -> bool:
-        """Whether the elements of a segment without a header have the labels of the label map."""
+        """Whether the label map has the labels of the elements, so that the assumed size of an element is right."""
         known = "label IN (SELECT label FROM label)"
         row: Any = self._scratch.execute(
             f"SELECT count(*), max(position), (SELECT count(DISTINCT label) FROM label) FROM element WHERE {known}"
@@ -295,7 +303,7 @@ class CollectionState:
             self.segment, self.bad_links = segment.with_count(last + 1), 0
 
     def _insert_elements(self, segment: SegmentFiles) -> None:
-        """Record position, label and deletion mark of each element of the segment, and count bad links."""
+        """Record each element of the segment (position, label, deletion mark) and count bad links."""
         self._scratch.execute("DELETE FROM element")
         with sqlite.transaction(self._scratch):
             for block in segment.blocks():
@@ -307,7 +315,7 @@ class CollectionState:
                 self.bad_links += int((~block.has_valid_links).sum())
 
     def _read_elements(self, segment: SegmentFiles) -> None:
-        """List the segment's elements in the temporary database."""
+        """Record the elements of the segment in the temporary database, without repetitions if there is no header."""
         self._insert_elements(segment)
         with sqlite.transaction(self._scratch):
             if segment.is_derived:
@@ -317,7 +325,7 @@ class CollectionState:
         self._scratch.execute("CREATE INDEX element_label ON element (label)")
 
     def _add_labels(self, role: str, pairs: list[tuple[str | int, str | int]]) -> None:
-        """Record pairs of the label map: id and label for ``ID_TO_LABEL``, label and id for ``LABEL_TO_ID``."""
+        """Record pairs of the label map: (id, label) if ``role`` is ``ID_TO_LABEL``, reversed for ``LABEL_TO_ID``."""
         kinds = {ID_TO_LABEL: (str, int), LABEL_TO_ID: (int, str)}.get(role)
         if kinds is None:
             return
@@ -356,7 +364,10 @@ class CollectionState:
             )
 
     def _operations(self, condition: str) -> Iterator[tuple[int, int, str, bool]]:
-        """Yield queued operations of the collection: number, code, id, and whether it has a vector."""
+        """Yield (number, code, id, has a vector) of queued operations of the collection.
+
+        ``condition`` compares their numbers with the last one that the segment includes: "<=" or ">".
+        """
         rows = self._db.execute(
             "SELECT seq_id, operation, CAST(id AS TEXT), vector IS NOT NULL FROM embeddings_queue "
             f"WHERE seq_id {condition} ?1 AND {database.TOPIC_COLLECTION} = ?2 AND NOT {database.INVALID_OPERATION} "
@@ -367,7 +378,7 @@ class CollectionState:
             yield int(str(number)), int(str(code)), str(key), bool(has_vector)
 
     def _recover_queued(self) -> None:
-        """Use vectors of operations that the segment should have, for ids whose vector it does not have."""
+        """Find ids whose vector the segment should have and lacks, and use the vector of a queued operation."""
         known = "SELECT origin FROM vector WHERE id = ?"
         for number, code, key, has_vector in self._operations("<="):
             origin = self._scratch.execute(known, (key,)).get
@@ -380,15 +391,22 @@ class CollectionState:
                 and self._has_vector(number)
                 and self._took_effect(number, code, key, is_known=origin == Origin.RECOVERED)
             ):
-                self._set(key, Origin.RECOVERED, number)
+                self._record_vector(key, Origin.RECOVERED, number)
 
     def _has_vector(self, number: int) -> bool:
-        """Whether an operation has a vector that a segment can get."""
-        size = len(self._queued_vector(number))
+        """Whether the queued operation with a number has a vector of the collection's dimension."""
+        size = len(database.read_queued_vector(self._db, number))
         return size > 0 and size == 4 * (self.dimension or size // 4)
 
     def _took_effect(self, number: int, code: int, key: str, *, is_known: bool) -> bool:
-        """Whether an operation did not find its id in the wrong state; ``is_known``: an earlier one added the id."""
+        """Whether a queued operation took effect in the segment, instead of being ignored by Chroma.
+
+        Args:
+            number: number of the operation.
+            code: its kind, such as ``ADD``.
+            key: the id that it is about.
+            is_known: whether an earlier operation in the queue added the id.
+        """
         if code == database.UPSERT or is_known:
             return code != database.ADD
         last = self._last_number_of(key)
@@ -398,7 +416,7 @@ class CollectionState:
         return number <= last
 
     def _replay_queue(self) -> None:
-        """Apply the operations that the segment does not have yet, by Chroma's rules."""
+        """Apply the queued operations that the segment does not include yet, by Chroma's rules."""
         known = "SELECT EXISTS (SELECT 1 FROM vector WHERE id = ?1) OR EXISTS (SELECT 1 FROM label WHERE id = ?1)"
         has_labels = self.labels is not None and self.segment is not None
         self._scratch.execute("CREATE INDEX IF NOT EXISTS label_id ON label (id)")
@@ -417,12 +435,12 @@ class CollectionState:
                     found = Origin.RECOVERED, number
                 if found is not None and found[0] is not Origin.QUEUE:
                     self._scratch.execute("INSERT OR IGNORE INTO replaced VALUES (?, ?, ?)", (key, *found))
-                self._set(key, Origin.QUEUE, number)
+                self._record_vector(key, Origin.QUEUE, number)
             elif has_vector and code == database.ADD:
                 self._scratch.execute("INSERT INTO ignored VALUES (?, ?)", (number, key))
 
     def _was_known(self, number: int, code: int, key: str) -> bool:
-        """Infer whether a segment without a label map had an id before a queued operation.
+        """Infer whether a segment without a label map had an id (``key``) before a queued operation.
 
         ``number`` and ``code`` are the operation's sequence number and its kind, such as ``ADD``.
         """
@@ -436,13 +454,13 @@ class CollectionState:
         return self._db.execute(query, (self.of.id, self.applied, key, database.ADD)).get is None
 
     def _last_number_of(self, key: str) -> int | None:
-        """Return the number of the last operation on an entry, 0 if it is invalid, or None without an entry."""
+        """Return the number of the last operation on the entry with an id; 0 if invalid, None without an entry."""
         query = "SELECT seq_id FROM embeddings WHERE segment_id = ? AND embedding_id = ?"
         found: Any = self._db.execute(query, (self.of.metadata, key)).get
         return None if found is None else database.read_number(found) or 0
 
-    def _set(self, key: str, origin: Origin, place: int) -> None:
-        """Record where the vector of an id is."""
+    def _record_vector(self, key: str, origin: Origin, place: int) -> None:
+        """Record the origin of an id's vector, and its place: a position in the segment, or a number in the queue."""
         self._scratch.execute("INSERT OR REPLACE INTO vector VALUES (?, ?, ?)", (key, origin, place))
 
     def _place_by_order(self) -> None:
@@ -490,7 +508,7 @@ class CollectionState:
             (Origin.RECOVERED, _BATCH),
         ).fetchall()
         for number, position in rows:
-            queued = np.frombuffer(self._queued_vector(int(str(number))), dtype="<f4")
+            queued = np.frombuffer(database.read_queued_vector(self._db, int(str(number))), dtype="<f4")
             stored = np.frombuffer(self.stored_vector(int(str(position))), dtype="<f4")
             if self.is_cosine and len(queued):
                 queued = queued / max(float(np.linalg.norm(queued.astype(np.float64))), 1e-30)
@@ -500,12 +518,12 @@ class CollectionState:
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
-    def count(self, what: str) -> int:
-        """Count the rows of a table of ids: "entry", "vector" or "element"."""
-        return int(str(self._scratch.execute(f"SELECT count(*) FROM {what}").get))
+    def count(self, table: str) -> int:
+        """Count the rows of a temporary table: "entry", "vector" or "element"."""
+        return int(str(self._scratch.execute(f"SELECT count(*) FROM {table}").get))
 
     def count_origin(self, origin: Origin) -> int:
-        """Count the entries whose vector has an origin."""
+        """Count the entries whose vector has this origin."""
         query = "SELECT count(*) FROM vector WHERE origin = ? AND id IN (SELECT id FROM entry)"
         return int(str(self._scratch.execute(query, (origin,)).get))
 
@@ -525,7 +543,7 @@ class CollectionState:
         yield from (str(key) for (key,) in self._scratch.execute(query))
 
     def ids_of(self, origin: Origin) -> Iterator[str]:
-        """Yield the ids of entries whose vector has an origin."""
+        """Yield the ids of entries whose vector has this origin, in ascending order."""
         query = "SELECT id FROM vector WHERE origin = ? AND id IN (SELECT id FROM entry) ORDER BY id"
         yield from (str(key) for (key,) in self._scratch.execute(query, (origin,)))
 
@@ -534,13 +552,13 @@ class CollectionState:
         yield from (str(key) for (key,) in self._scratch.execute("SELECT id FROM vector ORDER BY id"))
 
     def contradicting_ids(self) -> Iterator[str]:
-        """Yield the ids for which the label map contradicts itself or the elements."""
+        """Yield the ids whose element is in doubt: the label map contradicts itself or the elements of the segment."""
         query = """SELECT id FROM contradiction UNION
                    SELECT id FROM label WHERE label NOT IN (SELECT label FROM element) ORDER BY 1"""
         yield from (str(key) for (key,) in self._scratch.execute(query))
 
     def count_without_length(self) -> int:
-        """Count the elements whose length is lost."""
+        """Count the elements whose norm, and so the length of their vector, is lost."""
         if self.segment is None or not self.is_cosine:
             return 0
         # Without a header, unused space follows the elements.
@@ -549,7 +567,7 @@ class CollectionState:
         return int(str(self._scratch.execute(query, (self.segment.norms,)).get))
 
     def lacks_length(self, key: str) -> bool:
-        """Whether the vector of an id is in the segment, and its length is lost."""
+        """Whether the vector of an id is in the segment, and its norm is lost."""
         found = self.place_of(key)
         return found is not None and found[0] in _IN_SEGMENT and self.is_cosine and self.stored_norm(found[1]) is None
 
@@ -572,7 +590,7 @@ class CollectionState:
         return max(0, self.applied, self._last_operation(), *(database.read_number(one) or 0 for one in highest))
 
     def is_changed_since(self, kept: KeptSegment, key: str) -> bool:
-        """Whether an operation changed an entry after its segment's files were kept."""
+        """Whether an operation changed the entry with an id after its segment's files were kept."""
         number = self._last_number_of(key)
         return not number or number > kept.last
 
@@ -587,14 +605,18 @@ class CollectionState:
         return self._db.execute(query, (self.of.id, self.applied, key)).get is not None
 
     def place_of(self, key: str) -> tuple[Origin, int] | None:
-        """Return where the vector of an id is: a position in the segment, or a number in the queue."""
+        """Return the origin and the place of an id's vector, or None without one.
+
+        The place is a position in the segment, or the number of an operation in the queue.
+        """
         row: Any = self._scratch.execute("SELECT origin, place FROM vector WHERE id = ?", (key,)).fetchone()
         return None if row is None else (Origin(row[0]), int(row[1]))
 
     def segment_ids(self) -> Iterator[tuple[str, Origin, int]]:
-        """Yield id, origin and place of every vector that the segment has or should have, in the order of ids.
+        """Yield (id, origin, place) of every vector that the segment has or should have, in the order of ids.
 
-        A vector that an operation in the queue replaces is one of them: Chroma only updates what is there.
+        The place is a position in the segment or a number in the queue. A vector that a queued operation replaces is
+        included: Chroma only updates existing vectors.
         """
         query = """SELECT * FROM vector WHERE origin <> ?1 UNION ALL
                    SELECT * FROM replaced WHERE id IN (SELECT id FROM vector WHERE origin = ?1) ORDER BY id"""
@@ -603,23 +625,23 @@ class CollectionState:
 
     @property
     def needs_object_labels(self) -> bool:
-        """Whether a version before 1.0 wrote the label map last, which reads no other form of it."""
+        """Whether the label map must be a class instance, as a version before 1.0 that wrote it last requires."""
         if self.labels is not None:
             return self.labels.is_object
         query = "SELECT 1 FROM embeddings WHERE segment_id = ? AND typeof(seq_id) = 'blob' LIMIT 1"
         return self._db.execute(query, (self.of.metadata,)).get is not None
 
     def sequence_number_of(self, key: str) -> int:
-        """Return the number of the last operation of an id that the segment includes; at least 0."""
+        """Return the number of the last operation on an id that the segment includes; at least 0."""
         number = self._last_number_of(key)
         return number if number is not None and 0 < number < self.applied else max(0, self.applied)
 
     # --- vectors ----------------------------------------------------------------------------------------------------
 
     def vector_of(self, key: str) -> tuple[Origin, bytes] | None:
-        """Return origin and vector of an id as Chroma returns it: float32; empty if it cannot be read.
+        """Return (origin, vector) of an id; None if it has no vector.
 
-        None if the id has no vector.
+        The vector is float32, as Chroma returns it; empty if it cannot be read.
         """
         found = self.place_of(key)
         if found is None:
@@ -628,22 +650,22 @@ class CollectionState:
         return origin, self.vector_at(origin, place)
 
     def vector_at(self, origin: Origin, place: int) -> bytes:
-        """Return the vector at a place as Chroma returns it; empty if it cannot be read."""
+        """Return the vector at a place of :meth:`place_of`, as Chroma returns it; empty if it cannot be read."""
         if origin not in _IN_SEGMENT:
-            return self._queued_vector(place)
+            return database.read_queued_vector(self._db, place)
         stored, norm = self.stored_vector(place), self.stored_norm(place)
         if norm is None:
             return stored
         return bytes(multiply(np.frombuffer(stored, dtype="<f4"), np.frombuffer(norm, dtype="<f4")).tobytes())
 
     def stored_norm(self, position: int) -> bytes | None:
-        """Read the norm of an element; None if the distance has none, or the file ends before."""
+        """Read the norm of the element at a position; None if the file has no norm for it."""
         if not self.is_cosine or self.segment is None or position >= self.segment.norms:
             return None
         return self._read_at(NORMS_FILE, 4 * position, 4) or None
 
     def stored_vector(self, position: int) -> bytes:
-        """Read the vector of an element as the segment holds it."""
+        """Read the vector of the element at a position as the segment holds it."""
         if self.segment is None:
             return b""
         header = self.segment.header
@@ -651,36 +673,32 @@ class CollectionState:
         return self._read_at(ELEMENTS_FILE, start, 4 * header.dimension)
 
     def _read_at(self, name: str, start: int, size: int) -> bytes:
-        """Read bytes of a segment file; empty if it is missing or too short."""
-        file = self._file(name)
+        """Read ``size`` bytes at an offset of a file of the segment; empty if it is missing or too short."""
+        file = self._open_file(name)
         if file is None:
             return b""
         file.seek(start)
         found = file.read(size)
         return found if len(found) == size else b""
 
-    def _file(self, name: str) -> BufferedReader | None:
-        """Open a file of the segment, which stays open with the collection; None without a segment."""
+    def _open_file(self, name: str) -> BufferedReader | None:
+        """Return a file of the segment by name, opened at most once; None without a segment."""
         file = self._open.get(name)
         if file is None and self.segment is not None:
             file = self._open[name] = self._files.enter_context(links.open_for_reading(self.segment.folder / name))
         return file
 
-    def _queued_vector(self, number: int) -> bytes:
-        """Return the vector of a queued operation as float32; empty if it has none."""
-        row: Any = self._db.execute(
-            "SELECT vector, encoding FROM embeddings_queue WHERE seq_id = ?", (number,)
-        ).fetchone()
-        return b"" if row is None else database.as_float32(*row)
-
     def queued_vectors(self) -> Iterator[tuple[str, Origin, bytes]]:
-        """Yield id, origin and vector of the entries whose vector is in the queue."""
+        """Yield (id, origin, vector) of the entries whose vector is in the queue."""
         query = "SELECT id, origin, place FROM vector WHERE origin IN (?, ?) ORDER BY place"
         for key, origin, place in self._scratch.execute(query, (Origin.QUEUE, Origin.RECOVERED)):
-            yield str(key), Origin(int(str(origin))), self._queued_vector(int(str(place)))
+            yield str(key), Origin(int(str(origin))), database.read_queued_vector(self._db, int(str(place)))
 
     def segment_blocks(self) -> Iterator[VectorBlock]:
-        """Read the vectors in the segment, in the order of its elements. A block is valid until the next one."""
+        """Yield blocks of the vectors in the segment, in the order of its elements.
+
+        A block is valid until the next one.
+        """
         segment = self.segment
         if segment is None:
             return
@@ -701,7 +719,7 @@ class CollectionState:
                 yield VectorBlock(places=places, origins=origins, vectors=vectors, read_ids=read_ids)
 
     def _read_origins(self) -> Any:
-        """Return the origin of the vector at each position of the segment, one byte for each."""
+        """Return an array with the origin of the vector at each position of the segment, one byte for each."""
         kept = np.full(0 if self.segment is None else self.segment.count, _NO_VECTOR, dtype="u1")
         rows = self._scratch.execute("SELECT place, origin FROM vector WHERE origin IN (?, ?)", _IN_SEGMENT)
         while batch := list(islice(rows, _BATCH)):
@@ -710,7 +728,7 @@ class CollectionState:
         return kept
 
     def _ids_at(self, places: Any) -> list[str]:
-        """Return the ids of the vectors at ascending positions of the segment."""
+        """Return the ids of the vectors at these positions of the segment, which ascend."""
         self._scratch.execute("CREATE INDEX IF NOT EXISTS vector_place ON vector (place, origin, id)")
         query = "SELECT id FROM vector WHERE place BETWEEN ? AND ? AND origin IN (?, ?) ORDER BY place"
         rows = self._scratch.execute(query, (int(places[0]), int(places[-1]), *_IN_SEGMENT))
@@ -718,7 +736,7 @@ class CollectionState:
 
 
 def multiply(vectors: Any, norms: Any, out: Any = None) -> Any:
-    """Multiply unit vectors with their norms in single precision, as Chroma does; ``out`` receives the product."""
+    """Multiply unit vectors by their norms in single precision, as Chroma does; ``out`` may receive the product."""
     with np.errstate(all="ignore"):
         product = np.multiply(vectors, norms[:, None] if vectors.ndim > 1 else norms, out=out)
     return product.astype("<f4", copy=False)
@@ -728,21 +746,21 @@ def multiply(vectors: Any, norms: Any, out: Any = None) -> Any:
 _ENOUGH_VOTES = 2
 
 
-def measure_dimension(db: apsw.Connection, of: ChromaCollection, root: Path) -> int | None:
+def measure_dimension(db: apsw.Connection, collection: ChromaCollection, root: Path) -> int | None:
     """Return the number of dimensions of a collection's vectors.
 
     It is the number in the collection's row, unless that is damaged: no file confirms it, and segment, label map and
     queue agree on another one. Two of them have to, or two vectors of the queue.
     """
-    if of.dimension is None:
+    if collection.dimension is None:
         return None
     votes: Counter[int] = Counter()
-    if of.vectors is not None and database.is_segment_name(of.vectors):
-        folder = root / of.vectors
+    if collection.vectors is not None and database.is_segment_name(collection.vectors):
+        folder = root / collection.vectors
         with suppress(SegmentProblem, OSError):
-            segment = open_segment(folder, None, of.links)
-            if segment.header.dimension == of.dimension:
-                return of.dimension
+            segment = open_segment(folder, None, collection.links)
+            if segment.header.dimension == collection.dimension:
+                return collection.dimension
             votes[segment.header.dimension] += not segment.problems
             found = label_map.read_label_map(folder / label_map.FILE, lambda *_: None).dimension
             votes[found or 0] += found is not None
@@ -750,21 +768,21 @@ def measure_dimension(db: apsw.Connection, of: ChromaCollection, root: Path) -> 
         "SELECT length(vector), count(*) FROM embeddings_queue "
         f"WHERE typeof(vector) = 'blob' AND length(vector) > 3 AND {database.TOPIC_COLLECTION} = ? GROUP BY 1"
     )
-    for size, count in db.execute(query, (of.id,)):
+    for size, count in db.execute(query, (collection.id,)):
         votes[int(str(size)) // 4] += min(int(str(count)), _ENOUGH_VOTES)
-    (best, number), *others = (+votes).most_common() or [(of.dimension, 0)]
-    return best if number >= _ENOUGH_VOTES and not others else of.dimension
+    (best, number), *others = (+votes).most_common() or [(collection.dimension, 0)]
+    return best if number >= _ENOUGH_VOTES and not others else collection.dimension
 
 
 @contextmanager
 def open_collection(
-    db: apsw.Connection, of: ChromaCollection, root: Path, kept: tuple[Path, KeptSegment] | None = None
+    db: apsw.Connection, collection: ChromaCollection, root: Path, kept: tuple[Path, KeptSegment] | None = None
 ) -> Iterator[CollectionState]:
     """Read the ids and labels of a collection; vectors are read on demand.
 
     Args:
         db: the database, opened by :func:`regraft.formats.chroma.database.open_chroma`.
-        of: the collection.
+        collection: the collection.
         root: the folder of the database.
         kept: files that a repair kept, which are read instead of the segment.
 
@@ -772,10 +790,10 @@ def open_collection(
         ChromaProblem: a value in the database is invalid.
         apsw.Error, OSError: the database cannot be read.
     """
-    of = structs.replace(of, dimension=measure_dimension(db, of, root))
-    database.check_dimension(of)
+    collection = structs.replace(collection, dimension=measure_dimension(db, collection, root))
+    database.check_dimension(collection)
     with sqlite.open_scratch() as scratch:
-        state = CollectionState(db=db, of=of, root=root, scratch=scratch, kept=kept)
+        state = CollectionState(db=db, collection=collection, root=root, scratch=scratch, kept=kept)
         try:
             state.read()
             yield state
@@ -789,21 +807,27 @@ def open_collection(
 
 
 @contextmanager
-def open_places(db: apsw.Connection, of: ChromaCollection, root: Path) -> Iterator[CollectionState]:
-    """Open a collection to read vectors at places that :meth:`CollectionState.place_of` has given; no ids are read."""
+def open_places(db: apsw.Connection, collection: ChromaCollection, root: Path) -> Iterator[CollectionState]:
+    """Open a collection to read vectors whose place is known (:meth:`CollectionState.place_of`); no ids are read.
+
+    The arguments are those of :func:`open_collection`.
+    """
     with sqlite.open_scratch() as scratch:
-        state = CollectionState(db=db, of=of, root=root, scratch=scratch)
+        state = CollectionState(db=db, collection=collection, root=root, scratch=scratch)
         try:
             if state.folder is not None and state.folder.is_dir():
-                state.segment = open_segment(state.folder, measure_dimension(db, of, root), of.links)
+                state.segment = open_segment(state.folder, measure_dimension(db, collection, root), collection.links)
             yield state
         finally:
             state.close()
 
 
-def read_vectors(path: Path, of: ChromaCollection, db: apsw.Connection) -> Iterator[tuple[str, bytes]]:
-    """Yield id and vector of all entries whose vector is proven to be theirs."""
-    with open_collection(db, of, path.parent) as state:
+def read_vectors(path: Path, collection: ChromaCollection, db: apsw.Connection) -> Iterator[tuple[str, bytes]]:
+    """Yield (id, vector) of all entries of a collection whose vector is proven to be theirs.
+
+    ``path`` is that of the database, which is open as ``db``.
+    """
+    with open_collection(db, collection, path.parent) as state:
         for block in state.segment_blocks():
             for key, origin, vector in zip(block.read_ids(), block.origins, block.vectors, strict=True):
                 if origin in PROVEN:

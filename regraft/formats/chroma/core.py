@@ -45,7 +45,7 @@ def is_installed() -> bool:
 
 
 def demand_chromadb() -> str:
-    """Find the installed version of chromadb.
+    """Return the installed version of chromadb.
 
     Raises:
         WrongUsage: chromadb is not installed, lacks its Rust core, or cannot be loaded.
@@ -64,7 +64,7 @@ def demand_chromadb() -> str:
 
 @cache
 def _load_version() -> str | None:
-    """Return the version of chromadb, which takes seconds to load, once for all commands of a process.
+    """Return the version of chromadb, or None without it; it is loaded, which takes seconds, once for each process.
 
     Raises:
         ChromaFailed: it cannot be loaded.
@@ -75,10 +75,10 @@ def _load_version() -> str | None:
 
 @contextmanager
 def reporting_refusals(path: Path, version: str) -> Iterator[None]:
-    """Raise errors of chromadb as errors about the folder.
+    """Context that converts errors of chromadb to errors about the folder ``path``; ``version`` is chromadb's.
 
     Raises:
-        CollectionOfOtherVersion, CollectionRefused
+        CollectionOfOtherVersion, CollectionRefused: chromadb raised an error.
     """
     try:
         yield
@@ -107,7 +107,7 @@ def run_in_child(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, str | None]:
-    """Return the result of a call, or the problem with it."""
+    """Call a function in the child process; return its result, and a message if it raised an exception."""
     args = tuple(arg.absolute() if isinstance(arg, Path) else arg for arg in args)
     # Importing chromadb reads a file ``.env`` of the working directory, which may be untrusted.
     os.chdir(sys.prefix)

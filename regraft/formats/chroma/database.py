@@ -172,7 +172,7 @@ def find_collection(db: apsw.Connection, name: str) -> ChromaCollection | None:
 
 
 def list_collections(db: apsw.Connection) -> list[ChromaCollection]:
-    """Return all collections by name. A vector segment that several of them refer to belongs to none of them."""
+    """Return all collections, ordered by name. A vector segment that several of them refer to belongs to none."""
     query = "SELECT CAST(id AS TEXT) FROM collections WHERE id IS NOT NULL ORDER BY name, id"
     keys = [str(key) for (key,) in db.execute(query)]
     found = [read_collection(db, key) for key in keys]
@@ -181,7 +181,7 @@ def list_collections(db: apsw.Connection) -> list[ChromaCollection]:
 
 
 def read_collection(db: apsw.Connection, key: str) -> ChromaCollection:
-    """Read the row of the collection with an id, and its settings."""
+    """Read the row and the settings of the collection with an id (``key``)."""
     row: Any = db.execute("SELECT name, dimension FROM collections WHERE CAST(id AS TEXT) = ?", (key,)).fetchone()
     found = "SELECT scope, CAST(id AS TEXT) FROM segments WHERE CAST(collection AS TEXT) = ?"
     segments = dict(db.execute(found, (key,)))
@@ -201,7 +201,7 @@ def read_collection(db: apsw.Connection, key: str) -> ChromaCollection:
 
 
 def _read_settings(db: apsw.Connection, key: str) -> dict[str, Any]:
-    """Return the settings of a collection's vector index, as far as they are stated; see ``_SETTINGS``.
+    """Return the stated settings of a collection's vector index by name (see ``_SETTINGS``); ``key`` is its id.
 
     Metadata takes precedence over the configuration, as in Chroma. Versions from 1.0 on write the configuration, from
     1.3 on the schema.
@@ -212,7 +212,7 @@ def _read_settings(db: apsw.Connection, key: str) -> dict[str, Any]:
     for column in sorted(columns.intersection(("schema_str", "config_json_str")), reverse=True):
         text: Any = db.execute(f"SELECT {column} FROM collections WHERE CAST(id AS TEXT) = ?", (key,)).get
         for path in (("hnsw_configuration",), ("hnsw",), _VECTOR_INDEX, (*_VECTOR_INDEX, "hnsw")):
-            inner = _find_in(_decode(text), path)
+            inner = _find_in(_decode_json(text), path)
             found |= {name: inner[name] for name in _SETTINGS if inner.get(name) is not None}
     if column_names(db, "collection_metadata"):
         query = (
@@ -227,8 +227,8 @@ def _read_settings(db: apsw.Connection, key: str) -> dict[str, Any]:
 _SETTINGS = ("space", "sync_threshold", "M", "max_neighbors")
 
 
-def read_model(db: apsw.Connection, of: ChromaCollection) -> tuple[str, str] | None:
-    """Return provider and model of the vectors of a collection, or None.
+def read_model(db: apsw.Connection, collection: ChromaCollection) -> tuple[str, str] | None:
+    """Return the provider and the name of the model of a collection's vectors, or None.
 
     Versions from 1.0 on record an embedding function, if the application did not embed the texts itself. regraft
     records the model of a base that it exported in the collection's metadata.
@@ -236,10 +236,11 @@ def read_model(db: apsw.Connection, of: ChromaCollection) -> tuple[str, str] | N
     columns = column_names(db, "collections")
     for column in ("config_json_str", "schema_str"):
         text: Any = db.execute(
-            f"SELECT {column if column in columns else 'NULL'} FROM collections WHERE CAST(id AS TEXT) = ?", (of.id,)
+            f"SELECT {column if column in columns else 'NULL'} FROM collections WHERE CAST(id AS TEXT) = ?",
+            (collection.id,),
         ).get
         for path in (("embedding_function",), (*_VECTOR_INDEX, "embedding_function")):
-            function = _find_in(_decode(text), path)
+            function = _find_in(_decode_json(text), path)
             config = function.get("config")
             name = function.get("name")
             model = config.get("model_name", config.get("model")) if isinstance(config, dict) else None
@@ -247,26 +248,26 @@ def read_model(db: apsw.Connection, of: ChromaCollection) -> tuple[str, str] | N
                 return name, model
     if column_names(db, "collection_metadata"):
         query = "SELECT str_value FROM collection_metadata WHERE CAST(collection_id AS TEXT) = ? AND key = ?"
-        recorded: Any = db.execute(query, (of.id, MODEL_KEY)).get
+        recorded: Any = db.execute(query, (collection.id, MODEL_KEY)).get
         provider, separator, model = recorded.partition("::") if isinstance(recorded, str) else ("", "", "")
         if provider.strip() and separator and model.strip():
             return provider, model
     return None
 
 
-def _decode(text: Any) -> Any:
-    """Decode JSON; an empty object if it is invalid."""
+def _decode_json(text: Any) -> Any:
+    """Decode JSON text from the database; an empty object if it is invalid or no text."""
     try:
         return json_text.loads(text) if isinstance(text, str) else {}
     except (ValueError, RecursionError):
         return {}
 
 
-def _find_in(found: Any, path: tuple[str, ...]) -> dict[str, Any]:
-    """Return the object at a path of names, or an empty one."""
+def _find_in(value: Any, path: tuple[str, ...]) -> dict[str, Any]:
+    """Return the JSON object at a path of keys in ``value``, or an empty one."""
     for name in path:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else {}
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
 
 
 #: Where a schema has the settings of the vector index.
@@ -274,14 +275,17 @@ _VECTOR_INDEX = ("keys", "#embedding", "float_list", "vector_index", "config")
 
 
 def column_names(db: apsw.Connection, table: str) -> set[str]:
-    """Return the names of a table's columns; none if there is no such table."""
+    """Return the names of a table's columns; empty if there is no such table."""
     return {str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")}
 
 
-def check_dimension(of: ChromaCollection) -> None:
+def check_dimension(collection: ChromaCollection) -> None:
     """Raise ChromaProblem if the dimension of a collection is invalid."""
-    if not (of.dimension is None or (isinstance(of.dimension, int) and 0 < of.dimension <= MAX_DIMENSION)):
-        raise ChromaProblem(tr("the dimension of its collection {name} is not valid", name=of.name))
+    if not (
+        collection.dimension is None
+        or (isinstance(collection.dimension, int) and 0 < collection.dimension <= MAX_DIMENSION)
+    ):
+        raise ChromaProblem(tr("the dimension of its collection {name} is not valid", name=collection.name))
 
 
 def list_collection_names(db: apsw.Connection) -> list[str]:
@@ -289,35 +293,37 @@ def list_collection_names(db: apsw.Connection) -> list[str]:
     return [str(name) for (name,) in db.execute("SELECT name FROM collections ORDER BY name")]
 
 
-def count_entries(db: apsw.Connection, of: ChromaCollection) -> int:
+def count_entries(db: apsw.Connection, collection: ChromaCollection) -> int:
     """Return the number of entries of a collection."""
-    if _has_pending(db, of):
-        return sum(1 for _ in iterate_entries(db, of))
-    number: Any = db.execute("SELECT count(*) FROM embeddings WHERE segment_id = ?", (of.metadata,)).get
+    if _has_pending(db, collection):
+        return sum(1 for _ in iterate_entries(db, collection))
+    number: Any = db.execute("SELECT count(*) FROM embeddings WHERE segment_id = ?", (collection.metadata,)).get
     return int(number)
 
 
-def last_write_time(db: apsw.Connection, of: ChromaCollection) -> float | None:
+def last_write_time(db: apsw.Connection, collection: ChromaCollection) -> float | None:
     """Return when the latest entry of a collection was written (Unix time in seconds), or None if unknown."""
     if "created_at" not in column_names(db, "embeddings"):
         return None
     query = "SELECT CAST(max(unixepoch(created_at)) AS REAL) FROM embeddings WHERE segment_id = ?"
-    latest: Any = db.execute(query, (of.metadata,)).get
+    latest: Any = db.execute(query, (collection.metadata,)).get
     return None if latest is None else float(latest)
 
 
-def iterate_entries(db: apsw.Connection, of: ChromaCollection) -> Iterator[ChromaEntry]:
+def iterate_entries(db: apsw.Connection, collection: ChromaCollection) -> Iterator[ChromaEntry]:
     """Yield the entries of a collection as Chroma would return them, in insertion order."""
-    if not _has_pending(db, of):
-        yield from _iterate_stored_entries(db, of)
+    if not _has_pending(db, collection):
+        yield from _iterate_stored_entries(db, collection)
         return
     with sqlite.open_scratch() as scratch:
         # A queue can be large, so the numbers of its operations are in a temporary table.
         scratch.execute("CREATE TABLE pending (id TEXT, seq INTEGER, PRIMARY KEY (id, seq)) WITHOUT ROWID")
-        rows = db.execute(f"SELECT CAST(id AS TEXT), seq_id {PENDING}", (of.id, read_applied(db, of.metadata)))
+        rows = db.execute(
+            f"SELECT CAST(id AS TEXT), seq_id {PENDING}", (collection.id, read_applied(db, collection.metadata))
+        )
         with sqlite.transaction(scratch):
             scratch.executemany("INSERT OR IGNORE INTO pending VALUES (?, ?)", rows)
-        for entry in _iterate_stored_entries(db, of):
+        for entry in _iterate_stored_entries(db, collection):
             now = _apply_operations(entry, _take_pending(db, scratch, entry.id))
             if now is not None:
                 yield now
@@ -328,25 +334,27 @@ def iterate_entries(db: apsw.Connection, of: ChromaCollection) -> Iterator[Chrom
                 yield made
 
 
-def iterate_ids(db: apsw.Connection, of: ChromaCollection) -> Iterator[str]:
+def iterate_ids(db: apsw.Connection, collection: ChromaCollection) -> Iterator[str]:
     """Yield the ids of a collection's entries, in insertion order."""
-    if _has_pending(db, of):
-        yield from (entry.id for entry in iterate_entries(db, of))
+    if _has_pending(db, collection):
+        yield from (entry.id for entry in iterate_entries(db, collection))
         return
     query = "SELECT CAST(embedding_id AS TEXT) FROM embeddings WHERE segment_id = ? ORDER BY id"
-    yield from (str(key) for (key,) in db.execute(query, (of.metadata,)))
+    yield from (str(key) for (key,) in db.execute(query, (collection.metadata,)))
 
 
-def _iterate_stored_entries(db: apsw.Connection, of: ChromaCollection) -> Iterator[ChromaEntry]:
-    """Yield the entries in the tables, without queued operations."""
+def _iterate_stored_entries(db: apsw.Connection, collection: ChromaCollection) -> Iterator[ChromaEntry]:
+    """Yield the entries of a collection as the tables have them, without queued operations."""
     flag = "bool_value" in column_names(db, "embedding_metadata")
     rows = db.execute(
         "SELECT e.id, e.embedding_id, m.key, m.string_value, m.int_value, m.float_value, "
         f"{'m.bool_value' if flag else 'NULL'} FROM embeddings e LEFT JOIN embedding_metadata m ON m.id = e.id "
         "WHERE e.segment_id = ? ORDER BY e.id",
-        (of.metadata,),
+        (collection.metadata,),
     )
-    has_lists = _has_lists(db)
+    # Versions from 1.5 on store the lists in metadata in a table of their own.
+    needed = {"id", "key", "string_value", "int_value", "float_value", "bool_value"}
+    has_lists = needed <= column_names(db, _LISTS) and db.execute(f"SELECT 1 FROM {_LISTS} LIMIT 1").get is not None
     for (number, key), group in groupby(rows, lambda row: (row[0], str(row[1]))):
         values = {str(row[2]): _pick_value(*row[3:]) for row in group if row[2] is not None}
         if has_lists:
@@ -355,16 +363,8 @@ def _iterate_stored_entries(db: apsw.Connection, of: ChromaCollection) -> Iterat
         yield ChromaEntry(key, None if document is None else str(document), values)
 
 
-def _has_lists(db: apsw.Connection) -> bool:
-    """Whether metadata has lists, which versions from 1.5 on store in a table of their own."""
-    needed = {"id", "key", "string_value", "int_value", "float_value", "bool_value"}
-    if not needed <= column_names(db, _LISTS):
-        return False
-    return db.execute(f"SELECT 1 FROM {_LISTS} LIMIT 1").get is not None
-
-
 def _read_lists(db: apsw.Connection, number: Any) -> dict[str, Any]:
-    """Read the lists in the metadata of an entry."""
+    """Read the lists in the metadata of an entry by key; ``number`` is its row in the tables."""
     found: dict[str, Any] = {}
     query = f"SELECT key, string_value, int_value, float_value, bool_value FROM {_LISTS} WHERE id = ? ORDER BY rowid"
     for key, *value in db.execute(query, (number,)):
@@ -372,22 +372,22 @@ def _read_lists(db: apsw.Connection, number: Any) -> dict[str, Any]:
     return found
 
 
-def read_document(db: apsw.Connection, of: ChromaCollection, key: str) -> str | None:
-    """Return the document of an entry in the tables, or else its copy in the full-text index, or None."""
+def read_document(db: apsw.Connection, collection: ChromaCollection, key: str) -> str | None:
+    """Return the document of the entry with an id, or else its copy in the full-text index, or None."""
     of_entry = "WHERE e.segment_id = ? AND e.embedding_id = ?"
     query = f"""SELECT CAST(m.string_value AS TEXT) FROM embeddings e JOIN embedding_metadata m ON m.id = e.id
                 {of_entry} AND m.key = '{DOCUMENT}'"""
-    found: Any = db.execute(query, (of.metadata, key)).get
+    found: Any = db.execute(query, (collection.metadata, key)).get
     if found is None:
         copied = f"SELECT CAST(c.c0 AS TEXT) FROM embeddings e JOIN {FULL_TEXT_CONTENT} c ON c.id = e.id {of_entry}"
         # The copy may be missing or damaged.
         with suppress(apsw.CorruptError, apsw.SQLError, UnicodeDecodeError):
-            found = db.execute(copied, (of.metadata, key)).get
+            found = db.execute(copied, (collection.metadata, key)).get
     return None if found is None else str(found)
 
 
 def _pick_value(text: Any, whole: Any, number: Any, flag: Any) -> Any:
-    """Return the metadata value: the one of four typed columns that is not NULL, bytes as text."""
+    """Return a metadata value from its four typed columns: the one that is not NULL. Bytes become text."""
     if flag is not None:
         return bool(flag)
     found = next((value for value in (text, whole, number) if value is not None), None)
@@ -396,15 +396,17 @@ def _pick_value(text: Any, whole: Any, number: Any, flag: Any) -> Any:
 
 
 class _Operation(msgspec.Struct, frozen=True):
+    """A queued operation: its code, such as ``ADD``, and the metadata that it sets."""
+
     code: int
     metadata: dict[str, Any]
 
 
 def read_applied(db: apsw.Connection, segment: str | None) -> int | None:
-    """Return the number of the last operation that a segment includes; None if nothing was ever written to it.
+    """Return the number of the last operation that the segment with an id includes; None if it is empty.
 
     Raises:
-        ChromaProblem: the value is invalid.
+        ChromaProblem: the stored value is invalid.
     """
     done: Any = db.execute("SELECT seq_id FROM max_seq_id WHERE segment_id = ?", (segment,)).get
     if done is None:
@@ -416,7 +418,7 @@ def read_applied(db: apsw.Connection, segment: str | None) -> int | None:
 
 
 def read_number(value: Any) -> int | None:
-    """Return the number of an operation, which versions before 1.0 store as bytes; None if the value is none."""
+    """Return an operation's number from its stored value, which is bytes before 1.0; None if it is not valid."""
     number = int.from_bytes(value, "big") if isinstance(value, bytes) and len(value) in _NUMBER_BYTES else value
     return number if isinstance(number, int) and -1 <= number < 1 << 63 else None
 
@@ -434,31 +436,30 @@ def stores_numbers_as_bytes(db: apsw.Connection) -> bool:
 PENDING = f"FROM embeddings_queue WHERE seq_id > ?2 AND {TOPIC_COLLECTION} = ?1 AND NOT {INVALID_OPERATION}"
 
 
-def _has_pending(db: apsw.Connection, of: ChromaCollection) -> bool:
-    """Whether the queue has operations that are not yet applied to the tables."""
-    after = read_applied(db, of.metadata)
+def _has_pending(db: apsw.Connection, collection: ChromaCollection) -> bool:
+    """Whether the queue has operations of a collection that are not yet applied to the tables."""
+    after = read_applied(db, collection.metadata)
     # A collection that was never written to has no row.
-    return after is not None and db.execute(f"SELECT 1 {PENDING} LIMIT 1", (of.id, after)).get is not None
+    return after is not None and db.execute(f"SELECT 1 {PENDING} LIMIT 1", (collection.id, after)).get is not None
 
 
 def _take_pending(db: apsw.Connection, scratch: apsw.Connection, key: str) -> list[_Operation]:
-    """Read the operations of an entry, and remove them from the temporary table."""
+    """Return the queued operations on the entry with an id, and remove them from the temporary table ``pending``."""
     numbers = [number for (number,) in scratch.execute("SELECT seq FROM pending WHERE id = ? ORDER BY seq", (key,))]
     found = []
     for number in numbers:
         row: Any = db.execute("SELECT operation, metadata FROM embeddings_queue WHERE seq_id = ?", (number,)).fetchone()
-        try:
-            decoded = json_text.loads(row[1]) if isinstance(row[1], str) else {}
-        except (ValueError, RecursionError):
-            decoded = {}
-        found.append(_Operation(row[0], decoded if isinstance(decoded, dict) else {}))
+        found.append(_Operation(row[0], _find_in(_decode_json(row[1]), ())))
     if numbers:
         scratch.execute("DELETE FROM pending WHERE id = ?", (key,))
     return found
 
 
 def _apply_operations(entry: ChromaEntry | None, operations: list[_Operation], key: str = "") -> ChromaEntry | None:
-    """Apply operations to an entry. Adding an existing or updating a missing entry has no effect."""
+    """Apply operations to an entry, or to none, and return the entry that results; ``key`` is its id.
+
+    Adding an existing or updating a missing entry has no effect.
+    """
     for one in operations:
         if one.code == DELETE:
             entry = None
@@ -471,32 +472,36 @@ def _apply_operations(entry: ChromaEntry | None, operations: list[_Operation], k
     return entry
 
 
-def iterate_queued_vectors(db: apsw.Connection, of: ChromaCollection) -> Iterator[tuple[str, bytes]]:
-    """Yield id and vector (little-endian float32) of entries whose vector is still in the queue.
+def iterate_queued_vectors(db: apsw.Connection, collection: ChromaCollection) -> Iterator[tuple[str, bytes]]:
+    """Yield (id, vector) of entries of a collection whose vector is still in the queue.
 
-    An invalid vector is yielded as empty bytes. The vectors of all other entries are in the files of the segment.
+    A vector is little-endian float32; empty if it is invalid. All other vectors are in the files of the segment.
     """
     latest: dict[str, int] = {}
     rows = db.execute(
         f"SELECT seq_id, operation, id, vector IS NOT NULL FROM embeddings_queue WHERE {TOPIC_COLLECTION} = ? "
         "ORDER BY seq_id",
-        (of.id,),
+        (collection.id,),
     )
     for sequence, operation, key, has_vector in rows:
         if operation == DELETE:
             latest.pop(key, None)
         elif has_vector and not (operation == ADD and key in latest):
             latest[key] = sequence
-    for entry in iterate_entries(db, of):
+    for entry in iterate_entries(db, collection):
         if entry.id in latest:
-            row: Any = db.execute(
-                "SELECT vector, encoding FROM embeddings_queue WHERE seq_id = ?", (latest[entry.id],)
-            ).fetchone()
-            yield entry.id, as_float32(*row)
+            yield entry.id, read_queued_vector(db, latest[entry.id])
+
+
+def read_queued_vector(db: apsw.Connection, number: int) -> bytes:
+    """Return the vector of the queued operation with a number as little-endian float32; empty if it has none."""
+    query = "SELECT vector, encoding FROM embeddings_queue WHERE seq_id = ?"
+    row: Any = db.execute(query, (number,)).fetchone()
+    return b"" if row is None else as_float32(*row)
 
 
 def as_float32(vector: Any, encoding: Any) -> bytes:
-    """Convert a queued vector to little-endian float32; empty bytes if invalid."""
+    """Convert a queued vector in an encoding of Chroma's to little-endian float32; empty bytes if invalid."""
     if not isinstance(vector, bytes) or len(vector) % 4:
         return b""
     if encoding == "INT32":
@@ -516,7 +521,7 @@ _FULL_TEXT_MIGRATION = "SELECT 1 FROM migrations WHERE dir = 'metadb' AND versio
 
 def list_missing_full_text_tables(db: apsw.Connection) -> list[str] | None:
     """Return which tables of the full-text index are missing; None if the database never had the index."""
-    names = {str(name) for (name,) in db.execute("SELECT CAST(name AS TEXT) FROM sqlite_schema WHERE type = 'table'")}
+    names = sqlite.table_names(db)
     if FULL_TEXT_TABLE not in names and ("migrations" not in names or db.execute(_FULL_TEXT_MIGRATION).get is None):
         return None
     return [name for name in FULL_TEXT_SQL if name not in names]
@@ -549,15 +554,15 @@ def find_full_text_damage(db: apsw.Connection) -> str | None:
 
 
 def is_segment_name(name: str) -> bool:
-    """Whether the id of a segment can be the name of a folder, and of nothing else."""
+    """Whether a segment's id can safely be used as the name of a folder."""
     return 0 < len(name) <= 64 and all(letter.isascii() and (letter.isalnum() or letter == "-") for letter in name)
 
 
 def is_segment_folder(name: str) -> bool:
-    """Whether a name has the form of a segment's id."""
+    """Whether the name of a folder has the form of a segment's id."""
     return len(name) == _ID_CHARACTERS and is_segment_name(name)
 
 
 def list_segment_folders(root: Path) -> list[str]:
-    """List the folders of a store that have the form of a segment's folder, in ascending order."""
+    """List the folders of a store whose names have the form of a segment's id, in ascending order."""
     return sorted(name for name in file_paths.names_in(root) if is_segment_folder(name) and (root / name).is_dir())

@@ -66,7 +66,7 @@ _UINT16, _INT32, _UINT32 = struct.Struct("<H"), struct.Struct("<i"), struct.Stru
 
 
 class _Dict:
-    """A dictionary. ``role`` is the key under which the outermost one holds it; empty for the outermost one."""
+    """A dictionary in the pickle. ``role``: its key in the outermost dictionary, if its pairs are streamed; else ""."""
 
     __slots__ = ("role", "values")
 
@@ -106,14 +106,15 @@ def read_label_map(path: Path, sink: PairSink) -> LabelMap:
 
 
 def read_labels(path: Path) -> tuple[LabelMap, list[tuple[str, int]]]:
-    """Read a label map that chromadb just wrote, with the label of each id, into memory.
+    """Read a label map that chromadb just wrote: its single values, and each id with its label.
 
     Raises:
-        LabelMapProblem, OSError
+        LabelMapProblem, OSError: it cannot be read.
     """
     labels: list[tuple[str, int]] = []
 
     def add(role: str, pairs: list[tuple[str | int, str | int]]) -> None:
+        """Collect the pairs of one dictionary of the label map."""
         if role == ID_TO_LABEL:
             labels.extend((str(key), int(value)) for key, value in pairs)
 
@@ -121,7 +122,7 @@ def read_labels(path: Path) -> tuple[LabelMap, list[tuple[str, int]]]:
 
 
 class _Interpreter:
-    """Interprets one pickle. Single use."""
+    """Interprets one pickle, whose pairs go to ``sink``. Single use. Every method raises LabelMapProblem."""
 
     def __init__(self, content: mmap.mmap, sink: PairSink) -> None:
         self._content = content
@@ -141,7 +142,7 @@ class _Interpreter:
 
     def run(self) -> LabelMap:
         """Interpret the whole file."""
-        steps = self._steps()
+        steps = self._list_steps()
         content = self._content
         while True:
             try:
@@ -157,37 +158,37 @@ class _Interpreter:
                 raise problem(tr("it has the instruction {code}, which Chroma never writes", code=hex(code)))
             step()
 
-    def _steps(self) -> dict[int, Callable[[], None]]:
-        """Map each supported opcode of pickle to the method that executes it."""
+    def _list_steps(self) -> dict[int, Callable[[], None]]:
+        """Map each supported opcode of pickle to the function that executes it."""
         return {
             0x80: lambda: self._skip(1),  # PROTO
             0x95: lambda: self._skip(8),  # FRAME
-            0x8C: lambda: self._text(1),
-            ord("X"): lambda: self._text(4),
-            **dict.fromkeys((*b"KMJ", 0x8A), self._integer),
+            0x8C: lambda: self._push_text(1),
+            ord("X"): lambda: self._push_text(4),
+            **dict.fromkeys((*b"KMJ", 0x8A), self._push_integer),
             ord("N"): lambda: self._push(None),
             0x88: lambda: self._push(1),
             0x89: lambda: self._push(0),
             0x94: lambda: self._memoize(len(self._memo)),
-            ord("q"): lambda: self._memoize(self._number(1)),
-            ord("r"): lambda: self._memoize(self._number(4)),
-            ord("h"): lambda: self._recall(self._number(1)),
-            ord("j"): lambda: self._recall(self._number(4)),
-            ord("c"): self._global_lines,
+            ord("q"): lambda: self._memoize(self._take_number(1)),
+            ord("r"): lambda: self._memoize(self._take_number(4)),
+            ord("h"): lambda: self._recall(self._take_number(1)),
+            ord("j"): lambda: self._recall(self._take_number(4)),
+            ord("c"): self._push_global_lines,
             0x93: lambda: self._push_global(*reversed((self._pop(), self._pop()))),
             ord(")"): lambda: self._push(()),
-            0x81: self._new_instance,
-            ord("}"): self._empty_dict,
-            ord("("): self._mark,
+            0x81: self._make_instance,
+            ord("}"): self._push_dict,
+            ord("("): self._open_mark,
             ord("s"): self._set_item,
             ord("u"): self._set_items,
-            ord("b"): self._build,
+            ord("b"): self._set_state,
         }
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def _take(self, count: int) -> bytes:
-        """Take the next bytes."""
+        """Return the next ``count`` bytes and move on behind them."""
         end = self._at + count
         if end > self._size:
             raise LabelMapProblem(tr("it ends too early"))
@@ -196,14 +197,14 @@ class _Interpreter:
         return taken
 
     def _skip(self, count: int) -> None:
-        """Skip the next bytes."""
+        """Move on behind the next ``count`` bytes."""
         self._take(count)
 
-    def _number(self, size: int) -> int:
-        """Take an unsigned number of some bytes."""
+    def _take_number(self, size: int) -> int:
+        """Return the unsigned number in the next ``size`` bytes and move on behind them."""
         return int.from_bytes(self._take(size), "little")
 
-    def _integer(self) -> None:
+    def _push_integer(self) -> None:
         """Push the integer of the current instruction."""
         try:
             value, size = self._integer_at(self._content[self._at - 1], self._at - 1)
@@ -212,13 +213,14 @@ class _Interpreter:
         self._skip(size - 1)
         self._push(value)
 
-    def _text(self, size_bytes: int) -> None:
-        """Push the text of the current instruction; the first bytes state its size."""
+    def _push_text(self, size_bytes: int) -> None:
+        """Push the text of the current instruction; its first ``size_bytes`` bytes state its size."""
         start = self._at - 1
-        self._skip(self._number(size_bytes))
+        self._skip(self._take_number(size_bytes))
         self._push(self._text_at(start), start)
 
     def _decode(self, raw: bytes) -> str:
+        """Decode UTF-8."""
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
@@ -227,19 +229,20 @@ class _Interpreter:
     # --- the stack --------------------------------------------------------------------------------------------------
 
     def _push(self, value: object, text_at: int = -1) -> None:
-        """Push a value; ``text_at`` is the offset of a text."""
+        """Push a value; ``text_at`` is the offset of its instruction if it is a text, else -1."""
         self._last_text = text_at
         self._items.append(value)
         if len(self._items) > _MAX_VALUES:
             raise LabelMapProblem(tr("it has more values than a label map has"))
 
     def _pop(self) -> object:
+        """Remove the value on top of the stack and return it."""
         if not self._items:
             raise LabelMapProblem(tr("it is not a valid pickle"))
         return self._items.pop()
 
     def _stream_pairs(self, target: _Dict) -> None:  # noqa: C901, PLR0912, PLR0915 - one loop, see below
-        """Pass on the pairs up to the end of a streamed dictionary's mark.
+        """Pass on the pairs of a streamed dictionary, up to the instruction that ends the group.
 
         Most of a file is read here. The instructions are handled in one loop, because calls would take most of the
         time.
@@ -296,7 +299,7 @@ class _Interpreter:
         self._at = at + 1
 
     def _text_at(self, at: int) -> str:
-        """Decode the text whose instruction is at a position."""
+        """Decode the text whose instruction is at an offset."""
         content = self._content
         code = content[at] if at >= 0 else 0
         if code == 0x8C:
@@ -312,7 +315,7 @@ class _Interpreter:
         return self._decode(content[first : first + size])
 
     def _integer_at(self, code: int, at: int) -> tuple[int, int]:
-        """Return the number whose instruction is at a position, and the length of the instruction."""
+        """Return the number whose instruction (with this opcode) is at an offset, and the instruction's length."""
         content = self._content
         if code == 0x4A:
             value, size = _INT32.unpack_from(content, at + 1)[0], 5
@@ -330,7 +333,7 @@ class _Interpreter:
         return value, size
 
     def _memoize_text(self, number: int, text_at: int) -> None:
-        """Store the offset of a text under a memo number."""
+        """Store the offset of a text under a memo number, by which the pickle refers to the text again."""
         if number > len(self._memo):
             raise LabelMapProblem(tr("it is not a valid pickle"))
         if number == len(self._memo):
@@ -339,7 +342,7 @@ class _Interpreter:
             self._memo[number] = text_at
 
     def _memoize(self, number: int) -> None:
-        """Store the last text under a memo number."""
+        """Store the offset of the last text under a memo number."""
         # Texts only: an instruction that refers to anything else again is refused.
         self._memoize_text(number, self._last_text)
 
@@ -352,16 +355,16 @@ class _Interpreter:
 
     # --- dictionaries and the one class -----------------------------------------------------------------------------
 
-    def _empty_dict(self) -> None:
-        """Push a dictionary; below the outermost one, its role is the key that precedes it."""
+    def _push_dict(self) -> None:
+        """Push an empty dictionary; inside of the outermost one, its role is the key before it."""
         role = ""
         outer = self._target
         if outer is not None and not outer.role and len(self._items) % 2 and isinstance(self._items[-1], str):
             role = str(self._items[-1])
         self._push(_Dict(role if role in _STREAMED else ""))
 
-    def _mark(self) -> None:
-        """Begin a group of items for the dictionary on top of the stack."""
+    def _open_mark(self) -> None:
+        """Begin a group of pairs for the dictionary on top of the stack."""
         target = self._items[-1] if self._items else None
         if not isinstance(target, _Dict) or len(self._outer) == _MAX_DEPTH:
             raise LabelMapProblem(tr("it is not a valid pickle"))
@@ -373,13 +376,13 @@ class _Interpreter:
         self._items, self._target = [], target
 
     def _set_items(self) -> None:
-        """Put a group of keys and values into its dictionary."""
+        """End a group of pairs and put them into its dictionary."""
         if not self._outer or self._target is None or len(self._items) % 2:
             raise LabelMapProblem(tr("it is not a valid pickle"))
         target, items = self._target, self._items
         self._items, self._target = self._outer.pop(), self._outer_targets.pop()
         for key, value in zip(items[::2], items[1::2], strict=True):
-            self._set(target, key, value)
+            self._put_pair(target, key, value)
 
     def _set_item(self) -> None:
         """Store the value on top of the stack in the dictionary below it, under the key between them."""
@@ -387,10 +390,10 @@ class _Interpreter:
         target = self._items[-1] if self._items else None
         if not isinstance(target, _Dict):
             raise LabelMapProblem(tr("it is not a valid pickle"))
-        self._set(target, key, value)
+        self._put_pair(target, key, value)
 
-    def _set(self, target: _Dict, key: object, value: object) -> None:
-        """Put a pair into a dictionary; pairs of labels go to the receiver."""
+    def _put_pair(self, target: _Dict, key: object, value: object) -> None:
+        """Put a pair into a dictionary, or pass it on if the dictionary is streamed."""
         if target.role:
             if not isinstance(key, str | int) or not isinstance(value, str | int):
                 raise LabelMapProblem(tr("it is not a valid pickle"))
@@ -400,8 +403,8 @@ class _Interpreter:
         else:
             raise LabelMapProblem(tr("it has other fields than a label map has"))
 
-    def _global_lines(self) -> None:
-        """Read a class reference from two lines."""
+    def _push_global_lines(self) -> None:
+        """Push the class whose module and name are the next two lines."""
         names = []
         for _ in range(2):
             end = self._content.find(b"\n", self._at, self._at + 200)
@@ -412,23 +415,23 @@ class _Interpreter:
         self._push_global(names[0], names[1])
 
     def _push_global(self, module: object, name: object) -> None:
-        """Push a class reference; only that of a label map is allowed."""
+        """Push the class with this module and name; only that of a label map is allowed."""
         if (module, name) != (_MODULE, _CLASS):
             raise ForeignInstruction(
                 tr("it wants to load {module}.{name}, which a label map never does", module=module, name=name)
             )
         self._push(_Global())
 
-    def _new_instance(self) -> None:
-        """Make an instance of the class on the stack."""
+    def _make_instance(self) -> None:
+        """Replace the class and the arguments on the stack by an instance."""
         arguments, made = self._pop(), self._pop()
         if arguments != () or not isinstance(made, _Global) or made.is_instance:
             raise LabelMapProblem(tr("it is not a valid pickle"))
         made.is_instance = True
         self._push(made)
 
-    def _build(self) -> None:
-        """Set the state of the instance on the stack."""
+    def _set_state(self) -> None:
+        """Take the dictionary on top of the stack as the state of the instance below it."""
         state = self._pop()
         made = self._items[-1] if self._items else None
         if not isinstance(made, _Global) or not made.is_instance or not isinstance(state, _Dict):
@@ -438,7 +441,7 @@ class _Interpreter:
     # --- the result -------------------------------------------------------------------------------------------------
 
     def _result(self) -> LabelMap:
-        """Return the label map's header fields, or raise if the result is something else."""
+        """Return the single values of the label map, or raise if the pickle is something else."""
         found = self._items[0] if len(self._items) == 1 and not self._outer else None
         is_object = isinstance(found, _Global)
         state = found.state if isinstance(found, _Global) else found
@@ -449,6 +452,7 @@ class _Interpreter:
             raise LabelMapProblem(tr("it has no labels"))
 
         def integer(name: str) -> int | None:
+            """Return an integer of the outermost dictionary, or None."""
             value = state.values.get(name)
             return value if isinstance(value, int) else None
 
@@ -466,10 +470,10 @@ class _Interpreter:
 def encode_label_map(
     found: LabelMap, labels: list[tuple[str, int]], sequence_numbers: list[tuple[str, int]] | None = None
 ) -> bytes:
-    """Encode a label map in the form that the versions of Chroma read that wrote ``found``.
+    """Encode a label map in the form of the Chroma versions that wrote an earlier one.
 
     Args:
-        found: the single values.
+        found: the single values of the earlier label map.
         labels: each id and its label.
         sequence_numbers: each id and the number of an operation. Versions before 1.0 have one for each id, and versions
             up to 0.4 return no vector without it.
@@ -497,6 +501,7 @@ def encode_label_map(
 
 
 def _encode_text(text: str) -> bytes:
+    """Encode a text as pickle does (BINUNICODE)."""
     raw = text.encode()
     return b"X" + len(raw).to_bytes(4, "little") + raw
 

@@ -42,20 +42,20 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     #: Why the application's database cannot be read; None if it can.
     problem: str | None = None
 
-    def base_name(self, of: ChromaCollection) -> str:
+    def base_name(self, collection: ChromaCollection) -> str:
         """Return the name of the base that a collection becomes."""
-        return self.names.get(of.id) or self.titles.get(of.id) or of.name
+        return self.names.get(collection.id) or self.titles.get(collection.id) or collection.name
 
 
 def open_webui_database(root: Path) -> Path | None:
-    """Return Open WebUI's database if a Chroma folder is Open WebUI's."""
+    """Return the path of Open WebUI's database if a Chroma folder belongs to Open WebUI, else None."""
     absolute = root.absolute()
     path = absolute.parent / OPEN_WEBUI_DATABASE
     return path if absolute.name == OPEN_WEBUI_FOLDER and path.is_file() else None
 
 
 def read_layout(root: Path, collections: Iterable[ChromaCollection]) -> Layout:
-    """Recognize the application of a Chroma folder and name the collections."""
+    """Recognize the application that a Chroma folder belongs to, and name its collections."""
     collections = list(collections)
     webui = open_webui_database(root)
     if webui is not None:
@@ -68,19 +68,19 @@ def read_layout(root: Path, collections: Iterable[ChromaCollection]) -> Layout:
 
 
 def _read_open_webui(path: Path, collections: list[ChromaCollection]) -> Layout:
-    """Read the titles of Open WebUI's knowledge bases and files.
+    """Read the titles of Open WebUI's knowledge bases and files; ``path`` is that of its database.
 
     Raises:
-        apsw.Error, OSError, UnicodeDecodeError
+        apsw.Error, OSError, UnicodeDecodeError: the database cannot be read.
     """
     titles: dict[str, str] = {}
     named: dict[str, str] = {}
     unreferenced: dict[str, str] = {}
     with sqlite.open_readonly(path, beside_writers=True) as db:
-        tables = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        tables = sqlite.table_names(db)
         has_memories = "memory" in tables
         for one in collections:
-            title, name = _title(db, one.name, tables)
+            title, name = _read_title(db, one.name, tables)
             if name is not None:
                 named[one.id] = name
             if title is not None:
@@ -102,9 +102,10 @@ def _read_open_webui(path: Path, collections: list[ChromaCollection]) -> Layout:
 
 
 def ids_by_word(layout: Layout, collections: Iterable[ChromaCollection]) -> dict[str, str]:
-    """Map each word that selects one collection to its id.
+    """Map the words by which a user can name a collection to its id.
 
-    Such a word is the collection's name, its title, or the name alone that the application shows; in this order.
+    Such a word is the collection's name, its title, or the name alone that the application shows, if it is unique; in
+    this order.
     """
     words: dict[str, str] = {}
     for named in ({one.id: one.name for one in collections}, layout.titles, layout.names):
@@ -113,8 +114,14 @@ def ids_by_word(layout: Layout, collections: Iterable[ChromaCollection]) -> dict
     return words
 
 
-def _title(db: apsw.Connection, name: str, tables: set[str]) -> tuple[str | None, str | None]:
-    """Return what a collection is in Open WebUI, None if no row refers to it; and the name alone, if it has one."""
+def _read_title(db: apsw.Connection, name: str, tables: set[str]) -> tuple[str | None, str | None]:
+    """Return the title and the name that the collection ``name`` has in Open WebUI; each may be None.
+
+    Args:
+        db: Open WebUI's database.
+        name: name of the collection.
+        tables: tables of the database.
+    """
     if name == _BASES:
         return tr("index of knowledge bases"), None
     if name.startswith(_MEMORY):

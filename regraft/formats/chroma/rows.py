@@ -97,7 +97,10 @@ def write_row_table(root: Path, key: str, work: Path | None) -> Iterator[RowTabl
 
 
 def _write(db: apsw.Connection, state: CollectionState, table: apsw.Connection) -> tuple[int, int]:
-    """Write the entries of a collection with proven vectors; returns the numbers of rows and of unproven vectors."""
+    """Write the entries of a collection to ``table``; return the number of rows, and of unproven vectors.
+
+    A vector that is not proven to belong to its entry is left out.
+    """
     rows = unproven = 0
     waiting: list[tuple[Any, ...]] = []
     for entry in database.iterate_entries(db, state.of):
@@ -115,7 +118,10 @@ def _write(db: apsw.Connection, state: CollectionState, table: apsw.Connection) 
 
 
 def make_locator(entry: ChromaEntry) -> str:
-    """Return a unit's locator: the fields of its entry as JSON (``docs/formats/parquet.md``, "Entries of Chroma")."""
+    """Return the locator of the unit that an entry becomes: the entry's fields as JSON.
+
+    See ``docs/formats/parquet.md``, "Entries of Chroma".
+    """
     locator: dict[str, Any] = {"chroma_id": entry.id, "metadata": entry.metadata or None}
     if entry.document is None:
         # A unit always has a text.
@@ -124,11 +130,12 @@ def make_locator(entry: ChromaEntry) -> str:
 
 
 def _insert(table: apsw.Connection, waiting: list[tuple[Any, ...]]) -> None:
+    """Insert the waiting rows and empty the list."""
     table.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", waiting)
     waiting.clear()
 
 
-def source_of(metadata: dict[str, Any], key: str) -> str:
-    """Return where a document comes from according to its metadata, else the entry's id."""
+def source_of(metadata: dict[str, Any], entry_id: str) -> str:
+    """Return where a document comes from according to its entry's metadata, else the entry's id."""
     values = (metadata.get(name) for name in _SOURCES)
-    return next((value for value in values if isinstance(value, str) and value.strip()), key)
+    return next((value for value in values if isinstance(value, str) and value.strip()), entry_id)

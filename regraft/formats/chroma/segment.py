@@ -52,7 +52,7 @@ class SegmentProblem(ValueError):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What is used of a header."""
+    """The fields of a segment's header that are used."""
 
     count: int
     #: Elements that Chroma makes room for in memory when it opens the segment.
@@ -70,7 +70,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ElementBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """Elements in consecutive positions. Nothing is computed before it is asked for."""
+    """Elements in consecutive positions of a segment. Nothing is computed before it is asked for."""
 
     #: Position of the first one.
     start: int
@@ -80,12 +80,12 @@ class ElementBlock(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def vectors(self) -> Any:
-        """One row per element: little-endian float32."""
+        """The vectors: one row of little-endian float32 per element."""
         return self.elements["vector"]
 
     @property
     def labels(self) -> Any:
-        """The labels."""
+        """The label of each element."""
         return self.elements["label"]
 
     @property
@@ -127,7 +127,7 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _layout(self) -> Any:
-        """NumPy type of an element: its links, vector and label."""
+        """NumPy type of an element: number of links, links, vector and label."""
         header = self.header
         return np.dtype(
             [
@@ -139,7 +139,7 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def blocks(self) -> Iterator[ElementBlock]:
-        """Read all elements in the order of their positions. A block is valid until the next one is read.
+        """Yield all elements in blocks, in the order of their positions. A block is valid until the next one.
 
         Raises:
             OSError: the file cannot be read.
@@ -160,7 +160,7 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
                     file.seek(start * size)
 
     def find_linked_count(self) -> int:
-        """Return how many elements the file has at least: those that are counted, and those that links lead to.
+        """Return the number of elements up to the last one that is counted in the header, or that a link leads to.
 
         Links tell elements from unused space, which may have elements of another collection.
 
@@ -184,7 +184,7 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, _BLOCK_BYTES // self.header.element_bytes)
 
     def read_norms(self) -> Any:
-        """Read the norms of the elements, 4 bytes each; 1 where the file ends before, or there is none."""
+        """Return an array with the norm of each element (float32); 1 where the file has none."""
         norms = np.ones(self.count, dtype="<f4")
         if self.norms:
             with links.open_for_reading(self.folder / NORMS_FILE) as file:
@@ -193,7 +193,7 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
         return norms
 
     def find_upper_damage(self) -> str | None:
-        """Describe damage of the upper layers of the graph, or return None.
+        """Describe damage in the file of the graph's upper layers, or return None.
 
         Raises:
             OSError: the file cannot be read.
@@ -214,10 +214,10 @@ class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _read_upper_levels(file: BufferedReader, header: Header) -> int:
-    """Read the links of one element on the upper levels, and return their number.
+    """Read the upper-level links of the next element in the file, and return its number of upper levels.
 
     Raises:
-        SegmentProblem: they are no links.
+        SegmentProblem: the links are invalid.
     """
     raw = file.read(_WORD.size)
     if len(raw) < _WORD.size:
@@ -292,7 +292,7 @@ def open_segment(folder: Path, dimension: int | None, links_if_unknown: int = DE
 
 
 def _describe_no_file(path: Path) -> str:
-    """Describe what is in the place of a file."""
+    """Describe what is at a path instead of a file: a folder, something else, or nothing."""
     if file_paths.is_folder(path):
         return tr("it is a folder")
     return tr("it is not a file") if os.path.lexists(file_paths.extended_path(path)) else tr("it does not exist")
@@ -301,7 +301,19 @@ def _describe_no_file(path: Path) -> str:
 def _derive_segment(
     folder: Path, size: int, norms: int, dimension: int | None, count_of_links: int, problem: str
 ) -> SegmentFiles:
-    """Describe a segment without a usable header by the dimension of its collection and its number of links."""
+    """Describe a segment without a usable header by the dimension of its collection and its number of links.
+
+    Args:
+        folder: the segment's folder.
+        size: bytes of the file of elements.
+        norms: number of stored norms.
+        dimension: dimension of the collection, or None.
+        count_of_links: links of an element on the upper levels.
+        problem: what is wrong with the header.
+
+    Raises:
+        SegmentProblem: the dimension is unknown.
+    """
     message = tr("{name}: {problem}", name=HEADER_FILE, problem=problem)
     if dimension is None or not 0 < dimension <= MAX_DIMENSION:
         raise SegmentProblem(message)
@@ -321,11 +333,12 @@ def _derive_segment(
 
 
 def _element_size(count_of_links: int, dimension: int) -> int:
+    """Return the bytes of an element with this number of links (on upper levels) and dimensions."""
     return 12 + 8 * count_of_links + 4 * dimension
 
 
 def _read_cut_header(path: Path, dimension: int | None) -> int | None:
-    """Return the links of an element according to what is left of a header that is too short, or None."""
+    """Return the links of an element, computed from a header that is too short and from the dimension, or None."""
     if not file_paths.is_file(path):
         return None
     with links.open_for_reading(path) as file:
@@ -338,7 +351,7 @@ def _read_cut_header(path: Path, dimension: int | None) -> int | None:
 
 
 def _read_header(path: Path) -> tuple[Header | None, str | None]:
-    """Read a header, and what is wrong with it; None if it cannot be one."""
+    """Read a header. Return it (None if it is unusable), and what is wrong with it (None if nothing is)."""
     if not file_paths.is_file(path):
         return None, _describe_no_file(path)
     with links.open_for_reading(path) as file:

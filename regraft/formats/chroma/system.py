@@ -50,8 +50,9 @@ class Chroma(System):
         return None
 
     def archive_members(self, tree: ZipTree) -> tuple[str, list[str]] | None:
-        """Find the database, its journal, the files of its segments, and the database of Open WebUI beside it.
+        """Return the root of a store in an archive, and the files to extract; None if there is no database.
 
+        These are the database, its journal, the files of its segments, and the database of Open WebUI beside it.
         Folders of segments whose files are all empty are left out: an archive can list very many of them.
         """
         inner = find_inner_folder(tree)
@@ -65,6 +66,7 @@ class Chroma(System):
             databases.append(join_path(outside, layouts.OPEN_WEBUI_DATABASE))
 
         def files(names: Iterable[str]) -> list[str]:
+            """Return those of the names that are files and not links."""
             return [name for name in names if tree.kind(name) == "file" and not tree.is_link(name)]
 
         found = files(name + suffix for name in databases for suffix in ("", "-wal", "-journal"))
@@ -77,11 +79,11 @@ class Chroma(System):
         return root, found
 
     def has_name(self, path: Path) -> bool:
-        """Whether an unreadable file is a store, judged by its name."""
+        """Whether a file that cannot be read has the name of a store's database."""
         return path.name == database.FILE
 
     def locate(self, path: Path) -> Located:
-        """Return the store at a path."""
+        """Describe the store at a path that :meth:`store_at` returned."""
         return Located(kind=self.kind, path=path, tree=FolderTree(path), places=StatePaths(vectors=""))
 
     def databases(self, found: Located) -> Iterator[str]:
@@ -89,11 +91,11 @@ class Chroma(System):
         yield database.FILE
 
     def files(self, found: Located) -> Iterator[str]:
-        """Yield the paths of a store's other files, relative to its root."""
+        """Yield the paths of a store's files and folders that are not SQLite databases, relative to its root."""
         yield from list_segment_folders(found.tree.path)
 
     def part_names(self, found: Located) -> dict[str, str]:
-        """Map the id of each part to its name; empty if they cannot be read."""
+        """Map the id of each collection of a store to its name; empty if the database cannot be read."""
         with (
             contextlib.suppress(ChromaProblem, apsw.Error, OSError, UnicodeDecodeError),
             database.open_chroma(found.tree.path / database.FILE) as db,
@@ -123,7 +125,10 @@ class Chroma(System):
 
 
 def find_holder(path: Path) -> int | None:
-    """Return the id of another process that has a file open, or None. Known on Linux only, for one's own processes."""
+    """Return the id of another process that has a file open, or None.
+
+    Only Linux tells, and only about processes of the same user.
+    """
     if not sys.platform.startswith("linux"):
         return None
     real = str(links.real_path(path))

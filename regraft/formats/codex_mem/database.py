@@ -52,7 +52,7 @@ _STATUS, _ELIGIBLE = "embedding_status", "embedding_eligible"
 
 
 def find_database(folder: Path) -> Path | None:
-    """Return the database in a directory, or None.
+    """Return the database of codex-mem in a directory, or None.
 
     A file with the usual name that is too damaged to list its tables is accepted.
     """
@@ -61,14 +61,14 @@ def find_database(folder: Path) -> Path | None:
         return None
     try:
         with sqlite.open_readonly(file) as db:
-            tables = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+            tables = sqlite.table_names(db)
     except (apsw.Error, UnicodeDecodeError):
         return file
     return file if tables >= MARKS else None
 
 
 def sidecar_path(database: Path) -> Path:
-    """Return the path of a database's sidecar."""
+    """Return the path of a database's sidecar, the file with the vectors."""
     return database.with_name(f"{database.name}{_SIDECAR}")
 
 
@@ -96,7 +96,7 @@ class Project(msgspec.Struct, frozen=True):
 
 
 def read_projects(db: apsw.Connection) -> dict[str, Project]:
-    """Return the projects by id, in insertion order.
+    """Return all projects by id, in insertion order.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the database is damaged.
@@ -106,7 +106,10 @@ def read_projects(db: apsw.Connection) -> dict[str, Project]:
 
 
 def find_project_id(known: Mapping[str, Project], word: str) -> str | None:
-    """Return the id of the only project with this id, name or slug, or None."""
+    """Return the id of the project that a word of the user means, or None: its id, or a unique name or slug.
+
+    ``known`` are the projects by id.
+    """
     if word in known:
         return word
     found = [one.id for one in known.values() if word in (one.name, one.slug)]
@@ -114,7 +117,7 @@ def find_project_id(known: Mapping[str, Project], word: str) -> str | None:
 
 
 def find_current_project(db: apsw.Connection, folder: Path) -> str | None:
-    """Return the project of the workspace that contains a directory, else of the latest session, or None."""
+    """Return the id of the project of the workspace that contains a directory, else of the latest session, or None."""
     directories = {str(directory) for directory in (folder, *folder.parents)}
     query = "SELECT root_path, project_id FROM workspaces ORDER BY length(root_path) DESC, id"
     workspaces = db.execute(query).fetchall()
@@ -126,7 +129,7 @@ def find_current_project(db: apsw.Connection, folder: Path) -> str | None:
 
 def list_migrated_columns(db: apsw.Connection) -> list[str]:
     """Return the columns of migration 006 that exist, with the migration's spelling."""
-    return list(_columns(db))
+    return list(_read_migrated_columns(db))
 
 
 def find_conflicting_column(db: apsw.Connection) -> str | None:
@@ -134,10 +137,10 @@ def find_conflicting_column(db: apsw.Connection) -> str | None:
 
     Such a column is unrelated. Declared types are ignored, because SQLite does not enforce them.
     """
-    return next((name for name, is_never_empty in _columns(db).items() if is_never_empty), None)
+    return next((name for name, is_never_empty in _read_migrated_columns(db).items() if is_never_empty), None)
 
 
-def _columns(db: apsw.Connection) -> dict[str, bool]:
+def _read_migrated_columns(db: apsw.Connection) -> dict[str, bool]:
     """Return the existing columns of migration 006 (in any letter case), and whether each is NOT NULL."""
     rows = db.execute(f"PRAGMA table_info({NOTES})")
     existing = {str(name).lower(): bool(not_null) for _, name, _, not_null, *_ in rows}
@@ -145,7 +148,7 @@ def _columns(db: apsw.Connection) -> dict[str, bool]:
 
 
 def recorded_migration_name(db: apsw.Connection) -> object:
-    """Return the recorded name of migration number 6, or None."""
+    """Return the name that the database has recorded for migration number 6, or None."""
     return db.execute(f"SELECT name FROM {MIGRATIONS} WHERE version = ?", (MIGRATION[0],)).get
 
 
@@ -155,7 +158,7 @@ def is_migrated(db: apsw.Connection) -> bool:
 
 
 def eligible_sql(db: apsw.Connection, notes: str = NOTES) -> str:
-    """Return an SQL condition: the note may be embedded.
+    """Return an SQL condition on a note: it may be embedded.
 
     The note is searchable, and the application has not excluded it from embedding by ``embedding_eligible`` 0 or, if
     that is NULL, by the status ``not_applicable``.
@@ -270,7 +273,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The text to embed."""
+        """The text of the note that is embedded."""
         return note_source_text(self.title, self.type, self.content)
 
     @property
@@ -280,7 +283,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_vector(self) -> bool:
-        """Whether the sidecar has a valid vector of the current text."""
+        """Whether the sidecar has a valid vector of the note's current text."""
         return self.held is not None and is_current_vector(self.held, self.hash)
 
     @property
@@ -311,14 +314,14 @@ class StatusCounts(msgspec.Struct):
         return self.ready + self.pending + self.stale + self.failed
 
     def add(self, note: Note) -> None:
-        """Count a note."""
+        """Count a note by its status, and its vector in the sidecar."""
         setattr(self, note.status.value, getattr(self, note.status.value) + 1)
         self.held += note.held is not None
         self.orphaned += note.is_orphaned
 
 
 def sum_counts(counts: Iterable[StatusCounts]) -> StatusCounts:
-    """Return the sum of several counts."""
+    """Add up counts of notes, such as those of several projects."""
     summed = StatusCounts()
     for one in counts:
         for field in fields(StatusCounts):
@@ -369,14 +372,14 @@ class NoteReader:
             yield from map(self._to_note, rows)
             values["after"] = rows[-1][0]
 
-    def of(self, ids: Sequence[str]) -> dict[str, Note]:
+    def read_notes(self, ids: Sequence[str]) -> dict[str, Note]:
         """Return the existing notes among these ids, by id."""
         query = f"{self._select} AND n.id IN (SELECT value FROM json_each(?))"
         notes = map(self._to_note, self._db.execute(query, (msgspec.json.encode(ids).decode(),)).fetchall())
         return {note.id: note for note in notes}
 
     def counts(self, each: Callable[[], None] | None = None) -> dict[str, StatusCounts]:
-        """Return the counts by status for each project id.
+        """Count the notes of each project by status; the key is the project's id.
 
         Args:
             each: called once per note.
@@ -389,12 +392,12 @@ class NoteReader:
         return dict(found)
 
     def _to_note(self, row: Any) -> Note:
-        """Make a note from its row, with the status of its vector."""
+        """Make a note from its row, with its status."""
         rowid, note_id, project, title, kind, content, searchable, eligible, *columns = row
         title, kind, content = (self._decoded(raw) or "" for raw in (title, kind, content))
         content_hash = note_content_hash(title, kind, content)
         metadata = EmbeddingMetadata(*columns)
-        held = None if self._vectors is None else self._vectors.of(note_id)
+        held = None if self._vectors is None else self._vectors.read_vector(note_id)
         if eligible:
             status = self._compute_status(metadata, held, content_hash)
         else:
@@ -420,13 +423,22 @@ class NoteReader:
         )
 
     def _can_adopt_vector(self, held: StoredVector, metadata: EmbeddingMetadata, content_hash: str) -> bool:
-        """Whether the metadata can be set from a vector of the note's text: they name no other model, or are older."""
+        """Whether a note's metadata can be set from its vector in the sidecar.
+
+        The vector must be of the current text, and the metadata must name no other model or be older than the vector.
+        """
         model = None if self._vectors is None else self._vectors.meta.model_id
         is_younger = str(held.embedded_at) > str(metadata.embedded_at or "")
         return is_current_vector(held, content_hash) and (metadata.embedding_model_id in (None, model) or is_younger)
 
     def _compute_status(self, metadata: EmbeddingMetadata, held: StoredVector | None, content_hash: str) -> NoteStatus:
-        """Compute the status of a note that may be embedded."""
+        """Compute the status of a note that may be embedded.
+
+        Args:
+            metadata: the note's embedding metadata, as stored.
+            held: the note's vector in the sidecar, or None.
+            content_hash: hash of the note's current text.
+        """
         stated = metadata.embedding_status
         # A failed note has no vector, and it does not matter which model failed.
         if stated == NoteStatus.FAILED and metadata.embedding_content_hash in (None, content_hash):
@@ -440,7 +452,7 @@ class NoteReader:
         return NoteStatus.READY if held is not None and held.flaw is None else NoteStatus.PENDING
 
     def _matches_metadata(self, metadata: EmbeddingMetadata, content_hash: str) -> bool:
-        """Whether the metadata describe the current text and, if there is a sidecar, its model."""
+        """Whether a note's metadata describe its current text and, if there is a sidecar, the sidecar's model."""
         model = metadata.embedding_model_id if self._vectors is None else self._vectors.meta.model_id
         # A column with TEXT affinity stores the number as text.
         version = str(metadata.embedding_content_version)

@@ -43,7 +43,7 @@ WORDS_ONLY_STATES = (HealthState.DISABLED, HealthState.MISSING, HealthState.REBU
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """An open database with its sidecar.
+    """An open database of codex-mem with its sidecar, the file with the vectors.
 
     ``problem`` is the reason if the sidecar exists but cannot be used.
     """
@@ -66,7 +66,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def columns(self) -> list[str]:
-        """The existing columns of migration 006."""
+        """The columns of migration 006 that the database has."""
         return codex_mem_database.list_migrated_columns(self.db)
 
 
@@ -101,10 +101,7 @@ def open_memory(database: Path) -> Iterator[Memory]:
 
 
 def find_incompatibility(memory: Memory) -> str | None:
-    """Return why the vectors of the sidecar cannot be used for these notes, or None.
-
-    Single vectors or notes that do not match are stale or embedded again; only if none matches is the sidecar
-    incompatible.
+    """Describe why none of the sidecar's vectors can be used for the notes; None if some can.
 
     Raises:
         SidecarUnreadable: the sidecar is damaged.
@@ -114,7 +111,7 @@ def find_incompatibility(memory: Memory) -> str | None:
     if vectors is None:
         return memory.problem
     stored = vectors.count()
-    matching_size, matching_version = vectors.fitting(CONTENT_VERSION)
+    matching_size, matching_version = vectors.count_fitting(CONTENT_VERSION)
     if stored and not matching_size:
         return tr("no vector has the stated {dimensions} dimensions", dimensions=vectors.meta.dimensions or "unknown")
     if stored and not matching_version:
@@ -123,7 +120,7 @@ def find_incompatibility(memory: Memory) -> str | None:
 
 
 def _find_model_mismatch(memory: Memory, model: str) -> str | None:
-    """Return a message if ready notes name only other models than that of the sidecar."""
+    """Return a message if the notes with a vector name only other models than ``model``, that of the sidecar."""
     if not {"embedding_status", "embedding_model_id"} <= set(memory.columns):
         return None
     row: Any = memory.db.execute(
@@ -138,7 +135,7 @@ def _find_model_mismatch(memory: Memory, model: str) -> str | None:
 
 
 class NoteSurvey(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a database; ``counts`` by project id."""
+    """State of a database of notes; ``counts`` are by project id."""
 
     memory: Memory
     state: HealthState
@@ -148,7 +145,7 @@ class NoteSurvey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> StatusCounts:
-        """Counts of all projects."""
+        """Number of notes by status, of all projects."""
         return sum_counts(self.counts.values())
 
 
@@ -165,23 +162,23 @@ def survey_notes(memory: Memory, each: Callable[[], None] | None = None) -> Note
         apsw.Error, UnicodeDecodeError: the database is damaged.
     """
     try:
-        return _survey(memory, each)
+        return _count_notes(memory, each)
     except SidecarUnreadable as error:
         blind = replace(memory, notes=NoteReader(memory.db), vectors=None, is_readable=False, problem=str(error))
-        return _survey(blind, each)
+        return _count_notes(blind, each)
 
 
-def _survey(memory: Memory, each: Callable[[], None] | None) -> NoteSurvey:
-    """Count the notes by status, and the vectors whose note no longer exists."""
+def _count_notes(memory: Memory, each: Callable[[], None] | None) -> NoteSurvey:
+    """Count the notes by status and the vectors whose note no longer exists; ``each`` is called for every note."""
     before = _state_before_counting(memory)
     counts = memory.notes.counts(each)
     summed = sum_counts(counts.values())
     gone = None if memory.vectors is None else memory.vectors.count() - summed.held
-    return NoteSurvey(memory=memory, state=_state(before, summed), counts=counts, gone=gone)
+    return NoteSurvey(memory=memory, state=_determine_state(before, summed), counts=counts, gone=gone)
 
 
 def _state_before_counting(memory: Memory) -> HealthState | None:
-    """Return the state that does not depend on single notes, or None."""
+    """Return the health state that files and columns alone determine, or None if the notes decide."""
     if not memory.is_present and not memory.columns:
         return HealthState.DISABLED
     if not memory.is_present or not memory.is_readable:
@@ -191,8 +188,8 @@ def _state_before_counting(memory: Memory) -> HealthState | None:
     return HealthState.INCOMPATIBLE if find_incompatibility(memory) is not None else None
 
 
-def _state(before: HealthState | None, counts: StatusCounts) -> HealthState:
-    """Return the state of the search by meaning, from the counts of notes."""
+def _determine_state(before: HealthState | None, counts: StatusCounts) -> HealthState:
+    """Return the health state: the one that was known before counting, else the one that the counts show."""
     if before is HealthState.MISSING and not counts.eligible:
         return HealthState.READY  # no note needs a vector
     of_notes = (
@@ -248,7 +245,7 @@ class Signals(Struct, frozen=True, kw_only=True):
 
 
 def collect_signals(found: NoteSurvey) -> Signals:
-    """Compute the signals of the draft.
+    """Compute the signals of a database's health, which the upstream draft defines.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the database is damaged.
@@ -260,7 +257,7 @@ def collect_signals(found: NoteSurvey) -> Signals:
         state=state.value,
         retrieval_mode="hybrid" if is_hybrid else "lexical",
         semantic_enabled=state is not HealthState.DISABLED,
-        model_id=_usual_model(memory) if meta is None else meta.model_id,
+        model_id=_find_usual_model(memory) if meta is None else meta.model_id,
         dimensions=None if meta is None else meta.dimensions,
         eligible=counts.eligible,
         ready=counts.ready,
@@ -278,8 +275,8 @@ def collect_signals(found: NoteSurvey) -> Signals:
     )
 
 
-def _usual_model(memory: Memory) -> str | None:
-    """Return the model that most notes name."""
+def _find_usual_model(memory: Memory) -> str | None:
+    """Return the model that most notes name, or None."""
     if "embedding_model_id" not in memory.columns:
         return None
     model = memory.db.execute(

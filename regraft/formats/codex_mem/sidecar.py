@@ -78,12 +78,12 @@ class SidecarMeta(msgspec.Struct, frozen=True):
 
     @property
     def is_rebuilding(self) -> bool:
-        """Whether a rebuild was started and not completed."""
+        """Whether a rebuild of the vectors was started and not completed."""
         return self.state == "rebuilding"
 
 
 def create_sidecar(path: Path, model_id: str, dimensions: int | None, now: str, *, rebuilding: bool = False) -> None:
-    """Create an empty sidecar.
+    """Create an empty sidecar, a file for the vectors of a database's notes.
 
     Args:
         path: path that does not exist yet.
@@ -143,7 +143,7 @@ def _check_meta_values(meta: SidecarMeta) -> None:
 
 
 def _check_schema(db: apsw.Connection) -> None:
-    """Refuse any schema object that regraft does not create: a view or trigger would run."""
+    """Refuse a sidecar with a table, view or trigger that regraft does not create: some of them would run."""
     wanted = {" ".join(statement.split()) for statement in _TABLES}
     for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_schema"):
         if sql is not None and " ".join(str(sql).split()) not in wanted:
@@ -152,7 +152,7 @@ def _check_schema(db: apsw.Connection) -> None:
 
 @contextmanager
 def open_sidecar(path: Path) -> Iterator[tuple[apsw.Connection, SidecarMeta]]:
-    """Open a sidecar for reading, with sqlite-vec, leaving no files behind.
+    """Open a sidecar for reading, with sqlite-vec, leaving no files behind; yield it with its identity row.
 
     Raises:
         SidecarUnreadable: the file cannot be read.
@@ -221,8 +221,8 @@ class SidecarVectors:
         #: Size of a vector in bytes; 0 if the dimensions are not known yet.
         self.size = 4 * (meta.dimensions or 0)
 
-    def of(self, note_id: str) -> StoredVector | None:
-        """Return the vector of a note, or None.
+    def read_vector(self, note_id: str) -> StoredVector | None:
+        """Return the record of a note's vector, without the vector itself; None if the note has none.
 
         Raises:
             SidecarUnreadable: the file is damaged.
@@ -239,8 +239,8 @@ class SidecarVectors:
         rows = self._query_rows(f"SELECT CAST(vector AS BLOB) FROM {TABLE} WHERE note_id = :note", note=note_id)
         return bytes(rows[0][0]) if rows else b""
 
-    def every(self) -> Iterator[StoredVector]:
-        """Yield all rows in byte order of the note ids.
+    def iterate(self) -> Iterator[StoredVector]:
+        """Yield the records of all vectors, without the vectors themselves, in byte order of the note ids.
 
         Raises:
             SidecarUnreadable: the file is damaged.
@@ -272,8 +272,8 @@ class SidecarVectors:
         """
         return int(self._query_rows(f"SELECT count(*) FROM {TABLE}")[0][0])
 
-    def fitting(self, content_version: int) -> tuple[int, int]:
-        """Return how many vectors have the sidecar's dimensions, and how many have this content version.
+    def count_fitting(self, content_version: int) -> tuple[int, int]:
+        """Count the vectors that have the sidecar's dimensions, and those that have this content version.
 
         Raises:
             SidecarUnreadable: the file is damaged.
@@ -284,7 +284,10 @@ class SidecarVectors:
         return int(of_size), int(of_version)
 
     def _query_rows(self, query: str, **values: Any) -> list[Any]:
-        """Run a query, with the vector size as parameter; read errors become SidecarUnreadable."""
+        """Return the rows of a query, whose parameters are ``size`` (of a vector) and these values.
+
+        Raises SidecarUnreadable if the file is damaged.
+        """
         try:
             return self.db.execute(query, {"size": self.size, **values}).fetchall()
         except apsw.InterruptError:
@@ -293,7 +296,7 @@ class SidecarVectors:
             raise SidecarUnreadable(tr("it cannot be read ({error})", error=error)) from error
 
     def _to_stored_vector(self, row: Any) -> StoredVector:
-        """Make a stored vector from its row, with its flaw if it cannot be used."""
+        """Convert a row of :data:`_HELD`, and determine the flaw of its vector."""
         note_id, content_hash, version, embedded_at, norm, fits = row
         flaw = None
         if not fits:

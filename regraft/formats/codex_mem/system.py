@@ -30,15 +30,15 @@ class CodexMem(System):
     migrate_advice = tr("it is not a Cherry Studio knowledge base; regraft backfill embeds its notes")
 
     def store_at(self, path: Path) -> Path | None:
-        """Return the store that a folder is, contains, or belongs to, or None."""
+        """Return the database in a folder, or None."""
         return database.find_database(path)
 
     def has_tables(self, tables: Collection[str]) -> bool:
-        """Whether a SQLite file with these tables is a store."""
+        """Whether a SQLite file with these tables is a database of codex-mem."""
         return set(tables) >= database.MARKS
 
     def has_name(self, path: Path) -> bool:
-        """Whether an unreadable file is a store, judged by its name."""
+        """Whether a file that cannot be read has the name of a store's database."""
         return path.name == database.FILE
 
     def describe(self, path: Path) -> str | None:
@@ -49,7 +49,7 @@ class CodexMem(System):
         return tr("the vectors of {notes}; use that path instead", notes=printable(notes))
 
     def locate(self, path: Path) -> Located:
-        """Return the store at a path."""
+        """Describe the store at a path that :meth:`store_at` returned."""
         # The sidecar and any replacement belong next to the real file.
         real = links.real_path(path) if path.is_symlink() else path
         return Located(kind=self.kind, path=real, tree=FolderTree(real.parent))
@@ -60,7 +60,11 @@ class CodexMem(System):
         yield database.sidecar_path(found.path).name
 
     def text_vectors(self, found: Located) -> Iterator[StoredVectors]:
-        """Yield the vectors of the sidecar that belong to the current text of a note; see :class:`System`."""
+        """Yield the vectors of the sidecar that belong to the current text of a note, by the hash of the text.
+
+        Raises:
+            SourceUnreadable: the database or the sidecar cannot be read.
+        """
         path = database.sidecar_path(found.path)
         try:
             with (
@@ -78,22 +82,25 @@ class CodexMem(System):
             raise SourceUnreadable(path=found.path, reason=error) from error
 
     def guard_rows(self, db: apsw.Connection) -> AbstractContextManager[None]:
-        """Reject changes to protected rows within the context. Other files are not affected."""
+        """Context in which changes to notes that the user excluded are rejected; see :func:`guard_excluded_notes`."""
         return database.guard_excluded_notes(db)
 
     def part_names(self, found: Located) -> dict[str, str]:
-        """Map the id of each part to its name; empty if they cannot be read."""
+        """Map the id of each project of a store to its name; empty if the database cannot be read."""
         with contextlib.suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.open_readonly(found.path) as db:
             return {key: project.name for key, project in database.read_projects(db).items()}
         return {}
 
     def changeable_paths(self, found: Located) -> frozenset[str] | None:
-        """Return the paths that may change, if other stores can be in the same folder; None: all of them."""
+        """Return the names of the only files beside the database that may change: the store's own."""
         return frozenset(self.databases(found))
 
 
 def _read_vectors(db: apsw.Connection, side: apsw.Connection, meta: sidecar.SidecarMeta) -> Iterator[TextVector]:
-    """Yield the vector of each note that has one of its current text."""
+    """Yield (text hash, vector) of each note whose vector is of its current text.
+
+    ``side`` and ``meta`` are the open sidecar and its identity row.
+    """
     vectors = sidecar.SidecarVectors(side, meta)
     for note in database.NoteReader(db, vectors).iterate():
         if note.has_vector:

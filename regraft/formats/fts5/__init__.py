@@ -69,7 +69,7 @@ class IndexSegment(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The structure record: segments by level, newest level first; in each level the oldest segment first."""
+    """The structure record of an index: its segments by level, newest level first, oldest segment first."""
 
     cookie: bytes
     levels: tuple[tuple[IndexSegment, ...], ...]
@@ -82,7 +82,7 @@ class Structure:
 
     @classmethod
     def read(cls, record: bytes) -> Structure:
-        """Parse the record.
+        """Parse a structure record.
 
         Raises:
             IndexBuildRefused: the record has another form, or segments are being merged.
@@ -93,14 +93,19 @@ class Structure:
         level_count, segment_count, written = _take_numbers(numbers, 3)
         if max(level_count, segment_count) > MAX_SEGMENTS:
             raise IndexBuildRefused("the list of segments is too long")
-        levels = tuple(_parse_level(numbers) for _ in range(level_count))
-        found = cls(record[:_COOKIE_BYTES], levels, written)
+        levels: list[tuple[IndexSegment, ...]] = []
+        for _ in range(level_count):
+            merging, count = _take_numbers(numbers, 2)
+            if merging or count > MAX_SEGMENTS:
+                raise IndexBuildRefused("segments are being merged")
+            levels.append(tuple(IndexSegment(*_take_numbers(numbers, 3)) for _ in range(count)))
+        found = cls(record[:_COOKIE_BYTES], tuple(levels), written)
         if len(found.segments) != segment_count or next(numbers, None) is not None:
             raise IndexBuildRefused("the list of segments does not add up")
         return found
 
     def record(self) -> bytes:
-        """Encode the record."""
+        """Encode the structure record."""
         numbers = [len(self.levels), len(self.segments), self.written]
         for level in self.levels:
             numbers += [0, len(level)]
@@ -109,16 +114,8 @@ class Structure:
         return self.cookie + encode_varints(numbers)
 
 
-def _parse_level(numbers: Iterator[int]) -> tuple[IndexSegment, ...]:
-    """Parse the segments of a level; raises IndexBuildRefused while they are being merged."""
-    merging, count = _take_numbers(numbers, 2)
-    if merging or count > MAX_SEGMENTS:
-        raise IndexBuildRefused("segments are being merged")
-    return tuple(IndexSegment(*_take_numbers(numbers, 3)) for _ in range(count))
-
-
 def _take_numbers(numbers: Iterator[int], count: int) -> list[int]:
-    """Take the next ``count`` numbers; raises IndexBuildRefused if there are fewer."""
+    """Return the next ``count`` numbers; raises IndexBuildRefused if there are fewer."""
     found = list(islice(numbers, count))
     if len(found) < count:
         raise IndexBuildRefused("the list of segments is cut off")
@@ -126,7 +123,7 @@ def _take_numbers(numbers: Iterator[int], count: int) -> list[int]:
 
 
 def read_record(db: apsw.Connection, table: str, number: int) -> bytes:
-    """Return a row of the index's ``data`` table, or empty bytes if it does not exist."""
+    """Return the row with a number of the ``data`` table of the index ``table``; empty if it does not exist."""
     found: Any = db.execute(f"SELECT block FROM {table}_data WHERE id = ?", (number,)).get
     return bytes(found or b"")
 
@@ -137,7 +134,7 @@ def encode_varints(numbers: Iterable[int]) -> bytes:
 
 
 def _parse_varints(record: bytes) -> Iterator[int]:
-    """Decode the varints of a record; raises IndexBuildRefused if one is malformed."""
+    """Yield the varints of a record; raises IndexBuildRefused if one is malformed."""
     at = 0
     while at < len(record):
         try:
@@ -166,7 +163,7 @@ class _Level(msgspec.Struct):
 
 
 class DoclistIndex:
-    """Builds the doclist index of one term.
+    """Builds the doclist index of one term: the first rowid on each page that the term spans.
 
     Args:
         page: the page in which the term begins.
@@ -181,7 +178,13 @@ class DoclistIndex:
         self._pages = 0
 
     def add_page(self, page: int, row: int, *, has_term: bool) -> None:
-        """Add the next page; ``row``: its first rowid of this term, or 0; ``has_term``: another term begins on it."""
+        """Add the next page of the segment.
+
+        Args:
+            page: number of the page.
+            row: first rowid on it that belongs to this term, or 0.
+            has_term: whether another term begins on it.
+        """
         if not has_term:
             self._pages += 1
         if row:
@@ -190,7 +193,7 @@ class DoclistIndex:
             self._levels[0].data += b"\0"
 
     def _add_to_level(self, height: int, page: int, row: int) -> None:
-        """Add a pointer to a page to one level of the doclist index; a full page moves up a level."""
+        """Add a pointer (page and its first rowid) to one level of the doclist index; a full page moves up a level."""
         if height == len(self._levels):
             self._levels.append(_Level(self._page))
         level = self._levels[height]
@@ -212,7 +215,10 @@ class DoclistIndex:
         level.last = row
 
     def pages(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield level, page number and content of each page; nothing if the term fills too few pages."""
+        """Yield (level, page number, content) of each page of the doclist index.
+
+        Nothing if the term fills too few pages to need one.
+        """
         if self._pages < MIN_INDEXED_PAGES or not self._levels:
             return
         yield from self._full
@@ -246,7 +252,7 @@ _SEGMENT = 1
 
 
 class IndexWriter:
-    """Fills an index as part of the caller's transaction. Single use.
+    """Writes finished pages into an empty index as part of the caller's transaction. Single use.
 
     Raises:
         IndexBuildRefused: the index has another format version, or is not empty.
@@ -271,7 +277,7 @@ class IndexWriter:
         self._cookie = structure.cookie
 
     def add_counts(self, counts: Iterable[tuple[int, int]]) -> None:
-        """Write the number of tokens of each row."""
+        """Write the number of tokens of each row, given as (rowid, number)."""
 
         def counted() -> Iterator[tuple[int, bytes]]:
             """Yield rows with their token counts, and add them up."""
@@ -298,7 +304,7 @@ class IndexWriter:
             self._write_terms()
 
     def _register_page(self, page: Page) -> int:
-        """Return the number of the next page and record the term that begins on it."""
+        """Return the number of the next page, and begin the doclist index of the last term that begins on it."""
         self._page += 1
         if self._last is not None:
             self._last[2].add_page(self._page, page.row, has_term=page.separator is not None)
@@ -310,7 +316,7 @@ class IndexWriter:
         return self._page
 
     def _end_term(self) -> None:
-        """Write the pages of the last term's doclist index, and the term into the list of terms."""
+        """Write the doclist index of the last term, and put the term into the list of terms."""
         if self._last is None:
             return
         page, separator, doclist = self._last
@@ -322,6 +328,7 @@ class IndexWriter:
         self._last = None
 
     def _write_terms(self) -> None:
+        """Write the listed terms, each with the page on which it begins."""
         insert = f"INSERT INTO {self._index.table}_idx (segid, term, pgno) VALUES (?, ?, ?)"
         self._db.executemany(insert, self._terms)
         self._terms.clear()
@@ -350,12 +357,12 @@ class IndexWriter:
 
 
 def _page_id(page: int, kind: int = 0) -> int:
-    """Return the row id of a page of the segment."""
+    """Return the row id of a page of the segment; ``kind`` are the bits that mark a page of a doclist index."""
     return (_SEGMENT << SEGMENT_SHIFT) + kind + page
 
 
 def _verify_rows(db: apsw.Connection, index: IndexNames, rows: int) -> None:
-    """Raise IndexBuildRefused unless the index has exactly the rows of the texts, and samples agree."""
+    """Raise IndexBuildRefused unless the index has exactly the ``rows`` texts, and samples of it are right."""
     named = f"FROM {index.texts} WHERE {index.number} IS NOT NULL"
     for what in (f"{index.table}_docsize", f"(SELECT {index.number} {named})"):
         if db.execute(f"SELECT count(*) FROM {what}").get != rows:
@@ -370,9 +377,12 @@ def _verify_rows(db: apsw.Connection, index: IndexNames, rows: int) -> None:
 
 
 def _verify_sample(db: apsw.Connection, index: IndexNames, first: int) -> None:
-    """Verify that a term matches exactly the rows that contain it, among the rows from ``first`` on.
+    """Verify that the index finds a term in exactly the texts that contain it, among those from rowid ``first`` on.
 
     Texts are compared here rather than with LIKE, because LIKE stops at a NUL character and the tokenizer skips it.
+
+    Raises:
+        IndexBuildRefused: the index finds other rows.
     """
     row_range = f"BETWEEN ?1 AND ?1 + {SAMPLE_ROWS}"
     texts: Any = db.execute(
@@ -404,9 +414,9 @@ def _verify_sample(db: apsw.Connection, index: IndexNames, first: int) -> None:
 
 
 def _choose_term(text: str) -> str | None:
-    """Return three alphanumeric characters of a lower-case text that are ASCII or caseless, or None.
+    """Choose a term to search for: three letters or digits of a text that are ASCII or have no case, or None.
 
-    The search starts in the middle of the text.
+    ``text`` is lower-case. The search starts in its middle.
     """
     middle = len(text) // 2
     for start in (*range(middle, len(text) - 2), *range(min(middle, len(text) - 2))):
@@ -436,17 +446,18 @@ _FILES = ("texts-*", "run-*", "runs", "pages-*")
 
 
 def sort_texts(job: SortJob) -> list[tuple[SortedRun, list[int]]]:
-    """Run :func:`regraft.formats.fts5.segment.sort_texts`."""
+    """Run :func:`regraft.formats.fts5.segment.sort_texts` in a worker process."""
     runs: list[tuple[SortedRun, list[int]]] = _load_worker_module().sort_texts(job)
     return runs
 
 
 def build_range_pages(job: RangeJob) -> int:
-    """Run :func:`regraft.formats.fts5.segment.build_range_pages`."""
+    """Run :func:`regraft.formats.fts5.segment.build_range_pages` in a worker process."""
     return int(_load_worker_module().build_range_pages(job))
 
 
 def _load_worker_module() -> Any:
+    """Import the module that does the work, which needs NumPy."""
     return import_module("regraft.formats.fts5.segment")
 
 
@@ -460,7 +471,7 @@ class FullTextBuilder:
 
     Args:
         folder: directory for temporary files; may be modified.
-        pool: the worker processes.
+        processes: the worker processes.
         arguments: column and tokenizer arguments of the FTS5 table.
         run_characters: characters sorted by one job.
         range_bytes: approximate bytes of doclists in one range of pages.
@@ -495,7 +506,7 @@ class FullTextBuilder:
         self._problem: str | None = None
 
     def add(self, rowid: int, text: str) -> None:
-        """Add a text."""
+        """Add a text with its rowid."""
         if self._problem is not None:
             return
         try:
@@ -508,7 +519,7 @@ class FullTextBuilder:
             self._give_up(error)
 
     def end(self) -> None:
-        """Queue the last texts. No text may be added afterwards."""
+        """Queue the sorting of the last texts. No text may be added afterwards."""
         self._has_ended = True
         try:
             if self._texts is not None:
@@ -541,7 +552,7 @@ class FullTextBuilder:
                 durable.remove(path, missing_ok=True)
 
     def _queue_sort(self) -> None:
-        """Queue the sorting of the collected texts."""
+        """Queue a job that sorts the collected texts."""
         assert self._texts is not None
         self._texts.close()
         into = self._folder / f"run-{self._sorts}"
@@ -611,7 +622,7 @@ class FullTextBuilder:
 
 
 def split_ranges(samples: Iterable[list[int]], most: int) -> list[tuple[int, int]]:
-    """Split all trigrams into ranges with about ``most`` bytes of doclists, or of a single frequent trigram.
+    """Split all trigrams into ranges [low, high) with about ``most`` bytes of doclists, or of one frequent trigram.
 
     Args:
         samples: for each run, the trigram at every ``SAMPLE_BYTES`` of its doclists.
@@ -637,7 +648,7 @@ def split_ranges(samples: Iterable[list[int]], most: int) -> list[tuple[int, int
 
 
 def _read_run_numbers(run: SortedRun, first: int, count: int) -> array[int]:
-    """Read ``count`` 8-byte integers from a run, starting at number ``first``."""
+    """Read ``count`` 8-byte integers at the beginning of a run's file, skipping ``first`` of them."""
     numbers = array("q")
     with run.path.open("rb") as file:
         file.seek(first * numbers.itemsize)
@@ -655,7 +666,7 @@ def open_full_text_builder(
 
     Args:
         text_bytes: approximate total size of the texts.
-        arguments: see :class:`Sorting`.
+        arguments: column and tokenizer arguments of the FTS5 table.
         beside: parent directory of the temporary files; None for the system's.
         ready: existing worker processes; by default new ones are started and stopped at the end.
     """

@@ -25,7 +25,7 @@ class TextFile:
         self._file: BinaryIO = durable.open_binary(path, "xb")
 
     def add(self, rowid: int, text: str) -> None:
-        """Append a text."""
+        """Append a text with its rowid."""
         raw = text.encode()
         self._file.write(_TEXT_HEADER.pack(rowid, len(raw)) + raw)
         self.rows += 1
@@ -37,7 +37,7 @@ class TextFile:
 
 
 def read_texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each rowid and text of a file that :class:`TextFile` wrote."""
+    """Yield (rowid, text) of each text in a file that :class:`TextFile` wrote."""
     with path.open("rb") as file:
         while head := file.read(_TEXT_HEADER.size):
             rowid, length = _TEXT_HEADER.unpack(head)
@@ -62,7 +62,7 @@ SAMPLE_BYTES = 1 << 15
 
 
 class SortJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Sort the trigrams of the texts in one file.
+    """A job: sort the trigrams of the texts in the file ``texts`` and write the run ``into`` a file.
 
     ``arguments`` are the column and tokenizer arguments of the FTS5 table.
     """
@@ -88,13 +88,13 @@ class SortedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_runs(path: Path, runs: Iterable[SortedRun]) -> None:
-    """Write a list of runs to a file in the directory of the runs."""
+    """Write a list of sorted runs to a file in the same directory."""
     lines = (f"{run.path.name} {run.rows} {run.terms} {run.marks} {run.stream_bytes}\n" for run in runs)
     durable.put_bytes(path, "".join(lines).encode())
 
 
 def read_runs(path: Path) -> Iterator[SortedRun]:
-    """Yield the runs listed in a file.
+    """Yield the sorted runs that a file lists.
 
     Raises:
         OSError: the file cannot be read.
@@ -106,7 +106,10 @@ def read_runs(path: Path) -> Iterator[SortedRun]:
 
 
 class RangeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Build the pages for trigrams from ``low`` (included) to ``high`` (excluded), from the runs listed in ``runs``."""
+    """A job: build the index pages for the trigrams from ``low`` (included) to ``high`` (excluded).
+
+    ``runs`` is the file that lists the sorted runs.
+    """
 
     runs: Path
     low: int
@@ -136,7 +139,7 @@ _BUFFER_BYTES = 1 << 18
 
 
 def write_pages(file: BinaryIO, pages: Iterable[Page]) -> int:
-    """Append pages to an open file and return their number."""
+    """Append index pages to an open file and return their number."""
     parts: list[bytes] = []
     count = 0
     for count, page in enumerate(pages, 1):
@@ -150,7 +153,7 @@ def write_pages(file: BinaryIO, pages: Iterable[Page]) -> int:
 
 
 def read_pages(path: Path) -> Iterator[Page]:
-    """Yield the pages in a file.
+    """Yield the index pages in a file.
 
     Raises:
         IndexBuildRefused: the file is not whole.

@@ -53,7 +53,7 @@ def varint_lengths(numbers: NDArray[Any]) -> Bytes:
 
 
 def write_all_varints(stream: Bytes, *groups: Varints) -> None:
-    """Encode groups of numbers that together fill a stream completely.
+    """Encode groups of numbers as varints that together fill a stream completely.
 
     Final bytes are written last. So every number may write two bytes unconditionally: for a one-byte number, the extra
     byte falls on the last byte of the preceding number (for the first number, of the last one), which is written later.
@@ -68,13 +68,13 @@ def write_all_varints(stream: Bytes, *groups: Varints) -> None:
 
 
 def write_varints(stream: Bytes, group: Varints) -> None:
-    """Encode numbers at their places in a stream that also holds other bytes."""
+    """Encode a group of numbers as varints at their offsets in a stream that also holds other bytes."""
     _write_leading_bytes(stream, group, 1)
     stream[group.ends - 1] = group.numbers.astype(np.uint8) & 0x7F
 
 
 def _write_leading_bytes(stream: Bytes, group: Varints, least: int) -> None:
-    """Write the bytes that are followed by at least ``least`` bytes of the same number."""
+    """Write those bytes of the numbers that at least ``least`` more bytes of the same number follow."""
     numbers, lengths, ends = group
     for back in range(least, int(lengths.max(initial=1))):
         longer = np.flatnonzero(lengths > back)
@@ -93,7 +93,7 @@ _NO_KEY = (1 << KEY_BITS) - 1
 
 
 class CaseFolding:
-    """Case folding of characters, as reported by FTS5's own tokenizer.
+    """Case folding of characters, as FTS5's own tokenizer does it.
 
     Args:
         arguments: column ``text`` and tokenizer arguments of the FTS5 table.
@@ -107,7 +107,9 @@ class CaseFolding:
         self._is_known[0] = True
 
     def fold(self, characters: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the folded form of each character; 0 for a skipped one. ``characters`` are distinct and ascending.
+        """Return the folded code point of each character; 0 for one that the tokenizer skips.
+
+        ``characters`` are code points, distinct and ascending.
 
         Raises:
             IndexBuildRefused: the tokenizer makes no trigrams, or does something else than to fold each character.
@@ -119,7 +121,7 @@ class CaseFolding:
         return self._folded[characters]
 
     def _query_fts5(self, db: apsw.Connection, characters: list[int]) -> None:
-        """Index a text that repeats each character three times: every third trigram shows the folded character."""
+        """Learn the folded form of characters from FTS5: index a text that repeats each of them three times."""
         db.execute(f"CREATE VIRTUAL TABLE folding USING fts5 ({self._arguments}, content = '')")
         db.execute("CREATE VIRTUAL TABLE folded USING fts5vocab (folding, instance)")
         db.execute("INSERT INTO folding (rowid, text) VALUES (1, 'abcd')")
@@ -167,11 +169,11 @@ def sort_trigrams(texts: Sequence[str], folding: CaseFolding) -> Trigrams | None
     """Return the sorted trigrams of texts, or None if the texts and their alphabet are too large for one key.
 
     Raises:
-        IndexBuildRefused: see :meth:`Folding.fold`.
+        IndexBuildRefused: see :meth:`CaseFolding.fold`.
         UnicodeEncodeError: a text has a surrogate.
     """
     characters = np.frombuffer("".join(texts).encode("utf-32-le"), dtype="<u4").astype(np.int64)
-    alphabet, digits = _digits(characters, folding)
+    alphabet, digits = _to_digits(characters, folding)
     lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
     if not digits.all():
         lengths = np.bincount(np.repeat(np.arange(len(texts)), lengths)[digits != 0], minlength=len(texts))
@@ -189,8 +191,11 @@ def sort_trigrams(texts: Sequence[str], folding: CaseFolding) -> Trigrams | None
     )
 
 
-def _digits(characters: Numbers, folding: CaseFolding) -> tuple[list[int], Numbers]:
-    """Return the folded alphabet (ascending, beginning with 0) and the index of each character in it."""
+def _to_digits(characters: Numbers, folding: CaseFolding) -> tuple[list[int], Numbers]:
+    """Fold the characters of all texts; return the alphabet of folded characters and each character's index in it.
+
+    The alphabet is ascending and begins with 0.
+    """
     is_there = np.zeros(CODE_POINTS, dtype=np.bool_)
     is_there[characters] = True
     different = np.flatnonzero(is_there)
@@ -202,7 +207,13 @@ def _digits(characters: Numbers, folding: CaseFolding) -> tuple[list[int], Numbe
 
 
 def _sort_keys(digits: Numbers, lengths: Numbers, bits: _Bits) -> Numbers:
-    """Return the sorted keys of texts whose characters are given as digits."""
+    """Return the sorted keys of all trigrams of texts.
+
+    Args:
+        digits: index in the alphabet of each character of all texts.
+        lengths: number of characters of each text.
+        bits: bits of a key.
+    """
     keys = np.empty(max(len(digits) - CHARACTERS + 1, 0), dtype=np.int64)
     ends = np.cumsum(lengths)
     # For each text, the number that turns a character's index into the low bits of its key.
@@ -244,7 +255,7 @@ _MARK = np.dtype([("start", "<i4"), ("row", "<i4")])
 
 
 def mark_step(page_bytes: int) -> int:
-    """Return the distance in bytes between two marks."""
+    """Return the distance in bytes between two marks, which locate rows in a run."""
     return max(page_bytes // 64, 1)
 
 
@@ -252,7 +263,15 @@ def mark_step(page_bytes: int) -> int:
 
 
 class _Stream(msgspec.Struct, frozen=True, kw_only=True):
-    """Encoded doclists: bytes, offset of each row, rowids, terms, and the index of the first row of each doclist."""
+    """Encoded doclists (row lists of one trigram each).
+
+    Attributes:
+        data: the bytes.
+        starts: offset of each row.
+        rows: rowid of each row.
+        terms: the trigram of each doclist.
+        doclists: index of the first row of each doclist.
+    """
 
     data: Bytes
     starts: NDArray[Any]
@@ -262,7 +281,16 @@ class _Stream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_run(found: Trigrams, rows: Numbers, into: Path, page_bytes: int) -> tuple[SortedRun, list[int]]:
-    """Write the doclists of texts with these rowids; return the run and samples of its trigrams at equal distances.
+    """Write the doclists of texts to a new file.
+
+    Args:
+        found: the sorted trigrams of the texts.
+        rows: rowid of each text.
+        into: the new file.
+        page_bytes: FTS5's ``pgsz``.
+
+    Returns:
+        The run, and samples of its trigrams at equal distances.
 
     Raises:
         OSError: the file cannot be written.
@@ -270,10 +298,16 @@ def write_run(found: Trigrams, rows: Numbers, into: Path, page_bytes: int) -> tu
     made = _encode_doclists(found, rows)
     terms, count = _to_code_points(found, made.terms), len(made.terms)
     doclists = np.empty(count + 1, dtype=_DOCLIST)
-    doclists["first"][:-1], doclists["last"][:-1] = made.rows[made.doclists], made.rows[_ends(made.doclists, made.rows)]
+    last_rows = np.append(made.doclists[1:], len(made.rows))[: len(made.doclists)] - 1
+    doclists["first"][:-1], doclists["last"][:-1] = made.rows[made.doclists], made.rows[last_rows]
     doclists["start"][:-1] = made.starts[made.doclists] + 1
     doclists[-1] = 0, 0, len(made.data) + 1
-    marks = _place_marks(made, mark_step(page_bytes))
+    # A mark for every few bytes of the stream: offset and rowid of the next row.
+    edges = np.arange(0, len(made.data), mark_step(page_bytes))
+    nearest = np.searchsorted(made.starts, edges.astype(np.int32))
+    marks = np.zeros(len(edges), dtype=_MARK)
+    marks["start"] = np.append(made.starts, np.int32(len(made.data)))[nearest]
+    marks["row"] = np.append(made.rows, np.int32(0))[nearest]
     with durable.open_binary(into, "xb") as file:
         for array in (rows.astype(_ROW), found.counts.astype(_ROW), terms.astype(_TERM), doclists, marks, made.data):
             file.write(array.data)
@@ -285,13 +319,8 @@ def write_run(found: Trigrams, rows: Numbers, into: Path, page_bytes: int) -> tu
     return run, terms[samples].tolist()
 
 
-def _ends(starts: Numbers, rows: NDArray[np.int32]) -> Numbers:
-    """Return the index of the last row of each doclist, given the index of its first."""
-    return np.append(starts[1:], len(rows))[: len(starts)] - 1
-
-
 def _to_code_points(found: Trigrams, numbers: Numbers) -> Numbers:
-    """Convert trigrams from indexes into the alphabet to code points."""
+    """Convert trigrams from indexes in the alphabet of ``found`` to code points."""
     alphabet = np.array(found.alphabet, dtype=np.int64)
     terms = np.zeros(len(numbers), dtype=np.int64)
     for digit in reversed(range(CHARACTERS)):
@@ -300,18 +329,8 @@ def _to_code_points(found: Trigrams, numbers: Numbers) -> Numbers:
     return terms
 
 
-def _place_marks(made: _Stream, step: int) -> NDArray[np.void]:
-    """Return, for every ``step`` bytes, the start of the next row and its rowid."""
-    edges = np.arange(0, len(made.data), step)
-    nearest = np.searchsorted(made.starts, edges.astype(np.int32))
-    marks = np.zeros(len(edges), dtype=_MARK)
-    marks["start"] = np.append(made.starts, np.int32(len(made.data)))[nearest]
-    marks["row"] = np.append(made.rows, np.int32(0))[nearest]
-    return marks
-
-
 def _encode_doclists(found: Trigrams, rows: Numbers) -> _Stream:
-    """Encode the doclists of sorted trigrams, slice by slice; ``rows`` are the row ids."""
+    """Encode the doclists of sorted trigrams, slice by slice; ``rows`` is the rowid of each text."""
     data, starts, of_rows, terms, doclists = [], [], [], [], []
     size = count = 0
     before = -1, 0
@@ -335,12 +354,12 @@ def _encode_doclists(found: Trigrams, rows: Numbers) -> _Stream:
 
 
 def _concatenate(parts: list[NDArray[Kind]], kind: type[Kind]) -> NDArray[Kind]:
-    """Join arrays; an empty array of the type if there are none."""
+    """Join arrays; an empty array of the given type if the list is empty."""
     return np.concatenate(parts) if parts else np.empty(0, dtype=kind)
 
 
 def _slices(found: Trigrams) -> Iterator[tuple[int, int]]:
-    """Yield ranges of keys; each begins with a new row."""
+    """Yield (first, end) of consecutive ranges of the sorted keys; each begins with a new row."""
     first = 0
     while first < len(found.keys):
         last = _next_row(found, first + _SLICE)
@@ -349,7 +368,7 @@ def _slices(found: Trigrams) -> Iterator[tuple[int, int]]:
 
 
 def _next_row(found: Trigrams, near: int) -> int:
-    """Return the first index from ``near`` on where another row or another trigram begins."""
+    """Return the first index of a key, from ``near`` on, at which another row or another trigram begins."""
     step = 1 << 10
     while near < len(found.keys):
         rows = found.keys[near - 1 : near + step] >> found.place_bits
@@ -361,7 +380,15 @@ def _next_row(found: Trigrams, near: int) -> int:
 
 
 def _encode_slice(found: Trigrams, keys: Numbers, rows: Numbers, term_before: int, row_before: int) -> _Stream:
-    """Encode the doclists of a range of keys that begins with a new row."""
+    """Encode the doclists of a range of keys that begins with a new row.
+
+    Args:
+        found: all sorted trigrams.
+        keys: the range of keys.
+        rows: rowid of each text.
+        term_before: trigram of the key before the range.
+        row_before: rowid of the key before the range.
+    """
     is_row = np.ones(len(keys), dtype=np.bool_)
     np.greater_equal(keys[1:] ^ keys[:-1], 1 << found.place_bits, out=is_row[1:])
     docs = np.flatnonzero(is_row)
@@ -385,7 +412,7 @@ def _encode_slice(found: Trigrams, keys: Numbers, rows: Numbers, term_before: in
 
 
 def _encode_rows(docs: Numbers, steps: Numbers, row_steps: Numbers) -> tuple[Bytes, Numbers]:
-    """Return the encoded rows with their positions, and the offset of each row.
+    """Encode rows with their positions; return the bytes and the offset of each row.
 
     Args:
         docs: index of the first position of each row.
@@ -425,7 +452,7 @@ def differs_from_previous(numbers: Numbers) -> NDArray[np.bool_]:
 
 
 def _distances(numbers: Numbers) -> Numbers:
-    """Return the difference of each number to the previous one; of the first to 0."""
+    """Return the difference of each number to the previous one; the first number is unchanged."""
     distances = np.empty(len(numbers), dtype=np.int64)
     distances[0] = numbers[0]
     np.subtract(numbers[1:], numbers[:-1], out=distances[1:])
@@ -454,7 +481,7 @@ class Doclists(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def merge_runs(cls, parts: list[Doclists]) -> Doclists:
-        """Return the doclists of several runs, sorted by trigram, and for each trigram in the order of the runs."""
+        """Merge the doclists of several runs: sorted by trigram, and for each trigram in the order of the runs."""
         terms = np.concatenate([part.terms for part in parts])
         order = np.argsort(terms, kind="stable")
         data = [part.data for part in parts]
@@ -473,7 +500,7 @@ class Doclists(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_run(run: SortedRun, low: int, high: int, page_bytes: int) -> Doclists:
-    """Read the doclists of a run for trigrams from ``low`` (included) to ``high`` (excluded).
+    """Read the doclists of a run for the trigrams from ``low`` (included) to ``high`` (excluded).
 
     Raises:
         IndexBuildRefused: the run is not what was written.

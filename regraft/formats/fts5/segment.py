@@ -64,7 +64,7 @@ _LONG_BYTES = 64
 
 
 class _Before(NamedTuple):
-    """The previous term, its encoded bytes, and its last rowid."""
+    """What precedes a range of doclists: the last term, its encoded bytes, and its last rowid."""
 
     term: int
     name: bytes
@@ -160,11 +160,11 @@ class _Part:
         self._listed, self._listed_at = listed.tobytes(), np.concatenate(([0], ends))
 
     def _name(self, term: int) -> bytes:
-        """Return the encoded bytes of a term."""
+        """Return the encoded bytes of the term with an index in this range."""
         return self._term_bytes[term, : self._name_bytes[term]].tobytes()
 
     def _encode(self, rows: Numbers) -> None:
-        """Encode all doclists and record where each begins."""
+        """Encode all doclists and record where each begins; ``rows`` is the number to write for each first row."""
         row_bytes = runs.varint_lengths(rows)
         head_bytes = row_bytes.astype(np.int64)
         self._head_bytes = 2 + self._name_bytes - self._shared_prefix_lengths
@@ -187,7 +187,10 @@ class _Part:
         self._bytes = stream.tobytes()
 
     def _join_doclists(self, heads: bytes, head_ends: list[int]) -> bytes:
-        """Return the doclists, each after its header."""
+        """Return the doclists one after the other, each after its header.
+
+        ``heads`` are all headers, and ``head_ends`` the offset where each ends.
+        """
         data, begin = self._all.data, 0
         parts: list[bytes] = []
         for end, start, stop in zip(head_ends, self._starts.tolist(), self._ends.tolist(), strict=True):
@@ -196,7 +199,10 @@ class _Part:
         return b"".join(parts)
 
     def _put_heads(self, stream: Bytes, rows: Varints, starts: Numbers) -> None:
-        """Write the headers of all doclists: term, if it is a new one, and first rowid."""
+        """Write the header of each doclist into a stream: its term, if that is a new one, and its first rowid.
+
+        ``starts`` is the offset of each header.
+        """
         runs.write_varints(stream, rows)
         # A term: the length that it shares with the one before it, the length of the rest, and the rest.
         term_starts = starts[self._terms]
@@ -211,7 +217,7 @@ class _Part:
     # --- page boundaries ---------------------------------------------------------------------------------------------
 
     def _find_cuts(self) -> Iterator[_Cut]:
-        """Yield the beginning of each page, and the end."""
+        """Yield the place where each page begins, and the end."""
         listed = _LISTED_BYTES * np.cumsum(self._is_term)
         costs = self._offsets + np.concatenate(([0], listed))
         room, end = self._page_bytes - _HEAD.size - _PAGE_SLACK, int(self._offsets[-1])
@@ -233,14 +239,17 @@ class _Part:
         yield _Cut(end, len(self._starts), -1, 0)
 
     def _cut_before_doclist(self, doclist: int) -> _Cut:
-        """Return the page start directly before a doclist."""
+        """Return the cut that lets a page begin directly before the doclist with an index."""
         at = int(self._offsets[doclist])
         if doclist == len(self._starts) or self._is_term[doclist]:
             return _Cut(at, doclist, -1, 0)
         return _Cut(at, doclist, at, int(self._firsts[doclist]))
 
     def _cut_inside(self, doclist: int, limit: int, above: int) -> _Cut | None:
-        """Return the last possible page start in a doclist, after its first row and up to ``limit``, or None."""
+        """Return the last possible cut inside of a doclist, or None.
+
+        The cut is behind the doclist's first row and the offset ``above``, and at most at the offset ``limit``.
+        """
         shift, start, marks = int(self._shifts[doclist]), int(self._starts[doclist]), self._all.marks
         mark = int(marks.searchsorted(limit - shift, side="right"))
         row_at = int(marks[mark - 1]) if mark else -1
@@ -252,7 +261,7 @@ class _Part:
         return _Cut(row_at + shift, doclist, row_at + shift, int(self._all.mark_rows[mark - 1]))
 
     def _cut_between_positions(self, doclist: int, limit: int, mark: int) -> _Cut:
-        """Return the page start at or before ``limit`` that does not split a varint."""
+        """Return the last cut up to the offset ``limit`` that splits no varint; ``mark``: index of the next mark."""
         at = limit
         while self._bytes[at - 1] >= 0x80:
             at -= 1
@@ -262,7 +271,7 @@ class _Part:
         return self._cut_before_doclist(doclist + 1)._replace(at=at, doclist=doclist)
 
     def _cut_after(self, cut: _Cut) -> _Cut:
-        """Return the first possible page start after a cut, for content that exceeds one page."""
+        """Return the first possible cut after another one, for content that exceeds one page."""
         doclist = cut.doclist
         limit = max(cut.at, int(self._starts[doclist] + self._shifts[doclist])) + self._mark_step + _MOST_ROW_BYTES
         while limit < self._offsets[doclist + 1]:
@@ -275,13 +284,17 @@ class _Part:
     # --- pages -------------------------------------------------------------------------------------------------------
 
     def pages(self) -> Iterator[Page]:
+        """Yield the pages that the doclists of this range fill."""
         cuts = list(self._find_cuts())
-        first_terms = self._first_terms(np.searchsorted(self._term_offsets, [cut.at for cut in cuts]))
+        first_terms = self._find_first_terms(np.searchsorted(self._term_offsets, [cut.at for cut in cuts]))
         for (cut, following), term in zip(pairwise(cuts), first_terms, strict=True):
-            yield self._page(cut, following.at, term)
+            yield self._build_page(cut, following.at, term)
 
-    def _first_terms(self, terms: Numbers) -> list[_FirstTerm]:
-        """Return the first term of each page, given the index of the first term at or after each cut."""
+    def _find_first_terms(self, terms: Numbers) -> list[_FirstTerm]:
+        """Return the first term that begins on each page.
+
+        ``terms`` is the index of the first term at or after each cut.
+        """
         if not len(self._terms):
             return [_NO_TERM] * (len(terms) - 1)
         # Indexes beyond the last term are clipped; the looked-up values are not used.
@@ -307,8 +320,8 @@ class _Part:
             for start, count, at, head, length, shared, second, low, high in rows
         ]
 
-    def _page(self, cut: _Cut, end: int, term: _FirstTerm) -> Page:
-        """Build the page for a slice of the stream, with its header and term index."""
+    def _build_page(self, cut: _Cut, end: int, term: _FirstTerm) -> Page:
+        """Build the page from a cut to the stream offset ``end``, with its header and its term index."""
         stream, at, parts = self._bytes, cut.at, []
         size, row_at, row = _HEAD.size, 0, 0
         if 0 <= cut.row_at < end:
@@ -336,7 +349,7 @@ class _Part:
 
 
 def _encode_terms(terms: Numbers) -> tuple[Bytes, Numbers]:
-    """Return the terms of trigrams in UTF-8, one zero-padded row each, and their lengths."""
+    """Encode trigrams in UTF-8; return the terms, one zero-padded row each, and their lengths."""
     is_later = bool(np.any(terms & _LATER_PLANES))
     letters, sizes = _encode_code_points(CODE_POINTS if is_later else _PLANE)
     names = np.zeros((len(terms), _MOST_TERM_BYTES), dtype=np.uint8)
@@ -355,7 +368,7 @@ def _encode_terms(terms: Numbers) -> tuple[Bytes, Numbers]:
 
 @cache
 def _encode_code_points(count: int) -> tuple[Bytes, Bytes]:
-    """Return the first ``count`` code points in UTF-8, one zero-padded row each, and their lengths."""
+    """Encode the first ``count`` code points in UTF-8; return them, one zero-padded row each, and their lengths."""
     characters = np.arange(count, dtype=np.int32)
     sizes = np.ones(count, dtype=np.uint8)
     letters = np.zeros((count, _MOST_CHARACTER_BYTES), dtype=np.uint8)
@@ -370,7 +383,7 @@ def _encode_code_points(count: int) -> tuple[Bytes, Bytes]:
 
 
 def _shared_prefix_lengths(names: Bytes, before: bytes) -> Numbers:
-    """Return the length of the prefix that each term shares with the previous one; ``before`` precedes the first."""
+    """Return the length of the prefix that each term shares with the one before; ``before`` precedes the first."""
     first = np.frombuffer(before.ljust(_MOST_TERM_BYTES, b"\0"), dtype=np.uint8)
     others = np.concatenate((first[np.newaxis], names))[:-1]
     shared: Numbers = np.argmin(names == others, axis=1)
@@ -381,9 +394,10 @@ def _shared_prefix_lengths(names: Bytes, before: bytes) -> Numbers:
 
 
 def sort_texts(job: SortJob) -> list[tuple[SortedRun, list[int]]]:
-    """Write the runs of a batch of texts; return each with samples of its trigrams at equal distances.
+    """Sort the trigrams of a batch of texts and write them to files; return the runs.
 
-    Usually one run; several if the keys of all texts do not fit into one integer.
+    Usually one run; several if the keys of all texts do not fit into one integer. Each run comes with samples of its
+    trigrams at equal distances.
 
     Raises:
         IndexBuildRefused, UnicodeError: these texts, or this version of SQLite, are not supported.
@@ -399,7 +413,13 @@ def sort_texts(job: SortJob) -> list[tuple[SortedRun, list[int]]]:
 
 
 def _write_runs(texts: list[tuple[int, str]], into: Path, job: SortJob) -> Iterator[tuple[SortedRun, list[int]]]:
-    """Sort the trigrams of texts into runs; texts too large for one run are halved."""
+    """Write the sorted trigrams of texts as runs, yielded with samples; texts too large for one run are halved.
+
+    Args:
+        texts: rowid and text of each text.
+        into: the new file; a letter is added to its name for each half.
+        job: the job that the texts are part of.
+    """
     found = sort_trigrams([text for _, text in texts], _case_folding(job.arguments))
     if found is not None:
         rows = np.fromiter((rowid for rowid, _ in texts), dtype=np.int64, count=len(texts))
@@ -418,7 +438,7 @@ _case_folding = cache(CaseFolding)
 
 
 def build_range_pages(job: RangeJob) -> int:
-    """Write the pages for a range of trigrams to a file and return their number.
+    """Write the index pages for a range of trigrams to a file and return their number.
 
     Raises:
         IndexBuildRefused: the runs are incomplete or inconsistent.
