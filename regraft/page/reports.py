@@ -195,7 +195,6 @@ def find_missing_models(
     Returns:
         The ids, and for each missing model its id, the bases that need it, and its provider.
     """
-    wanting = [one.base for one in left if one.finding == BASE_MODEL and one.base in models]
     catalog = _read_profile_catalog(profile)
     if catalog is None:
         return [], []
@@ -205,8 +204,10 @@ def find_missing_models(
         (str(row.get("id")) for row in catalog.models or ()), key=lambda model: ("embed" not in model.lower(), model)
     )
     needed: dict[str, list[str]] = {}
-    for model, name in (models[str(base)] for base in wanting):
-        needed.setdefault(model, []).append(name)
+    for one in left:
+        if one.finding == BASE_MODEL and one.base in models:
+            model, name = models[one.base]
+            needed.setdefault(model, []).append(name)
     missing = []
     for model in needed.keys() - set(known):
         provider = model.partition(SEPARATOR)[0]

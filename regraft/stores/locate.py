@@ -500,7 +500,7 @@ def _profile_above(path: Path) -> Path | None:
 
 def _recognize_folder(path: Path, tree: Tree, folder: str) -> Located | None:
     """Recognize the store in ``folder``, a folder of the tree; return None, or the first kind that matches."""
-    metadata, index = join_path(folder, "metadata.json"), join_path(folder, INDEX_FILE)
+    metadata = join_path(folder, "metadata.json")
     backup = read_backup_metadata(tree, metadata) if tree.kind(metadata) == "file" else BackupMetadata()
     return (
         _match_v2_profile(path, tree, folder, backup)
@@ -508,7 +508,7 @@ def _recognize_folder(path: Path, tree: Tree, folder: str) -> Located | None:
         or _match_library(path, tree, folder)
         or _match_v1_profile(path, tree, folder, Kind.V1_PROFILE)
         or _match_redux_export(path, tree, folder)
-        or (Located(kind=Kind.BASE, path=path, tree=tree) if tree.kind(index) == "file" else None)
+        or _match_base(path, tree, folder)
         or _match_2_0_export(path, tree, folder)
         or _match_knowledge_folder(path, tree, folder)
         or _match_vector_folder(path, tree, folder)
@@ -566,6 +566,11 @@ def _match_redux_export(path: Path, tree: Tree, folder: str) -> Located | None:
                 kind=Kind.V1_EXPORT, path=path, tree=tree, places=locate_file_state(tree, folder, redux=file)
             )
     return None
+
+
+def _match_base(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Recognize the folder of one base."""
+    return Located(kind=Kind.BASE, path=path, tree=tree) if tree.kind(join_path(folder, INDEX_FILE)) == "file" else None
 
 
 def _match_2_0_export(path: Path, tree: Tree, folder: str) -> Located | None:
