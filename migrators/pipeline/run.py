@@ -182,9 +182,10 @@ def write_planned_bases(
         contextlib.closing(write_bases(jobs, source.tree, count, progress, helpers)) as finished,
     ):
         for done in finished:
-            if done.written.unread:
-                # Some uploads could not be read: the new fingerprint makes the next run migrate the base again.
-                mark = base_fingerprint(source, done.work.draft, done.written.unread)
+            unread = done.written.unread | done.work.unread
+            if unread:
+                # Some files could not be read: with this fingerprint, the base is migrated again once they can be.
+                mark = base_fingerprint(source, done.work.draft, unread)
                 yield replace(done, work=replace(done.work, fingerprint=mark))
             else:
                 yield done

@@ -137,7 +137,10 @@ def _hash_files(source: Located, draft: BaseDraft, unread: frozenset[str]) -> Fi
     uploads = (item.upload for item in draft.items if item.upload is not None)
     names = (find_upload(source.tree, source.places.uploads, upload) for upload in uploads)
     return FileHashes(
-        [content_mark(source.tree, name) for name in vector_file_names(source, draft)],
+        [
+            UNREADABLE if name in unread else content_mark(source.tree, name)
+            for name in vector_file_names(source, draft)
+        ],
         [UNREADABLE if name in unread else content_mark(source.tree, name) for name in names],
     )
 
@@ -153,7 +156,8 @@ def base_fingerprint(
     Args:
         source: the source.
         draft: the base.
-        unread: names of uploads that could not be read when they were copied. The fingerprint changes once they can be.
+        unread: names of files that could not be read, whatever checksums an archive states for them. The fingerprint
+            changes once they can be.
         marks: sizes and checksums of the files if they are known.
     """
     if marks is None:

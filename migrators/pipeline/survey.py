@@ -22,6 +22,7 @@ from migrators.pipeline.source_files import (
     vector_file_in_tree,
 )
 from regraft.disk import sqlite
+from regraft.disk.trees import ZipTree
 from regraft.errors import SourceUnreadable
 from regraft.formats.vector_survey import StoreProblem, VectorSurvey
 from regraft.formats.vector_table import VectorTable
@@ -53,6 +54,8 @@ class BaseJob(msgspec.Struct, frozen=True):
     #: The vector file in the source (``vectors`` may be a copy of it), and its state before the survey.
     origin: Path | None = None
     origin_mark: sqlite.FileState = ()
+    #: The name of the vector file, if it is damaged in an archive.
+    unread: frozenset[str] = frozenset()
     #: The ledger entry of what an earlier run wrote and is still in place, also if the base is migrated again.
     existing: BaseEntry | None = None
     #: Whether the index in the target is damaged, so that it is written again.
@@ -116,6 +119,7 @@ class _Surveyed(msgspec.Struct, frozen=True, kw_only=True):
     table: VectorTable | None = None
     origin: Path | None = None
     mark: sqlite.FileState = ()
+    unread: frozenset[str] = frozenset()
 
 
 class BasePlanner:
@@ -151,7 +155,7 @@ class BasePlanner:
             logger.info("base %s: no earlier run wrote it to this target", draft.id)
             # No earlier run to compare with: hashing the files waits until the free space was checked.
             return self._plan_base(position, draft, "", None, self._options)
-        mark, known = base_fingerprint(self.source, draft), read_entry(entry)
+        mark, known = self._fingerprint(draft, entry), read_entry(entry)
         is_same = entry.fingerprint == mark
         state = base_state(self._target, draft.id, known, verify=self._options.verify)
         if state is BaseState.GONE:
@@ -174,6 +178,19 @@ class BasePlanner:
         planned = replace(planned, existing=known, is_damaged=state is BaseState.DAMAGED)
         return _keep_better_base(planned, same=is_same)
 
+    def _fingerprint(self, draft: BaseDraft, entry: LedgerEntry) -> str:
+        """Return the fingerprint of a base, of which an earlier run has written ``entry``.
+
+        An intact copy of a damaged archive states the same checksums. So the fingerprint of a base whose vector file is
+        damaged in an archive is another one.
+        """
+        name, tree = vector_file_in_tree(self.source, draft), self.source.tree
+        if name and isinstance(tree, ZipTree):
+            damaged = base_fingerprint(self.source, draft, frozenset({name}))
+            if entry.fingerprint == damaged and not tree.is_intact(name):
+                return damaged
+        return base_fingerprint(self.source, draft)
+
     def _plan_base(
         self, position: int, draft: BaseDraft, mark: str, known: BaseEntry | None, options: Options
     ) -> BaseJob:
@@ -195,6 +212,7 @@ class BasePlanner:
             table=surveyed.table,
             origin=surveyed.origin,
             origin_mark=surveyed.mark,
+            unread=surveyed.unread,
             upload_bytes=upload_bytes,
         )
 
@@ -208,7 +226,8 @@ class BasePlanner:
         except SourceUnreadable as problem:
             wish = SalvageRequest(is_wanted=self._options.salvage, work=self._work, texts=texts)
             left = salvage_member(self.pipeline.salvager, self.source.tree, name, draft, problem, wish, self._keep)
-            return _Surveyed(found=left.found, vectors=left.vectors, table=left.table)
+            unread = frozenset({name} if self.source.is_archive else ())
+            return _Surveyed(found=left.found, vectors=left.vectors, table=left.table, unread=unread)
         mark = sqlite.read_file_state(origin)
         try:
             vectors = self._keep.enter_context(self.pipeline.opened(origin, self._work, self._options, draft))

@@ -414,6 +414,16 @@ class ZipTree:
         """Whether a member is a symbolic link; its bytes are then the target path."""
         return self._member(name).is_link
 
+    def is_intact(self, name: str) -> bool:
+        """Whether a member can be unpacked, and matches its checksum; reads all of it."""
+        try:
+            with self.open(name) as file:
+                while file.read(CHUNK_BYTES):
+                    pass
+        except SourceUnreadable:
+            return False
+        return True
+
     def extract(self, name: str, place: Path) -> None:
         """Write a member's bytes to ``place``.
 

@@ -930,3 +930,46 @@ def test_a_vector_file_of_which_nothing_can_be_read_is_not_offered_for_salvage(t
         (said,) = [one["message"] for one in done.document["warnings"] if one["code"] == "missing_vector_store"]
         assert "cannot be read: Data/KnowledgeBase/kb" in said, what
         assert "salvage" not in said, what
+
+
+@pytest.mark.parametrize("salvages", [False, True])
+def test_an_intact_copy_of_a_damaged_backup_completes_its_bases(tmp_path: Path, salvages: bool) -> None:
+    """Both archives state the same checksums."""
+    texts = [f"text {number}" for number in range(12)]
+    data = stored_backup(tmp_path, *texts)
+    path, whole, library = tmp_path / "damaged.zip", tmp_path / "intact.zip", tmp_path / "library"
+    whole.write_bytes(data)
+    at = "Data/KnowledgeBase/kb"
+    path.write_bytes(flipped(data, at, lambda content: content.index(vector_of("text 5")) + 15, 0x40))
+    options = ("--salvage",) if salvages else ()
+    expected = {text: vector_of(text) for text in (*texts, "two", "three")}
+
+    def migrated(source: Path) -> str:
+        done = run("migrate", source, "--to", library, "--yes", "--json", *options)
+        outcomes = {one["legacy_id"]: one["outcome"] for one in done.document["bases"]}
+        return str(outcomes["kb"])
+
+    first = migrated(path)
+    assert migrated_vectors(library).keys() == (expected.keys() - {"text 5"} if salvages else {"three"})
+    before = snapshot(library / "KnowledgeBase")
+    assert migrated(path) == ("unchanged" if salvages else first)
+    assert snapshot(library / "KnowledgeBase") == before
+    assert migrated(whole) == "written"
+    assert migrated_vectors(library) == expected
+    # The damaged one takes nothing away again.
+    assert migrated(whole) == migrated(path) == "unchanged"
+    assert migrated_vectors(library) == expected
+
+
+def test_an_intact_copy_of_a_damaged_backup_brings_an_upload(tmp_path: Path) -> None:
+    data = stored_backup(tmp_path)
+    path, whole, library = tmp_path / "damaged.zip", tmp_path / "intact.zip", tmp_path / "library"
+    whole.write_bytes(data)
+    path.write_bytes(flipped(data, "Data/Files/up-f.pdf", lambda content: len(content) // 2))
+    damaged = run("migrate", path, "--to", library, "--yes", "--json")
+    (said,) = [one["message"] for one in damaged.document["warnings"] if one["code"] == "missing_upload"]
+    assert "is damaged: Bad CRC-32" in said
+    assert not list(library.glob("KnowledgeBase/*/raw/report.pdf"))
+    run("migrate", whole, "--to", library, "--yes", "--json")
+    (upload,) = library.glob("KnowledgeBase/*/raw/report.pdf")
+    assert upload.read_bytes() == b"a pdf" * 100
