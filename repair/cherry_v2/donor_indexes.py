@@ -421,17 +421,17 @@ def open_source(path: Path, store: Store, keep: ExitStack, now_ms: int) -> BaseS
         return dataclasses.replace(keep.enter_context(open_base_source(library, None, (), "repair")), unread=unread)
 
 
-def _migrate(found: Located, keep: ExitStack, now_ms: int) -> tuple[Path, tuple[tuple[str, str], ...]]:
+def _migrate(source: Located, keep: ExitStack, now_ms: int) -> tuple[Path, tuple[tuple[str, str], ...]]:
     """Migrate v1 data, or data of a preview build, into a temporary library that exists until ``keep`` closes.
 
     Returns:
         The library's path, and pairs of the id of a base and why its vector file could not be read.
     """
-    if found.kind not in (*V1_SOURCES, *PREVIEW_SOURCES, *BASE_SOURCES):
+    if source.kind not in (*V1_SOURCES, *PREVIEW_SOURCES, *BASE_SOURCES):
         advice = tr("use a v1 backup or profile, a library, a pack, a v2 profile or backup, or a Parquet file")
-        raise SourceNotMigratable(path=found.path, what=KIND_NAMES[found.kind], advice=advice)
+        raise SourceNotMigratable(path=source.path, what=KIND_NAMES[source.kind], advice=advice)
     library = keep.enter_context(scratch.temporary_folder()) / _LIBRARY
-    report = migrators.migrate(found, library, migrators.Options(now_ms=now_ms), SilentProgress()).report
+    report = migrators.migrate(source, library, migrators.Options(now_ms=now_ms), SilentProgress()).report
     ids = {base.source_id: base.id for base in report.bases}
     unread = [one for one in report.warnings if one.code == notices.MISSING_STORE and one.base in ids]
     return library, tuple((ids[str(one.base)], one.message) for one in unread)

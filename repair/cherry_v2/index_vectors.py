@@ -144,10 +144,10 @@ class IndexScope:
         rows = self._db.execute(_LACKING_OF, {**self._values, "keys": sqlite.json_array(keys)})
         return {key: TextWithoutVector(self._text(raw, key), bool(stale)) for key, raw, stale in rows}
 
-    def _text(self, raw: bytes | None, key: str) -> str | None:
-        """Decode the bytes of a text; None if they are not UTF-8, or if ``key`` is not the hash of the text."""
+    def _text(self, raw: bytes | None, text_hash: str) -> str | None:
+        """Decode the bytes of a text; None if they are not UTF-8, or if ``text_hash`` is not their hash."""
         text = self._decoded(raw)
-        return text if text is not None and identity.text_hash(text) == key else None
+        return text if text is not None and identity.text_hash(text) == text_hash else None
 
     def write(self, vectors: Mapping[str, bytes], now_ms: int) -> WrittenCounts:
         """Write vectors by text hash in one transaction, and count them; usable vectors are not replaced."""

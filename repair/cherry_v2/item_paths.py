@@ -308,11 +308,11 @@ def find_snapshot_name(names: FreeNames, wanted: str, raw: Path, content: str) -
     """
     while True:
         path = names.take(wanted)
-        place = raw / path
-        if not file_paths.exists(place):
+        file = raw / path
+        if not file_paths.exists(file):
             return path, False
         # A stopped run may have written the snapshot.
-        if file_paths.is_file(place) and okf.strip_block(decode_utf8(links.read_bytes(place))) == content:
+        if file_paths.is_file(file) and okf.strip_block(decode_utf8(links.read_bytes(file))) == content:
             return path, True
 
 

@@ -344,30 +344,30 @@ def open_base_source(path: Path, kind: Kind | None, named: Sequence[str], comman
             )
 
 
-def _choose_advice(found: Located) -> str:
+def _choose_advice(source: Located) -> str:
     """Return the advice for the message that a source has no bases to copy."""
-    if found.kind in V1_SOURCES:
-        migrate = join_command(["regraft", "migrate", path_argument(found.path), "--to", "LIBRARY"])
+    if source.kind in V1_SOURCES:
+        migrate = join_command(["regraft", "migrate", path_argument(source.path), "--to", "LIBRARY"])
         return tr("it takes a library, which {command} writes", command=migrate)
     return tr("use a library, a pack, a backup of version 7 or a v2 profile, including its catalog")
 
 
-def _read_rows(found: Located, catalog: str) -> StoredCatalog:
+def _read_rows(source: Located, catalog: str) -> StoredCatalog:
     """Read the catalog at the path ``catalog`` in the source."""
     try:
-        with found.tree.local(catalog, None) as local:
+        with source.tree.local(catalog, None) as local:
             return read_catalog(local, data=False)
     except CatalogProblem as problem:
-        raise SourceUnreadable(path=f"{found.path}: {catalog}", reason=problem) from problem
+        raise SourceUnreadable(path=f"{source.path}: {catalog}", reason=problem) from problem
 
 
-def _archived_links(found: Located) -> tuple[str, ...]:
+def _archived_links(source: Located) -> tuple[str, ...]:
     """Return the paths of links in an archive, which cannot be copied; none for other sources."""
-    tree = found.tree
+    tree = source.tree
     if not isinstance(tree, ZipTree):
         return ()
     inside = find_inner_folder(tree)
-    names = (name for name in tree.files(found.stores.bases) if tree.is_link(name))
+    names = (name for name in tree.files(source.stores.bases) if tree.is_link(name))
     return tuple(str(PurePosixPath(name).relative_to(inside or ".")) for name in names)
 
 

@@ -151,7 +151,7 @@ def _unknown_names(db: apsw.Connection, tables: CatalogTables) -> Iterator[str]:
 
 
 def convert(old: Path, new: Path) -> None:
-    """Convert the catalog of a library by an earlier regraft to the current layout in a new file.
+    """Convert a catalog that an earlier regraft wrote for a library to the current layout, in a new file.
 
     Rows keep their order.
 
@@ -233,12 +233,12 @@ def plan(store: Store, options: UpgradeOptions) -> Plan:
     return made
 
 
-def _plan_file(store: Store, base: str, place: Place, options: UpgradeOptions) -> Plan:
+def _plan_file(store: Store, base: str, file: Place, options: UpgradeOptions) -> Plan:
     """Plan the upgrade of the index file of a base. For a file of a preview build, only report problems."""
-    if place.look.layout is IndexLayout.UNREADABLE:
-        return Plan(left=[_leave_damaged(base, place, place.look.problem)])
+    if file.look.layout is IndexLayout.UNREADABLE:
+        return Plan(left=[_leave_damaged(base, file, file.look.problem)])
     try:
-        with cherry_preview.readable_copy(store.root / place.name) as path, sqlite.open_readonly(path) as db:
+        with cherry_preview.readable_copy(store.root / file.name) as path, sqlite.open_readonly(path) as db:
             version, _ = older.read_version(db)
         if older.is_newer_version(version):
             message = tr(
@@ -246,21 +246,21 @@ def _plan_file(store: Store, base: str, place: Place, options: UpgradeOptions) -
                 named=display_text(version),
                 schema_version=SCHEMA_VERSION,
             )
-            return Plan(left=[_leave(v2.SCHEMA_VERSION, message, base, place)])
-        return Plan() if place.look.layout is IndexLayout.PREVIEW else _plan_index(store, base, place, options)
+            return Plan(left=[_leave(v2.SCHEMA_VERSION, message, base, file)])
+        return Plan() if file.look.layout is IndexLayout.PREVIEW else _plan_index(store, base, file, options)
     except _DAMAGE as error:
-        return Plan(left=[_leave_damaged(base, place, str(error))])
+        return Plan(left=[_leave_damaged(base, file, str(error))])
 
 
-def _leave_damaged(base: str, place: Place, problem: str) -> Unresolved:
+def _leave_damaged(base: str, file: Place, problem: str) -> Unresolved:
     """Report that the index file of a base cannot be read."""
-    reason = tr("{name} cannot be read: {problem}", name=place.name, problem=problem)
+    reason = tr("{name} cannot be read: {problem}", name=file.name, problem=problem)
     return Unresolved(finding=v2.UNREADABLE, reason=reason, base=base, severity="error")
 
 
-def _leave(finding: str, reason: str, base: str, place: Place, count: int = 1) -> Unresolved:
+def _leave(finding: str, reason: str, base: str, file: Place, count: int = 1) -> Unresolved:
     """Report that the index file of a base is not upgraded, and why; ``count`` is the number of rows concerned."""
-    return Unresolved(finding=finding, reason=reason, base=base, subject=place.name, count=count, severity="error")
+    return Unresolved(finding=finding, reason=reason, base=base, subject=file.name, count=count, severity="error")
 
 
 # --- index files -----------------------------------------------------------------------------------------------------
@@ -306,34 +306,34 @@ class _IndexState(msgspec.Struct, frozen=True, kw_only=True):
         return self.findings == (v2.SCHEMA_VERSION,) and self.version != 1 and not self.is_refused
 
 
-def _plan_index(store: Store, base: str, place: Place, options: UpgradeOptions) -> Plan:
+def _plan_index(store: Store, base: str, file: Place, options: UpgradeOptions) -> Plan:
     """Plan the upgrade of an index file in the layout of seven tables."""
-    made, path = Plan(), store.root / place.name
+    made, path = Plan(), store.root / file.name
     with cherry_preview.readable_copy(path) as copy, sqlite.open_readonly(copy) as db:
         state = _read_state(db, is_refused=copy != path)
         if state.previews:
             rows = format_count(state.previews, "row")
             message = tr("it has {rows} of a preview build beside v2 units; cannot tell which are valid", rows=rows)
-            made.left.append(_leave(v2.SCHEMA_PREVIEW, message, base, place, state.previews))
+            made.left.append(_leave(v2.SCHEMA_PREVIEW, message, base, file, state.previews))
         if state.is_current:
             return made
         if state.lacks_only_stamp:
-            made.changes.append(_stamp_change(base, place.name, state))
+            made.changes.append(_stamp_change(base, file.name, state))
             made.resolves.add((v2.SCHEMA_VERSION, base))
             return made
         try:
-            old = older.examine_index(db, options.now_ms, knows_base=place.base_id is not None)
+            old = older.examine_index(db, options.now_ms, knows_base=file.base_id is not None)
         except _DAMAGE as error:
-            made.left.append(_leave_damaged(base, place, str(error)))
+            made.left.append(_leave_damaged(base, file, str(error)))
             return made
     if old.problems:
         finding = v2.SCHEMA_MISSING if v2.SCHEMA_MISSING in state.findings else (state.findings or (v2.CORRUPT,))[0]
         made.left += [
-            _leave(finding, tr("it was not upgraded: {problem}", problem=problem), base, place)
+            _leave(finding, tr("it was not upgraded: {problem}", problem=problem), base, file)
             for problem in old.problems
         ]
         return made
-    made.changes.append(_rebuild_change(path, base, place, old, state))
+    made.changes.append(_rebuild_change(path, base, file, old, state))
     made.resolves |= {(finding, base) for finding in state.findings}
     return made
 
@@ -372,7 +372,7 @@ def _stamp_change(base: str, name: str, state: _IndexState) -> RowsChange:
     return RowsChange(path=name, actions=(action,), apply=apply, tables=("meta",))
 
 
-def _rebuild_change(path: Path, base: str, place: Place, old: OldIndex, state: _IndexState) -> FileChange:
+def _rebuild_change(path: Path, base: str, file: Place, old: OldIndex, state: _IndexState) -> FileChange:
     """Make the change that writes all rows of an old index, at ``path``, to a new file in the current layout."""
     size = old.bytes(path.stat().st_size)
     units, vectors = old.counts["search_unit"], old.counts["embedding"]
@@ -388,7 +388,7 @@ def _rebuild_change(path: Path, base: str, place: Place, old: OldIndex, state: _
     )
     finding = state.findings[0] if state.findings else None
     action = Action(
-        action="upgrade-index", message=message, base=base, subject=place.name, count=units, bytes=size, finding=finding
+        action="upgrade-index", message=message, base=base, subject=file.name, count=units, bytes=size, finding=finding
     )
 
     def make(new: Path) -> None:
@@ -398,10 +398,10 @@ def _rebuild_change(path: Path, base: str, place: Place, old: OldIndex, state: _
         if beside:
             raise PlanOutdated(path=path, reason=tr("it has an unfinished transaction ({name})", name=beside[0].name))
         with cherry_preview.readable_copy(path) as copy:
-            older.build_current_index(copy, new, old, str(place.base_id))
+            older.build_current_index(copy, new, old, str(file.base_id))
             kept = cherry_preview.copy_remaining_rows(copy, new) if state.previews else 0
         if kept != state.previews:
             raise PlanOutdated(path=path, reason=tr("rows of a preview build were added or removed"))
         durable.copy_mode(path, new)
 
-    return FileChange(path=place.name, actions=(action,), make=make, bytes=size)
+    return FileChange(path=file.name, actions=(action,), make=make, bytes=size)

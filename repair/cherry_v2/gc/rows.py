@@ -271,17 +271,16 @@ class IndexGarbage:
         return is_lost and garbage.finding in _OF_MATERIALS and garbage.finding not in options.only
 
     def _has_odd_keys(self, db: apsw.Connection, garbage: _Garbage) -> bool:
-        """Whether a key column by which these rows are found unneeded has values of an unexpected type."""
-        return any(self._has_odd_values(db, *key) for key in garbage.keys)
+        """Whether a key column by which these rows are found unneeded has values that are not text.
 
-    def _has_odd_values(self, db: apsw.Connection, table: str, column: str) -> bool:
-        """Whether a key column of a table has values of another type than text, which comparisons would miss."""
-        key = (table, column)
-        if key not in self._odd:
-            usual = "'text', 'null'" if key in _NULLABLE else "'text'"
-            query = f"SELECT EXISTS (SELECT 1 FROM {table} WHERE typeof({column}) NOT IN ({usual}))"
-            self._odd[key] = bool(db.execute(query).get)
-        return self._odd[key]
+        Comparisons would miss such values.
+        """
+        for table, column in garbage.keys:
+            if (table, column) not in self._odd:
+                usual = "'text', 'null'" if (table, column) in _NULLABLE else "'text'"
+                query = f"SELECT EXISTS (SELECT 1 FROM {table} WHERE typeof({column}) NOT IN ({usual}))"
+                self._odd[table, column] = bool(db.execute(query).get)
+        return any(self._odd[key] for key in garbage.keys)
 
     def _make_action(self, db: apsw.Connection, garbage: _Garbage, *, bodies_go: bool) -> Action:
         """Count the rows of a kind and describe their deletion; ``bodies_go``: after that of orphan bodies."""

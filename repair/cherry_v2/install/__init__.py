@@ -266,28 +266,28 @@ class _Planner:
             )
         return None
 
-    def _find_existing(self, new: NewBase) -> str | None:
+    def _find_existing(self, base: NewBase) -> str | None:
         """Describe what the profile already has of a base: :data:`_SAME` for all of it, or None for nothing."""
-        place, has_files = self._folder_path(new.id), bool(self._library.files(new.origin).files)
-        if file_paths.is_link(place) or (file_paths.exists(place) and not self._is_same_folder(new, place)):
-            return tr("a folder of base {id}", id=new.id)
-        if self._has_row(new.id):
-            if self._comparable(self._read_items(self._db, new.id)) != self._comparable(self._own_items(new)):
-                return tr("base {id}", id=new.id)
+        place, has_files = self._folder_path(base.id), bool(self._library.files(base.origin).files)
+        if file_paths.is_link(place) or (file_paths.exists(place) and not self._is_same_folder(base, place)):
+            return tr("a folder of base {id}", id=base.id)
+        if self._has_row(base.id):
+            if self._comparable(self._read_items(self._db, base.id)) != self._comparable(self._own_items(base)):
+                return tr("base {id}", id=base.id)
             return _SAME if file_paths.exists(place) or not has_files else None
-        for row in self._own_items(new):
+        for row in self._own_items(base):
             if self._db.execute("SELECT 1 FROM knowledge_item WHERE id = ?", (row["id"],)).get is not None:
                 return tr("item {id}", id=row["id"])
         return None
 
-    def _is_same_folder(self, new: NewBase, folder: Path) -> bool:
+    def _is_same_folder(self, base: NewBase, folder: Path) -> bool:
         """Whether a folder in the profile is that of the base to install."""
-        if new.new_ids is not None:
+        if base.new_ids is not None:
             # The rows of a copy have other ids. Its row in the profile identifies it.
-            return self._has_row(new.id) and file_paths.is_file(folder / INDEX_FILE)
+            return self._has_row(base.id) and file_paths.is_file(folder / INDEX_FILE)
         if self._options.is_outline:
             return True
-        own = self._library.folder(new.origin)
+        own = self._library.folder(base.origin)
         return file_paths.exists(own) and is_same_base_folder(own, folder)
 
     def _comparable(self, rows: list[Row]) -> list[Row]:
@@ -295,10 +295,10 @@ class _Planner:
         names = _OUTLINE_COLUMNS if self._options.is_outline else _ITEM_COLUMNS
         return [{name: row[name] for name in names} for row in rows]
 
-    def _own_items(self, new: NewBase) -> list[Row]:
+    def _own_items(self, base: NewBase) -> list[Row]:
         """Read the items of a base from the source as they will be in the profile, sorted by id."""
-        rows = self._read_items(self._source, new.origin)
-        mapped = ({name: row[name] for name in _ITEM_COLUMNS} for row in new.items(rows))
+        rows = self._read_items(self._source, base.origin)
+        mapped = ({name: row[name] for name in _ITEM_COLUMNS} for row in base.items(rows))
         return sorted(mapped, key=lambda row: str(row["id"]))
 
     def _read_items(self, db: apsw.Connection, base: str) -> list[Row]:
@@ -348,30 +348,30 @@ class _Planner:
             )
         return new
 
-    def _is_refused(self, new: NewBase, rehearsal: RowsRehearsal) -> bool:
+    def _is_refused(self, base: NewBase, rehearsal: RowsRehearsal) -> bool:
         """Whether the profile or its file system refuses a base; the reason is reported."""
-        refused = rehearsal.refused_items(new)
+        refused = rehearsal.refused_items(base)
         if refused:
-            self._leave(new.origin, v2.ITEM_FOREIGN, profile_rows.describe_refused_items(refused))
+            self._leave(base.origin, v2.ITEM_FOREIGN, profile_rows.describe_refused_items(refused))
             return True
-        if new.external_as_files and not self._has_external_files(new.origin):
+        if base.external_as_files and not self._has_external_files(base.origin):
             return True
-        path = self._too_long_path(new)
+        path = self._too_long_path(base)
         if path is not None:
             message = tr("the path of its file {path} would be too long in the profile", path=path)
-            self._leave(new.origin, v2.RAW_MISSING, message)
+            self._leave(base.origin, v2.RAW_MISSING, message)
             return True
-        problem = rehearsal.problem(new)
+        problem = rehearsal.problem(base)
         if problem is not None:
             message = tr("a constraint of the profile's database refuses it: {problem}", problem=problem)
-            self._leave(new.origin, v2.BASE_STATUS, message)
+            self._leave(base.origin, v2.BASE_STATUS, message)
             return True
         return False
 
-    def _too_long_path(self, new: NewBase) -> str | None:
+    def _too_long_path(self, base: NewBase) -> str | None:
         """Return the first file of a base whose path in the profile would be too long for the file system, or None."""
-        folder, root = self._library.folder(new.origin), self._store.root
-        for file in self._library.files(new.origin).files:
+        folder, root = self._library.folder(base.origin), self._store.root
+        for file in self._library.files(base.origin).files:
             # The path in the work folder is longer than the final one.
             name = file.relative_to(folder)
             if not file_paths.fits_system(self._store.own / WORK / _WORK_PATH / name, root):

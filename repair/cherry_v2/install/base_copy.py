@@ -237,9 +237,11 @@ class BaseVectors(msgspec.Struct, kw_only=True):
         outcome.completed_at = identity.now_ms()
 
 
-def _describe_origin(one: ReusedVectors) -> str:
+def _describe_origin(vectors: ReusedVectors) -> str:
     """Name the store, and the base in it, that reused vectors came from."""
-    return one_line(one.source if one.base is None else tr("{source} ({base})", source=one.source, base=one.base))
+    return one_line(
+        vectors.source if vectors.base is None else tr("{source} ({base})", source=vectors.source, base=vectors.base)
+    )
 
 
 def find_base_vectors(

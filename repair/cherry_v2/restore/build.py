@@ -159,18 +159,18 @@ def _decode_record(record: Path) -> BuiltBase:
     return msgspec.json.decode(links.read_bytes(record), type=BuiltBase)
 
 
-def _record_problem(found: BuiltBase, mark: str, source: str, base: str) -> str | None:
+def _record_problem(record: BuiltBase, mark: str, source: str, base: str) -> str | None:
     """Return why the record of a build is not valid or about another one, or None.
 
     ``mark`` is the state of the old base, ``source`` its id, ``base`` the id of the new one.
     """
-    if (found.mark, found.source, found.base) != (mark, source, base):
+    if (record.mark, record.source, record.base) != (mark, source, base):
         return tr("it belongs to another base")
-    paths = (*found.files, *found.guessed, *(item.path for item in found.items if item.path is not None))
+    paths = (*record.files, *record.guessed, *(item.path for item in record.items if item.path is not None))
     outside = [path for path in paths if find_path_problem(path.encode("utf-8", "surrogatepass")) is not None]
     if outside:
         return tr("it names {outside!r}, which is not a path below raw/", outside=outside[0])
-    if any(one.finding not in FINDINGS for one in found.left):
+    if any(one.finding not in FINDINGS for one in record.left):
         return tr("it names an unknown finding")
     return None
 

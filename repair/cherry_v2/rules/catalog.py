@@ -737,9 +737,9 @@ class FileRenames:
         except OSError:
             return None
 
-    def _is_inside(self, place: Path) -> bool:
+    def _is_inside(self, path: Path) -> bool:
         """Whether a path stays below ``raw/`` after its links are resolved."""
-        return links.real_path(place).is_relative_to(links.real_path(self._folder))
+        return links.real_path(path).is_relative_to(links.real_path(self._folder))
 
 
 def _copy(source: Path, new: Path) -> None:

@@ -221,15 +221,15 @@ class LostItems:
         )
         return self._take(same, name)
 
-    def _digest(self, key: str) -> str | None:
+    def _digest(self, item_id: str) -> str | None:
         """Return the digest of an item's copy below ``raw/``, which is read once; None if it cannot be read."""
-        if key not in self._digests:
-            copy = find_raw_file(parse_item_data(self._items[key]).get("relativePath"), self._raw)
+        if item_id not in self._digests:
+            copy = find_raw_file(parse_item_data(self._items[item_id]).get("relativePath"), self._raw)
             try:
-                self._digests[key] = None if copy is None else file_digest(copy)
+                self._digests[item_id] = None if copy is None else file_digest(copy)
             except OSError:
-                self._digests[key] = None
-        return self._digests[key]
+                self._digests[item_id] = None
+        return self._digests[item_id]
 
     def _take(self, keys: Iterable[str], name: str) -> Row | None:
         """Remove and return the first item with one of these ids whose source ends with ``name``, else the first one.
@@ -491,9 +491,9 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             is_copied=not is_same_copy and not has_id_as_path(item),
         )
 
-    def _has_text(self, key: str) -> bool:
+    def _has_text(self, item_id: str) -> bool:
         """Whether the index has a text for the item with this id."""
-        material = self.index.materials.get(key)
+        material = self.index.materials.get(item_id)
         return material is not None and material.content_hash is not None
 
     def _is_indexed(self, item: Row, path: Path) -> bool:
@@ -511,8 +511,8 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             return True
         return has_same_letters(text, self.index.bodies(key))
 
-    def _new_text(self, key: str, path: Path) -> NewText | None:
-        """Read the text of an item's file; None if the index has the same text. ``key`` is the item's id.
+    def _new_text(self, item_id: str, path: Path) -> NewText | None:
+        """Read the text of the file of an item; None if the index has the same text.
 
         Raises:
             NoText: the file has no text, or regraft cannot read it.
@@ -520,18 +520,18 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         if not self.options.reader.can_read(path):
             raise NoText(tr("only the application reads files of this type"))
         found = self.options.reader.read(path)
-        material = self.index.materials.get(key)
+        material = self.index.materials.get(item_id)
         if material is not None and material.content_hash == identity.text_hash(found.text):
             return None
-        return self._cut(key, found)
+        return self._cut(item_id, found)
 
-    def _cut(self, key: str, found: ItemText) -> NewText:
-        """Cut the text of the item with the id ``key`` into units, and note which of them lack a vector."""
+    def _cut(self, item_id: str, found: ItemText) -> NewText:
+        """Cut the text of the item with this id into units, and note which of them lack a vector."""
         spans = cut_text(found.text, self.settings)
         if not spans:
             raise NoText(BLANK)
-        hashes = [unit.embedding_text_hash for unit in schema.cut_units(key, found.text, spans)]
-        former = self.index.bodies(key)
+        hashes = [unit.embedding_text_hash for unit in schema.cut_units(item_id, found.text, spans)]
+        former = self.index.bodies(item_id)
         if len(former) * len(found.text) > _MOST_COMPARED:
             former = []
         return NewText(
