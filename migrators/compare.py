@@ -11,9 +11,9 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import takewhile, zip_longest
 from pathlib import Path
-from typing import Any
 
 import apsw
 import msgspec
@@ -53,7 +53,7 @@ Ranking = list[tuple[str, float]]
 
 
 def rank_with_ties(texts: Iterable[tuple[str, float]], count: int) -> Ranking:
-    """Return the first ``count`` distinct texts of a ranking, and further ones with the score of the last."""
+    """Return the first ``count`` distinct texts of a ranking with scores, and further ones that score as the last."""
     found: dict[str, float] = {}
     last = math.inf
     for text, score in texts:
@@ -72,28 +72,15 @@ def measure_recall(old: Ranking, new: Ranking, count: int) -> float:
     return min(count, len(wanted & given)) / min(count, len(wanted))
 
 
-def find_first_difference(old: Ranking, new: Ranking) -> dict[str, Any] | None:
-    """Return the first rank at which two rankings differ, with text hash and score of both sides, or None."""
-    for rank, (before, after) in enumerate(zip_longest(old, new), 1):
-        if before != after:
-            return {"rank": rank, "v1": _describe_entry(before), "v2": _describe_entry(after)}
-    return None
-
-
-def _describe_entry(entry: tuple[str, float] | None) -> dict[str, Any] | None:
-    """Convert an entry of a ranking to its JSON form."""
-    return None if entry is None else {"text_hash": entry[0], "score": entry[1]}
-
-
 class IndexTexts:
-    """The texts of an index by similarity. Each text is hashed once; large ones are hashed in pieces."""
+    """Searches the texts of an index. Each text is hashed once; large ones are hashed in pieces."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._hashes: dict[int, str] = {}
 
     def nearest(self, vector: bytes, count: int) -> Ranking:
-        """Return the ``count`` nearest texts, and further ones that are as near as the last.
+        """Return the ``count`` texts nearest to a vector, and further ones that are as near as the last.
 
         Units with equal text are several hits but one text.
 
@@ -105,7 +92,7 @@ class IndexTexts:
         )
 
     def _hash(self, rowid: int) -> str:
-        """Return the hash of a body's text, read once per row."""
+        """Return the hash of the text at a rowid, which is read once."""
         if rowid not in self._hashes:
             is_large = f"octet_length(text) > {LARGE_BYTES}"
             query = f"SELECT {is_large}, CASE WHEN NOT {is_large} THEN CAST(text AS BLOB) END FROM search_text"
@@ -148,6 +135,11 @@ class RankedText(Struct, frozen=True, kw_only=True):
 
     text_hash: str
     score: float
+
+    @classmethod
+    def of(cls, entry: tuple[str, float]) -> RankedText:
+        """Name the fields of an entry of a ranking."""
+        return cls(text_hash=entry[0], score=entry[1])
 
 
 class Difference(Struct, frozen=True, kw_only=True):
@@ -204,7 +196,7 @@ class BasePair(msgspec.Struct, frozen=True, kw_only=True):
     other: str | None
 
     def not_searched(self, outcome: str, problem: str | None) -> BaseComparison:
-        """Return the result for a base that was not searched."""
+        """Report this base as not searched, with the reason."""
         return BaseComparison(
             legacy_id=self.legacy_id,
             id=self.id,
@@ -215,7 +207,7 @@ class BasePair(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def from_queries(self, results: list[Difference], texts: int) -> BaseComparison:
-        """Combine the results of all queries. ``texts`` is the number of texts in the first store."""
+        """Combine the results of all queries of this base. ``texts`` is the number of texts in the first store."""
         different = [result for result in results if result.v1 != result.v2]
         shares = [result.recall for result in results]
         return BaseComparison(
@@ -236,23 +228,26 @@ class BasePair(msgspec.Struct, frozen=True, kw_only=True):
 def compare_answers(first: FindNearest, second: FindNearest, query: Query, count: int) -> Difference:
     """Find the ``count`` texts nearest to a query in both stores, and compare them.
 
+    ``first`` and ``second`` search the stores.
+
     Raises:
         apsw.Error: a store is damaged.
     """
     vector = vector_blob(query.vector)
     old, new = first(vector, count), second(vector, count)
-    different = find_first_difference(old, new)
-    share = measure_recall(old, new, count)
-    if different is None:
-        return Difference(query=query.id, recall=share, rank=None, v1=None, v2=None)
-    return Difference(
-        query=query.id, recall=share, rank=different["rank"], v1=_side(different["v1"]), v2=_side(different["v2"])
-    )
+    rank, before, after = find_first_difference(old, new) or (None, None, None)
+    return Difference(query=query.id, recall=measure_recall(old, new, count), rank=rank, v1=before, v2=after)
 
 
-def _side(found: dict[str, Any] | None) -> RankedText | None:
-    """Convert one side of a difference to a struct."""
-    return None if found is None else RankedText(**found)
+def find_first_difference(old: Ranking, new: Ranking) -> tuple[int, RankedText | None, RankedText | None] | None:
+    """Return the first rank at which two rankings differ and the text of each there, or None if they are equal.
+
+    A ranking that ends before this rank has None as its text.
+    """
+    for rank, (before, after) in enumerate(zip_longest(old, new), 1):
+        if before != after:
+            return rank, before and RankedText.of(before), after and RankedText.of(after)
+    return None
 
 
 def summarize(comparisons: list[BaseComparison]) -> ComparisonSummary:
@@ -271,7 +266,7 @@ def summarize(comparisons: list[BaseComparison]) -> ComparisonSummary:
 
 
 class StoreBases(msgspec.Struct, frozen=True, kw_only=True):
-    """The bases of a store: indexes and names by id, ids of failed bases, and v1 ids by id."""
+    """The bases of a store: index files and names by id, ids of failed bases, and v1 ids by id."""
 
     source: Located
     stores: dict[str, StoreFile | None]
@@ -315,7 +310,7 @@ def compare_stores(
 
 
 def read_bases(source: Located) -> StoreBases:
-    """List the bases of a store of the current layout.
+    """List the bases of a store of the v2 layout.
 
     Raises:
         SourceUnreadable: its catalog is damaged.
@@ -343,10 +338,10 @@ class BaseNames(msgspec.Struct, frozen=True):
 
 
 def match_bases(ours: BaseNames, theirs: BaseNames) -> dict[str, str]:
-    """Map base ids to the ids of the same bases in the other store: by v1 id, else by id, else by name.
+    """Map the id of each base to the id of the same base in the other store: by v1 id, else by id, else by name.
 
     A name is used if it is unique among the remaining bases of each store. If both stores have one base, these are
-    compared.
+    compared. Bases without a counterpart are left out.
     """
     found: dict[str, str] = {}
     for base_id in ours.names:
@@ -366,7 +361,7 @@ def match_bases(ours: BaseNames, theirs: BaseNames) -> dict[str, str]:
 
 
 def _possible_ids(ours: BaseNames, theirs: BaseNames, base_id: str) -> list[str]:
-    """Return the ids that the same base may have in the other store, most certain first."""
+    """Return the ids that our base may have in the other store, most certain first."""
     legacy = ours.legacy.get(base_id)
     if legacy is None:
         # The other store may be the v1 data that this base came from.
@@ -376,7 +371,7 @@ def _possible_ids(ours: BaseNames, theirs: BaseNames, base_id: str) -> list[str]
 
 
 def _group_by_name(names: dict[str, str]) -> dict[str, list[str]]:
-    """Map each name to the ids of the bases that have it."""
+    """Group base ids by name, given names by base id."""
     found: dict[str, list[str]] = {}
     for base_id, name in names.items():
         found.setdefault(name, []).append(base_id)
@@ -386,7 +381,7 @@ def _group_by_name(names: dict[str, str]) -> dict[str, list[str]]:
 def _compare_pair(
     ours: StoreBases, theirs: StoreBases, base_id: str, other: str | None, asked: ComparisonOptions
 ) -> BaseComparison:
-    """Compare the searches of two indexes; ``other`` is the base in V2, None if it has none."""
+    """Search our base and ``other``, the same base in the other store (None if it has none), and compare."""
     pair = BasePair(legacy_id=ours.legacy.get(base_id), id=base_id, name=ours.names[base_id], other=other)
     first = ours.stores[base_id]
     if first is None and base_id in ours.failed:
@@ -409,7 +404,7 @@ def _compare_pair(
 
 
 class _OpenIndex(msgspec.Struct, frozen=True):
-    """The open index of one store. Damage is reported with the name of its index."""
+    """An open index of a store. Damage is reported with the name of its file."""
 
     source: Located
     store: StoreFile
@@ -421,7 +416,7 @@ class _OpenIndex(msgspec.Struct, frozen=True):
             return dimensions_of(self.db)
 
     def queries(self, count: int) -> tuple[int, list[Query]]:
-        """Return the number of texts in the index, and a sample of their vectors."""
+        """Return the number of texts in the index, and a sample of up to ``count`` of their vectors as queries."""
         with cherry_v2.report_damaged_index(self.source, self.store):
             # One row of ``embedding`` for every text that has a vector and can be found by a search.
             found = self.db.execute(
@@ -431,7 +426,11 @@ class _OpenIndex(msgspec.Struct, frozen=True):
                     ORDER BY rowid"""
             )
             rows = [rowid for (rowid,) in found]
-            return len(rows), _sample(self.db, rows, count)
+
+            def vector_of(rowid: int) -> bytes:
+                return bytes(self.db.execute("SELECT vector_blob FROM embedding WHERE rowid = ?", (rowid,)).get)
+
+            return len(rows), sample_vectors(self.db, rows, count, vector_of)
 
     def nearest(self) -> FindNearest:
         """Return the function that searches this index; it reports damage as an error of the store."""
@@ -446,7 +445,7 @@ class _OpenIndex(msgspec.Struct, frozen=True):
 
 
 def _compare_indexes(pair: BasePair, old: _OpenIndex, new: _OpenIndex, asked: ComparisonOptions) -> BaseComparison:
-    """Compare the answers of two indexes to the given queries or, without any, to a sample of stored vectors."""
+    """Compare what two indexes of a base find for the given queries or, without any, for a sample of stored vectors."""
     dimensions = old.dimensions()
     count, sample = old.queries(asked.sample)
     queries = sample if asked.queries is None else list(asked.queries)
@@ -464,23 +463,14 @@ def _compare_indexes(pair: BasePair, old: _OpenIndex, new: _OpenIndex, asked: Co
     return pair.from_queries([compare_answers(first, second, query, asked.count) for query in fitting], count)
 
 
-def _sample(db: apsw.Connection, rows: list[int], count: int) -> list[Query]:
-    """Choose vectors of the index as queries."""
-
-    def vector_of(rowid: int) -> bytes:
-        return bytes(db.execute("SELECT vector_blob FROM embedding WHERE rowid = ?", (rowid,)).get)
-
-    return sample_vectors(db, rows, count, vector_of)
-
-
 def sample_vectors(db: apsw.Connection, rows: list[int], count: int, vector_of: Callable[[int], bytes]) -> list[Query]:
-    """Sample the vectors of up to ``count`` rows, evenly spread. Vectors without a direction are left out.
+    """Choose the vectors of up to ``count`` rows, evenly spread, as queries. Vectors without a direction are left out.
 
     Args:
         db: a connection with sqlite-vec.
         rows: rowids in order.
         count: maximum size of the sample.
-        vector_of: returns the vector of a row.
+        vector_of: returns the vector of a row, given its rowid.
     """
     if not rows:
         return []
@@ -489,15 +479,12 @@ def sample_vectors(db: apsw.Connection, rows: list[int], count: int, vector_of: 
     for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
         for rowid in rows[start:end]:
             vector = vector_of(rowid)
-            if len(vector) % 4 == 0 and _has_direction(db, vector):
+            # The distance of a vector without a direction is NULL.
+            distance = "SELECT vec_distance_cosine(?1, ?1)"
+            if vector and len(vector) % 4 == 0 and db.execute(distance, (vector,)).get is not None:
                 found.append(Query(f"row {rowid}", struct.unpack(f"<{len(vector) // 4}f", vector)))
                 break
     return found
-
-
-def _has_direction(db: apsw.Connection, vector: bytes) -> bool:
-    """Whether a vector can be compared by cosine: not empty, and its norm is not zero."""
-    return bool(vector) and db.execute("SELECT vec_distance_cosine(?1, ?1)", (vector,)).get is not None
 
 
 _EVERY_ROW = (-(1 << 63), (1 << 63) - 1)
@@ -527,7 +514,7 @@ class OldBase(msgspec.Struct, frozen=True):
 def plan_old_bases(
     source: Located, options: Options, watch: progress.Progress | None = None
 ) -> Iterator[list[OldBase]]:
-    """Plan the bases of a v1 or preview source as ``regraft migrate`` does.
+    """Plan the bases of a v1 or preview source as ``regraft migrate`` does. Their files stay open during the block.
 
     For a vector file without a state, every row with a usable vector counts.
 
@@ -573,7 +560,7 @@ def plan_old_bases(
 
 
 def _vector_file(source: Located) -> OldBase:
-    """Describe a single vector file as a base without catalog rows."""
+    """Describe a vector file without a state as a base."""
     try:
         size = VECTOR_TABLE.survey(source.path).vector_bytes
     except StoreProblem as error:
@@ -594,7 +581,7 @@ def _vector_file(source: Located) -> OldBase:
 
 
 class OldTexts:
-    """The texts of a source base. Rows of equal text count once, with the first vector, as in the index."""
+    """Searches the texts of a source base. Rows of equal text count once, with the first vector, as in the index."""
 
     def __init__(self, db: apsw.Connection, base: OldBase) -> None:
         self._db = db
@@ -611,7 +598,7 @@ class OldTexts:
         self.hashes = {rowid: text_hash for text_hash, rowid in first.items()}
 
     def nearest(self, vector: bytes, count: int) -> Ranking:
-        """Return the ``count`` nearest texts, and those with the same distance as the last one."""
+        """Return the ``count`` texts nearest to a vector, and those with the same distance as the last one."""
         rows = self._db.execute(
             f"""SELECT rowid, {self._distance} AS distance FROM {self._base.table.name} NOT INDEXED
                  ORDER BY distance NULLS LAST""",
@@ -621,12 +608,11 @@ class OldTexts:
         return rank_with_ties(((self.hashes[row], 1 - away) for row, away in near if row in self.hashes), count)
 
     def sample(self, count: int) -> list[Query]:
-        """Sample the vectors of up to ``count`` rows, evenly spread. Vectors without a direction are left out."""
-        return sample_vectors(self._db, sorted(self.hashes), count, self._vector)
+        """Choose the vectors of up to ``count`` rows, evenly spread, as queries.
 
-    def _vector(self, rowid: int) -> bytes:
-        """Read the vector of a row."""
-        return self._base.table.vector_of(self._db, rowid)
+        Those without a direction are left out.
+        """
+        return sample_vectors(self._db, sorted(self.hashes), count, partial(self._base.table.vector_of, self._db))
 
 
 # --- the comparison ------------------------------------------------------------------------------------------------
@@ -672,7 +658,7 @@ def compare(
 
 
 def compare_base(old: OldBase, new: Located, store: StoreFile | None, asked: ComparisonOptions) -> BaseComparison:
-    """Compare one base with its index."""
+    """Search a base of the source and its new index (None if it has none), and compare."""
     other = None if store is None else store.base_id
     pair = BasePair(legacy_id=old.legacy_id, id=old.id, name=old.name, other=other)
     if old.vectors is None:
@@ -689,7 +675,7 @@ def compare_base(old: OldBase, new: Located, store: StoreFile | None, asked: Com
 def _compare_with_index(
     pair: BasePair, texts: OldTexts, index: apsw.Connection, asked: ComparisonOptions
 ) -> BaseComparison:
-    """Compare the answers of V1's texts with those of an index, to given queries or to a sample."""
+    """Compare what a search finds in the source base and in its index, for the given queries or for a sample."""
     vector_bytes = texts.vector_bytes
     queries = texts.sample(asked.sample) if asked.queries is None else list(asked.queries)
     fitting = [query for query in queries if 4 * len(query.vector) == vector_bytes]
@@ -724,6 +710,9 @@ def open_table(path: Path) -> Iterator[apsw.Connection]:
 
 
 def find_store(old: OldBase, stores: dict[str, StoreFile | None], *, only: bool) -> StoreFile | None:
-    """Find the index of a base: by its new id, else its old one; if each store has one base, these belong together."""
+    """Find the index of a source base among those of a store: by its new id, else its old one.
+
+    If both have only one base (``only`` tells that of the source), these belong together.
+    """
     found = stores.get(old.id) or stores.get(old.legacy_id)
     return next(iter(stores.values())) if found is None and only and len(stores) == 1 else found

@@ -39,7 +39,7 @@ def _explain_not_migratable(kind: Kind) -> str:
 
 
 def pipeline_of(source: Located, *, adopt_orphans: bool = False) -> Pipeline:
-    """Return the pipeline of a source. Vector files without a state need ``adopt_orphans``.
+    """Return the pipeline for the layout of a source. Vector files without a state need ``adopt_orphans``.
 
     Raises:
         SourceNotMigratable: the source is recognized but there is nothing to migrate.
@@ -67,7 +67,7 @@ def read_parquet_vectors(path: Path) -> Iterator[StoredVectors]:
 
 
 def _load_pipeline(system: str) -> Pipeline:
-    """Load the package of a layout and return its pipeline."""
+    """Import the package of a layout and return its pipeline."""
     return cast(Pipeline, import_module(f"migrators.{system}").PIPELINE)
 
 
@@ -89,7 +89,13 @@ def migrate(
 
 
 def _select_pipeline(source: Located, options: Options, *, is_plan_only: bool = False) -> Pipeline:
-    """Pipeline for a source; raises WrongUsage if it does not support an option."""
+    """Return the pipeline for a source and check that it supports the options.
+
+    ``is_plan_only`` allows vector files without a state.
+
+    Raises:
+        WrongUsage: an option does not apply to the source.
+    """
     pipeline = pipeline_of(source, adopt_orphans=options.adopt_orphans or is_plan_only)
     if options.visible_to and not pipeline.has_visibility:
         raise WrongUsage(

@@ -53,7 +53,7 @@ _MAX_COLLECTIONS = 20
 
 
 def visible_scope(options: Options) -> Scope:
-    """Return whose documents are migrated (``--visible-to``).
+    """Return the users whose documents are migrated in addition to public ones (``--visible-to``).
 
     Raises:
         WrongUsage: a user is not in the form that rsclaw uses.
@@ -62,7 +62,7 @@ def visible_scope(options: Options) -> Scope:
 
 
 def draft_library(source: Located, options: Options) -> LibraryDraft:
-    """Draft the one base of a KB. A KB without documents has no base.
+    """Draft the one base of an rsclaw knowledge base. A knowledge base without documents gives no base.
 
     Raises:
         RedbError, SourceUnreadable: the database cannot be read.
@@ -78,7 +78,7 @@ def draft_library(source: Located, options: Options) -> LibraryDraft:
 
 
 class _Drafter:
-    """Drafts the base of one KB. Single use."""
+    """Drafts the base of one rsclaw knowledge base. Single use."""
 
     def __init__(self, mirror: Mirror, file: Path, options: Options, scope: Scope) -> None:
         self._mirror = mirror
@@ -90,7 +90,7 @@ class _Drafter:
         self._notices: list[Notice] = []
 
     def library(self) -> LibraryDraft:
-        """Draft the base and the notices about the KB."""
+        """Draft the base and add the notices about the source."""
         self._note_unreadable()
         if not self._count("SELECT count(*) FROM doc"):
             return LibraryDraft((), (), tuple(replace(one, base=None) for one in self._notices))
@@ -119,10 +119,11 @@ class _Drafter:
         return LibraryDraft((self._draft_base(embedding, choice.dimensions),), (), tuple(models.unused_overrides()))
 
     def _count(self, query: str, *values: object) -> int:
+        """Return the number that an SQL query gives for these parameters."""
         return int(str(self._db.execute(query, values).get))
 
     def _draft_base(self, embedding: ModelChoice, dimensions: int | None) -> BaseDraft:
-        """Draft the only base, with the items drafted so far."""
+        """Draft the only base, with this model and the items drafted so far."""
         query = f"SELECT min(created_at), max(updated_at) FROM {_MIGRATED_DOCUMENTS}"
         times: Any = self._db.execute(query).fetchone()
         created_at, updated_at = (None if time is None else _time(time) for time in times)
@@ -163,11 +164,13 @@ class _Drafter:
         self._drafted.skipped += [SkippedItem(None, notices.ROW_UNREADABLE)] * broken
 
     def _note_item(self, doc: _Document, code: str, message: str) -> None:
+        """Add a notice about a document."""
         self._drafted.notices.append(Notice(code=code, message=message, base=LEGACY_ID, item=doc.id))
 
     # --- notices ---------------------------------------------------------------------------------------------------
 
     def _note(self, code: str, message: str, count: int) -> None:
+        """Add a notice about the base."""
         self._notices.append(Notice(code=code, message=message, base=LEGACY_ID, count=count))
 
     def _note_unreadable(self) -> None:
@@ -202,13 +205,16 @@ class _Drafter:
 
 
 def _with_provider(overrides: ModelOverrides, embedder: str | None) -> ModelOverrides:
-    """Add the provider to embedders that the user names without one."""
+    """Add the provider to the embedder id in the user's options for models, if they name it without.
+
+    ``embedder`` is the id in the database, or None.
+    """
     if embedder is None:
         return overrides
     whole = f"{PROVIDER}::{embedder}"
 
     def named(old: str) -> str:
-        """Use the user's model for the embedder, in its long or short form."""
+        """Return the full id of the embedder if the user names it without provider; else the name as it is."""
         return whole if old == embedder else old
 
     mapped = {named(old): new for old, new in overrides.mapped.items()}
@@ -216,7 +222,7 @@ def _with_provider(overrides: ModelOverrides, embedder: str | None) -> ModelOver
 
 
 def _resolve_embedding(models: ModelResolver, embedder: str | None) -> ModelChoice:
-    """Choose the model for an embedder id; blank: no chunk that can be migrated names one."""
+    """Choose the model for the embedder id in the database. It is blank if no chunk that can be migrated names one."""
     if is_blank(embedder):
         return replace(
             models.embedding(None, LEGACY_ID),
@@ -241,7 +247,10 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _read_documents(db: apsw.Connection, text_only_reasons: frozenset[str]) -> Iterator[_Document]:
-    """Yield the documents; chunks skipped for one of ``text_only_reasons`` count as rows."""
+    """Yield the documents with the reason not to migrate them, and their number of chunks.
+
+    Chunks without a usable vector count if their reason is in ``text_only_reasons``.
+    """
     reasons = ", ".join("?" * len(text_only_reasons))
     query = f"""
         SELECT d.id, d.title, {documents.SOURCE_SQL}, d.md_path, d.created_at, d.updated_at, v.reason,
@@ -266,6 +275,7 @@ def _read_documents(db: apsw.Connection, text_only_reasons: frozenset[str]) -> I
 
 
 def _draft_item(doc: _Document, root: Path) -> ItemDraft:
+    """Draft the file item of a document. ``root`` is the folder of the database."""
     folder, _, name = doc.md_path.rpartition("/")
     is_inside = chunks.resolve_kb_file(root, doc.md_path) is not None
     created_at = _time(doc.created_at)
@@ -286,7 +296,7 @@ def _draft_item(doc: _Document, root: Path) -> ItemDraft:
 
 
 def _time(value: int) -> int | None:
-    """Return a time in ms if a catalog can hold it, else None."""
+    """Return a time in ms if a catalog can store it, else None."""
     return value if 0 < value < 1 << 52 else None
 
 

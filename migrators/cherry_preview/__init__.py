@@ -16,10 +16,12 @@ from regraft.stores.locate import Located
 
 
 def _read(source: Located, options: Options) -> LibraryDraft:
+    """Draft all bases of a source."""
     return draft_library(source, options.model_overrides, texts=options.carry_text)
 
 
 def _open_source(path: Path, work: Path | None, _: Options, __: BaseDraft) -> AbstractContextManager[Path]:
+    """Open a store in a form that SQLite reads: the file itself, or a temporary copy."""
     return cherry_preview.readable_copy(path, work)
 
 

@@ -73,17 +73,17 @@ _INDEXED_PATH = "indexedRelativePath"
 
 
 class RawFiles(msgspec.Struct, frozen=True):
-    """The folder of a base's raw files in the source's tree."""
+    """The folder ``raw/`` of a base in the source."""
 
     tree: Tree
     folder: str
 
     def has_file(self, path: str) -> bool:
-        """Whether the file exists."""
+        """Whether the file at this path below the folder exists."""
         return self.tree.kind(join_path(self.folder, path)) == "file"
 
     def upload(self, path: str) -> Upload:
-        """Return a file of the folder as an upload. The file need not exist."""
+        """Describe the file at this path below the folder as an upload. The file need not exist."""
         below, _, name = path.rpartition("/")
         return Upload(name, join_path(self.folder, below) if below else self.folder)
 
@@ -97,7 +97,7 @@ class RawPaths:
         self._below: set[str] = set()
 
     def take(self, path: str) -> str:
-        """Return ``path``, or a free name without folders if the path is taken."""
+        """Return ``path`` if it is still free, else a free name without folders."""
         folder, _, name = path.rpartition("/")
         if not folder:
             return self._names.take(name)
@@ -111,13 +111,13 @@ class RawPaths:
 
 
 class ItemRows(Protocol):
-    """What the rows of an item contain."""
+    """Reads from the rows of a base what they contain of an item."""
 
     def source(self, item_id: str) -> str | None:
-        """Return the source in an item's rows."""
+        """Return the source in the rows of an item, or None."""
 
     def text(self, item_id: str) -> str:
-        """Return the text of an item's rows."""
+        """Return the text of the rows of an item; empty without rows."""
 
 
 class BaseContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,15 +130,15 @@ class BaseContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def last_segment(source: str) -> str:
-    """Return the last segment of a path of any system, or of an address."""
+    """Return the last segment of a file path of any system, or of a web address."""
     return re.split(r"[/\\]", source.rstrip("/\\"))[-1]
 
 
 def convert_data(item_type: str, stored: Any, item_id: str, context: BaseContext) -> ItemContent:
-    """Convert an item's data to v2's form.
+    """Convert the data of a catalog item to v2's form.
 
-    Missing fields are taken from other keys, else from the item's rows. Values that are not text are dropped. Both are
-    reported.
+    ``stored`` is the JSON in the catalog. Missing fields are taken from other keys, else from the item's rows. Values
+    that are not text are dropped. Both are reported.
     """
     given = _decode_object(stored)
     content = _READERS[item_type](given, item_id, context)
@@ -158,7 +158,10 @@ def convert_data(item_type: str, stored: Any, item_id: str, context: BaseContext
 def _derived_field_notices(
     given: dict[str, Any], known: dict[str, str], item_id: str, context: BaseContext
 ) -> Iterator[Notice]:
-    """Report which fields were missing and derived, or are unknown."""
+    """Report which fields were missing and derived, or are unknown.
+
+    ``given`` are the fields of the item in the catalog, ``known`` those after the conversion.
+    """
     derived = [key for key in known if not _is_given(given, key)]
     unknown = [key for key in derived if is_blank(known[key])]
     if unknown:
@@ -170,7 +173,7 @@ def _derived_field_notices(
 
 
 def _is_given(given: dict[str, Any], key: str) -> bool:
-    """Whether an item states a usable value for a key: not blank, and for `relativePath` a safe path."""
+    """Whether the fields of an item have a usable value for a key: not blank, and for ``relativePath`` a safe path."""
     value = given.get(key)
     if key == "content":
         return isinstance(value, str)
@@ -178,11 +181,12 @@ def _is_given(given: dict[str, Any], key: str) -> bool:
 
 
 def _make_notice(code: str, message: str, item_id: str, context: BaseContext) -> Notice:
+    """Make a notice about an item of the base."""
     return Notice(code=code, message=message, base=context.base_id, item=item_id)
 
 
 def _decode_object(stored: Any) -> dict[str, Any]:
-    """Decode a JSON object, also one encoded twice; empty if it is not one."""
+    """Decode a JSON object in the catalog, also one encoded twice; empty if it is not one."""
     if isinstance(stored, bytes):
         stored = stored.decode("utf-8", "replace")
     try:
@@ -195,12 +199,12 @@ def _decode_object(stored: Any) -> dict[str, Any]:
 
 
 def _first_text(given: dict[str, Any], keys: tuple[str, ...]) -> str | None:
-    """Return the first text that is not blank under one of the keys, in the object or a nested one."""
+    """Return the first text that is not blank under one of the keys, in the object or a nested one; else None."""
     return next(_find_texts(given, keys), None)
 
 
 def _find_texts(given: dict[str, Any], keys: tuple[str, ...]) -> Iterator[str]:
-    """Yield the non-blank values of the given keys, in the object itself and then in the objects inside it."""
+    """Yield the texts under the keys that are not blank, in the object itself and then in the objects inside it."""
     for key in keys:
         if not is_blank(given.get(key)):
             yield str(given[key])
@@ -213,7 +217,7 @@ def _find_texts(given: dict[str, Any], keys: tuple[str, ...]) -> Iterator[str]:
 
 
 def _file_content(given: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
-    """Choose the source, the path below `raw/` and the upload of a file item."""
+    """Convert the fields of a file item: its source, its path below ``raw/``, and its upload."""
     named = _first_text(given, _NAMES)
     source = _first_text(given, _SOURCES) or context.rows.source(item_id) or named or item_id
     path = given.get("relativePath")
@@ -235,13 +239,14 @@ def _is_safe(path: str) -> bool:
 
 
 def _url_content(given: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
+    """Convert the fields of a web page: its address and source, and the path of its snapshot if that exists."""
     address = _first_text(given, _ADDRESSES) or context.rows.source(item_id) or ""
     source = given["source"] if not is_blank(given.get("source")) else address
     return _with_snapshot({"source": source, "url": address}, given, context)
 
 
 def _note_content(given: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
-    """Choose the text and the source of a note; a text that is too long is cut, with a notice."""
+    """Convert the fields of a note: its text and source. A text that is too long is cut, with a notice."""
     text = _first_text(given, _TEXTS[:2]) or context.rows.text(item_id) or _first_text(given, _TEXTS) or ""
     text, notices_of_cut = cut_note(text, context.base_id, item_id)
     source = _first_text(given, ("source", "sourceUrl", "url", "title")) or context.rows.source(item_id) or text
@@ -251,7 +256,10 @@ def _note_content(given: dict[str, Any], item_id: str, context: BaseContext) -> 
 
 
 def _with_snapshot(data: dict[str, str], given: dict[str, Any], context: BaseContext) -> ItemContent:
-    """Add the path of the snapshot if the file exists. Else a snapshot is written from the text."""
+    """Add to converted ``data`` the path of the item's snapshot (a text file in ``raw/``) if the file exists.
+
+    ``given`` are the fields in the catalog. Without the file, a snapshot is written from the text later.
+    """
     path = given.get("relativePath")
     if not isinstance(path, str) or not _is_safe(path) or not context.raw.has_file(path):
         return ItemContent(data)
@@ -260,7 +268,7 @@ def _with_snapshot(data: dict[str, str], given: dict[str, Any], context: BaseCon
 
 
 def _directory_content(given: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
-    """Choose the source of a folder item; it has no other data."""
+    """Convert the fields of a folder item; it only has a source."""
     return ItemContent({"source": _first_text(given, _FOLDERS) or context.rows.source(item_id) or ""})
 
 
@@ -292,11 +300,11 @@ _FOLLOWING = {"processing"}
 
 
 class _Unusable(Exception):
-    """An item that cannot be migrated. The text is the reason code."""
+    """An item that cannot be migrated. The message of this exception is the reason code."""
 
 
 def draft_listed_items(rows: Iterable[Row], context: BaseContext, migrated: set[str]) -> DraftedItems:
-    """Draft a base's items in the catalog's order, each folder before its content.
+    """Draft the items of a base from its catalog rows, in their order but each folder before its content.
 
     Args:
         rows: rows of the catalog.
@@ -317,7 +325,7 @@ def draft_listed_items(rows: Iterable[Row], context: BaseContext, migrated: set[
             )
             continue
         drafted.items.append(item)
-        if item.type == "directory" and _status_of(row) in _FOLLOWING:
+        if item.type == "directory" and _stored_status(row) in _FOLLOWING:
             active.add(item.id)
     ordered = _order_by_folder(drafted.items, context.base_id, drafted.notices)
     following = active & {item.group_id for item in ordered}
@@ -329,11 +337,15 @@ def draft_listed_items(rows: Iterable[Row], context: BaseContext, migrated: set[
 
 
 def _draft_item(row: Row, context: BaseContext, migrated: set[str], drafted: DraftedItems) -> ItemDraft:
-    """Draft an item from its catalog row; raises _Unusable, with the reason code, if it is not migrated."""
+    """Draft an item from its catalog row. Its notices are added to ``drafted``, its id to ``migrated``.
+
+    Raises:
+        _Unusable: it is not migrated, for the reason in the message.
+    """
     item_id, item_type = row.get("id"), row.get("type")
     if not isinstance(item_id, str) or is_blank(item_id) or is_blank(item_type):
         raise _Unusable(notices.NO_ID_OR_TYPE)
-    if _status_of(row) in _DELETING or row.get("deleted_at") is not None:
+    if _stored_status(row) in _DELETING or row.get("deleted_at") is not None:
         raise _Unusable(notices.ITEM_DELETING)
     known = _CATALOG_TYPES.get(trim(str(item_type)).lower())
     if known is None:
@@ -344,7 +356,7 @@ def _draft_item(row: Row, context: BaseContext, migrated: set[str], drafted: Dra
     content = convert_data(known, row.get("data"), item_id, context)
     drafted.notices.extend(content.notices)
     drafted.renamed += content.renamed
-    status, error = _status(row)
+    status, error = _convert_status(row)
     group = row.get("group_id")
     return ItemDraft(
         legacy_id=item_id,
@@ -362,15 +374,15 @@ def _draft_item(row: Row, context: BaseContext, migrated: set[str], drafted: Dra
     )
 
 
-def _status_of(row: Row) -> str:
-    """Return the stored status in lower case; a blank one counts as completed."""
+def _stored_status(row: Row) -> str:
+    """Return the status in an item's catalog row in lower case; a blank one counts as completed."""
     status = row.get("status")
     return "completed" if is_blank(status) else trim(str(status)).lower()
 
 
-def _status(row: Row) -> tuple[str, str | None]:
-    """Return the status that the item gets, and its error if it failed."""
-    status = _status_of(row)
+def _convert_status(row: Row) -> tuple[str, str | None]:
+    """Return the new status of the item of a catalog row, and its error if it failed."""
+    status = _stored_status(row)
     if status in _DONE | _IDLE:
         return ("completed" if status in _DONE else "idle"), None
     error: Any = row.get("error")
@@ -379,7 +391,10 @@ def _status(row: Row) -> tuple[str, str | None]:
 
 
 def _order_by_folder(items: Iterable[ItemDraft], base_id: str, found_notices: list[Notice]) -> list[ItemDraft]:
-    """Order items so that a folder comes before its content. References to missing folders are dropped and reported."""
+    """Order items so that a folder comes before its content.
+
+    References to missing folders are dropped and reported in ``found_notices``.
+    """
     folders = {item.id: item for item in items if item.type == "directory"}
     ordered: dict[str, ItemDraft] = {}
     for item in items:
@@ -394,7 +409,10 @@ def _order_by_folder(items: Iterable[ItemDraft], base_id: str, found_notices: li
 
 
 def _item_and_ancestors(item: ItemDraft, folders: Mapping[str, ItemDraft], ordered: Container[str]) -> list[ItemDraft]:
-    """Return an item and its ancestors from the inside out, up to one that is ordered already or part of a cycle."""
+    """Return an item and the folders around it, from the inside out, up to one that is ordered or part of a cycle.
+
+    ``folders`` has all folders by id, ``ordered`` the ids of items that have their place already.
+    """
     chain: dict[str, ItemDraft] = {}
     current: ItemDraft | None = item
     while current is not None and current.id not in ordered and current.id not in chain:
@@ -411,10 +429,10 @@ _ROW_TYPES = {"url": "url", "sitemap": "url", "note": "note"}
 
 
 class StoreItems:
-    """The items in a store, read on first use. A store that cannot be read has no items."""
+    """Reads the items in a store (the index file of a preview build) on first use. An unreadable store has no items."""
 
     def __init__(self, tree: Tree, name: str, *, texts: bool = False) -> None:
-        """Open nothing yet. ``texts``: whether rows are migrated for their text alone."""
+        """Open nothing yet. ``name`` is the path of the store in the tree. ``texts`` includes rows with text alone."""
         self._tree = tree
         self._find_texts = texts
         self._name = name
@@ -441,7 +459,7 @@ class StoreItems:
 
     @cached_property
     def contents(self) -> StoreContents:
-        """The owners of the store's rows, with what their rows contain."""
+        """The items that own the store's rows, with what their rows contain."""
         try:
             return cherry_preview.read_contents(self._path)
         except StoreProblem as problem:
@@ -450,6 +468,7 @@ class StoreItems:
 
     @cached_property
     def _survey(self) -> VectorSurvey:
+        """The rows of the store by item."""
         return PREVIEW_VECTORS.survey(self._path)
 
     @property
@@ -461,11 +480,11 @@ class StoreItems:
             return None
 
     def source(self, item_id: str) -> str | None:
-        """Return the source in an item's rows."""
+        """Return the source in the rows of an item, or None."""
         return self.contents.items.get(item_id, StoredItem()).source
 
     def text(self, item_id: str) -> str:
-        """Return the text of an item's rows. Of a long one, at least one UTF-16 unit more than a note can hold."""
+        """Return the text of the rows of an item. Of a long one, at least one UTF-16 unit more than a note can hold."""
         try:
             return cherry_preview.join_loader_bodies(
                 self._path, self._survey, item_id, BODY_SEPARATOR, MAX_NOTE_UNITS, texts=self._find_texts
@@ -476,7 +495,7 @@ class StoreItems:
 
 
 def draft_stored_items(store_items: StoreItems, context: BaseContext, migrated: set[str]) -> DraftedItems:
-    """Draft an item for every owner of rows, in the order of their first rows.
+    """Draft an item for every item id that owns rows in a store, in the order of their first rows.
 
     Args:
         store_items: the store of the base.
@@ -500,7 +519,10 @@ def draft_stored_items(store_items: StoreItems, context: BaseContext, migrated: 
 def _draft_stored_item(
     item_id: str, stored: StoredItem, store_items: StoreItems, context: BaseContext, drafted: DraftedItems
 ) -> ItemDraft:
-    """Draft an item from the rows of the index, for a base without catalog items."""
+    """Draft an item from its rows in a store (``stored``), for a base without items in a catalog.
+
+    Notices are added to ``drafted``.
+    """
     item_type = _ROW_TYPES.get(stored.type or "", "file")
     source = stored.source or item_id
     upload: Upload | None = None
@@ -537,7 +559,7 @@ class BaseModels:
     """Resolves the models that bases name. ``notices`` concern the whole source."""
 
     def __init__(self, catalog: StoredCatalog | None, model_overrides: ModelOverrides) -> None:
-        providers = None if catalog is None else _providers(catalog)
+        providers = None if catalog is None else _list_providers(catalog)
         self.notices: list[Notice] = []
         if catalog is not None and providers is None:
             message = tr("the catalog has no tables of models; every model that a base names is assumed to exist")
@@ -547,7 +569,7 @@ class BaseModels:
         self._overrides = model_overrides
         models = [self._to_raw_model(row.get("embedding_model_id")) for row in known.bases]
         self._models = ModelResolver(providers, model_overrides, models)
-        named = set(map(_unique, models))
+        named = set(map(_full_model_id, models))
         only = next(iter(model_overrides.recreated)) if len(model_overrides.recreated) == 1 else None
         #: The only model of --recreate-model, used for bases that no catalog lists.
         self._model_of_unlisted = only
@@ -555,7 +577,10 @@ class BaseModels:
         self._model_of_unnamed = None if only in named else only
 
     def embedding(self, model_id: Any, base_id: str, *, is_listed: bool) -> ModelChoice:
-        """Resolve the embedding model that a base names, or the one that the user gives for bases without one."""
+        """Resolve the embedding model that a base names, or the one that the user gives for bases without one.
+
+        ``is_listed`` tells whether the catalog has the base.
+        """
         raw = self._to_raw_model(model_id)
         spare = self._model_of_unnamed if is_listed else self._model_of_unlisted
         if raw is None and spare is not None and base_id not in self._overrides.mapped:
@@ -579,12 +604,12 @@ class BaseModels:
         return self._models.unused_overrides()
 
     def _to_raw_model(self, model_id: Any) -> dict[str, Any] | None:
-        """Return a model in the form that the shared rules read, or None if the base names none."""
+        """Return the model with this id in the form in which v1 stores models, or None if the id is blank."""
         return None if is_blank(model_id) else _row_to_raw_model(self._rows.get(model_id, {"id": model_id}))
 
 
-def _providers(catalog: StoredCatalog) -> list[dict[str, Any]] | None:
-    """Return the providers with their models, or None if the catalog has no table of either."""
+def _list_providers(catalog: StoredCatalog) -> list[dict[str, Any]] | None:
+    """Return the catalog's providers with their models in v1's form, or None if it has no table of either."""
     if catalog.providers is None and catalog.models is None:
         return None
     found: dict[str, dict[str, Any]] = {}
@@ -606,8 +631,8 @@ def _row_to_raw_model(row: Row) -> dict[str, Any]:
     return {"id": model, "provider": row.get("provider_id"), "name": row.get("name"), "group": row.get("group")}
 
 
-def _unique(raw: dict[str, Any] | None) -> str | None:
-    """Return the id of a model with its provider, as provider::model; None without a model."""
+def _full_model_id(raw: dict[str, Any] | None) -> str | None:
+    """Return the id of a model in v1's form as ``provider::model``; None without a model."""
     if raw is None:
         return None
     model = str(raw["id"])
@@ -634,7 +659,7 @@ def draft_library(source: Located, model_overrides: ModelOverrides, *, texts: bo
 
 
 def _read_catalog(source: Located) -> tuple[StoredCatalog | None, list[Notice]]:
-    """Read the catalog, with a notice if it, or its table of items, cannot be read."""
+    """Read the catalog of a source (None if it has none, or cannot be read), with a notice about problems."""
     name = source.stores.catalog
     if name is None:
         return None, []
@@ -658,7 +683,7 @@ def _read_catalog(source: Located) -> tuple[StoredCatalog | None, list[Notice]]:
 
 
 def _catalog_notice(message: str) -> Notice:
-    """Make the notice that the catalog could not be read."""
+    """Make the notice that a part of the catalog could not be read."""
     return Notice(code=notices.CATALOG_UNREADABLE, message=message)
 
 
@@ -690,7 +715,10 @@ class _Drafter:
         self._draft_unlisted(stores, current)
 
     def _draft_unlisted(self, stores: dict[str, StoreFile], current: dict[str, StoreFile]) -> None:
-        """Draft or skip index files whose base is not in the catalog; ``current`` are in the released layout."""
+        """Draft or skip the bases that the catalog does not list.
+
+        ``stores`` are index files of preview builds, ``current`` those in the released layout, both by base id.
+        """
         for base_id, store in current.items():
             if base_id not in self._seen:
                 self._skip_current(base_id, store)
@@ -700,7 +728,7 @@ class _Drafter:
                 self.drafts.append(self._draft_base({"id": base_id}, base_id, store, is_listed=False))
 
     def _id_of(self, store: StoreFile) -> str:
-        """Return a base's id: from its folder, else from its rows, else made from the name of the file."""
+        """Return the id of a store's base: from its folder, else from its rows, else made from the name of the file."""
         if store.base_id is not None:
             # A folder name that is not UTF-8 cannot be an id in a catalog.
             is_text = replace_surrogates(store.base_id) == store.base_id
@@ -709,7 +737,10 @@ class _Drafter:
             return store_items.contents.collection or identity.base_id(PurePosixPath(store.name).stem)
 
     def _draft_row(self, row: Row, stores: dict[str, StoreFile], current: dict[str, StoreFile]) -> None:
-        """Draft or skip the base of a catalog row; ``current`` are indexes in the released layout."""
+        """Draft or skip the base of a catalog row.
+
+        ``stores`` are index files of preview builds, ``current`` those in the released layout, both by base id.
+        """
         base_id = row.get("id")
         if not isinstance(base_id, str) or is_blank(base_id):
             self._skip(None, notices.INVALID_BASE, notices.CODES[notices.INVALID_BASE].meaning)
@@ -732,7 +763,7 @@ class _Drafter:
             self.drafts.append(self._draft_base(row, base_id, stores.get(base_id, missing), is_listed=True))
 
     def _skip_current(self, base_id: str, store: StoreFile | None) -> None:
-        """Skip a base whose index already has the current layout."""
+        """Skip a base whose index is in the released layout already. ``store`` is the file, None without one."""
         self._seen.add(base_id)
         leaves_rows = store is not None and store.look.leaves_rows
         rest = tr("; its file also holds unused rows of a preview build") if leaves_rows else ""
@@ -740,7 +771,7 @@ class _Drafter:
         self._skip(base_id, notices.CURRENT_LAYOUT, message)
 
     def _skip(self, base_id: str | None, reason: str, message: str) -> None:
-        """Skip a base: record it with its number of items, and add a notice."""
+        """Skip a base: record it with its number of items, and add a notice with the message."""
         items = 0 if self._catalog is None else len((self._catalog.items or {}).get(base_id, ()))
         self.skipped.append(SkippedBase(base_id, reason, items))
         self.found_notices.append(Notice(code=reason, message=message, base=base_id))
@@ -748,7 +779,7 @@ class _Drafter:
     # --- one base --------------------------------------------------------------------------------------------------
 
     def _draft_base(self, row: Row, base_id: str, store: StoreFile, *, is_listed: bool) -> BaseDraft:
-        """Draft a base of the catalog, or an unlisted base, whose id alone is known."""
+        """Draft a base with its items from its catalog row. Of a base that is not listed, the row has the id alone."""
         found_notices: list[Notice] = []
         settings, invalid = read_base_settings(row)
         if invalid:
@@ -758,11 +789,11 @@ class _Drafter:
         processor = None if is_blank(processor) else str(processor)
         names = FreeNames(reserve_processed=processor is not None)
         with StoreItems(self._source.tree, store.name, texts=self._texts) as store_items:
-            drafted = self._items(base_id, store, store_items, names)
+            drafted = self._draft_items(base_id, store, store_items, names)
             dimensions = read_whole_number(row.get("dimensions"), minimum=1)
             if dimensions is None and not (is_listed and store.look.has_rows):
                 dimensions = store_items.declared_dimensions
-            embedding = self._embedding(row, base_id, store_items, is_listed=is_listed)
+            embedding = self._choose_embedding(row, base_id, store_items, is_listed=is_listed)
         if drafted.renamed:
             text = tr("{files} renamed because the name was taken", files=format_count(drafted.renamed, "file"))
             found_notices.append(Notice(code=notices.RENAMED, message=text, base=base_id, count=drafted.renamed))
@@ -770,7 +801,7 @@ class _Drafter:
         return BaseDraft(
             legacy_id=base_id,
             id=_folder_name(base_id),
-            name=_name(row, base_id, found_notices) if is_listed else base_id,
+            name=_choose_name(row, base_id, found_notices) if is_listed else base_id,
             embedding=embedding,
             rerank=rerank,
             stated_dimensions=dimensions,
@@ -792,8 +823,11 @@ class _Drafter:
             dimensions_if_empty=dimensions,
         )
 
-    def _items(self, base_id: str, store: StoreFile, store_items: StoreItems, names: FreeNames) -> DraftedItems:
-        """Draft the items of a base: those that the catalog lists, or else those that its rows name."""
+    def _draft_items(self, base_id: str, store: StoreFile, store_items: StoreItems, names: FreeNames) -> DraftedItems:
+        """Draft the items of a base: those that the catalog lists, or else those that its rows name.
+
+        ``names`` are the free file names in ``raw/``.
+        """
         context = BaseContext(
             base_id=base_id, raw=RawFiles(self._source.tree, store.raw), paths=RawPaths(names), rows=store_items
         )
@@ -803,8 +837,8 @@ class _Drafter:
             return draft_stored_items(store_items, context, self._migrated)
         return draft_listed_items(listed.get(base_id, ()), context, self._migrated)
 
-    def _embedding(self, row: Row, base_id: str, store_items: StoreItems, *, is_listed: bool) -> ModelChoice:
-        """Choose the model of a base; if its index cannot be read either, the problem names both."""
+    def _choose_embedding(self, row: Row, base_id: str, store_items: StoreItems, *, is_listed: bool) -> ModelChoice:
+        """Choose the embedding model of a base; if its index cannot be read either, the problem names both."""
         choice = self.models.embedding(row.get("embedding_model_id"), base_id, is_listed=is_listed)
         if choice.id is None and store_items.problem:
             # Naming a model would not help.
@@ -818,14 +852,14 @@ class _Drafter:
 
 
 def _folder_name(base_id: str) -> str:
-    """Return a base's id in the library: its own, unless it is not a valid folder name on every system."""
+    """Return the base id for the library: the old one if it is a valid folder name on every system, else a new one."""
     # The ledger uses these names for other entries.
     is_valid = is_folder_name(base_id) and fold_name(base_id) not in (CATALOG_SUBJECT, REPORT_SUBJECT)
     return base_id if is_valid and base_id == trim(base_id) else identity.base_id(base_id)
 
 
-def _name(row: Row, base_id: str, found_notices: list[Notice]) -> str:
-    """Return the name of a base; its id, with a notice, if the name is blank."""
+def _choose_name(row: Row, base_id: str, found_notices: list[Notice]) -> str:
+    """Return the name of the base of a catalog row; its id, with a notice, if the name is blank."""
     name: Any = row.get("name")
     text = trim(without_nul(name)) if isinstance(name, str) else ""
     if not text:
@@ -836,7 +870,7 @@ def _name(row: Row, base_id: str, found_notices: list[Notice]) -> str:
 
 
 def _dropped_field_notices(row: Row, base_id: str) -> list[Notice]:
-    """Report what a library has no field for: the group, and that the catalog has the base as failed."""
+    """Report the fields of a base's catalog row that a library does not have: the group, and a failed status."""
     found_notices = []
     if not is_blank(row.get("group_id")):
         found_notices.append(

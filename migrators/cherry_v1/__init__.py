@@ -29,7 +29,10 @@ _HEAD_BYTES = 64 << 10
 
 
 def _read(source: Located, options: Options) -> LibraryDraft:
-    """Draft all bases of a source, with orphaned vector files if the options say so."""
+    """Draft all bases of a v1 source.
+
+    If the options say so, bases are made from vector files that its state does not name.
+    """
     state = read_state(source.tree, source.places, ignores_damage=options.adopt_orphans)
     is_binary = partial(_is_binary, source)
     if not options.adopt_orphans:
@@ -40,7 +43,7 @@ def _read(source: Located, options: Options) -> LibraryDraft:
 
 
 def _with_renamed_files(source: Located, library: LibraryDraft) -> LibraryDraft:
-    """Give the drafts the actual names of their vector files, which a user may have renamed."""
+    """Set the name of each base's vector file to the one in the source, because a user may have renamed it."""
     folder = source.places.vectors
     if folder is None:
         return library
@@ -72,12 +75,17 @@ class _Salvager:
     def __call__(
         self, path: Path, work: Path | None, draft: BaseDraft, *, keep: bool
     ) -> Iterator[tuple[Path | None, SalvageTally]]:
+        """Write the readable rows of a vector file to a temporary file. Yield its path and counts of what was found.
+
+        ``work`` is the folder for the file. With ``keep`` False, rows are only counted and there is no path.
+        """
         known = {loader for item in draft.items for loader in (*item.loader_ids, *item.entries)}
         known.update(loader for item in draft.skipped_items for loader in item.loader_ids)
         with salvage.salvage_file(path, work, known=known, dimensions=draft.stated_dimensions, keep=keep) as left:
             yield left.path, left.tally
 
     def doubt(self, path: Path, work: Path | None) -> str | None:
+        """Describe a contradiction in a file that SQLite can read, or return None."""
         return salvage.find_hidden_damage(path, work)
 
 

@@ -54,11 +54,14 @@ class DraftContext(msgspec.Struct):
 
 
 class _Unusable(Exception):
-    """An item that cannot be migrated. The text is the reason code."""
+    """An item that cannot be migrated. The message of this exception is the reason code."""
 
 
 def draft_items(raws: Iterable[Any], legacy_base: str, context: DraftContext, names: FreeNames) -> DraftedItems:
-    """Draft the items of one base in v1's order. Files take their names in this order."""
+    """Draft the items of one base in v1's order, from their entries in the state. Files take names in this order.
+
+    ``context`` has the data of all bases, ``names`` the free file names of this base.
+    """
     drafted = DraftedItems()
     for raw in raws:
         try:
@@ -78,7 +81,11 @@ def draft_items(raws: Iterable[Any], legacy_base: str, context: DraftContext, na
 def _draft_item(
     raw: Any, legacy_base: str, context: DraftContext, names: FreeNames, drafted: DraftedItems
 ) -> ItemDraft:
-    """Draft an item from the state; raises _Unusable, with the reason code, if it is not migrated."""
+    """Draft an item from ``raw``, its entry in the state. Its notices are added to ``drafted``.
+
+    Raises:
+        _Unusable: it is not migrated, for the reason in the message.
+    """
     if not isinstance(raw, dict) or not _is_text(raw.get("id")) or not _is_text(raw.get("type")):
         raise _Unusable(notices.NO_ID_OR_TYPE)
     legacy_id: str = raw["id"]
@@ -101,7 +108,7 @@ def _draft_item(
             )
         )
     created_at = read_time(raw.get("created_at"))
-    status, error = _status(raw)
+    status, error = _convert_status(raw)
     return ItemDraft(
         legacy_id=legacy_id,
         id=identity.item_id(legacy_base, legacy_id, created_at),
@@ -124,18 +131,21 @@ def _is_text(value: Any) -> bool:
 
 
 def _texts(values: Any) -> tuple[str, ...]:
-    """Return the values of a list that are not blank; nothing if it is not a list."""
+    """Return the strings in a list of the state that are not blank; nothing if the value is not a list."""
     return tuple(value for value in values if not is_blank(value)) if isinstance(values, list) else ()
 
 
 def _loader_ids(raw: dict[str, Any]) -> tuple[str, ...]:
-    """Return an item's loader ids: ``uniqueIds`` if this list has entries, even blank ones, else ``uniqueId``."""
+    """Return the loader ids of an item in the state: ``uniqueIds`` if this list has entries, else ``uniqueId``.
+
+    Blank entries count as entries, but are left out.
+    """
     several = raw.get("uniqueIds")
     return _texts(several if isinstance(several, list) and several else [raw.get("uniqueId")])
 
 
-def _status(raw: dict[str, Any]) -> tuple[str, str | None]:
-    """Return the status that the item gets, and its error if it failed."""
+def _convert_status(raw: dict[str, Any]) -> tuple[str, str | None]:
+    """Return the new status of an item in the state, and its error if it failed."""
     status = raw.get("processingStatus")
     if status in ("failed", "processing", "pending"):
         error = raw.get("processingError")
@@ -149,7 +159,7 @@ def _status(raw: dict[str, Any]) -> tuple[str, str | None]:
 
 
 def _file_metadata(content: Any, context: DraftContext) -> dict[str, Any]:
-    """Merge a file's metadata: fields of the item take precedence over the table of files."""
+    """Merge the metadata of a file: the item's content has precedence over Dexie's table of files."""
     inline = content if isinstance(content, dict) else {"id": content}
     file_id = inline.get("id")
     stored = context.files.get(file_id, {}) if isinstance(file_id, str) else {}
@@ -157,7 +167,11 @@ def _file_metadata(content: Any, context: DraftContext) -> dict[str, Any]:
 
 
 def _file_content(raw: dict[str, Any], context: DraftContext, names: FreeNames) -> ItemContent:
-    """Convert a file item: its source, its new path below ``raw/``, and its uploaded file."""
+    """Convert a file item: its source, its new path below ``raw/``, and its uploaded file.
+
+    Raises:
+        _Unusable: metadata are missing.
+    """
     metadata = _file_metadata(raw.get("content"), context)
     has_texts = all(isinstance(metadata.get(key), str) for key in FILE_TEXT_FIELDS)
     numbers = [metadata.get(key) for key in FILE_NUMBER_FIELDS]
@@ -174,7 +188,7 @@ def _file_content(raw: dict[str, Any], context: DraftContext, names: FreeNames) 
 
 
 def _upload(file_id: str, extension: str) -> Upload:
-    """Return the upload of a file: its id with the cleaned extension, else with the extension as v1 has it."""
+    """Return the names under which a file may be uploaded: its id with the cleaned extension, else with v1's own."""
     plain = extension.removeprefix(".").rstrip(TRAILING_CHARACTERS)
     return Upload(f"{file_id}.{plain}" if plain else file_id, other_name=f"{file_id}{extension}")
 
@@ -185,7 +199,7 @@ _SUBTITLES = frozenset({".srt", ".vtt", ".ass", ".ssa", ".sbv", ".sub", ".lrc", 
 
 
 def _video_content(raw: dict[str, Any], context: DraftContext, names: FreeNames) -> ItemContent:
-    """Convert a video to a file item with its subtitles: v1 embedded their text, never the video.
+    """Convert a video to a file item with its subtitles, because v1 embedded their text and never the video.
 
     Raises:
         _Unusable: no file of the item is text.
@@ -208,7 +222,7 @@ def _video_content(raw: dict[str, Any], context: DraftContext, names: FreeNames)
 
 
 def _reads_as_text(metadata: dict[str, Any], context: DraftContext) -> bool:
-    """Whether a file of a video item has id, name and extension, and holds subtitles."""
+    """Whether the metadata of a file of a video have id, name and extension, and the file holds subtitles."""
     has_name = any(_is_text(metadata.get(key)) and sanitize_name(metadata[key]) for key in ("origin_name", "name"))
     if not has_name or not _is_text(metadata.get("id")) or not isinstance(metadata.get("ext"), str):
         return False
@@ -218,12 +232,14 @@ def _reads_as_text(metadata: dict[str, Any], context: DraftContext) -> bool:
 
 
 def _url_content(raw: dict[str, Any], _context: DraftContext, _names: FreeNames) -> ItemContent:
+    """Convert a web page; its content is the address."""
     if is_blank(raw.get("content")):
         raise _Unusable(notices.INVALID_URL)
     return ItemContent({"source": raw["content"], "url": raw["content"]})
 
 
 def _sitemap_content(raw: dict[str, Any], _context: DraftContext, _names: FreeNames) -> ItemContent:
+    """Convert a sitemap to a web page with its address."""
     if is_blank(raw.get("content")):
         raise _Unusable(notices.INVALID_SITEMAP)
     address = trim(raw["content"])
@@ -231,7 +247,7 @@ def _sitemap_content(raw: dict[str, Any], _context: DraftContext, _names: FreeNa
 
 
 def _note_content(raw: dict[str, Any], context: DraftContext, _names: FreeNames) -> ItemContent:
-    """Convert a note; the stored note has precedence over the text in the item."""
+    """Convert a note; Dexie's table of notes has precedence over the text in the item."""
     stored = context.notes.get(raw["id"], {})
     text = _first_text(stored.get("content"), raw.get("content")) or ""
     address = _first_text(stored.get("sourceUrl"), raw.get("sourceUrl"))
@@ -242,11 +258,12 @@ def _note_content(raw: dict[str, Any], context: DraftContext, _names: FreeNames)
 
 
 def _first_text(*values: Any) -> str | None:
-    """Return the first value that is not blank, as text, or None."""
+    """Return the first value that is text and not blank, or None."""
     return next((str(value) for value in values if not is_blank(value)), None)
 
 
 def _directory_content(raw: dict[str, Any], _context: DraftContext, _names: FreeNames) -> ItemContent:
+    """Convert a folder; its content is the path."""
     if is_blank(raw.get("content")):
         raise _Unusable(notices.INVALID_DIRECTORY)
     return ItemContent({"source": raw["content"]})
@@ -266,12 +283,12 @@ _TYPES: dict[str, tuple[str, _Reader]] = {
 def draft_library(
     state: V1State, model_overrides: ModelOverrides, is_binary: Callable[[Upload], bool] = lambda _: False
 ) -> LibraryDraft:
-    """Draft all bases of a state.
+    """Draft all bases of a v1 state. Bases that cannot be migrated are skipped, with a notice.
 
     Args:
         state: v1's state.
         model_overrides: the user's options for models.
-        is_binary: whether an upload exists and is not text.
+        is_binary: tells whether an upload exists and is not text.
     """
     named = [raw.get("model") for raw in state.bases if isinstance(raw, dict)]
     models = ModelResolver(state.providers, model_overrides, named)
@@ -297,7 +314,11 @@ def draft_library(
 
 
 def _reason_to_skip(raw: Any, seen: set[str], pending: frozenset[str]) -> str | None:
-    """Reason code for skipping a base, or None; ``seen`` and ``pending`` are ids: drafted, and being deleted."""
+    """Return the reason code for skipping a base, or None.
+
+    ``raw`` is its entry in the state. ``seen`` are the ids of bases already drafted, ``pending`` of those v1 was
+    deleting.
+    """
     if not isinstance(raw, dict):
         return notices.INVALID_BASE
     legacy_id, name = raw.get("id"), raw.get("name")
@@ -309,7 +330,7 @@ def _reason_to_skip(raw: Any, seen: set[str], pending: frozenset[str]) -> str | 
 
 
 def _skip(raw: Any, reason: str) -> SkippedBase:
-    """Record a base that is skipped, with its number of items."""
+    """Record a skipped base with its number of items. ``raw`` is its entry in the state."""
     legacy_id = raw.get("id") if isinstance(raw, dict) else None
     items = raw.get("items") if isinstance(raw, dict) else None
     return SkippedBase(
@@ -320,7 +341,7 @@ def _skip(raw: Any, reason: str) -> SkippedBase:
 
 
 def _draft_base(raw: dict[str, Any], models: ModelResolver, context: DraftContext) -> BaseDraft:
-    """Draft a base without its items; ``raw`` is its entry in the state."""
+    """Draft a base with its items; ``raw`` is its entry in the state."""
     legacy_id: str = raw["id"]
     found_notices: list[Notice] = []
     name = trim(without_nul(raw["name"]))
@@ -380,7 +401,7 @@ def _draft_base(raw: dict[str, Any], models: ModelResolver, context: DraftContex
 
 
 def _file_processor(raw: dict[str, Any]) -> str | None:
-    """Return the id of the document processor that a base names, or None."""
+    """Return the id of the document processor that a base in the state names, or None."""
     provider = raw.get("preprocessProvider")
     provider = provider.get("provider") if isinstance(provider, dict) else None
     processor = provider.get("id") if isinstance(provider, dict) else None

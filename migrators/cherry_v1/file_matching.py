@@ -74,14 +74,14 @@ def is_completed_folder(item: ItemDraft) -> bool:
 
 
 def entries_without_rows(draft: BaseDraft, survey: VectorSurvey) -> list[str]:
-    """List the entries of completed folders that have no rows, in order."""
+    """List the loader ids of files in completed folders that have no rows in the vector file, in order."""
     folders = filter(is_completed_folder, draft.folders)
     entries = dict.fromkeys(entry for item in folders for entry in item.entries)
     return [entry for entry in entries if entry not in survey.loaders]
 
 
 def _has_rows(item: ItemDraft, survey: VectorSurvey) -> bool:
-    """Whether the vector file has rows of one of the item's loaders."""
+    """Whether the vector file has rows of one of the item's loader ids."""
     return any(loader_id in survey.loaders for loader_id in item.loader_ids)
 
 
@@ -133,7 +133,10 @@ def find_duplicates(
 def _list_files_without_rows(
     source: Located, draft: BaseDraft, survey: VectorSurvey, paths: Mapping[str, Path]
 ) -> Iterator[_File]:
-    """Yield the files without rows: standalone ones first, then those of folders."""
+    """Yield the files of a base that have no rows: standalone ones first, then those of folders.
+
+    ``paths`` are the files of folders on disk, by loader id.
+    """
     for item in files_without_rows(draft, survey):
         yield from _uploaded_file(source, item, item.loader_ids[0])
     times = folder_read_times(draft)
@@ -144,7 +147,10 @@ def _list_files_without_rows(
 def _list_files_with_rows(
     source: Located, draft: BaseDraft, survey: VectorSurvey, paths: Mapping[str, Path], *, texts: bool
 ) -> Iterator[_File]:
-    """Yield the files with rows to migrate, in item order. Rows that another item owns do not count."""
+    """Yield the files with rows to migrate, in item order. Rows that another item owns do not count.
+
+    ``paths`` are the files of folders on disk, by loader id. With ``texts``, rows without a usable vector count too.
+    """
     owners, times = LoaderOwners(draft, expand_folders(draft, survey)), folder_read_times(draft)
     for item in draft.items:
         counts = {loader_id: _count_rows(survey, loader_id, texts=texts) for loader_id in item.loader_ids}
@@ -161,7 +167,7 @@ def _list_files_with_rows(
 
 
 def _count_rows(survey: VectorSurvey, loader_id: str, *, texts: bool) -> int:
-    """Count the rows of a loader id with a vector of the base's length, or (``texts``) with at least a text."""
+    """Count the rows of a loader id that have a vector of the base's length, or (``texts``) at least a text."""
     rows, length = survey.loaders.get(loader_id), survey.vector_bytes
     kinds = {} if rows is None else rows.kinds
     bare = sum(tally.with_text.count for kind, tally in kinds.items() if kind != length) if texts else 0
@@ -169,7 +175,7 @@ def _count_rows(survey: VectorSurvey, loader_id: str, *, texts: bool) -> int:
 
 
 def _uploaded_file(source: Located, item: ItemDraft, loader_id: str, rows: int = 0) -> Iterator[_File]:
-    """Yield a standalone item's upload if it is in the source."""
+    """Yield a standalone item's upload if it is in the source, for one of its loader ids with this number of rows."""
     name = None if item.upload is None else find_upload(source.tree, source.places.uploads, item.upload)
     if name is not None:
         with suppress(OSError):
@@ -183,7 +189,10 @@ def _uploaded_file(source: Located, item: ItemDraft, loader_id: str, rows: int =
 def _file_on_disk(
     loader_id: str, paths: Mapping[str, Path], times: Mapping[str, int], rows: int = 0
 ) -> Iterator[_File]:
-    """Yield the file of a folder's entry if it is on disk."""
+    """Yield the file with this loader id if it is on disk (``paths``), with its number of rows.
+
+    It is a file of a folder; ``times`` are the times at which v1 read these files.
+    """
     path, read_at = paths.get(loader_id), times.get(loader_id)
     if path is not None:
         with suppress(OSError):
@@ -286,7 +295,7 @@ class WantedLoaders:
         return bool(self.loaders)
 
     def may_match(self, suffix: str) -> bool:
-        """Whether a file with this extension (lower case, with the dot) may have one of the loader ids."""
+        """Whether a file with this extension may have one of the wanted loader ids. Lower case, with the dot."""
         return bool(
             (self._left[TEXT_LOADER] and suffix not in NO_TEXT_EXTENSIONS)
             or (self._left[WEB_LOADER] and suffix in (".html", ".htm"))
@@ -294,7 +303,9 @@ class WantedLoaders:
         )
 
     def match(self, raw: bytes, suffix: str) -> Iterator[str]:
-        """Yield the loader ids to find that v1 can have given to a file with these bytes, and stop looking for them.
+        """Yield the wanted loader ids that v1 can have given to a file with these bytes.
+
+        They are no longer wanted then.
 
         ``suffix`` is the extension in lower case, with the dot.
         """
@@ -313,7 +324,7 @@ class WantedLoaders:
                     yield from self._take(f"{JSON_LOADER}{_md5(clean_text(form).encode())}")
 
     def _take(self, *loaders: str) -> Iterator[str]:
-        """Yield the loader ids among these that are still wanted, and stop looking for them."""
+        """Yield the given loader ids that are wanted. They are no longer wanted then."""
         for loader_id in loaders:
             if loader_id in self.loaders:
                 self.loaders.discard(loader_id)
@@ -321,7 +332,7 @@ class WantedLoaders:
                 yield loader_id
 
     def _texts(self, raw: bytes) -> Iterator[bytes]:
-        """Yield the texts that v1 may have read from a file, as UTF-8."""
+        """Yield the texts that v1 may have read from a file with these bytes, as UTF-8."""
         if self._left[TEXT_LOADER] or self._left[WEB_LOADER]:
             yield raw
             if raw.startswith(codecs.BOM_UTF8):
@@ -333,11 +344,11 @@ class WantedLoaders:
                     yield text[1:].encode()
 
     def _likely(self, raw: bytes) -> Iterator[str]:
-        """Yield the encodings in which a file begins like one of the snippets."""
+        """Yield the encodings in which these bytes begin like one of the wanted snippets."""
         for encoding in ENCODINGS + WIDE_ENCODINGS:
             # Decoding one character rules out most encodings.
-            first = _decode_start(raw, _FIRST_BYTES, encoding)[:1]
-            if first and first != _BOM and first not in self._known_first_characters:
+            first_character = _decode_start(raw, _FIRST_BYTES, encoding)[:1]
+            if first_character and first_character != _BOM and first_character not in self._known_first_characters:
                 continue
             text = _decode_start(raw, _START_BYTES, encoding)
             if not self._known_starts.isdisjoint((_start(text), _start(text.removeprefix(_BOM)))):
@@ -346,38 +357,42 @@ class WantedLoaders:
 
     @cached_property
     def _known_starts(self) -> set[bytes]:
-        """The first code units of the texts that are searched for, as search keys."""
+        """The first code units of the wanted texts, as search keys."""
         return {_start(text) for loader_id, text in self._snippets.items() if not loader_id.startswith(JSON_LOADER)}
 
     @cached_property
     def _known_first_characters(self) -> set[str]:
-        """The first characters of the texts that are searched for."""
+        """The first characters of the wanted texts."""
         return {start.decode("utf-16-le", "replace")[:1] for start in self._known_starts}
 
 
 def _loader_kind(loader_id: str) -> str:
-    """Return the kind in a loader id, for example `TextLoader_`."""
+    """Return the prefix of a loader id that tells the kind of file, for example ``TextLoader_``."""
     return loader_id.partition("_")[0] + "_"
 
 
 def _decode_start(raw: bytes, size: int, encoding: str) -> str:
-    """Decode the first bytes of a file, without an incomplete character at the end."""
+    """Decode the first ``size`` bytes of a file, without an incomplete character at the end."""
     text = _decoder(encoding)("replace").decode(raw[:size], len(raw) <= size)
     return _as_v1(text, encoding)
 
 
 @cache
 def _decoder(encoding: str) -> Callable[[str], codecs.IncrementalDecoder]:
+    """Return the incremental decoder of an encoding; a function from an error policy to a decoder."""
     return codecs.getincrementaldecoder(encoding)
 
 
 def _as_v1(text: str, encoding: str) -> str:
-    """Adapt a decoded text to v1's decoder."""
+    """Change a text that Python decoded to what v1's decoder gives for the same bytes."""
     return replace_surrogates(text.translate(_FULL_WIDTH[encoding]) if encoding in _FULL_WIDTH else text)
 
 
 def _start(text: str) -> bytes:
-    """Return the first code units of a text in UTF-16-LE, as a search key."""
+    """Return the first code units of a text in UTF-16-LE, as a search key.
+
+    A text of a file and its snippet share them.
+    """
     return text[:_SURE_UNITS].encode("utf-16-le")[: 2 * _SURE_UNITS]
 
 
@@ -389,7 +404,7 @@ def _md5(text: bytes) -> str:
 
 
 def _json_texts(raw: bytes) -> Iterator[str]:
-    """Yield a JSON file decoded as UTF-8 or, if it is not UTF-8, as each encoding that v1 may have guessed."""
+    """Decode a JSON file as UTF-8 or, if it is not UTF-8, in each encoding that v1 may have guessed."""
     try:
         yield raw.decode().removeprefix(_BOM)
     except UnicodeDecodeError:
@@ -422,7 +437,7 @@ def normalize_json(text: str) -> str | None:
 
 
 def _refuse(constant: str) -> None:
-    """Refuse NaN and infinities, which JSON does not have."""
+    """Refuse a constant that JSON does not have: NaN or an infinity."""
     raise ValueError(constant)
 
 
@@ -487,7 +502,7 @@ _IMAGE = "ImageLoader_"
 
 
 def collect_hints(source: Located, draft: BaseDraft, survey: VectorSurvey, options: Options) -> Hints:
-    """Collect facts about a base from the folders on disk and the uploads."""
+    """Collect facts about a base from its folders on disk and its uploads: real paths and identical files."""
     found = find_file_paths(draft, survey)
     twins = find_duplicates(source, draft, survey, found, texts=options.carry_text)
     paths = {loader_id: path_text(path) for loader_id, path in found.items()}
@@ -495,7 +510,7 @@ def collect_hints(source: Located, draft: BaseDraft, survey: VectorSurvey, optio
 
 
 def find_file_paths(draft: BaseDraft, survey: VectorSurvey) -> dict[str, Path]:
-    """Find the files of a base's completed folders that are still on disk. Returns paths by loader id.
+    """Find the files of a base's completed folders that are still on disk. Return paths by loader id.
 
     A file is recognized by what its loader id hashes: its path, or its text in any usual encoding. Files whose rows
     have their path already are only searched if identical files may be missing their rows.
@@ -518,7 +533,7 @@ def _snippet(survey: VectorSurvey, loader_id: str) -> str | None:
 
 
 class _FolderSearch(msgspec.Struct):
-    """A search through the folders of one base, with common limits."""
+    """Looks for files of one base in its folders. The limits apply to all folders together."""
 
     found: dict[str, Path] = msgspec.field(default_factory=dict)
     files_left: int = msgspec.field(default_factory=lambda: MAX_FILES)
@@ -531,7 +546,10 @@ class _FolderSearch(msgspec.Struct):
         return self.bytes_left > 0 and self.work_left > 0
 
     def search(self, item: ItemDraft, by_path: set[str], wanted: WantedLoaders) -> None:
-        """Search a folder for files by path and by text, until all are found or a limit is reached."""
+        """Search the folder of an item until all its files are found or a limit is reached.
+
+        ``by_path`` are loader ids that hash a path; those of text files are ``wanted``.
+        """
         for path, size in _walk_files(item.data["source"]):
             self.files_left -= 1
             if self.files_left < 0 or not (by_path or (wanted and self.has_budget)):
@@ -546,7 +564,7 @@ class _FolderSearch(msgspec.Struct):
                 self._read_file(path, wanted)
 
     def _read_file(self, path: Path, wanted: WantedLoaders) -> None:
-        """Match a file with the loaders still wanted, and subtract its cost from the budgets."""
+        """Compare the text of a file with the wanted loader ids, and subtract its cost from the limits."""
         try:
             with links.open_for_reading(path) as file:
                 raw = file.read(MAX_FILE_BYTES)
@@ -560,9 +578,9 @@ class _FolderSearch(msgspec.Struct):
 
 
 def _walk_files(name: str) -> Iterator[tuple[Path, int]]:
-    """Yield the regular files below a folder with their sizes, in a fixed order. Links are not followed.
+    """Yield the regular files below the folder of this path with their sizes, in a fixed order.
 
-    Yields nothing for a path of another system or on a network server.
+    Links are not followed. Yields nothing for a path of another system or on a network server.
     """
     folder = Path(name)
     if "\0" in name or name != replace_surrogates(name) or not folder.is_absolute() or folder.drive.startswith("\\\\"):

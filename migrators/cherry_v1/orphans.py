@@ -73,6 +73,8 @@ class FoundFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _FilePath(msgspec.Struct, frozen=True, kw_only=True):
+    """A path that v1 read a file from, with its loader id."""
+
     loader_id: str
     path: str
     #: Its ancestors, as folded names.
@@ -82,13 +84,13 @@ class _FilePath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def can_be_in_folder(path: str) -> bool:
-    """Whether a path can tell the folder of a file: absolute, not too long, and without ``..``."""
+    """Whether the folder of a file can be told from its path: it is absolute, not too long, and without ``..``."""
     is_absolute = path.startswith(("/", "\\\\")) or (_DRIVE.match(path) is not None and path[2:3] in ("/", "\\"))
     return is_absolute and len(path) <= MAX_PATH_UNITS and "\0" not in path and ".." not in path_segments(path)
 
 
 def find_folders(paths: Mapping[str, str]) -> list[FoundFolder]:
-    """Find the folders of files, given their paths by loader id. Single files have no folder.
+    """Find the folders that v1's user added, given the paths of files by loader id. Single files have no folder.
 
     A folder is the longest common path of at least two files of a disk. If that is the root of a disk or a home
     directory, its subfolders are used instead.
@@ -107,7 +109,10 @@ def find_folders(paths: Mapping[str, str]) -> list[FoundFolder]:
 
 
 def _split_into_folders(files: list[_FilePath], order: Mapping[str, int]) -> Iterator[FoundFolder]:
-    """Group files into the folders that the user probably added, from the common beginnings of their paths."""
+    """Group files into the folders that the user probably added, from the common beginnings of their paths.
+
+    ``order`` has the position of each loader id; the files of a folder are listed in it.
+    """
     waiting = [files]
     while waiting:
         group = waiting.pop()
@@ -136,7 +141,7 @@ def _split_into_folders(files: list[_FilePath], order: Mapping[str, int]) -> Ite
 
 
 def _may_be_added_folder(files: list[_FilePath], folder: tuple[str, ...]) -> bool:
-    """Whether a user may have added this folder, which all files are in.
+    """Whether a user may have added this folder to v1. ``files`` are all files in it.
 
     Excluded are roots of disks, home directories, and standard folders that have only subfolders.
     """
@@ -178,7 +183,7 @@ _COLUMNS = (
 
 
 class NotAVectorFile(Exception):
-    """A file that no base is made from: not a vector file of v1, or without rows. The text is the reason."""
+    """A file that no base is made from: not a vector file of v1, or without rows. The message is the reason."""
 
 
 class LoaderSummary(msgspec.Struct):
@@ -197,7 +202,10 @@ class LoaderSummary(msgspec.Struct):
     _units: int = 0
 
     def add_row(self, source: str | None, row_id: str | None, metadata: str | None, body: str | None) -> None:
-        """Add one row."""
+        """Add the source, id, metadata and own text of one row.
+
+        Metadata are those of sitemaps, text of notes and pages.
+        """
         self.rows += 1
         if not self.source and not is_blank(source):
             self.source = str(source)
@@ -225,7 +233,7 @@ class LoaderSummary(msgspec.Struct):
 
 
 def _overlap(before: str, after: str) -> int:
-    """Return the number of characters at the end of one chunk that are whole words at the start of the next."""
+    """Return the length of the text that one chunk ends with and the next begins with, in whole words."""
     for size in range(min(len(before), len(after) - 1, _MAX_OVERLAP), 0, -1):
         begins = len(before) == size or before[-size - 1] == " "
         if begins and after[size] == " " and before.endswith(after[:size]):
@@ -234,7 +242,7 @@ def _overlap(before: str, after: str) -> int:
 
 
 def _original_source(metadata: str) -> str:
-    """Return the address in the metadata of a web loader; empty if there is none."""
+    """Return the address in the JSON metadata of a row of a sitemap; empty if it is missing."""
     try:
         found: Any = json_text.decode(bytearray(metadata.encode()), object)
     except json_text.JsonProblem:
@@ -347,7 +355,7 @@ class SourceFiles:
 
     @cached_property
     def notes_by_loader(self) -> dict[str, dict[str, Any]]:
-        """Dexie's notes by the loader id that v1 gave them."""
+        """The notes in Dexie's table, by the loader id that v1 gave them."""
         found = {}
         for key in self.notes:
             note = self.notes[key]
@@ -357,7 +365,10 @@ class SourceFiles:
         return found
 
     def match_uploads(self, snippets: Mapping[str, str]) -> dict[str, str]:
-        """Find the uploads that loader ids of text files hash. ``snippets`` are those of their rows, by loader id."""
+        """Find the uploads whose text has one of these loader ids. Return file names by loader id.
+
+        ``snippets`` are the first words of each text, by loader id.
+        """
         wanted, found = WantedLoaders(snippets), dict[str, str]()
         bytes_left = MAX_BYTES
         for name in sorted(self.upload_names.values())[:MAX_UPLOADS]:
@@ -371,7 +382,7 @@ class SourceFiles:
         return found
 
     def _upload(self, name: str) -> bytes:
-        """Read an upload; empty if it is missing, unreadable or too large."""
+        """Return the bytes of an upload; empty if it is missing, unreadable or too large."""
         path = join_path(self.uploads or "", name)
         try:
             if self.tree.kind(path) != "file" or self.tree.size(path) > MAX_UPLOAD_BYTES:
@@ -396,13 +407,15 @@ class ReconstructedItems(msgspec.Struct, kw_only=True):
 
 
 def _has_uploaded_text(loader: LoaderSummary) -> bool:
-    """Whether the source of the rows is a text, which an upload may contain."""
+    """Whether the rows of a loader id come from a file whose text may be among the uploads."""
     is_text = loader.loader_id.startswith((TEXT_LOADER, JSON_LOADER))
     is_page = loader.loader_id.startswith(WEB_LOADER)
     return bool(loader.source) and (is_text or (is_page and not _is_address(loader.source)))
 
 
 class _ItemBuilder:
+    """Builds the items of one base from the rows of its loader ids. The result is in ``found``."""
+
     def __init__(self, base: str, loaders: list[LoaderSummary], source_files: SourceFiles) -> None:
         self._base, self._source_files = base, source_files
         self.found = ReconstructedItems()
@@ -418,20 +431,20 @@ class _ItemBuilder:
         for loader in loaders:
             folder = in_folders.get(loader.loader_id)
             if folder is None:
-                self._add(loader)
+                self._add_loader(loader)
             elif folder.loaders[0] == loader.loader_id:
                 self._add_item("directory", folder.path, loaders=folder.loaders, content=folder.path)
 
-    def _add(self, loader: LoaderSummary) -> None:
-        """Add an item for a loader; its type follows from the prefix of the loader id."""
+    def _add_loader(self, loader: LoaderSummary) -> None:
+        """Add an item for a loader id; its type follows from the prefix."""
         loader_id = loader.loader_id
         if loader_id.startswith(NOTE_LOADER):
-            self._note(loader)
+            self._add_note(loader)
         elif loader_id.startswith(SITEMAP_LOADER):
             address = loader.address or loader.source or loader_id
             self._add_item("sitemap", loader_id, loaders=(loader_id,), content=address)
         elif loader_id.startswith(WEB_LOADER):
-            self._web(loader)
+            self._add_web_page(loader)
         elif loader_id.startswith(DIRECTORY_LOADER):
             pass  # v1 wrote no rows for a folder itself, and no item ever owned one
         elif _is_address(loader.source) and not loader_id.startswith((TEXT_LOADER, JSON_LOADER)):
@@ -440,7 +453,10 @@ class _ItemBuilder:
             self._add_file(loader)
 
     def _add_item(self, kind: str, key: str, *, loaders: tuple[str, ...], content: object, **more: object) -> None:
-        """Add an item in the form in which v1 stores items."""
+        """Add an item in the form in which v1 stores items.
+
+        ``kind`` is v1's type, ``key`` makes the id, ``loaders`` are its loader ids, and ``more`` are further fields.
+        """
         self.found.types[kind] += 1
         raw = {
             "id": f"{self._base}/{key}",
@@ -455,16 +471,16 @@ class _ItemBuilder:
 
     # --- kinds -----------------------------------------------------------------------------------------------------
 
-    def _note(self, loader: LoaderSummary) -> None:
-        """Add a note, with the text in the notes table or else the text of its rows."""
+    def _add_note(self, loader: LoaderSummary) -> None:
+        """Add a note. Its text is in the notes table, or else joined from its rows."""
         address = "" if loader.source == _NO_SOURCE else loader.source
         stored = self._source_files.notes_by_loader.get(loader.loader_id)
         text = loader.text() if stored is None else str(stored["content"])
         self.found.partial += stored is None and f"{NOTE_LOADER}{_md5(text + address)}" != loader.loader_id
         self._add_item("note", loader.loader_id, loaders=(loader.loader_id,), content=text, sourceUrl=address)
 
-    def _web(self, loader: LoaderSummary) -> None:
-        """Add a web page, or a file if nothing shows that its source is an address."""
+    def _add_web_page(self, loader: LoaderSummary) -> None:
+        """Add a web page, or a file if nothing shows that the source of its rows is an address."""
         # The loader id of a page hashes its address, or its text if it has one chunk.
         proven = (
             text for text in (loader.source, loader.start) if text and f"{WEB_LOADER}{_md5(text)}" == loader.loader_id
@@ -476,7 +492,7 @@ class _ItemBuilder:
             self._add_item("url", loader.loader_id, loaders=(loader.loader_id,), content=address)
 
     def _add_file(self, loader: LoaderSummary) -> None:
-        """Add the item of a loader, with metadata from its upload or, if none is known, from its source path."""
+        """Add the file of a loader id, with metadata from its upload or, if none is known, from its source path."""
         upload = self._of_uploads.get(loader.loader_id) or self._texts.get(loader.loader_id)
         path = self._paths.get(loader.loader_id)
         if upload is not None:
@@ -490,7 +506,7 @@ class _ItemBuilder:
     # --- uploads ---------------------------------------------------------------------------------------------------
 
     def _upload_of_path(self, path: str) -> str | None:
-        """Return the name of the upload at a path of v1's folder for uploads, or None for another path."""
+        """Return the name of the upload if this path is in v1's folder for uploads, else None."""
         parts = path_segments(path)
         for at in (-3, -4):
             # A file processor writes its result to a folder named after the file's id.
@@ -499,7 +515,7 @@ class _ItemBuilder:
         return None
 
     def _upload_metadata(self, name: str, path: str) -> dict[str, Any]:
-        """Return the metadata of an uploaded file: from Dexie's table, else from the name of the upload."""
+        """Return the metadata of the upload with this name: from Dexie's table of files, else made up from the name."""
         file_id, extension = split_extension(name)
         stored = self._source_files.files.get(file_id, {})
         known = _metadata(file_id, extension, name, path)
@@ -512,7 +528,7 @@ class _ItemBuilder:
 
 
 def _path_of(loader: LoaderSummary) -> str | None:
-    """Return the path that v1 read a file from, or None if the rows do not contain it."""
+    """Return the path that v1 read a file from, or None if its rows do not contain the path."""
     is_known = loader.loader_id.startswith(
         (TEXT_LOADER, JSON_LOADER, WEB_LOADER, NOTE_LOADER, SITEMAP_LOADER, DIRECTORY_LOADER)
     )
@@ -534,7 +550,7 @@ def _metadata(file_id: str, extension: str, name: str, path: str) -> dict[str, A
 
 
 def _name_file(loader: LoaderSummary) -> str:
-    """Make up a name for a file: from the beginning of its text, else from its kind and loader id."""
+    """Make up a file name for the rows of a loader id: from the beginning of its text, else from its kind and id."""
     kind = (
         "html"
         if loader.loader_id.startswith(WEB_LOADER)
@@ -552,7 +568,7 @@ def _name_file(loader: LoaderSummary) -> str:
 
 
 def _snippet_start(snippet: str) -> str:
-    """Return the first part of a snippet, without the word that was cut off."""
+    """Return the first part of a snippet that v1 stored, without the word that was cut off."""
     front, gap, _ = snippet.partition(_GAP)
     if not gap or abs(utf16_len(front) - SNIPPET_UNITS) > 1:
         return snippet
@@ -592,17 +608,20 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
     orphans: dict[str, Orphan]
 
     def overrides(self, options: ModelOverrides) -> ModelOverrides:
-        """Replace base ids and paths in the user's options for models by the file names of orphans."""
+        """Return the user's options for models. Bases that these name by path or id become adopted ones."""
         return replace(options, mapped={self._base(old): new for old, new in options.mapped.items()})
 
     def _base(self, old: str) -> str:
-        """Return the id of the adopted base that an option names by its path or differently spelled id."""
+        """Return the id of the adopted base that ``old`` names, by its path or differently spelled id; else ``old``."""
         # Either a path of the file, or a base id that is spelled differently in the file's name.
         names = [] if SEPARATOR in old else [vector_file_name(old), *path_segments(old)[-1:]]
         return next((name for name in names if name in self.orphans), old)
 
     def complete_draft(self, draft: BaseDraft) -> BaseDraft:
-        """Add to the draft of a base what is known only from the vector file."""
+        """Add to the draft of an adopted base what is known only from its vector file.
+
+        Other drafts stay as they are.
+        """
         orphan = self.orphans.get(draft.legacy_id)
         if orphan is None:
             return draft
@@ -613,7 +632,7 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _explain_missing_model(orphan: Orphan) -> str:
-    """Say that the model of a file's vectors is unknown, and which option names it."""
+    """Say for the user that the model of a file's vectors is unknown, and which option names it."""
     if orphan.problem:
         return tr("its vector file {vector_file} {problem}", vector_file=orphan.file, problem=orphan.problem)
     salvage_option = "--salvage " if orphan.is_salvaged else ""
@@ -660,8 +679,8 @@ def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, salvager: Salv
         found = _ItemBuilder(name, summary.loaders, source_files).found
         logger.info("vector file %s: %s items reconstructed from %s rows", name, len(found.raws), summary.rows)
         items = LazyItems([msgspec.Raw(msgspec.json.encode(raw)) for raw in found.raws])
-        name_of_base = _folder_name(found.folders) or name
-        bases.append({"id": name, "name": name_of_base, "dimensions": summary.dimensions, "items": items})
+        base_name = _folder_name(found.folders) or name
+        bases.append({"id": name, "name": base_name, "dimensions": summary.dimensions, "items": items})
         orphans[name] = Orphan(
             file=name,
             dimensions=summary.dimensions,
@@ -676,7 +695,9 @@ def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, salvager: Salv
 
 
 def _summarize(tree: Tree, name: str, salvager: Salvager | None) -> VectorFileSummary:
-    """Read a vector file. If it is damaged, the result has only the problem, unless rows can be salvaged.
+    """Summarize the vector file at a path in the source. If it is damaged, the result has only the problem.
+
+    With a ``salvager``, a damaged file is summarized by the rows that can be salvaged.
 
     Raises:
         NotAVectorFile: no base is made from it.
@@ -699,7 +720,7 @@ def _folder_name(folders: list[FoundFolder]) -> str:
 
 
 def _likely_model(state: V1State, summary: VectorFileSummary) -> str | None:
-    """Return the model of all bases of the state if they have the dimensions of the file too; else None."""
+    """Return the one model of all bases of the state if their dimensions are those of the file; else None."""
     bases = [base for base in state.bases if isinstance(base, dict) and isinstance(base.get("model"), dict)]
     models = {unique_model_id(base["model"].get("provider"), base["model"].get("id")) for base in bases}
     same = summary.dimensions is not None and all(base.get("dimensions") == summary.dimensions for base in bases)
@@ -707,7 +728,7 @@ def _likely_model(state: V1State, summary: VectorFileSummary) -> str | None:
 
 
 def _adopted_notice(name: str, summary: VectorFileSummary, found: ReconstructedItems) -> Notice:
-    """Report what was reconstructed from the rows of a file, and what is uncertain."""
+    """Report what was reconstructed from the rows of the vector file with this name, and what is uncertain."""
     if summary.problem:
         message = tr("no base of the state names this vector file, and it cannot be read")
         return Notice(code=notices.ADOPTED, message=message, base=name)

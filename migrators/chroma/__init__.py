@@ -40,7 +40,7 @@ from regraft.text import without_nul
 
 
 def draft_library(source: Located, options: Options) -> LibraryDraft:
-    """Draft a base for each collection that has entries.
+    """Draft a base for each collection of a Chroma folder that has entries.
 
     Raises:
         SourceUnreadable: the database cannot be read.
@@ -75,11 +75,16 @@ def draft_library(source: Located, options: Options) -> LibraryDraft:
         raise SourceUnreadable(path=path, reason=error) from error
 
 
-def _draft_base(db: apsw.Connection, root: Path, of: ChromaCollection, name: str, embedding: ModelChoice) -> BaseDraft:
-    """Draft a base from a collection: a note for each entry with a text."""
+def _draft_base(
+    db: apsw.Connection, root: Path, collection: ChromaCollection, name: str, embedding: ModelChoice
+) -> BaseDraft:
+    """Draft a base from a collection: a note for each entry with a text.
+
+    ``root`` is the folder of the database, ``name`` the name of the base.
+    """
     drafted = DraftedItems()
-    for entry in database.iterate_entries(db, of):
-        text, cut = cut_note(without_nul(entry.document or ""), of.id, entry.id)
+    for entry in database.iterate_entries(db, collection):
+        text, cut = cut_note(without_nul(entry.document or ""), collection.id, entry.id)
         drafted.notices += cut
         if not text:
             drafted.skipped.append(SkippedItem(entry.id, notices.NO_DOCUMENT, (entry.id,)))
@@ -87,7 +92,7 @@ def _draft_base(db: apsw.Connection, root: Path, of: ChromaCollection, name: str
         drafted.items.append(
             ItemDraft(
                 legacy_id=entry.id,
-                id=identity.item_id(of.id, entry.id, None),
+                id=identity.item_id(collection.id, entry.id, None),
                 type="note",
                 data={"source": without_nul(rows.source_of(entry.metadata, entry.id)), "content": text},
                 status="completed",
@@ -97,14 +102,14 @@ def _draft_base(db: apsw.Connection, root: Path, of: ChromaCollection, name: str
                 loader_ids=(entry.id,),
             )
         )
-    drafted.notices += _notices_of_vectors(db, root, of, of.id)
+    drafted.notices += _notices_of_vectors(db, root, collection, collection.id)
     return BaseDraft(
-        legacy_id=of.id,
-        id=identity.base_id(of.id),
+        legacy_id=collection.id,
+        id=identity.base_id(collection.id),
         name=name,
         embedding=embedding,
         rerank=ModelChoice(),
-        stated_dimensions=of.dimension if isinstance(of.dimension, int) else None,
+        stated_dimensions=collection.dimension if isinstance(collection.dimension, int) else None,
         file_processor_id=None,
         settings=Settings(),
         created_at=None,
@@ -117,9 +122,14 @@ def _draft_base(db: apsw.Connection, root: Path, of: ChromaCollection, name: str
     )
 
 
-def _notices_of_vectors(db: apsw.Connection, root: Path, of: ChromaCollection, base: str | None) -> Iterator[Notice]:
-    """Yield notices about vectors that are not migrated, because no text is known, or proven, to be theirs."""
-    with open_collection(db, of, root) as state:
+def _notices_of_vectors(
+    db: apsw.Connection, root: Path, collection: ChromaCollection, base_id: str | None
+) -> Iterator[Notice]:
+    """Make notices about vectors that are not migrated, because no text is known or proven to be theirs.
+
+    ``base_id`` is the base of the collection, None if it has none.
+    """
+    with open_collection(db, collection, root) as state:
         unproven, orphans = state.count_origin(Origin.UNPROVEN), state.count_orphans()
         samples = tuple(islice(state.orphan_ids(), 10))
     if unproven:
@@ -128,21 +138,21 @@ def _notices_of_vectors(db: apsw.Connection, root: Path, of: ChromaCollection, b
             "keeps them",
             vectors=format_count(unproven, "vector"),
         )
-        yield Notice(code=notices.MISSING_PAYLOAD, message=message, base=base, count=unproven)
+        yield Notice(code=notices.MISSING_PAYLOAD, message=message, base=base_id, count=unproven)
     if orphans:
         message = tr(
             "{vectors} not migrated, because their ids have neither text nor metadata (for example {ids})",
             vectors=format_count(orphans, "vector"),
             ids=join_list(samples[:3]),
         )
-        if base is None:
-            message = f"{of.name}: {message}"
-        yield Notice(code=notices.NO_DOCUMENT, message=message, base=base, count=orphans, samples=samples)
+        if base_id is None:
+            message = f"{collection.name}: {message}"
+        yield Notice(code=notices.NO_DOCUMENT, message=message, base=base_id, count=orphans, samples=samples)
 
 
 @contextmanager
 def _open_source(path: Path, work: Path | None, options: Options, draft: BaseDraft) -> Iterator[Path]:
-    """Write the collection to a temporary row table and yield its path."""
+    """Write the collection of a draft to a temporary table of rows, and yield its path."""
     del options
     try:
         with rows.write_row_table(path.parent, draft.legacy_id, work) as table:

@@ -31,7 +31,7 @@ from regraft.disk.trees import stream_crc32
 from regraft.errors import BaseUnknown, Declined, SourceNotMigratable, SourceUnreadable, WrongUsage
 from regraft.formats import json_text
 from regraft.formats.cherry_v2 import catalog
-from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, BaseRecord, BaseRow, ItemRow, ModelRow, ProviderRow
+from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, BaseRecord, BaseRow, ItemRow, ProviderRow
 from regraft.formats.cherry_v2.catalog_generation import read_model
 from regraft.formats.cherry_v2.catalog_reader import find_data_damage
 from regraft.formats.cherry_v2.settings import Settings
@@ -60,7 +60,7 @@ class UnitsFile(msgspec.Struct):
     #: Size and modification time (ns) when the file was opened.
     looked_at: tuple[int, int]
     #: Totals of its rows by base id; None before the survey.
-    held: dict[Any, BaseTotals] | None = None
+    totals: dict[Any, BaseTotals] | None = None
 
     def content_mark(self) -> list[int]:
         """Return size and CRC-32 of the file, which identify its content.
@@ -79,21 +79,23 @@ class UnitsFile(msgspec.Struct):
         return found
 
     def survey(self, watch: Callable[[float], None]) -> None:
-        """Read all rows once. ``watch`` is called with the share of the file read since its last call.
+        """Count the rows of each base by reading the whole file once.
+
+        ``watch`` is called with the share of the file read since its last call.
 
         Raises:
             SourceUnreadable: the file is damaged.
         """
-        self.held = unit_file.survey_file(self.path, watch)
+        self.totals = unit_file.survey_file(self.path, watch)
 
     def totals_of(self, base: BaseMetadata) -> BaseTotals:
-        """Return the totals of a base's rows; empty for a base without an index."""
-        return (self.held or {}).get(base.id, BaseTotals()) if base.index else BaseTotals()
+        """Return the counts of a base's rows; empty for a base without an index."""
+        return (self.totals or {}).get(base.id, BaseTotals()) if base.index else BaseTotals()
 
     def strays(self) -> int:
-        """Count the rows of bases that the file does not describe."""
+        """Count the rows whose base the file does not describe."""
         described = {base.id for base in self.metadata.bases if base.index}
-        return sum(held.rows for base, held in (self.held or {}).items() if base not in described)
+        return sum(totals.rows for base, totals in (self.totals or {}).items() if base not in described)
 
     def rows(self, base: BaseMetadata) -> Iterator[UnitRow]:
         """Yield the rows of one base, from the row groups that hold them.
@@ -114,7 +116,7 @@ class UnitsFile(msgspec.Struct):
 
 
 def open_files(paths: tuple[Path, ...]) -> list[UnitsFile]:
-    """Open the files of an import. Each base must be in one file only.
+    """Open the files of an import and read their metadata. Each base must be in one file only.
 
     Raises:
         SourceUnreadable, SourceUnrecognised, SourceNotMigratable: a file is damaged, of another kind, or a table of v1.
@@ -164,7 +166,7 @@ def select_bases(files: list[UnitsFile], wanted: tuple[str, ...]) -> list[tuple[
 
 
 def _file_stamp(path: Path) -> tuple[int, int]:
-    """Return the size and the time of last change, to notice later changes."""
+    """Return size and modification time (ns) of a file, to notice later changes."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
 
@@ -179,7 +181,7 @@ MODEL_UNKNOWN = "missing_embedding_model"
 
 
 def make_base_record(file: Path, metadata: FileMetadata, base: BaseMetadata, now_ms: int) -> BaseRecord:
-    """Make a base's catalog rows, without its items.
+    """Make a base's catalog rows, without its items, from the metadata of a file.
 
     Raises:
         SourceUnreadable: the metadata are not valid rows of a catalog.
@@ -189,8 +191,13 @@ def make_base_record(file: Path, metadata: FileMetadata, base: BaseMetadata, now
         named = {row.embedding_model_id: EMBEDDING}
         named.setdefault(row.rerank_model_id, RERANK)
         listed = {one["id"]: one for one in metadata.models}
-        every = ((one, capabilities) for one, capabilities in named.items() if one is not None)
-        models = [_complete_model(one, listed.get(one), capabilities) for one, capabilities in every]
+        models = []
+        for model_id, capabilities in named.items():
+            if model_id is not None:
+                provider, _, name = model_id.partition("::")
+                from_id = {"id": model_id, "provider_id": provider, "model_id": name or provider}
+                described = msgspec.convert(listed.get(model_id, from_id), _ModelMetadata, strict=False)
+                models.append(read_model(msgspec.structs.asdict(described), capabilities))
         known = {one["provider_id"]: msgspec.convert(one, ProviderRow, strict=False) for one in metadata.providers}
         keys = dict.fromkeys(model.provider_id for model in models)
         providers = [known.get(key) or ProviderRow(key, key, is_enabled=False) for key in keys]
@@ -213,14 +220,6 @@ class _ModelMetadata(msgspec.Struct):
     supports_streaming: bool | None = None
 
 
-def _complete_model(model_id: str, metadata: Any, capabilities: tuple[str, ...]) -> ModelRow:
-    """Complete a model from the metadata, or make one from its id."""
-    if metadata is None:
-        provider, _, name = model_id.partition("::")
-        metadata = {"id": model_id, "provider_id": provider, "model_id": name or provider}
-    return read_model(msgspec.structs.asdict(msgspec.convert(metadata, _ModelMetadata, strict=False)), capabilities)
-
-
 def _base_row(base: BaseMetadata, now_ms: int) -> dict[str, Any]:
     """Make the catalog row of a base from the settings in the file, or from defaults."""
     usual: dict[str, Any] = {one.name: getattr(Settings(), one.name) for one in fields(Settings)}
@@ -241,7 +240,10 @@ def _base_row(base: BaseMetadata, now_ms: int) -> dict[str, Any]:
 
 
 def catalog_items(base: BaseMetadata, skipped: Counter[str]) -> Iterator[ItemRow]:
-    """Yield the items of the file, each container before its content. Count invalid items as skipped."""
+    """Yield the items of a base in the file, each container before its content.
+
+    Invalid and deleted items are left out and counted in ``skipped``, by reason.
+    """
     waiting = []
     for stored in base.items or ():
         if stored.get("deleted_at") is not None:
@@ -269,7 +271,7 @@ def catalog_items(base: BaseMetadata, skipped: Counter[str]) -> Iterator[ItemRow
 
 
 def _convert_item(row: dict[str, Any]) -> ItemRow | None:
-    """Convert a row of ``knowledge_item``. None if it is invalid or would not survive the ledger's JSON unchanged."""
+    """Convert a row of ``knowledge_item`` in the file. None if it is invalid or would not survive the ledger's JSON."""
     try:
         data = {
             key: replace_surrogates(one) if isinstance(one, str) else one
@@ -286,14 +288,14 @@ def _convert_item(row: dict[str, Any]) -> ItemRow | None:
 
 
 def items_from_materials(base_id: str, index: Path, now_ms: int) -> Iterator[ItemRow]:
-    """Yield a file item for every material of an index, for files without items."""
+    """Make a file item for every material of an index, for a base whose items the file does not have."""
     with sqlite.open_readonly(index) as db:
         for material, path in db.execute("SELECT material_id, relative_path FROM material ORDER BY rowid"):
             yield item_from_material(base_id, material, path, now_ms)
 
 
 def item_from_material(base_id: str, material: str, path: str, now_ms: int) -> ItemRow:
-    """Make the file item of a material."""
+    """Make a file item for the material with this id and path."""
     data = {"source": path, "relativePath": path}
     return ItemRow(
         id=material,
@@ -317,7 +319,7 @@ class BaseImportPlan(msgspec.Struct, frozen=True):
 
     metadata: BaseMetadata
     file: UnitsFile
-    held: BaseTotals
+    totals: BaseTotals
     record: BaseRecord
     items: tuple[ItemRow, ...] | None
     skipped_items: Counter[str]
@@ -325,7 +327,7 @@ class BaseImportPlan(msgspec.Struct, frozen=True):
     strays: int
 
     def expected_items(self) -> Iterable[ItemRow]:
-        """Return the items of the base. Items made from materials only have their ids."""
+        """Return the items of the base. Items that will be made from materials only have their ids."""
         if self.items is not None:
             return self.items
         base, now_ms = self.metadata, self.record.now_ms
@@ -333,18 +335,18 @@ class BaseImportPlan(msgspec.Struct, frozen=True):
 
     @property
     def materials(self) -> set[str]:
-        """Ids of its materials, including those whose rows may all be refused."""
-        return self.held.items | {one.id for one in self.metadata.bare_materials}
+        """Ids of the materials of the base, including those whose rows may all be refused."""
+        return self.totals.items | {one.id for one in self.metadata.bare_materials}
 
     @property
     def bytes(self) -> int:
-        """Estimated size on disk."""
+        """Estimated size of the base on disk."""
         items = ITEM_FACTOR * len(msgspec.json.encode(self.items or ()))
         if not self.metadata.index:
             return items
         bare = sum(len(one.content or "") for one in self.metadata.bare_materials)
         return items + preflight.estimate_index_bytes(
-            self.held.rows, self.held.rows, self.held.vector_bytes, self.held.text_bytes + bare
+            self.totals.rows, self.totals.rows, self.totals.vector_bytes, self.totals.text_bytes + bare
         )
 
 
@@ -352,20 +354,23 @@ class BaseImportPlan(msgspec.Struct, frozen=True):
 
 
 def planned_outcome(plan: BaseImportPlan) -> BaseOutcome:
-    """Report a base as planned, assuming that all its rows are valid."""
-    held = plan.held
-    rows = RowsReport(read=held.rows, carried=held.rows, skipped={})
+    """Describe a planned base for the report, assuming that all its rows are valid."""
+    totals = plan.totals
+    rows = RowsReport(read=totals.rows, carried=totals.rows, skipped={})
     index = None
     if plan.metadata.index:
         path = index_path(plan.metadata.id)
-        index = IndexReport(path=path, materials=len(plan.materials), units=held.rows, embeddings=None, bytes=None)
+        index = IndexReport(path=path, materials=len(plan.materials), units=totals.rows, embeddings=None, bytes=None)
     return _make_outcome(plan, plan.expected_items(), rows, index)
 
 
 def imported_outcome(
     plan: BaseImportPlan, items: Iterable[ItemRow], built: ImportedIndex | None, size: int
 ) -> BaseOutcome:
-    """Report a base that was imported. ``size`` is the size of its index in bytes."""
+    """Describe an imported base for the report.
+
+    ``built`` is its index (None without one), ``size`` the size of the index in bytes.
+    """
     if built is None:
         return _make_outcome(plan, items, RowsReport(read=0, carried=0, skipped={}), None)
     rows = RowsReport(read=built.read, carried=built.carried, skipped=dict(sorted(built.skipped.items())))
@@ -388,6 +393,10 @@ def _make_outcome(
     differing: int = 0,
     remade: int = 0,
 ) -> BaseOutcome:
+    """Describe a base for the report.
+
+    ``differing`` counts texts with two different vectors, ``remade`` materials that were rebuilt from their units.
+    """
     base = plan.record.base
     statuses = Counter(item.status for item in items)
     base_report = BaseReport(
@@ -400,19 +409,20 @@ def _make_outcome(
         items=dict(sorted(statuses.items())),
         skipped_items=dict(sorted(plan.skipped_items.items())),
         rows=rows,
-        vectors=plan.held.vectors,
+        vectors=plan.totals.vectors,
         differing_vectors=differing,
         remade=remade,
         index=index,
     )
-    return BaseOutcome(base=base_report, items={}, children={}, notices=tuple(_notices(plan, base_report)))
+    return BaseOutcome(base=base_report, items={}, children={}, notices=tuple(_make_notices(plan, base_report)))
 
 
-def _notices(plan: BaseImportPlan, base_report: BaseReport) -> Iterator[Notice]:
-    """Yield the notices of an imported base: rows and items left out, and texts or vectors that were adjusted."""
+def _make_notices(plan: BaseImportPlan, base_report: BaseReport) -> Iterator[Notice]:
+    """Yield the notices of a base: rows and items left out, and texts or vectors that were adjusted."""
     base = plan.record.base
 
     def notice(code: str, message: str, count: int = 1) -> Notice:
+        """Make a notice about the base."""
         return Notice(code=code, message=message, base=base.id, count=count)
 
     if base.error == MODEL_UNKNOWN and plan.metadata.settings is None:
@@ -513,7 +523,7 @@ class ImportPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        """Estimated space that they need on the target's disk."""
+        """Estimated space on the target's disk for the bases to import."""
         planned = self.planned
         around = preflight.estimate_library_bytes(len(planned), sum(len(plan.materials) for plan in planned))
         return around + sum(plan.bytes for plan in planned)
@@ -521,7 +531,7 @@ class ImportPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rows(self) -> int:
         """Number of rows to import."""
-        return sum(plan.held.rows for plan in self.planned)
+        return sum(plan.totals.rows for plan in self.planned)
 
     def outcomes(self) -> dict[str, BaseOutcome]:
         """Map each base id to its outcome, for the report."""
@@ -537,17 +547,19 @@ class ImportPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_import(
     bases: list[tuple[int, UnitsFile, BaseMetadata]], at: Session, options: Options, progress: Progress
 ) -> ImportPlan:
-    """Plan all bases. Refuse to overwrite what this command did not write, and rows that a catalog does not accept.
+    """Plan all bases.
+
+    Refuse to overwrite what this command did not write, and rows that a catalog does not accept.
 
     Raises:
         TargetNotOurs, TargetBaseForeign, TargetBaseChanged, TargetHasItem, LinkInStore, SourceUnreadable
     """
     marks = _fingerprints(bases, at.entries)
-    stands = {base.id: _unchanged_entry(at.path, base.id, at.entries, marks[base.id]) for _, _, base in bases}
-    _survey_files([file for _, file, base in bases if stands[base.id] is None], progress)
+    existing = {base.id: _unchanged_entry(at.path, base.id, at.entries, marks[base.id]) for _, _, base in bases}
+    _survey_files([file for _, file, base in bases if existing[base.id] is None], progress)
     jobs = []
     for position, file, base in bases:
-        job = ImportJob(position, base.id, marks[base.id], unchanged=stands[base.id])
+        job = ImportJob(position, base.id, marks[base.id], unchanged=existing[base.id])
         if job.unchanged is None:
             job = _keep_better_base(at, replace(job, plan=_plan_base(file, base, options)))
         jobs.append(job)
@@ -561,7 +573,7 @@ def plan_import(
 
 
 def build_import_report(run: Run, outcomes: dict[str, BaseOutcome]) -> MigrationReport:
-    """Build the report of an import."""
+    """Build the report of an import from the outcomes by base id."""
     ordered = list(outcomes.values())
     skipped: Counter[str] = Counter()
     for outcome in ordered:
@@ -571,7 +583,10 @@ def build_import_report(run: Run, outcomes: dict[str, BaseOutcome]) -> Migration
 
 
 def _fingerprints(bases: list[tuple[int, UnitsFile, BaseMetadata]], entries: dict[str, LedgerEntry]) -> dict[str, str]:
-    """Hash everything that each base is made from (a file counts by size and CRC-32); "" for a new base."""
+    """Return the fingerprint of each base by id; empty for a base that the ledger does not have.
+
+    A fingerprint hashes everything that the base is made from. A file counts by size and CRC-32.
+    """
     # A new base has nothing to compare with. Its file is hashed later, after the free space was checked.
     found = {}
     marks: dict[Path, list[int]] = {}
@@ -583,7 +598,7 @@ def _fingerprints(bases: list[tuple[int, UnitsFile, BaseMetadata]], entries: dic
 
 
 def _with_fingerprints(plan: ImportPlan, progress: Progress) -> list[tuple[ImportJob, BaseImportPlan]]:
-    """Return the bases to import with their fingerprints, after the free space was checked."""
+    """Return the jobs of bases to import with their plans. Missing fingerprints are computed now."""
     marks: dict[Path, list[int]] = {}
     found = []
     for job in plan.jobs:
@@ -600,7 +615,7 @@ def _with_fingerprints(plan: ImportPlan, progress: Progress) -> list[tuple[Impor
 
 
 def _survey_files(wanted: list[UnitsFile], progress: Progress) -> None:
-    """Survey each file once, even if several bases are in it."""
+    """Count the rows of each file once, even if several bases are in it."""
     unread = {file.path: file for file in wanted}.values()
     with stage(progress, "Reading", sum(file.looked_at[0] for file in unread), "bytes"):
         for file in unread:
@@ -610,11 +625,12 @@ def _survey_files(wanted: list[UnitsFile], progress: Progress) -> None:
 
 
 def _plan_base(file: UnitsFile, base: BaseMetadata, options: Options) -> BaseImportPlan:
+    """Plan a base of a file whose rows were counted."""
     skipped: Counter[str] = Counter()
     return BaseImportPlan(
         metadata=base,
         file=file,
-        held=file.totals_of(base),
+        totals=file.totals_of(base),
         record=make_base_record(file.path, file.metadata, base, options.now_ms),
         items=None if base.items is None else tuple(catalog_items(base, skipped)),
         skipped_items=skipped,
@@ -623,7 +639,7 @@ def _plan_base(file: UnitsFile, base: BaseMetadata, options: Options) -> BaseImp
 
 
 def import_base(at: Session, job: ImportJob, plan: BaseImportPlan, progress: Progress) -> BaseOutcome:
-    """Build the index of a base, verify and publish it, and return the outcome for the report."""
+    """Build the index of a planned base, verify and publish it, and return the outcome for the report."""
     base, staged = plan.metadata, at.staging / job.base_id
     built, size = None, 0
     if base.index:
@@ -651,12 +667,12 @@ def import_base(at: Session, job: ImportJob, plan: BaseImportPlan, progress: Pro
 
 
 def _build_index(path: Path, plan: BaseImportPlan, progress: Progress) -> ImportedIndex:
-    """Write the index of a base from its rows in the file, and verify it."""
+    """Write the index of a base at ``path`` from its rows in the file, and verify it."""
     durable.make_folders(path.parent, flush=False)
-    base_id, rows = plan.metadata.id, plan.held.rows
+    base_id, rows = plan.metadata.id, plan.totals.rows
     with sqlite.open_writable(path, create=True) as db:
         built = ImportedIndex(base_id, plan.record.now_ms, db)
-        size = (plan.held.vector_bytes + plan.held.text_bytes) // max(rows, 1)
+        size = (plan.totals.vector_bytes + plan.totals.text_bytes) // max(rows, 1)
         for row in plan.file.rows(plan.metadata):
             built.add(row)
             if built.read % ROWS_PER_REPORT == 0:
@@ -674,7 +690,10 @@ def _build_index(path: Path, plan: BaseImportPlan, progress: Progress) -> Import
 
 @contextmanager
 def _read_errors_stop_run() -> Iterator[None]:
-    """Raise read errors as OSError: the run has begun, so it stops and keeps finished bases."""
+    """Raise errors of reading a file as OSError in this block.
+
+    The run has begun, so it stops and keeps finished bases.
+    """
     try:
         yield
     except SourceUnreadable as error:
@@ -682,12 +701,15 @@ def _read_errors_stop_run() -> Iterator[None]:
 
 
 def fingerprint(base_id: str, content_mark: list[int]) -> str:
-    """Hash everything that a base is made from."""
+    """Hash everything that a base is made from; ``content_mark`` has the size and checksum of its file."""
     return hashlib.blake2b(msgspec.json.encode([WRITER_VERSION, base_id, content_mark]), digest_size=20).hexdigest()
 
 
 def _unchanged_entry(target: Path, base_id: str, entries: dict[str, LedgerEntry], mark: str) -> BaseEntry | None:
-    """Return the ledger entry of a base that the target already has from the same file, or None."""
+    """Return the ledger entry of a base that the target already has from the same file, or None.
+
+    ``mark`` is the fingerprint of the base in the file.
+    """
     entry = entries.get(base_id)
     if entry is None or entry.fingerprint != mark:
         return None
@@ -697,18 +719,18 @@ def _unchanged_entry(target: Path, base_id: str, entries: dict[str, LedgerEntry]
 
 
 def _keep_better_base(at: Session, job: ImportJob) -> ImportJob:
-    """Keep an existing completed base if the file would only give a failed one."""
+    """Keep an existing completed base if the file would only give a failed one. Return the changed job."""
     if job.plan is None or job.plan.record.base.error is None or job.base_id not in at.entries:
         return job
-    stands = read_entry(at.entries[job.base_id])
-    if stands.record.base.error is not None or not is_present(at.path, job.base_id, stands):
+    existing = read_entry(at.entries[job.base_id])
+    if existing.record.base.error is not None or not is_present(at.path, job.base_id, existing):
         return job
-    kept = keep_completed(stands, job.plan.record.base.error, job.base_id)
+    kept = keep_completed(existing, job.plan.record.base.error, job.base_id)
     return ImportJob(job.position, job.base_id, job.fingerprint, unchanged=kept)
 
 
 def _find_problem(plan: BaseImportPlan) -> str | None:
-    """Describe what is wrong with the metadata of a base, or return None."""
+    """Describe what contradicts itself in the metadata of a planned base, or return None."""
     if plan.record.base.id != plan.metadata.id:
         return tr("its base {id} has the settings of another base", id=printable(plan.metadata.id))
     if not plan.metadata.index and plan.record.base.status == "completed":
@@ -722,7 +744,7 @@ def _find_problem(plan: BaseImportPlan) -> str | None:
 
 
 def _check_catalog_rows(plans: list[BaseImportPlan]) -> None:
-    """Refuse bases and items with invalid catalog rows, before anything is written.
+    """Refuse plans with invalid catalog rows of bases and items, before anything is written.
 
     Raises:
         SourceUnreadable
@@ -744,7 +766,7 @@ def _check_catalog_rows(plans: list[BaseImportPlan]) -> None:
 
 
 def read_vectors(path: Path) -> Iterator[StoredVectors]:
-    """Yield the vectors of a file of units by text, base by base.
+    """Yield the bases in a file of units, each with its texts' hashes and vectors.
 
     Raises:
         SourceUnreadable, SourceUnrecognised: the file is damaged, or regraft did not write it.
@@ -756,7 +778,7 @@ def read_vectors(path: Path) -> Iterator[StoredVectors]:
 
 
 def _read_base_vectors(path: Path, base: str) -> Iterator[TextVector]:
-    """Yield the text hash and the vector of each row of a base that has both text and vector."""
+    """Yield the text hash and the vector of each row of a base. Rows without text or vector are left out."""
     for row in unit_file.read_rows(path):
         if row.base == base and row.vector is not None and row.text is not None:
             text = row.text if isinstance(row.text, str) else decode_utf8(bytes(row.text))

@@ -10,11 +10,11 @@ import hashlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
-import msgspec
 
 from regraft import identity
 from regraft.disk import sqlite
@@ -43,54 +43,68 @@ def hash_text(text: RowText) -> str:
     return identity.text_hash(text) if isinstance(text, str) else hashlib.sha256(text).hexdigest()
 
 
-def write_large_text(db: apsw.Connection, place: tuple[str, str, str], rowid: int, text: memoryview) -> None:
-    """Write a large text to a row. ``place`` is schema, table and column.
+class TextColumn(NamedTuple):
+    """A column of texts in the index or in a temporary table."""
 
-    Raises:
-        apsw.Error: it cannot be written.
-    """
-    schema, table, column = place
-    db.execute(f"UPDATE {schema}.{table} SET {column} = {RESERVED_TEXT} WHERE rowid = ?", (len(text), rowid))
-    with db.blob_open(schema, table, column, rowid, True) as blob:
-        for start in range(0, len(text), PIECE_BYTES):
-            blob.write(text[start : start + PIECE_BYTES])
-
-
-class StoredText(msgspec.Struct, frozen=True):
-    """A text in a row of the database or of its temporary tables."""
-
-    db: apsw.Connection
     schema: str
     table: str
-    column: str
+    name: str
+
+
+#: Bodies of units, contents of materials, and contents of materials that are not complete yet.
+_BODY = TextColumn("main", "search_text", "text")
+_CONTENT = TextColumn("main", "content", "text")
+_REMEMBERED = TextColumn("temp", "given_material", "content")
+
+
+class StoredText(NamedTuple):
+    """A text in a row of the database. Its methods raise apsw.Error if it cannot be read or written."""
+
+    db: apsw.Connection
+    column: TextColumn
     rowid: int
 
-    def pieces(self) -> Iterator[bytes]:
-        """Yield its bytes. A piece may end within a character.
+    def open(self, *, is_writable: bool = False) -> apsw.Blob:
+        """Open the bytes of the text."""
+        return self.db.blob_open(*self.column, self.rowid, is_writable)
 
-        Raises:
-            apsw.Error: it cannot be read.
-        """
-        with self.db.blob_open(self.schema, self.table, self.column, self.rowid, False) as blob:
+    def write(self, text: memoryview) -> None:
+        """Replace the text by another one (UTF-8), in pieces."""
+        schema, table, name = self.column
+        update = f"UPDATE {schema}.{table} SET {name} = {RESERVED_TEXT} WHERE rowid = ?"
+        self.db.execute(update, (len(text), self.rowid))
+        with self.open(is_writable=True) as blob:
+            for start in range(0, len(text), PIECE_BYTES):
+                blob.write(text[start : start + PIECE_BYTES])
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes of the text. A piece may end within a character."""
+        with self.open() as blob:
             while piece := blob.read(PIECE_BYTES):
                 yield piece
 
     def hash(self) -> str:
-        """Return the hash of the text.
-
-        Raises:
-            apsw.Error: it cannot be read.
-        """
+        """Return the hash of the text."""
         found = hashlib.sha256()
         for piece in self.pieces():
             found.update(piece)
         return found.hexdigest()
 
 
-class LargeBodies:
-    """The bodies of one material, in the order of its units (row, content hash, index, start, end)."""
+class StoredUnit(NamedTuple):
+    """The row of a unit: the content that it names, its position in the material, and its offsets in UTF-16 units."""
 
-    def __init__(self, db: apsw.Connection, units: list[Any]) -> None:
+    rowid: int
+    content_hash: str
+    position: int
+    start: int
+    end: int
+
+
+class LargeBodies:
+    """The bodies of one material, in the order of its units."""
+
+    def __init__(self, db: apsw.Connection, units: list[StoredUnit]) -> None:
         self._db = db
         self.units = units
         #: Size of each body in bytes and in UTF-16 units.
@@ -99,7 +113,7 @@ class LargeBodies:
         for number, unit in enumerate(units):
             joined.update(_SEPARATOR if number else b"")
             size = wide = 0
-            for piece in self.pieces(unit[0]):
+            for piece in self._body(unit):
                 joined.update(piece)
                 size += len(piece)
                 wide += count_utf16_units(piece)
@@ -107,12 +121,12 @@ class LargeBodies:
         #: Hash of all bodies joined by blank lines.
         self.joined_hash = joined.hexdigest()
 
-    def pieces(self, rowid: int) -> Iterator[bytes]:
-        """Yield the UTF-8 bytes of a body."""
-        return StoredText(db=self._db, schema="main", table="search_text", column="text", rowid=rowid).pieces()
+    def _body(self, unit: StoredUnit) -> Iterator[bytes]:
+        """Yield the UTF-8 bytes of a unit's body."""
+        return StoredText(self._db, _BODY, unit.rowid).pieces()
 
     def write_joined(self, now_ms: int) -> int:
-        """Write the joined bodies as a content if it does not exist yet. Return its rowid.
+        """Write the bodies, joined by blank lines, as a content if it does not exist yet. Return its rowid.
 
         Raises:
             apsw.Error: it cannot be written.
@@ -124,31 +138,25 @@ class LargeBodies:
         size = sum(size for size, _ in self.sizes) + len(_SEPARATOR) * max(len(self.sizes) - 1, 0)
         self._db.execute(f"INSERT INTO content VALUES (?, {RESERVED_TEXT}, ?)", (self.joined_hash, size, now_ms))
         rowid = self._db.last_insert_rowid()
-        write_pieces(self._db, "content", rowid, self._join_pieces())
+        bodies = (chain((_SEPARATOR,) if number else (), self._body(unit)) for number, unit in enumerate(self.units))
+        write_pieces(self._db, "content", rowid, chain.from_iterable(bodies))
         return rowid
-
-    def _join_pieces(self) -> Iterator[bytes]:
-        """Yield the content: the texts of the units, with separators in between."""
-        for number, unit in enumerate(self.units):
-            if number:
-                yield _SEPARATOR
-            yield from self.pieces(unit[0])
 
     def match(self, content: StoredText, content_hash: str) -> bool:
         """Whether every unit names this content, and its body is the content's text at its offsets."""
-        if any(unit[1] != content_hash for unit in self.units):
+        if any(unit.content_hash != content_hash for unit in self.units):
             return False
         with _SliceComparison(content) as slices:
             return all(
-                slices.has_slice(unit[3], unit[4], size, self.pieces(unit[0]))
+                slices.has_slice(unit.start, unit.end, size, self._body(unit))
                 for unit, size in zip(self.units, self.sizes, strict=True)
             )
 
-    def with_offsets(self) -> Iterator[Any]:
+    def with_offsets(self) -> Iterator[StoredUnit]:
         """Yield the units with offsets in the joined bodies."""
         start = 0
-        for (rowid, _, index, _, _), (_, wide) in zip(self.units, self.sizes, strict=True):
-            yield rowid, self.joined_hash, index, start, start + wide
+        for unit, (_, wide) in zip(self.units, self.sizes, strict=True):
+            yield StoredUnit(unit.rowid, self.joined_hash, unit.position, start=start, end=start + wide)
             start += wide + len(BODY_SEPARATOR)
 
 
@@ -156,7 +164,7 @@ class _SliceComparison:
     """Compares slices of a stored text with bodies. Offsets are in UTF-16 units."""
 
     def __init__(self, text: StoredText) -> None:
-        self._blob = text.db.blob_open(text.schema, text.table, text.column, text.rowid, False)
+        self._blob = text.open()
         #: Offsets of each step in UTF-16 units and in bytes; the last one is the end of the text.
         self._units, self._bytes = [0], [0]
         #: End of the last slice. The next one usually begins after a blank line.
@@ -172,7 +180,10 @@ class _SliceComparison:
         self._blob.close()
 
     def has_slice(self, start: int, end: int, size: tuple[int, int], body: Iterable[bytes]) -> bool:
-        """Whether the text from ``start`` to ``end`` is this body of ``size`` (bytes, UTF-16 units)."""
+        """Whether the text from ``start`` to ``end`` is this body.
+
+        ``size`` is the length of the body in bytes and in UTF-16 units.
+        """
         length, wide = size
         at = self._byte_at(start) if end <= self._units[-1] and end - start == wide else None
         if at is None or at + length > self._bytes[-1]:
@@ -182,7 +193,7 @@ class _SliceComparison:
         return all(self._blob.read(len(piece)) == piece for piece in body)
 
     def _byte_at(self, units: int) -> int | None:
-        """Convert an offset in UTF-16 units to bytes; None within a surrogate pair."""
+        """Convert an offset in the text from UTF-16 units to bytes. None within a surrogate pair."""
         end, behind = self._end
         if units == end + len(BODY_SEPARATOR):
             self._blob.seek(behind)
@@ -202,14 +213,15 @@ class _SliceComparison:
 
 
 def copy_content(remembered: StoredText, content_hash: str, now_ms: int) -> None:
-    """Write a text as a content if it does not exist yet.
+    """Copy a text from another table to a content, unless the content exists.
 
     Raises:
         apsw.Error: it cannot be written.
     """
     db = remembered.db
     if not db.execute("SELECT 1 FROM content WHERE content_hash = ?", (content_hash,)).fetchall():
-        size = f"(SELECT octet_length({remembered.column}) FROM {remembered.schema}.{remembered.table} WHERE rowid = ?)"
+        schema, table, name = remembered.column
+        size = f"(SELECT octet_length({name}) FROM {schema}.{table} WHERE rowid = ?)"
         db.execute(
             f"INSERT INTO content VALUES (?, CAST(zeroblob({size}) AS TEXT), ?)",
             (content_hash, remembered.rowid, now_ms),
@@ -218,7 +230,7 @@ def copy_content(remembered: StoredText, content_hash: str, now_ms: int) -> None
 
 
 def has_large_texts(db: apsw.Connection, material: str) -> bool:
-    """Whether the texts of a material are so large that they are processed in pieces."""
+    """Whether the texts of a material are so large that they must be read and written in pieces."""
     bodies = (
         "SELECT sum(octet_length(t.text)) FROM search_unit u CROSS JOIN search_text t ON t.rowid = u.rowid"
         " WHERE u.material_id = ?"
@@ -228,9 +240,6 @@ def has_large_texts(db: apsw.Connection, material: str) -> bool:
     return sum(size or 0 for size in sizes) > LARGE_BYTES
 
 
-#: Schema, table and column of large texts.
-_BODY = ("main", "search_text", "text")
-_REMEMBERED = ("temp", "given_material", "content")
 _TEMPORARY = (
     "CREATE TEMP TABLE given_material (material_id TEXT PRIMARY KEY, path TEXT NOT NULL, content TEXT)",
     # Index to find the units of a material while rows are added.
@@ -239,7 +248,7 @@ _TEMPORARY = (
 
 
 class ImportedIndex:
-    """The index of one base while it is built, with the row counts."""
+    """Builds the index of one base, and counts its rows."""
 
     def __init__(self, base_id: str, now_ms: int, connection: apsw.Connection) -> None:
         self._base_id = base_id
@@ -268,7 +277,7 @@ class ImportedIndex:
         )
 
     def add(self, row: UnitRow) -> None:
-        """Write one row, or count it as skipped with a reason."""
+        """Write one row of the file, or count it as skipped with a reason."""
         self.read += 1
         reason = self._reason_to_skip(row)
         if reason is not None:
@@ -302,12 +311,12 @@ class ImportedIndex:
             (number, f"row {number}", row.text if isinstance(row.text, str) else "", row.body_hash, self._now),
         )
         if isinstance(row.text, memoryview):
-            write_large_text(self._db, _BODY, number, row.text)
+            StoredText(self._db, _BODY, number).write(row.text)
         self._add_vector(row)
         self.carried = number
 
     def _remember_content(self, row: UnitRow) -> None:
-        """Remember the path and the content of the row's material. The first content is used."""
+        """Store the path and the content of the row's material in a temporary table. The first content is used."""
         is_large = isinstance(row.content, memoryview)
         self._db.execute(
             "INSERT INTO given_material VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET content = coalesce(content, ?3)",
@@ -317,10 +326,10 @@ class ImportedIndex:
             bare = "SELECT rowid FROM given_material WHERE material_id = ? AND content IS NULL"
             numbers: list[Any] = self._db.execute(bare, (row.item,)).fetchall()
             for (number,) in numbers:
-                write_large_text(self._db, _REMEMBERED, number, row.content)
+                StoredText(self._db, _REMEMBERED, number).write(row.content)
 
     def _reason_to_skip(self, row: UnitRow) -> str | None:
-        """Return the reason code if a row cannot be imported, or None."""
+        """Return the reason code if a row of the file cannot be imported, or None."""
         is_whole = isinstance(row.item, str) and isinstance(row.text, RowText) and isinstance(row.body_hash, str)
         if not is_whole or not row.item or (row.unit_index or 0) < 0:
             return notices.NOT_WHOLE
@@ -332,7 +341,7 @@ class ImportedIndex:
         return notices.DUPLICATE_ROW if self._db.execute(there, (row.item, row.unit_index)).fetchall() else None
 
     def _add_vector(self, row: UnitRow) -> None:
-        """Write the vector of a row; of equal texts, the first vector is kept and others are counted."""
+        """Write the vector of a row. Of equal texts, the first vector is kept and different ones are counted."""
         if row.vector is None:
             return
         before = self._db.total_changes()
@@ -350,6 +359,8 @@ class ImportedIndex:
 
     def finish(self, bare: Iterable[EmptyMaterial]) -> None:
         """Write contents and materials, then indexes, the full-text index and triggers, and commit.
+
+        ``bare`` are the materials without units.
 
         Raises:
             BooksDoNotBalance: the row counts do not add up, which is a bug.
@@ -381,55 +392,61 @@ class ImportedIndex:
         self._db.execute("COMMIT")
 
     def _finish_material(self, material: str, path: str, content: str | None) -> None:
-        """Write the content of a material; if its units do not match it, the content is rebuilt from them."""
-        units: list[Any] = self._db.execute(
+        """Write the content of a material; if its units do not match it, rebuild it from them.
+
+        ``content`` is the text in the file, None if it has none.
+        """
+        rows: list[Any] = self._db.execute(
             "SELECT u.rowid, u.content_hash, u.unit_index, u.char_start, u.char_end, t.text FROM search_unit u"
             " CROSS JOIN search_text t ON t.rowid = u.rowid WHERE u.material_id = ? ORDER BY u.unit_index",
             (material,),
         ).fetchall()
-        joined = BODY_SEPARATOR.join(unit[5] for unit in units)
+        units, bodies = [StoredUnit(*row[:5]) for row in rows], [str(row[5]) for row in rows]
+        joined = BODY_SEPARATOR.join(bodies)
         text = joined if content is None else content
         content_hash = identity.text_hash(text)
         coded = text.encode("utf-16-le")
         # Every unit has to name this content, and its body has to be the content's text at its offsets.
         are_valid = all(
-            named == content_hash and 2 * end <= len(coded) and coded[2 * start : 2 * end] == body.encode("utf-16-le")
-            for _, named, _, start, end, body in units
+            unit.content_hash == content_hash
+            and 2 * unit.end <= len(coded)
+            and coded[2 * unit.start : 2 * unit.end] == body.encode("utf-16-le")
+            for unit, body in zip(units, bodies, strict=True)
         )
         if not are_valid:
             self.remade += 1
             text, content_hash = joined, identity.text_hash(joined)
             # The new offsets are those in the joined bodies.
             start = 0
-            for position, (rowid, _, index, _, _, body) in enumerate(units):
+            for position, body in enumerate(bodies):
                 end = start + utf16_len(body)
-                units[position] = (rowid, content_hash, index, start, end, body)
+                units[position] = units[position]._replace(start=start, end=end)
                 start = end + len(BODY_SEPARATOR)
         self._add_content(text)
         self._add_material(material, path, content_hash)
-        self._name_units(material, content_hash, (unit[:5] for unit in units))
+        self._name_units(material, content_hash, units)
 
     def _finish_large_material(self, number: int, material: str, path: str) -> None:
-        """Finish a material with large texts, in pieces."""
-        units: list[Any] = self._db.execute(
+        """Write the content of a material in pieces; if its units do not match it, rebuild it from them.
+
+        ``number`` is the row of the material in the temporary table.
+        """
+        rows: list[Any] = self._db.execute(
             "SELECT rowid, content_hash, unit_index, char_start, char_end FROM search_unit"
             " WHERE material_id = ? ORDER BY unit_index",
             (material,),
         ).fetchall()
+        units = [StoredUnit(*row) for row in rows]
         bodies = LargeBodies(self._db, units)
         content_hash, fits = bodies.joined_hash, False
         if self._db.execute("SELECT content IS NOT NULL FROM given_material WHERE rowid = ?", (number,)).get:
-            remembered = StoredText(
-                db=self._db, schema=_REMEMBERED[0], table=_REMEMBERED[1], column=_REMEMBERED[2], rowid=number
-            )
+            remembered = StoredText(self._db, _REMEMBERED, number)
             content_hash = remembered.hash()
             fits = bodies.match(remembered, content_hash)
             if fits:
                 copy_content(remembered, content_hash, self._now)
         if not fits:
-            joined = StoredText(
-                db=self._db, schema="main", table="content", column="text", rowid=bodies.write_joined(self._now)
-            )
+            joined = StoredText(self._db, _CONTENT, bodies.write_joined(self._now))
             is_joined = content_hash == bodies.joined_hash
             if not (is_joined and bodies.match(joined, content_hash)):
                 self.remade += 1
@@ -438,21 +455,21 @@ class ImportedIndex:
         self._add_material(material, path, content_hash)
         self._name_units(material, content_hash, units)
 
-    def _name_units(self, material: str, content_hash: str, units: Iterable[Any]) -> None:
-        """Give the units and their bodies the ids that follow from their material, content and offsets."""
-        for rowid, _, index, start, end in units:
-            unit = identity.unit_id(material, content_hash, index, start, end)
+    def _name_units(self, material: str, content_hash: str, units: Iterable[StoredUnit]) -> None:
+        """Store the final ids of units and their bodies. The ids follow from material, content and offsets."""
+        for unit in units:
+            unit_id = identity.unit_id(material, content_hash, unit.position, unit.start, unit.end)
             self._db.execute(
                 "UPDATE search_unit SET unit_id = ?, content_hash = ?, char_start = ?, char_end = ? WHERE rowid = ?",
-                (unit, content_hash, start, end, rowid),
+                (unit_id, content_hash, unit.start, unit.end, unit.rowid),
             )
             self._db.execute(
                 "UPDATE search_text SET search_text_id = ?, target_id = ? WHERE rowid = ?",
-                (identity.body_id(unit), unit, rowid),
+                (identity.body_id(unit_id), unit_id, unit.rowid),
             )
 
     def _add_content(self, text: str) -> str:
-        """Add a content unless it exists, and return its hash."""
+        """Write the row of a content unless it exists, and return the hash of the text."""
         content_hash = identity.text_hash(text)
         self._db.execute(
             "INSERT INTO content (content_hash, text, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
@@ -461,7 +478,7 @@ class ImportedIndex:
         return content_hash
 
     def _add_material(self, material: str, path: str, content_hash: str | None) -> None:
-        """Add a material; if its path is invalid or taken, its id becomes the path."""
+        """Write the row of a material; if its path is invalid or taken, its id becomes the path."""
         insert = (
             "INSERT INTO material (material_id, relative_path, current_content_hash, created_at, updated_at)"
             " VALUES (?, ?, ?, ?, ?)"
@@ -476,18 +493,19 @@ class ImportedIndex:
 
 
 def _if_small(column: str) -> str:
-    """Return SQL for a column that is NULL where the value is large."""
+    """Return an SQL expression for a column: its value, or NULL if the value is large."""
     return f"CASE WHEN octet_length({column}) <= {LARGE_BYTES} THEN {column} END"
 
 
 def verify_index(path: Path, base_id: str, built: ImportedIndex) -> None:
-    """Read an index back. Compare it with its own hashes, ids and offsets, and with what was written to it.
+    """Read the new index of a base, and compare it with its own hashes, ids and offsets and with what was ``built``.
 
     Raises:
         VerificationFailed
     """
 
     def require(condition: bool, reason: str) -> None:
+        """Fail the verification for this reason unless the condition holds."""
         if not condition:
             raise VerificationFailed(base=base_id, reason=reason)
 
@@ -506,11 +524,7 @@ def verify_index(path: Path, base_id: str, built: ImportedIndex) -> None:
                 tr("rows of {table} are missing", table=table),
             )
         for content_hash, text, number in db.execute(f"SELECT content_hash, {_if_small('text')}, rowid FROM content"):
-            found = (
-                StoredText(db=db, schema="main", table="content", column="text", rowid=number).hash()
-                if text is None
-                else hash_text(text)
-            )
+            found = StoredText(db, _CONTENT, number).hash() if text is None else hash_text(text)
             require(found == content_hash, tr("a content does not match its hash"))
         query = f"""SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id,
                           {_if_small("t.text")}, t.embedding_text_hash, t.rowid = t.fts_rowid, t.rowid
@@ -519,7 +533,7 @@ def verify_index(path: Path, base_id: str, built: ImportedIndex) -> None:
             require(
                 unit == identity.unit_id(material, content, index, start, end) and in_step, tr("a unit's id is wrong")
             )
-            found = StoredText(db, *_BODY, number).hash() if text is None else hash_text(text)
+            found = StoredText(db, _BODY, number).hash() if text is None else hash_text(text)
             require(found == key, tr("a body does not match its hash"))
         seen = hashlib.blake2b(digest_size=32)
         for key, vector in db.execute("SELECT embedding_text_hash, vector_blob FROM embedding ORDER BY rowid"):

@@ -58,10 +58,10 @@ def expand_folders(
     paths: Mapping[str, str] | None = None,
     restored: Mapping[str, str] | None = None,
 ) -> dict[str, tuple[FolderFile, ...]]:
-    """List the files of every completed folder, by the folder's item id. Folders without files are left out.
+    """List the files of every completed folder of a base, by the folder's item id. Folders without files are left out.
 
-    An entry of a folder becomes a file if it has at least one row with a source, whether or not the row's vector is
-    usable. Repeated entries become one file.
+    An entry of a folder is a loader id, v1's id of one reading of a file. It becomes a file if the survey has at least
+    one of its rows with a source, whether or not the row's vector is usable. Repeated entries become one file.
 
     Args:
         draft: the base.
@@ -82,7 +82,11 @@ def expand_folders(
 def _folder_files(
     item: ItemDraft, survey: VectorSurvey, paths: Mapping[str, str], restored: Mapping[str, str]
 ) -> Iterator[FolderFile]:
-    """Yield the files of a folder item; ``restored`` maps loaders without rows to the paths of their files."""
+    """Yield the files of a folder item. The rows of its loader ids are in the survey.
+
+    ``paths`` has real paths by loader id, for files whose rows only have a snippet. ``restored`` has the paths of files
+    without rows that get those of an identical file.
+    """
     position = 0
     seen: set[str] = set()
     for loader_id in item.entries:
@@ -133,7 +137,10 @@ class LoaderOwners:
         return None if loader_id is None else self._skipped.get(loader_id)
 
     def _assign_to_standalone_items(self, draft: BaseDraft) -> dict[str, str]:
-        """Assign loaders to items that are not folders; the last item that names a loader gets it."""
+        """Assign loader ids to items that are not folders; the last item that names a loader id gets it.
+
+        Return them.
+        """
         owners: dict[str, str] = {}
         overruled_ids: dict[str, None] = {}
         for item in draft.items:
@@ -153,7 +160,10 @@ class LoaderOwners:
     def _assign_to_folder_files(
         self, draft: BaseDraft, expanded: dict[str, tuple[FolderFile, ...]], standalone: dict[str, str]
     ) -> None:
-        """Assign loaders to files in folders, unless a standalone item has them."""
+        """Assign loader ids to files in folders, unless a standalone item has them.
+
+        ``expanded`` has the files of each folder by its item id, ``standalone`` the item by loader id.
+        """
         for files in expanded.values():
             for file in files:
                 if file.loader_id in standalone:
@@ -168,7 +178,10 @@ class LoaderOwners:
             self._note_conflicts(folder, expanded.get(folder.id, ()), standalone)
 
     def _note_conflicts(self, folder: ItemDraft, files: Sequence[FolderFile], standalone: dict[str, str]) -> None:
-        """Add notices for files of a folder whose rows another item gets."""
+        """Add notices for the files of a folder whose rows another item gets.
+
+        ``standalone`` has such items by loader id.
+        """
         conflicts = sum(file.loader_id in standalone for file in files)
         shared = sum(bool(file.taken_by) for file in files) - conflicts
         if conflicts:
@@ -272,7 +285,10 @@ class RowDecisions:
                 self.text_only.add(reason, group)
 
     def _decide_loader(self, loader_id: str | None, rows: LoaderRows) -> None:
-        """Decide the rows of one loader id (one ingestion run of one v1 item)."""
+        """Decide which rows of one loader id (v1's id of one reading of a file) are migrated.
+
+        Add them to their item.
+        """
         item_id = self._owners.item_of(loader_id)
         ownership_problem = self._ownership_problem(loader_id, item_id)
         migrated = MigratedRows(rows)
@@ -294,7 +310,10 @@ class RowDecisions:
             self.migrated_by_item.setdefault(item_id, []).append(migrated)
 
     def _skip_or_keep_text(self, group: RowTally, reason: str, migrated: MigratedRows, *, may_keep_text: bool) -> None:
-        """Skip rows without a usable vector, or migrate their text alone. Rows without text are always skipped."""
+        """Skip rows without a usable vector, or add their text to ``migrated``.
+
+        Rows without text are always skipped.
+        """
         if not self._policy.keep_text_only_rows or not may_keep_text:
             self.skipped.add(reason, group)
             return
@@ -303,13 +322,19 @@ class RowDecisions:
             migrated.text_only.append((reason, group.with_text))
 
     def _ownership_problem(self, loader_id: str | None, item_id: str | None) -> str | None:
-        """Return the reason code if no indexable item owns the rows of a loader, or None."""
+        """Return why no item can hold the rows of a loader id, as a reason code, or None.
+
+        ``item_id`` is the item that owns them.
+        """
         if item_id is None:
             return self._owners.skipped_reason(loader_id) or notices.UNMAPPED_LOADER
         return notices.NON_INDEXABLE if item_id in self._owners.containers else None
 
     def _vector_problem(self, vector_kind: int) -> str | None:
-        """Return why a kind of vector (its length, negative if not finite) is not migrated, or None."""
+        """Return the reason code if vectors of a kind are not migrated, or None.
+
+        ``vector_kind`` is their length in bytes, negative if a value is not finite, or a constant of the survey.
+        """
         if vector_kind == vector_survey.MISSING:
             return notices.MISSING_PAYLOAD
         if vector_kind == vector_survey.UNSUPPORTED:
@@ -319,7 +344,7 @@ class RowDecisions:
         return notices.NON_FINITE if vector_kind < 0 else None
 
     def _skip_items_over_row_limit(self) -> None:
-        """Skip items whose joined text exceeds the limit of a content."""
+        """Skip items whose joined text exceeds SQLite's limit for one row."""
         for item_id, several in list(self.migrated_by_item.items()):
             rows = sum(migrated.rows for migrated in several)
             content_bytes = sum(migrated.body_bytes for migrated in several) + len(BODY_SEPARATOR) * (rows - 1)

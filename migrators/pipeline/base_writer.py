@@ -146,7 +146,10 @@ def write_base(
 def _verify_and_flush(
     writer: _BaseWriter, written: _WrittenIndex | None, staging: Path, pool: ProcessPool | None
 ) -> tuple[str, str]:
-    """Verify what was written and flush it to disk. Return the hashes of the index and of the files in ``raw/``."""
+    """Verify the index, if there is one, and flush the staging folder to disk.
+
+    Return two hashes: index and ``raw/``.
+    """
     with source_files.hash_in_background(staging, pool) as hashes, ThreadPoolExecutor(1) as beside:
         # Flushing releases the interpreter lock, so verification runs at the same time.
         flushed = beside.submit(durable.sync_tree, staging) if file_paths.exists(staging) else None
@@ -201,7 +204,7 @@ class _BaseWriter:
     def copy_uploads(self, go_on: Callable[[], None] = lambda: None) -> None:
         """Copy the uploads that the process pool has not copied; a missing one is reported by a notice.
 
-        ``go_on`` is called before each file.
+        ``go_on`` is called before each file, so that the caller can do other work in between.
         """
         for number, is_retry in self._copies.remaining():
             go_on()
@@ -243,7 +246,7 @@ class _BaseWriter:
     # --- index -----------------------------------------------------------------------------------------------------
 
     def write_index(self, vectors: Path) -> _WrittenIndex:
-        """Write the index and the snapshots, and copy the uploads while the pool sorts words."""
+        """Write the index and the snapshots from the vector file, and copy the uploads while the pool sorts words."""
         path = self._staging / INDEX_FILE
         durable.make_folders(path.parent, flush=False)
         with (
@@ -255,6 +258,10 @@ class _BaseWriter:
             is_large = self._plan.units * self._plan.vector_bytes + self._plan.body_bytes >= _LARGE_INDEX_BYTES
 
             def while_sorting(go_on: Callable[[], None]) -> None:
+                """Copy uploads and flush files while the pool sorts words.
+
+                ``go_on`` lets the pool continue and is called often.
+                """
                 # Flush what is written so far. An error is raised once, when the result is asked for below.
                 if is_large:
                     flushed.append(beside.submit(durable.sync_file, path))
@@ -285,7 +292,9 @@ class _BaseWriter:
         return _WrittenIndex(tallies, digests)
 
     def _write_locators(self, path: Path, db: apsw.Connection) -> None:
-        """Give the units what the source has as their locators, if the layout has any, and read them back.
+        """Copy the locator of each chunk (JSON that some layouts have) from the source to its unit, and compare both.
+
+        ``path`` is the new index, ``db`` the open vector file.
 
         Raises:
             VerificationFailed: a locator reads back differently.
@@ -303,7 +312,7 @@ class _BaseWriter:
                 raise VerificationFailed(base=self._plan.draft.id, reason=reason)
 
     def _locators(self, db: apsw.Connection) -> Iterator[str | None]:
-        """Yield the locator of each unit, in the order in which the units were written."""
+        """Read the locator of each migrated row from the open vector file, in the order in which units were written."""
         texts, length = bool(self._plan.rows.without_vector), self._plan.vector_bytes
         for material in self._plan.materials:
             yield from _as_source_errors(self._origin.table.locators(db, material.runs, length or None, texts=texts))
@@ -331,7 +340,10 @@ class _BaseWriter:
             )
 
     def _material(self, db: apsw.Connection, number: int) -> index.Material:
-        """Make the index material for a planned one; its rows are read while it is written."""
+        """Prepare the plan's material ``number`` for the index writer.
+
+        The writer reads its rows from ``db`` as it goes.
+        """
         self._copies.assign()
         material = self._plan.materials[number]
         item = self._plan.items[material.item]
@@ -344,7 +356,10 @@ class _BaseWriter:
     def _read_rows(
         self, db: apsw.Connection, material: MaterialPlan, is_large: bool
     ) -> Iterator[tuple[str | LargeText, bytes | None]]:
-        """Stream the texts and vectors of a material, and compare them with the digest of the plan."""
+        """Yield the text and vector of each row of a material from the open vector file.
+
+        The digest of the rows is compared with the plan's. ``is_large`` reads texts in pieces.
+        """
         table, length = self._origin.table, self._plan.vector_bytes
         texts = bool(self._plan.rows.without_vector)
         if is_large:
@@ -356,7 +371,10 @@ class _BaseWriter:
     def _rows(
         self, db: apsw.Connection, material: MaterialPlan, is_large: bool
     ) -> Iterator[tuple[str | LargeText, bytes | None]]:
-        """Yield the bodies and vectors of a material, and report the progress."""
+        """Yield the text and vector of each row of a material, and report the progress.
+
+        ``is_large`` reads texts in pieces.
+        """
         pending = size = 0
         for body, vector in _as_source_errors(self._read_rows(db, material, is_large)):
             if isinstance(body, LargeText):
@@ -374,12 +392,16 @@ class _BaseWriter:
     # --- snapshots -------------------------------------------------------------------------------------------------
 
     def _path_chooser(self, position: int, item: ItemPlan) -> Callable[[str], str]:
-        """Return a function that gives a material its path: files have one, snapshots are named after their content."""
+        """Return a function that names the file in ``raw/`` of the item at a position, given the text of the item.
+
+        An item with a file has its path already. A snapshot of a note or page is named after its text.
+        """
         if "relativePath" in item.data:
             path = item.data["relativePath"]
             return lambda _: path
 
         def name(content: str) -> str:
+            """Choose a free path for the item's snapshot, and remember it."""
             if item.type == "url":
                 snapshot = okf.url_snapshot(item.data["url"], content)
             else:
@@ -391,7 +413,9 @@ class _BaseWriter:
         return name
 
     def _write_snapshot(self, number: int, material: index.Material) -> None:
-        """Write the text of a material, with a header, to the snapshot file of its item, if it has one."""
+        """Write the text of the plan's material ``number``, with a header, to its item's snapshot file, if there is
+        one.
+        """
         position = self._plan.materials[number].item
         if position not in self._snapshots:
             return
@@ -449,12 +473,15 @@ def base_record(plan: BasePlan, now_ms: int) -> BaseRecord:
 
 
 def catalog_rows(plan: BasePlan, written: WrittenBase) -> Iterator[ItemRow]:
-    """Yield the catalog rows of a base's items."""
+    """Yield the catalog rows of a written base's items."""
     return planned_rows(plan, written.paths, written.record.now_ms)
 
 
 def planned_rows(plan: BasePlan, paths: Mapping[int, str], now_ms: int) -> Iterator[ItemRow]:
-    """Yield the catalog rows of a base's items; ``paths`` are those of snapshots, by position of their item."""
+    """Yield the catalog rows of a planned base's items.
+
+    ``paths`` has the path of each snapshot by its item's position.
+    """
     for position, item in enumerate(plan.items):
         path = paths.get(position)
         data = item.data if path is None else {**item.data, "relativePath": path}
@@ -499,17 +526,17 @@ class IndexingProgress:
         self._report = watch
 
     def watch(self, db: apsw.Connection) -> None:
-        """Report while a connection builds indexes."""
+        """Report progress while SQLite builds indexes on this connection."""
         db.set_progress_handler(self._step, _STEPS_PER_REPORT)
 
     def rows(self, count: int) -> None:
-        """Report rows whose words are indexed."""
+        """Report that the words of ``count`` more rows are indexed."""
         step = min(count * (1 - COPY_SHARE), self._left)
         self._left -= step
         self._report(step, 0)
 
     def _step(self) -> bool:
-        """Report a step of SQLite; False lets the statement continue."""
+        """Report a fixed number of SQLite instructions as progress. Return False, which lets the statement continue."""
         self.rows(_STEPS_PER_REPORT // _STEPS_PER_ROW)
         return False
 

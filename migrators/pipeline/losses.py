@@ -96,40 +96,43 @@ class DuplicateRules:
         self._alone = {loader_id for item in draft.items if item.type != "directory" for loader_id in item.loader_ids}
         self._listed = {entry: item for item in folders for entry in item.entries}
 
-    def receiving_item(self, twin: Duplicate) -> ItemDraft | None:
-        """Return the completed file that gets the rows, or the folder that lists it; None if the pair is outdated.
+    def receiving_item(self, pair: Duplicate) -> ItemDraft | None:
+        """Return the item that gets the rows of a pair of identical files; None if the pair is outdated.
 
-        A standalone file must own the loader id and be the item whose upload was compared. A file of a folder must not
-        be a standalone item too.
+        The item is the completed file without rows, or the folder that lists it. A standalone file must own the loader
+        id and be the item whose upload was compared. A file of a folder must not be a standalone item too.
         """
-        loader_id = twin.loader_id
-        if twin.item:
-            item = self._files.get(twin.item)
+        loader_id = pair.loader_id
+        if pair.item:
+            item = self._files.get(pair.item)
             owns = item is not None and loader_id in item.loader_ids and self._owners.item_of(loader_id) == item.id
             return item if owns and item is not None and item.status == "completed" else None
-        applies = twin.path and loader_id not in self._alone and self._is_read_at(loader_id, twin.read_at)
+        applies = pair.path and loader_id not in self._alone and self._is_read_at(loader_id, pair.read_at)
         return self._listed.get(loader_id) if applies else None
 
-    def donor_id(self, twin: Duplicate) -> str | None:
-        """Return the id of the file that has the rows; None if v1 read that file again after the comparison."""
-        owner = self._owners.item_of(twin.like)
-        if twin.like_item:
-            return owner if owner == twin.like_item and owner in self._files else None
-        child = self._owners.children.get(twin.like)
+    def donor_id(self, pair: Duplicate) -> str | None:
+        """Return the item id of the file that has the rows of a pair.
+
+        None if v1 read that file again after the comparison.
+        """
+        owner = self._owners.item_of(pair.like)
+        if pair.like_item:
+            return owner if owner == pair.like_item and owner in self._files else None
+        child = self._owners.children.get(pair.like)
         is_child = child is not None and child.id == owner
-        return owner if is_child and self._is_read_at(twin.like, twin.like_read_at) else None
+        return owner if is_child and self._is_read_at(pair.like, pair.like_read_at) else None
 
     def _is_read_at(self, loader_id: str, read_at: int | None) -> bool:
-        """Whether v1 read a file of a folder at this time (ms), and not again later."""
+        """Whether v1 last read the file of a loader id at this time (ms). Only files in folders have times."""
         return self._times.get(loader_id) == read_at
 
 
 def items_without_rows(
     draft: BaseDraft, survey: VectorSurvey, owners: LoaderOwners, reported_ids: Collection[str]
 ) -> list[ItemDraft]:
-    """List the completed items, folders excepted, of which no rows were read and that no other notice names.
+    """List the completed items of a base that have no rows in its vector file. Folders are left out.
 
-    Left out are the ids in ``reported_ids``, and items whose loader id belongs to a later item.
+    Also left out are ``reported_ids``, which other notices name, and items whose loader id belongs to a later item.
     """
     found = []
     for item in draft.items:
@@ -140,10 +143,13 @@ def items_without_rows(
     return found
 
 
-def duplicate_notice(one: RestoredDuplicate, base: str, *, restored: bool) -> Notice:
-    """Say that a file gets the chunks of an identical file, or would without ``--no-restore-duplicates``."""
-    twin, item = one.twin, one.item.legacy_id
-    part = tr(", as far as v1 stored it") if one.partial else ""
+def duplicate_notice(duplicate: RestoredDuplicate, base_id: str, *, restored: bool) -> Notice:
+    """Make the notice that a file gets the chunks of an identical file.
+
+    With ``restored`` False, it says that the file would get them without ``--no-restore-duplicates``.
+    """
+    twin, item = duplicate.twin, duplicate.item.legacy_id
+    part = tr(", as far as v1 stored it") if duplicate.partial else ""
     why = tr("because {short} has the same bytes", short=_shorten_name(twin.like_name))
     if twin.changed:
         why = tr(
@@ -153,20 +159,23 @@ def duplicate_notice(one: RestoredDuplicate, base: str, *, restored: bool) -> No
     lost = tr("{short}: v1 stored no chunks of it, {why}", short=_shorten_name(twin.name), why=why)
     if restored:
         message = tr(
-            "{lost}; it gets the same {chunks}{part}", lost=lost, chunks=format_count(one.rows, "chunk"), part=part
+            "{lost}; it gets the same {chunks}{part}",
+            lost=lost,
+            chunks=format_count(duplicate.rows, "chunk"),
+            part=part,
         )
-        return Notice(code=notices.RESTORED_DUPLICATE, message=message, base=base, item=item, count=one.rows)
+        return Notice(code=notices.RESTORED_DUPLICATE, message=message, base=base_id, item=item, count=duplicate.rows)
     message = tr(
         "{lost}; it would get the same {chunks}{part} if --no-restore-duplicates were left out",
         lost=lost,
-        chunks=format_count(one.rows, "chunk"),
+        chunks=format_count(duplicate.rows, "chunk"),
         part=part,
     )
-    return Notice(code=notices.LOST_DUPLICATE, message=message, base=base, item=item, count=one.rows)
+    return Notice(code=notices.LOST_DUPLICATE, message=message, base=base_id, item=item, count=duplicate.rows)
 
 
 def missing_chunk_notices(base: str, missing: Sequence[MissingChunks]) -> Iterator[Notice]:
-    """Say which chunks v1 never stored: one notice for the base, and one for each item."""
+    """Make notices about chunks that v1 never stored: one for the base with this v1 id, and one for each item."""
     if not missing:
         return
     total = sum(one.chunks for one in missing)
@@ -191,7 +200,7 @@ def missing_chunk_notices(base: str, missing: Sequence[MissingChunks]) -> Iterat
 
 
 def files_without_rows_notices(base: str, files: Sequence[ItemDraft]) -> Iterator[Notice]:
-    """Name the completed files that have no text, in one notice."""
+    """Name the completed ``files`` of a base that have no text, in one notice. Yield nothing without such files."""
     if files:
         names = join_names([_shorten_name(item.data["relativePath"]) for item in files])
         message = tr(
@@ -239,7 +248,7 @@ class SalvageLosses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_losses(survey: VectorSurvey, owners: LoaderOwners, absent: frozenset[str]) -> SalvageLosses:
-    """Find what the items of a salvaged base lost. Empty for a base that was not salvaged.
+    """Find which items of a salvaged base lost rows. The result is empty for a base that was not salvaged.
 
     ``absent`` are the ids of its completed items of which no row was found, although v1 may have had some.
     """
@@ -260,7 +269,7 @@ def find_losses(survey: VectorSurvey, owners: LoaderOwners, absent: frozenset[st
 
 
 def _describe_items(found: SalvageLosses, tally: SalvageTally) -> str:
-    """Describe how many items a salvage restores completely, and how many in part."""
+    """Say how many items a salvage restores completely, and how many in part."""
     whole = format_count(found.whole, "item")
     if tally.is_exact:
         return tr("{whole} complete, {damaged} damaged", whole=whole, damaged=found.damaged)
@@ -394,10 +403,10 @@ def salvage_file(
     Args:
         salvager: reads files of this layout page by page; None if the layout has no salvage.
         damaged: the file.
-        draft: its base.
+        draft: the base that it belongs to.
         problem: why the file cannot be used as it is.
         wish: whether its rows are migrated or only counted.
-        keep: removes the temporary file when it closes.
+        keep: removes the temporary file with the rows when it closes.
 
     Raises:
         WorkFolderTooSmall, apsw.FullError, OSError: not enough space for the temporary file.

@@ -36,6 +36,7 @@ class _LargeRecords:
         self._db: apsw.Connection | None = None
 
     def __contains__(self, position: int) -> bool:
+        """Whether the record at this position is a large one."""
         at = bisect_left(self._positions, position)
         return at < len(self._positions) and self._positions[at] == position
 
@@ -67,7 +68,7 @@ class _LargeRecords:
 
 
 def _restore_large_records(records: list[tuple[int, bytes]]) -> _LargeRecords:
-    """Rebuild the records after pickling."""
+    """Rebuild the storage after pickling from pairs of position and bytes."""
     made = _LargeRecords()
     for position, raw in records:
         made.put(position, raw)
@@ -90,7 +91,7 @@ class Packed(Sequence[Record], Generic[Record]):
         self.extend(records)
 
     def append(self, record: Record) -> None:
-        """Append a record."""
+        """Encode a record and store it at the end."""
         before = len(self._open_block)
         try:
             _encoder.encode_into(record, self._open_block, before)

@@ -170,7 +170,10 @@ class BasePlan(msgspec.Struct, frozen=True):
 
 
 def plan_item(draft: ItemDraft, path: str | None, *, failed: bool) -> ItemPlan:
-    """Plan the item of a draft. ``path`` is its path below ``raw/``, or None."""
+    """Plan the catalog item of a draft. ``path`` is the path of its file below ``raw/``, or None.
+
+    ``failed`` marks it failed.
+    """
     return ItemPlan(
         id=draft.id,
         legacy_id=draft.legacy_id,
@@ -186,7 +189,7 @@ def plan_item(draft: ItemDraft, path: str | None, *, failed: bool) -> ItemPlan:
 
 
 def plan_folder_file(container: ItemDraft, child: FolderFile, path: str, *, failed: bool) -> ItemPlan:
-    """Plan the item of a file in an expanded folder."""
+    """Plan the catalog item of ``child``, a file of the folder ``container``, stored at ``path`` below ``raw/``."""
     return ItemPlan(
         id=child.id,
         legacy_id=None,
@@ -201,7 +204,10 @@ def plan_folder_file(container: ItemDraft, child: FolderFile, path: str, *, fail
 
 
 def item_names(items: Packed[ItemPlan], wanted: Container[str]) -> Iterator[tuple[str, str, str | None]]:
-    """Yield the id, the display name and the v1 id of each wanted item. A folder's file has the v1 id of its folder."""
+    """Yield the id, the display name and the v1 id of each item whose id is wanted.
+
+    A file in a folder has no v1 id of its own; the one of its folder is used.
+    """
     folders = {item.id: item for item in items if item.type == "directory"}
     for item in items:
         if item.id in wanted:
@@ -247,10 +253,10 @@ class RawLayout(msgspec.Struct, frozen=True):
 def assign_raw_paths(
     draft: BaseDraft, expanded: Mapping[str, tuple[FolderFile, ...]], taken: TakenPaths | None = None
 ) -> RawLayout:
-    """Assign paths below ``raw/`` to folders, their files and uploads, in the order of the items.
+    """Assign paths below ``raw/`` to the folders in ``expanded``, their files and all uploads, in item order.
 
-    All of them are assigned together because the name of an upload must differ from every folder prefix. Rules:
-    ``docs/rules.md``, "Folders" and "Names".
+    All of them are assigned together because the name of an upload must differ from every folder prefix. ``taken``
+    paths stay as they are. Rules: ``docs/rules.md``, "Folders" and "Names".
     """
     taken = taken or TakenPaths()
     folders = [item for item in draft.folders if item.id in expanded]
@@ -372,8 +378,11 @@ class _Planner:
         ids_with_rows = {*migrated, *self._restored_items(owners)}
         items = self._plan_items(expanded, ids_with_rows)
         index = {item.id: position for position, item in enumerate(items) if item.id in ids_with_rows}
-        own = self._plan_materials(migrated, index)
-        copies = self._plan_duplicates(owners, migrated, index)
+        ordered = sorted(migrated.items(), key=lambda entry: min(part.first_rowid for part in entry[1]))
+        own = [self._plan_material(index[owner], parts) for owner, parts in ordered]
+        # A restored file has the rows of the identical file.
+        restored = sorted(self._restored_items(owners).items(), key=lambda entry: index[entry[0]])
+        copies = [self._plan_material(index[item_id], migrated[one.owner]) for item_id, one in restored]
         missing = self._find_missing_chunks(owners, items)
         rows = self._count_rows(own, copies, missing)
         self._note_problems(owners, rows, missing)
@@ -405,7 +414,10 @@ class _Planner:
     def _count_rows(
         self, own: list[MaterialPlan], copies: list[MaterialPlan], missing: list[MissingChunks]
     ) -> PlannedRows:
-        """Count the rows by what becomes of them; ``copies`` are restored duplicates of files."""
+        """Count migrated, skipped and missing rows.
+
+        ``own`` has the migrated rows, ``copies`` those given to duplicates.
+        """
         return PlannedRows(
             read=self._survey.rows,
             carried=sum(material.rows for material in own),
@@ -416,7 +428,7 @@ class _Planner:
         )
 
     def _dimensions(self) -> int | None:
-        """Return the dimensions of the base, also of one that fails; None if they are not known."""
+        """Return the vector dimensions of the base, also if it fails; None if they are not known."""
         if self._base_error is None:
             return self._policy.vector_bytes // 4
         if self._base_error == notices.MISSING_MODEL:
@@ -426,11 +438,6 @@ class _Planner:
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
-    def _plan_materials(self, migrated: dict[str, list[MigratedRows]], index: dict[str, int]) -> list[MaterialPlan]:
-        """Plan one material for each item with rows, in the order of their first rows."""
-        ordered = sorted(migrated.items(), key=lambda entry: min(part.first_rowid for part in entry[1]))
-        return [self._plan_material(index[owner], parts) for owner, parts in ordered]
-
     def _found_on_disk(self, restorable: dict[str, RestoredDuplicate]) -> FoundOnDisk:
         """Return the paths and pairs that a later run uses if it no longer finds the files on disk."""
         entries = {entry for folder in self._draft.folders for entry in folder.entries}
@@ -438,7 +445,7 @@ class _Planner:
         return FoundOnDisk(paths, tuple(one.twin for one in restorable.values()))
 
     def _plan_material(self, item: int, parts: list[MigratedRows]) -> MaterialPlan:
-        """Plan the material of an item from the migrated rows of its loaders."""
+        """Plan the material of the item at a position from its migrated rows; each part has those of one loader id."""
         return MaterialPlan(
             item=item,
             runs=tuple(
@@ -455,7 +462,10 @@ class _Planner:
     def _find_restorable(
         self, owners: LoaderOwners, migrated: dict[str, list[MigratedRows]]
     ) -> dict[str, RestoredDuplicate]:
-        """Find files without rows that are identical to a file with migrated rows, by loader id."""
+        """Find files without rows that are identical to a file with migrated rows, by loader id.
+
+        ``migrated`` has rows by item.
+        """
         found: dict[str, RestoredDuplicate] = {}
         if not self._hints.twins:
             return found
@@ -471,22 +481,15 @@ class _Planner:
         return found
 
     def _restored_items(self, owners: LoaderOwners) -> dict[str, RestoredDuplicate]:
-        """Map the id of each item that gets restored rows to their origin."""
+        """Map the id of each file that gets restored rows to the pair of files that they come from."""
         claimed = ((owners.item_of(loader_id), one) for loader_id, one in self._restored.items())
         return {owner: one for owner, one in claimed if owner is not None}
 
-    def _plan_duplicates(
-        self, owners: LoaderOwners, migrated: dict[str, list[MigratedRows]], index: dict[str, int]
-    ) -> list[MaterialPlan]:
-        """Plan one material for each restored file, in item order. It has the rows of the identical file."""
-        restored = self._restored_items(owners)
-        return [
-            self._plan_material(index[owner], migrated[restored[owner].owner])
-            for owner in sorted(restored, key=index.__getitem__)
-        ]
-
     def _find_missing_chunks(self, owners: LoaderOwners, items: Packed[ItemPlan]) -> list[MissingChunks]:
-        """List the items with chunks that v1 never stored, in item order."""
+        """List the items whose chunks v1 stored in part, in item order.
+
+        Empty if rows may be missing because of damage.
+        """
         chunks: Counter[str] = Counter()
         rows: Counter[str] = Counter()
         tally = self._survey.salvage
@@ -506,9 +509,9 @@ class _Planner:
     # --- items -----------------------------------------------------------------------------------------------------
 
     def _plan_items(self, expanded: dict[str, tuple[FolderFile, ...]], ids_with_rows: set[str]) -> Packed[ItemPlan]:
-        """Plan all items in v1's order, the files of a folder right after it.
+        """Plan all items in v1's order, with the files of a folder right after it.
 
-        ``ids_with_rows`` are the ids of items that get a material.
+        ``expanded`` has the files of folders by item id. ``ids_with_rows`` are the items that get a material.
         """
         items = Packed(ItemPlan)
         for draft in self._draft.items:
@@ -534,10 +537,11 @@ class _Planner:
     # --- notices ---------------------------------------------------------------------------------------------------
 
     def _note(self, code: str, message: str, item: str | None = None, count: int = 1) -> None:
+        """Add a notice about the base, or about the item with this v1 id."""
         self._notices.append(Notice(code=code, message=message, base=self._draft.legacy_id, item=item, count=count))
 
     def _note_too_large(self, draft: ItemDraft, rows: int) -> None:
-        """Add the notice that the text of an item exceeds SQLite's limit."""
+        """Add the notice that the text of an item exceeds SQLite's limit, so that its ``rows`` are not migrated."""
         message = tr(
             "{rows} not migrated: the text of the item exceeds SQLite's limit of 1 GB", rows=format_count(rows, "row")
         )
@@ -546,7 +550,7 @@ class _Planner:
     def _note_files_without_rows(
         self, draft: ItemDraft, children: tuple[FolderFile, ...], lost: list[FolderFile]
     ) -> None:
-        """Add notices on files of a folder of which no row is migrated; ``lost`` are these files."""
+        """Add notices on the files of a folder (``children``) that have no migrated row (``lost``)."""
         too_large = sum(self._decisions.too_large.get(child.id, 0) for child in children)
         if too_large:
             self._note_too_large(draft, too_large)
@@ -575,7 +579,7 @@ class _Planner:
             )
 
     def _note_outside(self, draft: ItemDraft) -> None:
-        """Add a notice for files of a folder whose recorded paths are outside of it."""
+        """Add a notice if the recorded paths of files of a folder are outside of it."""
         count = self._layout.outside[draft.id]
         if count:
             message = tr(
@@ -589,7 +593,10 @@ class _Planner:
             self._note(notices.CHILD_OUTSIDE, message, draft.legacy_id, count)
 
     def _note_entries_without_rows(self, draft: ItemDraft, children: tuple[FolderFile, ...]) -> None:
-        """Add a notice on the folder's files that have no rows in the vector file."""
+        """Add a notice on the entries of a folder that have no rows in the vector file and became no file.
+
+        ``children`` are the entries that became files.
+        """
         made = {child.loader_id for child in children}
         entries = dict.fromkeys(draft.entries)
         without = [entry for entry in entries if entry not in self._survey.loaders and entry not in made]
@@ -619,7 +626,10 @@ class _Planner:
             self._notices.extend(files_without_rows_notices(base, files))
 
     def _note_problems(self, owners: LoaderOwners, rows: PlannedRows, missing: list[MissingChunks]) -> None:
-        """Add the notices of the whole base; ``missing`` are chunks that v1 never stored."""
+        """Add the notices of the whole base.
+
+        ``rows`` are its planned row counts, ``missing`` the chunks that v1 never stored.
+        """
         self._note_base_error()
         if renamed := self._layout.renamed:
             message = tr("{files} renamed because the name was taken", files=format_count(renamed, "file"))
@@ -667,7 +677,7 @@ class _Planner:
         self._note_skipped(self._base_error, self._decisions.skipped.rows[self._base_error], why, missing_model)
 
     def _note_skipped(self, reason: str, count: int, why: str = "", missing_model: str | None = None) -> None:
-        """Add a notice on skipped rows; ``reason`` is its code, ``why`` precedes the count in the message."""
+        """Add a notice on ``count`` skipped rows; ``reason`` is the code, ``why`` precedes the count in the message."""
         samples = tuple(self._decisions.skipped.examples.get(reason, ()))
         lost = (
             tr("{rows} not migrated{examples}", rows=format_count(count, "row"), examples=_examples(samples))
@@ -705,7 +715,7 @@ class _Planner:
             )
 
     def _note_failed_folder(self, item: ItemDraft) -> None:
-        """Add a notice that a folder is migrated as one failed item, without its files."""
+        """Add a notice that a folder stays one failed item, without its files."""
         later = ""
         if self._base_error == notices.MISSING_STORE and self._unreadable:
             later = tr("; a later run can recover it once the vector file can be read")
@@ -729,4 +739,5 @@ def _count_migrated(parts: list[MigratedRows]) -> tuple[int, bool]:
 
 
 def _examples(samples: tuple[str, ...]) -> str:
+    """Format example row ids for the end of a message; empty without examples."""
     return tr(" (for example {samples})", samples=join_list(samples)) if samples else ""

@@ -103,7 +103,7 @@ def _check_is_library_or_empty(target: Path) -> None:
 
 
 def _list_names(target: Path) -> list[str]:
-    """Names in the target folder that matter, sorted; empty if it does not exist."""
+    """List the names in the target folder in sorted order, without system files. Empty if it does not exist."""
     if not target.is_dir():
         return []
     try:
@@ -186,9 +186,9 @@ def existing_parent(path: Path) -> Path:
 def check_conflicts(
     target: Path, command: str, base_ids: Iterable[str], entries: dict[str, LedgerEntry], changed: set[str]
 ) -> None:
-    """Refuse to overwrite what this command did not write, or what was changed since.
+    """Refuse to overwrite bases in the target that ``command`` did not write, or that were changed since.
 
-    ``changed`` are the ids of bases that will be written again.
+    ``entries`` are the ledger entries by base id. ``changed`` are the ids of bases that will be written again.
 
     Raises:
         TargetNotOurs, TargetBaseForeign, TargetBaseChanged
@@ -209,7 +209,9 @@ def check_conflicts(
 
 
 def check_same_source(target: Path, plans: Iterable[BasePlan], entries: dict[str, LedgerEntry]) -> None:
-    """Refuse to overwrite a base of another source, recognized by having no item in common.
+    """Refuse to overwrite a base that another source wrote, recognized by having no item in common.
+
+    ``entries`` are the target's ledger entries by base id.
 
     Raises:
         TargetBaseOfAnother
@@ -224,9 +226,9 @@ def check_same_source(target: Path, plans: Iterable[BasePlan], entries: dict[str
 def check_items(
     target: Path, planned: Mapping[str, tuple[str, Iterable[str]]], entries: dict[str, LedgerEntry]
 ) -> None:
-    """Refuse an item id that another base of the target has: a catalog holds each id once.
+    """Refuse an item id that another base of the target has, because a catalog holds each id once.
 
-    ``planned`` maps each base id to the name and the item ids of the base.
+    ``planned`` maps each base id to the name and the item ids of the base. ``entries`` are ledger entries by base id.
 
     Raises:
         TargetHasItem
@@ -251,13 +253,13 @@ def check_catalog(library: TargetLibrary, ledger_record: ledger.Ledger) -> None:
 
 
 def estimate_unread_bytes(source: Located, vector_names: Iterable[str]) -> int:
-    """Estimate the bytes that a run needs before its vector files can be surveyed."""
+    """Estimate the disk space that a run needs for its vector files before they are surveyed."""
     sizes = sum(source.tree.size(name) for name in vector_names if name and source.tree.kind(name) == "file")
     return int(sizes * UNREAD_FACTOR)
 
 
 def estimate_base_bytes(plan: BasePlan) -> int:
-    """Estimate the bytes of one base's index and snapshots."""
+    """Estimate the size of one base's index and snapshots in bytes."""
     if not plan.has_index:
         return 0
     vectors = plan.units - plan.rows.without_vector
@@ -265,21 +267,24 @@ def estimate_base_bytes(plan: BasePlan) -> int:
 
 
 def estimate_index_bytes(units: int, vectors: int, vector_bytes: int, body_bytes: int) -> int:
-    """Estimate the bytes of an index from the number of units, and from the total size of its vectors and bodies."""
+    """Estimate the size of an index in bytes.
+
+    ``units`` and ``vectors`` are numbers, ``vector_bytes`` and ``body_bytes`` the total sizes of all vectors and texts.
+    """
     taken = vectors * _bytes_on_pages(vector_bytes // max(vectors, 1))
     return EMPTY_INDEX_BYTES + int(units * ROW_BYTES + taken + body_bytes * TEXT_FACTOR)
 
 
 def estimate_library_bytes(bases: int, items: int) -> int:
-    """Estimate the bytes of a library without its indexes and files."""
+    """Estimate the size of a library without its indexes and files in bytes, from its number of bases and items."""
     return LIBRARY_BYTES + bases * BASE_BYTES + items * ITEM_BYTES
 
 
 def _bytes_on_pages(length: int) -> float:
-    """Return the bytes that a vector takes in SQLite's pages (https://www.sqlite.org/fileformat2.html, "B-tree Pages").
+    """Return the disk space of a vector of ``length`` bytes in an SQLite table.
 
     A vector longer than a page continues on overflow pages. Space on a page that is too small for another vector is
-    unused.
+    unused. See https://www.sqlite.org/fileformat2.html, "B-tree Pages".
     """
     payload = length + _VECTOR_ROW
     most, least, rest = _PAGE - 35, (_PAGE - _PAGE_HEAD) * 32 // 255 - 23, _PAGE - 4
@@ -293,7 +298,7 @@ def _bytes_on_pages(length: int) -> float:
 
 
 def check_space(target: Path, needed: int) -> int:
-    """Refuse a target on a disk without enough free space; return the free space in bytes.
+    """Refuse a target whose disk has less than ``needed`` bytes free. Return the free bytes.
 
     Raises:
         NotEnoughSpace

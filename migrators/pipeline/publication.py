@@ -35,7 +35,7 @@ from regraft.stores.locate import CATALOG_FILE, INDEX_FILE, KNOWLEDGE_FOLDER, RA
 
 
 class BaseEntry(msgspec.Struct, frozen=True):
-    """The ledger entry of a migrated base: its catalog rows without items, and its part of the report."""
+    """The ledger's record of a migrated base: its catalog rows without items, and its part of the report."""
 
     position: int
     record: BaseRecord
@@ -110,7 +110,7 @@ def base_state(target: Path, base_id: str, known: BaseEntry, *, verify: bool = F
 
 
 def is_present(target: Path, base_id: str, known: BaseEntry) -> bool:
-    """Whether the index and the folder of files of a published base still exist."""
+    """Whether the index and the folder of files that an earlier run wrote for a base (``known``) still exist."""
     folder = base_folder(target, base_id)
     index_stands = known.index_mark is None or untrusted_sqlite.is_database(folder / INDEX_FILE)
     return index_stands and (not known.raw_mark or file_paths.is_folder(folder / RAW_FOLDER))
@@ -132,18 +132,18 @@ def _is_damaged(index: Path) -> bool:
 
 
 def index_mark(folder: Path) -> tuple[int, int] | None:
-    """Return size and modification time (ns) of a base's index, or None if it does not exist."""
+    """Return size and modification time (ns) of the index in a base's folder, or None if it does not exist."""
     return untrusted_sqlite.database_mark(folder / INDEX_FILE)
 
 
 def index_hash(folder: Path) -> str:
-    """Return the SHA-256 of a base's index, or "" if it does not exist."""
+    """Return the SHA-256 of the index in a base's folder, or "" if it does not exist."""
     index = folder / INDEX_FILE
     return file_hash(index) if file_paths.is_file(index) else ""
 
 
 def raw_mark(folder: Path) -> str:
-    """Hash names, sizes and modification times of the files in a base's ``raw/``; "" without ``raw/``."""
+    """Hash names, sizes and modification times of the files in ``raw/`` of a base's folder; "" without ``raw/``."""
     hasher = hashlib.blake2b(digest_size=16)
     for path in sorted(file_paths.iterate_below(folder / RAW_FOLDER), key=lambda path: path.parts):
         status = file_paths.lstat(path)
@@ -152,7 +152,7 @@ def raw_mark(folder: Path) -> str:
 
 
 def raw_hash(folder: Path) -> str:
-    """Return the SHA-256 of the names and bytes of all files in a base's ``raw/``; "" without ``raw/``."""
+    """Return the SHA-256 of the names and bytes of all files in ``raw/`` of a base's folder; "" without ``raw/``."""
     return folder_hash(folder, RAW_FOLDER)
 
 
@@ -182,7 +182,7 @@ class _OwnFields(msgspec.Struct):
 
 
 def check_base_entry(subject: str, entry: LedgerEntry) -> BaseEntry:
-    """Decode and validate the ledger entry of a base.
+    """Decode the ledger entry of the base with the id ``subject``, and validate it.
 
     Raises:
         InvalidValue, msgspec.MsgspecError: regraft did not write this entry.
@@ -210,7 +210,7 @@ def check_base_entry(subject: str, entry: LedgerEntry) -> BaseEntry:
 
 
 def check_base_entries(entries: dict[str, LedgerEntry]) -> dict[str, BaseEntry]:
-    """Decode and validate the entries of all bases in a ledger.
+    """Decode and validate the entries of all bases in a ledger, by base id. Other entries are left out.
 
     Raises:
         InvalidValue, msgspec.MsgspecError: regraft did not write one of them.
@@ -230,7 +230,7 @@ class CatalogMark(msgspec.Struct, frozen=True, array_like=True):
 
 
 def read_catalog_mark(entries: dict[str, LedgerEntry]) -> CatalogMark | None:
-    """Return the record of the catalog that regraft wrote, or None without a record.
+    """Return the ledger's record of the catalog that regraft wrote, or None if there is no record.
 
     Raises:
         InvalidValue, msgspec.MsgspecError: regraft did not write this record.
@@ -245,7 +245,7 @@ def read_catalog_mark(entries: dict[str, LedgerEntry]) -> CatalogMark | None:
 
 
 def read_items(parts: Iterator[bytes], base_id: str) -> Iterator[ItemRow]:
-    """Decode the items of a base from the parts of its entry.
+    """Decode the item rows of a base. Its ledger entry stores each item as one part.
 
     Raises:
         InvalidValue, msgspec.MsgspecError: a part is not an item of the base.
@@ -258,28 +258,29 @@ def read_items(parts: Iterator[bytes], base_id: str) -> Iterator[ItemRow]:
 
 
 def check_ledger(ledger: Ledger) -> dict[str, LedgerEntry]:
-    """Validate a whole ledger, with its open steps: its bases and items must make a valid catalog. Return its entries.
+    """Validate a whole ledger and return its entries by subject.
+
+    Its bases and items must make a valid catalog, also after the steps that a killed run left open.
 
     Raises:
-        InvalidValue, msgspec.MsgspecError: they do not. LedgerUnreadable, apsw.Error
+        InvalidValue, msgspec.MsgspecError: the ledger is not valid. LedgerUnreadable, apsw.Error
     """
     entries = ledger.entries()
     read_catalog_mark(entries)
-    standing = check_base_entries(entries)
-    rows = {base: (entry, read_items(ledger.parts(base), base)) for base, entry in standing.items()}
-    _check_catalog_rows(list(rows.values()))
+    bases = check_base_entries(entries)
     steps = [step for step in ledger.open_steps() if step.subject not in (CATALOG_SUBJECT, REPORT_SUBJECT)]
-    if steps:
-        rows = {base: (entry, read_items(ledger.parts(base), base)) for base, entry in standing.items()}
-        for step in steps:
-            parts = read_items(ledger.parts_of(step), step.subject)
-            rows[step.subject] = check_base_entry(step.subject, step.entry), parts
+    # Without the open steps and with them.
+    for added in ([], steps) if steps else ([],):
+        rows = {base: (entry, read_items(ledger.parts(base), base)) for base, entry in bases.items()}
+        for step in added:
+            items = read_items(ledger.parts_of(step), step.subject)
+            rows[step.subject] = check_base_entry(step.subject, step.entry), items
         _check_catalog_rows(list(rows.values()))
     return entries
 
 
 def _check_catalog_rows(rows: list[tuple[BaseEntry, Iterator[ItemRow]]]) -> None:
-    """Sort the bases by position and raise InvalidValue if they are not valid rows of a catalog."""
+    """Sort bases by position, in place, and raise InvalidValue if they and their items are not valid catalog rows."""
     rows.sort(key=lambda one: (one[0].position, one[0].record.base.id))
     records: Iterator[tuple[BaseRecord, Iterator[ItemRow]]] = ((entry.record, items) for entry, items in rows)
     try:
@@ -333,7 +334,7 @@ class TargetLibrary:
         return self.path / CATALOG_FILE
 
     def is_catalog_unchanged(self, ledger: Ledger) -> bool:
-        """Whether the catalog has the bytes that a run wrote. Its path and times may differ."""
+        """Whether the catalog file still has the bytes that the last run wrote. Its path and times may differ."""
         entries = ledger.entries()
         known = read_catalog_mark(entries)
         if known is None or untrusted_sqlite.find_companions(self.catalog):
@@ -351,7 +352,7 @@ class TargetLibrary:
             return _without_versions(again) == _without_versions(self.catalog)
 
     def discard_staged(self) -> None:
-        """Remove what is being built. The ledger is not changed: open steps can still be recovered."""
+        """Remove the unfinished output of this run. The ledger is not changed: open steps can still be recovered."""
         for name in (STAGING, WORK):
             durable.remove_leftovers(self.own / name)
 
@@ -371,7 +372,7 @@ class TargetLibrary:
         self.clean()
 
     def _recover_catalog(self, ledger: Ledger, step: LedgerStep) -> None:
-        """Record the catalog if it was moved into place, else drop the step."""
+        """Complete the step of a killed run that published the catalog; drop the step if no catalog was moved."""
         mark = read_catalog_mark({CATALOG_SUBJECT: step.entry})
         if mark is not None and mark.sha256:
             moved = untrusted_sqlite.is_database(self.catalog) and file_hash(self.catalog) == mark.sha256
@@ -380,7 +381,7 @@ class TargetLibrary:
         (ledger.done if moved else ledger.drop)(step)
 
     def _recover_base(self, ledger: Ledger, step: LedgerStep) -> None:
-        """Record the base if it was moved into place, else drop the step and restore the earlier base.
+        """Complete the step of a killed run that published a base, or drop the step and restore the earlier base.
 
         A move is atomic. The earlier base is moved aside first and removed after the step is recorded. So if it is
         still in place, the new one is not.
@@ -397,7 +398,10 @@ class TargetLibrary:
         ledger.drop(step)
 
     def publish_base(self, ledger: Ledger, base: BaseEntry, fingerprint: str, items: Iterable[ItemRow]) -> None:
-        """Move a staged base into place and record it. An earlier base of the same id is moved aside first."""
+        """Move a staged base into place and record it with its fingerprint and items.
+
+        An earlier base of the same id is moved aside first, and removed afterwards.
+        """
         base_id = base.record.base.id
         final, old = base_folder(self.path, base_id), self.replaced / base_id
         action = REPLACE if final.exists() else PUBLISH
@@ -416,12 +420,12 @@ class TargetLibrary:
         durable.remove_tree(old)
 
     def update_position(self, ledger: Ledger, base_id: str, position: int) -> None:
-        """Record a new position in the source's order for a base that is unchanged."""
+        """Record in the ledger that an unchanged base has a new position in the source's order."""
         moved = msgspec.structs.replace(read_entry(ledger.entries()[base_id]), position=position)
         ledger.amend(base_id, pack_entry(moved, "").detail)
 
     def catalog_is_current(self, entries: dict[str, LedgerEntry]) -> bool:
-        """Whether the catalog was written from these entries."""
+        """Whether the catalog exists and was written from these ledger entries."""
         known = entries.get(CATALOG_SUBJECT)
         return (
             known is not None
@@ -445,13 +449,13 @@ class TargetLibrary:
         ledger.done(step)
 
     def report_is_current(self, entries: dict[str, LedgerEntry]) -> bool:
-        """Whether the report was written from these entries."""
+        """Whether both report files exist and were written from these ledger entries."""
         known = entries.get(REPORT_SUBJECT)
         there = all((self.path / name).is_file() for name in (REPORT_FILE, REPORT_PAGE))
         return known is not None and known.fingerprint == catalog_fingerprint(entries) and there
 
     def publish_report(self, ledger: Ledger, document: str, page: str) -> None:
-        """Write ``report.json`` and ``report.html``."""
+        """Write the JSON ``document`` to ``report.json`` and the HTML ``page`` to ``report.html``."""
         self.make_staging()
         step = ledger.intend(REPORT_SUBJECT, PUBLISH, LedgerEntry(catalog_fingerprint(ledger.entries()), b""))
         for name, text in ((REPORT_FILE, document), (REPORT_PAGE, page)):
@@ -461,28 +465,20 @@ class TargetLibrary:
 
 def _write_catalog(path: Path, ledger: Ledger) -> None:
     """Write a catalog of all bases in the ledger, in the source's order."""
-    known = sorted(
-        check_base_entries(ledger.entries()).values(), key=lambda entry: (entry.position, entry.record.base.id)
-    )
-    write_catalog(path, ((entry.record, _items(ledger, entry)) for entry in known))
+    bases = sorted(check_base_entries(ledger.entries()).items(), key=lambda base: (base[1].position, base[0]))
+    write_catalog(path, ((entry.record, read_items(ledger.parts(base_id), base_id)) for base_id, entry in bases))
 
 
 def _without_versions(path: Path) -> bytes:
-    """Return the bytes of a catalog without SQLite's change counters and version number."""
+    """Read a catalog file without SQLite's change counters and version number, so that equal catalogs compare equal."""
     content = bytearray(path.read_bytes())
     for part in (slice(24, 28), slice(92, 100)):
         content[part] = bytes(len(content[part]))
     return bytes(content)
 
 
-def _items(ledger: Ledger, entry: BaseEntry) -> Iterator[ItemRow]:
-    """Read the item rows of a base from its ledger entry."""
-    base_id = entry.record.base.id
-    return read_items(ledger.parts(base_id), base_id)
-
-
 def catalog_fingerprint(entries: dict[str, LedgerEntry]) -> str:
-    """Hash the entries of all bases. The content of the catalog depends on nothing else."""
+    """Hash the ledger entries of all bases. The content of the catalog depends on nothing else."""
     hasher = hashlib.blake2b(digest_size=20)
     for subject, entry in sorted(entries.items()):
         if subject not in (CATALOG_SUBJECT, REPORT_SUBJECT):
@@ -492,5 +488,5 @@ def catalog_fingerprint(entries: dict[str, LedgerEntry]) -> str:
 
 
 def pack_entry(entry: BaseEntry, fingerprint: str) -> LedgerEntry:
-    """Encode the ledger entry of a base."""
+    """Encode the record of a base, with the fingerprint of its source, as a ledger entry."""
     return LedgerEntry(fingerprint, msgspec.json.encode(entry, order="deterministic"))

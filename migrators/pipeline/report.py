@@ -37,7 +37,7 @@ from regraft.text import join_command, path_argument, path_text
 
 
 class BaseOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the report that is about one base."""
+    """What happened to one base, for the report: its part of the report, new ids, and notices."""
 
     base: BaseReport
     items: dict[str, str]
@@ -46,25 +46,28 @@ class BaseOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def planned_outcome(plan: BasePlan) -> BaseOutcome:
-    """Report a base as planned. Sizes are known only once it is written."""
+    """Describe a planned base for the report. Sizes are known only once it is written."""
     return _make_outcome(plan, plan.notices, None, None)
 
 
 def migrated_outcome(done: FinishedBase) -> BaseOutcome:
-    """Report a base that was migrated."""
+    """Describe a base that was written for the report."""
     all_notices = (*done.plan.notices, *done.written.notices)
     return _make_outcome(done.plan, all_notices, done.written.tallies, done.written.index_bytes)
 
 
 def rewritten_outcome(outcome: BaseOutcome) -> BaseOutcome:
-    """Report a base that was written again because its index in the target was damaged."""
+    """Mark the outcome of a base as rewritten because its index in the target was damaged.
+
+    A failed base stays failed.
+    """
     if outcome.base.error is not None:
         return outcome
     return replace(outcome, base=structs.replace(outcome.base, outcome="rewritten"))
 
 
 def unchanged_outcome(entry: BaseEntry) -> BaseOutcome:
-    """Report a base that an earlier run wrote and that is unchanged, or failed again."""
+    """Describe a base that an earlier run wrote and that is unchanged, or that failed then and is still failed."""
     rows = entry.report.rows
     if rows.v1_deduplicated is not UNSET:
         # Earlier versions had no such rows and left out these counts.
@@ -83,7 +86,10 @@ def unchanged_outcome(entry: BaseEntry) -> BaseOutcome:
 def _make_outcome(
     plan: BasePlan, found_notices: tuple[Notice, ...], tallies: Tallies | None, index_bytes: int | None
 ) -> BaseOutcome:
-    """Describe a planned or written base for the report; ``tallies``: its index's counts, None if not written."""
+    """Describe a planned or written base for the report.
+
+    ``tallies`` and ``index_bytes`` are the counts and the size of its index, None if it is not written.
+    """
     draft = plan.draft
     statuses = Counter(item.status for item in plan.items)
     base = BaseReport(
@@ -116,7 +122,7 @@ def _make_outcome(
 
 
 def _salvage(plan: BasePlan, tally: SalvageTally) -> SalvageReport:
-    """Convert the tally of a salvage to its part of the report."""
+    """Convert the counts of a salvaged base to the report's fields."""
     return SalvageReport(
         carried=tally.is_carried,
         rows=tally.rows,
@@ -132,7 +138,7 @@ def _salvage(plan: BasePlan, tally: SalvageTally) -> SalvageReport:
 
 
 def _index(plan: BasePlan, tallies: Tallies | None, index_bytes: int | None) -> IndexReport:
-    """Describe the new index of a base for the report."""
+    """Describe the new index of a base for the report. A planned index has no counts and no size yet."""
     return IndexReport(
         path=index_path(plan.draft.id),
         materials=len(plan.materials),
@@ -160,7 +166,7 @@ def build_migration_report(run: Run, library: LibraryDraft, outcomes: Iterable[B
 
 
 def _map_new_ids(outcomes: list[BaseOutcome]) -> NewIds:
-    """Map v1 ids of bases and items to the new ids, and list the ids of files in folders."""
+    """Map v1 ids of bases and items to the new ids, and list the ids of files in folders by base."""
     items: dict[str, str] = {}
     for outcome in outcomes:
         items.update(outcome.items)
@@ -174,7 +180,11 @@ def _map_new_ids(outcomes: list[BaseOutcome]) -> NewIds:
 def build_report(
     run: Run, ordered: list[BaseOutcome], skipped: Counter[str], found_notices: Iterable[Notice]
 ) -> MigrationReport:
-    """Build the report of any command that writes bases: bases, skipped items by reason, warnings, and totals."""
+    """Build the report of any command that writes bases, with warnings and totals.
+
+    ``ordered`` are the bases in the order of the report, ``skipped`` counts skipped items by reason, and
+    ``found_notices`` concern the whole source.
+    """
     target = (run.target or Path()).absolute()
     # Equal notices are merged, and their counts added up.
     counts: dict[Notice, int] = {}
@@ -200,7 +210,10 @@ def _with_absolute_path(base: BaseReport, target: Path) -> BaseReport:
 
 
 def _make_warning(notice: Notice, base: BaseReport | None, target: Path) -> WarningReport:
-    """Convert a notice to a warning; for texts without vectors, name the command that adds them."""
+    """Convert a notice to a warning; for texts without vectors, name the command that adds them.
+
+    ``base`` is the report of the base that the notice is about, or None.
+    """
     message = notice.message
     if notice.code == notices.WITHOUT_VECTOR and base is not None:
         # Name the command that adds the vectors of texts migrated without them.
@@ -227,7 +240,7 @@ _OF_INDEX = ("materials", "units", "embeddings", "bytes")
 
 
 def sum_totals(outcomes: list[BaseOutcome]) -> Totals:
-    """Add up the numbers of all bases. Numbers that a plan cannot know give None."""
+    """Add up the numbers of all bases. If a plan cannot know the number of some base, the sum of it is missing."""
     bases: Counter[str] = Counter()
     items: Counter[str] = Counter()
     skipped: Counter[str] = Counter()

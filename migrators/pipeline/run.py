@@ -138,7 +138,7 @@ class LibraryPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_library(
     planner: BasePlanner, bases: list[tuple[int, BaseDraft]], at: Session, progress: Progress
 ) -> LibraryPlan:
-    """Plan all bases. Refuse to overwrite what this command did not write.
+    """Plan all bases, given with their positions in the source. Refuse to overwrite what this command did not write.
 
     Raises:
         TargetNotOurs, TargetBaseForeign, TargetBaseChanged, TargetHasItem, LinkInStore
@@ -154,8 +154,8 @@ def plan_library(
     preflight.check_items(at.path, items, at.entries)
     uploads = sum(job.upload_bytes for job in jobs if job.plan is not None)
     indexes = sum(map(preflight.estimate_base_bytes, plans))
-    around = preflight.estimate_library_bytes(len(plans), sum(len(plan.items) for plan in plans))
-    return LibraryPlan(jobs=jobs, bytes=indexes + around + uploads)
+    rest = preflight.estimate_library_bytes(len(plans), sum(len(plan.items) for plan in plans))
+    return LibraryPlan(jobs=jobs, bytes=indexes + rest + uploads)
 
 
 def write_planned_bases(
@@ -194,9 +194,9 @@ def write_planned_bases(
 def _with_fingerprints(
     plan: LibraryPlan, source: Located, progress: Progress, hash_jobs: ContentHashJobs | None
 ) -> Iterator[BaseJob]:
-    """Yield the planned bases with their fingerprints, before anything is written.
+    """Yield the planned bases, each with the fingerprint of its source, before anything is written.
 
-    Files of new bases that the pool has not hashed are read here, after the free space was checked.
+    Files of new bases that the pool has not hashed (``hash_jobs``) are read here, after the free space was checked.
     """
     for job in plan.jobs:
         if job.plan is not None and not job.fingerprint:
@@ -208,7 +208,10 @@ def _with_fingerprints(
 
 
 def publish_base(at: Session, done: FinishedBase) -> BaseOutcome:
-    """Move a verified base into place, and return its outcome for the report."""
+    """Move a verified base into place, and return its outcome for the report.
+
+    If the existing base turns out to be better than the new one, the new one is removed instead.
+    """
     base_id = done.work.draft.id
     staged = at.staging / base_id
     kept = done.work.entry_to_keep(done.plan)
@@ -242,7 +245,12 @@ def publish_base(at: Session, done: FinishedBase) -> BaseOutcome:
 def _prestart_pool(
     helpers: ProcessPool, source: Located, bases: list[tuple[int, BaseDraft]], at: Session
 ) -> ContentHashJobs | None:
-    """Start the process pool early for a new target and one large base, and let it hash the files of the base."""
+    """Start the process pool early if the target is new and the run has one large base.
+
+    Let it hash the files of the base.
+
+    Return these jobs, or None if the pool is not started.
+    """
     if len(bases) != 1 or at.ledger is None or at.entries or not pool.can_use_pool():
         return None
     [(_, draft)] = bases
@@ -290,7 +298,7 @@ def plan_only(pipeline: Pipeline, source: Located, options: Options, progress: P
 
 
 def _survey_summary(source: Located, job: BaseJob) -> BaseSurvey:
-    """Describe what a source has of a base: items, uploads and its vector file."""
+    """Summarize what a source has of a base: number of items and uploads, and its vector file."""
     draft, name = job.draft, vector_file_in_tree(source, job.draft)
     kind = source.tree.kind(name) if name else None
     size = 0
@@ -331,6 +339,7 @@ def write_outline(folder: Path, jobs: tuple[BaseJob, ...], at: Session, planned:
     """
 
     def write(ledger: Ledger) -> dict[str, LedgerEntry]:
+        """Write the catalog; bases without changes have their rows in the ledger."""
         write_catalog(folder / CATALOG_FILE, (_catalog_rows(job, ledger, now_ms) for job in jobs))
         return {}
 
@@ -355,20 +364,23 @@ def write_outline(folder: Path, jobs: tuple[BaseJob, ...], at: Session, planned:
 
 
 def _catalog_rows(job: BaseJob, ledger: Ledger, now_ms: int) -> tuple[BaseRecord, Iterator[ItemRow]]:
-    """Return the catalog rows of a base: planned ones, or of an unchanged base those in the ledger."""
+    """Return the catalog rows of a base and of its items.
+
+    They are the planned ones, or those in the ledger if the base is unchanged.
+    """
     if job.unchanged is None:
         return _planned_base(job, now_ms)
     return job.unchanged.record, read_items(ledger.parts(job.base_id), job.base_id)
 
 
 def _planned_base(job: BaseJob, now_ms: int) -> tuple[BaseRecord, Iterator[ItemRow]]:
-    """Return the catalog rows of a planned base."""
+    """Return the planned catalog rows of a base and of its items."""
     assert job.plan is not None
     return base_record(job.plan, now_ms), planned_rows(job.plan, {}, now_ms)
 
 
 def _longest_upload(job: BaseJob) -> str | None:
-    """The longest path of an upload below ``raw/``; of a base that is unchanged, or that has none, None."""
+    """Return the longest path of a base's uploads below ``raw/``; None if it is unchanged or has no uploads."""
     uploads = () if job.plan is None else (item.data for item in job.plan.items if item.upload is not None)
     paths = (str(data["relativePath"]) for data in uploads)
     return max(paths, key=len, default=None)

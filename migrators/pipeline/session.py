@@ -88,7 +88,7 @@ class Session(msgspec.Struct, kw_only=True):
         return self.target.staging
 
     def is_up_to_date(self, jobs: Sequence[PlannedBase]) -> bool:
-        """Whether the target is already up to date, so that there is nothing to write."""
+        """Whether the target already has all bases of the run in order, so that there is nothing to write."""
         if self.ledger is None or any(job.unchanged is None for job in jobs):
             return False
         # The unchanged bases have to be in the source's present order.
@@ -100,7 +100,7 @@ class Session(msgspec.Struct, kw_only=True):
         )
 
     def with_room(self, planned: MigrationReport, needed: int) -> MigrationReport:
-        """Add the needed and the free space to a plan, in bytes.
+        """Check the free space of the target, and add ``needed`` and free bytes to the report of a plan.
 
         Raises:
             NotEnoughSpace: the free space is not enough.
@@ -124,12 +124,12 @@ class Session(msgspec.Struct, kw_only=True):
         self.target.make_staging()
 
     def publish(self, entry: BaseEntry, fingerprint: str, items: Iterable[ItemRow]) -> None:
-        """Move a verified base into place in one step, and record it."""
+        """Move a verified base into place in one step, and record it with the fingerprint of its source."""
         self.target.publish_base(self._ledger, entry, fingerprint, items)
         self.published += 1
 
     def finish(self, report: MigrationReport) -> Migration:
-        """Write catalog and report, and end the run."""
+        """Write the catalog and this report, and end the run."""
         if not self.target.catalog_is_current(self._ledger.entries()):
             self.target.publish_catalog(self._ledger)
         self.run.end()
@@ -142,12 +142,13 @@ class Session(msgspec.Struct, kw_only=True):
         return Migration(report, wrote=True)
 
     def without_writing(self, report: MigrationReport) -> Migration:
-        """End a run that has nothing to write."""
+        """End a run that has nothing to write, with this report."""
         self.run.end()
         return Migration(structs.replace(report, head=self.run.head()), wrote=False)
 
     @property
     def _ledger(self) -> Ledger:
+        """The open ledger. Raise ValueError in a dry run."""
         if self.ledger is None:
             raise ValueError(tr("a dry run has no ledger"))
         return self.ledger
@@ -160,7 +161,7 @@ def session(target: Path, run: Run, *, unseen: int = 0) -> Iterator[Session]:
     Args:
         target: folder of the library.
         run: the run.
-        unseen: bytes that the run needs before its plan is known; 0 if none.
+        unseen: disk space in bytes that the run needs before its plan is known; 0 if none.
 
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
@@ -182,7 +183,9 @@ def session(target: Path, run: Run, *, unseen: int = 0) -> Iterator[Session]:
 
 @contextmanager
 def work_folder(unseen: int) -> Iterator[Path]:
-    """Create a temporary folder for planning, if the disk has space for the largest part of ``unseen``.
+    """Create a temporary folder for planning, and remove it afterwards.
+
+    ``unseen`` is the disk space that the run needs before its plan is known. The folder needs the largest part of it.
 
     Raises:
         NotEnoughSpace
@@ -221,20 +224,20 @@ def _open_ledger(at: Session) -> Iterator[Ledger]:
             raise
 
 
-def _open_or_create_ledger(place: TargetLibrary, stack: ExitStack) -> Ledger:
-    """Create the ledger's folder if necessary, and open the ledger."""
+def _open_or_create_ledger(library: TargetLibrary, stack: ExitStack) -> Ledger:
+    """Open the ledger of a library, and create its folder if necessary. The stack closes the ledger."""
     try:
-        durable.make_folders(place.own)
-        return stack.enter_context(ledgers.open_exclusive(place.path))
+        durable.make_folders(library.own)
+        return stack.enter_context(ledgers.open_exclusive(library.path))
     except RegraftError:
         raise
     except (OSError, apsw.Error) as error:
-        raise TargetNotWritable(path=place.path, reason=getattr(error, "strerror", None) or error) from error
+        raise TargetNotWritable(path=library.path, reason=getattr(error, "strerror", None) or error) from error
 
 
 @contextmanager
 def _clean_up_on_failure(at: Session, ledger: Ledger) -> Iterator[None]:
-    """Remove partial files and record the end of the run if it is stopped or fails."""
+    """Run the block of a run. If it fails or is stopped, remove partial files and record the end of the run."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -256,7 +259,10 @@ def _clean_up_on_failure(at: Session, ledger: Ledger) -> Iterator[None]:
 
 
 def _end_run(at: Session, ledger: Ledger, status: str) -> None:
-    """Discard staged files, recover open steps and end the run; failures are left to the next run."""
+    """Discard staged files, recover open steps and record the ``status`` of the run.
+
+    Failures are left to the next run.
+    """
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
         at.target.discard_staged()
     # If the ledger cannot be written either, the next run recovers the open steps.
@@ -267,7 +273,7 @@ def _end_run(at: Session, ledger: Ledger, status: str) -> None:
 
 
 def _count_finished(at: Session, ledger: Ledger) -> int:
-    """Count the finished bases: those that the ledger has as new, and those that were unchanged."""
+    """Count the bases of the run that are finished: those with a new ledger entry, and those that were unchanged."""
     kept = {job.base_id for job in at.jobs if job.unchanged is not None}
     with contextlib.suppress(OSError, apsw.Error):
         now = ledger.entries()

@@ -77,7 +77,10 @@ class ItemDraft(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def is_to_expand(self) -> bool:
-        """Whether this folder is replaced by its files as items. If none of them has rows, it stays one failed item."""
+        """Whether this is a folder that is replaced by its files as items.
+
+        If none of them has rows, it stays one failed item.
+        """
         return self.type == "directory" and self.status == "completed" and not self.is_listed
 
 
@@ -92,7 +95,7 @@ class ItemContent(msgspec.Struct):
 
 
 def cut_note(text: str, base: str | None = None, item: str | None = None) -> tuple[str, list[Notice]]:
-    """Cut a note to the length that v2 allows; with a notice if it was longer."""
+    """Cut the text of a note to the length that v2 allows; if it was longer, return a notice about the item too."""
     length = utf16_len(text)
     if length <= MAX_NOTE_UNITS:
         return text, []
@@ -243,7 +246,7 @@ class Hints(msgspec.Struct, frozen=True):
     notices: tuple[Notice, ...] = ()
 
     def with_earlier(self, found: FoundOnDisk) -> Hints:
-        """Add facts that an earlier run found and this one did not."""
+        """Add facts that an earlier run found on disk and this one did not. Return the result."""
         known = {(twin.loader_id, twin.item) for twin in self.twins}
         earlier = (twin for twin in found.twins if (twin.loader_id, twin.item) not in known)
         return replace(self, paths={**found.paths, **self.paths}, twins=(*self.twins, *earlier))
@@ -258,7 +261,10 @@ class Salvager(Protocol):
     def __call__(
         self, path: Path, work: Path | None, draft: BaseDraft, *, keep: bool
     ) -> AbstractContextManager[tuple[Path | None, SalvageTally]]:
-        """Write readable rows to a temporary file and count what was found; with ``keep`` False only count.
+        """Write the readable rows of a vector file to a temporary file and count what was found.
+
+        ``work`` is the folder for the file, the system's by default. With ``keep`` False, rows are only counted and
+        there is no path.
 
         Raises:
             StoreProblem: nothing in the file has the form of a vector file.
@@ -266,7 +272,7 @@ class Salvager(Protocol):
         """
 
     def doubt(self, path: Path, work: Path | None) -> str | None:
-        """Return a contradiction in a file that SQLite can read, for a person to read, or None.
+        """Describe, for a person to read, a contradiction in a file that SQLite can read; else return None.
 
         Raises:
             apsw.Error, OSError: the file cannot be read, or there is not enough space.

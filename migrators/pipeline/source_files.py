@@ -44,7 +44,7 @@ from regraft.stores.locate import INDEX_FILE, RAW_FOLDER, Located
 
 
 def upload_names(uploads: str | None, upload: Upload) -> list[str]:
-    """Return the names that an uploaded file may have in the source. ``uploads`` is the folder for uploads."""
+    """Return the paths that an uploaded file may have in the source. ``uploads`` is the source's folder for uploads."""
     folder = uploads if upload.folder is None else upload.folder
     if folder is None:
         return []
@@ -53,12 +53,18 @@ def upload_names(uploads: str | None, upload: Upload) -> list[str]:
 
 
 def find_upload(tree: Tree, uploads: str | None, upload: Upload) -> str | None:
-    """Return the name of an uploaded file in the source, or None if it does not exist."""
+    """Return the path of an uploaded file in the source, or None if it does not exist.
+
+    ``uploads`` is the source's folder for uploads, None if it has none.
+    """
     return first_existing_file(tree, upload_names(uploads, upload))
 
 
 def upload_problem(tree: Tree, uploads: str | None, upload: Upload) -> str:
-    """Explain why an uploaded file is not in the source."""
+    """Explain, for a person to read, why an uploaded file is not in the source.
+
+    ``uploads`` is its folder for uploads.
+    """
     for problem in map(tree.problem, upload_names(uploads, upload)):
         if problem:
             return tr("the uploaded file {name} was not read ({problem})", name=upload.name, problem=problem)
@@ -66,7 +72,10 @@ def upload_problem(tree: Tree, uploads: str | None, upload: Upload) -> str:
 
 
 def missing_upload_notice(path: str, problem: str, base: str, item: str | None) -> Notice:
-    """Say why an item's uploaded file is missing. ``path`` is its name in ``raw/``."""
+    """Make the notice that the file of an item is missing because of ``problem``.
+
+    ``path`` is its path below ``raw/``. ``base`` and ``item`` are v1 ids.
+    """
     message = tr("{path}: {problem}; the item can be searched but not reindexed without it", path=path, problem=problem)
     return Notice(code=notices.MISSING_UPLOAD, message=message, base=base, item=item)
 
@@ -111,7 +120,7 @@ WRITER_VERSION = 4
 
 
 def vector_file_in_tree(source: Located, draft: BaseDraft) -> str:
-    """Return the name of a base's vector file in the source's tree."""
+    """Return the path of a base's vector file in the source; empty if the source holds no vector files."""
     return "" if source.places.vectors is None else join_path(source.places.vectors, draft.vector_file)
 
 
@@ -127,22 +136,12 @@ class FileHashes(NamedTuple):
 
 
 def vector_file_names(source: Located, draft: BaseDraft) -> list[str]:
-    """Return the names of a base's vector file, and of the log and journal that may be beside it."""
+    """Return the paths of a base's vector file, and of the log and journal that may be beside it.
+
+    The file may not exist.
+    """
     vectors = vector_file_in_tree(source, draft)
     return [vectors, f"{vectors}-wal", f"{vectors}-journal"] if vectors else []
-
-
-def _hash_files(source: Located, draft: BaseDraft, unread: frozenset[str]) -> FileHashes:
-    """Read all files of a base and return their sizes and checksums."""
-    uploads = (item.upload for item in draft.items if item.upload is not None)
-    names = (find_upload(source.tree, source.places.uploads, upload) for upload in uploads)
-    return FileHashes(
-        [
-            UNREADABLE if name in unread else content_mark(source.tree, name)
-            for name in vector_file_names(source, draft)
-        ],
-        [UNREADABLE if name in unread else content_mark(source.tree, name) for name in names],
-    )
 
 
 def base_fingerprint(
@@ -161,7 +160,15 @@ def base_fingerprint(
         marks: sizes and checksums of the files if they are known.
     """
     if marks is None:
-        marks = _hash_files(source, draft, unread)
+        uploads = (item.upload for item in draft.items if item.upload is not None)
+        names = (find_upload(source.tree, source.places.uploads, upload) for upload in uploads)
+        marks = FileHashes(
+            [
+                UNREADABLE if name in unread else content_mark(source.tree, name)
+                for name in vector_file_names(source, draft)
+            ],
+            [UNREADABLE if name in unread else content_mark(source.tree, name) for name in names],
+        )
     hasher = hashlib.blake2b(digest_size=20)
     for part in (WRITER_VERSION, replace(draft, items=()), marks.vectors, marks.uploads):
         hasher.update(_encode(part) + b"\n")
@@ -171,7 +178,7 @@ def base_fingerprint(
 
 
 def _encode(part: object) -> bytes:
-    """Encode a value deterministically, for a digest."""
+    """Encode a part of a fingerprint so that equal values give equal bytes."""
     try:
         return msgspec.json.encode(part, order="deterministic")
     except UnicodeEncodeError:
@@ -188,7 +195,7 @@ _MAX_HASHED_FILES = 1 << 16
 
 
 def _folder_place(tree: Tree) -> SourceFolder | None:
-    """Describe a source to the process pool, or return None for an archive, which only one process reads."""
+    """Describe a source folder for the process pool. None for an archive, which only one process reads."""
     return SourceFolder(tree, links.are_links_followed()) if isinstance(tree, FolderTree) else None
 
 
@@ -273,7 +280,10 @@ class UploadCopies:
             self._assigned.append((job, numbers))
 
     def remaining(self) -> Iterator[tuple[int, bool]]:
-        """Yield the numbers of the items whose files this process must copy, and whether the pool tried before."""
+        """Yield the numbers of the items whose files this process must copy.
+
+        With each comes whether the pool tried before, so that a part of the file may exist.
+        """
         # This process only copies files from here on, so idle processes of the pool do so too.
         self.assign(remaining=0)
         for number, _, _ in self._files:
@@ -289,6 +299,7 @@ class UploadCopies:
             yield from ((number, True) for number, is_there in zip(numbers, is_copied, strict=True) if not is_there)
 
     def _stop_using_pool(self, problem: JobFailed) -> None:
+        """Copy the remaining uploads in this process because of a problem of the pool."""
         logger.info("uploads are copied by one process: %s", problem)
         self._pool = None
 
@@ -298,7 +309,10 @@ class UploadCopies:
 
 @contextmanager
 def hash_in_background(staging: Path, pool: ProcessPool | None) -> Iterator[Callable[[], tuple[str, str]]]:
-    """Hash the index and the files in ``raw/`` in the background. The yielded function waits for both."""
+    """Hash the files in a base's staging folder in the background.
+
+    Yield a function that waits and returns two hashes: of the index and of the files in ``raw/``.
+    """
     calls: tuple[tuple[Callable[..., str], Any], ...] = (
         (trees.file_hash, (staging / INDEX_FILE,)),
         (trees.folder_hash, (staging, RAW_FOLDER)),
@@ -328,4 +342,5 @@ def hash_in_background(staging: Path, pool: ProcessPool | None) -> Iterator[Call
 
 
 def _hash_written(staging: Path) -> tuple[str, str]:
+    """Return two hashes of a base's staging folder: of the index and of the files in ``raw/``."""
     return publication.index_hash(staging), publication.raw_hash(staging)

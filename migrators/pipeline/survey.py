@@ -81,7 +81,7 @@ class BaseJob(msgspec.Struct, frozen=True):
         return self.origin is not None and sqlite.read_file_state(self.origin) != self.origin_mark
 
     def entry_to_keep(self, plan: BasePlan) -> BaseEntry | None:
-        """Return the entry of the existing base, with a notice, if the plan would replace it with less; else None.
+        """Return the entry of the existing base, with a notice, if ``plan`` would replace it with less; else None.
 
         A failed base never replaces a completed one, nor a base without texts one with texts.
         """
@@ -112,7 +112,7 @@ def select_bases(library: LibraryDraft, options: Options) -> list[tuple[int, Bas
 
 
 class _Surveyed(msgspec.Struct, frozen=True, kw_only=True):
-    """The survey of a vector file or why it cannot be used, with its path and its state before the survey."""
+    """The rows of a vector file or why it cannot be used, with its path and its state before it was read."""
 
     found: VectorSurvey | StoreProblem
     vectors: Path | None = None
@@ -141,7 +141,10 @@ class BasePlanner:
     def plan_bases(
         self, bases: list[tuple[int, BaseDraft]], entries: dict[str, LedgerEntry], progress: Progress
     ) -> Iterator[BaseJob]:
-        """Compare each base with the ledger, and survey and plan it if it changed."""
+        """Compare each base with its ledger entry, and survey and plan it if it changed.
+
+        Bases come with their positions.
+        """
         with stage(progress, "Reading", sum(vector_file_bytes(self.source, draft) for _, draft in bases), "bytes"):
             for position, draft in bases:
                 progress.at(draft.name)
@@ -150,7 +153,7 @@ class BasePlanner:
                 progress.step(size, 0)
 
     def _plan_or_keep(self, position: int, draft: BaseDraft, entry: LedgerEntry | None) -> BaseJob:
-        """Plan a base, or keep what an earlier run (``entry``) wrote if neither source nor target has changed."""
+        """Plan a base, or keep what an earlier run wrote (``entry``) if neither source nor target has changed."""
         if entry is None:
             logger.info("base %s: no earlier run wrote it to this target", draft.id)
             # No earlier run to compare with: hashing the files waits until the free space was checked.
@@ -194,7 +197,10 @@ class BasePlanner:
     def _plan_base(
         self, position: int, draft: BaseDraft, mark: str, known: BaseEntry | None, options: Options
     ) -> BaseJob:
-        """Survey and plan a base; ``known`` is its entry from an earlier run, ``mark`` its fingerprint."""
+        """Survey and plan a base.
+
+        ``known`` is its record from an earlier run, ``mark`` the fingerprint of its source.
+        """
         surveyed = self._survey(draft, texts=options.carry_text)
         found = surveyed.found
         hints = Hints()
@@ -217,7 +223,10 @@ class BasePlanner:
         )
 
     def _survey(self, draft: BaseDraft, *, texts: bool) -> _Surveyed:
-        """Survey a base's vector file. A file that changes during the survey cannot be used."""
+        """Read the rows of a base's vector file, or say why it cannot be used; also if it changes while it is read.
+
+        With ``texts``, rows with text alone are included.
+        """
         name = vector_file_in_tree(self.source, draft)
         if not name:
             return _Surveyed(found=StoreProblem(tr("does not exist (the source holds no vector files)")))
@@ -250,7 +259,7 @@ class BasePlanner:
 
 
 def _options_changed(existing: BaseEntry, options: Options) -> bool:
-    """Whether the options ask for something that the existing base lacks, or has although it is no longer wanted.
+    """Whether the options ask for something else than the existing base has.
 
     This concerns salvaged rows, texts without vectors (these are never removed again), and restored duplicates.
     """
@@ -265,7 +274,10 @@ def _options_changed(existing: BaseEntry, options: Options) -> bool:
 
 
 def _keep_better_base(work: BaseJob, *, same: bool) -> BaseJob:
-    """Keep an existing base if the source would now only give a failed one."""
+    """Keep an existing base if the source would now only give a failed one. Return the changed job.
+
+    ``same`` tells that neither the source nor the options changed.
+    """
     if work.existing is None or work.plan is None:
         return work
     kept = work.entry_to_keep(work.plan) or (work.existing if same and work.plan.error is not None else None)
@@ -273,7 +285,10 @@ def _keep_better_base(work: BaseJob, *, same: bool) -> BaseJob:
 
 
 def _keep_if_source_damaged(existing: BaseEntry, plan: BasePlan, base: str) -> BaseEntry | None:
-    """Return the existing entry with a notice if the source is damaged now and would give fewer rows; else None."""
+    """Return the existing entry with a notice if the source is damaged now and would give fewer rows; else None.
+
+    ``base`` is the id in the source.
+    """
     tally = plan.salvage
     if tally is None or existing.record.base.status != "completed" or existing.report.rows.carried < plan.rows.carried:
         return None
@@ -285,7 +300,7 @@ def _keep_if_source_damaged(existing: BaseEntry, plan: BasePlan, base: str) -> B
 
 
 def keep_completed(existing: BaseEntry, error: str, base: str) -> BaseEntry:
-    """Return an entry with the notice that it is kept although the base would fail now.
+    """Return an entry with the notice that the base is kept although it would fail now, because of ``error``.
 
     ``base`` is the id in the source.
     """
@@ -306,7 +321,7 @@ def vector_file_bytes(source: Located, draft: BaseDraft) -> int:
 
 
 def _check_uploads(source: Located, plan: BasePlan, earlier: Path) -> tuple[int, list[Notice]]:
-    """Return the size of a base's uploads in bytes, and a notice for each missing one.
+    """Return the total size of a base's uploads in bytes, and a notice for each missing one.
 
     An upload is missing if it is neither in the source nor in the base that an earlier run wrote to ``earlier``.
     """

@@ -74,7 +74,7 @@ class FinishedBase(msgspec.Struct, frozen=True):
 def make_jobs(
     source: Located, pipeline: Pipeline, planned: list[BaseJob], target: Path, staging: Path, options: Options
 ) -> list[WriteJob]:
-    """Create a job for every planned base."""
+    """Make a job for every base that has a plan."""
     return [
         WriteJob(
             work=work,
@@ -96,7 +96,7 @@ def make_jobs(
 
 
 def choose_process_count(jobs: list[WriteJob], wanted: int | None) -> int:
-    """Return the number of processes: the user's choice, else chosen by the size of the bases."""
+    """Return the number of processes to write bases: the user's choice (``wanted``), else chosen by their size."""
     if not pool.can_start_processes():
         return 1
     # SQLite holds a large text twice in memory, so such bases are not written at the same time.
@@ -115,7 +115,9 @@ def choose_process_count(jobs: list[WriteJob], wanted: int | None) -> int:
 def write_bases(
     jobs: list[WriteJob], tree: Tree, count: int, progress: Progress, processes: ProcessPool | None = None
 ) -> Generator[FinishedBase, None, None]:
-    """Write all bases and yield each as it is finished. ``processes`` is a process pool that may help this process.
+    """Write all bases in ``count`` processes and yield each as it is finished.
+
+    ``processes`` is a process pool that may help if this process writes alone.
 
     Raises:
         apsw.Error, OSError: the target cannot be written.
@@ -130,7 +132,10 @@ def write_bases(
 
 
 def _write_base(job: WriteJob, tree: Tree, watch: ReportProgress, processes: ProcessPool | None = None) -> FinishedBase:
-    """Write a base; if its file cannot be read completely, write its readable rows."""
+    """Write a base; if its vector file cannot be read completely, write its readable rows.
+
+    ``watch`` is called with the progress. ``processes`` is a pool that may help.
+    """
     plan = job.plan
     origin = BaseSource(tree=tree, uploads=job.uploads, table=job.table, vectors=job.work.vectors, earlier=job.earlier)
     try:
@@ -154,9 +159,10 @@ def _write_readable_rows(
     failed: SourceReadFailed | BooksDoNotBalance,
     keep: ExitStack,
 ) -> tuple[BasePlan, WrittenBase]:
-    """Plan a base again whose rows could not be read as surveyed, and write that. Other bases are not affected.
+    """Plan a base again whose vector file ``failed`` while it was read, and write what is readable.
 
-    The base fails, unless the user asked for salvage and rows are left.
+    The base becomes a failed one, unless the user asked for salvage and rows are left. Return its new plan and what was
+    written. ``keep`` holds temporary files.
     """
     message = tr("cannot be read: {failed}", failed=failed)
     if isinstance(failed, BooksDoNotBalance):
@@ -176,7 +182,10 @@ def _write_readable_rows(
 
 
 def _salvage(job: WriteJob, problem: StoreProblem, keep: ExitStack) -> SalvageResult:
-    """Salvage a vector file whose damage showed only while writing. A file that changed is not salvaged."""
+    """Salvage a vector file whose damage showed only while it was read. A file that changed is not salvaged.
+
+    ``keep`` removes the temporary file with the rows when it closes.
+    """
     work = job.work
     if work.has_changed or work.origin is None or work.table is not None:
         return SalvageResult(found=problem)
@@ -193,7 +202,7 @@ def _report_changed_file(work: BaseJob) -> Iterator[None]:
     Errors of writing the target are not replaced.
 
     Raises:
-        SourceReadFailed: the file was written to.
+        SourceReadFailed: another program wrote to the file.
     """
     try:
         yield
@@ -218,7 +227,7 @@ class _ProgressSender:
         self._rows, self._size, self._last = 0.0, 0, 0.0
 
     def step(self, rows: float, size: int) -> None:
-        """Count rows and bytes; send them if the last time was long enough ago."""
+        """Add rows and bytes to the progress; send it if the last message is long enough ago."""
         self._rows += rows
         self._size += size
         if time.monotonic() - self._last >= _PROGRESS_SECONDS:
@@ -242,11 +251,12 @@ def _in_process(job: WriteJob) -> FinishedBase:
 
 
 def _in_processes(jobs: list[WriteJob], count: int, progress: Progress) -> Generator[FinishedBase, None, None]:
-    """Write bases in child processes, the largest first; yield each when it is finished."""
+    """Write bases in ``count`` child processes, the largest first; yield each when it is finished."""
     # The largest first, so that no process ends up alone with it.
     waiting = deque(sorted(jobs, key=lambda job: -job.plan.rows.carried))
 
     def show(value: tuple[str, float, int]) -> None:
+        """Show the progress that a child process sent: name of the base, rows, bytes."""
         label, rows, size = value
         progress.at(label)
         progress.step(rows, size)

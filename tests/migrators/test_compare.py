@@ -18,7 +18,7 @@ from harness import GOLDEN, Outcome, golden, run, snapshot
 from v1 import PLAIN, Library, Row, Source, base, carried, file, floats, migrate, sha, vector_of
 
 from migrators import compare
-from migrators.compare import find_first_difference, measure_recall, rank_with_ties
+from migrators.compare import RankedText, find_first_difference, measure_recall, rank_with_ties
 from regraft.formats import large_text, vector_table
 from regraft.formats.cherry_v2.index import search
 
@@ -76,10 +76,10 @@ def test_recall_is_the_share_of_the_nearest_that_are_found():
 
 def test_the_first_difference_is_named_with_both_sides():
     old, new = [("a", 0.9), ("b", 0.8)], [("a", 0.9), ("c", 0.8)]
-    sides = {"v1": {"text_hash": "b", "score": 0.8}, "v2": {"text_hash": "c", "score": 0.8}}
-    assert find_first_difference(old, new) == {"rank": 2, **sides}
-    assert find_first_difference(old, old[:1]) == {"rank": 2, "v1": sides["v1"], "v2": None}
-    assert find_first_difference([], new) == {"rank": 1, "v1": None, "v2": {"text_hash": "a", "score": 0.9}}
+    second = RankedText(text_hash="b", score=0.8)
+    assert find_first_difference(old, new) == (2, second, RankedText(text_hash="c", score=0.8))
+    assert find_first_difference(old, old[:1]) == (2, second, None)
+    assert find_first_difference([], new) == (1, None, RankedText(text_hash="a", score=0.9))
     assert find_first_difference(old, list(old)) is None
 
 

@@ -155,7 +155,7 @@ def test_any_rows_and_any_float_come_back_bit_for_bit(tmp_path_factory, rows, gr
 def test_more_rows_than_bytes_can_hold_are_refused(tmp_path):
     """Rows of nothing take no room in a file, and as long to read as any."""
     path = tmp_path / "units.parquet"
-    schema = unit_file._schema(pa, FileMetadata(1, "v2", None, []))
+    schema = unit_file.make_schema(pa, FileMetadata(1, "v2", None, []))
     nothing = [pa.nulls(200_000, field.type) for field in schema]
     pq.write_table(pa.table(nothing, schema=schema), path)
     assert path.stat().st_size < 200_000 / unit_file.ROWS_PER_BYTE

@@ -69,7 +69,7 @@ def read_chromium_state(
 
 
 def indexed_db_folder(origin: str) -> str:
-    """Return Chromium's folder name for an origin's IndexedDB: ``file__0.indexeddb.leveldb`` for ``file://``."""
+    """Return the name of Chromium's folder for an origin's IndexedDB: ``file__0.indexeddb.leveldb`` for ``file://``."""
     scheme, _, rest = origin.partition("://")
     host, _, port = rest.partition(":")
     return f"{scheme}_{host}_{port or 0}{_LEVELDB}"
@@ -99,7 +99,7 @@ class _Reader:
         self.notices_found: list[Notice] = []
 
     def choose(self, candidates: list[StoredText]) -> StoredText:
-        """Choose between the states of several origins, which are ordered by time, last written first.
+        """Choose one of the states that several origins stored. ``candidates`` are ordered by time, last written first.
 
         Origins with a database are preferred, then the application's own origin. A damaged database counts as existing.
         """
@@ -110,7 +110,10 @@ class _Reader:
         return next((stored for stored in chosen if stored.origin == APPLICATION_ORIGIN), chosen[0])
 
     def rows(self, origin: str) -> dict[str, list[Any]]:
-        """Return the tables of an origin. If it has none, use those of the only other origin that has any."""
+        """Return the rows of an origin by table.
+
+        If it has no tables, use those of the only other origin that has any.
+        """
         found = self._tables_of(self._folder_of(origin))
         if found is None:
             others = [one for one in map(self._tables_of, self._folders) if one is not None]
@@ -126,12 +129,12 @@ class _Reader:
         return found.rows or {}
 
     def _folder_of(self, origin: str) -> str | None:
-        """Return the folder of an origin's IndexedDB, or None."""
+        """Return the path of an origin's IndexedDB, or None if it has no IndexedDB."""
         wanted = indexed_db_folder(origin)
         return next((folder for folder in self._folders if folder.rpartition("/")[2] == wanted), None)
 
     def _tables_of(self, folder: str | None) -> _Tables | None:
-        """Return the tables in an IndexedDB folder, read once."""
+        """Return the tables in an IndexedDB folder; each folder is read once. None without v1's database."""
         if folder is None:
             return None
         if folder not in self._read:
@@ -139,7 +142,7 @@ class _Reader:
         return self._read[folder]
 
     def _read_tables(self, folder: str) -> _Tables | None:
-        """Read the tables of an IndexedDB folder, with notices on damage; None if it has no such database."""
+        """Read the tables of an IndexedDB folder, with notices on damage; None if it does not contain v1's database."""
         try:
             found = chromium.read_stores(self._tree, folder, DATABASE, self._tables, self._work)
         except StorageChanged as problem:
@@ -173,7 +176,7 @@ class _Reader:
 
 
 def damage_notice(count: int, folder: str) -> Notice:
-    """Make the notice that damaged parts were skipped."""
+    """Make the notice that ``count`` damaged parts in a folder were skipped."""
     message = tr(
         "skipped {damaged_places} in {folder}; the latest changes may be missing",
         damaged_places=format_count(count, "damaged place"),

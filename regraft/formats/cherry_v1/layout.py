@@ -71,16 +71,17 @@ def find_vector_file(tree: Tree, folder: str, name: str) -> str:
 
 
 def _first_folder(tree: Tree, *names: str) -> str | None:
-    """Return the first name that is a folder, or None."""
+    """Return the first of these names that is a folder in the source, or None."""
     return next((name for name in names if tree.kind(name) == "folder"), None)
 
 
 def locate_profile_state(tree: Tree, folder: str) -> StatePaths:
-    """Locate the state and ``Data/`` in a profile or a backup of version 6."""
+    """Locate the state and the folder ``Data/`` in a profile or a backup of version 6 at this path in the source."""
     # If the folder is below Chromium's user data folder, ``Data/`` may be in either of them.
     roots = [folder, folder.rpartition("/")[0]] if folder.rpartition("/")[2] == BROWSER_PROFILE else [folder]
 
     def data(name: str) -> str | None:
+        """Return the path of a folder in ``Data/``, or None if it does not exist."""
         return _first_folder(tree, *(join_path(root, f"Data/{name}") for root in roots))
 
     storage = _first_folder(tree, join_path(folder, LOCAL_STORAGE), join_path(folder, "Local Storage"))
@@ -97,10 +98,11 @@ def locate_profile_state(tree: Tree, folder: str) -> StatePaths:
 def locate_file_state(tree: Tree, folder: str, **state: str) -> StatePaths:
     """Locate the state and the data of a backup of version 1 to 5, an export, or a knowledge file.
 
-    ``state`` names the file with one of the keywords ``backup``, ``redux`` and ``knowledge``.
+    ``folder`` contains the file. ``state`` names it with one of the keywords ``backup``, ``redux`` and ``knowledge``.
     """
 
     def first_folder(*names: str) -> str | None:
+        """Return the path of the first of these names that is a folder, or None."""
         return _first_folder(tree, *(join_path(folder, name) for name in names))
 
     tables: dict[str, str] = {}
@@ -126,7 +128,7 @@ def locate_file_state(tree: Tree, folder: str, **state: str) -> StatePaths:
 
 
 def locate_vector_folders(tree: Tree, folder: str) -> Iterator[StatePaths]:
-    """Yield possible locations of vector files and uploads in a folder without a state, best first."""
+    """Yield possible locations of vector files and uploads in a folder without a state, the most likely first."""
     for vectors in (f"Data/{VECTORS_FOLDER}", VECTORS_FOLDER, ""):
         name = join_path(folder, vectors) if vectors else folder
         if tree.kind(name) == "folder":
@@ -145,6 +147,7 @@ def locate_export_state(tree: Tree, folder: str) -> StatePaths | None:
     roots = [above[0], folder] if above[2] == EXPORT_FOLDER else [folder]
 
     def data(name: str) -> str | None:
+        """Return the path of a folder of the profile or beside the slices, or None if it does not exist."""
         return _first_folder(
             tree, *(join_path(root, name_below) for root in roots for name_below in (f"Data/{name}", name))
         )
@@ -162,7 +165,7 @@ def locate_export_state(tree: Tree, folder: str) -> StatePaths | None:
 
 
 def parse_chunk_number(row_id: bytes, loader: bytes) -> int:
-    """Return n of a row id ``<loader id>_<n>``, or -1."""
+    """Return the chunk number n of a row id ``<loader id>_<n>``, or -1 if the row id has another form."""
     if not row_id.startswith(loader) or row_id[len(loader) : len(loader) + 1] != b"_":
         return -1
     digits = row_id[len(loader) + 1 :]

@@ -91,7 +91,7 @@ def _is_same_path(path: Path, other: Path) -> bool:
 
 
 def _data_paths(config: Path | None) -> Iterator[Path]:
-    """Yield the data folders that a configuration file names."""
+    """Yield the data folders that a configuration file names; nothing if it cannot be read."""
     for entry in _read_data_paths(config):
         yield from _absolute(entry.get("dataPath") if isinstance(entry, dict) else entry)
 
@@ -108,7 +108,7 @@ def _read_data_paths(config: Path | None) -> list[Any]:
 
 
 def _absolute(value: object) -> Iterator[Path]:
-    """Yield a value if it is an absolute path."""
+    """Yield the value of a setting as a path if it is an absolute one."""
     if isinstance(value, str) and "\0" not in value and Path(value).is_absolute():
         yield Path(value)
 
@@ -152,7 +152,10 @@ def _recently_written(profile: Path) -> bool:
 
 
 def _check_singleton_lock(folder: Path) -> str | None:
-    """Say which process or computer holds Chromium's lock on the profile; None if none does."""
+    """Describe, for a person, which process or computer holds Chromium's lock on a profile folder.
+
+    None if none does.
+    """
     try:
         host, _, pid = str((folder / SINGLETON_LOCK).readlink()).rpartition("-")
         made = (folder / SINGLETON_LOCK).lstat().st_mtime
@@ -176,7 +179,7 @@ def _check_singleton_lock(folder: Path) -> str | None:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a process exists."""
+    """Whether a process with this id exists."""
     if os.name == "nt":
         return False  # Windows has no such links
     try:
@@ -188,8 +191,8 @@ def _is_running(pid: int) -> bool:
     return True
 
 
-def _started_after(pid: int, made: float) -> bool:
-    """Whether a process started after a lock was created, so that it only reuses the process id of the lock's owner.
+def _started_after(pid: int, lock_time: float) -> bool:
+    """Whether a process started after the time of a lock (``made``), so that it only has the id of the lock's owner.
 
     False if the system does not tell when the process started.
     """
@@ -199,11 +202,11 @@ def _started_after(pid: int, made: float) -> bool:
     except (OSError, ValueError, IndexError, StopIteration):
         return False
     # Both clocks have a resolution of one second.
-    return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK") > made + 2
+    return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK") > lock_time + 2
 
 
 def _check_leveldb_locks(profile: Path) -> str | None:
-    """Say which LevelDB folder is locked, and by which process if known; None if none is."""
+    """Describe, for a person, which LevelDB folder of a profile is locked and by which process; None if none is."""
     for folder in _leveldb_folders(profile):
         lock = folder / "LOCK"
         if not lock.is_file():
@@ -221,7 +224,7 @@ def _check_leveldb_locks(profile: Path) -> str | None:
 
 
 def _find_lock_holder(lock: Path) -> str | None:
-    """Return the process that holds a lock on a file, or None.
+    """Describe, for a person, the process that holds a lock on a file; None if no process does.
 
     Raises:
         OSError: the lock cannot be queried.

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from enum import Enum, auto
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -113,18 +114,18 @@ class FoundChunk(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> bytes:
-        """Hash over all values."""
+        """Hash over all values of the row."""
         values = (self.row_id, self.loader, self.source, self.text, self.vector, self.metadata)
         return hash_bytes(b"".join(b"-" if one is None else b"%d:%s" % (len(one), one) for one in values))
 
 
 def hash_bytes(raw: bytes) -> bytes:
-    """Compute a short hash for comparing texts."""
+    """Compute a short hash, for comparing texts and rows."""
     return blake2b(raw, digest_size=_HASH_BYTES).digest()
 
 
 def examine_row(row: FoundRow, known: Collection[bytes]) -> FoundChunk:
-    """Determine what a row proves on its own.
+    """Decode a row that was found in a damaged file, and determine what it proves on its own.
 
     Args:
         row: a row of the table whose overflow chain is complete.
@@ -133,14 +134,14 @@ def examine_row(row: FoundRow, known: Collection[bytes]) -> FoundChunk:
     row_id, text, loader, source, vector, metadata = (
         bytes(value) if isinstance(value, bytes) else None for value in row.values
     )
-    complaint = _names_itself(metadata, row_id, loader, source)
+    naming = _compare_metadata(metadata, row_id, loader, source)
     reason = None
-    if complaint is None or not _has_valid_ids(row_id, loader, source, known):
+    if naming is MetadataNaming.ANOTHER_ROW or not _has_valid_ids(row_id, loader, source, known):
         reason = notices.ROW_UNPROVEN
     measures = measure_vector(vector) or NO_MEASURES
     # Vectors of zeros are written by models and left behind by damage: only intact metadata behind them distinguish the
     # two.
-    if measures is NO_MEASURES or (not measures.norm and not complaint):
+    if measures is NO_MEASURES or (not measures.norm and naming is not MetadataNaming.THIS_ROW):
         reason = reason or notices.VECTOR_UNPROVEN
     return FoundChunk(
         row_id=row_id,
@@ -151,13 +152,16 @@ def examine_row(row: FoundRow, known: Collection[bytes]) -> FoundChunk:
         metadata=metadata,
         reason=reason,
         needs_key=not _is_text(text),
-        is_named=bool(complaint),
+        is_named=naming is MetadataNaming.THIS_ROW,
         measures=measures,
     )
 
 
 def _has_valid_ids(row_id: bytes | None, loader: bytes | None, source: bytes | None, known: Collection[bytes]) -> bool:
-    """Whether id, loader id and source have the form that v1 writes."""
+    """Whether the id, loader id and source of a row have the form that v1 writes.
+
+    ``known`` are loader ids of the state.
+    """
     if row_id is None or loader is None or source is None or not is_plain(source):
         return False
     found = _ROW_ID.fullmatch(row_id)
@@ -189,28 +193,39 @@ def _is_text(raw: bytes | None) -> bool:
     return not any(one[period:] == one[:-period] for one in windows for period in range(1, _MAX_PERIOD + 1))
 
 
-def _names_itself(
+class MetadataNaming(Enum):
+    """Which row the metadata in a row name by its id."""
+
+    THIS_ROW = auto()
+    #: Also of metadata that are damaged.
+    ANOTHER_ROW = auto()
+    NO_ROW = auto()
+
+
+def _compare_metadata(
     metadata: bytes | None, row_id: bytes | None, loader: bytes | None, source: bytes | None
-) -> bool | None:
-    """Whether the metadata name the row: None if they name another row or are not a JSON object."""
+) -> MetadataNaming:
+    """Compare the JSON metadata of a row with its id, loader id and source."""
     if metadata is None:
-        return False
+        return MetadataNaming.NO_ROW
     if b"\0" in metadata:
-        return None
+        return MetadataNaming.ANOTHER_ROW
     try:
         found: Any = json_text.loads(metadata)
     except json_text.JsonProblem:
-        return None
+        return MetadataNaming.ANOTHER_ROW
     if not isinstance(found, dict):
-        return None
+        return MetadataNaming.ANOTHER_ROW
     for key, value in (("id", row_id), ("uniqueLoaderId", loader), ("source", source)):
         stated, stored = found.get(key), None if value is None else decode_utf8(value)
-        if isinstance(stated, str) and stated != stored:
-            # Half a surrogate pair in the metadata is U+FFFD in the column.
-            whole = stated.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            if whole != stored:
-                return None
-    return isinstance(found.get("id"), str)
+        if isinstance(stated, str) and _as_column_text(stated) != stored:
+            return MetadataNaming.ANOTHER_ROW
+    return MetadataNaming.THIS_ROW if isinstance(found.get("id"), str) else MetadataNaming.NO_ROW
+
+
+def _as_column_text(text: str) -> str:
+    """Return a text of the metadata as a column stores it: half a surrogate pair is U+FFFD there."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 # Load all rows and keys that are found into a temporary database.
@@ -247,7 +262,7 @@ class IndexCoverage:
 
 
 def load_rows(db: apsw.Connection, reading: Reading, known: Collection[bytes], *, keep: bool) -> IndexCoverage:
-    """Load everything that a reading finds into the tables of a new database.
+    """Store all rows and index keys that a reading finds in tables of a new database.
 
     Args:
         db: the database.
@@ -285,7 +300,7 @@ def load_rows(db: apsw.Connection, reading: Reading, known: Collection[bytes], *
 
 
 class _RowMaker:
-    """Makes the rows to insert. Single use."""
+    """Converts rows and index keys of a damaged file to rows of the work tables. Single use."""
 
     def __init__(self, reading: Reading, known: Collection[bytes], *, keep: bool) -> None:
         self._reading, self._known, self._keep = reading, known, keep
@@ -294,14 +309,14 @@ class _RowMaker:
         self._disorder: dict[str, int] = {}
 
     def row(self, row: FoundRow) -> tuple[Any, ...]:
-        """Convert a found row to a row of the work table, with its digest and the reason if it is unusable."""
+        """Convert a found row to the columns of the table ``found``, with the reason if it is unusable."""
         claim = examine_row(row, self._known)
         reason = claim.reason
         if row.flaw is OverflowFlaw.BROKEN or (row.flaw is not None and not claim.is_named):
             reason = notices.ROW_BROKEN
         text_hash = None if claim.text is None else hash_bytes(claim.text)
         length = None if claim.vector is None else len(claim.vector)
-        held = self._kept_columns(claim)
+        contents = (claim.source, claim.text, claim.vector, claim.metadata) if self._keep else (None,) * 4
         digest = hash_bytes(b"%d " % row.rowid + claim.digest)
         about = (
             digest,
@@ -313,16 +328,10 @@ class _RowMaker:
             claim.is_named,
             reason,
         )
-        return STRENGTH[row.origin], row.page, row.rowid, *held, *about
-
-    def _kept_columns(self, claim: FoundChunk) -> tuple[bytes | None, ...]:
-        """Return the columns of a row that are kept: all of them, or only the ids."""
-        if self._keep:
-            return claim.row_id, claim.loader, claim.source, claim.text, claim.vector, claim.metadata
-        return claim.row_id, claim.loader, None, None, None, None
+        return STRENGTH[row.origin], row.page, row.rowid, claim.row_id, claim.loader, *contents, *about
 
     def key(self, row: FoundRow) -> tuple[Any, ...]:
-        """Convert a found index entry to a row of the work table."""
+        """Convert a found index entry to the columns of the table ``key``."""
         key = row.values[0]
         raw = bytes(key) if isinstance(key, TextBytes) else b""
         kind = IDS if is_row_id(key) else TEXTS
@@ -361,7 +370,7 @@ _DISTRUSTED = 9
 def decide_rows(
     db: apsw.Connection, keys: IndexCoverage, stated_bytes: int | None, *, unique_texts: bool
 ) -> dict[str, int]:
-    """Give every unverified row a reason, and delete rows that the table no longer contained.
+    """Decide which rows are verified: give every other row a reason, and delete rows that the table no longer had.
 
     Args:
         db: database filled by :func:`load_rows`.
@@ -370,7 +379,7 @@ def decide_rows(
         unique_texts: the table had a unique index on texts.
 
     Returns:
-        Number of ``copies`` and ``deleted`` rows.
+        The numbers of ``copies`` and ``deleted`` rows, by these names.
     """
     decisions = _RowDecisions(db, keys)
     copies = decisions.count_changes("DELETE FROM found WHERE seq NOT IN (SELECT min(seq) FROM found GROUP BY digest)")
@@ -391,35 +400,34 @@ def decide_rows(
 
 
 class _RowDecisions:
-    """Applies the rules step by step. Single use."""
+    """Applies the rules to the rows in the database, step by step. Single use."""
 
     def __init__(self, db: apsw.Connection, keys: IndexCoverage) -> None:
         self._db = db
         self._keys = keys
 
     def count_changes(self, statement: str, *values: Any) -> int:
-        """Run a statement and return the number of changed rows."""
+        """Run an SQL statement and return the number of changed rows."""
         before = self._db.total_changes()
         self._db.execute(statement, values)
         return self._db.total_changes() - before
 
-    def _value(self, query: str, *values: Any) -> Any:
-        return self._db.execute(query, values).get
-
     def _refuse(self, reason: str, condition: str, *values: Any) -> None:
-        """Record a reason for all rows that have none yet and meet a condition."""
+        """Record a reason for the rows that meet an SQL condition and have no reason yet."""
         self._db.execute(f"UPDATE found SET reason = ? WHERE reason IS NULL AND ({condition})", (reason, *values))
 
-    # --- vectors
-    # -------------------------------------------------------------------------------------------------------
+    # --- vectors -----------------------------------------------------------------------------------------------------
 
     def check_vectors(self, stated_bytes: int | None) -> None:
-        """Refuse vectors that differ from the others of the base in length, norm or number of repeated values."""
-        length = self._value(
+        """Refuse vectors that differ from the others of the base in length, norm or number of repeated values.
+
+        ``stated_bytes`` is their length according to v1's state, None if unknown.
+        """
+        length = self._db.execute(
             "SELECT vector_bytes FROM found WHERE reason IS NULL GROUP BY 1"
             " ORDER BY count(*) DESC, vector_bytes = ? DESC, min(strength), min(seq) LIMIT 1",
-            stated_bytes,
-        )
+            (stated_bytes,),
+        ).get
         self._refuse(notices.VECTOR_UNPROVEN, "vector_bytes <> ?", length)
         usual = compute_typical_range(self._db, "found", "reason IS NULL")
         self._refuse(
@@ -454,7 +462,7 @@ class _RowDecisions:
         self._db.execute("DROP TABLE held")
 
     def compare_with_keys(self) -> None:
-        """Record which rows the indexes confirm, and refuse rows that they contradict.
+        """Record which rows the index keys confirm, and refuse rows that they contradict.
 
         If the metadata name the row's id and the index contains its text, the id is trusted.
         """
@@ -473,7 +481,9 @@ class _RowDecisions:
             )
 
     def remove_weaker_readings(self) -> int:
-        """Delete rows that a more reliable origin also has, unless an index confirms them.
+        """Delete rows that were also found at a more reliable place, unless an index confirms them.
+
+        Return their number.
 
         Also refuse rows that the tree reaches although both indexes show that they do not belong to the table.
         """
@@ -485,7 +495,10 @@ class _RowDecisions:
         )
 
     def remove_deleted(self) -> int:
-        """Delete rows that were deleted before the damage, as an intact part of the tree or an index shows."""
+        """Delete rows that had been deleted before the damage, as an intact part of the tree or an index shows.
+
+        Return their number.
+        """
         of_ids, of_texts = self._absences()
         by_tree = (
             "EXISTS (SELECT 1 FROM covered c WHERE found.number BETWEEN c.low AND c.high) AND NOT EXISTS"
@@ -506,7 +519,7 @@ class _RowDecisions:
         ]
 
     def _covers(self, kind: int) -> str:
-        """Build the SQL condition that no part of an index is missing where the key of the row would be."""
+        """Build the SQL condition that a kind of index (1: ids, 2: texts) has no gap at the key of the row."""
         if kind in self._keys.whole:
             return "1"
         if kind == TEXTS or self._keys.last_run < 0:
@@ -521,7 +534,10 @@ class _RowDecisions:
         self._refuse(notices.ROW_UNPROVEN, f"needs_key AND NOT confirmed & {TEXTS}")
 
     def refuse_conflicts(self, column: str) -> None:
-        """Refuse rows with equal ``column`` and different bytes: the less reliable one, or both in a tie."""
+        """Refuse rows with an equal value in ``column`` and different bytes.
+
+        The less reliable one is refused, or both if they are equally reliable.
+        """
         self._refuse(
             notices.ROW_CONTRADICTED,
             f"""seq IN (SELECT seq FROM (
@@ -603,7 +619,7 @@ def salvage_file(
 
 
 def _add_lost_rows(db: apsw.Connection) -> None:
-    """Add a row for each index key without one, and take the ids of unverified rows from the index."""
+    """Add a row, marked as lost, for each index key without one. Take the ids of unverified rows from the index."""
     db.execute(
         """INSERT INTO found (strength, number, reason)
            SELECT 0, number, ? FROM key
@@ -619,7 +635,10 @@ def _add_lost_rows(db: apsw.Connection) -> None:
 
 
 def _count_results(db: apsw.Connection, reading: Reading, *, deleted: int, is_exact: bool) -> SalvageTally:
-    """Count found, refused and lost rows; ``is_exact``: the index names every row, so none is estimated."""
+    """Count found, refused and lost rows.
+
+    ``deleted`` rows are counted already. With ``is_exact``, the index names every row, so none is estimated.
+    """
     refused: Counter[str] = Counter()
     weaker: Counter[str] = Counter()
     rows = 0
@@ -654,7 +673,10 @@ _LOADER_SQL = "substr(rtrim(CAST(id AS TEXT), '0123456789'), 1, length(rtrim(CAS
 
 
 def _write_table(db: apsw.Connection) -> None:
-    """Write the rows ordered by row id; unverified rows only with the columns that identify them."""
+    """Write the table of the salvaged rows, ordered by row id.
+
+    Unverified rows only get the columns that identify them.
+    """
     db.execute(
         "CREATE TABLE vectors (id TEXT, pageContent TEXT, uniqueLoaderId TEXT, source TEXT, vector BLOB,"
         " metadata TEXT, reason TEXT)"
@@ -725,7 +747,7 @@ def _find_complaint(db: apsw.Connection) -> str | None:
 
 
 class _MeasuredRows:
-    """Metadata and vector measures of all rows of a file."""
+    """Compares the rows of a file with each other, by their metadata and by measures of their vectors."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._scratch = db
@@ -734,21 +756,21 @@ class _MeasuredRows:
         self._count = self._named = self._misnamed = 0
 
     def read(self, db: apsw.Connection) -> None:
-        """Measure every row of a file."""
+        """Measure every row of a file that SQLite can read."""
         with sqlite.transaction(self._scratch):
             self._scratch.executemany("INSERT INTO measured VALUES (?, ?, ?, ?)", self._measure_rows(db))
 
     def _measure_rows(self, db: apsw.Connection) -> Iterator[tuple[int, float, int, bool]]:
-        """Yield length, norm, repeats, and whether the row's id matches its metadata, of each finite vector."""
+        """Yield length, norm and repeats of each finite vector, and whether the metadata of its row name the row."""
         for row_id, vector, metadata in _read_rows(db):
-            is_named = None if metadata is None else _name_row(metadata, row_id)
+            naming = MetadataNaming.NO_ROW if metadata is None else _find_named_row(metadata, row_id)
             self._count += 1
-            self._named += is_named is True
-            self._misnamed += is_named is False
+            self._named += naming is MetadataNaming.THIS_ROW
+            self._misnamed += naming is MetadataNaming.ANOTHER_ROW
             measures = measure_vector(vector)
             # The survey reports values that are not vectors and vectors that are not finite.
             if vector is not None and measures is not None:
-                yield len(vector), measures.norm, measures.repeats, is_named is True
+                yield len(vector), measures.norm, measures.repeats, naming is MetadataNaming.THIS_ROW
 
     def contradiction(self) -> str | None:
         """Describe a deviation that few rows show and most do not, or return None."""
@@ -794,7 +816,7 @@ class _MeasuredRows:
 
 
 def _read_rows(db: apsw.Connection) -> Iterator[tuple[str | None, bytes | None, str | None]]:
-    """Yield id, vector and metadata of every row."""
+    """Yield id, vector and metadata of every row of a vector file."""
     columns = {str(row[1]) for row in db.execute(f"PRAGMA table_info('{VECTOR_TABLE.name}')")}
     texts = (
         f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) END" if name in columns else "NULL"
@@ -809,14 +831,13 @@ def _read_rows(db: apsw.Connection) -> Iterator[tuple[str | None, bytes | None, 
         yield text(row_id), vector, text(metadata)
 
 
-def _name_row(metadata: str, row_id: str | None) -> bool | None:
-    """Whether metadata name a row; None if they name none."""
+def _find_named_row(metadata: str, row_id: str | None) -> MetadataNaming:
+    """Compare the id in the JSON metadata of a row with the id of the row."""
     try:
         found: Any = json_text.loads(metadata)
     except json_text.JsonProblem:
-        return False
-    complaint = found.get("id") if isinstance(found, dict) else metadata
-    if not isinstance(complaint, str):
-        return None
-    # Half a surrogate pair in the metadata is U+FFFD in the column.
-    return complaint.encode("utf-16", "surrogatepass").decode("utf-16", "replace") == row_id
+        return MetadataNaming.ANOTHER_ROW
+    named = found.get("id") if isinstance(found, dict) else metadata
+    if not isinstance(named, str):
+        return MetadataNaming.NO_ROW
+    return MetadataNaming.THIS_ROW if _as_column_text(named) == row_id else MetadataNaming.ANOTHER_ROW

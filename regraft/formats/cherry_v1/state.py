@@ -70,12 +70,15 @@ class DexieTable(Mapping[str, dict[str, Any]]):
         self.damaged: list[int] = []
 
     def add(self, raws: Iterable[msgspec.Raw]) -> None:
-        """Add rows as JSON text. Rows that are not objects or have no id are skipped."""
+        """Add rows given as JSON text. Rows that are not objects or have no id are skipped."""
         rows = (self._parse_row(number, raw) for number, raw in enumerate(raws, 1))
         self._put(row for row in rows if row is not None)
 
     def _parse_row(self, number: int, raw: msgspec.Raw) -> tuple[str, bytes] | None:
-        """Return the id and the JSON of a row; None if it is not of the table's type, or is damaged (recorded)."""
+        """Return the id and the JSON of a row; None if it is not of the table's type or is damaged.
+
+        The number of a damaged row is recorded.
+        """
         try:
             row: Any = msgspec.json.decode(raw, type=self._type)
         except msgspec.ValidationError:
@@ -86,14 +89,14 @@ class DexieTable(Mapping[str, dict[str, Any]]):
         return (row.id, bytes(raw)) if isinstance(row.id, str) else None
 
     def add_values(self, values: Iterable[Any]) -> None:
-        """Add rows that are Python values whose texts can be encoded."""
+        """Add rows given as Python values. Those that are not dictionaries or have no id are skipped."""
         names = [field.encode_name for field in msgspec.structs.fields(self._type)]
         objects = (value for value in values if isinstance(value, dict) and isinstance(value.get("id"), str))
         rows = ({name: _json_value(value.get(name)) for name in names} for value in objects)
         self._put((row["id"], msgspec.json.encode(row)) for row in rows)
 
     def _put(self, rows: Iterable[tuple[str, bytes]]) -> None:
-        """Insert rows; later ones replace earlier ones with the same id."""
+        """Insert rows given by id and JSON; later ones replace earlier ones with the same id."""
         self._db.execute("BEGIN")
         self._db.executemany("INSERT OR REPLACE INTO row VALUES (?, ?)", rows)
         self._db.execute("COMMIT")
@@ -114,7 +117,7 @@ class DexieTable(Mapping[str, dict[str, Any]]):
 
 
 def _json_value(value: Any) -> Any:
-    """Convert a field to its JSON value; None if JSON cannot represent it."""
+    """Convert the value of a field to one that JSON can represent, else to None."""
     if isinstance(value, str):
         return replace_surrogates(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -150,7 +153,7 @@ class LazyItems(Sequence[Any]):
 
 
 def _parse_item(raw: msgspec.Raw) -> Any:
-    """Decode an item; None if it is not valid JSON."""
+    """Decode the JSON of an item; None if it is not valid."""
     try:
         return json_text.decode_any(raw)
     except json_text.JsonProblem:
@@ -158,9 +161,9 @@ def _parse_item(raw: msgspec.Raw) -> Any:
 
 
 def read_bases(text: bytearray) -> Any:
-    """Read the ``bases`` of a ``knowledge`` slice, of any shape. The items of each base are parsed lazily.
+    """Read the list of bases from the JSON of a ``knowledge`` slice, of any shape. None if there are no bases.
 
-    ``text`` is the slice or its bases alone; it must not change while items are in use. None if there are no bases.
+    ``text`` is the slice or its bases alone. The items of each base are parsed on access, so it must not change.
 
     Raises:
         JsonProblem: the text is not valid JSON.
@@ -177,7 +180,7 @@ def read_bases(text: bytearray) -> Any:
 
 
 def _parse_base(raw: msgspec.Raw) -> Any:
-    """Decode a base, but not yet the items in it."""
+    """Decode the JSON of a base, but not yet the items in it."""
     try:
         parts = json_text.decode_raw(raw, dict[str, msgspec.Raw])
     except json_text.JsonProblem:
@@ -288,7 +291,7 @@ def _read_intact_state(tree: Tree, paths: StatePaths) -> V1State:
 
 
 def read_slice(tree: Tree, paths: StatePaths, name: str) -> Any:
-    """Read one slice of the Redux state, of any shape; None if it is missing.
+    """Read the slice of the Redux state with this name, of any shape; None if it is missing.
 
     Raises:
         SourceUnreadable, BrokenJson: the state is damaged.
@@ -335,7 +338,10 @@ def _read_backup(
     table_notices: list[Notice] | None,
     wanted: tuple[str, ...] = SLICES,
 ) -> tuple[_Slices, _Tables]:
-    """Read a ``data.json``; without ``table_notices`` its tables are skipped."""
+    """Read the ``wanted`` slices and the tables of a ``data.json``. Without ``table_notices`` its tables are skipped.
+
+    Notices on problems are added to the two lists.
+    """
     text = read_file(tree, name)
     if json_text.is_list(text):
         raise BrokenJson(path=tree.path, where=name, reason=tr("it is a list, not an object"))
@@ -372,7 +378,10 @@ def _read_backup(
 def _tables_of_backup(
     name: str, raw: msgspec.Raw | None, state_notices: list[Notice], table_notices: list[Notice]
 ) -> _Tables:
-    """Read the tables in the `indexedDB` part of a backup."""
+    """Read the tables in ``raw``, the ``indexedDB`` part of the backup ``name``.
+
+    A notice is added to ``state_notices`` if no table can be read, to ``table_notices`` if one is damaged.
+    """
     try:
         found = {} if raw is None or json_text.is_null(raw) else json_text.read_fields(raw, TABLES)
     except json_text.JsonProblem as problem:
@@ -393,6 +402,7 @@ def _read_chromium(
     state_notices: list[Notice],
     wanted: tuple[str, ...] = SLICES,
 ) -> tuple[_Slices, _Tables]:
+    """Read the ``wanted`` slices and the tables in Chromium's storage, at two paths in the source."""
     from regraft.formats.cherry_v1.chromium_state import read_chromium_state  # noqa: PLC0415 - as slow to import as everything else
 
     with scratch.temporary_folder() as work:
@@ -412,7 +422,7 @@ def _read_chromium(
 
 
 def _read_export(tree: Tree, paths: StatePaths, wanted: tuple[str, ...] = SLICES) -> _Slices:
-    """Return the slices of an export folder or file as JSON text."""
+    """Return the ``wanted`` slices of an export folder or file as JSON text."""
     if paths.knowledge is not None:
         return {"knowledge": read_file(tree, paths.knowledge)} if "knowledge" in wanted else {}
     if paths.slices is not None:
@@ -426,13 +436,16 @@ def _read_export(tree: Tree, paths: StatePaths, wanted: tuple[str, ...] = SLICES
 
 
 def _has(values: dict[str, msgspec.Raw], name: str) -> bool:
-    """Whether a value exists and is not null."""
+    """Whether the fields of an object have a value for this name that is not null."""
     return name in values and not json_text.is_null(values[name])
 
 
 @contextmanager
 def raise_broken_json(path: Path, where: str) -> Iterator[None]:
-    """Convert a :class:`json_text.JsonProblem` into a :class:`BrokenJson` that says where it was found."""
+    """Convert a :class:`json_text.JsonProblem` in the block into a :class:`BrokenJson`.
+
+    ``path`` is the source; ``where`` says for a person which part of it is broken.
+    """
     try:
         yield
     except json_text.JsonProblem as problem:
@@ -440,7 +453,7 @@ def raise_broken_json(path: Path, where: str) -> Iterator[None]:
 
 
 def _read_slice_value(tree: Tree, name: str, raw: msgspec.Raw | bytearray) -> Any:
-    """Parse a slice of the application's state."""
+    """Parse the JSON of the slice with this name."""
     with raise_broken_json(tree.path, tr("the `{name}` state", name=name)):
         return json_text.decode(_slice_text(raw), object)
 
@@ -453,7 +466,7 @@ def _slice_text(raw: msgspec.Raw | bytearray) -> bytearray:
 
 
 def _read_knowledge(tree: Tree, slices: _Slices, state_notices: list[Notice]) -> list[Any]:
-    """Read the bases from the ``knowledge`` slice, with a notice if there is none."""
+    """Read the bases from the ``knowledge`` slice, with a notice if the slice is missing."""
     bases: Any = None
     is_there = "knowledge" in slices
     if is_there:
@@ -469,7 +482,10 @@ def _read_knowledge(tree: Tree, slices: _Slices, state_notices: list[Notice]) ->
 
 
 def _read_table(name: str, load: Callable[[], bytearray], state_notices: list[Notice]) -> Mapping[str, dict[str, Any]]:
-    """Read a Dexie table. Rows without an id are skipped; damaged rows cause a notice."""
+    """Read the Dexie table with this name; ``load`` returns its JSON.
+
+    Rows without an id are skipped; damaged rows cause a notice in ``state_notices``.
+    """
     try:
         text = load()
         raws = json_text.decode(
@@ -498,7 +514,10 @@ def _read_table(name: str, load: Callable[[], bytearray], state_notices: list[No
 
 
 def _data_notices(tree: Tree, paths: StatePaths, bases: list[Any], pending: frozenset[str]) -> Iterator[Notice]:
-    """Report a missing ``Data/``, vector files without a base, and folders of an older layout."""
+    """Report a missing ``Data/``, vector files without a base, and folders of an older layout.
+
+    ``pending`` are the ids of bases that v1 was about to delete.
+    """
     vectors = [] if paths.vectors is None else tree.children(paths.vectors)
     uploads = [] if paths.uploads is None else tree.children(paths.uploads)
     has_data = bool(uploads) or any(name != PENDING_DELETE_FILE for name in vectors)
@@ -525,7 +544,7 @@ def _data_notices(tree: Tree, paths: StatePaths, bases: list[Any], pending: froz
 
 
 def _older_folder_notices(tree: Tree, folder: str, names: Iterable[str]) -> Iterator[Notice]:
-    """Yield a notice on folders of a layout older than v1's, which are not read."""
+    """Report those of a folder's members that are folders of a layout older than v1's, which are not read."""
     members = {name: join_path(folder, name) for name in names}
     # A folder of v2 contains `.cherry` or `raw`.
     older = [
@@ -544,12 +563,13 @@ def _older_folder_notices(tree: Tree, folder: str, names: Iterable[str]) -> Iter
 
 
 def _shorten_list(names: list[str]) -> str:
+    """Join the first names for a message; an ellipsis shows that there are more."""
     more = "…" if len(names) > _MAX_NAMES else ""
     return f"{', '.join(names[:_MAX_NAMES])}{more}"
 
 
 def list_vector_files(tree: Tree, paths: StatePaths) -> set[str]:
-    """List the files in the folder of vector files that start like a SQLite database."""
+    """List the names in the source's folder of vector files that start like a SQLite database."""
     if paths.vectors is None:
         return set()
     names = tree.children(paths.vectors) if paths.vector_file is None else [paths.vector_file]
@@ -567,12 +587,12 @@ def list_expected_names(bases: list[Any], pending: frozenset[str] = frozenset())
 
 
 def _is_vector_file(tree: Tree, name: str) -> bool:
-    """Whether a file starts like a SQLite database."""
+    """Whether a file of the source starts like a SQLite database."""
     return _read_start(tree, name, len(untrusted_sqlite.MAGIC)) == untrusted_sqlite.MAGIC
 
 
 def _read_start(tree: Tree, name: str, size: int) -> bytes:
-    """Read the first bytes of a file; empty if it cannot be read."""
+    """Read the first bytes of a file of the source; empty if it cannot be read."""
     if tree.kind(name) != "file":
         return b""
     try:
@@ -583,7 +603,7 @@ def _read_start(tree: Tree, name: str, size: int) -> bytes:
 
 
 def is_v1_vector_file(tree: Tree, name: str) -> bool:
-    """Whether the first pages of a file contain v1's vector table."""
+    """Whether the first pages of a file of the source contain v1's vector table."""
     return _is_vector_file(tree, name) and _OWN_COLUMN in _read_start(tree, name, _START_BYTES)
 
 
@@ -593,7 +613,7 @@ def has_vector_files(tree: Tree, folder: str) -> bool:
 
 
 def _read_pending(tree: Tree, paths: StatePaths, state_notices: list[Notice]) -> frozenset[str]:
-    """Return the ids of bases whose deletion was pending."""
+    """Return the ids of bases that v1 was about to delete; with a notice if the list of them cannot be read."""
     name = f"{paths.vectors}/{PENDING_DELETE_FILE}" if paths.vectors else PENDING_DELETE_FILE
     if paths.vectors is None or tree.kind(name) != "file":
         return frozenset()
@@ -641,7 +661,7 @@ def read_backup_metadata(tree: Tree, name: str) -> BackupMetadata:
 
 
 def find_inner_folder(tree: Tree) -> str:
-    """Find the root of an archive's content, which may be packed inside nested folders."""
+    """Return the path of the folder in an archive that has its content, which may be packed inside nested folders."""
     folder = ""
     for _ in range(_MAX_DEPTH):
         # macOS adds a folder to every archive and hidden files to every folder.

@@ -61,19 +61,19 @@ def decode_script_value(data: bytes) -> Any:
         MalformedStorage: the value is invalid, truncated, nested too deeply, or contains a browser object.
     """
     source = ByteReader(data)
-    version = _version(source)
+    version = _read_version(source)
     if version >= _FIRST_BLINK_VERSION:
         if source.left > _TRAILER_BYTES and data[source.at] == _TRAILER_TAG:
             source.skip(_TRAILER_BYTES)
-        version = _version(source)
+        version = _read_version(source)
     try:
         return _Decoder(source, version).value()
     except RecursionError as error:
         raise MalformedStorage(tr("nested too deeply")) from error
 
 
-def _version(source: ByteReader) -> int:
-    """Read the version of a serialized value."""
+def _read_version(source: ByteReader) -> int:
+    """Read the version in the header of a serialized value."""
     if source.byte() != VERSION_TAG:
         raise MalformedStorage(tr("is not a serialized value"))
     return source.number()
@@ -91,7 +91,7 @@ class _Decoder:
         self._room = len(source.data) + _ROOM_BYTES
 
     def value(self) -> Any:
-        """Decode the next value."""
+        """Decode the next value to Python."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise MalformedStorage(tr("nested too deeply"))
@@ -104,11 +104,12 @@ class _Decoder:
             raise MalformedStorage(tr("contains something that is not data (tag {tag})", tag=tag))
         value = read(self)
         if self._source.left and self._source.data[self._source.at] == _VIEW and isinstance(value, bytes):
-            value = self._view(value)
+            value = self._read_view(value)
         self._depth -= 1
         return value
 
     def _read_tag(self) -> int:
+        """Return the next byte that is not padding: it tells the type of the next value."""
         while (tag := self._source.byte()) == _PADDING:
             pass
         return tag
@@ -120,41 +121,47 @@ class _Decoder:
         return tag
 
     def _spend(self, size: int) -> None:
-        """Limit the size of output that is not backed by input bytes."""
+        """Subtract the size of output that is not backed by input bytes from the limit.
+
+        Raise MalformedStorage if it is used up.
+        """
         self._room -= size
         if self._room < 0:
             raise MalformedStorage(tr("states a much larger size than it has"))
 
     # --- plain values ----------------------------------------------------------------------------------------------
 
-    def _int32(self) -> int:
+    def _read_int32(self) -> int:
         """Read a zigzag-encoded integer."""
         coded = self._source.number()
         return (coded >> 1) ^ -(coded & 1)
 
-    def _double(self) -> float:
+    def _read_double(self) -> float:
+        """Read a floating-point number."""
         return float(struct.unpack("<d", self._source.take(8))[0])
 
     def _read_bigint(self) -> int:
+        """Read an integer of any size."""
         field = self._source.number()
         value = int.from_bytes(self._source.take(field >> 1), "little")
         return -value if field & 1 else value
 
     def _read_utf8(self) -> str:
+        """Read a UTF-8 text."""
         try:
             return self._source.length_prefixed().decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
             raise MalformedStorage(tr("contains a text that is not UTF-8")) from error
 
-    def _two_byte(self) -> str:
+    def _read_utf16(self) -> str:
         """Read a UTF-16 text."""
         coded = self._source.length_prefixed()
         if len(coded) % 2:
             raise MalformedStorage(tr("contains a text that ends with half a character"))
         return coded.decode("utf-16-le", "surrogatepass")
 
-    def _nested_text(self) -> str:
-        """Decode a nested text."""
+    def _read_nested_text(self) -> str:
+        """Read a text inside another value. Its encoding depends on the version."""
         if self._version < _TAGGED_STRINGS:
             return self._read_utf8()
         text = self.value()
@@ -165,22 +172,22 @@ class _Decoder:
     # --- objects ---------------------------------------------------------------------------------------------------
 
     def _read_object(self, read: Callable[[_Decoder], Any]) -> Any:
-        """Read an object, numbered before its content, for later references to it."""
+        """Read an object with ``read``. It gets its number before its content, for later references to it."""
         number = len(self._objects)
         self._objects.append(None)
         value = read(self)
         self._objects[number] = value
         return value
 
-    def _reference(self) -> Any:
-        """Return an object that was read before."""
+    def _read_reference(self) -> Any:
+        """Return the object that the next number refers to, which was read before."""
         number = self._source.number()
         if number >= len(self._objects):
             raise MalformedStorage(tr("refers to an object that does not exist"))
         return self._objects[number]
 
     def _read_properties(self, end: str) -> dict[str, Any]:
-        """Read names and values up to a tag, and skip the count behind it."""
+        """Read the names and values of an object up to the tag ``end``, and skip the count behind it."""
         found: dict[str, Any] = {}
         while self._peek() != ord(end):
             name = self.value()
@@ -193,7 +200,7 @@ class _Decoder:
         self._source.number()
         return found
 
-    def _dense_array(self) -> list[Any]:
+    def _read_dense_array(self) -> list[Any]:
         """Read an array with all elements; holes become None."""
         length = self._source.number()
         if length > self._source.left:
@@ -209,7 +216,7 @@ class _Decoder:
         self._source.number()
         return found
 
-    def _sparse_array(self) -> list[Any]:
+    def _read_sparse_array(self) -> list[Any]:
         """Read an array as numbered properties; missing ones become None."""
         length = self._source.number()
         self._spend(length)
@@ -220,13 +227,13 @@ class _Decoder:
         self._source.number()
         return found
 
-    def _map(self) -> list[Any]:
+    def _read_map(self) -> list[Any]:
         """Read a Map as a list of pairs."""
         flat = self._read_values_until(":")
         return [list(pair) for pair in zip(flat[::2], flat[1::2], strict=False)]
 
     def _read_values_until(self, end: str) -> list[Any]:
-        """Read values up to a tag, and skip the count behind it."""
+        """Read values up to the tag ``end``, and skip the count behind it."""
         found: list[Any] = []
         while self._peek() != ord(end):
             found.append(self.value())
@@ -234,9 +241,9 @@ class _Decoder:
         self._source.number()
         return found
 
-    def _regexp(self) -> str:
+    def _read_regexp(self) -> str:
         """Read a regular expression as its source text."""
-        source = self._nested_text()
+        source = self._read_nested_text()
         self._source.number()
         return source
 
@@ -244,7 +251,7 @@ class _Decoder:
         """Skip an error object: tagged properties up to an end tag."""
         while (tag := self._source.byte()) != ord("."):
             if tag in b"ms":
-                self._nested_text()
+                self._read_nested_text()
             elif tag == ord("c"):
                 self.value()
             elif tag not in b"ERFSTU":
@@ -252,13 +259,13 @@ class _Decoder:
 
     # --- buffers ---------------------------------------------------------------------------------------------------
 
-    def _resizable_buffer(self) -> bytes:
+    def _read_resizable_buffer(self) -> bytes:
         """Read a resizable ArrayBuffer."""
         size = self._source.number()
         self._source.number()
         return self._source.take(size)
 
-    def _view(self, buffer: bytes) -> bytes:
+    def _read_view(self, buffer: bytes) -> bytes:
         """Read a typed array: a range of bytes of the buffer before it."""
         self._read_tag()
         self._source.byte()
@@ -291,28 +298,28 @@ class _Decoder:
         ord("T"): lambda _: True,
         ord("F"): lambda _: False,
         _HOLE: lambda _: None,
-        ord("I"): _int32,
+        ord("I"): _read_int32,
         ord("U"): lambda self: self._source.number(),
-        ord("N"): _double,
+        ord("N"): _read_double,
         ord("Z"): _read_bigint,
         ord("S"): _read_utf8,
         ord('"'): lambda self: self._source.length_prefixed().decode("latin-1"),
-        ord("c"): _two_byte,
-        ord("^"): _reference,
+        ord("c"): _read_utf16,
+        ord("^"): _read_reference,
         ord("o"): lambda self: self._read_object(lambda _: self._read_properties("{")),
-        ord("A"): lambda self: self._read_object(_Decoder._dense_array),
-        ord("a"): lambda self: self._read_object(_Decoder._sparse_array),
-        ord("D"): lambda self: self._read_object(_Decoder._double),
+        ord("A"): lambda self: self._read_object(_Decoder._read_dense_array),
+        ord("a"): lambda self: self._read_object(_Decoder._read_sparse_array),
+        ord("D"): lambda self: self._read_object(_Decoder._read_double),
         ord("y"): lambda self: self._read_object(lambda _: True),
         ord("x"): lambda self: self._read_object(lambda _: False),
-        ord("n"): lambda self: self._read_object(_Decoder._double),
+        ord("n"): lambda self: self._read_object(_Decoder._read_double),
         ord("z"): lambda self: self._read_object(_Decoder._read_bigint),
-        ord("s"): lambda self: self._read_object(_Decoder._nested_text),
-        ord("R"): lambda self: self._read_object(_Decoder._regexp),
-        ord(";"): lambda self: self._read_object(_Decoder._map),
+        ord("s"): lambda self: self._read_object(_Decoder._read_nested_text),
+        ord("R"): lambda self: self._read_object(_Decoder._read_regexp),
+        ord(";"): lambda self: self._read_object(_Decoder._read_map),
         ord("'"): lambda self: self._read_object(lambda _: self._read_values_until(",")),
         ord("B"): lambda self: self._read_object(lambda _: self._source.length_prefixed()),
-        ord("~"): lambda self: self._read_object(_Decoder._resizable_buffer),
+        ord("~"): lambda self: self._read_object(_Decoder._read_resizable_buffer),
         ord("u"): lambda self: self._read_object(_Decoder._skip_external),
         ord("t"): lambda self: self._read_object(_Decoder._skip_external),
         ord("r"): lambda self: self._read_object(_Decoder._skip_error),
@@ -340,7 +347,7 @@ class KeyPrefix(NamedTuple):
 
 
 def split_key(key: bytes) -> tuple[KeyPrefix, bytes]:
-    """Split a key into its prefix and the rest.
+    """Split a key of IndexedDB into its prefix and the rest.
 
     Raises:
         MalformedStorage: the key is too short.
@@ -356,24 +363,28 @@ def split_key(key: bytes) -> tuple[KeyPrefix, bytes]:
 
 
 def _little_endian(data: bytes) -> int:
+    """Decode an unsigned little-endian integer."""
     return int.from_bytes(data, "little")
 
 
 class PrefixFilter(msgspec.Struct, frozen=True):
-    """Selects the keys with one of some prefixes whose rest begins with ``start``."""
+    """Selects the keys of IndexedDB that have one of some prefixes and whose rest begins with ``start``."""
 
     prefixes: tuple[KeyPrefix, ...]
     start: bytes = b""
 
     def may_hold(self, low: bytes | None, high: bytes | None) -> bool:
-        """See :meth:`KeyFilter.may_hold`. Keys are ordered by the numbers in their prefixes, not by their bytes."""
+        """Whether a selected key can lie between ``low`` and ``high`` (both included); None is unbounded.
+
+        Keys are ordered by the numbers in their prefixes, not by their bytes.
+        """
         lowest, highest = _parse_prefix(low), _parse_prefix(high)
         return any(
             (lowest is None or lowest <= prefix) and (highest is None or prefix <= highest) for prefix in self.prefixes
         )
 
     def holds(self, key: bytes) -> bool:
-        """Whether a key is selected."""
+        """Whether this filter selects a key."""
         try:
             prefix, rest = split_key(key)
         except MalformedStorage:
@@ -410,7 +421,7 @@ def decode_text(coded: bytes) -> str:
 
 
 def row_sort_key(coded: bytes) -> tuple[Any, ...]:
-    """Return a sort key for encoded row keys, in IndexedDB's order; invalid keys come last."""
+    """Return a sort key for the encoded key of a row, in IndexedDB's order; invalid keys come last."""
     try:
         return _parse_sort_key(ByteReader(coded), 0)
     except MalformedStorage:
@@ -418,7 +429,7 @@ def row_sort_key(coded: bytes) -> tuple[Any, ...]:
 
 
 def _parse_sort_key(data: ByteReader, depth: int) -> tuple[Any, ...]:
-    """Decode an IndexedDB key into a tuple that sorts as Chromium does."""
+    """Decode the key of a row into a tuple that sorts as Chromium does. ``depth`` counts the arrays around it."""
     kind = data.byte()
     if kind not in _RANKS or depth > _MAX_KEY_DEPTH:
         raise MalformedStorage(tr("a key of an unknown type"))
@@ -442,7 +453,7 @@ class ExternalObject(NamedTuple):
 
 
 def parse_external_objects(value: bytes) -> list[ExternalObject]:
-    """Return the external objects of a row.
+    """Return the files and blobs that a row refers to, from the entry that lists them.
 
     Raises:
         MalformedStorage: the entry is truncated or has an unknown type.
@@ -479,7 +490,7 @@ _VARINT, _FIXED_64, _SIZED, _FIXED_32 = 0, 1, 2, 5
 
 
 def find_open_scopes(database: LevelDb) -> frozenset[int]:
-    """Return the numbers of transactions that were not committed when the application ended.
+    """Return the numbers (scopes) of transactions that were not committed when the application ended.
 
     Raises:
         StorageDamaged: their states cannot be read.
@@ -495,7 +506,9 @@ def find_open_scopes(database: LevelDb) -> frozenset[int]:
 
 
 def scan_committed(database: LevelDb, wanted: KeyFilter, scopes: frozenset[int]) -> dict[bytes, bytes]:
-    """Return the value of each selected key after the last committed transaction, without deleted keys.
+    """Return the value of each wanted key after the last committed transaction, without deleted keys.
+
+    ``scopes`` are the numbers of transactions that were not committed.
 
     Raises:
         StorageDamaged: see :meth:`LevelDb.scan`.
@@ -507,10 +520,10 @@ def scan_committed(database: LevelDb, wanted: KeyFilter, scopes: frozenset[int])
 
 
 def _scan_undo_values(database: LevelDb, wanted: KeyFilter, scopes: frozenset[int]) -> dict[bytes, bytes | None]:
-    """Return the values of selected keys before the open transactions; None for a key that did not exist."""
+    """Return the values of wanted keys before the open transactions (``scopes``); None for a key that did not exist."""
 
     def keep(_: bytes, task: bytes) -> bytes:
-        """Keep an undo task of a wanted row."""
+        """Return an undo task of a wanted row as it is, and an empty one otherwise, to save memory."""
         try:
             change = _parse_undo_task(task)
         except MalformedStorage:
@@ -536,7 +549,7 @@ def _scan_undo_values(database: LevelDb, wanted: KeyFilter, scopes: frozenset[in
 
 
 def _parse_undo_task(task: bytes) -> tuple[bytes, bytes | None] | None:
-    """Return the key of an undo task and its old value; None for a task on a range of keys."""
+    """Return the key in an undo task and its old value (None: it did not exist). None for a task on a range of keys."""
     fields = _parse_fields(task)
     if _PUT in fields:
         put = _parse_fields(fields[_PUT])
@@ -609,7 +622,7 @@ def read_stores(
 
 
 def _read_stores(leveldb: LevelDb, name: str, stores: tuple[str, ...]) -> dict[str, StoreRows] | None:
-    """Read object stores of a database by name; None if the database does not exist."""
+    """Read object stores of the database with this name; None if the database does not exist."""
     scopes = find_open_scopes(leveldb)
     database = _find_database(
         scan_committed(leveldb, PrefixFilter((KeyPrefix(0, 0, 0),), _DATABASE_NAME), scopes), name
@@ -623,7 +636,10 @@ def _read_stores(leveldb: LevelDb, name: str, stores: tuple[str, ...]) -> dict[s
 
 
 def _find_database(entries: dict[bytes, bytes], wanted: str) -> int | None:
-    """Return the id of the database with this name; the highest if there are several."""
+    """Return the id of the database with the wanted name; the highest if there are several.
+
+    ``entries`` are the keys and values of IndexedDB that name databases.
+    """
     found = []
     for key, value in entries.items():
         data = ByteReader(split_key(key)[1], len(_DATABASE_NAME))
@@ -638,7 +654,7 @@ def _find_database(entries: dict[bytes, bytes], wanted: str) -> int | None:
 
 
 def _store_ids(entries: dict[bytes, bytes]) -> dict[str, int]:
-    """Map the names of object stores to their ids."""
+    """Map the names of object stores to their ids. ``entries`` are the keys and values that name them."""
     found: dict[str, int] = {}
     for key, value in entries.items():
         data = ByteReader(split_key(key)[1], len(_STORE))
@@ -653,7 +669,10 @@ def _store_ids(entries: dict[bytes, bytes]) -> dict[str, int]:
 
 
 def _read_rows(leveldb: LevelDb, database: int, store: int, scopes: frozenset[int]) -> StoreRows:
-    """Read the rows of an object store in key order; rows that cannot be decoded are counted."""
+    """Read the rows of an object store in key order, given the ids of database and store.
+
+    Rows that cannot be decoded are counted. ``scopes`` are transactions that were not committed.
+    """
     wanted = PrefixFilter((KeyPrefix(database, store, ROWS), KeyPrefix(database, store, BLOBS)))
     try:
         entries = scan_committed(leveldb, wanted, scopes)
@@ -709,7 +728,10 @@ class _BlobReader:
 
 
 def _unwrap(value: bytes, blobs: bytes, reader: _BlobReader) -> bytes:
-    """Return the serialized value of a row, without its wrappers."""
+    """Return the serialized value of a row, without compression, and read from a blob if it is stored in one.
+
+    ``blobs`` is the entry that lists the blobs of the row.
+    """
     for _ in range(_MAX_WRAPS):
         if not value.startswith(_WRAPPED):
             return value
@@ -768,7 +790,7 @@ def read_key(
 
 
 class _Entries:
-    """Selects the entries with one key, of any origin and in either encoding."""
+    """Selects the entries of Local Storage with one key, of any origin and in either encoding."""
 
     def __init__(self, key: str) -> None:
         wide = bytes([_UTF_16]) + key.encode("utf-16-le", "surrogatepass")
@@ -777,7 +799,7 @@ class _Entries:
             self._names.append(bytes([_LATIN_1]) + key.encode("latin-1"))
 
     def origin(self, key: bytes) -> bytes | None:
-        """Return the origin of a selected key, or None."""
+        """Return the origin in the key of an entry if it is selected, or None."""
         origin, nul, name = key[1:].partition(b"\0")
         return origin if key.startswith(_ENTRY) and nul and name in self._names else None
 
@@ -786,7 +808,7 @@ class _Entries:
         return self.origin(key) is not None
 
     def may_hold(self, low: bytes | None, high: bytes | None) -> bool:
-        """Whether a wanted entry may lie between two keys."""
+        """Whether a wanted entry may lie between two keys (both included); None is unbounded."""
         low = max(low or b"", _ENTRY)
         high = _AFTER_ENTRIES if high is None else min(high, _AFTER_ENTRIES)
         if low > high:
@@ -799,7 +821,10 @@ class _Entries:
 
 
 def _read_texts(database: LevelDb, key: str, own: str) -> list[StoredText]:
-    """Read the values of an entry, newest first; damaged ones are passed over if another is readable."""
+    """Read the values that the origins stored for a key, newest first.
+
+    Damaged values are skipped if another is readable, but not that of ``own``, the most important origin.
+    """
     found: list[StoredText] = []
     problems: dict[str, StorageDamaged] = {}
     for origin, record in _newest_by_origin(database, key, own).items():
@@ -823,11 +848,14 @@ def _read_texts(database: LevelDb, key: str, own: str) -> list[StoredText]:
 
 
 def _newest_by_origin(database: LevelDb, key: str, own: str) -> dict[str, Record]:
-    """Return the newest record of each origin. Once the value of ``own`` is known, older files may be unreadable."""
+    """Return the newest record of each origin for a key.
+
+    Once the value of ``own``, the most important origin, is known, older files may be unreadable.
+    """
     wanted = _Entries(key)
 
     def origin_of(record: Record) -> str:
-        """Return the origin in an entry's key."""
+        """Return the origin in the key of a record."""
         return (wanted.origin(record.key) or b"").decode("latin-1")
 
     def is_answer(record: Record) -> bool:
@@ -843,7 +871,7 @@ def _newest_by_origin(database: LevelDb, key: str, own: str) -> dict[str, Record
 
 
 def _decode_text(value: bytes) -> str:
-    """Decode a local storage text: its first byte says Latin-1 or UTF-16."""
+    """Decode a text of Local Storage: its first byte says Latin-1 or UTF-16."""
     coding, coded = value[:1], value[1:]
     if coding == bytes([_LATIN_1]):
         return coded.decode("latin-1")

@@ -191,7 +191,7 @@ class LogReader:
         self.is_cut_off = self.is_cut_off or self._parts is not None
 
     def _in_block(self, block: bytes) -> Iterator[bytes]:
-        """Yield the complete records that end in a block, verifying checksums."""
+        """Verify the checksums in a block and yield the complete records that end in it."""
         at = 0
         while len(block) - at >= _HEADER.size:
             checksum, length, kind = _HEADER.unpack_from(block, at)
@@ -225,12 +225,15 @@ class LogReader:
             self._damage()
 
     def _damage(self) -> None:
-        """Count a damage and skip to the next record."""
+        """Count a damaged part and skip to the next record."""
         self.passed_over += 1
         self._parts, self._resyncing, self._zeros = None, True, False
 
     def _add_fragment(self, kind: int, part: bytes) -> bytes | None:
-        """Return the record that a fragment completes, or None."""
+        """Add a fragment of a record (``kind``: first, middle, last or whole).
+
+        Return the record that it completes, or None.
+        """
         if kind in (_FULL, _FIRST):
             if self._parts is not None:
                 self.passed_over += 1
@@ -249,7 +252,7 @@ class LogReader:
 
 
 def _is_cut_off(block: bytes, at: int) -> bool:
-    """Whether a fragment that exceeds the file may be an incomplete write.
+    """Whether the fragment at an offset of a block, which exceeds the file, may be an incomplete write.
 
     It is not if its header is invalid, or if complete fragments follow.
     """
@@ -260,7 +263,7 @@ def _is_cut_off(block: bytes, at: int) -> bool:
 
 
 def _is_complete_fragment(block: bytes, at: int) -> bool:
-    """Whether a log fragment at an offset is complete and has the right checksum."""
+    """Whether the log fragment at an offset of a block is complete and has the right checksum."""
     if not _FULL <= block[at + 6] <= _LAST:
         return False
     checksum, length, _ = _HEADER.unpack_from(block, at)
@@ -325,7 +328,7 @@ class KeyFilter(Protocol):
         """Whether a selected key can lie between ``low`` and ``high`` (both included); None is unbounded."""
 
     def holds(self, key: bytes) -> bool:
-        """Whether a key is selected."""
+        """Whether this filter selects a key."""
 
 
 class _Handle(NamedTuple):
@@ -400,7 +403,7 @@ class TableReader:
             low = high
 
     def _read(self, offset: int, size: int) -> bytes:
-        """Read bytes of the table; raises if it ends before."""
+        """Read ``size`` bytes at an offset of the table. Raise MalformedStorage if it ends before."""
         self._file.seek(offset)
         data = self._file.read(size)
         if len(data) != size:
@@ -408,7 +411,7 @@ class TableReader:
         return data
 
     def _read_block(self, handle: _Handle) -> bytes:
-        """Read, verify and decompress a block; raises MalformedStorage if it is damaged."""
+        """Read, verify and decompress the block at a location. Raise MalformedStorage if it is damaged."""
         if handle.offset + handle.size + TRAILER_BYTES > self._size:
             raise MalformedStorage(tr("a block at byte {offset:,} reaches past the end", offset=handle.offset))
         data = self._read(handle.offset, handle.size + TRAILER_BYTES)
@@ -431,6 +434,7 @@ class TableReader:
 
 
 def _read_handle(data: ByteReader) -> _Handle:
+    """Read the location of a block."""
     return _Handle(data.number(), data.number())
 
 
@@ -457,7 +461,7 @@ def _iterate_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _record(key: bytes, internal: bytes, value: bytes) -> Record:
-    """Make a record from a key with its sequence number and type."""
+    """Make a record from a key, the same key with its sequence number and type (``internal``), and the value."""
     mark = int.from_bytes(internal[-_MARK_BYTES:], "little")
     if mark & 0xFF not in (DELETED, PUT):
         raise MalformedStorage(tr("a key has the unknown type {mark}", mark=mark & 255))
@@ -482,7 +486,7 @@ class TableFile(msgspec.Struct, frozen=True):
 
 
 class ManifestState(msgspec.Struct):
-    """State of a database after all edits of a MANIFEST."""
+    """The files of a database after all edits in its MANIFEST, LevelDB's log of added and removed files."""
 
     comparator: str | None = None
     log: int = 0
@@ -493,21 +497,24 @@ class ManifestState(msgspec.Struct):
     undated: set[tuple[int, int]] = msgspec.field(default_factory=set)
 
     def exchange(self, removed: list[tuple[int, int]], added: list[tuple[tuple[int, int], TableFile]]) -> None:
-        """Remove tables, then add others."""
+        """Remove tables, given by level and number, then add others."""
         for key in removed:
             self.tables.pop(key, None)
         self.tables.update(added)
         self.undated.update(key for key, _ in added)
 
     def date(self, last_sequence: int) -> None:
-        """Set the upper bound of the sequence numbers of tables added so far: an edit states the latest one."""
+        """Set the upper bound of the sequence numbers of the tables added since the last call.
+
+        An edit of the MANIFEST states the latest sequence number at its time.
+        """
         for key in self.undated & self.tables.keys():
             self.tables[key] = replace(self.tables[key], last_sequence=last_sequence)
         self.undated.clear()
 
 
 def read_manifest(file: BinaryIO) -> ManifestState:
-    """Replay the edits of a MANIFEST.
+    """Apply the edits in a MANIFEST file one after the other, and return the resulting state.
 
     Raises:
         MalformedStorage: the MANIFEST is empty, or damaged elsewhere than at a truncated end.
@@ -526,7 +533,7 @@ def read_manifest(file: BinaryIO) -> ManifestState:
 
 
 def _apply_edit(version: ManifestState, edit: ByteReader) -> None:
-    """Apply an entry of the manifest: added and removed tables, log numbers."""
+    """Apply one edit of a MANIFEST to the state: added and removed tables, numbers of logs."""
     removed: list[tuple[int, int]] = []
     added: list[tuple[tuple[int, int], TableFile]] = []
     last_sequence: int | None = None
@@ -555,7 +562,7 @@ def _apply_edit(version: ManifestState, edit: ByteReader) -> None:
 
 
 def _skip_field(tag: int, edit: ByteReader) -> None:
-    """Skip a field of a manifest entry that is not needed."""
+    """Skip the field with this tag in an edit of a MANIFEST."""
     if tag == _NEXT_FILE:
         edit.number()
     elif tag == _COMPACT:
@@ -577,7 +584,7 @@ _MAX_SEQUENCE = (1 << 56) - 1
 def read_leveldb(
     tree: Tree, folder: str, comparator: str, work: Path, read: Callable[[LevelDb], T]
 ) -> StorageResult[T]:
-    """Call ``read`` with the LevelDB in ``folder``; retry if its files change during the call.
+    """Return what ``read`` returns for the LevelDB in ``folder``. Retry if its files change during the call.
 
     ``comparator`` is the required name of the key order. Copies are made in a temporary directory below ``work``.
 
@@ -633,11 +640,11 @@ class LevelDb:
 
     @property
     def is_blank(self) -> bool:
-        """After a scan: whether the database has no table and no record in its logs."""
+        """Whether the database had no table and no record in its logs. Known after a scan."""
         return not self._tables and self._oldest_in_logs is None
 
     def pass_over(self, what: str) -> None:
-        """Count a skipped damaged part; the same ``what`` counts once."""
+        """Count a skipped damaged part. ``what`` describes it; the same part counts once."""
         self._missing.add(what)
 
     def open(self, comparator: str) -> None:
@@ -671,7 +678,7 @@ class LevelDb:
         self._logs = [self._copy(logs[number]) for number in sorted(logs)]
 
     def _find_files(self) -> dict[int, str]:
-        """Record the existing tables and return the logs, both by number. ``.ldb`` takes precedence over ``.sst``."""
+        """Find the tables of the database, and return the logs by number. ``.ldb`` takes precedence over ``.sst``."""
         logs: dict[int, str] = {}
         for name in self.tree.children(self.folder):
             match = _FILE_NAME.fullmatch(name)
@@ -690,12 +697,12 @@ class LevelDb:
         keep: Callable[[bytes, bytes], bytes] | None = None,
         is_answer: Callable[[Record], bool] | None = None,
     ) -> dict[bytes, Record]:
-        """Return the newest record of each selected key, including deletions.
+        """Return the newest record of each wanted key, including deletions.
 
-        ``keep`` may shorten a value when it is read, to save memory. ``is_answer`` tells which records alone answer the
-        request: an unreadable table is skipped if such a record is newer than everything in the table
-        (``docs/formats/chromium.md``, "How old a table is"). Records that are not newer are then omitted, since the
-        table may hold newer ones.
+        ``keep`` may shorten a value (given key and value) when it is read, to save memory. ``is_answer`` tells which
+        records alone answer the request: an unreadable table is skipped if such a record is newer than everything in
+        the table (``docs/formats/chromium.md``, "How old a table is"). Records that are not newer are then omitted,
+        since the table may hold newer ones.
 
         Raises:
             StorageDamaged: a table is missing, or damaged where selected records may be.
@@ -734,33 +741,45 @@ class LevelDb:
     def _newer_than(
         self, unread: dict[TableFile, StorageDamaged], newest: dict[bytes, Record], is_answer: Callable[[Record], bool]
     ) -> dict[bytes, Record]:
-        """Return the records that are newer than all unreadable tables.
+        """Return the records that are newer than all tables that cannot be read.
+
+        ``newest`` has the newest record found of each key, ``unread`` the error of each such table.
 
         Raises:
             StorageDamaged: none of the remaining records answers the request.
         """
+        # Current logs are newer than all tables: a log becomes obsolete when its records are in a table.
+        before_logs = None if self._oldest_in_logs is None else self._oldest_in_logs - 1
         for table, problem in unread.items():
-            limit = self._last_sequence(table)
+            bounds = (table.last_sequence, before_logs) if self._has_manifest else ()
+            limit = min((bound for bound in bounds if bound is not None), default=_MAX_SEQUENCE)
             newest = {key: record for key, record in newest.items() if record.sequence > limit}
             if not any(map(is_answer, newest.values())):
                 raise problem
             self.pass_over(f"{table.number}")
         return newest
 
-    def _last_sequence(self, table: TableFile) -> int:
-        """Return an upper bound of a table's sequence numbers."""
-        if not self._has_manifest:
-            return _MAX_SEQUENCE
-        # Current logs are newer than all tables: a log becomes obsolete when its records are in a table.
-        before_logs = None if self._oldest_in_logs is None else self._oldest_in_logs - 1
-        return min((one for one in (table.last_sequence, before_logs) if one is not None), default=_MAX_SEQUENCE)
-
     def _scan_logs(self, wanted: KeyFilter, take: Callable[[Record], None]) -> None:
-        """Pass the wanted records of all logs to ``take``, and count damaged parts."""
+        """Call ``take`` with each wanted record of the logs, and count damaged parts."""
         passed_over = 0
-        for log in self._logs:
-            damaged, oldest = _scan_log(log, wanted, take)
-            passed_over += damaged
+        for path in self._logs:
+            oldest: int | None = None
+            with path.open("rb") as file:
+                log = LogReader(file)
+                damaged = 0
+                for batch in log:
+                    try:
+                        records = batch_records(batch, wanted.holds)
+                    except MalformedStorage:
+                        damaged += 1
+                        continue
+                    # The number of the batch's first record.
+                    oldest = min(int(_BATCH_HEADER.unpack_from(batch)[0]), _MAX_SEQUENCE if oldest is None else oldest)
+                    for record in records:
+                        take(record)
+            damaged += log.passed_over + log.is_cut_off
+            # A killed program leaves at least one record or an empty file; anything else means that records were lost.
+            passed_over += damaged + (oldest is None and not damaged and path.stat().st_size > 0)
             if oldest is not None:
                 self._oldest_in_logs = min(
                     oldest, _MAX_SEQUENCE if self._oldest_in_logs is None else self._oldest_in_logs
@@ -768,7 +787,11 @@ class LevelDb:
         self._in_logs = max(self._in_logs, passed_over)
 
     def _scan_table(self, table: TableFile, wanted: KeyFilter, take: Callable[[Record], None]) -> None:
-        """Pass the wanted records of a table to ``take``; raises StorageDamaged if its file is missing or damaged."""
+        """Call ``take`` with each wanted record of a table.
+
+        Raises:
+            StorageDamaged: its file is missing or damaged.
+        """
         name = self._table_names.get(table.number)
         if name is None:
             raise StorageDamaged(
@@ -790,7 +813,7 @@ class LevelDb:
             durable.remove(copy, missing_ok=True)
 
     def _open_table(self, file: BinaryIO, size: int, name: str) -> TableReader | None:
-        """Open a table. Without a MANIFEST, a table without a valid end is skipped: returns None."""
+        """Open a table whose file has this size and name. None if it has no valid end and there is no MANIFEST."""
         try:
             return TableReader(file, size)
         except MalformedStorage:
@@ -800,7 +823,7 @@ class LevelDb:
             return None
 
     def _fingerprint(self) -> tuple[bytes | None, int | None]:
-        """Return the content of CURRENT and the size of its MANIFEST: both change with the set of files."""
+        """Return the content of CURRENT and the size of its MANIFEST. Both change with the set of files."""
         try:
             with self.tree.open(join_path(self.folder, "CURRENT")) as file:
                 current = file.read(_CURRENT_BYTES)
@@ -824,7 +847,7 @@ class LevelDb:
             return None
 
     def _copy(self, name: str) -> Path:
-        """Copy a file of the directory and return the path of the copy.
+        """Copy the file with this name and return the path of the copy.
 
         Raises:
             StorageChanged: the file vanished or shrank during the copy.
@@ -848,7 +871,7 @@ class LevelDb:
 
 
 def _read(original: BinaryIO, source: str) -> bytes:
-    """Read a chunk of a source file; its errors are distinguished from those of the copy."""
+    """Read a chunk of a file of the ``source``. Errors name the source, unlike errors of writing the copy."""
     try:
         return original.read(CHUNK_BYTES)
     except OSError as error:
@@ -856,30 +879,5 @@ def _read(original: BinaryIO, source: str) -> bytes:
 
 
 def _describe_error(error: OSError) -> str:
+    """Return the system's message for an error, or its text."""
     return str(error.facts["reason"]) if isinstance(error, SourceUnreadable) else error.strerror or str(error)
-
-
-def _scan_log(path: Path, wanted: KeyFilter, take: Callable[[Record], None]) -> tuple[int, int | None]:
-    """Pass the selected records of a log to ``take``.
-
-    Returns:
-        Number of damaged parts, and the lowest sequence number in the log (None if it has no record).
-    """
-    malformed = 0
-    oldest: int | None = None
-    with path.open("rb") as file:
-        log = LogReader(file)
-        for batch in log:
-            try:
-                records = batch_records(batch, wanted.holds)
-            except MalformedStorage:
-                malformed += 1
-                continue
-            # The number of the batch's first record.
-            oldest = min(int(_BATCH_HEADER.unpack_from(batch)[0]), _MAX_SEQUENCE if oldest is None else oldest)
-            for record in records:
-                take(record)
-    passed_over = log.passed_over + malformed + log.is_cut_off
-    # A killed program leaves at least one record or an empty file; anything else means that records were lost.
-    is_lost = oldest is None and not passed_over and path.stat().st_size > 0
-    return passed_over + is_lost, oldest

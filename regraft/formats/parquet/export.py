@@ -25,7 +25,7 @@ from regraft.formats import json_text, table_integrity
 from regraft.formats.cherry_v1 import layout as cherry_v1_layout
 from regraft.formats.cherry_v1.layout import find_vector_file
 from regraft.formats.cherry_v1.state import read_state
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
 from regraft.formats.cherry_v2.index.bulk import BODY_SEPARATOR
 from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB
 from regraft.formats.cherry_v2.index.schema import (
@@ -85,7 +85,7 @@ class BaseSummary:
 
 
 def read_base_id(path: Path) -> str | None:
-    """Read the base id from an index; None if it has none.
+    """Read the base id from an index; None if the index does not have one.
 
     Raises:
         apsw.Error, OSError: the file is not an index or is damaged.
@@ -140,10 +140,11 @@ def summarize_index(path: Path, dimensions: int | None = None) -> BaseSummary:
     return found
 
 
-def _summarize_materials(db: apsw.Connection, found: BaseSummary) -> None:
-    """Add materials without units, and those whose content is not their joined texts, to a summary."""
+def _summarize_materials(db: apsw.Connection, summary: BaseSummary) -> None:
+    """Add to a summary the materials without units, and those whose content is not their joined texts."""
     materials = db.execute(
-        f"SELECT {_text('material_id')}, {_text('relative_path')}, current_content_hash FROM material ORDER BY rowid"
+        f"SELECT {_text_sql('material_id')}, {_text_sql('relative_path')}, current_content_hash"
+        " FROM material ORDER BY rowid"
     )
     for raw_id, raw_path, content_hash in materials:
         material = decode_utf8(raw_id or b"")
@@ -156,7 +157,7 @@ def _summarize_materials(db: apsw.Connection, found: BaseSummary) -> None:
         ).fetchall()
         if not bodies:
             content = _read_content(db, content_hash)
-            found.bare.append(EmptyMaterial(material, decode_utf8(raw_path or b""), content))
+            summary.bare.append(EmptyMaterial(material, decode_utf8(raw_path or b""), content))
             continue
         # Hash the bodies joined by a blank line, holding one of them in memory at a time and no large one.
         joined = hashlib.sha256()
@@ -169,24 +170,24 @@ def _summarize_materials(db: apsw.Connection, found: BaseSummary) -> None:
             for piece in large.pieces() if is_large else (decode_utf8(small or b"").encode(),):
                 joined.update(piece)
         if joined.hexdigest() != bodies[0][1]:
-            found.own_content.add(material)
+            summary.own_content.add(material)
 
 
-def _text(column: str) -> str:
-    """Return the SQL that reads a column as text."""
+def _text_sql(column: str) -> str:
+    """Return an SQL expression that gives the bytes of a column if it is text, else NULL."""
     return _TEXT.format(column)
 
 
 def _read_content(db: apsw.Connection, content_hash: Any) -> str | None:
-    """Text of a content, decoded leniently; None if it is missing or NULL."""
+    """Return the text of a content by its hash, decoded leniently; None if it is missing or NULL."""
     rows: list[Any] = db.execute(
-        f"SELECT {_text('text')} FROM content WHERE content_hash = ?", (content_hash,)
+        f"SELECT {_text_sql('text')} FROM content WHERE content_hash = ?", (content_hash,)
     ).fetchall()
     return None if not rows or rows[0][0] is None else decode_utf8(rows[0][0])
 
 
-def _large_content(db: apsw.Connection, content_hash: Any) -> str | bytes | None:
-    """Read a content, a large one as UTF-8 bytes."""
+def _read_any_content(db: apsw.Connection, content_hash: Any) -> str | bytes | None:
+    """Return the text of a content by its hash; a large one as UTF-8 bytes."""
     is_large = f"typeof(text) = 'text' AND octet_length(text) > {LARGE_BYTES}"
     query = f"SELECT rowid FROM content WHERE content_hash = ? AND {is_large}"
     found: list[Any] = db.execute(query, (content_hash,)).fetchall()
@@ -196,7 +197,7 @@ def _large_content(db: apsw.Connection, content_hash: Any) -> str | bytes | None
 
 
 def read_item_sources(items: list[dict[str, Any]] | None) -> dict[str, str]:
-    """Return the ``source`` of catalog items by item id."""
+    """Read the ``source`` in the data of catalog items. Return it by item id."""
     found = {}
     for item in items or ():
         try:
@@ -209,9 +210,9 @@ def read_item_sources(items: list[dict[str, Any]] | None) -> dict[str, str]:
 
 
 def _units_query(db: apsw.Connection) -> str:
-    """Return the SQL that reads all units with material, content and vector."""
+    """Return the SQL query that reads all units of an index with material, content and vector."""
     texts = ("u.material_id", "m.relative_path", "u.content_hash", "t.embedding_text_hash", "u.unit_id")
-    columns = ", ".join(_text(name) for name in (*texts, "u.title", "u.locator_json"))
+    columns = ", ".join(_text_sql(name) for name in (*texts, "u.title", "u.locator_json"))
     numbers = ", ".join(_INTEGER.format(f"u.{name}") for name in ("unit_index", "char_start", "char_end"))
     known = {str(row[1]) for row in db.execute("PRAGMA table_info('search_text')")}
     order = "t.fts_rowid, t.rowid" if "fts_rowid" in known else "t.rowid"
@@ -223,15 +224,15 @@ def _units_query(db: apsw.Connection) -> str:
                 ORDER BY {order}"""
 
 
-def read_index_rows(path: Path, base: BaseMetadata, found: BaseSummary) -> Iterator[UnitRow]:
+def read_index_rows(path: Path, base: BaseMetadata, summary: BaseSummary) -> Iterator[UnitRow]:
     """Stream the units of an index ordered by ``fts_rowid`` (in version 1: by row id).
 
-    A vector that is not a BLOB of the most common length becomes None.
+    ``summary`` is the result of the first pass. A vector that is not a BLOB of the most common length becomes None.
 
     Raises:
         apsw.Error: damage was found while reading.
     """
-    own = set(found.own_content)
+    own = set(summary.own_content)
     sources = read_item_sources(base.items)
     base_name = replace_surrogates(base.name)
     with sqlite.open_readonly(path) as db:
@@ -249,8 +250,8 @@ def read_index_rows(path: Path, base: BaseMetadata, found: BaseSummary) -> Itera
                 text = LargeText(db=db, table="search_text", column="text", rowid=large).utf8()
             if item in own:
                 own.discard(item)
-                content = _large_content(db, content_hash)
-            usable = isinstance(vector, bytes) and len(vector) == found.vector_bytes
+                content = _read_any_content(db, content_hash)
+            usable = isinstance(vector, bytes) and len(vector) == summary.vector_bytes
             yield UnitRow(
                 base=base.id,
                 base_name=base_name,
@@ -278,8 +279,10 @@ def read_index_rows(path: Path, base: BaseMetadata, found: BaseSummary) -> Itera
 _V1_ROWS_QUERY = """SELECT {texts}, vector FROM vectors NOT INDEXED ORDER BY rowid"""
 
 
-def read_v1_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterator[UnitRow]:
-    """Stream the rows of a v1 vector file in order. A vector that does not have the most common length becomes None.
+def read_v1_rows(path: Path, base: BaseMetadata, summary: BaseSummary) -> Iterator[UnitRow]:
+    """Stream the rows of a v1 vector file in order.
+
+    ``summary`` is the result of the first pass. A vector that does not have the most common length becomes None.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -293,23 +296,16 @@ def read_v1_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterator[
         texts = ", ".join(f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) END" for name in columns)
         for *raws, vector in db.execute(_V1_ROWS_QUERY.format(texts=texts)):
             row_id, loader, source, text = map(text_of, raws)
-            usable = isinstance(vector, bytes) and len(vector) == look.vector_bytes
+            usable = isinstance(vector, bytes) and len(vector) == summary.vector_bytes
             yield UnitRow(
                 base=base.id,
                 base_name=base_name,
                 item=loader,
-                path=None,
                 source=source,
                 unit_index=numbers[loader],
-                char_start=None,
-                char_end=None,
                 text=text,
-                content_hash=None,
                 body_hash=None if text is None else hashlib.sha256(text.encode()).hexdigest(),
                 unit_id=row_id,
-                title=None,
-                locator_json=None,
-                content=None,
                 vector=vector if usable else None,
             )
             numbers[loader] += 1
@@ -324,7 +320,7 @@ _REASONS = "SELECT reason, count(*) FROM chunks WHERE reason IS NOT NULL GROUP B
 
 
 def describe_base(chunks: ChunkTable) -> BaseMetadata:
-    """Return the metadata of the base that represents a knowledge base."""
+    """Return the metadata of the one base that stands for an rsclaw knowledge base."""
     choice = chunks.choice
     model = None if choice.embedder is None else f"{rsclaw_chunks.PROVIDER}::{choice.embedder}"
     return BaseMetadata(
@@ -333,7 +329,7 @@ def describe_base(chunks: ChunkTable) -> BaseMetadata:
 
 
 def summarize_chunks(chunks: ChunkTable) -> BaseSummary:
-    """Count the chunks, and those that are not exported by reason code."""
+    """Count the chunks of an rsclaw knowledge base, and those that are not exported by reason code."""
     with sqlite.open_readonly(chunks.path) as db:
         bodies: Any = db.execute("SELECT count(*) FROM chunks").get
         skipped: list[Any] = db.execute(_REASONS).fetchall()
@@ -343,19 +339,21 @@ def summarize_chunks(chunks: ChunkTable) -> BaseSummary:
     )
 
 
-def read_chunk_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterator[UnitRow]:
-    """Stream the exported chunks in the order in which a migration writes them.
+def read_chunk_rows(path: Path, base: BaseMetadata, summary: BaseSummary) -> Iterator[UnitRow]:
+    """Stream the exported chunks of an rsclaw knowledge base in the order in which a migration writes them.
+
+    ``summary`` is the result of the first pass.
 
     Raises:
         apsw.Error: the table cannot be read.
     """
     with sqlite.open_readonly(path) as db:
         for row in db.execute(_CHUNKS_QUERY):
-            yield _make_row(row, base, look.vector_bytes)
+            yield _make_row(row, base, summary.vector_bytes)
 
 
 def _make_row(row: tuple[apsw.SQLiteValue, ...], base: BaseMetadata, vector_bytes: int | None) -> UnitRow:
-    """Make a unit row of a chunk; a vector of another length than ``vector_bytes`` is left out."""
+    """Make the exported row of a chunk. A vector of another length than ``vector_bytes`` is left out."""
     key, doc, seq, title, path, source, body, vector = row
     text = str(body)
     return UnitRow(
@@ -365,15 +363,10 @@ def _make_row(row: tuple[apsw.SQLiteValue, ...], base: BaseMetadata, vector_byte
         path=None if path is None else str(path),
         source=None if source is None else str(source),
         unit_index=int(str(seq)),
-        char_start=None,
-        char_end=None,
         text=text,
-        content_hash=None,
         body_hash=hashlib.sha256(text.encode()).hexdigest(),
         unit_id=str(key),
         title=None if title is None else str(title),
-        locator_json=None,
-        content=None,
         vector=vector if isinstance(vector, bytes) and len(vector) == vector_bytes else None,
     )
 
@@ -450,7 +443,7 @@ class BaseExport(msgspec.Struct):
         return None if self.summary is None else self.summary.vector_bytes
 
     def report(self) -> ExportedBase:
-        """Return the base's part of the report."""
+        """Describe the exported base for the report."""
         summary = self.summary or BaseSummary()
         # Rows that are not exported, by reason.
         orphans = {name: count for name, count in summary.left_out.items() if name == "body.orphan"}
@@ -479,13 +472,15 @@ class SourceExport(msgspec.Struct):
     catalog: StoredCatalog = msgspec.field(default_factory=StoredCatalog)
 
     def metadata(self) -> FileMetadata:
-        """Return the metadata of the file.
+        """Return the metadata of the Parquet file.
 
         Raises:
             WrongUsage: the bases have vectors of different lengths.
         """
         dimensions = self._dimensions()
-        models = self._models()
+        named = {part.metadata.model for part in self.bases}
+        named |= {(part.metadata.settings or {}).get("rerank_model_id") for part in self.bases}
+        models = [row for row in self.catalog.models or () if row.get("id") in named]
         keys = {row.get("provider_id") for row in models}
         return FileMetadata(
             schema=unit_file.SCHEMA_VERSION,
@@ -497,7 +492,11 @@ class SourceExport(msgspec.Struct):
         )
 
     def _dimensions(self) -> int | None:
-        """Dimensions of all exported bases, None without vectors; raises WrongUsage if they differ."""
+        """Return the dimensions of all exported bases, None without vectors.
+
+        Raises:
+            WrongUsage: they differ.
+        """
         sized = [(part.metadata.id, part.vector_bytes) for part in self.bases if part.vector_bytes]
         if len({size for _, size in sized}) > 1:
             listed = join_list(tr("{base_id} has {size}", base_id=base_id, size=size // 4) for base_id, size in sized)
@@ -509,12 +508,6 @@ class SourceExport(msgspec.Struct):
                 problem=problem, hint=tr("use --base to export bases of one length, and write one file per length")
             )
         return sized[0][1] // 4 if sized else None
-
-    def _models(self) -> list[Row]:
-        """Return the models in the catalog that a base refers to."""
-        named = {part.metadata.model for part in self.bases}
-        named |= {(part.metadata.settings or {}).get("rerank_model_id") for part in self.bases}
-        return [row for row in self.catalog.models or () if row.get("id") in named]
 
 
 def export(
@@ -566,7 +559,7 @@ def export(
 def open_units(
     source: Located, bases: tuple[str, ...], *, from_v1: bool = False, visible_to: tuple[str, ...] = ()
 ) -> Iterator[SourceExport]:
-    """Find the bases of a source that :func:`check_kind` accepted; :func:`stream_rows` reads their rows.
+    """Find the bases of a source that :func:`check_kind` accepted; :func:`stream_rows` reads their rows in the block.
 
     Raises:
         BaseUnknown: a base in ``bases`` does not exist.
@@ -574,15 +567,15 @@ def open_units(
     """
     with ExitStack() as stack:
         if source.kind is Kind.RSCLAW:
-            yield _rsclaw_export(source, bases, visible_to, stack)
+            yield _prepare_rsclaw(source, bases, visible_to, stack)
         elif source.kind is Kind.CHROMA:
-            yield _chroma_export(source, bases, stack)
+            yield _prepare_chroma(source, bases, stack)
         else:
-            yield _v1_export(source, bases, stack) if from_v1 else _v2_export(source, bases, stack)
+            yield _prepare_v1(source, bases, stack) if from_v1 else _prepare_v2(source, bases, stack)
 
 
 def check_kind(source: Located, *, from_v1: bool, visible_to: tuple[str, ...]) -> None:
-    """Refuse a source that the options do not fit.
+    """Refuse a source that cannot be exported with these options.
 
     Raises:
         SourceNotMigratable, WrongUsage
@@ -616,7 +609,7 @@ def stream_rows(part: BaseExport) -> Iterator[UnitRow]:
 def _select_bases(
     parts: list[BaseExport], bases: tuple[str, ...], words: Mapping[str, str] = MappingProxyType({})
 ) -> list[BaseExport]:
-    """Return the bases that the user asked for; ``words`` has further words for them, by base id."""
+    """Return the bases that the user asked for (all without ``bases``). ``words`` maps further names to base ids."""
     names = {part.metadata.id: str(part.metadata.name) for part in parts}
     wanted = {resolve_base(name, names, words) for name in bases}
     return [part for part in parts if not bases or part.metadata.id in wanted]
@@ -625,8 +618,8 @@ def _select_bases(
 # --- v2 ------------------------------------------------------------------------------------------------------------
 
 
-def _v2_export(source: Located, bases: tuple[str, ...], stack: ExitStack) -> SourceExport:
-    """Prepare the export of v2 data."""
+def _prepare_v2(source: Located, bases: tuple[str, ...], stack: ExitStack) -> SourceExport:
+    """Prepare the export of v2 data. Files that are opened stay open until ``stack`` closes."""
     stores = source.stores
     catalog = StoredCatalog()
     if stores.catalog is not None:
@@ -634,7 +627,7 @@ def _v2_export(source: Located, bases: tuple[str, ...], stack: ExitStack) -> Sou
             catalog = read_catalog(stack.enter_context(source.tree.local(stores.catalog, None)))
         except CatalogProblem as problem:
             raise SourceUnreadable(path=f"{printable(source.path)}: {stores.catalog}", reason=problem) from problem
-    files = {_base_id(source, store): store.name for store in (*stores.current, *stores.preview)}
+    files = {_find_base_id(source, store): store.name for store in (*stores.current, *stores.preview)}
     settings = {str(row.get("id")): row for row in catalog.bases}
     ids = [*settings, *(one for one in files if one not in settings)] if stores.is_whole else list(files)
     parts = [BaseExport(_describe_v2_base(base_id, settings.get(base_id), catalog)) for base_id in ids]
@@ -648,7 +641,7 @@ def _v2_export(source: Located, bases: tuple[str, ...], stack: ExitStack) -> Sou
 
 
 def _describe_v2_base(base_id: str, row: dict[str, Any] | None, catalog: StoredCatalog) -> BaseMetadata:
-    """Describe a base by its row of the catalog, or by its id alone."""
+    """Describe a base for the file's metadata, by its row of the catalog or by its id alone."""
     metadata = BaseMetadata(id=base_id, name=base_id, model=None, dimensions=None, index=False)
     if row is not None:
         metadata.name, model = str(row.get("name") or base_id), row.get("embedding_model_id")
@@ -658,8 +651,8 @@ def _describe_v2_base(base_id: str, row: dict[str, Any] | None, catalog: StoredC
     return metadata
 
 
-def _base_id(source: Located, store: StoreFile) -> str:
-    """Return the base id from the path of the store; of an index file anywhere else, from the index itself."""
+def _find_base_id(source: Located, store: StoreFile) -> str:
+    """Return the base id from the path of its index file; of a file anywhere else, from the index itself."""
     if store.base_id is not None:
         # The name of a folder may be invalid UTF-8, which a Parquet file cannot contain.
         return store.base_id if replace_surrogates(store.base_id) == store.base_id else printable(store.base_id)
@@ -671,7 +664,10 @@ def _base_id(source: Located, store: StoreFile) -> str:
 
 
 def _summarize_base(part: BaseExport, source: Located, name: str, stack: ExitStack) -> None:
-    """Open and summarize the index of a base; if it cannot be read, only ``part.problem`` is set."""
+    """Open and summarize the index of a base, at this path in the source. If it cannot be read, set ``part.problem``.
+
+    The file stays open until ``stack`` closes.
+    """
     try:
         part.file = stack.enter_context(source.tree.local(name, None))
         part.mark = sqlite.read_file_state(part.file)
@@ -689,8 +685,8 @@ def _summarize_base(part: BaseExport, source: Located, name: str, stack: ExitSta
 # --- v1 ------------------------------------------------------------------------------------------------------------
 
 
-def _v1_export(source: Located, bases: tuple[str, ...], stack: ExitStack) -> SourceExport:
-    """Prepare the export of v1 data."""
+def _prepare_v1(source: Located, bases: tuple[str, ...], stack: ExitStack) -> SourceExport:
+    """Prepare the export of v1 data. Files that are opened stay open until ``stack`` closes."""
     if source.kind is Kind.V1_VECTORS:
         only = BaseExport(
             BaseMetadata(id=source.path.name, name=source.path.name, model=None, dimensions=None, index=True)
@@ -711,7 +707,7 @@ def _v1_export(source: Located, bases: tuple[str, ...], stack: ExitStack) -> Sou
 
 
 def _describe_v1_base(raw: dict[str, Any]) -> BaseMetadata:
-    """Describe a base of v1 for the file's metadata."""
+    """Describe a base of v1 for the file's metadata. ``raw`` is its entry in the state."""
     model = raw.get("model")
     names = [model.get(key) for key in ("provider", "id")] if isinstance(model, dict) else []
     return BaseMetadata(
@@ -724,7 +720,12 @@ def _describe_v1_base(raw: dict[str, Any]) -> BaseMetadata:
 
 
 def _survey_v1_base(part: BaseExport, source: Located, name: str, stack: ExitStack) -> None:
-    """Open and survey the vector file of a v1 base; if it cannot be read, only ``part.problem`` is set."""
+    """Open and summarize the vector file of a base, at this path in the source.
+
+    If it cannot be read, set ``part.problem``.
+
+    The file stays open until ``stack`` closes.
+    """
     if source.tree.kind(name) != "file":
         part.problem = tr("its vector file does not exist")
         return
@@ -746,10 +747,10 @@ def _survey_v1_base(part: BaseExport, source: Located, name: str, stack: ExitSta
 # --- rsclaw --------------------------------------------------------------------------------------------------------
 
 
-def _rsclaw_export(
+def _prepare_rsclaw(
     source: Located, bases: tuple[str, ...], visible_to: tuple[str, ...], stack: ExitStack
 ) -> SourceExport:
-    """Prepare the export of an rsclaw knowledge base."""
+    """Prepare the export of an rsclaw knowledge base. Temporary files exist until ``stack`` closes."""
     written = stack.enter_context(
         rsclaw_chunks.write_chunk_table(source.path, None, parse_scope(visible_to, "--visible-to"))
     )
@@ -772,8 +773,8 @@ def _rsclaw_export(
 # --- Chroma --------------------------------------------------------------------------------------------------------
 
 
-def _chroma_export(source: Located, bases: tuple[str, ...], stack: ExitStack) -> SourceExport:
-    """Prepare the export of Chroma collections."""
+def _prepare_chroma(source: Located, bases: tuple[str, ...], stack: ExitStack) -> SourceExport:
+    """Prepare the export of Chroma collections. Temporary files exist until ``stack`` closes."""
     root = source.tree.path
     try:
         with database.open_chroma(root / database.FILE) as db:
@@ -815,22 +816,26 @@ def _chroma_export(source: Located, bases: tuple[str, ...], stack: ExitStack) ->
 _ENTRIES_QUERY = "SELECT id, source, document, locator, vector FROM entries ORDER BY rowid"
 
 
-def describe_collection(db: apsw.Connection, of: ChromaCollection, name: str) -> BaseMetadata:
-    """Return the metadata of the base that represents a collection."""
-    model = database.read_model(db, of)
+def describe_collection(db: apsw.Connection, collection: ChromaCollection, name: str) -> BaseMetadata:
+    """Return the metadata of the base that stands for a collection of Chroma."""
+    model = database.read_model(db, collection)
     named = None if model is None else "::".join(model)
-    return BaseMetadata(id=identity.base_id(of.id), name=name, model=named, dimensions=of.dimension, index=True)
+    return BaseMetadata(
+        id=identity.base_id(collection.id), name=name, model=named, dimensions=collection.dimension, index=True
+    )
 
 
 def summarize_entries(table: RowTable) -> BaseSummary:
-    """Count the entries; all of them are exported."""
+    """Count the entries of a collection of Chroma; all of them are exported."""
     vector_bytes = None if table.dimension is None else 4 * table.dimension
     left_out = {"chroma.vector-orphan": table.orphans} if table.orphans else {}
     return BaseSummary(vector_bytes=vector_bytes, bodies=table.rows, left_out=left_out)
 
 
-def read_entry_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterator[UnitRow]:
-    """Stream the entries in the order of their insertion.
+def read_entry_rows(path: Path, base: BaseMetadata, summary: BaseSummary) -> Iterator[UnitRow]:
+    """Stream the entries of a collection of Chroma in the order of their insertion.
+
+    ``summary`` is the result of the first pass.
 
     Raises:
         apsw.Error: the table cannot be read.
@@ -849,11 +854,8 @@ def read_entry_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterat
                 char_start=0,
                 char_end=utf16_len(text),
                 text=text,
-                content_hash=None,
                 body_hash=identity.text_hash(text),
                 unit_id=str(key),
-                title=None,
                 locator_json=str(locator),
-                content=None,
-                vector=vector if isinstance(vector, bytes) and len(vector) == look.vector_bytes else None,
+                vector=vector if isinstance(vector, bytes) and len(vector) == summary.vector_bytes else None,
             )

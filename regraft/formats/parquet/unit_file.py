@@ -66,7 +66,7 @@ class FileMetadata(msgspec.Struct):
 
 
 def encode_metadata(metadata: FileMetadata) -> dict[bytes, bytes]:
-    """Encode the metadata for a Parquet file."""
+    """Encode the metadata of a file as keys and values for Parquet."""
     indexes = {}
     for base in metadata.bases:
         described = {
@@ -85,7 +85,7 @@ def encode_metadata(metadata: FileMetadata) -> dict[bytes, bytes]:
 
 
 def _encodable(value: Any) -> Any:
-    """Replace text that cannot be encoded: the name of a folder may be invalid UTF-8."""
+    """Return a JSON value whose texts can be encoded as UTF-8. The name of a folder may be invalid."""
     if isinstance(value, str):
         return replace_surrogates(value)
     if isinstance(value, dict):
@@ -94,7 +94,7 @@ def _encodable(value: Any) -> Any:
 
 
 def text_length(value: Any) -> int:
-    """Return the length of a text; 0 for None."""
+    """Return the length of a text; 0 without text."""
     return 0 if value is None else len(value)
 
 
@@ -104,7 +104,7 @@ def is_large_text(value: Any) -> bool:
 
 
 def make_column(pa: Any, values: Sequence[Any], kind: Any) -> Any:
-    """Make an Arrow array. A single large text is not copied."""
+    """Make an Arrow array of values of an Arrow type. A single large text is not copied."""
     if len(values) != 1 or not is_large_text(values[0]):
         return pa.array(values, kind)
     ends = pa.py_buffer(b"".join(place.to_bytes(4, "little") for place in (0, len(values[0]))))
@@ -112,7 +112,7 @@ def make_column(pa: Any, values: Sequence[Any], kind: Any) -> Any:
 
 
 def list_values(pa: Any, column: Any) -> list[Any]:
-    """Return the values of a column of a batch, with large texts as views of their UTF-8.
+    """Return the values of an Arrow column, with large texts as views of their UTF-8.
 
     Raises:
         pyarrow.ArrowException: a column of large texts is not valid UTF-8.
@@ -122,13 +122,11 @@ def list_values(pa: Any, column: Any) -> list[Any]:
         found: list[Any] = column.to_pylist()
         return found
     column.validate(full=True)
-    return [_value(cell) for cell in column]
-
-
-def _value(cell: Any) -> Any:
-    """Convert a cell; a large one is only referred to."""
-    raw = cell.as_buffer() if cell.is_valid else None
-    return cell.as_py() if raw is None or raw.size <= LARGE_BYTES else memoryview(raw)
+    buffers = (cell.as_buffer() if cell.is_valid else None for cell in column)
+    return [
+        cell.as_py() if raw is None or raw.size <= LARGE_BYTES else memoryview(raw)
+        for cell, raw in zip(column, buffers, strict=True)
+    ]
 
 
 SUFFIX = ".parquet"
@@ -168,7 +166,7 @@ _REPEATED = ["base", BASE_NAME, "item", "path", "source", "content_hash"]
 
 
 class UnitRow(msgspec.Struct, frozen=True):
-    """One row. Offsets are UTF-16 units; ``vector`` is little-endian float32 or None.
+    """One row of a file of units. Offsets are UTF-16 units; ``vector`` is little-endian float32.
 
     A large ``text`` or ``content`` is UTF-8 bytes instead of a string.
     """
@@ -176,19 +174,19 @@ class UnitRow(msgspec.Struct, frozen=True):
     base: Any
     base_name: Any
     item: Any
-    path: Any
-    source: Any
-    unit_index: Any
-    char_start: Any
-    char_end: Any
-    text: Any
-    content_hash: Any
-    body_hash: Any
-    unit_id: Any
-    title: Any
-    locator_json: Any
-    content: Any
-    vector: bytes | None
+    path: Any = None
+    source: Any = None
+    unit_index: Any = None
+    char_start: Any = None
+    char_end: Any = None
+    text: Any = None
+    content_hash: Any = None
+    body_hash: Any = None
+    unit_id: Any = None
+    title: Any = None
+    locator_json: Any = None
+    content: Any = None
+    vector: bytes | None = None
 
 
 class BaseTotals(msgspec.Struct):
@@ -215,8 +213,8 @@ def import_arrow() -> tuple[Any, Any]:
     )
 
 
-def _schema(pa: Any, metadata: FileMetadata) -> Any:
-    """Return the Arrow schema of a file."""
+def make_schema(pa: Any, metadata: FileMetadata) -> Any:
+    """Return the Arrow schema of a file of units with these metadata."""
     size = metadata.dimensions
     vector = pa.list_(pa.float32()) if size is None else pa.list_(pa.float32(), size)
     fields = [pa.field(name, getattr(pa, kind)()) for name, kind in COLUMNS.items()]
@@ -235,7 +233,7 @@ class UnitsWriter:
         self._bytes = 0
 
     def add(self, row: UnitRow) -> None:
-        """Write one row. Its vector is None or has the file's dimensions."""
+        """Write one row. If it has a vector, this has the file's dimensions."""
         if is_large_text(row.text) or is_large_text(row.content):
             # In its own row group the text need not be copied.
             self.flush()
@@ -252,7 +250,7 @@ class UnitsWriter:
         columns = list(zip(*(tuple(getattr(row, name) for name in COLUMNS) for row in rows), strict=True))
         kinds = (getattr(pa, kind)() for kind in COLUMNS.values())
         arrays = [make_column(pa, column, kind) for column, kind in zip(columns, kinds, strict=True)]
-        batch = pa.RecordBatch.from_arrays([*arrays, self._vectors(rows)], schema=self._schema)
+        batch = pa.RecordBatch.from_arrays([*arrays, self._make_vector_column(rows)], schema=self._schema)
         # Release the texts, which may be large: Arrow has its own copy.
         del columns, rows[:]
         self._writer.write_table(pa.Table.from_batches([batch]))
@@ -261,8 +259,8 @@ class UnitsWriter:
             pa.default_memory_pool().release_unused()
         self._rows, self._bytes = [], 0
 
-    def _vectors(self, rows: list[UnitRow]) -> Any:
-        """Make the Arrow column of vectors with their exact bytes."""
+    def _make_vector_column(self, rows: list[UnitRow]) -> Any:
+        """Make the Arrow column of the rows' vectors, with their exact bytes."""
         pa, size = self._pa, self._dimensions
         if size is None:
             return pa.nulls(len(rows), pa.list_(pa.float32()))
@@ -275,7 +273,7 @@ class UnitsWriter:
 
 
 def check_target(path: Path, places: Iterable[Path]) -> None:
-    """Check that ``path`` can be written, outside of ``places``, and is not there or is a file that regraft wrote.
+    """Refuse to write to ``path`` unless it is new, or a file that regraft wrote, and outside of ``places``.
 
     Raises:
         WrongUsage: the name does not end in ``.parquet``.
@@ -301,14 +299,14 @@ def check_target(path: Path, places: Iterable[Path]) -> None:
 
 @contextmanager
 def write_units(path: Path, metadata: FileMetadata) -> Iterator[UnitsWriter]:
-    """Write a file of units to ``path``, completely or not at all.
+    """Write a file of units to ``path``, completely or not at all: it gets its name when the block ends without error.
 
     Raises:
         OSError: the file cannot be written.
     """
     pa, pq = import_arrow()
     part = path.with_name(f".{path.name}.part")
-    schema = _schema(pa, metadata)
+    schema = make_schema(pa, metadata)
     settings = {"compression": "zstd", "use_dictionary": _REPEATED, "write_page_checksum": True}
     counted = ["base", "item", "unit_index"]
     with writable.allow_writes(path.parent, entries_only=True):
@@ -329,7 +327,7 @@ def write_units(path: Path, metadata: FileMetadata) -> Iterator[UnitsWriter]:
 
 @contextmanager
 def _arrow_errors(path: Path) -> Iterator[None]:
-    """Convert pyarrow's errors into SourceUnreadable."""
+    """Convert pyarrow's errors in the block into SourceUnreadable."""
     pa, _ = import_arrow()
     try:
         yield
@@ -342,7 +340,11 @@ def _arrow_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _open_file(path: Path) -> Iterator[Any]:
-    """Open a Parquet file with limits for untrusted ones; raises SourceUnreadable if it is implausible."""
+    """Open a Parquet file with limits for untrusted ones.
+
+    Raises:
+        SourceUnreadable: the file is damaged, or states an impossible number of rows.
+    """
     _, pq = import_arrow()
     with _arrow_errors(path):
         file = pq.ParquetFile(
@@ -393,12 +395,12 @@ def read_metadata(path: Path) -> FileMetadata:
 
 
 def _scalar_columns(schema: Any) -> list[str]:
-    """Return the columns of a file except the vector."""
+    """Return the names of the columns in an Arrow schema, except the vector."""
     return [name for name in COLUMNS if name in schema.names]
 
 
 def _check_schema(path: Path, schema: Any, metadata: FileMetadata) -> None:
-    """Refuse nested columns, and vectors whose length differs from the metadata."""
+    """Refuse a file whose Arrow schema has nested columns, or vectors of another length than the metadata say."""
     pa, _ = import_arrow()
     for name in _scalar_columns(schema):
         if pa.types.is_nested(schema.field(name).type):
@@ -432,7 +434,7 @@ def survey_file(path: Path, watch: Callable[[float], None]) -> dict[Any, BaseTot
     found: dict[Any, BaseTotals] = {}
     with _open_file(path) as file:
         for group in range(file.num_row_groups):
-            for batch in _batches(path, file, [group]):
+            for batch in _read_batches(path, file, [group]):
                 with _arrow_errors(path):
                     _count_batch(path, batch, found, group)
                 watch(len(batch) / file.metadata.num_rows)
@@ -442,13 +444,20 @@ def survey_file(path: Path, watch: Callable[[float], None]) -> dict[Any, BaseTot
 
 
 def _count_batch(path: Path, batch: Any, found: dict[Any, BaseTotals], group: int) -> None:
-    """Add the counts of a batch to the totals of its bases."""
+    """Add the counts of a batch of rows to the totals of its bases (``found``).
+
+    ``group`` is the number of its row group.
+    """
     pa, _ = import_arrow()
     compute = importlib.import_module("pyarrow.compute")
     batch.validate(full=True)
     _check_vectors(path, batch.column(VECTOR_COLUMN))
-    for base, rows in _by_base(pa, compute, batch):
-        totals, vectors = found.setdefault(base, BaseTotals()), rows.column(VECTOR_COLUMN)
+    column = _decode_dictionary(pa, batch.column("base"))
+    bases = column.unique()
+    for base in bases:
+        chosen = compute.equal(column, base) if base.is_valid else column.is_null()
+        rows = batch if len(bases) == 1 else batch.filter(chosen)
+        totals, vectors = found.setdefault(base.as_py(), BaseTotals()), rows.column(VECTOR_COLUMN)
         count = len(vectors) - vectors.null_count
         totals.rows += len(rows)
         totals.vectors += count
@@ -462,31 +471,22 @@ def _count_batch(path: Path, batch: Any, found: dict[Any, BaseTotals], group: in
             totals.groups.append(group)
 
 
-def _by_base(pa: Any, compute: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the base id and the rows of every base in a batch."""
-    column = _decode_dictionary(pa, batch.column("base"))
-    bases = column.unique()
-    for base in bases:
-        chosen = column.is_null() if not base.is_valid else compute.equal(column, base)
-        yield base.as_py(), batch if len(bases) == 1 else batch.filter(chosen)
-
-
 def _decode_dictionary(pa: Any, column: Any) -> Any:
-    """Return a column without dictionary encoding."""
+    """Return an Arrow column without dictionary encoding."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def read_rows(path: Path, groups: list[int] | None = None) -> Iterator[UnitRow]:
-    """Stream the rows of a file of units in order, or those of some row groups.
+    """Stream the rows of a file of units in order. ``groups`` are the numbers of the row groups to read, None for all.
 
     Raises:
         SourceUnreadable: the file is damaged.
     """
     pa, _ = import_arrow()
     with _open_file(path) as file:
-        for batch in _batches(path, file, list(range(file.num_row_groups)) if groups is None else groups):
+        for batch in _read_batches(path, file, list(range(file.num_row_groups)) if groups is None else groups):
             with _arrow_errors(path):
-                columns = [_values(pa, batch, name) for name in COLUMNS]
+                columns = [_column_values(pa, batch, name) for name in COLUMNS]
                 rows = deque(zip(*columns, _vector_bytes(path, batch.column(VECTOR_COLUMN)), strict=True))
             # Release the texts before the next ones are read: they may be large.
             del columns, batch
@@ -494,8 +494,8 @@ def read_rows(path: Path, groups: list[int] | None = None) -> Iterator[UnitRow]:
                 yield UnitRow(*rows.popleft())
 
 
-def _values(pa: Any, batch: Any, name: str) -> list[Any]:
-    """Return a column as Python values."""
+def _column_values(pa: Any, batch: Any, name: str) -> list[Any]:
+    """Return the values of the column with this name in a batch of rows."""
     if name == BASE_NAME and name not in batch.schema.names:
         return [None] * len(batch)
     column = batch.column(name)
@@ -503,15 +503,15 @@ def _values(pa: Any, batch: Any, name: str) -> list[Any]:
     return values
 
 
-def _batches(path: Path, file: Any, groups: list[int]) -> Iterator[Any]:
-    """Stream the rows of some row groups as Arrow batches."""
+def _read_batches(path: Path, file: Any, groups: list[int]) -> Iterator[Any]:
+    """Stream the rows of an open file from the row groups with these numbers, as Arrow batches."""
     pa, _ = import_arrow()
     names = [*_scalar_columns(file.schema_arrow), VECTOR_COLUMN]
     for group in groups:
         with _arrow_errors(path):
             stated = file.metadata.row_group(group)
             missing = stated.num_rows
-            size = _batch_rows(stated, file.schema_arrow.field(VECTOR_COLUMN).type)
+            size = _choose_batch_rows(stated, file.schema_arrow.field(VECTOR_COLUMN).type)
             batches = file.iter_batches(batch_size=size, row_groups=[group], columns=names, use_threads=False)
         while True:
             with _arrow_errors(path):
@@ -530,8 +530,8 @@ def _batches(path: Path, file: Any, groups: list[int]) -> Iterator[Any]:
                 pa.default_memory_pool().release_unused()
 
 
-def _batch_rows(group: Any, vector: Any) -> int:
-    """Determine how many rows of a row group to read at once.
+def _choose_batch_rows(group: Any, vector: Any) -> int:
+    """Determine how many rows of a row group to read at once. ``vector`` is the Arrow type of the vectors.
 
     Dictionary-encoded columns may expand: each row may have the longest value. A vector may be one number repeated by a
     run-length encoding.
@@ -551,7 +551,7 @@ def _batch_rows(group: Any, vector: Any) -> int:
 
 
 def _check_vectors(path: Path, vectors: Any) -> None:
-    """Raise SourceUnreadable unless vectors are lists of float32 of one length; each may be null."""
+    """Refuse an Arrow column of vectors unless they are lists of float32 of one length. Each may be null."""
     if vectors.null_count == len(vectors):
         return
     size, values = getattr(vectors.type, "list_size", None), vectors.values
@@ -560,7 +560,7 @@ def _check_vectors(path: Path, vectors: Any) -> None:
 
 
 def _vector_bytes(path: Path, vectors: Any) -> list[bytes | None]:
-    """Return the bytes of every vector as stored in the file."""
+    """Return the bytes of every vector in an Arrow column, as stored in the file; None for a missing one."""
     _check_vectors(path, vectors)
     if vectors.null_count == len(vectors):
         return [None] * len(vectors)

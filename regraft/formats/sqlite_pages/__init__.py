@@ -128,10 +128,10 @@ class Reading:
     # --- assignment of pages -----------------------------------------------------------------------------------------
 
     def _read_roots(self) -> dict[str, int]:
-        """Map table names to root pages, as the schema names them."""
+        """Read the schema: map the names of tables and indexes to their root pages."""
         roots: dict[str, int] = {}
         for visit in self._walker.walk(1, 1, is_index=False):
-            for cell in self._cells(visit.data, visit.page, visit.cells, _SCHEMA):
+            for cell in self._parse_cells(visit.data, visit.page, visit.cells, _SCHEMA):
                 if cell is None:
                     continue
                 candidate = _Candidate(
@@ -143,7 +143,7 @@ class Reading:
         return roots
 
     def _claim_all(self) -> None:
-        """Assign every page to a table, and claim all overflow chains, those of the strongest origin first."""
+        """Assign every page to a table, and mark the overflow pages of all rows as used, those of trees first."""
         self._claim_other_trees()
         for candidate in self._cells_in_trees():
             self._chains.claim(candidate.cell, Origin.TREE)
@@ -159,7 +159,7 @@ class Reading:
             if self._searched[number] or (
                 is_unassigned and (self._free[number] or not self._chains.is_claimed(number))
             ):
-                candidates = list(self._search(number))
+                candidates = list(self._search_page(number))
                 self._searched[number] = bool(candidates)
                 for candidate in candidates:
                     self._chains.claim(candidate.cell, candidate.origin)
@@ -189,7 +189,7 @@ class Reading:
                 self.roots[shape.name] = self.roots.pop(named)
 
     def _similar_names(self, shape: RowShape) -> list[str]:
-        """Return schema names that may be a damaged form of a shape's name.
+        """Return names in the schema that may be a damaged form of a shape's name.
 
         For an index, only names that SQLite generates are considered.
         """
@@ -203,14 +203,14 @@ class Reading:
         ]
 
     def _holds_rows_of(self, root: int, index: int) -> bool:
-        """Whether the first pages below a root contain rows of the shape with this index (from 1)."""
+        """Whether the first pages below a root page contain rows of the shape with this index (from 1)."""
         # The pages are recorded in a separate walker, because they may belong to another table.
         walker = TreeWalker(self.file)
         visits = islice(walker.walk(root, 1, is_index=self._shapes[index - 1].is_index), _FIRST_PAGES)
         return any(visit.page and self._guess_shape(visit.data, visit.page) == index for visit in visits)
 
     def _claim_other_trees(self) -> None:
-        """Record the pages of tables and indexes that were not asked for."""
+        """Record the pages of the tables and indexes that the caller did not ask for."""
         known = {shape.name for shape in self._shapes}
         others = [(name, root) for name, root in self.roots.items() if name not in known and root > 1]
         for tree, (_, root) in enumerate(others[:_MOST_TREES], 2 + len(self._shapes)):
@@ -234,7 +234,7 @@ class Reading:
                 self._shaped[number] = self._guess_shape(data, page)
 
     def _guess_shape(self, data: bytes, page: TreePage) -> int:
-        """Return the index (from 1) of the shape that most of the first cells fit; 0 if none does."""
+        """Return the index (from 1) of the shape that most of the first cells of a page fit; 0 if no cell fits any."""
         votes = [0] * len(self._shapes)
         cells = (self._parse_cell(data, at, page.kind, self.file.size) for at in page.cells)
         for cell in islice((cell for cell in cells if cell is not None), _FIRST_CELLS):
@@ -246,18 +246,21 @@ class Reading:
         return best + 1 if votes and votes[best] else 0
 
     def _matches_shape(self, cell: Cell, shape: RowShape, *, wholly: bool = False) -> bool:
-        """Whether a cell can be a row of a shape; ``wholly``: check the values even if the record is incomplete."""
+        """Whether a cell can be a row of a shape.
+
+        With ``wholly``, its values must fit even if the record is incomplete.
+        """
         fields = self._decode_fields(cell, shape)
         if fields is None:
             return False
         record, is_whole = self._chains.beginning(cell)
-        values, _ = self._values(fields, record, shape, cell.rowid)
+        values, _ = self._decode_values(fields, record, shape, cell.rowid)
         # If overflow pages are missing, the record's owner cannot be verified.
         return (not is_whole and not wholly) or shape.accepts(values)
 
     def _find_encoding(self) -> None:
         """Choose the encoding in which most of the first pages have valid rows, preferring the header's."""
-        pages = list(islice(self._leaves(), _FIRST_PAGES))
+        pages = list(islice(self._read_leaves(), _FIRST_PAGES))
         stated = self.encoding
         votes: dict[str, int] = {}
         for encoding in (stated, *(one for one in _ENCODINGS if one != stated)):
@@ -267,8 +270,8 @@ class Reading:
                 break
         self.encoding = max(votes, key=votes.__getitem__)
 
-    def _leaves(self) -> Iterator[tuple[bytes, TreePage]]:
-        """Yield the table leaf pages with cells."""
+    def _read_leaves(self) -> Iterator[tuple[bytes, TreePage]]:
+        """Yield the bytes and the header of each page that is a leaf of a table and has cells."""
         for number in range(1, self.file.pages + 1):
             data = self.file.page(number)
             page = parse_tree_page(data, number, self.file.usable)
@@ -276,7 +279,7 @@ class Reading:
                 yield data, page
 
     def _has_valid_row(self, data: bytes, page: TreePage) -> bool:
-        """Whether one of the first rows of a leaf is valid in the current encoding."""
+        """Whether one of the first rows of a leaf is valid in the text encoding that is tried now."""
         tables = (_SCHEMA, *(shape for shape in self._shapes if not shape.is_index))
         cells = (self._parse_cell(data, at, page.kind, self.file.size) for at in page.cells[:_FIRST_CELLS])
         return any(
@@ -286,7 +289,7 @@ class Reading:
     # --- cells -------------------------------------------------------------------------------------------------------
 
     def _parse_cell(self, data: bytes, at: int, kind: PageKind, most_bytes: int) -> Cell | None:
-        """Parse the cell at an offset; None if it is invalid or its record exceeds ``most_bytes``."""
+        """Parse the cell at an offset of a page; None if it is invalid or its record exceeds ``most_bytes``."""
         try:
             return parse_record_cell(
                 data, at, self.file.usable, kind, min(most_bytes, self.file.pages * self.file.page_size)
@@ -294,10 +297,10 @@ class Reading:
         except MalformedRecord:
             return None
 
-    def _cells(
+    def _parse_cells(
         self, data: bytes, page: TreePage | None, starts: Sequence[int], shape: RowShape
     ) -> Iterator[Cell | None]:
-        """Yield the cells of a page at some offsets; None for an invalid one."""
+        """Yield the cells at the offsets ``starts`` of a page; None for an invalid one, which is counted."""
         if page is None:
             return
         missing = Refusal.CUT if len(data) < self.file.page_size else Refusal.CELL
@@ -308,12 +311,12 @@ class Reading:
             yield cell
 
     def _cells_in_trees(self) -> Iterator[_Candidate]:
-        """Yield the cells that trees reach, table by table."""
+        """Yield the cells that the trees of the wanted tables and indexes reach, table by table."""
         for shape in self._shapes:
             root, tree = self.roots.get(shape.name, 0), 2 + self._shapes.index(shape)
             cover = CoverageTracker(self.file.pages)
             for visit in self._walker.walk(root, tree, is_index=shape.is_index) if root else ():
-                cells = list(self._cells(visit.data, visit.page, visit.cells, shape))
+                cells = list(self._parse_cells(visit.data, visit.page, visit.cells, shape))
                 if self._is_of_other_table(visit, cells, shape):
                     # Another page overwrote this one; its rows decide which table it belongs to.
                     self._owners[visit.number] = 0
@@ -337,7 +340,7 @@ class Reading:
                 self._named[shape.name] = cover.leaves
 
     def _is_of_other_table(self, visit: Visit, cells: Sequence[Cell | None], shape: RowShape) -> bool:
-        """Whether a leaf holds only rows of other tables."""
+        """Whether a leaf in a tree has cells but none that can be a row of the tree's table."""
         if visit.kind is not PageKind.TABLE_LEAF or not cells:
             return False
         return not any(cell is not None and self._decode_fields(cell, shape) is not None for cell in cells)
@@ -345,7 +348,10 @@ class Reading:
     def _is_filled(
         self, data: bytes, page: TreePage | None, starts: Sequence[int], cells: Sequence[Cell | None]
     ) -> bool:
-        """Whether all cells were read and, on a leaf, leave no unexplained space."""
+        """Whether all cells of a page were read and, on a leaf, leave no unexplained space.
+
+        ``starts`` are the offsets of the cells, ``cells`` what was read there.
+        """
         found = [cell for cell in cells if cell is not None]
         if page is None or len(found) < len(starts):
             return False
@@ -353,7 +359,7 @@ class Reading:
         return not page.kind.is_leaf or page.is_filled(data, self.file.usable, held)
 
     def _cells_by_header(self, origin: Origin) -> Iterator[_Candidate]:
-        """Yield the cells of pages with a valid header and the given origin that no tree reaches."""
+        """Yield the cells of pages that no tree reaches and that have a valid header and the given origin."""
         for number in range(1, self.file.pages + 1):
             shape = self._shapes[self._shaped[number] - 1]
             if not self._shaped[number] or self._origin_of(number, shape) is not origin:
@@ -362,7 +368,7 @@ class Reading:
             page = parse_tree_page(data, number, self.file.usable)
             if page is None:
                 continue
-            cells = list(self._cells(data, page, page.cells, shape))
+            cells = list(self._parse_cells(data, page, page.cells, shape))
             if not (shape.is_index or (page.is_whole and self._is_filled(data, page, page.cells, cells))):
                 self._searched[number] = 1
                 self.counts.refused[shape.name, Refusal.CELL] += page.stated - len(page.cells)
@@ -370,8 +376,8 @@ class Reading:
                 if cell is not None:
                     yield _Candidate(shape=shape, number=number, kind=page.kind, cell=cell, origin=origin)
 
-    def _search(self, number: int) -> Iterator[_Candidate]:
-        """Yield the cells of a page that its header does not account for."""
+    def _search_page(self, number: int) -> Iterator[_Candidate]:
+        """Yield the rows on a page that its header does not account for, recognized by their form."""
         data = self.file.page(number)
         tables = [shape for shape in self._shapes if not shape.is_index]
         page = parse_tree_page(data, number, self.file.usable) if self._owners[number] or self._shaped[number] else None
@@ -387,7 +393,7 @@ class Reading:
                 yield _Candidate(shape=shape, number=number, kind=PageKind.TABLE_LEAF, cell=cell, origin=origin)
 
     def _origin_of(self, number: int, shape: RowShape) -> Origin:
-        """Return how a page outside of the trees is classified."""
+        """Return how a row on a page outside of the trees counts as found."""
         named = self._named.get(shape.name)
         if self._free[number] or (named is not None and not named[number]):
             return Origin.FREE
@@ -415,26 +421,34 @@ class Reading:
                 self.counts.pages[row.origin] += 1
             if flawed or row.flaw is None:
                 yield row
-        self._count_pages(has_rows)
+        for number in range(1, self.file.pages + 1):
+            if has_rows[number]:
+                continue
+            if self._owners[number]:
+                self.counts.inner += 1
+            elif self._free[number]:
+                self.counts.free += 1
+            elif self._chains.is_claimed(number):
+                self.counts.overflow += 1
 
     def _find_candidates(self) -> Iterator[_Candidate]:
-        """Yield possible rows, the best proven first."""
+        """Yield all cells that may be rows, those with the strongest origin first."""
         yield from self._cells_in_trees()
         for origin in _WEAKER:
             yield from self._cells_by_header(origin)
             for number in range(1, self.file.pages + 1):
                 if self._searched[number]:
-                    yield from (candidate for candidate in self._search(number) if candidate.origin is origin)
+                    yield from (candidate for candidate in self._search_page(number) if candidate.origin is origin)
 
     def _decode_row(self, candidate: _Candidate) -> FoundRow | None:
-        """Decode a candidate; None, with a refusal counted, if it is not a row of its table."""
+        """Decode a cell that may be a row. None, with the reason counted, if it is not a row of its table."""
         cell, shape = candidate.cell, candidate.shape
         fields = self._decode_fields(cell, shape)
         if fields is None:
             self.counts.refused[shape.name, Refusal.RECORD] += 1
             return None
         record, flaw = self._chains.read(cell, candidate.origin)
-        values, rowid = self._values(fields, record, shape, cell.rowid)
+        values, rowid = self._decode_values(fields, record, shape, cell.rowid)
         if candidate.origin is not Origin.TREE and flaw is not OverflowFlaw.BROKEN and not shape.accepts(values):
             self.counts.refused[shape.name, Refusal.FOREIGN] += 1
             return None
@@ -451,15 +465,20 @@ class Reading:
 
     @staticmethod
     def _decode_fields(cell: Cell, shape: RowShape) -> list[RecordField] | None:
-        """Parse the record header of a cell; None if it does not fit the shape or the cell's length."""
+        """Parse the record header of a cell; None if it does not fit the shape or the length of the cell."""
         try:
             fields, length = parse_fields(cell.local)
         except MalformedRecord:
             return None
         return fields if length == cell.payload and shape.fits(fields) else None
 
-    def _values(self, fields: list[RecordField], record: bytes, shape: RowShape, rowid: int) -> tuple[list[Value], int]:
-        """Return the values of a record (None for incomplete columns) and the rowid."""
+    def _decode_values(
+        self, fields: list[RecordField], record: bytes, shape: RowShape, rowid: int
+    ) -> tuple[list[Value], int]:
+        """Decode the values of a record, and return them with the rowid. Values that are cut off are None.
+
+        The rowid of an index entry is the last value of its record.
+        """
         values: list[Value] = [
             decode_value(one, record, self.encoding) if one.start + one.length <= len(record) else None
             for one in fields
@@ -471,18 +490,6 @@ class Reading:
         if shape.alias is not None:
             values[shape.alias] = rowid
         return values, rowid
-
-    def _count_pages(self, has_rows: bytearray) -> None:
-        """Count the pages without rows by their use."""
-        for number in range(1, self.file.pages + 1):
-            if has_rows[number]:
-                continue
-            if self._owners[number]:
-                self.counts.inner += 1
-            elif self._free[number]:
-                self.counts.free += 1
-            elif self._chains.is_claimed(number):
-                self.counts.overflow += 1
 
 
 __all__ = [

@@ -6,7 +6,7 @@ import errno
 import os
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from io import BufferedReader
 from pathlib import Path
@@ -78,20 +78,26 @@ class TreePage(msgspec.Struct):
     is_whole: bool
 
     def is_filled(self, data: bytes, usable: int, held: int) -> bool:
-        """Whether cells of ``held`` bytes and the free space add up to the cell area."""
+        """Whether cells of ``held`` bytes in total and the free space add up to the cell area of this page.
+
+        ``usable`` is the number of usable bytes of the page.
+        """
         blocks = self.free_blocks(data, usable)
         return blocks is not None and held + sum(map(len, blocks)) + self.fragments == usable - self.content
 
     def accounts_for(self, at: int, blocks: Sequence[range]) -> bool:
         """Whether the header explains the bytes at an offset: a cell, a free block, or unused space before all cells.
 
-        If the header gives a wrong start of the cell area, some pointers lie before it.
+        ``blocks`` are the free blocks. If the header gives a wrong start of the cell area, some pointers lie before it.
         """
         is_before = at < self.content and at not in self.outside
         return is_before or at in self.cells or any(at in block for block in blocks)
 
     def free_blocks(self, data: bytes, usable: int) -> list[range] | None:
-        """Return the free blocks of the cell area; None if their chain is damaged."""
+        """Return the free blocks of the cell area as ranges of offsets; None if their chain is damaged.
+
+        ``usable`` is the number of usable bytes of the page.
+        """
         found: list[range] = []
         at = self.free
         while at:
@@ -107,7 +113,10 @@ class TreePage(msgspec.Struct):
 
 
 def parse_tree_page(data: bytes, number: int, usable: int) -> TreePage | None:
-    """Parse the header of a B-tree page; None if it is not a valid one."""
+    """Parse the header of a B-tree page; None if it is not valid.
+
+    ``number`` is the page number, ``usable`` the number of usable bytes of a page.
+    """
     start = FILE_HEADER_BYTES if number == 1 else 0
     if len(data) < start + 12:
         return None
@@ -153,7 +162,10 @@ class Cell(msgspec.Struct):
 
 
 def local_bytes(payload: int, usable: int, *, is_index: bool) -> int:
-    """Return how many bytes of a record are stored on the B-tree page itself."""
+    """Return how many bytes of a record of ``payload`` bytes are stored on the B-tree page itself.
+
+    ``usable`` is the number of usable bytes of a page.
+    """
     most = (usable - 12) * 64 // 255 - 23 if is_index else usable - 35
     if payload <= most:
         return payload
@@ -199,7 +211,9 @@ def parse_record_cell(data: bytes, at: int, usable: int, kind: PageKind, most_by
 
 
 def parse_child_cell(data: bytes, at: int) -> tuple[int, int]:
-    """Parse a cell of a table's interior page: child page number, and largest rowid below it.
+    """Parse the cell at an offset of a table's interior page.
+
+    Return the child page number and the largest rowid below it.
 
     Raises:
         MalformedRecord: the cell is truncated.
@@ -210,15 +224,15 @@ def parse_child_cell(data: bytes, at: int) -> tuple[int, int]:
 
 
 def read_left_child(data: bytes, at: int) -> int:
-    """Return the child page number in the first four bytes of a cell."""
+    """Return the child page number in the first four bytes of the cell at an offset."""
     number: int = _POINTER.unpack_from(data, at)[0]
     return number
 
 
 def find_row_start(data: bytes, header: int, payload: int) -> int | None:
-    """Return the offset of the cell whose record begins at ``header``; None if no valid cell precedes it.
+    """Return the offset of the cell whose record begins at ``header`` and has ``payload`` bytes.
 
-    The record size and the rowid are stored directly before the record.
+    None if no valid cell precedes it. The record size and the rowid are stored directly before the record.
     """
     size = encode_varint(payload)
     for length in range(1, 10):
@@ -231,7 +245,7 @@ def find_row_start(data: bytes, header: int, payload: int) -> int | None:
 
 
 def _is_varint(data: bytes, at: int, end: int) -> bool:
-    """Whether a varint at ``at`` ends at ``end``."""
+    """Whether a varint (SQLite's integer of variable length) at ``at`` ends at ``end``."""
     try:
         return read_varint(data, at)[1] == end
     except MalformedRecord:
@@ -302,7 +316,7 @@ class Overlay(msgspec.Struct):
 
 
 def open_overlay(path: Path) -> Overlay:
-    """Return the pages in the file's write-ahead log, or in the journal of an unfinished transaction.
+    """Find the pages in a file's write-ahead log, or in the journal of an unfinished transaction, that replace its own.
 
     Raises:
         OSError: one of them cannot be read.
@@ -318,11 +332,11 @@ def open_overlay(path: Path) -> Overlay:
     return Overlay()
 
 
-def _open_companion(path: Path, read: object) -> Overlay:
-    """Open a write-ahead log or a rollback journal as changed pages over the file."""
+def _open_companion(path: Path, read: Callable[[BufferedReader], Overlay]) -> Overlay:
+    """Open a write-ahead log or a rollback journal and list its pages with ``read``."""
     file = links.open_for_reading(path)
     try:
-        overlay = _read_log(file) if read is _read_log else _read_journal(file)
+        overlay = read(file)
     except BaseException:
         file.close()
         raise
@@ -334,7 +348,7 @@ def _open_companion(path: Path, read: object) -> Overlay:
 
 
 def _read_log(file: BufferedReader) -> Overlay:
-    """Return the frames of committed transactions, up to the first frame with a wrong checksum."""
+    """List the pages in the committed transactions of a write-ahead log, up to the first wrong checksum."""
     overlay = Overlay()
     header = file.read(_LOG_HEADER)
     if len(header) < _LOG_HEADER:
@@ -360,7 +374,10 @@ def _read_log(file: BufferedReader) -> Overlay:
 
 
 def _checksum(data: bytes, order: str, state: tuple[int, int]) -> tuple[int, int]:
-    """Continue the checksum of a write-ahead log."""
+    """Continue the checksum of a write-ahead log over more bytes, from a ``state`` to the next.
+
+    ``order`` is the byte order of its numbers.
+    """
     first, second = state
     words = iter(struct.unpack(f"{order}{len(data) // 4}I", data))
     for one, two in zip(words, words, strict=True):
@@ -373,7 +390,7 @@ def _checksum(data: bytes, order: str, state: tuple[int, int]) -> tuple[int, int
 
 
 def _read_journal(file: BufferedReader) -> Overlay:
-    """Return the pages as they were before an unfinished transaction."""
+    """List the pages in a rollback journal: their state before an unfinished transaction."""
     overlay = Overlay()
     end = file.seek(0, os.SEEK_END)
     at = 0
@@ -396,13 +413,17 @@ def _read_journal(file: BufferedReader) -> Overlay:
 
 
 def _is_valid_header(overlay: Overlay, sector: int, size: int) -> bool:
+    """Whether sector size and page size in the header of a journal segment are possible and agree with earlier ones."""
     is_first = overlay.pages is None
     powers = size in PAGE_SIZES and 32 <= sector <= _MOST_SECTOR and sector & (sector - 1) == 0
     return powers and (is_first or size == overlay.page_size)
 
 
 def _take_pages(file: BufferedReader, overlay: Overlay, at: int, count: int, nonce: int) -> bool:
-    """Take the records of one journal segment; False at the first wrong checksum (an incomplete write)."""
+    """Add the pages of one journal segment to the overlay. False at the first wrong checksum (an incomplete write).
+
+    The segment begins at the offset ``at`` and has ``count`` records; ``nonce`` starts their checksums.
+    """
     size = overlay.page_size
     for start in range(at, at + count * (size + 8), size + 8):
         file.seek(start)
@@ -486,7 +507,10 @@ class PageFile:
         self.stated = int.from_bytes(header[28:32], "big") if is_counted else 0
 
     def _infer_page_size(self, stated: int, reserved: int) -> tuple[int, int]:
-        """Return the page size and reserved bytes that most pages support; (0, 0) if none fits."""
+        """Return the page size and the reserved bytes per page that most pages support; (0, 0) if no size fits.
+
+        ``stated`` and ``reserved`` are the values in the header.
+        """
         seen = {size: self._sample_pages(size) for size in PAGE_SIZES}
         # With the right page size, pages are filled to the same offset. With twice that size half of them may seem so,
         # too.
@@ -500,7 +524,10 @@ class PageFile:
         return best, seen[best].most_common(1)[0][0]
 
     def _sample_pages(self, size: int) -> Counter[int]:
-        """Count B-tree pages in a sample of pages by the number of free bytes at their end."""
+        """Read a sample of pages of this size.
+
+        Count the valid B-tree pages by the number of free bytes at their end.
+        """
         count = self.size // size
         found: Counter[int] = Counter()
         for index in range(0, count, max(1, count // _SAMPLE)):
@@ -523,7 +550,7 @@ class PageFile:
             return b""
 
     def _read(self, offset: int, length: int) -> bytes:
-        """Read bytes at an offset; fewer at the end of the file."""
+        """Read bytes of the file at an offset; fewer at the end of the file."""
         self._file.seek(offset)
         data = self._file.read(length)
         while len(data) < length and (more := self._file.read(length - len(data))):
@@ -531,7 +558,7 @@ class PageFile:
         return data
 
     def is_torn(self, number: int) -> bool:
-        """Whether a page is an incomplete last page, or lies beyond the size stated in the header."""
+        """Whether a page is an incomplete last page, or is beyond the size stated in the header."""
         if 0 < self.stated < number:
             return True
         return number == self.pages and len(self.page(number)) < self.page_size
@@ -551,7 +578,7 @@ class PageFile:
 
 
 def _stated_size(header: bytes) -> int:
-    """Return the page size in a file header; 0 if it is not a valid header."""
+    """Return the page size that a file header states; 0 if it is not a valid header."""
     if len(header) < FILE_HEADER_BYTES or (
         header[21:24] != _FRACTIONS and not header.startswith(untrusted_sqlite.MAGIC)
     ):

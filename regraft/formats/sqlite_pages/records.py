@@ -13,7 +13,8 @@ from typing import NamedTuple, TypeAlias
 _MOST_VARINT = 9
 #: Maximum bytes of the serial type of a text or BLOB of up to 16 GB.
 _MOST_SERIAL = 5
-_INTEGER_BYTES = (0, 1, 2, 3, 4, 6, 8)
+#: Length in bytes of a value by serial type, below those of texts and BLOBs. SQLite reserves 10 and 11.
+_FIXED_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)
 _REAL, _ZERO, _ONE = 7, 8, 9
 _FIRST_BLOB, _FIRST_TEXT = 12, 13
 _DOUBLE = struct.Struct(">d")
@@ -83,7 +84,7 @@ class RowShape:
         return tuple(StorageClass.NULL if at == self.alias else classes for at, classes in enumerate(self.columns))
 
     def fits(self, fields: Sequence[RecordField]) -> bool:
-        """Whether a record has the columns of this shape."""
+        """Whether a record with these fields has the columns of this shape."""
         missing = len(self.stored) - len(fields)
         if not 0 <= missing <= self.optional_columns:
             return False
@@ -91,13 +92,13 @@ class RowShape:
 
     @cached_property
     def _bits(self) -> tuple[int, ...]:
-        """The storage classes of the columns as integers."""
+        """The storage classes of each stored field as an integer of flags."""
         # Integers compare much faster than ``Flag`` members.
         return tuple(classes.value for classes in self.stored)
 
     @cached_property
     def pattern(self) -> re.Pattern[bytes]:
-        """A pattern that matches the header of such a record, at every offset where one may begin."""
+        """A pattern that matches the record header of such a row, at every offset where one may begin."""
         parts = [_serial_pattern(classes) for classes in self.stored]
         lacking = b"".join(b"(?:" + part for part in parts[len(parts) - self.optional_columns :])
         whole = b"".join(parts[: len(parts) - self.optional_columns]) + lacking + b")?" * self.optional_columns
@@ -118,7 +119,7 @@ _ONE_BYTE = {
 
 
 def _serial_pattern(classes: StorageClass) -> bytes:
-    """Return a pattern that matches the serial types of storage classes."""
+    """Return a pattern that matches the serial type (SQLite's code of type and length) of values of these classes."""
     choices = [pattern for one, pattern in _ONE_BYTE.items() if one & classes]
     choices += [_LONG + last for one, last in ((StorageClass.TEXT, _ODD), (StorageClass.BLOB, _EVEN)) if one & classes]
     return b"(?:" + b"|".join(choices) + b")"
@@ -128,7 +129,7 @@ _NULL_BIT, _INTEGER_BIT, _REAL_BIT, _TEXT_BIT, _BLOB_BIT = (one.value for one in
 
 
 def _class_bit(serial: int) -> int:
-    """Return the storage class of a serial type as the value of its flag."""
+    """Return the storage class of a serial type (SQLite's code of type and length) as the value of its flag."""
     if serial >= _FIRST_BLOB:
         return _TEXT_BIT if serial & 1 else _BLOB_BIT
     if serial == 0:
@@ -137,7 +138,7 @@ def _class_bit(serial: int) -> int:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return an unsigned varint and the offset after it.
+    """Read an unsigned varint (integer of variable length). Return it and the offset after it.
 
     Raises:
         MalformedRecord: the number is truncated, or longer than SQLite writes it.
@@ -171,7 +172,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def to_signed(value: int) -> int:
-    """Interpret a 64-bit number as signed."""
+    """Interpret an unsigned 64-bit number as a signed one."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -187,7 +188,12 @@ def parse_fields(record: bytes) -> tuple[list[RecordField], int]:
     found, start = [], header
     while at < header:
         serial, at = read_varint(record, at)
-        length = (serial - _FIRST_BLOB) >> 1 if serial >= _FIRST_BLOB else _fixed_length(serial)
+        if serial >= _FIRST_BLOB:
+            length = (serial - _FIRST_BLOB) >> 1
+        elif serial < len(_FIXED_LENGTHS):
+            length = _FIXED_LENGTHS[serial]
+        else:
+            raise MalformedRecord
         found.append(RecordField(serial, start, length))
         start += length
     if at != header:
@@ -195,19 +201,10 @@ def parse_fields(record: bytes) -> tuple[list[RecordField], int]:
     return found, start
 
 
-def _fixed_length(serial: int) -> int:
-    """Return the length of a value of a serial type that has a fixed one."""
-    if serial < len(_INTEGER_BYTES):
-        return _INTEGER_BYTES[serial]
-    if serial in (10, 11):
-        raise MalformedRecord
-    return 8 if serial == _REAL else 0
-
-
-def decode_value(one: RecordField, record: bytes, encoding: str) -> Value:
-    """Return the value of a field. Texts are converted from ``encoding`` to UTF-8."""
-    serial = one.serial
-    raw = record[one.start : one.start + one.length]
+def decode_value(stored: RecordField, record: bytes, encoding: str) -> Value:
+    """Decode the value of a field of a record. Texts are converted from ``encoding`` to UTF-8."""
+    serial = stored.serial
+    raw = record[stored.start : stored.start + stored.length]
     if serial >= _FIRST_BLOB:
         if not serial & 1:
             return raw
@@ -223,5 +220,5 @@ def decode_value(one: RecordField, record: bytes, encoding: str) -> Value:
 
 
 def recode_text(raw: bytes, encoding: str) -> bytes:
-    """Convert a text to UTF-8; lone surrogates are kept as three-byte sequences."""
+    """Convert the bytes of a text from ``encoding`` to UTF-8; lone surrogates are kept as three-byte sequences."""
     return raw.decode(encoding, "surrogatepass" if len(raw) % 2 == 0 else "replace").encode("utf-8", "surrogatepass")

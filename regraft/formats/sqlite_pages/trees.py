@@ -104,7 +104,7 @@ class Coverage(msgspec.Struct):
     missing: int = 0
 
     def add(self, low: int, high: int) -> None:
-        """Add an interval that follows all earlier ones."""
+        """Add the interval of rowids above ``low`` up to ``high``, which follows all earlier ones."""
         if self.intervals and self.intervals[-1][1] == low:
             self.intervals[-1] = (self.intervals[-1][0], high)
         else:
@@ -139,7 +139,7 @@ _FEW_PAGES = 8
 
 
 class OverflowChains:
-    """The overflow chains of a file.
+    """The overflow chains of a file: lists of pages with the rest of records that are too long for a B-tree page.
 
     All chains have to be claimed before the first is read: only then it is known which pages are shared. Each page is
     read a bounded number of times, however many rows claim it.
@@ -155,11 +155,11 @@ class OverflowChains:
         self._free = bytearray(file.pages + 1)
 
     def trust_free(self, free: bytearray) -> None:
-        """Set the pages that are known to be free; no row should use them."""
+        """Set the pages that are known to be free (one byte for each page); no row should use them."""
         self._free = free
 
     def claim(self, cell: Cell, origin: Origin) -> None:
-        """Count the pages of a cell's chain as used."""
+        """Mark the overflow pages of a cell as used by it. ``origin`` says how the cell was found."""
         tier = _TIERS[origin]
         parts = b"%d %d " % (tier, cell.rowid)
         mark = int.from_bytes(blake2b(parts + cell.local, digest_size=8).digest(), "big")
@@ -172,15 +172,18 @@ class OverflowChains:
             if uses == _SEVERAL:
                 return
             self._uses[number] += 1 << shift
-            number = self._next(self._file.page(number))
+            number = self._next_page(self._file.page(number))
             left -= 1
 
     def is_claimed(self, number: int) -> bool:
-        """Whether any found row uses a page."""
+        """Whether any found row uses this page as an overflow page."""
         return bool(self._uses[number])
 
     def beginning(self, cell: Cell) -> tuple[bytes, bool]:
-        """Return the record of a cell and whether it is complete. A long record is limited to its B-tree page."""
+        """Return the record of a cell and whether it is complete.
+
+        A very long record is cut to its part on the B-tree page.
+        """
         if self._most_pages(cell) > _FEW_PAGES:
             return cell.local, False
         parts, number = [cell.local], cell.first
@@ -189,12 +192,15 @@ class OverflowChains:
             data = self._file.page(number)
             parts.append(data[4 : 4 + min(self._file.usable - 4, missing)])
             missing -= len(parts[-1]) or missing
-            number = self._next(data)
+            number = self._next_page(data)
         record = b"".join(parts)
         return record, len(record) == cell.payload
 
     def read(self, cell: Cell, origin: Origin) -> tuple[bytes, OverflowFlaw | None]:
-        """Return the record of a cell and the damage of its chain; a broken record is returned as far as it exists."""
+        """Return the record of a cell and the damage of its overflow chain, or None without damage.
+
+        A broken record is returned as far as it exists. ``origin`` says how the cell was found.
+        """
         parts, missing = [cell.local], cell.payload - len(cell.local)
         number, flaw = cell.first, None
         room, seen = self._file.usable - 4, set[int]()
@@ -202,14 +208,14 @@ class OverflowChains:
             if number in seen or not self._count_read(number):
                 return b"".join(parts), OverflowFlaw.BROKEN
             seen.add(number)
-            flaw = flaw or self._flaw_of(number, origin)
+            flaw = flaw or self._find_flaw(number, origin)
             data = self._file.page(number)
             part = data[4 : 4 + min(room, missing)]
             if len(part) < min(room, missing):
                 return b"".join(parts), OverflowFlaw.BROKEN
             parts.append(part)
             missing -= len(part)
-            number = self._next(data)
+            number = self._next_page(data)
         if cell.first and number:
             flaw = flaw or OverflowFlaw.LONG
         return b"".join(parts), flaw
@@ -219,14 +225,17 @@ class OverflowChains:
         return -(-(cell.payload - len(cell.local)) // (self._file.usable - 4))
 
     def _count_read(self, number: int) -> bool:
-        """Whether an overflow page may be read: it is no other page, and not read too often."""
+        """Count a read of an overflow page. False if it is another kind of page, or was read too often."""
         if not 0 < number <= self._file.pages or self._owners[number] or self._reads[number] >= _MOST_READS:
             return False
         self._reads[number] += 1
         return True
 
-    def _flaw_of(self, number: int, origin: Origin) -> OverflowFlaw | None:
-        """Return the flaw of an overflow page: used by several rows, or free. None if it has no flaw."""
+    def _find_flaw(self, number: int, origin: Origin) -> OverflowFlaw | None:
+        """Return the flaw of an overflow page: used by several rows, or free. None without a flaw.
+
+        ``origin`` says how the row that is read now was found; weaker rows do not count.
+        """
         uses, tier = self._uses[number], _TIERS[origin]
         claims = sum(uses >> 2 * stronger & 3 for stronger in range(tier + 1))
         if claims > 1:
@@ -234,8 +243,8 @@ class OverflowChains:
         return OverflowFlaw.FREED if self._free[number] and origin in (Origin.TREE, Origin.SHAPE) else None
 
     @staticmethod
-    def _next(data: bytes) -> int:
-        """Return the number of the next page in a chain; 0 at its end."""
+    def _next_page(data: bytes) -> int:
+        """Return the number of the next page, which an overflow page begins with; 0 at the end of a chain."""
         return int.from_bytes(data[:4], "big") if len(data) >= 4 else 0
 
 
@@ -281,7 +290,7 @@ class _Child(msgspec.Struct, kw_only=True):
 
 
 class CoverageTracker:
-    """Collects what a walk through a tree covers.
+    """Collects which rowids the intact parts of a tree cover, while the tree is walked.
 
     ``leaves`` marks the pages that the tree names as leaves.
     """
@@ -294,7 +303,7 @@ class CoverageTracker:
         self._is_inner_whole = True
 
     def add(self, visit: Visit, *, is_whole: bool) -> None:
-        """Add the next visit; ``is_whole`` tells whether nothing of it is damaged."""
+        """Add the next page of the walk; ``is_whole`` tells that it and its cells are not damaged."""
         self.leaves[visit.number if visit.number < len(self.leaves) else 0] = 1
         self._depths.add(visit.depth)
         if visit.page is not None:
@@ -309,7 +318,7 @@ class CoverageTracker:
             self.coverage.missing += visit.high - max(0, visit.low)
 
     def coverage_of_tree(self, *, is_index: bool) -> Coverage:
-        """Return the coverage; empty if the tree was not walked."""
+        """Return what the walked tree covers; empty if no tree was walked. An index has no intervals of rowids."""
         if not self._depths:
             return Coverage()
         if is_index:
@@ -318,7 +327,7 @@ class CoverageTracker:
 
     @property
     def knows_all_leaves(self) -> bool:
-        """Whether all leaves are known: they are equally deep, so a damaged page at that depth is a leaf."""
+        """Whether the tree names all its leaves: they are equally deep, so a damaged page at that depth is a leaf."""
         return self._is_inner_whole and self._depths == self._leaf_depths and len(self._depths) == 1
 
 
@@ -330,7 +339,10 @@ class TreeWalker:
         self.owners = array("H", bytes(2 * (file.pages + 1)))
 
     def walk(self, root: int, tree: int, *, is_index: bool) -> Iterator[Visit]:
-        """Yield the pages and keys of a tree in order, and record its pages in ``owners`` as pages of ``tree``."""
+        """Yield the pages of the tree below a root page in order (of an index, also the keys between them).
+
+        Record in ``owners`` that they belong to the tree with the number ``tree``.
+        """
         seen = bytearray(self._file.pages + 1)
         waiting: list[_Child | Visit] = [_Child(number=root)]
         left = _VISITS_A_PAGE * self._file.pages + _LEAST_VISITS
@@ -340,8 +352,8 @@ class TreeWalker:
             if isinstance(here, Visit):
                 yield here
                 continue
-            data, page = self._page(here, tree, seen, is_index=is_index)
-            visit = None if page is None or not page.kind.is_leaf else _leaf(data, page, here)
+            data, page = self._read_page(here, tree, seen, is_index=is_index)
+            visit = None if page is None or not page.kind.is_leaf else _visit_leaf(data, page, here)
             if page is None or (page.kind.is_leaf and visit is None):
                 yield Visit(number=here.number, low=here.low, high=here.high, depth=here.depth)
                 continue
@@ -349,13 +361,16 @@ class TreeWalker:
             if visit is not None:
                 yield visit
             else:
-                below = _keys_and_children if is_index else _children
+                below = _list_keys_and_children if is_index else _list_children
                 waiting.extend(reversed(below(data, page, here)))
         if waiting:
             yield Visit(number=root, is_inner=True)
 
-    def _page(self, here: _Child, tree: int, seen: bytearray, *, is_index: bool) -> tuple[bytes, TreePage | None]:
-        """Read a child page; None if it is not a page of such a tree or was visited before."""
+    def _read_page(self, here: _Child, tree: int, seen: bytearray, *, is_index: bool) -> tuple[bytes, TreePage | None]:
+        """Read a child page of the tree with the number ``tree``. Return its bytes and header.
+
+        The header is None if it is not a page of such a tree or was visited before (``seen``).
+        """
         number = here.number
         if not 0 < number <= self._file.pages or here.depth > _MOST_DEPTH:
             return b"", None
@@ -375,11 +390,11 @@ class TreeWalker:
         return 2 * sum(1 < child <= most for child in children) > len(children)
 
 
-def _leaf(data: bytes, page: TreePage, here: _Child) -> Visit | None:
-    """Return a leaf page; None if most of its rowids are outside of the tree's bounds."""
+def _visit_leaf(data: bytes, page: TreePage, here: _Child) -> Visit | None:
+    """Describe a leaf page of a walk; None if most of its rowids are outside of the bounds that the tree sets."""
     low, high, is_whole = here.low, here.high, page.is_whole and here.is_bounded
     if not page.kind.is_index and page.cells:
-        rowids = [rowid for rowid in (_rowid(data, at) for at in page.cells) if rowid is not None]
+        rowids = [rowid for rowid in (_read_rowid(data, at) for at in page.cells) if rowid is not None]
         inside = [rowid for rowid in rowids if low < rowid <= high]
         if 2 * len(inside) < len(page.cells):
             return None
@@ -397,16 +412,19 @@ def _leaf(data: bytes, page: TreePage, here: _Child) -> Visit | None:
     )
 
 
-def _rowid(data: bytes, at: int) -> int | None:
-    """Return the rowid of a cell, or None."""
+def _read_rowid(data: bytes, at: int) -> int | None:
+    """Return the rowid of the cell at an offset of a table's leaf, or None if it is invalid."""
     try:
         return to_signed(read_varint(data, read_varint(data, at)[1])[0])
     except MalformedRecord:
         return None
 
 
-def _children(data: bytes, page: TreePage, here: _Child) -> list[_Child | Visit]:
-    """Return the children of a table's interior page, with the bounds that its keys set."""
+def _list_children(data: bytes, page: TreePage, here: _Child) -> list[_Child | Visit]:
+    """List the children of a table's interior page, with the bounds of rowids that its keys set.
+
+    A damaged page gives children without bounds, after a visit that marks the gap.
+    """
     found: list[tuple[int, int]] = []
     is_sound = page.is_whole and here.is_bounded
     for at in page.cells:
@@ -429,8 +447,8 @@ def _children(data: bytes, page: TreePage, here: _Child) -> list[_Child | Visit]
     ]
 
 
-def _keys_and_children(data: bytes, page: TreePage, here: _Child) -> list[_Child | Visit]:
-    """Return the children of an index's interior page, with the page's own keys between them."""
+def _list_keys_and_children(data: bytes, page: TreePage, here: _Child) -> list[_Child | Visit]:
+    """List the children of an index's interior page, with the page's own keys between them."""
     found: list[_Child | Visit] = [] if page.is_whole else [Visit(number=here.number, is_inner=True)]
     for at in page.cells:
         found.append(_Child(number=read_left_child(data, at), depth=here.depth + 1))
@@ -441,9 +459,10 @@ def _keys_and_children(data: bytes, page: TreePage, here: _Child) -> list[_Child
 
 
 def read_free_pages(file: PageFile, owners: array[int]) -> tuple[bytearray, bool]:
-    """Return the pages on the freelist, and whether the list is consistent.
+    """Mark the pages on the freelist, and tell whether the list is consistent.
 
-    It is consistent if it has no cycle, no duplicate and no page of a tree, and is as long as the header states.
+    It is consistent if it has no cycle, no duplicate and no page of a tree (``owners``), and is as long as the header
+    states.
     """
     free = bytearray(file.pages + 1)
     number, count = file.freelist, 0
@@ -480,14 +499,14 @@ _LEAST_TRIES, _BYTES_A_TRY = 256, 16
 
 
 def find_row_starts(data: bytes, shapes: Sequence[RowShape]) -> list[tuple[int, RowShape, bool]]:
-    """Return the offset of each row on a page, its shape, and whether it is current.
+    """Find rows on a page by their form. Return the offset of each, its shape, and whether it is current.
 
     A row is recognized by the record size, the rowid, and a header that adds up to that size. If remaining pointers of
     the page lead to some of the rows, the other rows are not current: they were deleted or moved.
     """
     found: list[tuple[int, RowShape]] = []
     for shape in shapes:
-        found.extend((start, shape) for start in _starts(data, shape))
+        found.extend((start, shape) for start in _find_starts(data, shape))
     found.sort(key=lambda one: one[0])
     if not found:
         return []
@@ -497,8 +516,8 @@ def find_row_starts(data: bytes, shapes: Sequence[RowShape]) -> list[tuple[int, 
     return [(start, shape, not has_pointers or start in pointers) for start, shape in found]
 
 
-def _starts(data: bytes, shape: RowShape) -> Iterator[int]:
-    """Yield the offsets in a page at which a record of the shape may start."""
+def _find_starts(data: bytes, shape: RowShape) -> Iterator[int]:
+    """Yield the offsets in a page at which a cell with a record of the shape may start."""
     # If nearly every byte looks like a header, the page holds no rows.
     for match in islice(shape.pattern.finditer(data), max(_LEAST_TRIES, len(data) // _BYTES_A_TRY)):
         at = match.start()
