@@ -573,7 +573,7 @@ def list_vector_files(tree: Tree, paths: StatePaths) -> set[str]:
     if paths.vectors is None:
         return set()
     names = tree.children(paths.vectors) if paths.vector_file is None else [paths.vector_file]
-    return {name for name in names if _is_vector_file(tree, join_path(paths.vectors, name))}
+    return {name for name in names if _is_sqlite_file(tree, join_path(paths.vectors, name))}
 
 
 def list_expected_names(bases: list[Any], pending: frozenset[str] = frozenset()) -> set[str]:
@@ -586,7 +586,7 @@ def list_expected_names(bases: list[Any], pending: frozenset[str] = frozenset())
     return names | {name + RENAMED_SUFFIX for name in names}
 
 
-def _is_vector_file(tree: Tree, name: str) -> bool:
+def _is_sqlite_file(tree: Tree, name: str) -> bool:
     """Whether a file of the source starts like a SQLite database."""
     return _read_start(tree, name, len(untrusted_sqlite.MAGIC)) == untrusted_sqlite.MAGIC
 
@@ -604,7 +604,7 @@ def _read_start(tree: Tree, name: str, size: int) -> bytes:
 
 def is_v1_vector_file(tree: Tree, name: str) -> bool:
     """Whether the first pages of a file of the source contain v1's vector table."""
-    return _is_vector_file(tree, name) and _OWN_COLUMN in _read_start(tree, name, _START_BYTES)
+    return _is_sqlite_file(tree, name) and _OWN_COLUMN in _read_start(tree, name, _START_BYTES)
 
 
 def has_vector_files(tree: Tree, folder: str) -> bool:

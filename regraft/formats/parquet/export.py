@@ -433,7 +433,7 @@ class BaseExport(msgspec.Struct):
     rows_of: Callable[[Path, BaseMetadata, BaseSummary], Iterator[UnitRow]] = read_index_rows
 
     @property
-    def has_moved(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether the file was changed since it was summarized."""
         return self.file is not None and sqlite.read_file_state(self.file) != self.mark
 
@@ -599,10 +599,10 @@ def stream_rows(part: BaseExport) -> Iterator[UnitRow]:
     try:
         yield from part.rows_of(part.file, part.metadata, part.summary)
     except Exception as error:
-        if not part.has_moved and not isinstance(error, apsw.Error | UnicodeDecodeError):
+        if not part.has_changed and not isinstance(error, apsw.Error | UnicodeDecodeError):
             raise
         part.problem = tr("cannot be read to its end: {error}", error=error)
-    if part.has_moved:
+    if part.has_changed:
         part.problem = sqlite.CHANGED_DURING_READ
 
 

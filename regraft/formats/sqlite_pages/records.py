@@ -39,6 +39,18 @@ class StorageClass(Flag):
     BLOB = auto()
 
 
+#: Flag of the storage class by serial type: NULL, integers of several sizes, REAL, and the shortest BLOB and text.
+_CLASS_BITS = tuple(
+    {
+        0: StorageClass.NULL,
+        _REAL: StorageClass.REAL,
+        _FIRST_BLOB: StorageClass.BLOB,
+        _FIRST_TEXT: StorageClass.TEXT,
+    }.get(serial, StorageClass.INTEGER).value
+    for serial in range(_FIRST_TEXT + 1)
+)
+
+
 class MalformedRecord(Exception):
     """The bytes are not valid SQLite data."""
 
@@ -88,7 +100,9 @@ class RowShape:
         missing = len(self.stored) - len(fields)
         if not 0 <= missing <= self.optional_columns:
             return False
-        return all(_class_bit(one.serial) & bits for one, bits in zip(fields, self._bits, strict=False))
+        # Texts and BLOBs of any length are represented by the shortest ones.
+        serials = (one.serial if one.serial < _FIRST_BLOB else _FIRST_BLOB + (one.serial & 1) for one in fields)
+        return all(_CLASS_BITS[serial] & bits for serial, bits in zip(serials, self._bits, strict=False))
 
     @cached_property
     def _bits(self) -> tuple[int, ...]:
@@ -123,18 +137,6 @@ def _serial_pattern(classes: StorageClass) -> bytes:
     choices = [pattern for one, pattern in _ONE_BYTE.items() if one & classes]
     choices += [_LONG + last for one, last in ((StorageClass.TEXT, _ODD), (StorageClass.BLOB, _EVEN)) if one & classes]
     return b"(?:" + b"|".join(choices) + b")"
-
-
-_NULL_BIT, _INTEGER_BIT, _REAL_BIT, _TEXT_BIT, _BLOB_BIT = (one.value for one in StorageClass)
-
-
-def _class_bit(serial: int) -> int:
-    """Return the storage class of a serial type (SQLite's code of type and length) as the value of its flag."""
-    if serial >= _FIRST_BLOB:
-        return _TEXT_BIT if serial & 1 else _BLOB_BIT
-    if serial == 0:
-        return _NULL_BIT
-    return _REAL_BIT if serial == _REAL else _INTEGER_BIT
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
