@@ -478,9 +478,7 @@ class SourceExport(msgspec.Struct):
             WrongUsage: the bases have vectors of different lengths.
         """
         dimensions = self._dimensions()
-        named = {part.metadata.model for part in self.bases}
-        named |= {(part.metadata.settings or {}).get("rerank_model_id") for part in self.bases}
-        models = [row for row in self.catalog.models or () if row.get("id") in named]
+        models = self._models()
         keys = {row.get("provider_id") for row in models}
         return FileMetadata(
             schema=unit_file.SCHEMA_VERSION,
@@ -490,6 +488,12 @@ class SourceExport(msgspec.Struct):
             models=models,
             providers=[row for row in self.catalog.providers or () if row.get("provider_id") in keys],
         )
+
+    def _models(self) -> list[Row]:
+        """Return the rows of the models in the catalog that an exported base refers to."""
+        named = {part.metadata.model for part in self.bases}
+        named |= {(part.metadata.settings or {}).get("rerank_model_id") for part in self.bases}
+        return [row for row in self.catalog.models or () if row.get("id") in named]
 
     def _dimensions(self) -> int | None:
         """Return the dimensions of all exported bases, None without vectors.

@@ -421,6 +421,10 @@ class Reading:
                 self.counts.pages[row.origin] += 1
             if flawed or row.flaw is None:
                 yield row
+        self._count_pages(has_rows)
+
+    def _count_pages(self, has_rows: bytearray) -> None:
+        """Count the pages by their use, except those with rows (marked in ``has_rows``), which are counted already."""
         for number in range(1, self.file.pages + 1):
             if has_rows[number]:
                 continue
