@@ -218,8 +218,14 @@ class LogReader:
         self.is_cut_off = len(block) < BLOCK_BYTES and bool(block[at:].strip(b"\0"))
 
     def _handle_overrun(self, block: bytes, at: int) -> None:
-        """Treat a fragment that exceeds its block as the log's truncated end, or as damage."""
-        if not self._zeros and _is_cut_off(block, at):
+        """Treat the fragment at an offset, which exceeds its block, as the log's truncated end, or as damage.
+
+        It is damage if its header is invalid, or if complete fragments follow.
+        """
+        _, length, kind = _HEADER.unpack_from(block, at)
+        is_valid = len(block) < BLOCK_BYTES and at + _HEADER.size + length <= BLOCK_BYTES and _FULL <= kind <= _LAST
+        rest = range(at + 1, len(block) - _HEADER.size)
+        if not self._zeros and is_valid and not any(_is_complete_fragment(block, later) for later in rest):
             self.is_cut_off = True
         else:
             self._damage()
@@ -249,17 +255,6 @@ class LogReader:
             return None
         record, self._parts = b"".join(self._parts), None
         return record
-
-
-def _is_cut_off(block: bytes, at: int) -> bool:
-    """Whether the fragment at an offset of a block, which exceeds the file, may be an incomplete write.
-
-    It is not if its header is invalid, or if complete fragments follow.
-    """
-    _, length, kind = _HEADER.unpack_from(block, at)
-    if len(block) == BLOCK_BYTES or at + _HEADER.size + length > BLOCK_BYTES or not _FULL <= kind <= _LAST:
-        return False
-    return not any(_is_complete_fragment(block, later) for later in range(at + 1, len(block) - _HEADER.size))
 
 
 def _is_complete_fragment(block: bytes, at: int) -> bool:

@@ -25,7 +25,7 @@ from regraft.formats import json_text, table_integrity
 from regraft.formats.cherry_v1 import layout as cherry_v1_layout
 from regraft.formats.cherry_v1.layout import find_vector_file
 from regraft.formats.cherry_v1.state import read_state
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.cherry_v2.index.bulk import BODY_SEPARATOR
 from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB
 from regraft.formats.cherry_v2.index.schema import (
