@@ -175,7 +175,10 @@ def _count_rows(survey: VectorSurvey, loader_id: str, *, texts: bool) -> int:
 
 
 def _uploaded_file(source: Located, item: ItemDraft, loader_id: str, rows: int = 0) -> Iterator[_File]:
-    """Yield a standalone item's upload if it is in the source, for one of its loader ids with this number of rows."""
+    """Yield the upload of a standalone item, with a loader id of the item and its number of rows.
+
+    Yield nothing if the upload is not in the source.
+    """
     name = None if item.upload is None else find_upload(source.tree, source.places.uploads, item.upload)
     if name is not None:
         with suppress(OSError):
@@ -189,9 +192,9 @@ def _uploaded_file(source: Located, item: ItemDraft, loader_id: str, rows: int =
 def _file_on_disk(
     loader_id: str, paths: Mapping[str, Path], times: Mapping[str, int], rows: int = 0
 ) -> Iterator[_File]:
-    """Yield the file with this loader id if it is on disk (``paths``), with its number of rows.
+    """Yield the file of a folder that has this loader id, with its number of rows.
 
-    It is a file of a folder; ``times`` are the times at which v1 read these files.
+    ``paths`` are the files on disk, ``times`` the times at which v1 read them. Yield nothing without a path.
     """
     path, read_at = paths.get(loader_id), times.get(loader_id)
     if path is not None:

@@ -371,7 +371,7 @@ class _BaseWriter:
     def _rows(
         self, db: apsw.Connection, material: MaterialPlan, is_large: bool
     ) -> Iterator[tuple[str | LargeText, bytes | None]]:
-        """Yield the text and vector of each row of a material, and report the progress.
+        """Yield the text and vector of each row of a material, and report the progress. ``db`` is the open vector file.
 
         ``is_large`` reads texts in pieces.
         """
