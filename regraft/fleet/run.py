@@ -101,10 +101,13 @@ class Fleet(msgspec.Struct, kw_only=True):
                 raise Interrupted(finished=self._tally.good) from None
             raise FleetInterrupted(finished=self._tally.good, command=self.resume_command) from None
         except OSError as error:
-            if isinstance(error, RegraftError) or self._journal is None:
+            is_by_system = isinstance(error, StoppedBySystem) or not isinstance(error, RegraftError)
+            if not is_by_system or self._journal is None or results.is_unused(results.journal_path(self.path)):
                 raise
             names = [str(error.filename)] if error.filename else []
             reason = ": ".join([*names, error.strerror or str(error)])
+            if isinstance(error, StoppedBySystem):
+                reason = str(error.facts["reason"])
             raise StoppedBySystem(
                 reason=tr("{reason}; continue with: {command}", reason=reason, command=self.resume_command)
             ) from error

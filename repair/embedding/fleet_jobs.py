@@ -36,6 +36,7 @@ from regraft.fleet.ray_pool import RayPool
 from regraft.fleet.results import to_json
 from regraft.formats import json_text
 from regraft.language import to_english, tr
+from regraft.text import one_line
 from repair.changes.store import Store
 from repair.embedding import answers, probing
 from repair.embedding.answers import Keeper, KindAccount, SendingTerms, StopReason, TextAnswer, TextKind
@@ -61,6 +62,8 @@ _AHEAD, _PART_TEXTS = 4, 1000
 _ATTEMPTS = 5
 #: Seconds to wait for senders of a cluster when the run is interrupted, and between two looks at their progress.
 _LAST_WAIT, _PAUSE = 5.0, 0.1
+#: Characters of an error of Ray that are kept.
+_LONGEST = 300
 
 
 class BaseSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -580,4 +583,5 @@ def _translated_errors() -> Iterator[None]:
     try:
         yield
     except _ray().exceptions.RayError as error:
-        raise StoppedBySystem(reason=str(error).strip().rpartition("\n")[2]) from error
+        reason = one_line(str(error).strip().rpartition("\n")[2].rstrip("."), _LONGEST)
+        raise StoppedBySystem(reason=reason) from error

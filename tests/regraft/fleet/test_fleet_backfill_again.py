@@ -6,7 +6,7 @@ import errno
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +21,7 @@ from planted_v2 import index
 from three_libraries import NAMES, WANTED, backfill, is_filled, names_beside, resume, rows_in
 
 from regraft import identity
+from regraft.errors import StoppedBySystem
 from regraft.fleet.engine import Task, TaskResult
 from repair.embedding.filling import Filling
 from repair.embedding.sender import BatchResult
@@ -311,6 +312,38 @@ def test_results_that_cannot_be_written_keep_no_texts(
         answered = len(set(server.texts) & WANTED)
         assert resume(stores).document["sent"]["answered"] == 2
         assert len(set(server.texts) & WANTED) > answered
+
+
+def stopped(*_: object) -> NoReturn:
+    """Fail as a cluster does whose keeper was killed."""
+    raise StoppedBySystem(reason="the keeper was killed")
+
+
+def test_what_stops_the_sending_says_how_to_go_on(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server)
+        with monkeypatch.context() as patch:
+            patch.setattr("repair.embedding.fleet_jobs.FleetSender.send", stopped)
+            done = backfill(stores, config)
+        assert (done.status, done.document["error"]["code"]) == (3, "StoppedBySystem")
+        said = f"the keeper was killed; continue with: regraft fleet resume {tmp_path / 'out.parquet'}."
+        assert said in done.document["error"]["message"]
+        assert resume(stores).status == 0
+    assert all(is_filled(stores / name) for name in NAMES)
+
+
+@pytest.mark.parametrize("fail", [stopped, full])
+def test_what_stops_a_run_before_anything_is_sent_leaves_nothing_to_go_on_with(
+    fail: Callable[..., NoReturn], stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(tmp_path / "regraft.yaml", "http://127.0.0.1:9/v1")
+    monkeypatch.setattr("repair.embedding.fleet.FleetBackfill._make_plan", fail)
+    done = backfill(stores, config)
+    assert (done.status, done.document["error"]["code"]) == (3, "StoppedBySystem")
+    assert "continue with" not in done.document["error"]["message"]
+    assert names_beside(stores) == []
 
 
 def test_texts_that_a_killed_run_gathered_go_with_the_next_end(
