@@ -34,6 +34,7 @@ def update_in_background(update: Update) -> Iterator[Update]:
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="regraft-hash") as pool:
 
         def add(chunk: bytes) -> None:
+            """Queue a chunk for the thread; wait while too many are queued."""
             if len(pending) >= _BEHIND:
                 pending.popleft().result()
             pending.append(pool.submit(update, chunk))
@@ -51,19 +52,19 @@ _POLYNOMIAL = 0xEDB88320
 
 
 def refuse_sparse_file(descriptor: int) -> None:
-    """Raise if a file consists mostly of holes. The cost does not depend on its size.
+    """Raise if an open file consists mostly of holes. The cost does not depend on the size of the file.
 
     Raises:
         OSError
     """
     status = os.fstat(descriptor)
     # Compressed files use fewer blocks than their size, so ask for the holes only if few blocks are used.
-    if _is_enough(getattr(status, "st_blocks", status.st_size) * 512, status.st_size):
+    if _has_enough_data(getattr(status, "st_blocks", status.st_size) * 512, status.st_size):
         return
     data = 0
     for begin, end in data_ranges(descriptor, status.st_size):
         data += end - begin
-        if _is_enough(data, status.st_size):
+        if _has_enough_data(data, status.st_size):
             return
     message = tr(
         "only {data} of its {size} are data, the rest are holes",
@@ -73,13 +74,16 @@ def refuse_sparse_file(descriptor: int) -> None:
     raise OSError(errno.EINVAL, message)
 
 
-def _is_enough(data: int, size: int) -> bool:
-    """Whether a file with so many bytes of data is not mostly holes."""
+def _has_enough_data(data: int, size: int) -> bool:
+    """Whether a file of ``size`` bytes does not consist mostly of holes if ``data`` bytes are outside of holes."""
     return size <= FREE_BYTES + DATA_FACTOR * data
 
 
 def data_ranges(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of the parts of a file that are data, in order; all of it if the system cannot tell."""
+    """Yield (start, end) of the ranges of an open file that are not holes, in order.
+
+    Yields the whole file, of ``size`` bytes, if the system cannot tell where its holes are.
+    """
     if not hasattr(os, "SEEK_DATA"):
         yield 0, size
         return
@@ -116,28 +120,29 @@ def file_crc32(file: BinaryIO) -> int:
 
 
 def _append_zeros(value: int, count: int) -> int:
-    """Return the CRC-32 after ``count`` more zero bytes, in O(log count): powers of the matrix that one zero bit
-    applies.
+    """Return the CRC-32 of bytes whose CRC-32 is ``value``, followed by ``count`` zero bytes, in O(log count).
+
+    One zero bit multiplies the CRC register with a matrix; more zero bits multiply it with a power of the matrix.
     """
     if not count:
         return value
-    step = [_POLYNOMIAL, *(1 << bit for bit in range(31))]
+    matrix = [_POLYNOMIAL, *(1 << bit for bit in range(31))]
     register = value ^ 0xFFFFFFFF
     bits = 8 * count
     while bits:
         if bits & 1:
-            register = _multiply_matrix(step, register)
-        step = [_multiply_matrix(step, row) for row in step]
+            register = _multiply_matrix(matrix, register)
+        matrix = [_multiply_matrix(matrix, column) for column in matrix]
         bits >>= 1
     return register ^ 0xFFFFFFFF
 
 
-def _multiply_matrix(step: list[int], register: int) -> int:
-    """Multiply a matrix over GF(2), given by its columns, with a CRC register."""
+def _multiply_matrix(columns: list[int], register: int) -> int:
+    """Multiply a matrix over GF(2), given by its ``columns``, with the bits of a CRC register."""
     result = bit = 0
     while register:
         if register & 1:
-            result ^= step[bit]
+            result ^= columns[bit]
         register >>= 1
         bit += 1
     return result

@@ -62,7 +62,7 @@ def sync_file(path: Path) -> None:
         try:
             descriptor = os.open(file_paths.extended_path(path), os.O_RDWR)
         except PermissionError:
-            with _made_writable(file_paths.extended_path(path)):
+            with _temporarily_writable(file_paths.extended_path(path)):
                 descriptor = os.open(file_paths.extended_path(path), os.O_RDWR)
     try:
         flush(descriptor)
@@ -100,10 +100,10 @@ def sync_folder(path: Path) -> None:
 
 
 def raise_unless_missing(error: OSError) -> None:
-    """Raise the error of listing a folder, unless the folder is missing. Pass it to
-    :func:`~regraft.disk.file_paths.walk`.
+    """Raise ``error``, which listing a folder caused, unless it says that the folder is missing.
 
-    Without it, ``walk`` would skip the folder, and its files would not be flushed, copied or compared.
+    Pass this function to :func:`~regraft.disk.file_paths.walk` as ``onerror``. Without it, ``walk`` would skip the
+    folder, and its files would not be flushed, copied or compared.
     """
     if not isinstance(error, FileNotFoundError):
         raise error
@@ -120,7 +120,7 @@ def sync_tree(path: Path) -> None:
 
 
 def _sync_files(files: list[Path]) -> None:
-    """Flush files; many of them several at a time, since the disk is waited for each time."""
+    """Flush files to disk. Many files are flushed in several threads, since each flush waits for the disk."""
     if len(files) < _FEW_FILES:
         for file in files:
             sync_file(file)
@@ -212,19 +212,19 @@ def replace(source: Path, target: Path, *, wait: Callable[[float], object] | Non
 
 
 def _replace(source: Path, target: Path) -> None:
-    """Rename a file over another; on Windows also one that is read-only."""
+    """Rename ``source`` to ``target``, replacing an existing file; on Windows also a read-only one."""
     with writable.open_parent(target) as (there, new), writable.open_parent(source) as (here, old):
         try:
             os.replace(old, new, src_dir_fd=here, dst_dir_fd=there)
         except PermissionError:
             if there is not None or not _is_read_only(new):
                 raise
-            with _made_writable(new):
+            with _temporarily_writable(new):
                 os.replace(old, new)  # noqa: PTH105 - names of the system, not Paths
 
 
 def _retry(act: Callable[[], object], path: Path, wait: Callable[[float], object] | None) -> None:
-    """Call ``act`` again while the system refuses it because another program has the file open.
+    """Call ``act``, again while the system refuses it because another program has the file ``path`` open.
 
     Makes up to :data:`REPLACE_TRIES` attempts with doubling pauses, unless this user may not write to the folder at
     all.
@@ -254,7 +254,7 @@ def _is_read_only(path: str) -> bool:
 
 
 @contextmanager
-def _made_writable(path: str) -> Iterator[None]:
+def _temporarily_writable(path: str) -> Iterator[None]:
     """Clear a file's read-only attribute within the context; restore it if the file still exists at the end."""
     status = os.lstat(path)
     mode = stat.S_IMODE(status.st_mode)
@@ -325,13 +325,16 @@ def _remove(path: Path) -> None:
 
 
 def _unlink(name: str, folder: int | None) -> None:
-    """Delete a file; a read-only one without an open ``folder`` is made writable first."""
+    """Delete the file ``name`` of ``folder``, a descriptor; None: ``name`` is a path that the system accepts.
+
+    With None, as on Windows, a read-only file is made writable first.
+    """
     try:
         os.unlink(name, dir_fd=folder)
     except PermissionError:
         if folder is not None or not _is_read_only(name):
             raise
-        with _made_writable(name):
+        with _temporarily_writable(name):
             os.unlink(name)  # noqa: PTH108 - a name of the system, not a Path
 
 
@@ -410,7 +413,11 @@ def _remove_deep_tree(name: str, parent: int | None) -> None:
 
 @contextmanager
 def _open_folder(name: str, parent: int | None) -> Iterator[tuple[int | None, str]]:
-    """Yield a descriptor and an empty prefix; without ``dir_fd`` None and the prefix of the folder's entries."""
+    """Open the folder ``name`` of ``parent`` (a descriptor); yield its descriptor and an empty prefix.
+
+    If ``parent`` is None, because the system has no ``dir_fd``, yield None and ``name`` with a separator: the prefix
+    that turns the names of its entries into paths.
+    """
     if parent is None:
         yield None, name + os.sep
         return
@@ -422,7 +429,10 @@ def _open_folder(name: str, parent: int | None) -> Iterator[tuple[int | None, st
 
 
 def _remove_files(folder: int | None, prefix: str) -> list[str]:
-    """Remove all entries of a folder except its subfolders, and return their names."""
+    """Remove all entries of a folder except its subfolders, and return the names of the subfolders.
+
+    The arguments are those that :func:`_open_folder` yields.
+    """
     folders = []
     with os.scandir(prefix if folder is None else folder) as entries:
         for entry in entries:
@@ -434,7 +444,7 @@ def _remove_files(folder: int | None, prefix: str) -> list[str]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what an earlier run left, even if one of its processes is still ending.
+    """Remove a folder that an earlier run left, even while a process of that run is still ending.
 
     Raises:
         OSError: it cannot be removed, even after several attempts.
@@ -539,13 +549,13 @@ def copy_tree(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> N
                 copy_file(file, target / file.relative_to(source))
 
 
-def make_link(target: Path, goal: str) -> None:
-    """Create a symbolic link that points to ``goal``; ``target`` must not exist.
+def make_link(path: Path, goal: str) -> None:
+    """Create a symbolic link at ``path``, which must not exist, that points to ``goal``.
 
     Raises:
         OSError: it cannot be created; some systems never allow it.
     """
-    with writable.open_parent(target) as (folder, name):
+    with writable.open_parent(path) as (folder, name):
         os.symlink(goal, name, dir_fd=folder)
 
 
@@ -556,16 +566,17 @@ def copy_mode(source: Path, target: Path) -> None:
 
 
 def copy_times(source: Path, target: Path) -> None:
-    """Give ``target`` the times of ``source``, as precisely as its file system stores them."""
+    """Give ``target`` the access and modification times of ``source``, as precisely as its file system stores them."""
     status = file_paths.stat(source)
     times = (status.st_atime_ns, status.st_mtime_ns)
     _change(target, os.utime, lambda file: os.utime(file, ns=times))
 
 
 def _change(path: Path, function: Callable[..., None], change: Callable[[Any], None]) -> None:
-    """Change metadata of a file, through its descriptor where ``function`` accepts one.
+    """Call ``change`` with the descriptor of a file, or with its path where ``function`` accepts no descriptor.
 
-    Windows accepts none, or (``os.chmod`` since Python 3.13) only one that is open for writing.
+    ``function`` is the function of :mod:`os` that ``change`` calls. On Windows it accepts no descriptor, or
+    (``os.chmod`` since Python 3.13) only one that is open for writing.
     """
     with writable.open_parent(path) as (folder, name):
         writable.refuse_link(path)
@@ -588,6 +599,10 @@ def truncate(path: Path, size: int) -> None:
     """Shorten a file to ``size`` bytes."""
     with open_binary(path, "r+b") as file:
         file.truncate(size)
+
+
+def do_not_wait(_: float) -> None:
+    """Return at once: a ``wait`` for :func:`remove` and :func:`remove_tree` that does not pause between attempts."""
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def is_hidden_by_length(path: Path) -> bool:
 
 
 def _is_listed(path: Path) -> bool:
-    """Whether the parent folder lists a path that cannot be opened."""
+    """Whether the parent folder of a path lists it; if the parent cannot be opened either, whether that is listed."""
     try:
         return path.name in names_in(path.parent)
     except OSError:
@@ -169,8 +169,8 @@ def walk(
 ) -> Iterator[tuple[str, list[str], list[str]]]:
     """Walk like :func:`os.walk`, at any depth, yielding plain paths.
 
-    Folders that the caller removes from the yielded list are not descended into; links to folders, and junctions of
-    Windows, are not followed.
+    Folders that the caller removes from the yielded list are not descended into. Links to folders, and junctions of
+    Windows, are not followed. ``onerror`` is called with each error of listing a folder; by default it is ignored.
     """
     waiting = [str(folder)]
     while waiting:
@@ -348,7 +348,10 @@ class FreeNames:
 
     @staticmethod
     def _number_candidate(stem: str, extension: str, number: int, reserves: bool) -> tuple[str, str | None]:
-        """Return the candidate with this number, and the ``.md`` name reserved beside it (or None)."""
+        """Return ``stem_number.ext`` (0 adds no number) with the stem cut to fit, and the name to reserve beside it.
+
+        That name is ``stem_number.md`` if ``reserves`` is true, otherwise None.
+        """
         suffix = f"_{number}" if number else ""
         tail = max(len(extension.encode()), len(".md") if reserves else 0)
         room = MAX_NAME_BYTES - len(suffix) - tail
@@ -396,7 +399,7 @@ class FolderPrefixes:
         self._free = _FreePaths({RESERVED_NAME, *map(fold_name, taken)})
 
     def take(self, folder: str) -> str:
-        """Return the prefix of a folder: the last segment of its path, with ``_1``, ``_2``… appended if it is taken."""
+        """Choose the prefix of a folder of v1, given by its path: the last segment, with ``_1``, ``_2``… if taken."""
         return self._free.take("", safe_segment((path_segments(folder) or [ROOT_PREFIX])[-1]), "")
 
 
@@ -418,21 +421,24 @@ class ChildPaths:
         self.outside = 0
 
     def take(self, source: str) -> str:
-        """Return the path of a file: its source path relative to the folder, or else its last segment."""
-        rest = self._rest(path_segments(source))
-        *folders, name = [safe_segment(segment) for segment in rest] or [UNTITLED]
+        """Choose an unused path for a file, given by its path in v1: ``<prefix>/<path relative to the folder>``.
+
+        A file outside of the folder gets ``<prefix>/<name>``. Numbers are appended to what is taken.
+        """
+        inner = self._segments_below(path_segments(source))
+        *folders, name = [safe_segment(segment) for segment in inner] or [UNTITLED]
         above = f"{self._prefix}/"
         for folder in folders:
             above = f"{self._free.take_folder(above, folder)}/"
         return self._free.take(above, *split_extension(name))
 
-    def _rest(self, parts: list[str]) -> list[str]:
-        """Return the parts of a path below the folder; only the name if it is outside."""
+    def _segments_below(self, segments: list[str]) -> list[str]:
+        """Return the segments of a path that are below the folder; only the last one if the path is outside."""
         depth = len(self._folder)
-        if len(parts) > depth and [fold_name(part) for part in parts[:depth]] == self._folder:
-            return parts[depth:]
+        if len(segments) > depth and [fold_name(segment) for segment in segments[:depth]] == self._folder:
+            return segments[depth:]
         self.outside += 1
-        return parts[-1:]
+        return segments[-1:]
 
 
 class _FreePaths:
@@ -452,7 +458,10 @@ class _FreePaths:
             self._folders = {path[: end.start()] for path in taken for end in re.finditer("/", path)}
 
     def take_folder(self, above: str, name: str) -> str:
-        """Return the first path of ``name``, ``name_1``… below ``above`` that is no file, and keep it free of files."""
+        """Return the first path of ``name``, ``name_1``… that is no file, and let no file have it later.
+
+        ``above`` is the path of its parent folder with a slash at the end; empty: the root.
+        """
         number = 0
         while self._is_file(path := f"{above}{_numbered_segment(*split_extension(name), number)}"):
             number += 1
@@ -468,10 +477,14 @@ class _FreePaths:
         return is_there or fold_name(path) in self._taken
 
     def _is_folder(self, path: str) -> bool:
+        """Whether a path is a folder, on disk or by an earlier choice."""
         return self._raw is not None and (fold_name(path) in self._folders or is_folder(self._raw / path))
 
     def take(self, above: str, stem: str, extension: str) -> str:
-        """Return the first unused path of ``stem.ext``, ``stem_1.ext``… below ``above`` and mark it as taken."""
+        """Return the first unused path of ``stem.ext``, ``stem_1.ext``…, and mark it as taken.
+
+        ``above`` is as for :meth:`take_folder`.
+        """
         request = f"{above}{stem}{extension}"
         number = self._next.get(request, 0)
         while True:
@@ -486,7 +499,7 @@ class _FreePaths:
 
 
 def _numbered_segment(stem: str, extension: str, number: int) -> str:
-    """Return ``stem_number.ext`` within the limit of a segment; the stem is cut first. 0 adds no number."""
+    """Return ``stem_number.ext`` (0 adds no number), cut to :data:`MAX_SEGMENT_UNITS`: the stem first."""
     if not number:
         return f"{stem}{extension}"
     suffix = f"_{number}"

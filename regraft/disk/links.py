@@ -42,7 +42,7 @@ class LinkLeadsOut(OSError):
 
 @contextmanager
 def follow_links(wanted: bool) -> Iterator[None]:
-    """Follow links out of sources (or not, the default) within the context."""
+    """Context in which links that lead out of a source are followed if ``wanted``, and refused otherwise."""
     token = _ARE_FOLLOWED.set(wanted)
     try:
         yield
@@ -51,7 +51,7 @@ def follow_links(wanted: bool) -> Iterator[None]:
 
 
 def are_links_followed() -> bool:
-    """Whether links out of sources are followed now."""
+    """Whether links that lead out of a source are followed now; see :func:`follow_links`."""
     return _ARE_FOLLOWED.get()
 
 
@@ -79,6 +79,7 @@ def is_at_or_below(path: Path, root: Path) -> bool:
 
 
 def _is_same_folder(path: Path, other: Path) -> bool:
+    """Whether two paths are one folder; compared by name if one of them does not exist."""
     if path == other:
         return True
     try:
@@ -88,10 +89,10 @@ def _is_same_folder(path: Path, other: Path) -> bool:
 
 
 def check_inside(root: Path, path: Path) -> Path:
-    """Return ``path`` (below ``root``) if it may be read.
+    """Return ``path`` (below the folder ``root`` of a source) unchanged if it may be read.
 
     Raises:
-        LinkLeadsOut: the path, or a folder in it, is a link that points outside of ``root``, and those are not
+        LinkLeadsOut: the path, or a folder in it, is a link that points outside of ``root``, and such links are not
             followed.
         OSError: a link points to itself.
     """
@@ -107,7 +108,7 @@ def check_inside(root: Path, path: Path) -> Path:
 
 
 def leads_outside(root: Path, path: Path) -> bool:
-    """Whether ``path``, below ``root``, must not be read because of its links."""
+    """Whether ``path`` must not be read because it, or a folder in it, is a link that points outside of ``root``."""
     try:
         check_inside(root, path)
     except OSError:

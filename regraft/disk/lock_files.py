@@ -88,20 +88,19 @@ def _file_number(path: Path) -> int:
     return path.stat().st_ino
 
 
-def _remove_lock_file(path: Path, stack: ExitStack) -> None:
-    """Remove the lock file while it is locked; on Windows, which refuses that, right after closing it."""
+def _remove_lock_file(path: Path, held: ExitStack) -> None:
+    """Remove a lock file while it is locked; on Windows, which refuses that, right after closing it.
+
+    ``held`` unlocks and closes the file when it is closed.
+    """
     if os.name != "nt":
         try:
-            durable.remove(path, missing_ok=True, wait=_do_not_wait)
+            durable.remove(path, missing_ok=True, wait=durable.do_not_wait)
         except PermissionError:
             pass
         else:
             return
-    stack.close()
+    held.close()
     # The next process may have opened it already, and will remove it.
     with contextlib.suppress(PermissionError):
-        durable.remove(path, missing_ok=True, wait=_do_not_wait)
-
-
-def _do_not_wait(_: float) -> None:
-    """Wait for nothing between two attempts to remove a file."""
+        durable.remove(path, missing_ok=True, wait=durable.do_not_wait)

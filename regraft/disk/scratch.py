@@ -54,7 +54,7 @@ class _RunFolder:
         return self._path == path
 
     def acquire(self) -> Path:
-        """Return its path; make and lock the folder if it does not exist.
+        """Count one more user of the folder and return its path; make and lock the folder if it does not exist.
 
         Raises:
             OSError: it cannot be created.
@@ -70,7 +70,7 @@ class _RunFolder:
         return self._path
 
     def release(self) -> None:
-        """Remove the folder if no one else uses it."""
+        """Count one user of the folder less; remove the folder after the last one."""
         self._users -= 1
         if self._users or self._path is None or self.process != os.getpid():
             return
@@ -81,7 +81,10 @@ class _RunFolder:
             _remove_empty(path)
 
     def _make(self) -> Path:
-        """Create the folder and lock it; if no lock is possible, under a name that is never cleaned up."""
+        """Create and lock the folder, and return its path.
+
+        If no lock is possible, its name is not that of a run folder, so no process removes it as a leftover.
+        """
         for _ in range(_TRIES):
             path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._root))
             try:
@@ -92,7 +95,7 @@ class _RunFolder:
             except (apsw.Error, OSError, RegraftError) as error:
                 logger.info("%s cannot be locked: %s", path, error)
                 with contextlib.suppress(OSError, RegraftError), writable.allow_writes(self._root, entries_only=True):
-                    durable.remove_tree(path, wait=_do_not_wait)
+                    durable.remove_tree(path, wait=durable.do_not_wait)
             else:
                 return path
         # Without locks, no process can tell a leftover from a folder in use. This one has another name, so none will.
@@ -145,7 +148,10 @@ def temporary_folder(work: Path | None = None, *, root: Path | None = None) -> I
 
 @contextmanager
 def _use_run_folder(root: Path) -> Iterator[Path]:
-    """Keep the run folder of this process within the context. The first one in a process removes leftovers."""
+    """Yield the run folder of this process in the temporary folder ``root``, which exists until its last context ends.
+
+    The first context of a process removes the leftovers of killed processes.
+    """
     with _guard:
         run = _run_folders.get(root)
         is_first = run is None
@@ -207,7 +213,7 @@ def _remove_leftover(folder: Path) -> None:
             with lock_files.hold_lock(lock, is_kept=partial(_has_content, folder)), writable.allow_writes(folder):
                 for entry in sorted(folder.iterdir()):
                     if entry.name not in _LOCK_FILES:
-                        durable.remove_tree(entry, wait=_do_not_wait)
+                        durable.remove_tree(entry, wait=durable.do_not_wait)
             logger.info("removed %s, which a killed process had left", folder)
         # Without a lock file, this removes only an empty folder: its process was killed before it made the file.
         _remove_empty(folder)
@@ -229,16 +235,13 @@ def _is_own_folder(path: Path) -> bool:
 
 
 def _has_content(folder: Path) -> bool:
-    """Whether a run folder has more in it than its lock file, which it keeps then, to be recognized later."""
+    """Whether a run folder contains more than its lock file, which stays then, so that the folder is recognized."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         return any(entry.name not in _LOCK_FILES for entry in entries)
     return False
 
 
 def _remove_empty(folder: Path) -> None:
+    """Remove an empty run folder; do nothing if it is missing. OSError: it is not empty."""
     with writable.allow_writes(folder.parent, entries_only=True), contextlib.suppress(FileNotFoundError):
         durable.remove_folder(folder)
-
-
-def _do_not_wait(_: float) -> None:
-    """Wait for nothing between two attempts to remove a file."""

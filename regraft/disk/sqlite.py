@@ -67,8 +67,9 @@ _VERSIONS = slice(18, 20)
 
 
 def is_write_failure(error: BaseException) -> bool:
-    """Whether SQLite or the system could not write (disk full, file size limit): never the fault of the file that is
-    read.
+    """Whether an error says that SQLite or the system cannot write (disk full, file size limit).
+
+    Such an error is never the fault of the file that is read.
     """
     if isinstance(error, OSError):
         return error.errno in durable.NO_ROOM
@@ -117,12 +118,10 @@ def open_readonly(
     Args:
         path: a SQLite file; symbolic links are followed.
         vectors: load sqlite-vec.
-        beside_writers: other programs may write to the file: use SQLite's locks, if that leaves no trace. Without
-            locks, a
-            file that is being written can look damaged.
         work: folder for a temporary copy, which is made only if a log or journal is beside the file (default: the
-            system's
-            temporary folder).
+            system's temporary folder).
+        beside_writers: other programs may write to the file: use SQLite's locks, if that leaves no trace. Without
+            locks, a file that is being written can look damaged.
 
     Raises:
         apsw.Error: it is not a database, or damaged.
@@ -141,8 +140,9 @@ def open_readonly(
 
 @contextmanager
 def attach_readonly(connection: apsw.Connection, path: Path, name: str) -> Iterator[None]:
-    """Attach ``path`` to a connection as ``name``, read without a trace as by :func:`open_readonly`.
+    """Attach the file ``path`` to a connection under the schema name ``name`` within the context.
 
+    The file is read without a trace, as by :func:`open_readonly`.
     No transaction may be open at the beginning or at the end. The file's own definitions are not trusted.
 
     Raises:
@@ -163,16 +163,16 @@ def attach_readonly(connection: apsw.Connection, path: Path, name: str) -> Itera
 
 
 def _detach(connection: apsw.Connection, name: str) -> None:
-    """Detach a database, after rolling back an open transaction."""
+    """Detach the database with the schema name ``name``, after rolling back an open transaction."""
     if connection.in_transaction:
         connection.execute("ROLLBACK")
     connection.execute(f"DETACH {name}")
 
 
 def _can_use_locks(real: Path) -> bool:
-    """Whether SQLite can read a file with locks and without a trace.
+    """Whether SQLite can read the file at a resolved path with locks and without a trace.
 
-    It cannot if the file uses a write-ahead log, or if the journal beside it was left by a writer that has ended.
+    It cannot if the file uses a write-ahead log, or if a writer that has ended left the journal beside the file.
     """
     if read_start(real, _VERSIONS.stop)[_VERSIONS] != _WITHOUT_LOG:
         return False
@@ -193,7 +193,10 @@ def _can_use_locks(real: Path) -> bool:
 
 @contextmanager
 def _traceless_source(path: Path, work: Path | None) -> Iterator[tuple[str, int, tuple[Path, ...]]]:
-    """Yield how to open a file without a trace: URI, open flags, and the files on disk that hold the content."""
+    """Yield how to open a file without a trace: URI, open flags, and the files on disk that hold the content.
+
+    A file with a log or journal is opened as a temporary copy in ``work`` (None: the system's temporary folder).
+    """
     real = links.real_path(path)
     untrusted_sqlite.refuse_special_file(real)
     while beside := find_companions(real):
@@ -216,7 +219,10 @@ def _traceless_source(path: Path, work: Path | None) -> Iterator[tuple[str, int,
 
 
 def _guard_reader(connection: apsw.Connection, files: Iterable[Path], vectors: bool) -> Iterator[apsw.Connection]:
-    """Restrict a connection to reading an untrusted file within the context, and close it afterwards."""
+    """Yield a connection that is restricted to reading an untrusted database, and close it afterwards.
+
+    The content of the database is in ``files``: values cannot be longer. ``vectors`` loads sqlite-vec.
+    """
     try:
         untrusted_sqlite.guard_connection(connection)
         untrusted_sqlite.limit_value_length(connection, files)
@@ -230,7 +236,7 @@ def _guard_reader(connection: apsw.Connection, files: Iterable[Path], vectors: b
 
 @contextmanager
 def transaction(connection: apsw.Connection) -> Iterator[None]:
-    """Run statements all or none; the exception that stopped them is raised."""
+    """Context whose statements are one transaction: committed at the end, rolled back if an exception leaves it."""
     try:
         # An interrupt here may come after BEGIN has taken effect.
         connection.execute("BEGIN IMMEDIATE")
@@ -244,7 +250,7 @@ def transaction(connection: apsw.Connection) -> Iterator[None]:
 
 
 def json_array(values: Iterable[str]) -> str:
-    """Encode texts for ``json_each``, which makes many values of one parameter."""
+    """Encode texts as a JSON array, so that ``json_each`` can turn one SQL parameter into many values."""
     return msgspec.json.encode(list(values)).decode()
 
 
@@ -319,17 +325,17 @@ def table_names(db: apsw.Connection) -> set[str]:
 
 
 def has_own_content(db: apsw.Connection, tables: Sequence[str], invalid: Mapping[str, str]) -> bool:
-    """Check that a SQLite file has exactly our schema and valid rows; returns False if it is empty.
+    """Check that a SQLite file has exactly the schema and the values that regraft writes; return False if it is empty.
 
     A run that was killed right after it created the file leaves an empty one.
 
     Args:
         db: the file.
-        tables: the CREATE statements of our schema.
-        invalid: for each table, a condition that no row of ours meets.
+        tables: the CREATE statements of the schema.
+        invalid: an SQL condition for each table that no row written by regraft meets.
 
     Raises:
-        apsw.Error: the schema or a row is not ours, or a page is damaged.
+        apsw.Error: regraft has not written the schema or a row, or a page is damaged.
     """
     found = db.execute("SELECT sql FROM sqlite_schema").fetchall()
     if not found:
@@ -362,8 +368,9 @@ FileState = tuple[tuple[object, ...], ...]
 
 
 def read_file_state(path: Path) -> FileState:
-    """Return a value that differs between two states of a file: for the file, its log and its journal their size, time
-    of change (ns), inode and first bytes.
+    """Return a value that changes when a SQLite file is written to.
+
+    It has the size, time of change (ns), inode and first bytes of the file, of its log and of its journal.
     """
     return tuple(
         _read_file_state(path.with_name(f"{path.name}{end}")) for end in ("", *COMPANION_SUFFIXES) if end != "-shm"

@@ -35,7 +35,7 @@ from regraft.text import format_bytes
 
 
 def require_free_space(folder: Path, needed: int) -> None:
-    """Raise if a temporary folder has less free space than needed (bytes).
+    """Raise if the disk of a temporary folder has fewer than ``needed`` free bytes.
 
     Raises:
         WorkFolderTooSmall
@@ -152,11 +152,11 @@ class FolderTree:
 
     @cached_property
     def _roots(self) -> tuple[Path, ...]:
-        """The folders that links may point into."""
+        """The resolved folders that links may point into."""
         return tuple(links.real_path(path) for path in (self.path, self._named) if path is not None)
 
     def _real(self, name: str) -> Path:
-        """Resolve a name to a path on disk.
+        """Resolve a name in this tree to a path on disk.
 
         Raises:
             LinkLeadsOut: it is behind a link that is not followed.
@@ -175,7 +175,11 @@ class FolderTree:
         return Path(real)
 
     def _follow(self, link: Path, name: str) -> Path:
-        """Return a link if it may be followed; otherwise record it and raise."""
+        """Return the path to read instead of ``link``, which is found on the way to ``name``.
+
+        Raises:
+            LinkLeadsOut: the link must not be followed; recorded in :attr:`not_followed`.
+        """
         if links.are_links_followed():
             return link
         real = links.real_path(link)
@@ -230,15 +234,15 @@ class FolderTree:
 
     def size(self, name: str) -> int:
         """Return the size of a file in bytes."""
-        with self._reported_as_unreadable(name):
+        with self._report_unreadable(name):
             status = file_paths.stat(self._real(name))
             links.require_regular_file(status.st_mode)
             return status.st_size
 
     def open(self, name: str) -> BinaryIO:
         """Open a file for reading. Never blocks."""
-        with self._reported_as_unreadable(name):
-            file = self._open_descriptor(name)
+        with self._report_unreadable(name):
+            file = self._open_real(name)
             try:
                 checksums.refuse_sparse_file(file.fileno())
             except BaseException:
@@ -246,12 +250,13 @@ class FolderTree:
                 raise
             return file
 
-    def _open_descriptor(self, name: str) -> BinaryIO:
+    def _open_real(self, name: str) -> BinaryIO:
+        """Open a file for reading, without converting errors. Never blocks."""
         return os.fdopen(links.open_descriptor(self._real(name)), "rb")
 
     @contextmanager
-    def _reported_as_unreadable(self, name: str) -> Iterator[None]:
-        """Context that converts errors to those of an unreadable source."""
+    def _report_unreadable(self, name: str) -> Iterator[None]:
+        """Context that converts errors of reading the file ``name`` to SourceUnreadable."""
         try:
             yield
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -260,7 +265,7 @@ class FolderTree:
 
     def crc32(self, name: str) -> int:
         """Return the CRC-32 of a file's bytes."""
-        with self._reported_as_unreadable(name), self._open_descriptor(name) as file:
+        with self._report_unreadable(name), self._open_real(name) as file:
             return checksums.file_crc32(file)
 
     @contextmanager
@@ -286,6 +291,7 @@ def _is_special(path: Path) -> bool:
 
 
 def _list_folder(folder: Path) -> list[str]:
+    """Return the sorted names in a folder; empty if it cannot be listed."""
     try:
         return sorted(file_paths.names_in(folder))
     except OSError:
@@ -305,8 +311,7 @@ class ZipTree:
 
     Raises:
         ArchiveUnsafe: a member's path climbs out, is absolute, too long or too deep, or occurs twice; a member is
-            encrypted,
-            overlaps another, or is a zip bomb.
+            encrypted, overlaps another, or is a zip bomb.
         SourceUnreadable: it is not a zip archive, truncated, damaged, or not a regular file.
     """
 
@@ -330,6 +335,7 @@ class ZipTree:
         self._directory.close()
 
     def _member(self, name: str) -> ZipMember:
+        """Return the member with this path; raise SourceUnreadable if there is none or it is a folder."""
         found = self._directory.find(name)
         if found is None or found[1] is None:
             raise SourceUnreadable(path=self.path, reason=tr("{name} is not in it", name=name))
@@ -404,6 +410,7 @@ class ZipTree:
             yield from self._files_below(found[0], folder)
 
     def _files_below(self, number: int, folder: str) -> Iterator[str]:
+        """Yield the paths of all files below ``folder``, whose entry has the id ``number``."""
         for child, name, is_file in self._directory.children(number):
             if is_file:
                 yield join_path(folder, name)
@@ -424,28 +431,28 @@ class ZipTree:
             return False
         return True
 
-    def extract(self, name: str, place: Path) -> None:
-        """Write a member's bytes to ``place``.
+    def extract(self, name: str, target: Path) -> None:
+        """Write the bytes of the member ``name`` to the file ``target``.
 
         Raises:
             SourceUnreadable: the member is damaged.
-            OSError: ``place`` cannot be written.
+            OSError: ``target`` cannot be written.
         """
-        with self.open(name) as file, durable.open_binary(place, "wb") as copy:
+        with self.open(name) as file, durable.open_binary(target, "wb") as copy:
             shutil.copyfileobj(file, copy, CHUNK_BYTES)
 
-    def extract_damaged(self, name: str, place: Path) -> None:
-        """Write the bytes of a damaged member to ``place`` that can be unpacked, whatever their checksum is.
+    def extract_damaged(self, name: str, target: Path) -> None:
+        """Write the bytes of a damaged member that can be unpacked to the file ``target``, whatever their checksum is.
 
         Raises:
             SourceUnreadable: it is encrypted, or compressed by an unsupported method.
-            OSError: ``place`` cannot be written.
+            OSError: ``target`` cannot be written.
         """
         try:
             reader = self._directory.open(self._member(name), is_verified=False)
         except _DAMAGE as error:
             raise SourceUnreadable(path=self.path, reason=f"{name}: {error}") from error
-        with reader as file, durable.open_binary(place, "wb") as copy:
+        with reader as file, durable.open_binary(target, "wb") as copy:
             while True:
                 try:
                     # All that a call unpacks is lost with an error in it.
@@ -456,7 +463,7 @@ class ZipTree:
                     return
                 copy.write(chunk)
 
-    def extract_hashed(self, name: str, place: Path) -> str:
+    def extract_hashed(self, name: str, target: Path) -> str:
         """Extract a member as :meth:`extract` does, and return the SHA-256 of its bytes in hex.
 
         Raises:
@@ -465,7 +472,7 @@ class ZipTree:
         digest = hashlib.sha256()
         is_large = self.size(name) > CHUNK_BYTES
         hashing = update_in_background(digest.update) if is_large else nullcontext(digest.update)
-        with self.open(name) as file, durable.open_binary(place, "wb") as copy, hashing as update:
+        with self.open(name) as file, durable.open_binary(target, "wb") as copy, hashing as update:
             while chunk := file.read(CHUNK_BYTES):
                 update(chunk)
                 copy.write(chunk)
@@ -473,7 +480,7 @@ class ZipTree:
 
 
 def _reason(error: Exception) -> object:
-    """Return the system's message of an error."""
+    """Return the system's message of an OSError, or else the error itself, to show to the user."""
     return error.strerror if isinstance(error, OSError) and error.strerror else error
 
 
@@ -531,7 +538,10 @@ def first_existing_file(tree: Tree, names: Iterable[str]) -> str | None:
 
 
 def content_mark(tree: Tree, name: str | None) -> object:
-    """Return [size, CRC-32] of a file to detect changes; for anything else its kind, or :data:`UNREADABLE`."""
+    """Return a value that changes when the file ``name`` of a source is changed: its size and CRC-32.
+
+    :data:`UNREADABLE` for a file that cannot be read, ``"folder"`` for a folder; None: there is nothing, or no name.
+    """
     kind = tree.kind(name) if name else None
     if name is None or kind != "file":
         return kind
@@ -557,7 +567,7 @@ def copy_from_tree(tree: Tree, name: str, target: Path) -> None:
 
 
 def copy_stream(file: BinaryIO, target: Path) -> None:
-    """Copy a file object to ``target``, which must not exist.
+    """Copy the rest of an open file of a source to ``target``, which must not exist. Its folder is made if missing.
 
     Raises:
         SourceReadFailed: the source cannot be read.
@@ -628,26 +638,29 @@ class SourceFolder(msgspec.Struct, frozen=True):
     follow_links: bool
 
 
-def content_marks(place: SourceFolder, files: Sequence[Sequence[str]]) -> list[object]:
-    """Return the mark of each requested file. For every tuple of candidate names, the first that exists is used."""
-    with links.follow_links(place.follow_links):
-        return [content_mark(place.tree, first_existing_file(place.tree, names)) for names in files]
+def content_marks(source: SourceFolder, files: Sequence[Sequence[str]]) -> list[object]:
+    """Return the :func:`content_mark` of each requested file of a source.
+
+    Each element of ``files`` has candidate names of one file; the first that exists is used.
+    """
+    with links.follow_links(source.follow_links):
+        return [content_mark(source.tree, first_existing_file(source.tree, names)) for names in files]
 
 
-def copy_files(place: SourceFolder, files: Sequence[tuple[Sequence[str], str]], target: Path) -> list[bool]:
-    """Copy files to paths below ``target``; return for each whether it was copied.
+def copy_files(source: SourceFolder, files: Sequence[tuple[Sequence[str], str]], target: Path) -> list[bool]:
+    """Copy files of a source to paths below ``target``; return for each whether it was copied.
 
-    For every tuple of candidate names, the first that exists is used. Read errors are left to the caller, which reads
-    the file again and reports them.
+    Each element of ``files`` has candidate names of one file, of which the first that exists is used, and the path
+    of its copy. Read errors are left to the caller, which reads the file again and reports them.
     """
     is_copied = []
-    with links.follow_links(place.follow_links):
+    with links.follow_links(source.follow_links):
         for names, path in files:
-            name = first_existing_file(place.tree, names)
+            name = first_existing_file(source.tree, names)
             is_copied.append(name is not None)
             if name is not None:
                 try:
-                    copy_from_tree(place.tree, name, target / path)
+                    copy_from_tree(source.tree, name, target / path)
                 except (SourceReadFailed, SourceUnreadable):
                     is_copied[-1] = False
     return is_copied

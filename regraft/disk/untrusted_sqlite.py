@@ -50,9 +50,10 @@ _LONG_PATHS = "win32-longpath"
 
 
 def database_uri(path: PurePath, **options: object) -> str:
-    r"""Return the URI that opens a file, on Windows of a drive, a share, or an extended path (``\\?\``).
+    r"""Return the URI by which SQLite opens a file, with ``options`` as its query parameters (``mode="ro"``).
 
-    A share's name follows four slashes: after two, SQLite expects a host and accepts only ``localhost``.
+    On Windows, the path may be on a drive or a share, or extended (``\\?\``). A share's name follows four slashes:
+    after two, SQLite expects a host and accepts only ``localhost``.
     """
     absolute = Path(file_paths.extended_path(path.absolute())) if isinstance(path, Path) else path
     place = quote(os.fsencode(absolute.as_posix()), safe="/:")
@@ -122,7 +123,7 @@ def drop_modules(connection: apsw.Connection) -> None:
 
 
 def limit_value_length(connection: apsw.Connection, files: Iterable[Path]) -> None:
-    """Limit the length of values to what the database's files can hold."""
+    """Limit the length of values that a connection reads to what the database's ``files`` on disk can hold."""
     with suppress(OSError):  # opening them says why
         size = 0
         for path in files:
@@ -185,7 +186,7 @@ def is_companion(first_bytes: bytes, suffix: str) -> bool:
 
 
 def read_start(path: Path, count: int = 8) -> bytes:
-    """Return the first bytes of a file; none if it is missing, not a regular file or not readable."""
+    """Return the first ``count`` bytes of a file; none if it is missing, not a regular file or not readable."""
     try:
         if not stat.S_ISREG(file_paths.stat(path).st_mode):
             return b""  # opening a pipe would wait for a writer
@@ -238,7 +239,9 @@ def quote_name(name: str) -> str:
 
 
 def copy_companion(beside: Path, copy: Path, suffix: str) -> bool:
-    """Copy a log or journal beside a copy of its database; return False if its writer has just finished with it.
+    """Copy the log or journal ``beside`` a database to its place beside ``copy``, the copy of that database.
+
+    ``suffix`` is ``-wal`` or ``-journal``. Returns False if the writer has just removed the log or journal.
 
     A journal of a transaction over several databases names a file that they share, which SQLite removes after applying
     such a journal. The copy does not name it, so that using the copy removes no other file. If that file is gone, the
@@ -261,8 +264,9 @@ def copy_companion(beside: Path, copy: Path, suffix: str) -> bool:
 
 
 def find_shared_journal(journal: Path) -> str | None:
-    """Return the file that a rollback journal names in its trailer, for a transaction over several databases; None if
-    none.
+    """Return the path of the file that a rollback journal names in its trailer, or None.
+
+    The journals of a transaction over several databases name one file that they share.
 
     Raises:
         OSError: it cannot be read.
@@ -310,8 +314,9 @@ def read_lenient_rows(
 
 
 def unchanged_condition(connection: apsw.Connection, columns: Iterable[str]) -> str:
-    """Return an SQL condition, with one parameter per column, that a row still has the values that
-    :func:`read_lenient_rows` gave.
+    """Return an SQL condition with one parameter per column: the row still has these values.
+
+    The values must be those that :func:`read_lenient_rows` yielded. The condition works on ``connection`` only.
     """
     function = "regraft_lenient"
     connection.create_scalar_function(function, _decode_text, 1, deterministic=True)
@@ -322,6 +327,7 @@ def unchanged_condition(connection: apsw.Connection, columns: Iterable[str]) -> 
 
 
 def _decode_text(*raw: Any) -> str:
+    """Decode the bytes that are the only argument: the SQL function of :func:`unchanged_condition`."""
     return decode_utf8(raw[0])
 
 
@@ -372,7 +378,7 @@ def is_virtual(statement: str) -> bool:
 
 
 def refuse_foreign_rules(db: apsw.Connection, path: Path, tables: Collection[str]) -> None:
-    """Raise if changing rows of the tables would change other rows too, because of a definition in the file.
+    """Raise if changing rows of ``tables`` would change other rows too, because of a definition in the file ``path``.
 
     Raises:
         SchemaForeign
@@ -388,9 +394,9 @@ def refuse_foreign_rules(db: apsw.Connection, path: Path, tables: Collection[str
 
 
 def refuse_restrictive_indexes(db: apsw.Connection, path: Path, table: str) -> None:
-    """Raise if a table has an index that can reject a row: unique beside its primary key, partial, or over an
-    expression.
+    """Raise if a table of the file ``path`` has an index, other than its primary key, that can reject a row.
 
+    Such an index is unique, partial, or over an expression.
     Use it only for tables whose layout has no such index.
 
     Raises:
@@ -405,7 +411,14 @@ def refuse_restrictive_indexes(db: apsw.Connection, path: Path, table: str) -> N
 
 
 def _find_foreign_rule(db: apsw.Connection, table: str, statement: str, own: set[str]) -> str | None:
-    """Describe a rule of a table that would change other rows or values than a statement names, or return None."""
+    """Describe a rule of a table that would change other rows or values than an SQL statement names; None without one.
+
+    Args:
+        db: the file.
+        table: name of the table.
+        statement: its CREATE statement.
+        own: names of the tables that may change, in lower case.
+    """
     if is_virtual(statement):
         return tr("{table} is a virtual table", table=table)
     rule = find_conflict_rule(statement)
@@ -420,7 +433,9 @@ def _find_foreign_rule(db: apsw.Connection, table: str, statement: str, own: set
 
 
 def find_rowid_column(db: apsw.Connection, tables: Collection[str]) -> str | None:
-    """Return the column (``table.column``) that replaces the row number of its table, or None.
+    """Return a column of ``tables`` that has a name of SQLite's row number, as ``table.column``, or None.
+
+    In such a table, ``rowid`` is that column and not the row number.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -433,14 +448,17 @@ def find_rowid_column(db: apsw.Connection, tables: Collection[str]) -> str | Non
 
 
 def find_conflict_rule(statement: str) -> str | None:
-    """Describe the conflict clause of a CREATE statement, which lets a changed row remove others; None without one."""
+    """Describe the ON CONFLICT clause of a CREATE statement, which lets a changed row remove others, or return None."""
     if _CONFLICT.search(_COMMENT.sub(" ", statement)):
         return tr("a conflict clause")
     return None
 
 
 def cascading_keys(db: apsw.Connection, table: str, parents: Collection[str]) -> Iterator[str]:
-    """Yield a table's foreign keys that pass changes of ``parents`` (lower case) on to it, except the layouts' own."""
+    """Yield a table's foreign keys that pass changes of the tables ``parents`` (lower case) on to it, as text.
+
+    Keys that a supported layout has itself are left out.
+    """
     keys: dict[int, tuple[list[str], str, str, str]] = {}
     for number, _, to, column, _, update, delete, _ in db.execute(f"PRAGMA foreign_key_list({quote_name(table)})"):
         keys.setdefault(number, ([], str(to), str(update), str(delete)))[0].append(str(column))
@@ -452,7 +470,7 @@ def cascading_keys(db: apsw.Connection, table: str, parents: Collection[str]) ->
 
 
 def full_text_shadow_indexes(db: apsw.Connection) -> list[str]:
-    """Return the indexes on shadow tables of full-text indexes; no program creates such an index.
+    """Return the names of the indexes on shadow tables of full-text indexes; no program creates such an index.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -481,16 +499,16 @@ def refuse_shadow_indexes(db: apsw.Connection) -> None:
 
 
 def _shadow_tables(statements: Mapping[str, str]) -> set[str]:
-    """Return the shadow tables, in lower case, of all virtual tables."""
+    """Return the names, in lower case, of the shadow tables of all virtual tables among the CREATE ``statements``."""
     return {f"{name}_{part}".lower() for name, sql in statements.items() if is_virtual(sql) for part in _SHADOWS}
 
 
 @contextmanager
 def change_only(db: apsw.Connection, path: Path, tables: Collection[str]) -> Iterator[None]:
-    """Change rows of ``tables``, and of no other table, in the caller's transaction, which must be rolled back on an
-    error.
+    """Context in which rows of ``tables`` may be changed, and no others; it checks that at the end.
 
-    The shadow tables of a full-text index and temporary tables may change with them.
+    The caller has a transaction open, and rolls it back on an error. The shadow tables of a full-text index and
+    temporary tables may change, too.
 
     Args:
         db: the connection.
@@ -508,6 +526,7 @@ def change_only(db: apsw.Connection, path: Path, tables: Collection[str]) -> Ite
     touched: set[str] = set()
 
     def changed(_: int, database: str, table: str, __: int) -> None:
+        """Note the table of a changed row if it must not change (an update hook of SQLite)."""
         if database == "main" and table.lower() not in allowed:
             touched.add(table)
 

@@ -124,12 +124,15 @@ def adopt_roots(roots: tuple[WritableRoot, ...]) -> None:
 
 
 def is_writable(path: Path) -> bool:
-    """Whether a path is below a writable root, judged by its names alone."""
+    """Whether a path is a writable root or below one, judged by its names alone."""
     return _innermost(path.absolute()) is not None
 
 
 def is_at_or_above_root(path: Path) -> bool:
-    """Whether a path is a writable root or one of its ancestors; such paths come from the user and may be links."""
+    """Whether a path is a writable root or an ancestor of one, and not below another root.
+
+    Such paths come from the user and may be links.
+    """
     absolute = path.absolute()
     with _lock:
         roots = [path for root in _roots for path in (root.root, root.real)]
@@ -218,7 +221,7 @@ def _find_root(path: Path) -> tuple[WritableRoot, tuple[str, ...]]:
 
 
 def _resolve_below(root: WritableRoot, names: tuple[str, ...]) -> Path:
-    """Return a path below a root with its folder resolved and its last component unchanged; see require_writable."""
+    """Return the path of ``names`` below a root, with its folder resolved; LinkInStore: a folder in it is a link."""
     _refuse_moved_root(root)
     for length in range(1, len(names)):
         refuse_link(root.real.joinpath(*names[:length]), root.root.joinpath(*names[:length]))
@@ -226,14 +229,14 @@ def _resolve_below(root: WritableRoot, names: tuple[str, ...]) -> Path:
 
 
 def _refuse_moved_root(root: WritableRoot) -> None:
-    """Raise if a root resolves to another folder than when it was registered."""
+    """Raise LinkInStore if the path of a root resolves to another folder than when it was registered."""
     current = os.path.realpath(root.root)
     if os.path.normcase(current) != os.path.normcase(root.real):
         raise LinkInStore(path=root.root, goal=Path(current))
 
 
 def _open_beneath(root: WritableRoot, names: tuple[str, ...]) -> int:
-    """Open a folder below a root component by component, refusing links; return its descriptor."""
+    """Open the folder ``names`` below a root, one component after the other, refusing links; return its descriptor."""
     handle = os.open(root.real, _FOLDER)
     for length, name in enumerate(names, 1):
         try:
@@ -251,58 +254,61 @@ def _open_beneath(root: WritableRoot, names: tuple[str, ...]) -> int:
 # --- files that the user names for output ----------------------------------------------------------------------------
 
 
-def find_output_problem(path: Path, places: Iterable[Path]) -> str:
+def find_output_problem(path: Path, in_use: Iterable[Path]) -> str:
     """Return why a command must not write a file to ``path``, or an empty text.
 
-    Called before the command starts: its folder must exist and be writable, and the file must be outside of
-    ``places`` (:func:`find_overlap`).
+    Called before the command starts: the folder of the file must exist and be writable, and the file must be outside
+    of the paths ``in_use`` (:func:`find_overlap`).
     """
     folder = path.absolute().parent
     if not folder.is_dir():
         return tr("its folder does not exist")
-    overlap = find_overlap(path, places)
+    overlap = find_overlap(path, in_use)
     if overlap:
         return overlap
     return "" if os.access(folder, os.W_OK) else tr("no permission to write to its folder")
 
 
-def find_overlap(path: Path, places: Iterable[Path]) -> str:
-    """Return which place of ``places`` a path is, or is inside of, as a reason; empty if it is outside of all of them.
+def find_overlap(path: Path, in_use: Iterable[Path]) -> str:
+    """Return the reason not to write to a path that is one of the paths ``in_use`` or inside one, or an empty text.
 
-    Places are what the command reads, and stores that it writes.
+    ``in_use`` are the files and folders that the command reads, and the stores that it writes.
     """
     # A link itself is replaced, so checking its target is not enough.
     both = (path.absolute().parent, path)
-    for place in places:
-        if any(links.is_at_or_below(one, place) for one in both):
-            return tr("it is inside {within}, which this run reads or writes", within=printable(place))
+    for used in in_use:
+        if any(links.is_at_or_below(one, used) for one in both):
+            return tr("it is inside {within}, which this run reads or writes", within=printable(used))
     return ""
 
 
-def demand_output(path: Path, places: Iterable[Path] = ()) -> None:
+def demand_output(path: Path, in_use: Iterable[Path] = ()) -> None:
     """Check that a command may write a file to ``path`` (:func:`find_output_problem`).
 
     Raises:
         TargetNotWritable
     """
-    reason = find_output_problem(path, places)
+    reason = find_output_problem(path, in_use)
     if reason:
         raise TargetNotWritable(path=path, reason=reason)
 
 
-def demand_outside(path: Path, places: Iterable[Path]) -> None:
-    """Check that a file or folder to write is outside of ``places`` (:func:`find_overlap`).
+def demand_outside(path: Path, in_use: Iterable[Path]) -> None:
+    """Check that a file or folder to write is outside of the paths ``in_use`` (:func:`find_overlap`).
 
     Raises:
         TargetNotWritable
     """
-    reason = find_overlap(path, places)
+    reason = find_overlap(path, in_use)
     if reason:
         raise TargetNotWritable(path=path, reason=reason)
 
 
 def write_last_output(path: Path, write: Callable[[], None]) -> OutputLost | None:
-    """Write a file of a command that is done; return the error, because its result is printed anyway."""
+    """Call ``write``, which writes the file ``path`` of a command that is done.
+
+    Return an OSError as OutputLost instead of raising it, because the command's result is printed anyway.
+    """
     try:
         write()
     except OSError as error:

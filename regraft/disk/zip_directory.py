@@ -77,9 +77,9 @@ class ZipMember(msgspec.Struct, frozen=True):
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the directory as it is stored."""
+    """One entry of the archive's directory as it is stored; ``record`` is its offset in the file."""
 
-    place: int
+    record: int
     system: int
     flags: int
     raw_name: bytes
@@ -148,7 +148,7 @@ class ZipDirectory:
             raise self._unsafe(tr("its members overlap"))
 
     def _records(self, length: int) -> Iterator[_Record]:
-        """Yield the entries of the directory, with ZIP64 numbers resolved."""
+        """Yield the entries of the archive's directory, of ``length`` bytes, with ZIP64 numbers resolved."""
         self._file.seek(self.start)
         reader = io.BufferedReader(_Part(self._file, length), _READ_BYTES)
         place = self.start
@@ -166,7 +166,7 @@ class ZipDirectory:
             size, packed, start = _zip64_numbers(extra, size, packed, start)
             start += self._prefix
             yield _Record(
-                place=place,
+                record=place,
                 system=system,
                 flags=flags,
                 raw_name=rest[:of_name],
@@ -180,6 +180,7 @@ class ZipDirectory:
             place += len(head) + len(rest)
 
     def _add_entry(self, record: _Record) -> None:
+        """Check an entry and insert it with its parent folders; raises as the class."""
         if len(record.raw_name) > LONGEST_NAME:
             raise self._unsafe(tr("a name in it has {raw_name:,} bytes", raw_name=len(record.raw_name)))
         name = _name_of(record)
@@ -209,7 +210,7 @@ class ZipDirectory:
             raise self._unsafe(tr("{parts} is {what}", parts="/".join(parts), what=what))
 
     def _parts(self, name: str) -> list[str]:
-        """Split a name into its parts; refuses names with too many bytes or parts."""
+        """Split the path of a member into its parts; refuse one with too many bytes or parts."""
         parts = [part for part in name.split("/") if part and part != "."]
         if len(name.encode()) > LONGEST_NAME:
             raise self._unsafe(tr("a name in it has {encode:,} bytes", encode=len(name.encode())))
@@ -218,7 +219,10 @@ class ZipDirectory:
         return parts
 
     def _folder(self, parent: int, name: str, parts: list[str]) -> int:
-        """Return the id of a folder, adding it if it is new."""
+        """Return the id of the folder ``name`` in the folder with the id ``parent``, adding it if it is new.
+
+        ``parts`` is its whole path, for errors.
+        """
         known = self._known.get((parent, name))
         if known is not None:
             return known
@@ -234,14 +238,17 @@ class ZipDirectory:
         return number
 
     def _insert_entry(self, parent: int, name: str, record: _Record | None) -> int | None:
-        """Insert a file, or (without a record) a folder, and return its id; None if the name is taken."""
+        """Insert a file, or (without a record) a folder, into the folder with the id ``parent``.
+
+        Returns the new id, or None if the folder has an entry with this name.
+        """
         if self._entries >= MOST_ENTRIES:
             raise self._unsafe(tr("it has more than {most_entries:,} files and folders", most_entries=MOST_ENTRIES))
         form = None if name.isascii() else unicodedata.normalize("NFC", name)
         values: tuple[int | None, ...] = (None,) * 6
         if record is not None:
             is_link = record.system != 0 and (record.mode >> 16) & _MODE_MASK == _LINK_MODE
-            values = (record.place, record.start, record.packed, record.size, record.crc, is_link)
+            values = (record.record, record.start, record.packed, record.size, record.crc, is_link)
         self._insert.execute(_ADD, (self._entries + 1, parent, name, form if form != name else None, *values))
         if not self._db.changes():
             return None
@@ -249,6 +256,7 @@ class ZipDirectory:
         return self._entries
 
     def _refuse_unsafe_name(self, name: str) -> None:
+        """Raise ArchiveUnsafe if the path of a member is absolute, leads out of the archive or has a NUL."""
         drive = len(name) > 1 and name[1] == ":" and name[0].isalpha() and name[2:3] in ("/", "\\", "")
         if name.startswith(("/", "\\")) or drive:
             raise self._unsafe(tr("{name} is an absolute path", name=name))
@@ -258,15 +266,15 @@ class ZipDirectory:
             raise self._unsafe(tr("{name!r} holds a NUL", name=name))
 
     def _unsafe(self, reason: str) -> ArchiveUnsafe:
-        """Make the error that the archive is not safe to read."""
+        """Return the error that the archive is not safe to read, for a reason."""
         return ArchiveUnsafe(path=self._path, reason=reason)
 
     # --- what is in it ---------------------------------------------------------------------------------------------
 
     def find(self, name: str) -> tuple[int, ZipMember | None] | None:
-        """Return the id of an entry, and the member if it is a file; None if there is no such entry.
+        """Return the id of the entry with this path, and its member if it is a file; None if there is no such entry.
 
-        The name is compared in any Unicode normalization.
+        Names are compared in any Unicode normalization. The empty path is the root folder.
         """
         if self._file.closed:
             raise ValueError("the archive was closed already")
@@ -275,15 +283,22 @@ class ZipDirectory:
             row = None if row is None or row[1] is not None else self._find_child(row[0], part)
         if row is None:
             return None
-        return row[0], None if row[1] is None else self._get_member(row[0])
+        if row[1] is None:
+            return row[0], None
+        query = "SELECT record, start, packed, size, crc, is_link FROM entry WHERE id = ?"
+        columns: tuple[Any, ...] = self._db.execute(query, (row[0],)).fetchall()[0]
+        return row[0], ZipMember(*columns)
 
     def _child_row(self, parent: int, name: str) -> tuple[int, int | None] | None:
-        """Find an entry by its parent and name: its id and record offset."""
+        """Return id and record offset (None: a folder) of the entry ``name`` in the folder with the id ``parent``.
+
+        None if there is no such entry.
+        """
         query = "SELECT id, record FROM entry WHERE parent = ? AND name = ?"
         return self._db.execute(query, (parent, name)).fetchone()
 
     def _find_child(self, parent: int, name: str) -> tuple[int, int | None] | None:
-        """Find a name in a folder, exactly or in another Unicode form. Returns id and record (None: folder)."""
+        """Return what :meth:`_child_row` returns, also for a name in another Unicode normalization."""
         found = None if "\0" in name else self._child_row(parent, name)
         if found is not None or name.isascii():
             return found
@@ -291,13 +306,8 @@ class ZipDirectory:
         query = "SELECT id, record FROM entry WHERE parent = ? AND other_form = ? ORDER BY name"
         return self._child_row(parent, form) or self._db.execute(query, (parent, form)).fetchone()
 
-    def _get_member(self, number: int) -> ZipMember:
-        query = "SELECT record, start, packed, size, crc, is_link FROM entry WHERE id = ?"
-        found: tuple[Any, ...] = self._db.execute(query, (number,)).fetchall()[0]
-        return ZipMember(*found)
-
     def children(self, number: int) -> Iterator[tuple[int, str, bool]]:
-        """Yield (id, name, is_file) of a folder's entries, in the order of their full paths."""
+        """Yield (id, name, is_file) of the entries in the folder with the id ``number``, ordered by path."""
         query = """SELECT id, name, record IS NOT NULL AS is_file FROM entry WHERE parent = ?
                     ORDER BY name || CASE WHEN record IS NULL THEN '/' ELSE '' END"""
         yield from self._db.cursor().execute(query, (number,))
@@ -425,7 +435,10 @@ class _Spliced(io.RawIOBase, BinaryIO):
 
 
 def _find_directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
-    """Return offset and length of the directory, and the number of bytes before the archive."""
+    """Return offset and length of the archive's directory, and the number of bytes before the archive.
+
+    ``size`` is that of the file.
+    """
     file.seek(max(0, size - _END.size - _LONGEST_COMMENT))
     tail = file.read()
     at = tail.rfind(_END_MAGIC)
@@ -433,7 +446,7 @@ def _find_directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
         raise zipfile.BadZipFile(tr("File is not a zip file"))
     place = size - len(tail) + at
     length, start = _END.unpack_from(tail, at)[5:7]
-    large = _end_64(file, place)
+    large = _read_zip64_end(file, place)
     if large is not None:
         length, start, place = large
     begin = place - length
@@ -442,9 +455,12 @@ def _find_directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
     return begin, length, begin - start
 
 
-def _end_64(file: BinaryIO, place: int) -> tuple[int, int, int] | None:
-    """Return length, stated offset and end of the directory from a Zip64 end record, or None."""
-    first = place - _LOCATOR_64.size - _END_64.size
+def _read_zip64_end(file: BinaryIO, end_record: int) -> tuple[int, int, int] | None:
+    """Return length, stated offset and end of the archive's directory from its Zip64 end record; None without one.
+
+    ``end_record`` is the offset of the ordinary end record, which follows the Zip64 one.
+    """
+    first = end_record - _LOCATOR_64.size - _END_64.size
     if first < 0:
         return None
     file.seek(first)
@@ -456,7 +472,7 @@ def _end_64(file: BinaryIO, place: int) -> tuple[int, int, int] | None:
 
 
 def _split_extra_fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield type and data of each extra field of a directory entry."""
+    """Yield type and data of each field in ``extra``, the extra data of a directory entry."""
     place = 0
     while place + _EXTRA.size <= len(extra):
         kind, length = _EXTRA.unpack_from(extra, place)
@@ -468,7 +484,7 @@ def _split_extra_fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _zip64_numbers(extra: bytes, *numbers: int) -> tuple[int, int, int]:
-    """Return size, packed size and offset, taking those that do not fit their fields from the extra field."""
+    """Return ``numbers`` (size, packed size, offset), with those that do not fit their fields taken from ``extra``."""
     wide = b"".join(data for kind, data in _split_extra_fields(extra) if kind == _EXTRA_64)
     found, place = [], 0
     for number in numbers:
@@ -485,7 +501,7 @@ def _zip64_numbers(extra: bytes, *numbers: int) -> tuple[int, int, int]:
 
 
 def _name_of(record: _Record) -> str:
-    """Return a member's path with ``/`` between its parts: UTF-8 if its bytes are valid, even without the flag."""
+    """Decode the path of an entry, with ``/`` between its parts: as UTF-8 if it is valid, even without the flag."""
     raw = record.raw_name
     if record.flags & _IS_UTF8:
         name = raw.decode()
@@ -499,7 +515,7 @@ def _name_of(record: _Record) -> str:
 
 
 def _unicode_name(record: _Record) -> str | None:
-    """Return the Unicode name from the extra field, if it belongs to the name in the entry."""
+    """Return the Unicode path from an entry's extra field; None if it has none for the path in the entry."""
     for kind, data in _split_extra_fields(record.extra):
         if (
             kind == _EXTRA_NAME

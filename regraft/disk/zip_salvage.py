@@ -67,9 +67,8 @@ class ZipSalvage(msgspec.Struct, kw_only=True):
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True):
-    """A local header; sizes are None if only the data descriptor after the data states them."""
+    """The local header of a member; sizes are None if only the data descriptor after the data states them."""
 
-    place: int
     flags: int
     method: int
     time: int
@@ -78,6 +77,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     packed: int | None
     size: int | None
     raw_name: bytes
+    #: offset of the member's packed data
     data: int
 
     @property
@@ -151,12 +151,12 @@ class _File:
         return self._size
 
     def read(self, start: int, end: int) -> bytes:
-        """Return the bytes of a range, fewer where the file ends before it."""
+        """Return the bytes from offset ``start`` to ``end``; fewer if the file ends before that."""
         self._file.seek(start)
         return self._file.read(max(min(end, self._size) - start, 0))
 
     def find(self, pattern: bytes, start: int = 0, end: int | None = None) -> int | None:
-        """Return where a pattern first begins, from ``start`` on and before ``end``; None if it does not."""
+        """Return the first offset from ``start`` on, and before ``end``, at which ``pattern`` begins, or None."""
         limit = self._size if end is None else min(end, self._size)
         for place, length in _ranges(start, limit):
             found = self.read(place, place + length + len(pattern) - 1).find(pattern)
@@ -210,7 +210,7 @@ class _Salvaging:
         return self._found
 
     def _process(self, header: _Header) -> int:
-        """Copy a member if it is intact, and return the offset at which the search continues."""
+        """Copy the member of a header if it is intact; return the offset at which the search for headers continues."""
         try:
             packed, size, crc, end = self._verify_member(header)
         except _Broken as broken:
@@ -287,7 +287,7 @@ class _Salvaging:
     # --- one member ------------------------------------------------------------------------------------------------
 
     def _verify_member(self, header: _Header) -> tuple[int, int, int, int]:
-        """Return packed size, size and CRC-32 of an intact member, and the offset after its descriptor.
+        """Return packed size, size and CRC-32 of the member of a header, and the offset after its descriptor.
 
         Raises:
             _Broken: it is damaged.
@@ -309,7 +309,11 @@ class _Salvaging:
         return packed, size, crc, end
 
     def _unpack_member(self, header: _Header) -> tuple[int, int, int]:
-        """Unpack a member; return the number of packed bytes, the number of unpacked bytes and their CRC-32."""
+        """Unpack the member of a header without keeping it; return its packed size, size and CRC-32.
+
+        Raises:
+            _Broken: it is damaged, or has other sizes than the header states.
+        """
         limit = self._size if header.packed is None else header.data + header.packed
         if header.method == _STORED:
             crc = self._compute_crc(header.data, limit)
@@ -339,12 +343,16 @@ class _Salvaging:
         return packed, size, crc
 
     def _compute_crc(self, start: int, end: int, crc: int = 0) -> int:
+        """Return the CRC-32 of the bytes from ``start`` to ``end``, after bytes whose CRC-32 is ``crc``."""
         for place in range(start, end, _AT_ONCE):
             crc = zlib.crc32(self._data.read(place, min(place + _AT_ONCE, end)), crc)
         return crc
 
     def _stored_with_descriptor(self, header: _Header) -> tuple[int, int, int, int]:
-        """Find the end of an uncompressed member whose size only its data descriptor states."""
+        """Find the end of an uncompressed member whose size only its data descriptor states.
+
+        Returns and raises as :meth:`_verify_member`.
+        """
         crc, at = 0, header.data
         place = self._data.find(_DESCRIPTOR_MAGIC, at)
         while place is not None:
@@ -359,7 +367,7 @@ class _Salvaging:
         raise _CutOff(tr("it is truncated"))
 
     def _spend(self, count: int) -> None:
-        """Subtract the cost of a header that yielded no intact member from the budget."""
+        """Take ``count`` bytes, read in vain for a damaged member, off the budget; BadZipFile: it is used up."""
         self._budget -= count
         if self._budget < 0:
             raise zipfile.BadZipFile(tr("it contains too many parts that look like members but are damaged"))
@@ -373,7 +381,7 @@ class _Salvaging:
             yield self._data.read(place, min(place + _AT_ONCE, end))
 
     def _write_member(self, header: _Header, method: int, numbers: tuple[int, int, int], data: Iterator[bytes]) -> None:
-        """Write a member to the new archive, with a ZIP64 header; adds its directory entry.
+        """Write a member to the new archive, with a ZIP64 header and a directory entry.
 
         Args:
             header: the header of the member in the damaged archive.
@@ -409,7 +417,7 @@ class _Salvaging:
 
 
 def _read_header(data: _File, place: int) -> _Header | None:
-    """Return the local header at an offset, or None."""
+    """Return the local header at the offset ``place``, or None if there is no valid one."""
     if place + _LOCAL.size > len(data):
         return None
     _, version, flags, method, time, date, crc, packed, size, of_name, of_extra = _LOCAL.unpack(
@@ -427,7 +435,6 @@ def _read_header(data: _File, place: int) -> _Header | None:
     is_open = bool(flags & _HAS_DESCRIPTOR) and not any((crc, *wide))
     own_size, packed_size = (None, None) if is_open else wide
     return _Header(
-        place=place,
         flags=flags,
         method=method,
         time=time,
@@ -441,7 +448,10 @@ def _read_header(data: _File, place: int) -> _Header | None:
 
 
 def _wide_sizes(extra: bytes, size: int, packed: int) -> tuple[int, int] | None:
-    """Return size and packed size, from the extra field if they are large; None if it lacks them."""
+    """Return size and packed size: as given, or from a header's extra field if they are too large for the header.
+
+    None if the extra field lacks them.
+    """
     if _ELSEWHERE not in (size, packed):
         return size, packed
     place = 0
@@ -455,7 +465,7 @@ def _wide_sizes(extra: bytes, size: int, packed: int) -> tuple[int, int] | None:
 
 
 def _descriptors(data: _File, place: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the possible readings of a data descriptor: CRC-32, packed size, size, offset after it."""
+    """Yield the possible readings of a data descriptor at ``place``: CRC-32, packed size, size, offset after it."""
     start = place + 4 if data.read(place, place + 4) == _DESCRIPTOR_MAGIC else place
     for layout in ("<3L", "<L2Q"):
         end = start + struct.calcsize(layout)
@@ -465,7 +475,10 @@ def _descriptors(data: _File, place: int) -> Iterator[tuple[int, int, int, int]]
 
 
 def _unpacker(header: _Header, data: _File, limit: int) -> tuple[_Unpacker, int]:
-    """Return a decompressor for a member, and the offset of its packed data."""
+    """Return a decompressor for the member of a header, and the offset of the data to decompress.
+
+    ``limit`` is the offset at which its data ends at the latest. _Broken: its compression is not supported.
+    """
     if header.method == _DEFLATED:
         return zlib.decompressobj(-15), header.data
     if header.method == _BZIP2:
@@ -485,7 +498,7 @@ def _unpacker(header: _Header, data: _File, limit: int) -> tuple[_Unpacker, int]
 
 
 def _pieces(unpacker: _Unpacker, data: _File, start: int, limit: int) -> Iterator[tuple[int, bytes]]:
-    """Yield unpacked pieces, each with the number of packed bytes consumed so far."""
+    """Decompress the data between two offsets; yield the number of packed bytes read so far, and an unpacked piece."""
     for place, length in _ranges(start, limit):
         part = data.read(place, place + length)
         given = place + len(part) - start
@@ -501,7 +514,7 @@ def _pieces(unpacker: _Unpacker, data: _File, start: int, limit: int) -> Iterato
 
 
 def _directory_names(data: _File, start: int) -> Iterator[bytes]:
-    """Yield the file names that the remains of the directory list, from ``start`` on."""
+    """Yield the file names in the directory entries that are found from the offset ``start`` on."""
     place, count = data.find(_ENTRY_MAGIC, start), 0
     while place is not None and place + _ENTRY.size <= len(data) and count < MOST_ENTRIES:
         entry = _ENTRY.unpack(data.read(place, place + _ENTRY.size))
@@ -514,6 +527,7 @@ def _directory_names(data: _File, start: int) -> Iterator[bytes]:
 
 
 def _decode_name(raw_name: bytes) -> str:
+    """Decode the name of a member: UTF-8 if it is valid, otherwise code page 437."""
     try:
         return raw_name.decode()
     except UnicodeDecodeError:
