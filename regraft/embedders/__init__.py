@@ -73,7 +73,7 @@ class AnswerTooLong(Exception):
 
 
 def max_answer_bytes(texts: int, dimensions: int | None) -> int:
-    """Return the maximum size of an answer.
+    """Return the maximum size in bytes of a server's answer with vectors.
 
     Args:
         texts: number of texts sent.
@@ -83,7 +83,7 @@ def max_answer_bytes(texts: int, dimensions: int | None) -> int:
 
 
 def limit_response(response: Any, most: int) -> None:
-    """Limit a response of httpx, before its body is read, to ``most`` unpacked bytes; of an error, keep only the start.
+    """Limit the body of an httpx response, before it is read, to ``most`` unpacked bytes; of an error, keep the start.
 
     Some releases of the client bring a library of their own in place of httpx.
     """
@@ -96,9 +96,11 @@ def limit_response(response: Any, most: int) -> None:
         """The body of the response."""
 
         def __iter__(self) -> Iterator[bytes]:
+            """Yield the unpacked body up to the limit."""
             return _start_of_error(stream, packed) if is_error else _limited_body(stream, packed, most)
 
         def close(self) -> None:
+            """Close the original stream."""
             stream.close()
 
     response.stream = Bounded()
@@ -108,7 +110,10 @@ def limit_response(response: Any, most: int) -> None:
 
 
 def _limited_body(stream: Any, packed: str, most: int) -> Iterator[bytes]:
-    """Unpack a response; raises AnswerTooLong if it exceeds ``most`` bytes. ``packed``: content encoding."""
+    """Yield the unpacked parts of a response's body; raise AnswerTooLong if they exceed ``most`` bytes.
+
+    ``packed`` is the content encoding of ``stream``, the body as received.
+    """
     size = 0
     for chunk in _unpack_body(stream, packed, most):
         size += len(chunk)
@@ -120,7 +125,10 @@ def _limited_body(stream: Any, packed: str, most: int) -> Iterator[bytes]:
 
 
 def _start_of_error(stream: Any, packed: str) -> Iterator[bytes]:
-    """Yield the first bytes of an error response; less if it cannot be unpacked."""
+    """Yield the first :data:`ERROR_BYTES` of an error response, unpacked; fewer if it cannot be unpacked.
+
+    ``packed`` is the content encoding of ``stream``, the body as received.
+    """
     left = ERROR_BYTES
     # An error that cannot be unpacked still has its status.
     with suppress(AnswerTooLong):
@@ -132,7 +140,9 @@ def _start_of_error(stream: Any, packed: str) -> Iterator[bytes]:
 
 
 def _unpack_body(stream: Any, packed: str, most: int) -> Iterator[bytes]:
-    """Yield the parts of a body, unpacked, none much longer than ``most``.
+    """Yield the parts of a body, unpacked, none much longer than ``most`` bytes.
+
+    ``packed`` is the content encoding of ``stream``, the body as received.
 
     Raises:
         AnswerTooLong: it has another encoding than gzip or deflate.
@@ -223,7 +233,7 @@ def parse_vectors(body: bytes, count: int, dimensions: int | None, *, embedder: 
 
 
 def _parse_leniently(body: bytes) -> _LooseAnswer:
-    """Parse an answer with NaN, infinities, or values of the wrong type."""
+    """Parse an answer that may have NaN, infinities, or values of the wrong type; BrokenAnswer: it has no vectors."""
     try:
         found = json_text.loads(body)
     except (ValueError, RecursionError):
@@ -237,14 +247,14 @@ def _parse_leniently(body: bytes) -> _LooseAnswer:
         ) from None
 
 
-def _decode_vector(found: Any) -> bytes | None:
-    """Return a vector as raw float32, or None if it is not valid."""
-    if isinstance(found, bytes):
-        return found
+def _decode_vector(embedding: Any) -> bytes | None:
+    """Return the value of an answer's field ``embedding`` as raw float32; None if it is neither base64 nor numbers."""
+    if isinstance(embedding, bytes):
+        return embedding
     try:
-        if isinstance(found, str):
-            return binascii.a2b_base64(found, strict_mode=True)
-        return array("f", found).tobytes() if isinstance(found, list) else None
+        if isinstance(embedding, str):
+            return binascii.a2b_base64(embedding, strict_mode=True)
+        return array("f", embedding).tobytes() if isinstance(embedding, list) else None
     except (TypeError, ValueError, OverflowError):
         return None
 
@@ -285,7 +295,14 @@ class AnswerVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge_answer(status: int, headers: Mapping[str, str], body: bytes, key: str | None) -> AnswerVerdict:
-    """Classify an answer with an error status; ``headers`` must ignore letter case."""
+    """Classify a server's answer with an error status.
+
+    Args:
+        status: the HTTP status.
+        headers: the headers of the answer, a mapping that ignores letter case.
+        body: the body of the answer, or the start of it.
+        key: the API key, which is removed from the reason.
+    """
     error: Any = {}
     with suppress(ValueError, RecursionError):
         error = json_text.loads(body)
@@ -309,7 +326,10 @@ def judge_answer(status: int, headers: Mapping[str, str], body: bytes, key: str 
 
 
 def _is_configured(status: int, error: Mapping[str, Any], *, is_passing: bool) -> bool:
-    """Whether the error is caused by the configuration, not by the texts, and will not pass by itself."""
+    """Whether an error is caused by the configuration, not by the texts, and waiting does not help.
+
+    ``error`` is the parsed JSON of the answer; ``is_passing`` says that the ``status`` alone suggests to wait.
+    """
     words = {str(error.get(name)).lower() for name in ("code", "type") if isinstance(error.get(name), str)}
     if is_passing:
         return bool(words & _UNPAID)
@@ -354,9 +374,9 @@ _RAW = {"X-Stainless-Raw-Response": "true"}
 class _Passing(Exception):
     """An attempt failed that may succeed later."""
 
-    def __init__(self, found: AnswerVerdict) -> None:
-        super().__init__(found.reason)
-        self.found = found
+    def __init__(self, verdict: AnswerVerdict) -> None:
+        super().__init__(verdict.reason)
+        self.verdict = verdict
 
 
 def read_api_key(settings: ServerSettings) -> str | None:
@@ -379,7 +399,7 @@ def read_api_key(settings: ServerSettings) -> str | None:
 
 
 class _Asked(local):
-    """The request of the current thread."""
+    """The number of texts in the request of the current thread."""
 
     texts = 1
 
@@ -414,7 +434,7 @@ class ServerEmbedder:
             raise WrongUsage(problem=problem, hint=tr("correct it in the configuration")) from error
 
     def _create_client(self) -> Any:
-        """Return the official client, without a key and without following redirects."""
+        """Return OpenAI's client for the server, without a key, which does not follow redirects."""
         openai, settings = self._openai, self.settings
         host = urlsplit(settings.base_url).hostname or ""
         is_local = host == "localhost"
@@ -422,6 +442,7 @@ class ServerEmbedder:
             is_local = is_local or ipaddress.ip_address(host).is_loopback
 
         def limit(response: Any) -> None:
+            """Limit the body of a response to what its vectors can need."""
             limit_response(response, max_answer_bytes(self._asked.texts, settings.dimensions or self._dimensions))
 
         transport = openai.DefaultHttpxClient(
@@ -442,7 +463,7 @@ class ServerEmbedder:
         )
 
     def _filter_headers(self, request: Any) -> None:
-        """Remove all headers that a request does not need, and add the key."""
+        """Remove all headers that a request of httpx does not need, and add the API key."""
         for name in [name for name in request.headers if name.lower() not in _HEADERS]:
             del request.headers[name]
         # The size of an unpacked answer is known too late.
@@ -453,21 +474,22 @@ class ServerEmbedder:
     def embed(self, texts: Sequence[str], *, query: bool = False, sending: Sending = allow_all) -> Embedded:
         """Return the vectors of a batch; see :class:`~regraft.embedders.protocol.Embedder`."""
         prefix = self.settings.query_prefix if query else self.settings.prefix
-        written = [replace_surrogates(prefix + text) for text in texts]
+        prefixed = [replace_surrogates(prefix + text) for text in texts]
         requests = 0
 
         def attempt() -> tuple[list[bytes], int | None]:
+            """Send one request; return its vectors and the server's token count."""
             nonlocal requests
             if self._halted.is_set():
                 raise Halted
             sending(texts)
             requests += 1
-            return self._ask(written)
+            return self._request_vectors(prefixed)
 
         tenacity = self._tenacity
         repeated = tenacity.Retrying(
             retry=tenacity.retry_if_exception(
-                lambda error: isinstance(error, _Passing) and (error.found.wait or 0) <= PATIENCE_S
+                lambda error: isinstance(error, _Passing) and (error.verdict.wait or 0) <= PATIENCE_S
             ),
             stop=tenacity.stop_after_attempt(self.settings.retries + 1),
             wait=self._wait,
@@ -478,15 +500,18 @@ class ServerEmbedder:
         try:
             vectors, tokens = repeated(attempt)
         except _Passing as error:
-            failure = error.found
+            failure = error.verdict
         else:
             self._announced.clear()
             return Embedded(vectors, tokens, requests)
         raise ServerFailing(failure.code, failure.reason, requests)
 
     def _log_failure(self, state: Any) -> None:
-        """Log once for all threads which attempt failed, why, and when the next one starts."""
-        reason = state.outcome.exception().found.reason
+        """Log, once for all threads, which attempt failed, why, and when the next one starts.
+
+        ``state`` is the state of the call in tenacity, the library that repeats it.
+        """
+        reason = state.outcome.exception().verdict.reason
         if (state.attempt_number, reason) in self._announced:
             return
         self._announced.add((state.attempt_number, reason))
@@ -502,28 +527,36 @@ class ServerEmbedder:
         )
 
     def _wait(self, state: Any) -> float:
-        """Return the seconds until the next attempt: the server's time, or twice the previous wait."""
-        wanted: float | None = state.outcome.exception().found.wait
+        """Return the seconds until the next attempt: the server's time, or about twice the previous wait.
+
+        ``state`` is as for :meth:`_log_failure`.
+        """
+        wanted: float | None = state.outcome.exception().verdict.wait
         if wanted is not None:
             return wanted * random.uniform(1, 1.1)  # not all threads at once
         doubled: float = FIRST_WAIT_S * 2 ** (state.attempt_number - 1)
         return min(doubled, LONGEST_WAIT_S) * random.uniform(0.75, 1.25)
 
-    def _ask(self, written: list[str]) -> tuple[list[bytes], int | None]:
-        """Send one request; return its vectors and the server's token count."""
+    def _request_vectors(self, prefixed: list[str]) -> tuple[list[bytes], int | None]:
+        """Send one request with texts that have their prefix; return the vectors and the server's token count.
+
+        Raises:
+            TextsRejected, EmbedderRefused, AnswerUnfit: the request cannot succeed.
+            _Passing: it may succeed later.
+        """
         settings = self.settings
-        found = self._send(written)
-        if isinstance(found, AnswerVerdict):
+        answer = self._send(prefixed)
+        if isinstance(answer, AnswerVerdict):
             # Raised outside of the handler of the client's exception, which holds the key.
-            if found.kind == "texts":
-                raise TextsRejected(found.code, found.reason)
-            if found.kind == "configuration":
+            if answer.kind == "texts":
+                raise TextsRejected(answer.code, answer.reason)
+            if answer.kind == "configuration":
                 server = urlsplit(settings.base_url).netloc
                 advice = tr("check base_url, model and key of its configuration, and your account there")
-                raise EmbedderRefused(embedder=settings.name, server=server, reason=found.reason, advice=advice)
-            raise _Passing(found)
+                raise EmbedderRefused(embedder=settings.name, server=server, reason=answer.reason, advice=advice)
+            raise _Passing(answer)
         try:
-            vectors, tokens = parse_vectors(found, len(written), settings.dimensions, embedder=settings.name)
+            vectors, tokens = parse_vectors(answer, len(prefixed), settings.dimensions, embedder=settings.name)
         except BrokenAnswer as error:
             reason = tidy_message(str(error), self._key)
         else:
@@ -531,14 +564,17 @@ class ServerEmbedder:
             return vectors, tokens
         raise _Passing(AnswerVerdict(kind="passing", code="broken_answer", reason=reason))
 
-    def _send(self, written: list[str]) -> bytes | AnswerVerdict:
-        """Return the body of an answer with vectors, or the meaning of any other outcome."""
+    def _send(self, prefixed: list[str]) -> bytes | AnswerVerdict:
+        """Send one request with texts that have their prefix; return the body of its answer.
+
+        Any outcome without vectors is returned as its meaning.
+        """
         openai, settings = self._openai, self.settings
-        self._asked.texts = len(written)
+        self._asked.texts = len(prefixed)
         more = {} if settings.dimensions is None else {"dimensions": settings.dimensions}
         try:
             # The client's method for embeddings examines every text, which takes longer than everything else.
-            body = {"input": written, "model": settings.model, "encoding_format": settings.encoding, **more}
+            body = {"input": prefixed, "model": settings.model, "encoding_format": settings.encoding, **more}
             answer = self._client.post("/embeddings", cast_to=object, body=body, options={"headers": _RAW})
             return bytes(answer.http_response.content)
         except openai.APIStatusError as error:
@@ -633,7 +669,7 @@ class LocalEmbedder:
         return self._counted(self.settings.prefix + text)
 
     def halt(self) -> None:
-        """Prevent further batches."""
+        """Let every further call of :meth:`embed` raise Halted."""
         self._halted.set()
 
     def close(self) -> None:

@@ -103,7 +103,7 @@ class _Bounds:
         self._values = 0
 
     def add(self, event: yaml.Event) -> str | None:
-        """Count an event; return the limit that it exceeds, or None."""
+        """Count an event of the parser; return which limit it exceeds, for a message, or None."""
         if isinstance(event, yaml.CollectionStartEvent):
             self._open.append((event.anchor, self._values))
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -122,7 +122,7 @@ class _Loader(yaml.SafeLoader):
     """Loads YAML's own types; refuses duplicate keys and marks the position of every error."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Return the data of a node."""
+        """Return the data of a node; raise an invalid value as an error with its position."""
         try:
             return super().construct_object(node, deep=deep)
         except ValueError as error:
@@ -130,7 +130,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, tr("an invalid value"), node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Return the data of a mapping."""
+        """Return the data of a mapping; refuse duplicate keys."""
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
@@ -148,25 +148,28 @@ class _Reader:
         self._raw = raw
 
     def config(self) -> Config:
-        """Parse and check the file."""
+        """Parse and check the whole file. All methods raise ConfigInvalid."""
         parsed = self._parse()
         if parsed is None:
             return Config(self._path, there=True)
         root, data = parsed
         self._require_mapping(root, data, tr("the file"))
         self._refuse_unknown_fields(root, data, ["embedders", "reuse"], tr("the file"))
-        node, written = _value(root, "embedders"), data.get("embedders", {})
+        node, written = _value_node(root, "embedders"), data.get("embedders", {})
         self._require_mapping(node, written, "`embedders`")
         found = {}
         for name, values in written.items():
             if not isinstance(name, str) or not name.strip():
                 self._refuse(_key_node(node, name), tr("an embedder's name must be text"), tr("write it in quotes"))
             self._require_mapping(_key_node(node, name), values, tr("embedder {name}", name=name))
-            found[name] = self._embedder(name, _value(node, name), values)
+            found[name] = self._embedder(name, _value_node(node, name), values)
         return Config(self._path, there=True, embedders=found, reuse=self._reuse(root, data.get("reuse", [])))
 
     def _reuse(self, root: yaml.Node, written: Any) -> tuple[Path, ...]:
-        """Return the paths of ``reuse``; relative ones are in the folder of the file."""
+        """Check the value of the field ``reuse`` of the mapping ``root``, and return its paths.
+
+        Relative paths start at the folder of the file. ``written`` is the value as YAML has it.
+        """
         if not isinstance(written, list) or not all(isinstance(one, str) and one.strip() for one in written):
             advice = tr("write, for example, `{written}`", written="reuse: [backups/july.zip]")
             self._refuse(_key_node(root, "reuse"), tr("`reuse` must be a list of paths"), advice)
@@ -174,7 +177,7 @@ class _Reader:
         return tuple(folder / os.path.expanduser(one) for one in written)  # noqa: PTH111 - an unknown user stays
 
     def _parse(self) -> tuple[yaml.Node, Any] | None:
-        """Return the only document of the file as a node and as data; None for an empty file."""
+        """Return the only document of the file as a YAML node and as data; None for an empty file."""
         try:
             self._check_events()
             loader = _Loader(self._raw)
@@ -197,7 +200,7 @@ class _Reader:
         )
 
     def _check_events(self) -> None:
-        """Refuse a file that is too large, has unpaired surrogates or seems to hold an API key, before parsing it."""
+        """Refuse a file that is too large, has unpaired surrogates or seems to contain an API key."""
         bounds = _Bounds()
         for event in yaml.parse(self._raw, yaml.SafeLoader):
             if much := bounds.add(event):
@@ -208,7 +211,10 @@ class _Reader:
                 self._refuse(event, tr("this looks like a key; keys must not be in this file"), _NO_KEYS)
 
     def _embedder(self, name: str, node: yaml.Node, written: dict[Any, Any]) -> EmbedderSettings:
-        """Read one embedder; every problem names its line."""
+        """Return the settings of the embedder ``name``; an error names the line of the problem.
+
+        ``written`` has its fields as YAML has them, ``node`` is their node.
+        """
         where = tr("embedder {name}", name=name)
         provider = written.get("provider")
         kind = PROVIDERS.get(provider) if isinstance(provider, str) else None
@@ -224,20 +230,23 @@ class _Reader:
         self._refuse_unknown_fields(node, written, ["provider", *known], where)
         if isinstance(batch, dict):
             self._refuse_unknown_fields(
-                _value(node, "batch"), batch, list(settings_fields(Batch)), tr("the batch of {where}", where=where)
+                _value_node(node, "batch"), batch, list(settings_fields(Batch)), tr("the batch of {where}", where=where)
             )
         for key, one in known.items():
             if one.required and key not in written:
                 self._refuse(
                     node,
                     tr("`{key}` of {where} is missing ({meaning})", key=key, where=where, meaning=one.meaning),
-                    _advice(one),
+                    _show_example(one),
                 )
         values = {key: value for key, value in written.items() if key != "provider"}
         return self._convert(kind, {**values, "name": name}, node)
 
     def _convert(self, kind: type[EmbedderSettings], values: dict[Any, Any], node: yaml.Node) -> EmbedderSettings:
-        """Convert values to settings."""
+        """Convert the fields of an embedder to settings of the class ``kind``; refuse a value of the wrong type.
+
+        ``node`` is the YAML node of the fields.
+        """
         wrong = next((key for key in values if values[key] is None), None)
         inner = ""
         if wrong is None:
@@ -254,7 +263,7 @@ class _Reader:
                 place = str(error).rpartition("`$.")[2].rstrip("`")
                 wrong, _, inner = place.partition("[")[0].partition(".")
         one = settings_fields(Batch)[inner] if inner else settings_fields(kind)[wrong]
-        at = _key_node(_value(node, wrong), inner) if inner else _key_node(node, wrong)
+        at = _key_node(_value_node(node, wrong), inner) if inner else _key_node(node, wrong)
         problem = tr(
             "`{name}` of embedder {name2} must be {form} ({meaning})",
             name=one.name,
@@ -262,10 +271,13 @@ class _Reader:
             form=one.form,
             meaning=one.meaning,
         )
-        return self._refuse(at, problem, _advice(one))
+        return self._refuse(at, problem, _show_example(one))
 
     def _refuse_unknown_fields(self, node: yaml.Node, written: dict[Any, Any], known: list[str], where: str) -> None:
-        """Raise for unknown fields."""
+        """Refuse a mapping that has other fields than the ``known`` ones.
+
+        ``written`` is its data and ``node`` its YAML node; ``where`` names it in the error.
+        """
         for key in written:
             if key in known:
                 continue
@@ -282,7 +294,7 @@ class _Reader:
             )
 
     def _require_mapping(self, node: yaml.Node, data: Any, where: str) -> None:
-        """Raise unless it is a mapping."""
+        """Refuse ``data`` unless it is a mapping; ``node`` is its YAML node, ``where`` names it in the error."""
         if not isinstance(data, dict):
             self._refuse(
                 node,
@@ -291,27 +303,28 @@ class _Reader:
             )
 
     def _refuse(self, at: yaml.Node | yaml.Event, problem: str, advice: str) -> NoReturn:
+        """Raise ConfigInvalid for a problem at the line of a YAML node or event, with advice how to correct it."""
         line = at.start_mark.line + 1 if at.start_mark else 1
         raise ConfigInvalid(path=self._path, line=line, problem=problem, advice=advice)
 
 
 def _pair(node: yaml.Node, key: object) -> tuple[yaml.Node, yaml.Node]:
-    """Return the nodes of a key and its value; the mapping itself if the key is missing."""
+    """Return the nodes of a key of the mapping ``node`` and of its value; ``node`` twice if the key is missing."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
     return next(((one, value) for one, value in reversed(pairs) if one.value == str(key)), (node, node))
 
 
 def _key_node(node: yaml.Node, key: object) -> yaml.Node:
-    """Return the node of a key, for its line."""
+    """Return the node of a key of the mapping ``node``, which has its line; ``node`` itself if the key is missing."""
     return _pair(node, key)[0]
 
 
-def _value(node: yaml.Node, key: object) -> yaml.Node:
-    """Return the node of a key's value."""
+def _value_node(node: yaml.Node, key: object) -> yaml.Node:
+    """Return the node of the value under a key of the mapping ``node``; ``node`` itself if the key is missing."""
     return _pair(node, key)[1]
 
 
-def _advice(one: Field) -> str:
-    """Show how a field is written."""
-    written = yaml.safe_dump({one.name: one.example}, default_flow_style=True).strip()
+def _show_example(field: Field) -> str:
+    """Return the advice how to write a field of the configuration, with an example."""
+    written = yaml.safe_dump({field.name: field.example}, default_flow_style=True).strip()
     return tr("write, for example, `{written}`", written=written[1:-1])

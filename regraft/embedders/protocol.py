@@ -69,7 +69,7 @@ class Halted(Exception):
 
 
 def allow_all(texts: Sequence[str]) -> None:
-    """Allow every request: the default of ``sending``."""
+    """Do nothing, and thus allow the request with these texts: the default of ``sending``."""
 
 
 class Embedder(Protocol):
@@ -85,7 +85,7 @@ class Embedder(Protocol):
         Args:
             texts: the texts, without the configured prefix.
             query: the texts are search queries, not texts to be found.
-            sending: called before each request, in this thread.
+            sending: called with ``texts`` before each request, in this thread; it may raise to prevent the request.
 
         Raises:
             TextsRejected, ServerFailing, Halted: see there.
@@ -120,7 +120,7 @@ _SAID = {
 
 
 def check(vectors: Sequence[bytes], count: int, dimensions: int | None, *, embedder: str) -> None:
-    """Raise if these cannot be the vectors of a batch.
+    """Raise if ``vectors`` cannot be the vectors of a batch: wrong number, length, zero or infinite.
 
     Args:
         vectors: raw float32.
@@ -153,7 +153,9 @@ def _is_clearly_valid(vector: bytes) -> bool:
 
 
 def refuse_vectors(fault: str, bad: list[int], embedder: str) -> None:
-    """Raise if any vectors, given by their positions, are bad.
+    """Raise if ``bad``, the positions of vectors with a fault, is not empty.
+
+    ``fault`` is a key of :data:`_SAID`; ``embedder`` is the embedder's name, for the error.
 
     Raises:
         AnswerUnfit
@@ -163,13 +165,20 @@ def refuse_vectors(fault: str, bad: list[int], embedder: str) -> None:
 
 
 def unusable_answer(fault: str, reason: str, bad: Sequence[int] = (), embedder: str = "") -> AnswerUnfit:
-    """Return the error for a bad answer; ``bad`` are the positions of bad vectors."""
+    """Return the error for an answer with a fault.
+
+    Args:
+        fault: a code of the fault, such as ``wrong_count``.
+        reason: the fault as a text for the user.
+        bad: the positions of the vectors with the fault.
+        embedder: the embedder's name.
+    """
     position = bad[0] if len(bad) == 1 else None
     return AnswerUnfit(embedder=embedder, fault=fault, reason=reason, position=position)
 
 
 def _check_lengths(vectors: Sequence[bytes], dimensions: int | None, embedder: str) -> None:
-    """Raise if not all vectors have ``dimensions`` or, if that is None, the most common length."""
+    """Raise AnswerUnfit if not all vectors have ``dimensions`` or, if that is None, the most common length."""
     lengths = Counter(map(len, vectors))
     usual = lengths.most_common(1)[0][0] if lengths else 0
     expected = usual if dimensions is None else 4 * dimensions

@@ -155,7 +155,7 @@ class Field(msgspec.Struct, frozen=True):
 
 
 def settings_fields(kind: type[msgspec.Struct]) -> dict[str, Field]:
-    """Map the names of a struct's fields, in order, to their description."""
+    """Map the names of the documented fields of a settings class, in order, to their description."""
     found = {}
     described = msgspec.inspect.type_info(kind)
     assert isinstance(described, msgspec.inspect.StructType)
@@ -177,7 +177,7 @@ def settings_fields(kind: type[msgspec.Struct]) -> dict[str, Field]:
 
 
 def _describe_type(kind: msgspec.inspect.Type) -> str:
-    """Describe the values of a setting, for the table of settings."""
+    """Describe the values that a setting of this type takes: "a whole number from 1", for example."""
     match kind:
         case msgspec.inspect.Metadata():
             return _describe_type(kind.type)
@@ -225,8 +225,9 @@ _PIECE = 6
 
 
 def looks_like_key(text: str) -> bool:
-    """Whether a text contains something that only a key looks like. Paths and URLs may contain random letters and
-    digits.
+    """Whether a text contains something that looks like an API key and like nothing else.
+
+    Paths and URLs may contain random letters and digits.
     """
     if _MARKED.search(text) is not None:
         return True
@@ -234,14 +235,14 @@ def looks_like_key(text: str) -> bool:
 
 
 def redact(text: str, key: str | None = None) -> str:
-    """Remove ``key``, words that share a part with it, and everything that looks like a key from a text."""
+    """Replace the API key ``key``, words that share a part with it, and everything that looks like a key in a text."""
     if key:
         text = text.replace(key, HIDDEN)
         size = min(_PIECE, len(key))
         key_pieces = {key.lower()[start : start + size] for start in range(len(key) - size + 1)}
 
         def hide(word: re.Match[str]) -> str:
-            """Hide a word that contains a part of the key."""
+            """Return the replacement of a word: :data:`HIDDEN` if it contains a part of the key, else the word."""
             return HIDDEN if any(piece in word[0].lower() for piece in key_pieces) else word[0]
 
         text = _WORD.sub(hide, text)
@@ -250,7 +251,7 @@ def redact(text: str, key: str | None = None) -> str:
 
 
 def _remove_spelled_out(text: str, key: str) -> str:
-    """Remove parts of ``key`` whose characters are separated, by blanks for example."""
+    """Replace parts of ``key`` in a text whose characters are separated, by blanks for example."""
     sought = "".join(filter(str.isalnum, key.lower()))
     size = min(_SPELLED, len(sought))
     if size < _LEAST_SPELLED:
@@ -295,6 +296,8 @@ class ModelNeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Server(msgspec.Struct, frozen=True):
+    """A known embedding server."""
+
     url: str
     #: environment variable of its key, None if it needs none
     key: str | None = None
@@ -325,19 +328,23 @@ _WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
 
 
 def make_snippet(needs: Iterable[ModelNeed]) -> str:
-    """Return a configuration with an embedder for every model that is needed; an example if none is."""
+    """Return the text of a configuration with an embedder for every model in ``needs``; an example if it is empty."""
     return _make_config(needs)[0]
 
 
-def suggest_config(needs: Iterable[ModelNeed], place: Path | None, command: str) -> Suggestion:
-    """Suggest a configuration, and the command to run next; with several embedders one command for each."""
+def suggest_config(needs: Iterable[ModelNeed], path: Path | None, command: str) -> Suggestion:
+    """Suggest a configuration for the needed models, and the commands to run next.
+
+    ``path`` is the configuration file (None: the default one), ``command`` the command line that needs it. With
+    several embedders, one command for each is suggested.
+    """
     text, names = _make_config(needs)
     then = [f"{command} --embedder {name}" for name in names] if len(names) > 1 else [command]
-    return Suggestion(config=path_argument(place or DEFAULT_PATH), snippet=text, next=then)
+    return Suggestion(config=path_argument(path or DEFAULT_PATH), snippet=text, next=then)
 
 
 def _make_config(needs: Iterable[ModelNeed]) -> tuple[str, list[str]]:
-    """Return a configuration and the names of its embedders."""
+    """Return the text of a configuration for the needed models, and the names of its embedders."""
     found: dict[str, list[ModelNeed]] = {}
     for need in needs:
         if need.model_id:
@@ -345,12 +352,15 @@ def _make_config(needs: Iterable[ModelNeed]) -> tuple[str, list[str]]:
     names: list[str] = []
     lines = ["embedders:"]
     for model_id, every in (found or {str(DEFAULT_NEED.model_id): [DEFAULT_NEED]}).items():
-        lines += _embedder(model_id, every, names)
+        lines += _embedder_lines(model_id, every, names)
     return "\n".join(lines) + "\n", names
 
 
-def _embedder(model_id: str, needs: Sequence[ModelNeed], names: list[str]) -> list[str]:
-    """Write the lines of a configuration for a model."""
+def _embedder_lines(model_id: str, needs: Sequence[ModelNeed], names: list[str]) -> list[str]:
+    """Return the lines of an embedder for the model ``model_id``, which all ``needs`` have.
+
+    Its name is added to ``names``, those of the embedders before it.
+    """
     provider, separator, model = model_id.partition("::")
     if not separator or not model:
         provider, model = "", model_id
@@ -379,7 +389,7 @@ def _embedder(model_id: str, needs: Sequence[ModelNeed], names: list[str]) -> li
 
 
 def _comment(needs: Sequence[ModelNeed], dimensions: set[int]) -> str:
-    """Say which bases and dimensions the configured model is for."""
+    """Return a comment that says which bases and dimensions the configured model is for; may be empty."""
     labels = [one_line(need.label) for need in needs if need.label]
     parts = []
     if len(labels) == 1:
@@ -392,7 +402,7 @@ def _comment(needs: Sequence[ModelNeed], dimensions: set[int]) -> str:
 
 
 def _unused_name(provider: str, names: list[str]) -> str:
-    """Choose a name that no other embedder has."""
+    """Choose a name, made from that of the provider, which is not in ``names``, and append it there."""
     plain = re.sub(r"[^a-z0-9]+", "-", provider.lower()).strip("-") or "mine"
     free, number = plain, 2
     while free in names or free in _WORDS or free[0].isdigit():

@@ -84,19 +84,19 @@ _COLUMNS = "change_id, run_id, means, path, state, kept, bytes, detail"
 
 
 class ChangeLog:
-    """The changes in an open ledger."""
+    """The changes in an open ledger. ``has_tables`` is False for a ledger of version 1, which has no changes."""
 
     def __init__(self, connection: apsw.Connection, *, has_tables: bool = True) -> None:
         self._db = connection
         self._has_tables = has_tables
 
     def record_actions(self, run_id: str, actions: Sequence[msgspec.Struct]) -> None:
-        """Record what a run is about to do, or has done instead, in the form of its JSON document."""
+        """Record the actions of a run (what it is about to do, or has done), as its JSON document has them."""
         with sqlite.transaction(self._db):
             self.put_actions(run_id, actions)
 
     def put_actions(self, run_id: str, actions: Sequence[msgspec.Struct]) -> None:
-        """Do what :meth:`record_actions` does, in the caller's transaction."""
+        """Record the actions of a run as :meth:`record_actions` does, in the caller's transaction."""
         self._db.executemany(
             "INSERT OR REPLACE INTO action (run_id, number, detail) VALUES (?, ?, ?)",
             # In English, whatever the language of the process.
@@ -107,7 +107,15 @@ class ChangeLog:
         )
 
     def intend(self, run_id: str, means: ChangeMeans, path: str, kept: str | None, detail: Detail) -> int:
-        """Record the intent of a change and return its number."""
+        """Record that a run is about to make a change; return the number of the change.
+
+        Args:
+            run_id: the run.
+            means: whether it changes rows or a file.
+            path: what it changes, below the store's root.
+            kept: the path of its backup below ``.regraft``; None if nothing exists at ``path``.
+            detail: what else is needed to undo it.
+        """
         self._db.execute(
             "INSERT INTO change (run_id, means, path, state, kept, bytes, detail)"
             " VALUES (?, ?, ?, 'intended', ?, 0, ?)",
@@ -116,7 +124,7 @@ class ChangeLog:
         return self._db.last_insert_rowid()
 
     def set_state(self, change_id: int, state: ChangeState, size: int | None = None) -> None:
-        """Record the new state of a change; ``size`` is the size of its backup in bytes."""
+        """Record the new state of a change, and the size of its backup in bytes (None: unchanged)."""
         self._db.execute(
             "UPDATE change SET state = ?, bytes = ifnull(?, bytes) WHERE change_id = ?", (state, size, change_id)
         )
@@ -137,13 +145,17 @@ class ChangeLog:
         """Return all runs, oldest first."""
         query = "SELECT run_id, command, source, status, started_at, finished_at FROM run ORDER BY rowid"
         with self._report_invalid_values():
-            return [self._record(row) for row in self._db.execute(query).fetchall()]
+            return [self._read_run(row) for row in self._db.execute(query).fetchall()]
 
-    def _record(self, row: tuple[Any, ...]) -> RunRecord:
-        """Read a run with its actions and changes."""
+    def _read_run(self, row: tuple[Any, ...]) -> RunRecord:
+        """Return the run of a row of the table ``run``, with its actions and changes."""
         run = parse_run(row)
-        actions = self._actions(run.run_id) if self._has_tables else ()
-        changes = tuple(self.changes_of(run.run_id)) if self._has_tables else ()
+        actions: tuple[RecordedAction, ...] = ()
+        changes: tuple[RecordedChange, ...] = ()
+        if self._has_tables:
+            query = "SELECT detail FROM action WHERE run_id = ? ORDER BY number"
+            actions = tuple(parse_action(detail) for (detail,) in self._db.execute(query, (run.run_id,)))
+            changes = tuple(self.changes_of(run.run_id))
         return RunRecord(
             run_id=run.run_id,
             command=run.command,
@@ -155,18 +167,15 @@ class ChangeLog:
             changes=changes,
         )
 
-    def _actions(self, run_id: str) -> tuple[RecordedAction, ...]:
-        """Read the actions of a run."""
-        rows = self._db.execute("SELECT detail FROM action WHERE run_id = ? ORDER BY number", (run_id,))
-        return tuple(parse_action(detail) for (detail,) in rows)
-
     def _select_changes(self, where: str, values: tuple[str, ...]) -> list[RecordedChange]:
+        """Return the changes that meet the SQL condition ``where`` with these parameters, oldest first."""
         query = f"SELECT {_COLUMNS} FROM change WHERE {where} ORDER BY change_id"
         with self._report_invalid_values():
             return [parse_change(row) for row in self._db.execute(query, values).fetchall()]
 
     @contextmanager
     def _report_invalid_values(self) -> Iterator[None]:
+        """Context that converts errors of reading the ledger to LedgerUnreadable."""
         try:
             yield
         except UNREADABLE_ERRORS as error:
@@ -215,7 +224,7 @@ class Ledger:
     # --- runs ------------------------------------------------------------------------------------------------------
 
     def begin_run(self, command: str, source: str, run_id: str, actions: Sequence[msgspec.Struct] = ()) -> None:
-        """Record that a run starts, and its ``actions``."""
+        """Record that a run starts, with its command, its source and its ``actions`` (see :class:`ChangeLog`)."""
         with sqlite.transaction(self._db):
             self._db.execute(
                 "INSERT INTO run (run_id, command, source, status, started_at) VALUES (?, ?, ?, 'running', ?)",
@@ -225,21 +234,28 @@ class Ledger:
         self._run = run_id
 
     def end_run(self, status: str) -> None:
-        """Record how the run ended: finished, stopped or interrupted. Does nothing if it never began."""
+        """Record how the run of :meth:`begin_run` ended: finished, stopped or interrupted; do nothing without one."""
         if self._run is None:
             return
         self._db.execute("UPDATE run SET status = ?, finished_at = ? WHERE run_id = ?", (status, now_ms(), self._run))
 
     def stop_runs(self) -> None:
-        """Mark all running runs as stopped: none of them can continue while this process holds the ledger."""
+        """Mark all runs that are recorded as running as stopped.
+
+        None of them can continue while this process has the ledger open.
+        """
         self._db.execute("UPDATE run SET status = 'stopped' WHERE status = 'running'")
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def intend(self, subject: str, action: str, entry: LedgerEntry, parts: Iterable[bytes] = ()) -> LedgerStep:
-        """Record the intent to publish ``entry`` under ``subject``.
+        """Record the intent to publish ``entry`` under ``subject``, and return it.
 
-        ``parts`` is data that its writer needs later and that is too large to hold in memory; see :meth:`parts`.
+        Args:
+            subject: a base id, ``catalog`` or ``report``.
+            action: what the run does with the subject.
+            entry: its new entry.
+            parts: data that is too large to hold in memory and that its writer needs later; see :meth:`parts`.
         """
         with sqlite.transaction(self._db):
             self._db.execute(
@@ -266,7 +282,7 @@ class Ledger:
             )
 
     def amend(self, subject: str, detail: bytes) -> None:
-        """Replace the detail of the entry under ``subject``; its parts stay."""
+        """Replace the detail of the published entry under ``subject``; its parts stay."""
         self._db.execute("UPDATE entry SET detail = ? WHERE subject = ?", (detail, subject))
 
     def drop(self, step: LedgerStep) -> None:
@@ -297,15 +313,16 @@ class Ledger:
             return {one.subject: LedgerEntry(one.fingerprint, one.detail) for one in rows}
 
     def parts(self, subject: str) -> Iterator[bytes]:
-        """Yield the parts of the entry under ``subject``, in order."""
+        """Yield the parts that were recorded with the published entry under ``subject``, in order."""
         query = "SELECT body FROM part JOIN entry USING (step_id) WHERE subject = ? ORDER BY number"
         return self._select_parts(query, subject)
 
     def parts_of(self, step: LedgerStep) -> Iterator[bytes]:
-        """Yield the parts of an intent, in order."""
+        """Yield the parts that were recorded with an intent, in order."""
         return self._select_parts("SELECT body FROM part WHERE step_id = ? ORDER BY number", step.step_id)
 
     def _select_parts(self, query: str, value: str | int) -> Iterator[bytes]:
+        """Yield the only column of a query with one parameter."""
         with report_unreadable(self._target):
             for (body,) in self._db.execute(query, (value,)):
                 yield body
@@ -318,7 +335,7 @@ def ledger_path(target: Path) -> Path:
 
 @contextmanager
 def report_unreadable(target: Path) -> Iterator[None]:
-    """Report errors of reading the ledger as LedgerUnreadable.
+    """Context that converts errors of reading the ledger of ``target`` to LedgerUnreadable.
 
     Raises:
         LedgerUnreadable
@@ -338,7 +355,7 @@ def open_exclusive(target: Path) -> Iterator[Ledger]:
         LedgerUnreadable: it is damaged, or of a later regraft.
         apsw.Error: it cannot be written.
     """
-    with _writing(target) as db:
+    with _open_file(target) as db:
         db.set_busy_timeout(0)
         try:
             # The lock on the file is held until it is closed; the system releases it when the process dies.
@@ -367,7 +384,7 @@ def open_shared(target: Path) -> Iterator[Ledger]:
         LedgerUnreadable: it is damaged, or of a later regraft.
         apsw.Error: it cannot be written.
     """
-    with _writing(target) as db:
+    with _open_file(target) as db:
         try:
             with report_unreadable(target):
                 # Read the whole ledger before changing anything, even its journal mode.
@@ -387,8 +404,11 @@ def open_shared(target: Path) -> Iterator[Ledger]:
 
 
 @contextmanager
-def _writing(target: Path) -> Iterator[apsw.Connection]:
-    """Open the file for writing; if the ledger is refused, leave it and a log beside it unchanged."""
+def _open_file(target: Path) -> Iterator[apsw.Connection]:
+    """Open the ledger file of ``target`` for writing, and create it if it is missing.
+
+    Closing leaves the file, and a log beside it, unchanged unless :func:`_prepare` has accepted the ledger.
+    """
     path = ledger_path(target)
     _refuse_special_file(path)
     has_log = any(os.path.lexists(path.with_name(path.name + end)) for end in untrusted_sqlite.COMPANION_SUFFIXES)
@@ -402,12 +422,17 @@ def _writing(target: Path) -> Iterator[apsw.Connection]:
 
 
 def _refuse_special_file(path: Path) -> None:
+    """Raise LedgerUnreadable if the path of a ledger is a link, a folder, a pipe or the like."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise LedgerUnreadable(path=path, reason=tr("it is not a regular file"))
 
 
 def _prepare(db: apsw.Connection) -> None:
-    """Check the whole ledger and create missing tables, in the caller's transaction."""
+    """Check the whole ledger and create missing tables, in the caller's transaction.
+
+    Raises:
+        InvalidValue, apsw.Error, msgspec.MsgspecError, UnicodeDecodeError: regraft does not accept the ledger.
+    """
     if is_empty(db):
         for statement in (*TABLES, *CHANGE_TABLES):
             db.execute(statement)
@@ -424,9 +449,9 @@ def _prepare(db: apsw.Connection) -> None:
 def read_entries(
     target: Path, take: Callable[[Ledger], dict[str, LedgerEntry]] = Ledger.entries
 ) -> dict[str, LedgerEntry]:
-    """Return the entries of ``target`` without a trace; empty if it has no ledger.
+    """Return the published entries of ``target`` by subject; empty if it has no ledger. Leaves no trace.
 
-    ``take`` reads the entries, and may check more of the ledger.
+    ``take`` reads the entries from the open ledger, and may check more of it.
 
     Raises:
         LedgerUnreadable: it is damaged, or contains what regraft does not write.
@@ -446,7 +471,10 @@ def read_runs(target: Path) -> list[RunRecord]:
 
 
 def _read(target: Path, take: Callable[[apsw.Connection, int], T]) -> T | None:
-    """Call ``take`` with the database and its version; None if there is no ledger, or an empty one."""
+    """Return what ``take`` returns for the open database of a ledger and its version; leave no trace.
+
+    None if ``target`` has no ledger, or an empty one. LedgerUnreadable: it cannot be read.
+    """
     path = ledger_path(target)
     _refuse_special_file(path)
     for left in reversed(range(_READ_TRIES)):
@@ -496,7 +524,9 @@ _MOST_CHARACTERS = 4096
 
 
 def suggested_source(root: Path, commands: Collection[str]) -> str | None:
-    """Return the source of the last run of the given commands as a command-line argument, from the ledger of a store.
+    """Return the source of the last run of one of the commands, as a command-line argument to suggest to the user.
+
+    None if the ledger of the store names none, cannot be read, or names one that must not be suggested.
 
     Args:
         root: the folder of the store.
@@ -530,7 +560,7 @@ def is_suggestible(path: str) -> bool:
 
 
 def _is_in_system_folder(plain: str) -> bool:
-    """Whether a path is in a folder of the operating system."""
+    """Whether a path with ``/`` as separator is in a folder of devices, system state, or other computers."""
     parts = [part for part in posixpath.normpath(plain).split("/") if part]
     # A relative path that climbs up may reach the root.
     below = [part.casefold() for part in parts if part != ".."]

@@ -53,7 +53,7 @@ class InvalidValue(ValueError):
 
 
 def check_run_id(value: object) -> str:
-    """Return a valid run id: start time and six hex digits, ``20260615T120000Z-0a1b2c``.
+    """Return ``value`` if it is a valid run id: start time and six hex digits, ``20260615T120000Z-0a1b2c``.
 
     Raises:
         InvalidValue
@@ -62,7 +62,7 @@ def check_run_id(value: object) -> str:
 
 
 def check_subject(value: object) -> str:
-    """Return a valid subject of a library: a base id, which names its folder, or ``catalog`` or ``report``.
+    """Return ``value`` if it is a valid subject: a base id, which names its folder, or ``catalog`` or ``report``.
 
     Raises:
         InvalidValue
@@ -73,9 +73,9 @@ def check_subject(value: object) -> str:
 
 
 def check_path(value: object, *, windows: bool = os.name == "nt") -> str:
-    """Return a valid path of a change: below the store's root, outside of regraft's own folder, with ``/`` between
-    plain parts.
+    """Return ``value`` if it is a valid path of a change.
 
+    Such a path is below the store's root and outside of regraft's own folder, with ``/`` between plain parts.
     Raises:
         InvalidValue
     """
@@ -85,7 +85,7 @@ def check_path(value: object, *, windows: bool = os.name == "nt") -> str:
 
 
 def _is_path(value: str, windows: bool) -> bool:
-    """Whether a value is a plain relative path outside of the ledger's own folder."""
+    """Whether a value is a plain relative path outside of the ledger's own folder; ``windows``: by Windows' rules."""
     try:
         is_short = len(value.encode()) <= MAX_PATH_BYTES
     except UnicodeEncodeError:
@@ -97,32 +97,39 @@ def _is_path(value: str, windows: bool) -> bool:
     return is_short and is_plain and not leads_away and fold_name(parts[0]) != FOLDER
 
 
+# These return ``value`` if it is valid, and otherwise raise an InvalidValue that calls it ``what``.
+
+
 def _check_text(what: str, value: object, form: re.Pattern[str]) -> str:
+    """Return ``value`` if it is a text that the pattern ``form`` matches; ``what`` names it in the error."""
     if not isinstance(value, str) or form.fullmatch(value) is None:
         raise _invalid(what, value)
     return value
 
 
 def _check_blob(what: str, value: object) -> bytes:
+    """Return ``value`` if it is a blob; ``what`` names it in the error."""
     if not isinstance(value, bytes):
         raise _invalid(what, value)
     return value
 
 
 def _check_int(what: str, value: object, least: int = 0, most: int = _MAX_INT) -> int:
+    """Return ``value`` if it is an integer from ``least`` to ``most``; ``what`` names it in the error."""
     if not isinstance(value, int) or not least <= value <= most:
         raise _invalid(what, value)
     return value
 
 
-def _check_choice(what: str, value: object, form: Any) -> Any:
-    if value not in get_args(form):
+def _check_choice(what: str, value: object, choices: Any) -> Any:
+    """Return ``value`` if it is one of ``choices``, a Literal type; ``what`` names it in the error."""
+    if value not in get_args(choices):
         raise _invalid(what, value)
     return value
 
 
 def _invalid(what: str, value: object) -> InvalidValue:
-    """Make the error for a value that is not allowed."""
+    """Return the error for a value that is not allowed; ``what`` says what it should be."""
     found = repr(value)
     return InvalidValue(
         tr("it has {found} in place of {what}", found=found if len(found) <= 80 else found[:79] + "…", what=what)
@@ -247,7 +254,7 @@ def parse_change(row: tuple[Any, ...]) -> RecordedChange:
 
 
 def _check_backup_path(run: str, means: ChangeMeans, path: str, value: object) -> str:
-    """Return the path of a change's backup if it is valid.
+    """Return ``value`` if it is a valid path of the backup of a change of ``path`` by ``run``; otherwise raise.
 
     It is a numbered file in ``undo/<run>``. That of a file can also be ``trash/<date>-<run>`` and the file's ``path``.
     """
@@ -260,12 +267,12 @@ def _check_backup_path(run: str, means: ChangeMeans, path: str, value: object) -
 
 
 def _is_numbered_file(value: str, folder: str) -> bool:
-    """Whether a value is a numbered file in a folder."""
+    """Whether a value is a path of ``folder``, which ends with ``/``, and a file name of digits only."""
     return value.startswith(folder) and _NUMBERED.fullmatch(value, len(folder)) is not None
 
 
 def parse_action(raw: object) -> RecordedAction:
-    """Parse and check the detail of an action.
+    """Parse and check the column ``detail`` of a row of ``action``.
 
     Raises:
         InvalidValue, msgspec.MsgspecError
@@ -429,7 +436,7 @@ def check_values(db: apsw.Connection, tables: frozenset[str]) -> None:
 
 
 def _check_action_counts(db: apsw.Connection) -> None:
-    """Raise InvalidValue if a change refers to more actions than its run has."""
+    """Raise InvalidValue if a change in the ledger refers to more actions than its run has."""
     rows: list[Any] = db.execute("SELECT run_id, count(*) FROM action GROUP BY run_id").fetchall()
     counts = dict(rows)
     for row in db.execute(_CHANGES):
@@ -495,6 +502,7 @@ _NAME = re.compile(r"CREATE TABLE (\w+)")
 
 
 def _statements_by_table(statements: tuple[str, ...]) -> dict[str, str]:
+    """Map table names to their CREATE statements, with single blanks."""
     return {_NAME.findall(sql)[0]: " ".join(sql.split()) for sql in statements}
 
 
@@ -525,7 +533,10 @@ def check_schema(db: apsw.Connection) -> int:
 
 
 def _read_version(db: apsw.Connection, found: dict[str, str]) -> int:
-    """Version of a ledger; raises InvalidValue unless its tables (``found``: SQL by name) are those of that version."""
+    """Return the version that a ledger states; raise InvalidValue unless its tables are those of that version.
+
+    ``found`` maps the names of its tables to their CREATE statements, with single blanks.
+    """
     if found["ledger"] != _statements_by_table(TABLES)["ledger"]:
         raise InvalidValue(tr("it belongs to another program"))
     versions: list[Any] = db.execute("SELECT version FROM ledger LIMIT 2").fetchall()
@@ -544,5 +555,5 @@ def _read_version(db: apsw.Connection, found: dict[str, str]) -> int:
 
 
 def table_names(version: int) -> frozenset[str]:
-    """Return the names of the tables of a version."""
+    """Return the names of the tables that a ledger of a version has."""
     return frozenset(_statements_by_table(_OF_VERSION[version]))

@@ -56,7 +56,10 @@ def interpreter_command(*arguments: str) -> list[str]:
 
 
 def interpreter_environment() -> dict[str, str]:
-    """Return the environment variables for a started interpreter that differ from this process's own."""
+    """Return the environment variables to change for an interpreter that this process starts.
+
+    They keep the working directory off its import path.
+    """
     changed = {_SAFE_PATH: "1"}
     found = os.environ.get(SEARCH_PATH)
     if found and (relative := _relative_entries(found)):
@@ -79,7 +82,7 @@ def safe_import_path() -> list[str]:
 
 
 def _unsafe_folders() -> set[str]:
-    """Return the folders that Python itself put on the import path for the working directory."""
+    """Return the absolute paths that Python put on the import path because of the working directory."""
     given = "" if sys.flags.ignore_environment else os.environ.get(SEARCH_PATH, "")
     # An empty variable means no entry.
     relative = _relative_entries(given) if given else []
@@ -91,14 +94,12 @@ def _unsafe_folders() -> set[str]:
 
 
 def _relative_entries(path: str) -> list[str]:
-    """Return the entries of an import path that depend on the working directory."""
+    """Return the entries of ``path``, an import path as in ``PYTHONPATH``, that depend on the working directory."""
     return [entry for entry in path.split(os.pathsep) if not _is_absolute(entry)]
 
 
 def _absolute(entry: str) -> str | None:
-    """Return the absolute path of a folder; None if the working directory no longer exists (nothing can be imported
-    from it).
-    """
+    """Return the absolute path of an entry of the import path; None if the working directory no longer exists."""
     try:
         return os.path.abspath(entry)  # noqa: PTH100 - pathlib is not loaded yet
     except OSError:
@@ -106,5 +107,6 @@ def _absolute(entry: str) -> str | None:
 
 
 def _is_absolute(entry: str) -> bool:
+    """Whether an entry of the import path is absolute; on Windows, one without a drive is not."""
     drive = os.path.splitdrive(entry)[0]
     return os.path.isabs(entry) and (os.name != "nt" or bool(drive))  # noqa: PTH117 - pathlib is not loaded yet

@@ -22,7 +22,7 @@ _AGAIN_SECONDS = 0.05
 
 
 class _State:
-    """The signal state of this process. ``held`` counts the sections that defer stops."""
+    """The signal state of this process. ``held`` counts the nested contexts of :func:`defer_stops`."""
 
     is_installed = False
     is_stopping = False
@@ -45,7 +45,7 @@ def install_handlers() -> None:
 
 
 def accept_stops() -> None:
-    """Let this process, a child that ignores signals, be stopped as Ctrl-C stops a command."""
+    """Handle stops in this process, a child that was started with signals ignored, as a command does."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler)
     install_handlers()
@@ -55,7 +55,10 @@ def accept_stops() -> None:
 
 
 def ignore_stops() -> None:
-    """Ignore stops from now on, because the process is about to end; only after :func:`install_handlers`."""
+    """Ignore stops from now on, because the process is about to end.
+
+    Does nothing if :func:`install_handlers` was not called.
+    """
     if _State.is_installed:
         _State.is_stopping = True
         for number in STOP_SIGNALS:
@@ -99,8 +102,9 @@ def defer_stops() -> Iterator[None]:
 
 @contextmanager
 def block_stops() -> Iterator[None]:
-    """Block stops in this process, and in processes started within the context if the system supports it; they come at
-    the end.
+    """Defer stops as :func:`defer_stops` does, also in the processes that are started within the context.
+
+    These have the signals of stops blocked from their start, if the system supports it.
     """
     # A child inherits blocked signals from its first moment. Threads of libraries do not block them, however, so this
     # process could still receive one through them: hence the deferral.
@@ -116,7 +120,7 @@ def block_stops() -> Iterator[None]:
 
 
 def _stop(number: int, _: FrameType | None) -> None:
-    """Handle a signal: raise KeyboardInterrupt once, or note the signal while signals are held back."""
+    """Handle a stop signal: raise KeyboardInterrupt for the first one, or note the signal while stops are deferred."""
     _State.latest = number
     if _State.held:
         _State.came = number
@@ -126,7 +130,7 @@ def _stop(number: int, _: FrameType | None) -> None:
 
 
 def _handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """Raise a stop again that came in a finalizer, where Python can only print it."""
+    """Handle an exception of a finalizer, which Python can only print; send a stop among them again, a bit later."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         _State.is_stopping = False
         again = threading.Timer(_AGAIN_SECONDS, stop_main_thread, (_State.latest,))

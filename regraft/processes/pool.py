@@ -73,7 +73,7 @@ _given_cores: int | None = None
 
 
 def set_core_limit(cores: int) -> None:
-    """Limit this process and its children to a number of cores; with one, it starts no process."""
+    """Limit this process and its children to a number of cores; with one core, this process starts no other."""
     global _given_cores  # noqa: PLW0603 - a property of the process
     _given_cores = cores
 
@@ -98,7 +98,7 @@ def can_use_pool() -> bool:
 
 
 def pool_size() -> int:
-    """Return the number of processes that leave a core to this one."""
+    """Return the number of processes for a pool: one fewer than the usable cores, at most :data:`MAX_PROCESSES`."""
     return min(usable_cores() - 1, MAX_PROCESSES)
 
 
@@ -111,7 +111,7 @@ class Worker(Protocol):
     pipe: Connection
 
     def end(self) -> int | None:
-        """End it at once, if it is still running, and return its exit status."""
+        """End the process at once, if it is still running, and return its exit status."""
 
 
 class WorkerProcess:
@@ -131,7 +131,7 @@ class WorkerProcess:
         other.close()
 
     def end(self) -> int | None:
-        """End it at once, if it is still running, and return its exit status."""
+        """End the process at once, if it is still running, and return its exit status."""
         self.pipe.close()
         self._process.kill()
         self._process.join()
@@ -144,7 +144,9 @@ _prestarted: list[WorkerProcess] = []
 
 @contextmanager
 def prestart_workers(count: int, modules: Sequence[str]) -> Iterator[None]:
-    """Start processes for pools that are opened within the context. Processes that no pool has taken end with it.
+    """Start ``count`` processes for pools that are opened within the context; they import ``modules`` at once.
+
+    Processes that no pool has taken end with the context.
 
     Raises:
         OSError: they cannot be started.
@@ -229,7 +231,7 @@ class ProcessPool:
         return bool(self._workers)
 
     def put(self, function: Callable[..., Any], *args: object) -> int:
-        """Queue a call of a module's function and return the number of the job.
+        """Queue a job, the call of a module's function with ``args``, and return the number of the job.
 
         A call that takes more than 2 KiB is sent only to an idle process.
 
@@ -253,15 +255,15 @@ class ProcessPool:
         self._send()
 
     def is_answered(self, job: int) -> bool:
-        """Whether a job has ended."""
+        """Whether a job, given by its number, has ended."""
         return job in self._outcomes
 
     def has_room(self, left: int = 1) -> bool:
-        """Whether a running process has at most ``left`` jobs; with 0 it is idle."""
+        """Whether no job is queued and a running process has at most ``left`` jobs; with 0 it is idle."""
         return self.is_started and not self._queue and min(map(len, self._workers.values())) <= left
 
     def take(self, job: int) -> Any:
-        """Wait for a job and return its result, once.
+        """Wait for a job, given by its number, and return its result; may be called once for each job.
 
         Raises:
             JobFailed: it raised an exception, or a process was killed.
@@ -278,7 +280,7 @@ class ProcessPool:
         return outcome.result
 
     def wait(self, seconds: float = _POLL_SECONDS) -> list[JobOutcome]:
-        """Return the jobs that have ended, once; wait for the first one if necessary.
+        """Return the outcome of each job that has ended, once; wait up to ``seconds`` for the first one.
 
         Raises:
             JobFailed: a process was killed; with ``on_demand`` only if no other can be started.
@@ -306,7 +308,11 @@ class ProcessPool:
             self._receive(_POLL_SECONDS)
 
     def _add_workers(self, count: int) -> None:
-        """Start more processes; raises JobFailed if the system refuses, and ends a pool that is not on demand."""
+        """Start ``count`` more processes.
+
+        Raises:
+            JobFailed: the system refuses. All processes are ended then, unless they are started on demand.
+        """
         try:
             with _process_start():
                 for _ in range(count):
@@ -325,7 +331,7 @@ class ProcessPool:
         return worker
 
     def _receive(self, seconds: float) -> None:
-        """Receive answers and progress from the workers, for at most some seconds."""
+        """Receive answers and progress from the workers; wait up to ``seconds`` for the first one."""
         if self._killed is not None:
             raise ProcessKilled(self._killed.exit_status)
         busy = {worker.pipe: worker for worker, jobs in self._workers.items() if jobs}
@@ -363,7 +369,11 @@ class ProcessPool:
                 self._lose(worker, error)
 
     def _lose(self, worker: Worker, error: Exception) -> None:
-        """Remove a process that was killed: fail its jobs, and with fixed processes the whole pool."""
+        """Remove a process that was killed, which caused ``error``; fail its jobs.
+
+        Raises:
+            ProcessKilled: processes are not started on demand, so the whole pool fails.
+        """
         killed = ProcessKilled(worker.end(), getattr(worker, "pid", None))
         jobs = self._workers.pop(worker)
         if not self._on_demand:
@@ -379,12 +389,12 @@ def open_pool() -> ProcessPool:
 
 
 def wait_for_pipes(pipes: Sequence[Connection], seconds: float, *, most: int | None = _MAX_PIPES) -> list[Connection]:
-    """Return the pipes that have data or are closed; wait for the first one.
+    """Return the pipes that have data or are closed; wait up to ``seconds`` for the first one.
 
     Args:
-        pipes: any number of them.
+        pipes: any number of pipes.
         seconds: how long to wait.
-        most: how many the system waits for at once; None: any number.
+        most: for how many pipes the system can wait at once; None: any number.
     """
     if most is None or len(pipes) <= most:
         return _wait(pipes, seconds)
@@ -401,7 +411,7 @@ def wait_for_pipes(pipes: Sequence[Connection], seconds: float, *, most: int | N
 
 
 def _wait(pipes: Sequence[Connection], seconds: float) -> list[Connection]:
-    """Wait until a pipe can be read."""
+    """Wait up to ``seconds`` until a pipe has data or is closed; return all such pipes."""
     # The parameter type of wait() differs between systems.
     found: list[Any] = wait(list(pipes), seconds)
     return found
@@ -412,7 +422,7 @@ def _wait(pipes: Sequence[Connection], seconds: float) -> list[Connection]:
 
 @contextmanager
 def _process_start() -> Iterator[None]:
-    """Start processes within the context, deferring stops: an interrupted child would print a traceback."""
+    """Context in which processes can be started safely; it defers stops: an interrupted child prints a traceback."""
     with interrupts.block_stops():
         try:
             os.getcwd()  # noqa: PTH109 - asked as a started process asks
@@ -445,12 +455,14 @@ def _safe_interpreters() -> Iterator[None]:
         given_flags, given_data = internals._args_from_interpreter_flags, spawn.get_preparation_data
 
         def flags() -> list[str]:
+            """Return the options of started interpreters, with those that keep the import path safe."""
             found: list[str] = given_flags()
             if threading.get_ident() != thread:
                 return found
             return found + [option for option in interpreters.interpreter_options() if option not in found]
 
         def preparation_data(name: str) -> dict[str, Any]:
+            """Return what multiprocessing sends the process ``name``: a safe import path, and no program to import."""
             found: dict[str, Any] = given_data(name)
             if threading.get_ident() != thread:
                 return found
@@ -489,7 +501,10 @@ def report_progress(value: object) -> None:
 
 
 def serve_jobs(pipe: Connection) -> None:
-    """Run one job after the other and send each result or exception, until the pipe is closed."""
+    """Receive jobs from a pipe, run one after the other and send each result or exception back.
+
+    EOFError: the parent has closed the pipe.
+    """
     _current.pipe = pipe
     while True:
         function, args = pipe.recv()
@@ -500,7 +515,7 @@ def serve_jobs(pipe: Connection) -> None:
 
 
 def _picklable(error: Exception) -> Exception:
-    """Return an exception that the parent can unpickle, with this process's traceback as a note."""
+    """Return ``error`` with its traceback as a note, or a JobFailed if the parent could not unpickle it."""
     error.add_note(traceback.format_exc())
     try:
         ForkingPickler.loads(ForkingPickler.dumps(error))
@@ -510,7 +525,7 @@ def _picklable(error: Exception) -> Exception:
 
 
 def _run_worker(pipe: Connection, modules: Sequence[str]) -> None:
-    """Set up the child process, and run jobs until the parent closes the pipe."""
+    """Set up this child process, import ``modules``, and run the jobs from ``pipe`` until the parent closes it."""
     _end_with_parent()
     # The parent decides about stops and reports them.
     for number in interrupts.STOP_SIGNALS:
@@ -548,6 +563,7 @@ def _end_with_parent() -> None:
         return
 
     def watch() -> None:
+        """Wait for the end of the parent, and exit."""
         parent.join()
         os._exit(1)
 

@@ -37,7 +37,7 @@ _MODULES = ("regraft.processes.pool", "regraft.disk.trees", "regraft.formats.fts
 
 @contextmanager
 def prestart_helpers(arguments: Sequence[str]) -> Iterator[None]:
-    """Start processes if the command line will need them, and end the unused ones after the context.
+    """Start processes for a pool if the command line will need them, and end the unused ones after the context.
 
     Args:
         arguments: the command and its arguments.
@@ -58,7 +58,7 @@ def prestart_helpers(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _has_large_vector_file(word: str) -> bool:
-    """Whether an argument is the path of a source with a large vector file."""
+    """Whether a word of the command line is the path of a source with a large vector file."""
     for folder in _FOLDERS:
         with suppress(OSError, ValueError), os.scandir(Path(word) / folder) as entries:
             if any(entry.stat().st_size >= LARGE_FILE_BYTES for entry in islice(entries, _MOST_FILES)):
@@ -100,7 +100,7 @@ class _Guarded(io.RawIOBase):
         return int(self._raw.fileno())
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write or discard bytes; return their number."""
+        """Write or discard bytes; return the number of bytes written or discarded."""
         size = memoryview(data).nbytes
         if self.problem is not None:
             return size
@@ -120,7 +120,7 @@ class _Guarded(io.RawIOBase):
         return size
 
     def _write(self, data: ReadableBuffer) -> int:
-        """Write some bytes; waits while a non-blocking pipe is full."""
+        """Write some of the bytes to the underlying stream and return their number; wait while its pipe is full."""
         # None: a non-blocking pipe is full.
         while (count := self._raw.write(data)) is None:
             select.select([], [self._raw], [])
@@ -140,7 +140,10 @@ def protect_streams() -> None:
 
 
 def _fill_closed() -> None:
-    """Open the null device on closed standard descriptors; the next opened file would receive their output."""
+    """Open the null device on the standard descriptors that are closed.
+
+    Otherwise the next file that is opened would get such a descriptor, and the output.
+    """
     for number in (0, 1, 2):
         try:
             os.fstat(number)

@@ -112,7 +112,10 @@ def _limit_tokens(lines: Sequence[str], budget: int) -> list[str]:
 
 
 def _find_record(root: Path, short_id: int) -> Record:
-    """Find the record of a short id; raises NoteUnknown or NoteAmbiguous unless there is exactly one."""
+    """Return the record with a short id in the data directory ``root``.
+
+    Raises NoteUnknown or NoteAmbiguous unless there is exactly one.
+    """
     try:
         with database.open_records(root) as db:
             found = list(database.iterate_records(db, "r.note_short_id = ?", (short_id,)))
@@ -127,7 +130,7 @@ def _find_record(root: Path, short_id: int) -> Record:
 
 
 def _describe_short_ids(db: apsw.Connection, short_id: int) -> str:
-    """Describe the existing short ids, for an error message."""
+    """Describe the short ids in the database nearest to ``short_id``, which it lacks, for an error message."""
     highest = database.find_highest_short_id(db)
     if highest is None:
         return tr("there are no notes")
@@ -209,7 +212,7 @@ class TagMatcher:
         self._shorts = frozenset(compiled.shorts[:MAX_TERMS])
 
     def matches(self, tag: str) -> bool:
-        """Whether the query matches a tag."""
+        """Whether the query matches a tag: a term of the query is in the tag, or they share a short word."""
         folded = tag.casefold()
         if any(term in folded for term in self._terms):
             return True
@@ -223,7 +226,7 @@ class TagMatcher:
 
 
 def _search_tags(db: apsw.Connection, query: str, count: int) -> Iterator[RecordMatch]:
-    """Yield the records with the most matching tags; of equal ones, the most recently updated first."""
+    """Yield the ``count`` records with the most tags that match the query; of equal ones, the latest updated first."""
     matcher = TagMatcher(query)
     db.create_scalar_function("regraft_matches", lambda *tags: matcher.matches(str(tags[0])), 1, deterministic=True)
     ranked: list[Any] = db.execute(
@@ -243,7 +246,10 @@ def _search_tags(db: apsw.Connection, query: str, count: int) -> Iterator[Record
 
 
 def _search_vectors(db: apsw.Connection, nearest: NearestRecords, count: int) -> RecordAnswer:
-    """Look up the records of the nearest vectors, and note records and vectors without a partner."""
+    """Build the result from ``nearest``: the records of the vectors found, and notes on what could not be searched.
+
+    ``db`` has the records; ``count`` is the number that was requested.
+    """
     hits = tuple(
         RecordMatch(record=record, score=1 / (1 + distance))
         for source_id, distance in nearest.distances

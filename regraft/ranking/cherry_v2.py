@@ -142,7 +142,13 @@ def list_bases(source: Located, rows: list[Row] | None) -> dict[str, StoreFile |
 
 
 def choose_base(source: Located, bases: dict[str, StoreFile | None], rows: list[Row] | None, wanted: str | None) -> str:
-    """Return the id of the requested base. ``wanted`` is a v2 or v1 id, a name, or a prefix of an id.
+    """Return the id of the requested base.
+
+    Args:
+        source: the source.
+        bases: its bases, as :func:`list_bases` returns them.
+        rows: base rows of the catalog, or None without a catalog.
+        wanted: a v2 or v1 id, a name, or a prefix of an id; None: the only base.
 
     Raises:
         BaseUnknown, BaseAmbiguous: no base or several bases match.
@@ -209,7 +215,7 @@ def report_damaged_index(source: Located, store: StoreFile) -> Iterator[None]:
 
 
 def _display_path(source: Located, store: StoreFile) -> Path:
-    """Return the path of a base's file, or of the archive that contains it, for messages."""
+    """Return the path of a base's index file, or of the archive that contains it, for messages."""
     return source.path if source.is_archive else source.tree.path / store.name
 
 
@@ -307,7 +313,11 @@ def check_searchable(source: Located) -> None:
 
 
 def _find_row(source: Located, rows: list[Row], base_id: str) -> Row:
-    """Return the catalog row of a base; refuse bases that the application does not search."""
+    """Return the row of a base among the base ``rows`` of the catalog.
+
+    Raises:
+        BaseNotListed, BaseFailed: the application does not search this base.
+    """
     row = next((row for row in rows if row.get("id") == base_id), None)
     if row is None:
         raise BaseNotListed(path=source.path, base=base_id)
@@ -317,7 +327,17 @@ def _find_row(source: Located, rows: list[Row], base_id: str) -> Row:
 
 
 def _check_identity(db: apsw.Connection, path: Path, base_id: str, *, raw: bool) -> tuple[str, list[str]]:
-    """Verify that an index belongs to a base; return the base id that it states, and notes for the user."""
+    """Verify that an index belongs to a base; return the base id that the index states, and notes for the user.
+
+    Args:
+        db: the index.
+        path: its path, for errors.
+        base_id: the base.
+        raw: whether the index may state another base.
+
+    Raises:
+        IndexVersionUnknown, IndexForeign: the index has an unknown layout, or belongs to another base.
+    """
     version, id_bytes = db.execute("SELECT schema_version, CAST(base_id AS BLOB) FROM meta LIMIT 1").get or (None, b"")
     if version not in (1, SCHEMA_VERSION):
         raise IndexVersionUnknown(
@@ -373,13 +393,16 @@ class _Search(msgspec.Struct, kw_only=True):
         )
 
     def _setting(self, column: str) -> object:
-        """Return a setting of the base; None without a catalog."""
+        """Return a column of the base's row in the catalog: a setting of the base. None without a catalog."""
         return None if self.row is None else self.row.get(column)
 
     # --- mode and query vector ---------------------------------------------------------------------------------------
 
     def _choose_mode(self, dimensions: int | None) -> Mode:
-        """Return the requested mode or the base's; bm25 if the base or the query has no vector."""
+        """Return the mode of the request, or else the base's own; bm25 if the base or the query has no vectors.
+
+        ``dimensions`` are those of the base's vectors; None: it has none. Notes tell the user of a change.
+        """
         mode = self.request.mode or self._default_mode()
         has_no_model = self.row is not None and self._setting("embedding_model_id") is None
         if mode is not Mode.BM25 and (dimensions is None or has_no_model):
@@ -393,17 +416,23 @@ class _Search(msgspec.Struct, kw_only=True):
         return mode
 
     def _default_mode(self) -> Mode:
-        """Return the mode that follows from the base's model; for an index alone, from the request."""
+        """Return the mode for a request without one: by the base's model, or by the query for an index alone."""
         if self.row is None:
             return Mode.HYBRID if self._has_vector() else Mode.BM25
         has_model = self._setting("embedding_model_id") is not None and _positive(self._setting("dimensions"))
         return Mode.HYBRID if has_model and self._setting("status") == "completed" else Mode.BM25
 
     def _has_vector(self) -> bool:
+        """Whether the query has a vector, or an embedder that can compute one."""
         return self.request.vector is not None or self.request.embed is not None
 
     def _query_vector(self, mode: Mode, dimensions: int | None) -> bytes:
-        """Return the query's vector in the index's format."""
+        """Return the query's vector, given or embedded, in the format of the index.
+
+        Raises:
+            QueryVectorMissing: the query has none, which ``mode`` needs.
+            QueryVectorUnfit: its dimensions are not ``dimensions``.
+        """
         vector, model = self.request.vector, self._model()
         if vector is None and self.request.embed is not None:
             vector = self.request.embed(model)
@@ -418,12 +447,15 @@ class _Search(msgspec.Struct, kw_only=True):
         return blob
 
     def _model(self) -> str | None:
-        """Return the model of the base, or None."""
+        """Return the id of the base's embedding model; None without one or without a catalog."""
         model = self._setting("embedding_model_id")
         return None if model is None else str(model)
 
     def _make_query(self, mode: Mode, blob: bytes, weight: float) -> Callable[[int], list[Hit]]:
-        """Return a function that returns the index's best ``count`` hits."""
+        """Return a function that takes a count and returns that many of the index's best hits.
+
+        ``blob`` is the query's vector, empty in bm25 mode; ``weight`` is that of the vector results in hybrid mode.
+        """
         query = self.request.query
         if mode is Mode.BM25:
             return lambda count: bm25_hits(self.db, query, count)
@@ -436,7 +468,10 @@ class _Search(msgspec.Struct, kw_only=True):
     def _apply_catalog(
         self, find_hits: Callable[[int], list[Hit]], count: int
     ) -> tuple[list[Hit], dict[str, str | None], int]:
-        """Apply the catalog: return the accepted hits, their item names, and the number of dropped candidates."""
+        """Return the best ``count`` hits that the catalog accepts, their item names, and the number of dropped hits.
+
+        ``find_hits`` takes a count and returns that many of the index's best hits.
+        """
         if self.catalog is None:
             return find_hits(count), {}, 0
         candidates = find_hits(min(count * OVERFETCH, MAX_CANDIDATES))
@@ -454,7 +489,7 @@ class _Search(msgspec.Struct, kw_only=True):
         return item is not None and item.get("base_id") == self.base_id and item.get("status") == "completed"
 
     def _add_notes(self, count: int) -> None:
-        """Add notes on what the application does and this search does not."""
+        """Add notes on what the application does and this search, for ``count`` hits, does not."""
         threshold = self._setting("threshold")
         has_threshold = isinstance(threshold, int | float) and threshold > 0
         if self._setting("rerank_model_id"):
@@ -573,7 +608,13 @@ def read_units(path: Path, base: str, item: str, *, first: int, count: int) -> I
 
 
 def find_neighbors(path: Path, base: str, unit: str, count: int) -> list[Hit]:
-    """Return the units whose vectors are nearest to that of a unit, by cosine; none if the unit has no vector.
+    """Return the ``count`` units of a base whose vectors are nearest to that of one of its units, by cosine.
+
+    Args:
+        path: a library, profile, pack, v2 backup or base folder.
+        base: id of the base.
+        unit: id of the unit; nothing is returned if it has no vector.
+        count: maximum number of units.
 
     Raises:
         BaseWithoutIndex, SourceUnreadable: as :func:`read_units`.
@@ -586,6 +627,7 @@ def find_neighbors(path: Path, base: str, unit: str, count: int) -> list[Hit]:
 
 
 def _find_index(source: Located, base: str) -> StoreFile:
+    """Return the index file of a base, given by its id; raise BaseWithoutIndex if the source has none."""
     store = list_bases(source, None).get(base)
     if store is None:
         raise BaseWithoutIndex(path=source.path, base=base)

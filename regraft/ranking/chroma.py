@@ -21,7 +21,6 @@ from regraft.formats.cherry_v2.index.search import (
     DEFAULT_ALPHA,
     FUSION_DEPTH,
     Hit,
-    bm25_hits,
     compile_query,
     fused,
     tokens,
@@ -35,7 +34,7 @@ from regraft.identity import resolve_base
 from regraft.language import format_count, tr
 from regraft.ranking.cherry_v2 import DEFAULT_COUNT, Mode, UnitAnswer, UnitRequest
 from regraft.ranking.several_bases import CombinedAnswer, search_all
-from regraft.ranking.term_index import fill_full_text
+from regraft.ranking.term_index import search_words
 
 #: An entry is a material and its only unit, numbered in the order of insertion.
 _TABLES = """
@@ -70,7 +69,7 @@ class Collections:
         return resolve_base(wanted, {key: self.name_of(key) or key for key in self.stores}, self._words)
 
     def search(self, base_id: str, request: UnitRequest) -> UnitAnswer:
-        """Search one collection.
+        """Search one collection, given by its id.
 
         Raises:
             QueryWithoutWord, QueryTooLong: the query has no word, too many words, or too long ones.
@@ -82,7 +81,7 @@ class Collections:
         of = self.stores[base_id]
         try:
             with open_collection(self._db, of, self._root) as state, sqlite.open_scratch() as index:
-                _fill(index, self._db, of)
+                _fill_index(index, self._db, of)
                 model = database.read_model(self._db, of)
                 named = None if model is None else "::".join(model)
                 path = self._root / database.FILE
@@ -95,7 +94,7 @@ class Collections:
 
 
 def search(root: Path, wanted: str | None, request: UnitRequest) -> UnitAnswer | CombinedAnswer:
-    """Search one collection of a folder, the only one, or all of them.
+    """Search the collection ``wanted`` (its id or a name) of Chroma's folder ``root``; None: the only one, or all.
 
     Raises:
         BaseUnknown, BaseAmbiguous: no collection or several collections match ``wanted``.
@@ -119,8 +118,8 @@ def search(root: Path, wanted: str | None, request: UnitRequest) -> UnitAnswer |
         raise SourceUnreadable(path=path, reason=error) from error
 
 
-def _fill(index: apsw.Connection, db: apsw.Connection, of: ChromaCollection) -> None:
-    """Write the entries of a collection to the temporary index, without the full-text index."""
+def _fill_index(index: apsw.Connection, db: apsw.Connection, of: ChromaCollection) -> None:
+    """Copy the entries of a collection from Chroma's database ``db`` to the temporary database ``index``."""
     index.execute(_TABLES)
     with sqlite.transaction(index):
         for number, entry in enumerate(database.iterate_entries(db, of), 1):
@@ -143,6 +142,7 @@ class _Search(msgspec.Struct, kw_only=True):
     notes: list[str] = msgspec.field(default_factory=list)
 
     def answer(self) -> UnitAnswer:
+        """Run the search."""
         request = self.request
         mode = self._choose_mode()
         count = request.count or DEFAULT_COUNT
@@ -151,9 +151,9 @@ class _Search(msgspec.Struct, kw_only=True):
         if mode is Mode.VECTOR:
             hits = by_vector
         elif mode is Mode.BM25:
-            hits = self._search_words(count)
+            hits = search_words(self.index, request.query, count)
         else:
-            hits = fused(by_vector, self._search_words(FUSION_DEPTH * count), weight)
+            hits = fused(by_vector, search_words(self.index, request.query, FUSION_DEPTH * count), weight)
         return UnitAnswer(
             base_id=self.state.of.id,
             base_name=self.name,
@@ -167,9 +167,9 @@ class _Search(msgspec.Struct, kw_only=True):
             is_by_length=mode is Mode.BM25 and not compile_query(request.query).terms,
         )
 
-    def _source_of(self, key: str) -> str:
-        """Return the source of an entry."""
-        return str(self.index.execute("SELECT source FROM material WHERE material_id = ?", (key,)).get)
+    def _source_of(self, entry_id: str) -> str:
+        """Return the source of an entry, which the application stores in its metadata."""
+        return str(self.index.execute("SELECT source FROM material WHERE material_id = ?", (entry_id,)).get)
 
     def _choose_mode(self) -> Mode:
         """Choose the search mode from the request and what the collection has."""
@@ -183,15 +183,15 @@ class _Search(msgspec.Struct, kw_only=True):
             mode = Mode.BM25
         return mode
 
-    def _search_words(self, count: int) -> list[Hit]:
-        if terms := compile_query(self.request.query).terms:
-            fill_full_text(self.index, terms)
-        return bm25_hits(self.index, self.request.query, count)
-
     # --- vectors -----------------------------------------------------------------------------------------------------
 
     def _query_vector(self, mode: Mode) -> Any:
-        """Vector of the query, given or embedded; raises if there is none or its dimensions differ."""
+        """Return the query's vector, given or embedded, as an array of float64.
+
+        Raises:
+            QueryVectorMissing: it has none, which ``mode`` needs.
+            QueryVectorUnfit: it has other dimensions than the collection.
+        """
         request, base, dimensions = self.request, self.state.of.id, self.state.dimension
         numbers = request.vector
         if numbers is None and request.embed is not None:
@@ -207,7 +207,10 @@ class _Search(msgspec.Struct, kw_only=True):
         return vector
 
     def _search_vectors(self, query: Any, count: int) -> list[Hit]:
-        """Return the nearest entries; of equally near ones, the one that was inserted first."""
+        """Return the ``count`` entries nearest to the query's vector; of equally near ones, those inserted first.
+
+        Adds a note on entries without a vector that can be compared.
+        """
         best: list[tuple[float, int, str, str]] = []
         compared = 0
         for ids, vectors in self._vectors(len(query)):
@@ -233,7 +236,7 @@ class _Search(msgspec.Struct, kw_only=True):
         ]
 
     def _vectors(self, dimension: int) -> Iterator[tuple[list[str], Any]]:
-        """Yield ids and vectors that are proven to belong together."""
+        """Yield ids of entries, and an array with a row for the vector of each; only vectors proven to be theirs."""
         for block in self.state.segment_blocks():
             proven = np.flatnonzero(np.isin(block.origins, _PROVEN_IN_SEGMENT))
             if len(proven):
@@ -245,7 +248,10 @@ class _Search(msgspec.Struct, kw_only=True):
 
 
 def _score(distance: str | None, query: Any, vectors: Any) -> Any:
-    """Return how near vectors are, by the distance of the collection; higher is nearer, NaN is not comparable."""
+    """Return an array with the similarity of each row of ``vectors`` to ``query``; NaN: not comparable.
+
+    ``distance`` is the collection's: ``l2``, ``ip``, otherwise cosine.
+    """
     with np.errstate(all="ignore"):
         numbers = vectors.astype(np.float64)
         if distance == "l2":

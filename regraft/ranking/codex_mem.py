@@ -106,6 +106,7 @@ class _Search(msgspec.Struct):
     notes: list[str] = msgspec.field(default_factory=list)
 
     def answer(self) -> NoteAnswer:
+        """Run the search."""
         count = self.request.count or DEFAULT_COUNT
         by_words = list(self._search_words(count * FUSION_DEPTH))
         by_meaning = self._search_vectors(count * FUSION_DEPTH)
@@ -119,7 +120,10 @@ class _Search(msgspec.Struct):
     # --- words -------------------------------------------------------------------------------------------------------
 
     def _search_words(self, count: int) -> Iterator[Hit]:
-        """Yield the best notes by words, in the application's order. Scores are negated bm25: higher is better."""
+        """Yield the best ``count`` notes by words, in the application's order.
+
+        Scores are negated bm25: higher is better.
+        """
         db = self.survey.memory.db
         match = " ".join('"' + word.replace('"', '""') + '"' for word in split_query(self.request.query))
         rows = db.execute(
@@ -135,7 +139,10 @@ class _Search(msgspec.Struct):
     # --- meaning -----------------------------------------------------------------------------------------------------
 
     def _search_vectors(self, count: int) -> list[Hit] | None:
-        """Return the nearest notes, or None after adding a note with the reason."""
+        """Return the ``count`` notes nearest to the query's vector; None if vectors are not searched.
+
+        If they were to be searched and cannot be, a message in the result gives the reason.
+        """
         wanted = self.request.vector is not None or self.request.embed is not None
         if self.request.mode is Mode.BM25 or (self.request.mode is None and not wanted):
             return None
@@ -155,7 +162,7 @@ class _Search(msgspec.Struct):
         return None
 
     def _find_obstacle(self) -> str | None:
-        """Return why vectors cannot be used, or None."""
+        """Return why vectors cannot be searched, as a text for the user, or None if they can."""
         reason = health.find_obstacle(self.survey)
         if reason is None and (self.survey.memory.vectors is None or not self._counts().ready):
             reason = tr("no note has a current vector")
@@ -166,11 +173,15 @@ class _Search(msgspec.Struct):
         return None
 
     def _counts(self) -> StatusCounts:
-        """Return the status counts of the searched notes."""
+        """Return how many of the notes to search have each status of their vector."""
         return self.survey.total if self.project is None else self.survey.counts.get(self.project, StatusCounts())
 
     def _vector(self) -> bytes:
-        """Return the query's vector in the sidecar's format."""
+        """Return the query's vector, given or embedded, in the format of the sidecar, regraft's file of vectors.
+
+        Raises:
+            NoVector: it has other dimensions than the notes' vectors, or is all zeros.
+        """
         memory, numbers = self.survey.memory, self.request.vector
         assert memory.vectors is not None
         meta = memory.vectors.meta
@@ -191,7 +202,7 @@ class _Search(msgspec.Struct):
         return blob
 
     def _distances(self, vector: bytes) -> Iterator[tuple[float, Note]]:
-        """Yield the notes that have a vector, with their distance."""
+        """Yield (distance from ``vector``, note) of the notes to search that have a current vector."""
         memory = self.survey.memory
         assert memory.vectors is not None
         ready = (note for note in memory.notes.iterate(self.project) if note.status is NoteStatus.READY)
@@ -211,7 +222,7 @@ class _Search(msgspec.Struct):
     # --- both --------------------------------------------------------------------------------------------------------
 
     def _load_match(self, hit: Hit) -> Iterator[NoteMatch]:
-        """Yield a hit with its text; nothing if the note has been deleted."""
+        """Yield the hit's note with its texts; nothing if the note has been deleted."""
         db = self.survey.memory.db
         for kind, status, *texts in db.execute(f"SELECT {_COLUMNS} FROM {NOTES} n WHERE n.id = ?", (hit.unit_id,)):
             title, content = (make_text_decoder(db)(raw) or "" for raw in texts)
@@ -221,12 +232,12 @@ class _Search(msgspec.Struct):
 
 
 def _hit(note: str, project: str, score: float) -> Hit:
-    """Make a hit for a note."""
+    """Build a hit for a note, given by its id and that of its project."""
     return Hit(unit_id=note, material_id=project, relative_path=None, unit_index=0, text="", score=score)
 
 
 def _combine(by_words: list[Hit], by_meaning: Iterable[Hit], count: int) -> list[Hit]:
-    """Combine both lists by reciprocal rank and return the best ``count``, keeping the best word hits.
+    """Combine hits by words and by vector by reciprocal rank; return the best ``count``, keeping the best word hits.
 
     If words find fewer than ``count`` notes, all of them are kept, otherwise the first half of ``count``. Of equal
     ranks the word hit comes first.

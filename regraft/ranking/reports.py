@@ -77,7 +77,7 @@ def search_report(head: Head, found: UnitAnswer | CombinedAnswer) -> SearchRepor
 
 
 def _combined_report(head: Head, found: CombinedAnswer) -> SearchReport:
-    """Report of a search in several bases; the mode is stated once if it is the same in all."""
+    """Build the report of a search in several bases; the mode is stated once if it is the same in all."""
     first = found.answers[0]
     is_one_way = all((one.mode, one.alpha) == (first.mode, first.alpha) for one in found.answers)
     searched = [
@@ -121,6 +121,10 @@ def _build_unit(
     base_rank: int | UnsetType = UNSET,
     base_score: float | UnsetType = UNSET,
 ) -> FoundUnit:
+    """Build the report of a hit in the result ``answer`` of its base.
+
+    ``rank`` and ``score`` are those in the whole report; ``base_rank`` and ``base_score``, in several bases, its own.
+    """
     return FoundUnit(
         base=answer.base_id,
         base_name=answer.base_name,

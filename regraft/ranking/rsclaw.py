@@ -6,7 +6,7 @@ count, note or error depends on a hidden one (``docs/search.md``, "Knowledge bas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,6 @@ from regraft.formats.cherry_v2.index.search import (
     DEFAULT_ALPHA,
     FUSION_DEPTH,
     Hit,
-    bm25_hits,
     compile_query,
     fused,
     tokens,
@@ -36,7 +35,7 @@ from regraft.formats.rsclaw.documents import Scope
 from regraft.formats.rsclaw.vectors import NotNumbers, float32_bytes
 from regraft.language import format_count, tr
 from regraft.ranking.cherry_v2 import DEFAULT_COUNT, Embed, Mode, NoVector
-from regraft.ranking.term_index import fill_full_text
+from regraft.ranking.term_index import search_words
 
 # Temporary index, with the tables that :mod:`regraft.formats.cherry_v2.index.search` queries.
 
@@ -71,15 +70,11 @@ class KbIndex(msgspec.Struct, kw_only=True):
         return int(str(self.db.execute("SELECT count(*) FROM embedding").get))
 
     def title_of(self, doc: str) -> str:
-        """Return the title of a document."""
+        """Return the title of the document with the id ``doc``."""
         return str(self.db.execute("SELECT title FROM material WHERE material_id = ?", (doc,)).get)
 
-    def fill_full_text(self, terms: Iterable[str]) -> None:
-        """Index the texts for queries with these terms. May be called once."""
-        fill_full_text(self.db, terms)
-
     def main_embedder(self, dimensions: int | None = None) -> str | None:
-        """Return the embedder of most vectors, optionally only of vectors with given dimensions, or None."""
+        """Return the id of the embedder of most vectors (with ``dimensions``, if given); None without vectors."""
         found = self.db.execute(
             """SELECT embedder FROM embedding WHERE ?1 IS NULL OR octet_length(vector_blob) = 4 * ?1
                 GROUP BY embedder ORDER BY count(*) DESC, embedder LIMIT 1""",
@@ -88,7 +83,7 @@ class KbIndex(msgspec.Struct, kw_only=True):
         return None if found is None else str(found)
 
     def dimensions_of(self, embedder: str) -> int:
-        """Return the most frequent dimensions of an embedder's vectors."""
+        """Return the most frequent dimensions of the vectors of an embedder, given by its id."""
         found = self.db.execute(
             """SELECT octet_length(vector_blob) / 4 AS numbers FROM embedding WHERE embedder = ?
                 GROUP BY numbers ORDER BY count(*) DESC, numbers LIMIT 1""",
@@ -109,11 +104,11 @@ class KbIndex(msgspec.Struct, kw_only=True):
 
 @contextmanager
 def build_index(path: Path, scope: Scope, *, vectors: bool) -> Iterator[KbIndex]:
-    """Build the temporary index for a caller.
+    """Context with a temporary index of the chunks that a caller may search.
 
     Args:
         path: database of the KB.
-        scope: the caller.
+        scope: the caller: whose documents are visible.
         vectors: whether to load vectors.
 
     Raises:
@@ -139,7 +134,10 @@ def build_index(path: Path, scope: Scope, *, vectors: bool) -> Iterator[KbIndex]
 
 
 def _fill_chunks(index: KbIndex, path: Path, state: bytes, *, vectors: bool) -> None:
-    """Copy the searchable chunks to the temporary index; ``state``: state of the file that is read."""
+    """Copy the searchable chunks of the KB at ``path`` to the temporary index, with their vectors if ``vectors``.
+
+    ``state`` is the state of the file that the documents were read from; it must not have changed since.
+    """
 
     def see(_: PageDamage) -> None:
         """Note that pages are damaged."""
@@ -150,11 +148,14 @@ def _fill_chunks(index: KbIndex, path: Path, state: bytes, *, vectors: bool) -> 
             return
         found = enumerate(_searchable_chunks(index.db, file.raw_rows(database.CHUNKS)), 1)
         while batch := list(islice(found, _BATCH)):
-            _insert(index.db, batch, vectors=vectors)
+            _insert_chunks(index.db, batch, vectors=vectors)
 
 
 def _searchable_chunks(db: apsw.Connection, stored: Iterator[tuple[bytes, bytes]]) -> Iterator[Chunk]:
-    """Yield the chunks of indexed documents in id order, without malformed ones."""
+    """Decode the rows ``stored`` of the KB's table of chunks (id, value) and yield the chunks to search.
+
+    These are active, well-formed, and of documents that the temporary index ``db`` has.
+    """
     for key, value in stored:
         try:
             chunk = database.decode_chunk(value)
@@ -165,7 +166,8 @@ def _searchable_chunks(db: apsw.Connection, stored: Iterator[tuple[bytes, bytes]
             yield chunk
 
 
-def _insert(db: apsw.Connection, chunks: list[tuple[int, Chunk]], *, vectors: bool) -> None:
+def _insert_chunks(db: apsw.Connection, chunks: list[tuple[int, Chunk]], *, vectors: bool) -> None:
+    """Insert numbered chunks into the temporary index ``db``, with their usable vectors if ``vectors``."""
     units = [(chunk.id, chunk.doc_id, chunk.seq) for _, chunk in chunks]
     db.executemany("INSERT INTO search_unit VALUES (?, ?, ?)", units)
     texts = [(number, chunk.id, chunk.indexed_text) for number, chunk in chunks]
@@ -175,7 +177,7 @@ def _insert(db: apsw.Connection, chunks: list[tuple[int, Chunk]], *, vectors: bo
 
 
 def _vector_rows(chunks: list[tuple[int, Chunk]]) -> Iterator[tuple[Any, ...]]:
-    """Yield the usable vectors with chunk number and embedder."""
+    """Yield (number, embedder's id, vector as float32) of each numbered chunk that has a usable vector."""
     for number, chunk in chunks:
         try:
             blob = float32_bytes(chunk.vector)
@@ -246,6 +248,7 @@ class _Search(msgspec.Struct, kw_only=True):
     notes: list[str] = msgspec.field(default_factory=list)
 
     def answer(self) -> ChunkAnswer:
+        """Run the search."""
         count = self.request.count or DEFAULT_COUNT
         if self.index.is_damaged:
             self.notes.append(tr("pages of the database are damaged; their content is not searched"))
@@ -268,27 +271,25 @@ class _Search(msgspec.Struct, kw_only=True):
     # --- lanes -------------------------------------------------------------------------------------------------------
 
     def _hits(self, mode: Mode, vector: bytes | None, count: int) -> list[Hit]:
-        """Search by words, by vector, or both, and return the best hits."""
+        """Return the best ``count`` hits by ``mode``; by words if the query has no ``vector``."""
         if vector is None:
-            return self._search_words(count)
+            return search_words(self.index.db, self.request.query, count)
         if mode is Mode.VECTOR:
             return vector_hits(self.index.db, vector, count)
         depth = FUSION_DEPTH * count
-        both = fused(vector_hits(self.index.db, vector, depth), self._search_words(depth), DEFAULT_ALPHA)
+        by_words = search_words(self.index.db, self.request.query, depth)
+        both = fused(vector_hits(self.index.db, vector, depth), by_words, DEFAULT_ALPHA)
         return sorted(both, key=lambda hit: (-hit.score, hit.unit_id))[:count]
-
-    def _search_words(self, count: int) -> list[Hit]:
-        if terms := compile_query(self.request.query).terms:
-            self.index.fill_full_text(terms)
-        return bm25_hits(self.index.db, self.request.query, count)
 
     # --- meaning -----------------------------------------------------------------------------------------------------
 
     def _prepare_vector(self) -> bytes | None:
-        """Return the query's vector; None after adding a note with the reason if only words can be searched.
+        """Return the query's vector as float32, and restrict the index to comparable vectors.
+
+        None: search by words only. Then a note has the reason, unless that was requested.
 
         Raises:
-            WrongUsage: vector mode was requested.
+            WrongUsage: vector mode was requested, and vectors cannot be searched.
         """
         if not self.request.wants_meaning:
             return None
@@ -302,7 +303,7 @@ class _Search(msgspec.Struct, kw_only=True):
             return None
 
     def _vector(self) -> bytes:
-        """Return the query's vector and restrict the index to comparable vectors.
+        """Return the query's vector as float32, and restrict the index to comparable vectors.
 
         Raises:
             NoVector: the query has no usable vector, or there are no vectors to compare it with.
@@ -320,7 +321,10 @@ class _Search(msgspec.Struct, kw_only=True):
         return self._restrict_vectors(numbers, embedder)
 
     def _restrict_vectors(self, numbers: tuple[float, ...], embedder: str) -> bytes:
-        """Check the query's vector, and restrict the index to vectors of an embedder with the same dimensions."""
+        """Check the ``numbers`` of the query's vector and return them as float32.
+
+        Restricts the index to vectors of ``embedder`` with the same dimensions. Raises NoVector as :meth:`_vector`.
+        """
         blob, dimensions = vector_blob(numbers), self.index.dimensions_of(embedder)
         if not any(blob):
             raise NoVector(tr("the query's vector is all zeros, so it is similar to nothing"))
@@ -343,6 +347,10 @@ class _Search(msgspec.Struct, kw_only=True):
         return blob
 
     def _note_missing_vectors(self, embedder: str, others: int, unusable: int) -> None:
+        """Note how many chunks can be found by words only.
+
+        ``others`` have a vector of another embedder than ``embedder``, ``unusable`` have no usable vector.
+        """
         if others:
             self.notes.append(
                 tr(

@@ -107,7 +107,7 @@ class SearchedBases(Protocol):
 
     @property
     def stores(self) -> Mapping[str, object]:
-        """What is searched, by the id of the base."""
+        """Map the id of each base to what is searched of it: an index file or a collection."""
 
     def name_of(self, base_id: str) -> str | None:
         """Return the name of a base, or None."""
@@ -170,9 +170,9 @@ class _CombinedSearch(msgspec.Struct, kw_only=True):
         )
 
     def _search(self, base_id: str) -> None:
-        """Search one base; an error becomes a note that it was not searched."""
+        """Search one base and record its result; an error of the base is recorded as the reason of not searching it."""
         try:
-            self.found[base_id] = self._answer(base_id)
+            self.found[base_id] = self._search_one(base_id)
         except _EmbedderFailed as stop:
             raise stop.error from stop
         except _NOT_SEARCHED as error:
@@ -183,8 +183,8 @@ class _CombinedSearch(msgspec.Struct, kw_only=True):
                 NotSearched(base_id=base_id, base_name=name, reason=str(error), is_damage=is_damage)
             )
 
-    def _answer(self, base_id: str) -> UnitAnswer:
-        """Search a base; by words if the query's vector does not fit its model."""
+    def _search_one(self, base_id: str) -> UnitAnswer:
+        """Return the result of one base, which is searched by words if the query's vector does not fit its model."""
         try:
             return self.bases.search(base_id, self._wrap_embedder())
         except ModelDiffers as error:
@@ -203,17 +203,19 @@ class _CombinedSearch(msgspec.Struct, kw_only=True):
             )
 
     def _search_words(self, base_id: str, note: str) -> UnitAnswer:
+        """Search one base by words, and add to its result a note that says why."""
         request = replace(self.request, mode=Mode.BM25, vector=None, embed=None)
         answer = self.bases.search(base_id, request)
         return replace(answer, notes=(note, *answer.notes))
 
     def _wrap_embedder(self) -> UnitRequest:
-        """Return the request with an embedder whose errors are distinguished from errors of a base."""
+        """Return the request with an embedder whose errors are raised as _EmbedderFailed, unlike errors of a base."""
         embed = self.request.embed
         if embed is None:
             return self.request
 
         def guarded(model_id: str | None) -> tuple[float, ...]:
+            """Embed the query for a model; raise _EmbedderFailed if the embedder fails."""
             try:
                 return embed(model_id)
             except ModelDiffers:
@@ -224,6 +226,7 @@ class _CombinedSearch(msgspec.Struct, kw_only=True):
         return replace(self.request, embed=guarded)
 
     def _vector_answers(self) -> list[UnitAnswer]:
+        """Return the results of the bases that were searched by vector."""
         return [answer for answer in self.found.values() if answer.mode is not Mode.BM25]
 
     def _notes(self) -> Iterable[str]:
@@ -246,7 +249,10 @@ class _CombinedSearch(msgspec.Struct, kw_only=True):
 
 
 def merge_hits(answers: Iterable[UnitAnswer]) -> list[RankedHit]:
-    """Merge the hits of several bases by rank; of equal ranks, the hit of the first base comes first."""
+    """Merge the hits of several bases, given by the result of each, by the rank in their base.
+
+    Of equal ranks, the hit of the first base comes first.
+    """
     hits = [
         RankedHit(answer=answer, hit=hit, base_rank=rank, score=1 / (_RANK_OFFSET + rank))
         for answer in answers

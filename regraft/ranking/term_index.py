@@ -1,4 +1,4 @@
-"""Full-text index of a temporary database, for the terms of one query."""
+"""Search a temporary database by words, through a full-text index for the terms of one query."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import apsw
 from regraft.disk import sqlite
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.full_text import MERGE_AT_SEGMENTS
+from regraft.formats.cherry_v2.index.search import Hit, bm25_hits, compile_query
 
 #: Replaces every character that is not part of a query term. Terms consist of letters, numbers and ``_``.
 _FILLER = 1
@@ -30,24 +31,29 @@ class _TermCharacters(dict[int, int]):
         return self.setdefault(point, kept)
 
 
-def case_variants(one: str) -> frozenset[str]:
+def case_variants(character: str) -> frozenset[str]:
     """Return all case variants of a character, including itself."""
-    return frozenset("".join((one, one.lower(), one.upper(), one.title(), one.casefold())))
+    return frozenset(
+        "".join((character, character.lower(), character.upper(), character.title(), character.casefold()))
+    )
 
 
-def fill_full_text(db: apsw.Connection, terms: Iterable[str]) -> None:
-    """Index the texts of the table ``search_text`` for queries with these terms. May be called once.
+def search_words(db: apsw.Connection, query: str, count: int) -> list[Hit]:
+    """Return the best ``count`` hits of a query by words, from the units and texts of a temporary database.
 
-    Other characters are indexed as :data:`_FILLER`: text lengths, and thus scores, do not change.
+    Builds the full-text index for the query, so it may be called once for a database. Characters that are in no term
+    of the query are indexed as :data:`_FILLER`: text lengths, and thus scores, do not change.
     """
-    kept = _TermCharacters(terms)
-    db.execute(schema.FULL_TEXT)
-    with sqlite.transaction(db):
-        # The index serves one query, so merging its segments does not pay off.
-        for name, value in (("automerge", 0), ("crisismerge", MERGE_AT_SEGMENTS)):
-            db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES (?, ?)", (name, value))
-        texts = db.execute("SELECT fts_rowid, text FROM search_text ORDER BY fts_rowid")
-        db.executemany(
-            "INSERT INTO search_text_fts (rowid, text) VALUES (?, ?)",
-            ((number, str(text).translate(kept)) for number, text in texts),
-        )
+    if terms := compile_query(query).terms:
+        kept = _TermCharacters(terms)
+        db.execute(schema.FULL_TEXT)
+        with sqlite.transaction(db):
+            # The index serves one query, so merging its segments does not pay off.
+            for name, value in (("automerge", 0), ("crisismerge", MERGE_AT_SEGMENTS)):
+                db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES (?, ?)", (name, value))
+            texts = db.execute("SELECT fts_rowid, text FROM search_text ORDER BY fts_rowid")
+            db.executemany(
+                "INSERT INTO search_text_fts (rowid, text) VALUES (?, ?)",
+                ((number, str(text).translate(kept)) for number, text in texts),
+            )
+    return bm25_hits(db, query, count)

@@ -65,11 +65,11 @@ class DamageTarget:
         return self.library / CATALOG_FILE
 
     def folder(self, base_id: str) -> Path:
-        """Return the folder of any base."""
+        """Return the folder of the base with the id ``base_id``."""
         return self.library / KNOWLEDGE_FOLDER / base_id
 
     def choose(self, options: Sequence[Choice]) -> Choice:
-        """Return the option that ``choice`` selects, modulo their number.
+        """Return the option that the field ``choice`` selects, modulo the number of options.
 
         Raises:
             ValueError: there are no options.
@@ -85,7 +85,7 @@ PlantDamage = Callable[[DamageTarget], str | None]
 
 @contextmanager
 def unchecked(path: Path, *, create: bool = False) -> Iterator[apsw.Connection]:
-    """Open a file for writing without foreign keys and checks, like a program that does not know them."""
+    """Open a SQLite file for writing without foreign keys and checks, like a program that does not know them."""
     with sqlite.open_writable(path, create=create) as db:
         untrusted_sqlite.unguard_connection(db)
         db.execute("PRAGMA foreign_keys = OFF")
@@ -94,22 +94,25 @@ def unchecked(path: Path, *, create: bool = False) -> Iterator[apsw.Connection]:
 
 
 def in_index(*statements: str, rows: str = "") -> PlantDamage:
-    """Run statements in the base's index.
+    """Return a function that plants damage by running SQL statements in the index of the base.
 
     Args:
         statements: SQL with ``:base`` for the base's id and ``:row`` for the selected row.
         rows: a query for the rows that can be selected, each with the subject of the finding, or NULL.
     """
-    return lambda target: _run(target, target.index, statements, rows)
+    return lambda target: _run_statements(target, target.index, statements, rows)
 
 
 def in_catalog(*statements: str, rows: str = "") -> PlantDamage:
-    """Run statements in the catalog. Arguments as for :func:`in_index`."""
-    return lambda target: _run(target, target.catalog, statements, rows)
+    """Return a function that plants damage by running SQL statements in the catalog; arguments as :func:`in_index`."""
+    return lambda target: _run_statements(target, target.catalog, statements, rows)
 
 
-def _run(target: DamageTarget, path: Path, statements: Sequence[str], rows: str) -> str | None:
-    """Run statements that do damage; returns what was damaged."""
+def _run_statements(target: DamageTarget, path: Path, statements: Sequence[str], rows: str) -> str | None:
+    """Run statements that do damage in the SQLite file ``path``; return the subject of the finding, or None.
+
+    ``statements`` and ``rows`` are as for :func:`in_index`.
+    """
     values: dict[str, apsw.SQLiteValue] = {"base": target.base_id}
     subject = None
     with unchecked(path) as db, sqlite.transaction(db):
@@ -121,9 +124,10 @@ def _run(target: DamageTarget, path: Path, statements: Sequence[str], rows: str)
 
 
 def in_schema(old: str, new: str) -> PlantDamage:
-    """Replace text in the schema of the index, and so change what it does."""
+    """Return a function that plants damage by replacing the text ``old`` in the schema of the base's index."""
 
     def plant(target: DamageTarget) -> None:
+        """Replace the text in the SQL of each table."""
         with unchecked(target.index) as db:
             db.execute("PRAGMA writable_schema = ON")
             db.execute(
@@ -136,9 +140,10 @@ def in_schema(old: str, new: str) -> PlantDamage:
 
 
 def in_vector(change: Callable[[bytes], bytes]) -> PlantDamage:
-    """Change the bytes of one vector."""
+    """Return a function that plants damage by changing one vector; ``change`` turns its bytes into the damaged ones."""
 
     def plant(target: DamageTarget) -> str:
+        """Change the selected vector and return the hash of its text."""
         with unchecked(target.index) as db:
             found = db.execute("SELECT rowid, embedding_text_hash, vector_blob FROM embedding").fetchall()
             row, key, vector = target.choose(found)
@@ -150,40 +155,44 @@ def in_vector(change: Callable[[bytes], bytes]) -> PlantDamage:
 
 
 def in_bytes(change: Callable[[bytes], bytes]) -> PlantDamage:
-    """Change the bytes of the base's index."""
+    """Return a function that plants damage in the index file; ``change`` turns its bytes into the damaged ones."""
 
     def plant(target: DamageTarget) -> None:
+        """Change the bytes of the base's index."""
         target.index.write_bytes(change(target.index.read_bytes()))
 
     return plant
 
 
-def no_catalog(target: DamageTarget) -> None:
+def break_catalog(target: DamageTarget) -> None:
     """Replace the catalog with a file that is not a database."""
     target.catalog.write_bytes(b"x")
 
 
-def stale_copy(target: DamageTarget) -> str:
-    """Move the catalog to where a profile has it, with a beta version's database beside it."""
+def leave_stale_copy(target: DamageTarget) -> str:
+    """Move the catalog to where a profile has it, with the database of a beta version beside it.
+
+    Returns the path of that database, the subject of the finding.
+    """
     (target.library / LIVE_DATABASE).parent.mkdir()
     (target.library / PROFILE_DATABASE).write_bytes(target.catalog.read_bytes())
     target.catalog.rename(target.library / LIVE_DATABASE)
     return PROFILE_DATABASE
 
 
-def staged_restore(target: DamageTarget) -> None:
+def stage_restore(target: DamageTarget) -> None:
     """Leave the record of a restore that waits for the application's next start."""
     journal = target.library / RESTORE_JOURNAL
     journal.parent.mkdir()
     journal.write_text('{"version": 1, "state": "staged"}', encoding="utf-8")
 
 
-def no_index(target: DamageTarget) -> None:
+def remove_index(target: DamageTarget) -> None:
     """Remove the base's index."""
     target.index.unlink()
 
 
-def hot_journal(target: DamageTarget) -> None:
+def leave_hot_journal(target: DamageTarget) -> None:
     """Leave the index and its journal as a power cut during a transaction does."""
     path = target.index
     journal = path.with_name(f"{path.name}-journal")
@@ -202,8 +211,8 @@ def hot_journal(target: DamageTarget) -> None:
         place.write_bytes(content)
 
 
-def preview_store(target: DamageTarget) -> str:
-    """Add a base that is a store of a preview build."""
+def add_preview_store(target: DamageTarget) -> str:
+    """Add a base whose index was made by a preview build; return its path in the library, the subject."""
     path = target.folder(STRAY_BASE) / INDEX_FILE
     path.parent.mkdir(parents=True)
     with unchecked(path, create=True) as db:
@@ -215,22 +224,25 @@ def preview_store(target: DamageTarget) -> str:
     return path.relative_to(target.library).as_posix()
 
 
-def stray_folder(target: DamageTarget) -> str:
-    """Rename the base's folder so that it belongs to no base."""
+def orphan_folder(target: DamageTarget) -> str:
+    """Rename the base's folder so that it belongs to no base; return its new name, the subject."""
     target.folder(target.base_id).rename(target.folder(STRAY_BASE))
     return STRAY_BASE
 
 
-def vector_file(target: DamageTarget) -> str:
-    """Leave a vector file of v1 beside the bases."""
+def add_vector_file(target: DamageTarget) -> str:
+    """Leave a vector file of v1 beside the bases; return its name, the subject."""
     name = "kb"
     with unchecked(target.folder(name), create=True) as db:
         db.execute("CREATE TABLE vectors (id)")
     return name
 
 
-def lost_file(target: DamageTarget) -> str:
-    """Remove the raw file of a material. Paths below folders are not used, because their files may be virtual."""
+def lose_file(target: DamageTarget) -> str:
+    """Remove the raw file of a material; return its path, the subject.
+
+    Paths below folders are not used, because their files may be virtual.
+    """
     with sqlite.open_readonly(target.index) as db:
         paths = [str(path) for (path,) in db.execute("SELECT relative_path FROM material ORDER BY rowid")]
     path = target.choose([path for path in paths if "/" not in path and (target.raw / path).is_file()])
@@ -238,8 +250,8 @@ def lost_file(target: DamageTarget) -> str:
     return path
 
 
-def changed_snapshot(target: DamageTarget) -> str:
-    """Append to the snapshot of a url or note."""
+def change_snapshot(target: DamageTarget) -> str:
+    """Append bytes to the snapshot of a url or note; return its path below ``raw/``, the subject."""
     with sqlite.open_readonly(target.catalog) as db:
         items = db.execute(
             "SELECT id FROM knowledge_item WHERE base_id = ? AND type IN ('url', 'note')", (target.base_id,)
@@ -257,8 +269,8 @@ def changed_snapshot(target: DamageTarget) -> str:
     return path
 
 
-def stray_file(target: DamageTarget) -> str:
-    """Leave an old file in ``raw/`` that belongs to no item."""
+def add_stray_file(target: DamageTarget) -> str:
+    """Leave an old file in ``raw/`` that belongs to no item; return its name, the subject."""
     path = target.raw / "stray.bin"
     path.write_bytes(b"stray")
     os.utime(path, (_OLD, _OLD))
@@ -359,38 +371,38 @@ _NO_UPDATES = "DROP TRIGGER search_text_au"
 _UPDATES = next(trigger for trigger in TRIGGERS if "search_text_au" in trigger)
 
 
-def _data(**fields: str) -> str:
-    """Return the SQL that sets an item's data."""
+def _set_data(**fields: str) -> str:
+    """Return the SQL assignment that sets the column ``data`` of an item to a JSON object of these fields."""
     return f"data = '{json.dumps(fields)}'"
 
 
-def _path(path: str) -> PlantDamage:
-    """Damage the path of a material."""
+def _damage_path(path: str) -> PlantDamage:
+    """Return a function that plants damage by setting a material's path to ``path``, an SQL expression."""
     return in_index(_MATERIAL.format(f"relative_path = {path}"), rows="SELECT rowid, NULL FROM material")
 
 
-def _of_file(*changes: str) -> PlantDamage:
-    """Damage the catalog row of a file."""
+def _damage_file_row(*changes: str) -> PlantDamage:
+    """Return a function that plants damage in the catalog row of a file; ``changes`` are SQL assignments."""
     return in_catalog(*(_ITEM.format(change) for change in changes), rows=_FILES)
 
 
-def _of_folder(change: str) -> PlantDamage:
-    """Damage the catalog row of a folder."""
+def _damage_folder_row(change: str) -> PlantDamage:
+    """Return a function that plants damage in the catalog row of a folder; ``change`` is an SQL assignment."""
     return in_catalog(_ITEM.format(change), rows=_FOLDERS)
 
 
-def _of_base(change: str) -> PlantDamage:
-    """Damage the catalog row of a base."""
+def _damage_base_row(change: str) -> PlantDamage:
+    """Return a function that plants damage in the catalog row of the base; ``change`` is an SQL assignment."""
     return in_catalog(_BASE.format(change))
 
 
-def _last_number(number: float) -> PlantDamage:
-    """Replace the last number of a vector."""
+def _set_last_number(number: float) -> PlantDamage:
+    """Return a function that plants damage by setting the last number of a vector."""
     return in_vector(lambda vector: vector[:-4] + struct.pack("<f", number))
 
 
-def _file_without_text(target: DamageTarget) -> str:
-    """Remove the text of a file from the index."""
+def _remove_file_text(target: DamageTarget) -> str:
+    """Remove the text of a file item from the index; return the id of the item, the subject."""
     with sqlite.open_readonly(target.catalog) as db:
         _, item = target.choose(db.execute(_FILES, {"base": target.base_id}).fetchall())
     with IndexStore(target.index, target.base_id) as store:
@@ -404,9 +416,9 @@ DAMAGES: dict[str, Damage] = {
     "random bytes": Damage("file.unreadable", in_bytes(lambda _: bytes(range(256)) * 9)),
     "half a file": Damage("file.unreadable", in_bytes(lambda raw: raw[: len(raw) // 2])),
     "an empty file": Damage("file.unreadable", in_bytes(lambda _: b"")),
-    "no catalog": Damage("file.unreadable", no_catalog, about="library"),
+    "no catalog": Damage("file.unreadable", break_catalog, about="library"),
     "pages of zeros": Damage("file.corrupt", in_bytes(lambda raw: raw[:8192] + bytes(8192) + raw[16384:])),
-    "a journal": Damage("file.hot-journal", hot_journal),
+    "a journal": Damage("file.hot-journal", leave_hot_journal),
     # --- the index as a whole
     "no index on hashes": Damage("schema.missing", in_index("DROP INDEX search_text_embedding_hash_idx")),
     "no trigger": Damage("schema.missing", in_index("DROP TRIGGER search_text_ad")),
@@ -434,7 +446,7 @@ DAMAGES: dict[str, Damage] = {
     "version 1": Damage("schema.version", in_index("UPDATE meta SET schema_version = 1")),
     "version 3": Damage("schema.version", in_index("UPDATE meta SET schema_version = 3")),
     "a version in words": Damage("schema.version", in_index("UPDATE meta SET schema_version = 'two'")),
-    "a preview store": Damage("schema.preview", preview_store, about="stray"),
+    "a preview store": Damage("schema.preview", add_preview_store, about="stray"),
     "no identity": Damage("meta.missing", in_index("DELETE FROM meta")),
     "another base": Damage("meta.base-id", in_index("UPDATE meta SET base_id = 'other'")),
     # --- texts and materials
@@ -459,14 +471,14 @@ DAMAGES: dict[str, Damage] = {
         "material.no-content",
         in_index(_MATERIAL.format("current_content_hash = 'gone'"), rows=f"{_MATERIALS} WHERE {_HAS_UNITS}"),
     ),
-    "a way out": Damage("material.path-unsafe", _path("'../x'")),
-    "a backslash": Damage("material.path-unsafe", _path("'a\\b'")),
-    "an absolute path": Damage("material.path-unsafe", _path("'/etc/x'")),
-    "a drive": Damage("material.path-unsafe", _path("'C:/x'")),
-    "a path in .cherry": Damage("material.path-unsafe", _path("'.CHERRY/x'")),
-    "a path with NUL": Damage("material.path-unsafe", _path("'a' || char(0)")),
-    "a path with //": Damage("material.path-unsafe", _path("'a//b'")),
-    "a path of no text": Damage("material.path-unsafe", _path("CAST(x'ff' AS TEXT)")),
+    "a way out": Damage("material.path-unsafe", _damage_path("'../x'")),
+    "a backslash": Damage("material.path-unsafe", _damage_path("'a\\b'")),
+    "an absolute path": Damage("material.path-unsafe", _damage_path("'/etc/x'")),
+    "a drive": Damage("material.path-unsafe", _damage_path("'C:/x'")),
+    "a path in .cherry": Damage("material.path-unsafe", _damage_path("'.CHERRY/x'")),
+    "a path with NUL": Damage("material.path-unsafe", _damage_path("'a' || char(0)")),
+    "a path with //": Damage("material.path-unsafe", _damage_path("'a//b'")),
+    "a path of no text": Damage("material.path-unsafe", _damage_path("CAST(x'ff' AS TEXT)")),
     "two paths that meet": Damage(
         "material.path-clash",
         in_index(
@@ -585,7 +597,9 @@ DAMAGES: dict[str, Damage] = {
     "a vector of nobody": Damage(
         "embedding.orphan", in_index("INSERT INTO embedding VALUES ('h', zeroblob(16), 0)", rows="SELECT 0, 'h'")
     ),
-    "vectors without a model": Damage("embedding.unexpected", _of_base("embedding_model_id = NULL, dimensions = NULL")),
+    "vectors without a model": Damage(
+        "embedding.unexpected", _damage_base_row("embedding_model_id = NULL, dimensions = NULL")
+    ),
     "a long vector": Damage("embedding.length", in_vector(lambda vector: vector + bytes(4)), "default"),
     "an odd vector": Damage("embedding.length", in_vector(lambda vector: vector[:-1]), "default"),
     "a vector in words": Damage(
@@ -596,8 +610,8 @@ DAMAGES: dict[str, Damage] = {
         ),
         "default",
     ),
-    "NaN": Damage("embedding.non-finite", _last_number(float("nan")), "default"),
-    "infinity": Damage("embedding.non-finite", _last_number(float("-inf")), "default"),
+    "NaN": Damage("embedding.non-finite", _set_last_number(float("nan")), "default"),
+    "infinity": Damage("embedding.non-finite", _set_last_number(float("-inf")), "default"),
     "zeros": Damage("embedding.zero", in_vector(lambda vector: bytes(len(vector))), "default"),
     "one vector for many": Damage(
         "embedding.duplicate",
@@ -605,8 +619,8 @@ DAMAGES: dict[str, Damage] = {
         "default",
     ),
     # --- items
-    "a name of bytes": Damage("catalog.value", _of_base("name = x'6b62ff'")),
-    "a file without text": Damage("item.no-material", _file_without_text),
+    "a name of bytes": Damage("catalog.value", _damage_base_row("name = x'6b62ff'")),
+    "a file without text": Damage("item.no-material", _remove_file_text),
     "a note never indexed": Damage(
         "item.not-indexed",
         in_catalog(
@@ -622,13 +636,13 @@ DAMAGES: dict[str, Damage] = {
         ),
         about="stray",
     ),
-    "nobody works": Damage("item.status", _of_file("status = 'embedding'")),
-    "failed without an error": Damage("item.status", _of_file("status = 'failed'")),
-    "an unknown status": Damage("item.status", _of_file("status = x'00'")),
-    "a type of bytes": Damage("item.status", _of_file("type = x'00'")),
-    "a type of a newer application": Damage("item.foreign-type", _of_file("type = 'external'")),
+    "nobody works": Damage("item.status", _damage_file_row("status = 'embedding'")),
+    "failed without an error": Damage("item.status", _damage_file_row("status = 'failed'")),
+    "an unknown status": Damage("item.status", _damage_file_row("status = x'00'")),
+    "a type of bytes": Damage("item.status", _damage_file_row("type = x'00'")),
+    "a type of a newer application": Damage("item.foreign-type", _damage_file_row("type = 'external'")),
     "a type of a newer application, going": Damage(
-        "item.foreign-type", _of_file("type = 'external', status = 'deleting', data = '[]'")
+        "item.foreign-type", _damage_file_row("type = 'external', status = 'deleting', data = '[]'")
     ),
     "a path of an early release": Damage(
         "item.path-is-id",
@@ -640,43 +654,43 @@ DAMAGES: dict[str, Damage] = {
             rows="SELECT 0, 'c'",
         ),
     ),
-    "not JSON": Damage("item.data", _of_file("data = '{'")),
-    "deep JSON": Damage("item.data", _of_file(f"data = '{'[' * 100_000}'")),
-    "no path": Damage("item.data", _of_file(_data(source="a"))),
+    "not JSON": Damage("item.data", _damage_file_row("data = '{'")),
+    "deep JSON": Damage("item.data", _damage_file_row(f"data = '{'[' * 100_000}'")),
+    "no path": Damage("item.data", _damage_file_row(_set_data(source="a"))),
     "a long note": Damage(
-        "item.data", in_catalog(_ITEM.format(_data(source="a", content="x" * 1_000_001)), rows=_NOTES)
+        "item.data", in_catalog(_ITEM.format(_set_data(source="a", content="x" * 1_000_001)), rows=_NOTES)
     ),
-    "a folder at work": Damage("item.container", _of_folder("status = 'processing'")),
-    "a folder that is gone": Damage("item.container", _of_file("group_id = 'gone'")),
+    "a folder at work": Damage("item.container", _damage_folder_row("status = 'processing'")),
+    "a folder that is gone": Damage("item.container", _damage_file_row("group_id = 'gone'")),
     "folders in a circle": Damage(
         "item.container",
         # The items in the folder become part of the cycle.
         in_catalog(_ITEM.format("group_id = id"), rows=_ITEMS.format("NULL", "directory")),
     ),
-    "a tombstone": Damage("item.tombstone", _of_folder("status = 'failed', error = 'directory_not_migrated'")),
+    "a tombstone": Damage("item.tombstone", _damage_folder_row("status = 'failed', error = 'directory_not_migrated'")),
     # --- bases
-    "a model without dimensions": Damage("base.status", _of_base("dimensions = NULL")),
-    "completed with an error": Damage("base.status", _of_base("error = 'x'")),
-    "dimensions in words": Damage("base.status", _of_base("dimensions = 'many'")),
+    "a model without dimensions": Damage("base.status", _damage_base_row("dimensions = NULL")),
+    "completed with an error": Damage("base.status", _damage_base_row("error = 'x'")),
+    "dimensions in words": Damage("base.status", _damage_base_row("dimensions = 'many'")),
     "a model that is gone": Damage("base.model", in_catalog("DELETE FROM user_model")),
     "a model that inherits nothing": Damage(
         "model.incomplete",
         in_catalog("ALTER TABLE user_model DROP COLUMN name", "ALTER TABLE user_model ADD COLUMN name TEXT"),
         about="library",
     ),
-    "other dimensions": Damage("base.dimensions", _of_base("dimensions = 768")),
-    "a failed base": Damage("base.failed", _of_base("status = 'failed', error = 'missing_vector_store'")),
-    "no index": Damage("base.no-index", no_index),
-    "a folder of no base": Damage("index.orphan", stray_folder, about="library"),
-    "a material of no item": Damage("material.orphan", _of_file("id = 'other'")),
-    "a material being deleted": Damage("material.orphan", _of_file("status = 'deleting'")),
+    "other dimensions": Damage("base.dimensions", _damage_base_row("dimensions = 768")),
+    "a failed base": Damage("base.failed", _damage_base_row("status = 'failed', error = 'missing_vector_store'")),
+    "no index": Damage("base.no-index", remove_index),
+    "a folder of no base": Damage("index.orphan", orphan_folder, about="library"),
+    "a material of no item": Damage("material.orphan", _damage_file_row("id = 'other'")),
+    "a material being deleted": Damage("material.orphan", _damage_file_row("status = 'deleting'")),
     # --- files beside
-    "another path": Damage("material.path", _of_file(_data(source="a", relativePath="b"))),
-    "a lost file": Damage("raw.missing", lost_file),
-    "a changed snapshot": Damage("raw.changed", changed_snapshot, "deep"),
-    "a stray file": Damage("raw.orphan", stray_file),
-    "v1's files": Damage("v1.leftover", vector_file, about="library"),
+    "another path": Damage("material.path", _damage_file_row(_set_data(source="a", relativePath="b"))),
+    "a lost file": Damage("raw.missing", lose_file),
+    "a changed snapshot": Damage("raw.changed", change_snapshot, "deep"),
+    "a stray file": Damage("raw.orphan", add_stray_file),
+    "v1's files": Damage("v1.leftover", add_vector_file, about="library"),
     # --- profiles
-    "a beta's database": Damage("catalog.stale-copy", stale_copy, about="library"),
-    "a restore that waits": Damage("catalog.pending", staged_restore, about="library"),
+    "a beta's database": Damage("catalog.stale-copy", leave_stale_copy, about="library"),
+    "a restore that waits": Damage("catalog.pending", stage_restore, about="library"),
 }

@@ -19,6 +19,7 @@ from regraft import identity
 from regraft.disk import scratch, sqlite
 from regraft.errors import RegraftError
 from regraft.formats.cherry_v2.index import IndexStore
+from regraft.identity import replace
 from regraft.testing.stored import StoredState, as_bytes, index_problems, inspect_index, sentence
 from regraft.testing.strategies import MaterialInput, materials
 
@@ -92,7 +93,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     @contextmanager
     def stopping(self, after: int) -> Iterator[None]:
-        """Return a context in which the store fails after this many steps, with an exception in ``refused``.
+        """Return a context in which the store fails after this many steps, with one of the exceptions in ``refused``.
 
         By default, an :class:`IndexStore` is stopped after steps of SQLite; other stores are not stopped.
         """
@@ -132,7 +133,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     @initialize()
     def walk_through(self) -> None:
-        """Run through what stores most often get wrong, whatever Hypothesis draws."""
+        """Try at the beginning of each run what stores most often get wrong, whatever Hypothesis draws later."""
         self._check()
         for walk in (self._walk_texts, self._walk_vectors, self._walk_refusals, self._walk_openings):
             walk()
@@ -141,7 +142,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def rebuild_one(self, data: st.DataObject) -> None:
-        """Rebuild a material. A path that another material has must be refused."""
+        """Rebuild a drawn material. If another material has its path, the store must refuse it."""
         material = data.draw(materials(self.dimensions))
         if self._path_is_taken(material):
             self._must_refuse(material, "a path that another material has")
@@ -150,27 +151,25 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def rebuild_with_a_gap(self, data: st.DataObject) -> None:
-        """Rebuild a material with a body that has no vector. Must be refused unless the file has the vector."""
+        """Rebuild a drawn material without the vector of a body: refused, unless the index file has that vector."""
         material = data.draw(materials(self.dimensions))
         missing = [key for key in material.embeddings if key not in self._vectors]
         if missing:
             rest = {key: vector for key, vector in material.embeddings.items() if key != missing[0]}
-            self._must_refuse(_replace_fields(material, embeddings=rest), "a body without a vector")
+            self._must_refuse(replace(material, embeddings=rest), "a body without a vector")
         elif not self._path_is_taken(material):
             self._rebuild(material, without=set(material.embeddings))
 
     @rule(data=st.data(), beyond=st.integers(1, 9))
     def rebuild_beyond_the_text(self, data: st.DataObject, beyond: int) -> None:
-        """Rebuild a material with a unit that ends after its text. Must be refused, not shortened."""
+        """Rebuild a drawn material with a unit that ends ``beyond`` units after its text: refused, not shortened."""
         material = data.draw(materials(self.dimensions))
         length = len(material.content.encode("utf-16-le")) // 2
-        self._must_refuse(
-            _replace_fields(material, units=(*material.units, (0, length + beyond))), "a unit beyond the text"
-        )
+        self._must_refuse(replace(material, units=(*material.units, (0, length + beyond))), "a unit beyond the text")
 
     @rule(ids=st.lists(st.sampled_from(_IDS), max_size=3))
     def delete_some(self, ids: list[str]) -> None:
-        """Delete materials, some of which do not exist."""
+        """Delete the materials with these ids, some of which do not exist."""
         self._delete(ids)
 
     @rule()
@@ -194,14 +193,14 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), after=st.integers(1, 400))
     def be_stopped(self, data: st.DataObject, after: int) -> None:
-        """Stop a rebuild midway. The file must have the state before or after it."""
+        """Stop the rebuild of a drawn material midway. The index file must have the state before or after it."""
         material = data.draw(materials(self.dimensions))
         if not self._path_is_taken(material):
             self._stop(material, after)
 
     @rule(count=st.integers(1, 5), data=st.data())
     def search(self, count: int, data: st.DataObject) -> None:
-        """Search for a word and for a vector that the file contains."""
+        """Search for a word and for a vector that the index file contains, for up to ``count`` units."""
         bodies = sorted({body for one in self._model.values() for body in one.bodies})
         if bodies:
             body = data.draw(st.sampled_from(bodies))
@@ -212,7 +211,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:
-        """Compare the file with the format and the model, with SQLite alone."""
+        """Compare the index file with the format and with the model after every step."""
         self._check()
 
     # --- what is always tried --------------------------------------------------------------------------------------
@@ -229,9 +228,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._rebuild(self._material(2, "notes/n.md", ["two"]), "replacing a material by one of fewer units")
         self._rebuild(self._material(1, "moved.md", ["two", "four"]), "replacing a material under another path")
         self._rebuild(self._material(3, "c.md", ["two", "", "two", "%_'\""]), "adding an empty and a repeated unit")
-        self._rebuild(
-            _replace_fields(self._material(4, "d.md", []), content="no units"), "adding a material without units"
-        )
+        self._rebuild(replace(self._material(4, "d.md", []), content="no units"), "adding a material without units")
         self._rebuild(self._material(5, "e.md", []), "adding a material of an empty text")
         several = [f"body {n} of a lighthouse{' by the sea' * n}" for n in range(6)]
         self._rebuild(self._material(6, "f.md", several), "adding six units")
@@ -250,9 +247,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         odd = self._material(7, "odd.md", ["zeros", "numbers that are none", "tiny"])
         patterns = (bytes(4), b"\x2a\x00\xc0\xff", b"\x01\x00\x00\x00")
         vectors = {key: pattern * self.dimensions for key, pattern in zip(odd.embeddings, patterns, strict=True)}
-        self._rebuild(
-            _replace_fields(odd, embeddings=vectors), "adding vectors of zeros, of NaN and of denormal numbers"
-        )
+        self._rebuild(replace(odd, embeddings=vectors), "adding vectors of zeros, of NaN and of denormal numbers")
         self._delete(["item-7"])
         self._check()
 
@@ -260,28 +255,22 @@ class IndexStoreMachine(RuleBasedStateMachine):
         """Try to replace a material with invalid input, and go on afterwards."""
         there = self._model["item-2"]
         new = self._material(2, there.relative_path, ["seven", "eight"])
-        self._must_refuse(
-            _replace_fields(new, embeddings=dict([*new.embeddings.items()][:1])), "a body without a vector"
-        )
+        self._must_refuse(replace(new, embeddings=dict([*new.embeddings.items()][:1])), "a body without a vector")
         self._check()
         # A store that shortens the unit has a vector for the rest.
         short = self._material(2, there.relative_path, ["seven"])
-        self._must_refuse(_replace_fields(short, units=((0, len("seven") + 1),)), "a unit beyond the text")
+        self._must_refuse(replace(short, units=((0, len("seven") + 1),)), "a unit beyond the text")
         self._check()
-        self._must_refuse(
-            _replace_fields(new, relative_path=self._model["item-3"].relative_path), "a path that is taken"
-        )
+        self._must_refuse(replace(new, relative_path=self._model["item-3"].relative_path), "a path that is taken")
         self._check()
         for path in ("", "/n.md", ".cherry/index.sqlite"):
-            self._may_refuse(_replace_fields(new, relative_path=path), f"the path {path!r}")
-        self._may_refuse(_replace_fields(new, units=((4, 2),)), "a unit that ends before it begins")
+            self._may_refuse(replace(new, relative_path=path), f"the path {path!r}")
+        self._may_refuse(replace(new, units=((4, 2),)), "a unit that ends before it begins")
         half = "half \ud83d of an emoji"
         vectors = {identity.text_hash(half.replace("\ud83d", "\ufffd")): next(iter(new.embeddings.values()))}
-        self._may_refuse(
-            _replace_fields(new, content=half, units=((0, len(half)),), embeddings=vectors), "half of an emoji"
-        )
+        self._may_refuse(replace(new, content=half, units=((0, len(half)),), embeddings=vectors), "half of an emoji")
         for after in (25, 75, 200):
-            self._stop(_replace_fields(new, relative_path="stopped.md"), after)
+            self._stop(replace(new, relative_path="stopped.md"), after)
             self._check()
         self._rebuild(new, "rebuilding after refusals")
 
@@ -298,7 +287,10 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._rebuild(self._material(0, "a.md", ["nine"]), "adding a material to the file that was opened again")
 
     def _material(self, number: int, path: str, bodies: Sequence[str], *, seed: int = 0) -> MaterialInput:
-        """Make a material with these bodies joined by blank lines, each with its own vector."""
+        """Build a material with the id ``number`` of _IDS and these bodies, joined by blank lines.
+
+        Each body has its own vector, and another one for another ``seed``.
+        """
         units, start = [], 0
         for body in bodies:
             length = len(body.encode("utf-16-le")) // 2
@@ -324,11 +316,17 @@ class IndexStoreMachine(RuleBasedStateMachine):
     def _rebuild(
         self, material: MaterialInput, doing: str = "", without: frozenset[str] | set[str] = frozenset()
     ) -> None:
-        """Rebuild a valid material. ``without``: hashes whose vectors are not given."""
+        """Rebuild a valid material in the store, and expect it from now on.
+
+        Args:
+            material: the material.
+            doing: the step for messages; if given, the index file is compared at once.
+            without: hashes of bodies whose vectors are not given.
+        """
         self._last = doing or f"rebuilding {material.material_id}"
         given = {key: vector for key, vector in material.embeddings.items() if key not in without}
         try:
-            self.rebuild(_replace_fields(material, embeddings=given))
+            self.rebuild(replace(material, embeddings=given))
         except self.refused as error:
             bodies = f"the bodies are {material.bodies!r}"
             self._fail(self._last, [f"the store refuses valid input: {type(error).__name__}: {error}; {bodies}"])
@@ -337,6 +335,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
             self._check()
 
     def _delete(self, material_ids: list[str]) -> None:
+        """Delete materials from the store and from the model."""
         self._last = f"deleting {', '.join(material_ids) or 'nothing'}"
         self.delete(material_ids)
         for material_id in material_ids:
@@ -344,12 +343,13 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._drop_unused_vectors()
 
     def _reopen(self) -> None:
+        """Close the store and open it again."""
         self._last = "opening the store again"
         self.close_store()
         self.store = self.open_store(self.path, create=False)
 
     def _stop(self, material: MaterialInput, after: int) -> None:
-        """Stop a rebuild after some steps; if it was completed nevertheless, expect its result."""
+        """Stop the rebuild of a material after some steps; expect its result if it was completed nevertheless."""
         self._last = f"a rebuild of {material.material_id} that was stopped after {after} steps"
         try:
             with self.stopping(after):
@@ -359,7 +359,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._accept(material)
 
     def _must_refuse(self, material: MaterialInput, what: str) -> None:
-        """Fail unless the store refuses a material."""
+        """Fail unless the store refuses a material; ``what`` says what is wrong with it."""
         self._last = f"refusing {what}"
         try:
             self.rebuild(material)
@@ -368,7 +368,10 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._fail(self._last, [f"the store takes what it must refuse ({what}): {material}"])
 
     def _may_refuse(self, material: MaterialInput, what: str) -> None:
-        """Give input that SQLite or Python refuses. Any exception is accepted, but nothing may be written."""
+        """Give the store a material that SQLite or Python refuses; ``what`` says what is wrong with it.
+
+        Any exception is accepted if nothing was written. If there is none, the text must be stored unchanged.
+        """
         self._last = f"refusing {what}"
         before = self._contents()
         try:
@@ -384,12 +387,12 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._rebuild(self._model[material.material_id], f"replacing {what}")
 
     def _contents(self) -> set[bytes]:
-        """Return all contents of the index."""
+        """Return the texts of all contents in the index file, as bytes."""
         with sqlite.open_readonly(self.path) as db:
             return {as_bytes(text) for (text,) in db.execute("SELECT CAST(text AS BLOB) FROM content")}
 
     def _is_opened(self, change: str) -> bool:
-        """Open a copy of the file after a change by SQL. Return whether the store opens it.
+        """Whether the store opens a copy of the index file that was changed by the SQL statement ``change``.
 
         The content of the copy must not change.
         """
@@ -416,11 +419,12 @@ class IndexStoreMachine(RuleBasedStateMachine):
         return is_taken
 
     def _path_is_taken(self, material: MaterialInput) -> bool:
+        """Whether another material of the model has the path of this one."""
         paths = {one.relative_path for key, one in self._model.items() if key != material.material_id}
         return material.relative_path in paths
 
     def _accept(self, material: MaterialInput) -> None:
-        """Expect a material in the index from now on."""
+        """Add a material to the model, or replace it, after the store has taken it."""
         self._model[material.material_id] = material
         for key, vector in material.embeddings.items():
             # A text that the file has keeps its vector.
@@ -428,27 +432,29 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._drop_unused_vectors()
 
     def _drop_unused_vectors(self) -> None:
+        """Remove the vectors from the model that no body needs any more."""
         reached = {key for one in self._model.values() for key in one.embeddings}
         self._vectors = {key: vector for key, vector in self._vectors.items() if key in reached}
 
     # --- what is compared ------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Compare the file with the format and the model, and the store's own reading with the model."""
+        """Compare the index file with the format and the model, and what the store reads with the model."""
         problems, state = inspect_index(self.path, BASE_ID, self.dimensions)
         if state is not None:
             problems += self._differences(state)
         for key, one in {**dict.fromkeys(_IDS), **self._model}.items():
             read = self.read_units(key)
-            if read is not None and read != ([] if one is None else _units(one)):
+            if read is not None and read != ([] if one is None else _list_units(one)):
                 problems.append(f"the store reads other units of {key} than it was given: {read}")
         if problems:
             self._fail(self._last, problems)
 
     def _differences(self, state: StoredState) -> Iterator[str]:
+        """Yield where the content of the index file differs from the model, one sentence each."""
         materials_of = {key: (one.relative_path, one.content) for key, one in self._model.items()}
         yield from _list_differences("material", state.materials, materials_of)
-        units = {key: _units(one) for key, one in self._model.items() if one.units}
+        units = {key: _list_units(one) for key, one in self._model.items() if one.units}
         yield from _list_differences("units of", state.units, units)
         contents = dict.fromkeys(one.content for one in self._model.values())
         yield from _list_differences("content", dict.fromkeys(state.contents), contents)
@@ -457,7 +463,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
             yield f"the full-text index does not find {state.unfound[0]!r} under its number"
 
     def _search_words(self, word: str, count: int) -> None:
-        """Search for a word and compare with a search by SQL."""
+        """Let the store search for a word, and compare its result with a search by SQL."""
         found = self.search_words(word, count)
         if found is None:
             return
@@ -470,7 +476,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._compare_ranking(f"searching for {word!r}", found, dict(ranked), count)
 
     def _search_vectors(self, body: str, count: int) -> None:
-        """Search for the vector of a stored body and compare with all distances."""
+        """Let the store search for the vector of a stored body, and compare its result with all distances."""
         with sqlite.open_readonly(self.path) as db:
             stored = db.execute(
                 "SELECT t.target_id, e.vector_blob FROM search_text t"
@@ -491,7 +497,14 @@ class IndexStoreMachine(RuleBasedStateMachine):
             self._compare_ranking("searching by a vector", found, distances, count)
 
     def _compare_ranking(self, doing: str, found: list[str], ranked: dict[Any, Any], count: int) -> None:
-        """Compare the units found with the rank of every unit, lowest first. Equal ranks may be in any order."""
+        """Fail unless the units that the store found are the ``count`` best, in order.
+
+        Args:
+            doing: the search, for messages.
+            found: ids of the units that the store found, best first.
+            ranked: the rank of every unit that may be found, lowest first; equal ranks may be in any order.
+            count: the number of units that was asked for.
+        """
         unknown = [unit for unit in found if unit not in ranked]
         if unknown:
             self._fail(doing, [f"finds a unit that is not there or does not match: {unknown[0]}"])
@@ -503,7 +516,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
                 self._fail(doing, [f"ranks the unit {unit} ({ranked[unit]}) where one of {expected} belongs"])
 
     def _fail(self, doing: str, problems: list[str]) -> None:
-        """Fail with the problems that were found."""
+        """Raise AssertionError with the problems that were found after the step ``doing``."""
         raise AssertionError(f"after {doing}:\n{sentence(problems)}")
 
     def teardown(self) -> None:
@@ -514,21 +527,18 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._keep.close()
 
 
-def _replace_fields(material: MaterialInput, **changes: Any) -> MaterialInput:
-    fields = {name: getattr(material, name) for name in material.__dataclass_fields__}
-    return MaterialInput(**{**fields, **changes})
-
-
-def _units(material: MaterialInput) -> list[tuple[int, int, str]]:
+def _list_units(material: MaterialInput) -> list[tuple[int, int, str]]:
+    """Return (start, end, body) of each unit of a material, in order."""
     return [(start, end, body) for (start, end), body in zip(material.units, material.bodies, strict=True)]
 
 
 def _number_from_hash(key: str, place: int) -> float:
-    """Return a number made from a hash that needs all bits of single precision."""
+    """Return a number made from the part ``place`` of a hash in hex; it needs all bits of single precision."""
     return int(key[8 * (place % 8) : 8 * (place % 8) + 8], 16) / 3 / 2**30 - 0.7
 
 
 def _list_differences(noun: str, found: dict[str, Any], expected: dict[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each key with different values; ``noun`` says what the keys identify."""
     for key in sorted(found.keys() | expected.keys()):
         if key not in expected:
             yield f"{noun} {key!r} is still there, or was never given"
@@ -550,7 +560,7 @@ def _copy_files(path: Path, folder: Path) -> None:
 
 
 def _read_user_rows(path: Path) -> list[Any]:
-    """Return the rows of all tables with user data. A table that cannot be read gives its error."""
+    """Return the rows of each table with user data in an index file; for an unreadable table, its error."""
     read: list[Any] = []
     with sqlite.open_readonly(path) as db:
         for table in ("meta", "content", "material", "search_unit", "search_text", "embedding"):
@@ -562,8 +572,10 @@ def _read_user_rows(path: Path) -> list[Any]:
 
 
 def _numbers(vector: bytes) -> tuple[float, ...]:
+    """Unpack a vector of little-endian float32."""
     return struct.unpack(f"<{len(vector) // 4}f", vector)
 
 
 def _has_direction(vector: bytes) -> bool:
+    """Whether a vector is neither zero nor infinite nor NaN, so that it has a cosine distance."""
     return len(vector) % 4 == 0 and 1e-9 < math.hypot(*_numbers(vector)) < 1e9

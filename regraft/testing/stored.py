@@ -116,11 +116,12 @@ def stored_state(path: Path) -> StoredState:
 
 
 def _state_of(db: apsw.Connection) -> StoredState:
-    held = db.execute(
+    """Read the content of an open index file."""
+    rows = db.execute(
         "SELECT m.material_id, m.relative_path, c.text FROM material m"
         " LEFT JOIN content c ON c.content_hash = m.current_content_hash"
     )
-    found = {str(material): (str(path), None if text is None else str(text)) for material, path, text in held}
+    materials = {str(material): (str(path), None if text is None else str(text)) for material, path, text in rows}
     units: dict[str, list[tuple[int, int, str]]] = {}
     for material, start, end, body in db.execute(
         "SELECT u.material_id, u.char_start, u.char_end, t.text FROM search_unit u"
@@ -129,7 +130,7 @@ def _state_of(db: apsw.Connection) -> StoredState:
         units.setdefault(material, []).append((start, end, body))
     embeddings = db.execute("SELECT embedding_text_hash, vector_blob FROM embedding")
     return StoredState(
-        materials=found,
+        materials=materials,
         units=units,
         contents={str(row[0]) for row in db.execute("SELECT text FROM content")},
         embeddings={str(key): as_bytes(vector) for key, vector in embeddings},
@@ -171,7 +172,10 @@ def index_problems(path: Path, base_id: str, *, dimensions: int | None = None) -
 
 
 def inspect_index(path: Path, base_id: str, dimensions: int | None) -> tuple[list[str], StoredState | None]:
-    """Return the problems of an index file and its content. An unreadable file has None as content."""
+    """Return the problems of an index file, as :func:`index_problems` does, and its content.
+
+    The content is None for a file that cannot be read or has a wrong schema.
+    """
     try:
         with sqlite.open_readonly(path) as file, closing(apsw.Connection(":memory:")) as copy:
             with copy.backup("main", file, "main") as backup:
@@ -195,7 +199,11 @@ _known_schemas: dict[tuple[Any, ...], list[str]] = {}
 # --- the schema -----------------------------------------------------------------------------------------------------
 
 
+# Each function named ``…_problems`` yields one sentence for each problem that it finds in the open index file ``db``.
+
+
 def _schema_problems(db: apsw.Connection) -> Iterator[str]:
+    """Yield the problems of the whole schema: tables, indexes, triggers, CHECK constraints. Writes test rows."""
     problems = [*_table_problems(db), *_index_problems(db)]
     present = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'")}
     problems += [f"the trigger {name} is missing" for name in _TRIGGERS if name not in present]
@@ -213,6 +221,7 @@ def _schema_problems(db: apsw.Connection) -> Iterator[str]:
 
 
 def _table_problems(db: apsw.Connection) -> Iterator[str]:
+    """Yield tables whose columns, primary key or foreign keys differ from the format."""
     for table, listed in _COLUMNS.items():
         wanted = dict(one.split() for one in listed.split("; "))
         found = {
@@ -239,6 +248,7 @@ def _table_problems(db: apsw.Connection) -> Iterator[str]:
 
 
 def _index_problems(db: apsw.Connection) -> Iterator[str]:
+    """Yield SQL indexes that are missing or differ from the format."""
     found: dict[str, tuple[str, tuple[str, ...], bool]] = {}
     for table in _COLUMNS:
         for _, name, is_unique, _, is_partial in db.execute(f"PRAGMA index_list('{table}')").fetchall():
@@ -253,7 +263,7 @@ def _index_problems(db: apsw.Connection) -> Iterator[str]:
 
 
 def _insert(db: apsw.Connection, table: str, **changes: Any) -> str | None:
-    """Insert a test row. Return the error if SQLite refuses it, else None."""
+    """Insert a valid row with ``changes`` into a table. Return the error if SQLite refuses it, else None."""
     row = {**_VALID_ROWS[table], **changes}
     try:
         db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", list(row.values()))
@@ -263,6 +273,7 @@ def _insert(db: apsw.Connection, table: str, **changes: Any) -> str | None:
 
 
 def _check_problems(db: apsw.Connection) -> Iterator[str]:
+    """Insert test rows, and yield CHECK constraints that are missing or refuse a valid row."""
     db.execute("DELETE FROM meta")
     for table in _VALID_ROWS:
         for where, column, value in _REFUSED_VALUES:
@@ -275,7 +286,7 @@ def _check_problems(db: apsw.Connection) -> Iterator[str]:
 
 
 def _trigger_problems(db: apsw.Connection) -> Iterator[str]:
-    """Insert two rows and yield where triggers and full-text index differ from the format."""
+    """Insert two rows into ``search_text``, and yield where triggers and full-text index differ from the format."""
     highest: Any = db.execute("SELECT ifnull(max(fts_rowid), 0) FROM search_text").get
     _insert(db, "search_text", text=_PROBE)
     first: Any = db.execute("SELECT fts_rowid FROM search_text WHERE search_text_id = 'probe'").get
@@ -304,6 +315,7 @@ def _trigger_problems(db: apsw.Connection) -> Iterator[str]:
 
 
 def _row_problems(db: apsw.Connection, base_id: str, dimensions: int | None) -> Iterator[str]:
+    """Yield the problems of all rows; ``base_id`` and ``dimensions`` are those expected (None: any dimensions)."""
     for (message,) in db.execute("PRAGMA integrity_check"):
         if message != "ok":
             yield f"PRAGMA integrity_check says: {message}"
@@ -318,6 +330,7 @@ def _row_problems(db: apsw.Connection, base_id: str, dimensions: int | None) -> 
 
 
 def _meta_problems(db: apsw.Connection, base_id: str) -> Iterator[str]:
+    """Yield problems of the row of ``meta``; ``base_id`` is the expected one."""
     rows = db.execute("SELECT id, schema_version, base_id FROM meta").fetchall()
     if len(rows) != 1 or rows[0][0] != 1:
         yield f"meta has the rows {rows} instead of one with id 1"
@@ -329,6 +342,7 @@ def _meta_problems(db: apsw.Connection, base_id: str) -> Iterator[str]:
 
 
 def _type_problems(db: apsw.Connection) -> Iterator[str]:
+    """Yield columns that have a value of another type than declared."""
     for table, listed in _COLUMNS.items():
         for name, kind in (one.split() for one in listed.split("; ")):
             may_be = (kind.rstrip("!").lower(), "" if kind.endswith("!") else "null")
@@ -339,6 +353,7 @@ def _type_problems(db: apsw.Connection) -> Iterator[str]:
 
 
 def _content_problems(db: apsw.Connection) -> Iterator[str]:
+    """Yield contents with a wrong hash or without a material, and materials with an invalid path."""
     for key, text in db.execute("SELECT content_hash, CAST(text AS BLOB) FROM content").fetchall():
         if key != _hash(text):
             yield f"content_hash {_shorten_key(key)} is not the SHA-256 of its text {_text(text)[:30]!r}"
@@ -358,6 +373,7 @@ def _content_problems(db: apsw.Connection) -> Iterator[str]:
 
 
 def _unit_problems(db: apsw.Connection) -> Iterator[str]:
+    """Yield units with a wrong id, number, content, offsets or body, and bodies without a unit."""
     bodies: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     query = "SELECT target_id, search_text_id, CAST(text AS BLOB), embedding_text_hash, fts_rowid FROM search_text"
     for unit, *body in db.execute(query):
@@ -389,6 +405,10 @@ def _unit_problems(db: apsw.Connection) -> Iterator[str]:
 
 
 def _slice_problems(name_of_unit: str, body: bytes, wide: bytes, start: int, end: int) -> Iterator[str]:
+    """Yield a problem if a unit's body is not the text between its offsets.
+
+    ``wide`` is the whole text as UTF-16; ``start`` and ``end`` are offsets in its units. ``body`` is UTF-8.
+    """
     if not 0 <= start <= end <= len(wide) // 2:
         yield f"{name_of_unit} ends beyond its text: {start} to {end} of {len(wide) // 2} UTF-16 units"
     elif wide[2 * start : 2 * end] != _wide(body):
@@ -399,6 +419,10 @@ def _slice_problems(name_of_unit: str, body: bytes, wide: bytes, start: int, end
 def _body_problems(
     name_of_unit: str, unit: str, body_id: str, body: bytes, key: str, fts_rowid: object
 ) -> Iterator[str]:
+    """Yield problems of the row of a unit's body in ``search_text``.
+
+    ``unit`` is the unit's id; ``body_id``, ``body``, ``key`` (hash of the text) and ``fts_rowid`` are the columns.
+    """
     if body_id != _hash(f"search_unit {unit} body".encode()):
         yield f"the search_text_id {_shorten_key(body_id)} of {name_of_unit} does not follow from its row (Identities)"
     if key != _hash(body):
@@ -408,6 +432,7 @@ def _body_problems(
 
 
 def _embedding_problems(db: apsw.Connection, dimensions: int | None) -> Iterator[str]:
+    """Yield bodies without a vector, vectors without a body, and vectors of wrong or different dimensions."""
     hashes = "SELECT embedding_text_hash FROM {}"
     missing = db.execute(f"{hashes.format('search_text')} EXCEPT {hashes.format('embedding')}").fetchall()
     orphans = db.execute(f"{hashes.format('embedding')} EXCEPT {hashes.format('search_text')}").fetchall()
@@ -423,6 +448,7 @@ def _embedding_problems(db: apsw.Connection, dimensions: int | None) -> Iterator
 
 
 def _fts_problems(db: apsw.Connection) -> Iterator[str]:
+    """Yield where the full-text index differs from the bodies."""
     rows = {rowid for (rowid,) in db.execute("SELECT fts_rowid FROM search_text")}
     indexed = {rowid for (rowid,) in db.execute("SELECT id FROM search_text_fts_docsize")}
     db.execute("CREATE VIRTUAL TABLE IF NOT EXISTS temp.words USING fts5vocab(main, search_text_fts, instance)")
@@ -436,7 +462,7 @@ def _fts_problems(db: apsw.Connection) -> Iterator[str]:
 
 
 def _fts_matches(db: apsw.Connection) -> bool:
-    """Compare the full-text index in a copy with the bodies, by FTS5 itself.
+    """Whether the full-text index has the words of the bodies, according to FTS5 itself. ``db`` is a copy.
 
     Some versions of SQLite cut certain texts into different trigrams, for example at NUL. The result of either apsw's
     or Python's SQLite library counts as right.
@@ -470,16 +496,17 @@ def _wide(stored: Any) -> bytes:
 
 
 def _hash(stored: Any) -> str:
-    """Hash a stored text. Unpaired surrogates count as U+FFFD."""
+    """Return the SHA-256 of a stored text in hex. Unpaired surrogates count as U+FFFD."""
     text = _text(stored).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _shorten_key(key: object) -> str:
+    """Return the first characters of an id or hash, for a message."""
     return f"{str(key)[:12]}…"
 
 
 def sentence(problems: Sequence[str], most: int = 5) -> str:
-    """Join problems for a message: the first ones in full, the rest counted."""
+    """Join problems for a message, a line each: the first ``most`` of them, and the number of the others."""
     more = [f"and {len(problems) - most} more"] if len(problems) > most else []
     return "\n".join(f"- {problem}" for problem in [*problems[:most], *more])

@@ -56,6 +56,7 @@ def vectors(dimensions: int, *, degenerate: bool = True) -> st.SearchStrategy[by
     """
 
     def packed(number: st.SearchStrategy[float]) -> st.SearchStrategy[bytes]:
+        """Generate the bytes of vectors whose numbers are drawn from a strategy."""
         numbers = st.lists(number, min_size=dimensions, max_size=dimensions)
         return numbers.map(lambda found: struct.pack(f"<{dimensions}f", *found))
 
@@ -128,10 +129,10 @@ def materials(draw: st.DrawFn, dimensions: int = 4, *, degenerate: bool = True) 
     for body in bodies:
         if parts:
             parts.append(separator)
-            place += _units(separator)
+            place += utf16_len(separator)
         parts.append(body)
-        units.append((place, place + _units(body)))
-        place += _units(body)
+        units.append((place, place + utf16_len(body)))
+        place += utf16_len(body)
     return MaterialInput(
         material_id=draw(st.sampled_from(_IDS)),
         relative_path=draw(st.sampled_from(_PATHS)),
@@ -139,11 +140,6 @@ def materials(draw: st.DrawFn, dimensions: int = 4, *, degenerate: bool = True) 
         units=tuple(units),
         embeddings={identity.text_hash(body): draw(vectors(dimensions, degenerate=degenerate)) for body in bodies},
     )
-
-
-def _units(text: str) -> int:
-    """Return the length of a text in UTF-16 units."""
-    return len(text.encode("utf-16-le")) // 2
 
 
 # --- v2 libraries --------------------------------------------------------------------------------------------------
@@ -259,6 +255,7 @@ class _BaseDrawer:
         self._folders: dict[str, str] = {}
 
     def base(self, needed: Iterable[str]) -> BaseCase:
+        """Draw the base, with a completed item of each needed type (``file``, ``url``…), and further items."""
         for kind in needed:
             self._item(kind, is_needed=True)
         for kind in self._draw(st.lists(st.sampled_from(["file", "url", "note", "directory"]), max_size=5)):
@@ -291,7 +288,7 @@ class _BaseDrawer:
     # --- items -----------------------------------------------------------------------------------------------------
 
     def _item(self, kind: str, *, is_needed: bool = False) -> None:
-        """Add an item. With ``is_needed`` it is completed and has a file and a text."""
+        """Draw an item of the type ``kind`` and add it; with ``is_needed``, a completed one with a file and a text."""
         draw = self._draw
         created = draw(_TIMES)
         item_id = identity.item_id(self._legacy_id, str(len(self._items)), created)
@@ -324,7 +321,7 @@ class _BaseDrawer:
         )
 
     def _directory(self, item_id: str, status: str) -> dict[str, str]:
-        """Draw the data of a folder."""
+        """Draw the column ``data`` of a folder, and let later items be in it if it is completed."""
         data = {"source": f"/home/user/{self._text()}"}
         prefix = ""
         if self._draw(st.booleans()):
@@ -336,7 +333,10 @@ class _BaseDrawer:
         return data
 
     def _file(self, item_id: str, folder: str | None, is_indexed: bool, is_needed: bool) -> dict[str, str]:
-        """Draw the data of a file, and the file itself."""
+        """Draw the column ``data`` of a file item, the file itself, and its text if it is indexed.
+
+        ``folder`` is the id of the folder item that it is in.
+        """
         path = self._path(folder, ".pdf")
         if folder is not None and not is_needed and self._draw(st.booleans()):
             path = item_id  # virtual: the files of a migrated folder are not in raw/
@@ -354,7 +354,10 @@ class _BaseDrawer:
     def _page_or_note(
         self, kind: str, item_id: str, folder: str | None, is_indexed: bool, is_needed: bool
     ) -> dict[str, str]:
-        """Draw the data of a page or note, and its snapshot."""
+        """Draw the column ``data`` of a url or note, and its text and snapshot if it is indexed.
+
+        ``folder`` is the id of the folder item that it is in.
+        """
         source = f"https://example.com/{len(self._items)}" if kind == "url" else self._text()
         path = self._path(folder, ".md")
         content = self._add_material(item_id, path, is_needed) if is_indexed else self._draw(texts())
@@ -366,18 +369,18 @@ class _BaseDrawer:
         return data
 
     def _text(self) -> str:
-        """Return a text that is not blank."""
+        """Draw a text that is not blank."""
         return f"{self._draw(texts(max_size=12))} {len(self._items)}"
 
     def _path(self, folder: str | None, extension: str) -> str:
-        """Return a path that differs from all others, also without case and after normalization."""
+        """Draw a path below ``raw/`` for a file in a folder item; no other has it, in any case and normalization."""
         stem = self._draw(st.sampled_from(_STEMS))
         return f"{self._folders.get(folder or '', '')}{stem} {len(self._items)}{extension}"
 
     # --- texts -----------------------------------------------------------------------------------------------------
 
     def _add_material(self, item_id: str, path: str, is_needed: bool) -> str:
-        """Add a material and return its content."""
+        """Draw a material for an item and add it; return its content. With ``is_needed`` it has a body of its own."""
         material = self._draw(materials(self._dimensions, degenerate=False))
         material = replace(material, material_id=item_id, relative_path=path)
         if is_needed:
@@ -479,6 +482,7 @@ class _V1Drawer:
         self.rows: dict[str, list[V1Row]] = {}
 
     def base(self, base_id: str) -> dict[str, Any]:
+        """Draw a base: return it as Redux has it, and add the rows of its vector file, its notes and uploads."""
         kinds = self._draw(st.lists(st.sampled_from(["file", "url", "note"]), max_size=4))
         self.rows[base_id] = []
         items = [getattr(self, f"_{kind}")(f"{base_id} {place}") for place, kind in enumerate(kinds)]
@@ -503,6 +507,7 @@ class _V1Drawer:
         }
 
     def _item(self, item_id: str, kind: str, loader_id: str, content: object) -> dict[str, Any]:
+        """Draw an item of v1 as Redux has it; ``loader_id`` is that of its rows in the vector file."""
         return {
             "id": item_id,
             "type": kind,
@@ -515,7 +520,7 @@ class _V1Drawer:
         }
 
     def _file(self, item_id: str) -> dict[str, Any]:
-        """Draw a file item of v1, and its upload."""
+        """Draw a file item of v1, and add its upload."""
         file_id = hashlib.md5(item_id.encode(), usedforsecurity=False).hexdigest()
         raw = self._draw(st.binary(max_size=20))
         self.uploads[f"{file_id}.md"] = raw
@@ -535,18 +540,20 @@ class _V1Drawer:
         return self._item(item_id, "file", f"LocalPathLoader_{digest}", metadata)
 
     def _url(self, item_id: str) -> dict[str, Any]:
+        """Draw a url item of v1."""
         address = f"https://example.com/{item_id.replace(' ', '-')}"
         digest = hashlib.md5(address.encode(), usedforsecurity=False).hexdigest()
         return self._item(item_id, "url", f"WebLoader_{digest}", address)
 
     def _note(self, item_id: str) -> dict[str, Any]:
+        """Draw a note item of v1, and add the note."""
         text = f"{self._draw(javascript_texts())} {item_id}"
         digest = hashlib.md5(item_id.encode(), usedforsecurity=False).hexdigest()
         self.notes.append({"id": item_id, "content": text})
         return self._item(item_id, "note", f"NoteLoader_{digest}", "")
 
     def _row(self, loader_id: str, number: int, body: str, source: str) -> V1Row:
-        """Draw a row of a vector file."""
+        """Draw a row of a vector file: the chunk ``number`` of a loader, with the text ``body``."""
         return V1Row(
             id=f"{loader_id}_{number}",
             body=body,

@@ -102,7 +102,7 @@ def test_every_field_is_known_and_has_a_right_example(written):
         assert {field.name for field in settings_fields(kind).values()} == set(kind.__struct_fields__) - {"name"}
         needed = "openai" if provider == "openai" else "local\n    path: p"
         for field in settings_fields(kind).values():
-            advice = config._advice(field).partition("`")[2].rstrip("`")
+            advice = config._show_example(field).partition("`")[2].rstrip("`")
             text = one("", needed) if field.name in needed else one(f"    {advice}\n", needed)
             if field.name != "model" and provider == "openai":
                 text += "    model: m\n"
