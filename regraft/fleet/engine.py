@@ -32,12 +32,15 @@ _RESERVED_SHARE = 0.1
 
 
 def planned_memory(source_bytes: int, cores: int) -> int:
-    """Estimate the most memory that a library needs, in bytes."""
+    """Estimate the most memory that the processes of one library need, in bytes.
+
+    ``source_bytes`` is the size of its source, ``cores`` the number of cores that it gets.
+    """
     return _PROCESS_BYTES + _HELPER_BYTES * (cores - 1) + source_bytes // _SOURCE_BYTES_PER_BYTE
 
 
 def available_memory() -> int:
-    """Return the memory for more processes, in bytes; 1 TiB if the system does not tell."""
+    """Return how many bytes of memory this machine has left for more processes; 1 TiB if the system does not tell."""
     found = [1 << 40]
     with suppress(OSError, ValueError, AttributeError):
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -135,15 +138,15 @@ class Pool(Protocol):
 
     @property
     def count(self) -> int:
-        """The cores that libraries share."""
+        """The number of cores that all libraries share."""
 
     @property
     def slots(self) -> int:
-        """The most cores that started tasks may ask for in total."""
+        """The maximum of the cores that the started tasks may ask for in total."""
 
     @property
     def memory(self) -> int:
-        """The most memory that started tasks may ask for in total, in bytes."""
+        """The maximum of the memory that the started tasks may ask for in total, in bytes."""
 
     def start_task(self, task: Task) -> None:
         """Start a task. OSError: no process can be started."""
@@ -202,34 +205,40 @@ class Schedule:
                 time.sleep(seconds)
                 continue
             for number, ended in self.pool.answers(seconds):
-                one, self.ended_at = self.running.pop(number), time.monotonic()
-                result = self._finish(one, ended)
+                attempt, self.ended_at = self.running.pop(number), time.monotonic()
+                result = self._finish(attempt, ended)
                 if result is not None:
                     # Start the next task before the caller stores this result.
                     self._start_tasks()
-                    yield self.tasks[one.place], result
+                    yield self.tasks[attempt.place], result
             self._on_poll()
 
-    def _finish(self, one: Attempt, ended: TaskResult) -> TaskResult | None:
-        """Return the result of a task after its last attempt; None: another attempt was put in the queue."""
-        is_after_kill = one.is_after_kill or ended.is_after_kill
+    def _finish(self, attempt: Attempt, ended: TaskResult) -> TaskResult | None:
+        """Return the final result of a task of which an attempt has ended; None: another attempt was put in the queue.
+
+        ``ended`` is the result of this attempt.
+        """
+        is_after_kill = attempt.is_after_kill or ended.is_after_kill
         result = msgspec.structs.replace(
-            ended, seconds=ended.seconds or self.ended_at - one.at, attempts=one.number, is_after_kill=is_after_kill
+            ended,
+            seconds=ended.seconds or self.ended_at - attempt.at,
+            attempts=attempt.number,
+            is_after_kill=is_after_kill,
         )
-        if one.number >= self._attempts or not (ended.status is None or self._is_retried(result)):
+        if attempt.number >= self._attempts or not (ended.status is None or self._is_retried(result)):
             return result
         again = msgspec.structs.replace(
-            one,
-            at=self.ended_at + max(self._pause * 2 ** (one.number - 1), ended.wait_seconds),
-            number=one.number + 1,
+            attempt,
+            at=self.ended_at + max(self._pause * 2 ** (attempt.number - 1), ended.wait_seconds),
+            number=attempt.number + 1,
             is_after_kill=is_after_kill or ended.status is None,
         )
         heappush(self.waiting, again)
-        self._on_retry(self.tasks[one.place], result)
+        self._on_retry(self.tasks[attempt.place], result)
         return None
 
     def _start_tasks(self) -> float:
-        """Start as many waiting tasks as fit and are due; returns the seconds to wait for a result."""
+        """Start as many waiting tasks as fit and are due; return the seconds to wait for results."""
         now, waiting, pool = time.monotonic(), self.waiting, self.pool
         running = [self.tasks[one.place] for one in self.running.values()]
         cores, memory = sum(task.cores for task in running), sum(task.memory for task in running)
@@ -289,7 +298,7 @@ class LocalPool:
 
 
 def kill_reason(exit_status: int | None) -> str:
-    """Describe how a process ended that was killed, in English as all results; negative statuses are signals."""
+    """Describe how a killed process ended by its exit status (negative: a signal), in English as all results are."""
     if exit_status == -9:
         return "the process was killed (SIGKILL), as systems do when memory is full"
     if exit_status is not None and exit_status < 0:

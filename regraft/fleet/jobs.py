@@ -78,7 +78,7 @@ class LibraryJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def written(self) -> StoragePath | None:
-        """What the command changes in object storage, if anything."""
+        """The source or target that the command changes, if it is in object storage; otherwise None."""
         changed = self.source if self.form.changes else self.target
         return storage_path(changed) if changed and is_url(changed) and not self.options.is_dry else None
 
@@ -91,7 +91,7 @@ RunCommand = Callable[[LibraryJob], TaskResult]
 
 
 def run_library_job(job: LibraryJob, run: RunCommand) -> TaskResult:
-    """Run a job, with copies of what is in object storage, and return its result."""
+    """Run a job with ``run``, on local copies of what is in object storage, and return its result."""
     if not is_url(job.source) and not is_url(job.target):
         return run(job)
     begun = time.monotonic()
@@ -120,14 +120,17 @@ def run_library_job(job: LibraryJob, run: RunCommand) -> TaskResult:
 
 
 def failed_result(error: RegraftError) -> TaskResult:
-    """Return the result of a library whose command failed, or whose output could not be published."""
+    """Return the result of a library whose command, or whose publication in object storage, failed with an error."""
     wait = float(str(error.facts["seconds"])) if isinstance(error, LibraryHeld) else 0.0
     said = TaskError(code=error.code, message=str(error))
     return TaskResult(status=error.exit_status, error=said, wait_seconds=wait)
 
 
 def _run_with_copies(job: LibraryJob, folder: Path, urls: dict[str, str], run: RunCommand) -> TaskResult:
-    """Fetch source and target to a folder, run the command, and publish what it wrote; ``urls`` maps copies to URLs."""
+    """Copy source and target of a job into ``folder``, run its command with ``run``, and publish what that wrote.
+
+    The path of each copy is added to ``urls`` with the URL that it was copied from.
+    """
     is_file, written, version = bool(job.form.ending), job.written, versions.NO_VERSION
     paths = {"source": job.source, "target": job.target}
     with nullcontext() if written is None or is_file else versions.hold_lease(written, job.fleet):
@@ -157,7 +160,10 @@ def _run_with_copies(job: LibraryJob, folder: Path, urls: dict[str, str], run: R
 
 
 def _fetch(remote: StoragePath, copy: Path, *, is_file: bool) -> Version:
-    """Copy a file, or else a library unless it has to be a file; returns its version. SourceNotFound: it is missing."""
+    """Copy a file or library from object storage to the path ``copy``, and return the version of a library.
+
+    With ``is_file``, a library is not copied. SourceNotFound: there is nothing.
+    """
     size = remote.size()
     if size is None:
         if is_file:

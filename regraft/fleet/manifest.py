@@ -74,14 +74,14 @@ def read_manifest(manifest: str, targets: str | None, ending: str, *, needs_targ
     WrongUsage: the manifest is not valid, is empty, or has an invalid name. :func:`demand_apart` finds paths that are
     used twice. StorageFailed, StorageRefused, OSError: it cannot be read.
     """
-    found = [_with_target(library, targets, ending, needs_target) for library in _read(manifest)]
-    if not found:
+    libraries = [_add_target(library, targets, ending, needs_target) for library in _read(manifest)]
+    if not libraries:
         raise WrongUsage(problem=tr("{manifest} has no libraries", manifest=manifest), hint=_HINT)
-    for library in found:
+    for library in libraries:
         if not is_name(f"{library.source}{library.target}"):
             problem = tr("{name} is not valid UTF-8", name=printable(library.source, LONGEST_NAME))
             raise WrongUsage(problem=problem, hint=tr("run the command on this library alone"))
-    return found
+    return libraries
 
 
 _HINT = tr('give a folder of sources, a pattern like "backups/*.zip", or a table: .csv, .jsonl or .parquet')
@@ -105,11 +105,12 @@ def _read(manifest: str) -> Iterator[Library]:
 
 
 def _list_sources(names: Iterable[str]) -> Iterator[Library]:
+    """Yield a library for each source, given by its path, in sorted order."""
     return (Library(source=_absolute_name(name)) for name in sorted(names))
 
 
 def _read_storage(url: str) -> Iterator[Library]:
-    """Yield the libraries of a URL: those that match a pattern, rows of a table, or entries of a folder."""
+    """Yield the libraries of a manifest in object storage: a pattern, a table, or a folder of sources."""
     place = storage_path(url)
     if glob.has_magic(url) and ("*" in url or "?" in url or not place.entries()):
         found = place.matches()
@@ -138,13 +139,16 @@ def _local_path(name: str, *, windows: bool = os.name == "nt") -> str:
 
 
 def _read_table(name: str, folder: str, file: Any) -> Iterator[Library]:
-    """Yield the libraries of a table (parquet, csv or JSON lines); ``folder`` resolves relative names."""
+    """Yield the libraries of an open table: Parquet, CSV or JSON lines, by the ending of its path ``name``.
+
+    Names in it are relative to ``folder``. WrongUsage: a row is not valid.
+    """
     kind, number = name.lower().rpartition(".")[2], 0
 
-    def count(found: Iterable[Any]) -> Iterator[Any]:
+    def count(lines: Iterable[Any]) -> Iterator[Any]:
         """Yield lines or rows, and count them, to name the one with an error."""
         nonlocal number
-        for number, one in enumerate(found, 1):  # noqa: B007 - where an error is
+        for number, one in enumerate(lines, 1):  # noqa: B007 - where an error is
             yield one
 
     try:
@@ -164,7 +168,7 @@ def _read_table(name: str, folder: str, file: Any) -> Iterator[Library]:
 
 
 def _csv_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a CSV file without empty values; raises ValueError if columns are inconsistent."""
+    """Yield the rows of a CSV file by column, without empty values; raise ValueError if columns are inconsistent."""
     reader = csv.DictReader((line.decode("utf-8-sig") for line in file), strict=True)
     names = list(reader.fieldnames or ())
     for name in names:
@@ -177,6 +181,7 @@ def _csv_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _parquet_rows(file: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Parquet file by column, without NULL."""
     _, parquet = import_arrow()
     for batch in parquet.ParquetFile(file).iter_batches():
         for row in batch.to_pylist():
@@ -184,7 +189,7 @@ def _parquet_rows(file: Any) -> Iterator[dict[str, Any]]:
 
 
 def _library(row: dict[str, Any], folder: str) -> Library:
-    """Convert a row of a table, whose relative names are relative to its folder; ValueError if it is invalid."""
+    """Convert a row of a table to a library; names in it are relative to ``folder``. ValueError: it is not valid."""
     extra = {name: row[name] for name in sorted(row.keys() - set(COLUMNS))}
     for name in extra:
         if meant := difflib.get_close_matches(name.lower(), COLUMNS, 1, 0.8):
@@ -206,7 +211,10 @@ def _library(row: dict[str, Any], folder: str) -> Library:
 
 
 def _absolute_name(name: str, folder: str = "") -> str:
-    """Make a name absolute, which may be relative to a folder or its URL, so that any process can use it."""
+    """Return the absolute form of a path or URL, so that any process can use it.
+
+    A relative one is below ``folder`` (a path or URL; empty: the working directory).
+    """
     own = _local_path(name)
     if _ANY_URL.match(folder) and not _ANY_URL.match(own):
         own = f"{folder.rstrip('/')}/{own.removeprefix('./')}"
@@ -215,8 +223,11 @@ def _absolute_name(name: str, folder: str = "") -> str:
     return str(Path(folder, own).absolute())
 
 
-def _with_target(library: Library, targets: str | None, ending: str, needs_target: bool) -> Library:
-    """Give a library a target below ``targets`` if the command needs one; raises WrongUsage if it cannot have one."""
+def _add_target(library: Library, targets: str | None, ending: str, needs_target: bool) -> Library:
+    """Return a library with a target in the folder ``targets`` if the command needs one and the manifest names none.
+
+    ``ending`` is the suffix of its name. WrongUsage: it cannot have a target, or has one that is not needed.
+    """
     if needs_target is (library.target is not None):
         return library
     if not needs_target:
@@ -233,7 +244,7 @@ def _with_target(library: Library, targets: str | None, ending: str, needs_targe
 
 
 def _library_name(library: Library) -> str:
-    """Return the name of a library: that of its folder, or of its archive without the suffix."""
+    """Return the name of a library for its target: that of its folder, or of its archive without the suffix."""
     if is_url(library.source):
         remote = PurePosixPath(library.source.rstrip("/"))
         return remote.stem if library.bytes is not None or remote.suffix.lower() in _ARCHIVES else remote.name
@@ -246,18 +257,18 @@ def is_name(name: str) -> bool:
     return replace_surrogates(name) == name and "\0" not in name
 
 
-def source_sizes(found: Iterable[Library]) -> list[int]:
-    """Return the sizes of libraries in bytes; 0 for those that cannot be read."""
-    names, known = iter(found), list[int]()
+def source_sizes(libraries: Iterable[Library]) -> list[int]:
+    """Return the size of the source of each library in bytes; 0 if it cannot be read."""
+    left, sizes = iter(libraries), list[int]()
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         # In chunks: every submitted library is held in memory until it is answered.
-        while some := list(islice(names, _TOGETHER)):
-            known.extend(threads.map(_size, some))
-    return known
+        while some := list(islice(left, _TOGETHER)):
+            sizes.extend(threads.map(_size, some))
+    return sizes
 
 
 def _size(library: Library) -> int:
-    """Return the size of a library in bytes; 0 if it cannot be read."""
+    """Return the size of the source of a library in bytes; 0 if it cannot be read."""
     if library.bytes is not None:
         return library.bytes
     if not is_url(library.source):
@@ -268,19 +279,23 @@ def _size(library: Library) -> int:
     return 0
 
 
-def demand_apart(found: Iterable[Library], own: Iterable[Path]) -> None:
-    """Raise WrongUsage if a source or target is used twice or is inside a target, or a file of ``own`` inside any."""
+def demand_apart(libraries: Iterable[Library], own: Iterable[Path]) -> None:
+    """Raise WrongUsage if a source or target of the libraries is used twice or is inside a target.
+
+    Also if one of ``own``, the files that the fleet itself writes, is inside a source or target.
+    """
     #: The real path of each folder, since many libraries are in the same one.
     folders: dict[str, str] = {}
     targets, sources = set[str](), set[str]()
 
     def note(name: str, seen: set[str], problem: str) -> None:
+        """Add the real path of ``name`` to ``seen``; raise WrongUsage with ``problem`` if it is there already."""
         path = disk_name(_real_name(name, folders))
         if path in seen:
             raise WrongUsage(problem=problem.format(name=printable(name, LONGEST_NAME)), hint=tr("list each one once"))
         seen.add(path)
 
-    for one in found:
+    for one in libraries:
         note(one.source, sources, tr("{name} is used twice"))
         if one.target is not None:
             note(one.target, targets, tr("{name} is the target of two libraries"))
@@ -298,15 +313,18 @@ def demand_apart(found: Iterable[Library], own: Iterable[Path]) -> None:
             raise WrongUsage(problem=problem, hint=tr("use another folder"))
 
 
-def demand_clients(found: Iterable[Library]) -> None:
-    """Raise WrongUsage if the client of a kind of object storage in use is not installed."""
-    names = (name for one in found for name in (one.source, one.target))
+def demand_clients(libraries: Iterable[Library]) -> None:
+    """Raise WrongUsage if the libraries are in a kind of object storage whose client is not installed."""
+    names = (name for one in libraries for name in (one.source, one.target))
     for kind in sorted({name.partition("://")[0] for name in names if name is not None and is_url(name)}):
         demand_client(kind)
 
 
 def _real_name(name: str, folders: dict[str, str]) -> str:
-    """Return the real path of a name with ``/`` as separator; URLs give names that no path can have."""
+    """Return the real path of a source or target with ``/`` as separator; for a URL, a name that no path can have.
+
+    ``folders`` caches the real paths of folders.
+    """
     if is_url(name):
         return f"//{'/'.join(storage_path(name).parts)}"
     folder, last = os.path.split(name)

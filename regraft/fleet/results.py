@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -109,7 +109,7 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     extra: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError if the JSON objects of counts are none."""
+        """Raise ValueError if ``skipped`` or ``findings`` is not a JSON object of counts."""
         counts_of(self.skipped)
         counts_of(self.findings)
 
@@ -123,7 +123,10 @@ def counts_of(text: str | None) -> dict[str, int]:
 
 
 def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -> list[ResultRow]:
-    """Return the rows of a library that has ended: its own first, then one for each base."""
+    """Return the rows of a library that has ended: its own first, then one for each base.
+
+    ``task`` is its last task, ``command`` the command that was run on it, and ``ended`` the result of that.
+    """
     error, summary = ended.error, ended.summary or LibrarySummary()
     own = ResultRow(
         library=task.number,
@@ -168,7 +171,7 @@ _OF_LIBRARY = dict.fromkeys(("exit_status", "attempts", "seconds", "options", "h
 
 
 def to_json(value: object) -> str | None:
-    """Encode a value of a row that is JSON; None stays None."""
+    """Encode a value as JSON, for a column of :class:`ResultRow`; None stays None."""
     return None if value is None else msgspec.json.encode(value, order="sorted").decode()
 
 
@@ -181,14 +184,24 @@ def is_json_lines(results: Path) -> bool:
 
 
 def journal_path(results: Path) -> Path:
-    """Return the path of the journal."""
+    """Return the path of the journal, the file that has the results of a fleet until all libraries have ended."""
     return results.with_name(f"{results.name}.journal")
 
 
-def result_files(results: Path) -> tuple[Path, ...]:
-    """Return all files that a fleet writes: the results, the journal, its new version, and its lock."""
+class ResultFiles(NamedTuple):
+    """All files that a fleet writes."""
+
+    results: Path
+    journal: Path
+    part: Path  # a new version of the journal or the results, until it is complete
+    lock: Path
+
+
+def result_files(results: Path) -> ResultFiles:
+    """Return the paths of all files that a fleet writes, from that of its results."""
     journal = journal_path(results)
-    return results, journal, *(journal.with_name(f"{journal.name}.{name}") for name in ("new", "lock"))
+    part, lock = (journal.with_name(f"{journal.name}.{name}") for name in ("new", "lock"))
+    return ResultFiles(results=results, journal=journal, part=part, lock=lock)
 
 
 def is_unused(journal: Path) -> bool:
@@ -198,11 +211,11 @@ def is_unused(journal: Path) -> bool:
 
 @contextmanager
 def lock_results(results: Path) -> Iterator[None]:
-    """Lock the results against other processes; raises WrongUsage if another one holds the lock."""
+    """Lock the results against other processes within the context; raise WrongUsage if another one holds the lock."""
     with ExitStack() as held:
         # Only here: a lock that the work finds held is another one.
         try:
-            held.enter_context(lock_files.hold_lock(result_files(results)[3]))
+            held.enter_context(lock_files.hold_lock(result_files(results).lock))
         except lock_files.LockHeld as error:
             problem = tr("another regraft process is using {path}", path=results)
             raise WrongUsage(problem=problem, hint=tr("wait for it, or use another file")) from error
@@ -224,28 +237,32 @@ class Journal:
     """
 
     def __init__(self, results: Path, order: FleetOrder, done: Iterable[list[ResultRow]] = ()) -> None:
-        _, path, new, _ = result_files(results)
-        self.rows = KnownRows(len(order.libraries), path)
+        files = result_files(results)
+        self.rows = KnownRows(len(order.libraries), files.journal)
         self._is_flushed = True
-        with _replace_file(path, new) as self._file:
+        with _replace_file(files.journal, files.part) as self._file:
             self._write(order)
             for rows in done:
                 self._write(rows)
-        with writable.allow_writes(path.parent, entries_only=True):
-            self._file = durable.open_binary(path, "ab")
+        with writable.allow_writes(results.parent, entries_only=True):
+            self._file = durable.open_binary(files.journal, "ab")
 
     def add(self, rows: list[ResultRow]) -> None:
-        """Add the rows of a library. They survive a kill at once, and a power cut after :meth:`flush`."""
+        """Add the rows of a library that has ended.
+
+        They survive a kill from now on, and a power cut after :meth:`flush`.
+        """
         self._write(rows)
         self._file.flush()
         self._is_flushed = False
 
     def note_start(self, task: Task, attempt: int) -> None:
-        """Add that an attempt has started; a power cut may lose it."""
+        """Add a line that says that an attempt of a task has started; a power cut may lose it."""
         self._write(StartedLine(started=task.number, attempt=attempt, at=identity.iso_time(identity.now_ms())))
         self._file.flush()
 
     def _write(self, line: FleetOrder | list[ResultRow] | StartedLine) -> None:
+        """Write a line; note in :attr:`rows` where the rows of a library begin."""
         if isinstance(line, list):
             self.rows.note(line, self._file.tell())
         self._file.write(msgspec.json.encode(line) + b"\n")
@@ -287,11 +304,14 @@ class KnownRows(Mapping[int, list[ResultRow]]):
         self.started: dict[int, StartedLine] = {}
 
     def ending(self, number: int) -> Ending | None:
-        """Return why a library is left, or None if it succeeded."""
+        """Return why the library with this number has not succeeded, or None if it has."""
         return self._endings.get(number, "unfinished")
 
     def note(self, rows: list[ResultRow], position: int) -> None:
-        """Note where the rows of a library begin in the file; raises ValueError if they are not those of one."""
+        """Note that the rows of a library are in the line of the file that begins at ``position``.
+
+        ValueError: they are not those of one library of this fleet.
+        """
         number = rows[0].library if rows else -1
         if not 0 <= number < self._count or any(row.library != number for row in rows):
             raise ValueError(tr("there is no library {number:,}", number=number))
@@ -361,7 +381,7 @@ _LINE = msgspec.json.Decoder(list[ResultRow])
 
 
 def _read_journal(path: Path) -> tuple[FleetOrder, KnownRows]:
-    """Read a journal: its order, and the libraries started and finished. Torn lines are ignored."""
+    """Read a journal: the order of its fleet, and the libraries started and finished. Torn lines are ignored."""
     with links.open_for_reading(path) as file:
         first = file.readline()
         order, position = msgspec.json.decode(first, type=FleetOrder), len(first)
@@ -379,7 +399,10 @@ def _read_journal(path: Path) -> tuple[FleetOrder, KnownRows]:
 
 
 def _read_finished(path: Path) -> tuple[FleetOrder, KnownRows]:
-    """Read results that are complete, whatever their name is: as the lines that a journal would have."""
+    """Read complete results, Parquet or JSON Lines: the order of the fleet, and the rows of each library.
+
+    The rows are kept in a temporary file, as the lines that a journal would have. ValueError: they are not valid.
+    """
     if not path.is_file():
         raise ValueError(tr("it is a folder") if path.is_dir() else tr("it is a pipe, a socket or a device"))
     libraries: list[Library] = []
@@ -405,7 +428,7 @@ def _read_finished(path: Path) -> tuple[FleetOrder, KnownRows]:
 
 
 def _read_parquet(file: Any) -> tuple[FleetOrder, Iterator[ResultRow]]:
-    """Return the order in the metadata of a Parquet file, and its rows."""
+    """Return the order of a fleet, which a Parquet file has in its metadata, and all rows."""
     _, parquet = import_arrow()
     table = parquet.ParquetFile(file)
     about = (table.schema_arrow.metadata or {}).get(_ORDER_KEY)
@@ -420,11 +443,13 @@ def _read_parquet(file: Any) -> tuple[FleetOrder, Iterator[ResultRow]]:
 
 
 class _FirstLine(msgspec.Struct, frozen=True):
+    """The first line of results in JSON Lines, without the columns of its row."""
+
     fleet: FleetOrder
 
 
 def _read_lines(file: Any) -> tuple[FleetOrder, Iterator[ResultRow]]:
-    """Return the order in the first line of JSON Lines, beside the columns of the first library, and the rows."""
+    """Return the order of a fleet, which the first line of JSON Lines has as a further column, and all rows."""
     first = file.readline()
     order = msgspec.json.decode(first, type=_FirstLine).fleet
     return order, (msgspec.json.decode(line, type=ResultRow) for line in chain([first], file))
@@ -434,19 +459,19 @@ def _read_lines(file: Any) -> tuple[FleetOrder, Iterator[ResultRow]]:
 
 
 def write_results(results: Path, order: FleetOrder, rows: Mapping[int, list[ResultRow]]) -> None:
-    """Write the results, replacing existing ones, and remove the journal."""
+    """Write the rows of all libraries of a fleet to the file of results, replacing it, and remove the journal."""
     # Without the libraries, which the rows have: metadata of 100 MB could not be read any more.
     stored = msgspec.structs.replace(order, libraries=())
     every = (row for number in range(len(order.libraries)) for row in rows[number])
-    _, journal, part, _ = result_files(results)
-    with _replace_file(results, part) as file:
+    files = result_files(results)
+    with _replace_file(results, files.part) as file:
         (_write_lines if is_json_lines(results) else _write_parquet)(file, every, stored)
     with writable.allow_writes(results.parent, entries_only=True):
-        durable.remove(journal, missing_ok=True)
+        durable.remove(files.journal, missing_ok=True)
 
 
 def export_results(path: Path, rows: Mapping[int, list[ResultRow]]) -> None:
-    """Write the rows that are known to a new file, as CSV or, if its name ends in ``.jsonl``, as JSON Lines."""
+    """Write the rows of libraries to a file, as CSV or, if its name ends in ``.jsonl``, as JSON Lines."""
     every = (row for number in rows for row in rows[number])
     with _replace_file(path, path.with_name(f"{path.name}.new")) as file:
         (_write_lines if is_json_lines(path) else _write_csv)(file, every)
@@ -468,7 +493,7 @@ def _replace_file(path: Path, part: Path) -> Iterator[Any]:
 
 
 def _write_lines(file: Any, rows: Iterable[ResultRow], order: FleetOrder | None = None) -> None:
-    """Write rows as JSON lines; the order, if given, is added to the first."""
+    """Write rows as JSON Lines; the order of the fleet, if given, is added to the first."""
     for row in rows:
         first = {} if order is None else {"fleet": order}
         file.write(msgspec.json.encode(msgspec.structs.asdict(row) | first) + b"\n")
@@ -476,6 +501,7 @@ def _write_lines(file: Any, rows: Iterable[ResultRow], order: FleetOrder | None 
 
 
 def _write_parquet(file: Any, rows: Iterable[ResultRow], order: FleetOrder) -> None:
+    """Write rows as Parquet, with the order of the fleet in the metadata."""
     pa, parquet = import_arrow()
     kinds = {"int": pa.int64(), "Count": pa.int64(), "float": pa.float64(), "str": pa.string()}
     fields = [pa.field(name, kinds[kind.split(" ")[0]]) for name, kind in ResultRow.__annotations__.items()]
@@ -487,6 +513,7 @@ def _write_parquet(file: Any, rows: Iterable[ResultRow], order: FleetOrder) -> N
 
 
 def _write_csv(file: Any, rows: Iterable[ResultRow]) -> None:
+    """Write rows as CSV; no text in it is a formula for a spreadsheet."""
     text = io.TextIOWrapper(file, "utf-8", "backslashreplace", newline="")
     table = csv.writer(text)
     table.writerow(ResultRow.__struct_fields__)

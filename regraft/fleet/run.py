@@ -82,11 +82,13 @@ class Fleet(msgspec.Struct, kw_only=True):
 
     @property
     def left(self) -> list[int]:
-        """The numbers of the libraries that this run processes."""
+        """The numbers in the manifest of the libraries that this run processes."""
         return unsuccessful_libraries(self.order, self.known, self.only)
 
     def run(self, run: Run, watch: Watch = lambda _: None) -> FleetReport:
         """Run the command on all libraries that are left, write the results, and report on all libraries.
+
+        ``run`` is this run of regraft, for the report; ``watch`` is called with the row of each library that has ended.
 
         Interrupted: before there was anything to continue with. FleetInterrupted, FleetRefused: libraries that ended
         are in the journal. OSError: the results cannot be written, or no process can be started.
@@ -115,11 +117,11 @@ class Fleet(msgspec.Struct, kw_only=True):
         return self.report(run)
 
     def lock(self) -> AbstractContextManager[None]:
-        """Lock the results; a dry run has none."""
+        """Return a context in which the results are locked against other processes; a dry run has none."""
         return nullcontext() if self.dry_run else results.lock_results(self.path)
 
     def report(self, run: Run) -> FleetReport:
-        """Report on all libraries."""
+        """Make the report on all libraries, for this run of regraft."""
         return make_report(FleetReport, run, self._tally, len(self.order.libraries))
 
     def work(self) -> None:
@@ -141,10 +143,14 @@ class Fleet(msgspec.Struct, kw_only=True):
 
     @contextmanager
     def opened(self, left: list[int]) -> Iterator[Pool | None]:
-        """Open the pool if libraries are ``left``, and the journal with all known rows; those of others are counted."""
+        """Open the pool, and the journal with all rows of earlier runs; yield the pool, or None without libraries.
+
+        ``left`` are the numbers of the libraries to process; the results of all others are counted now.
+        """
         again = set(left)
 
         def known_rows() -> Iterator[list[ResultRow]]:
+            """Yield the rows of each library that ended in an earlier run; count those that are not repeated."""
             for number, rows in self.known.items():
                 if number not in again:
                     self._tally.add(rows)
@@ -162,7 +168,7 @@ class Fleet(msgspec.Struct, kw_only=True):
             yield pool
 
     def make_job(self, number: int, cores: int = 1) -> LibraryJob:
-        """Make the job of a library."""
+        """Make the job of a library, given by its number, which gets a number of cores."""
         order, library = self.order, self.order.libraries[number]
         options = self.parse(order.command, (*order.options, *library.options))
         return LibraryJob(
@@ -175,14 +181,14 @@ class Fleet(msgspec.Struct, kw_only=True):
         )
 
     def measure(self, numbers: list[int]) -> dict[int, int]:
-        """Map libraries to their sizes in bytes."""
+        """Map the numbers of libraries to the sizes of their sources in bytes."""
         sizes = manifest.source_sizes(self.order.libraries[number] for number in numbers)
         return dict(zip(numbers, sizes, strict=True))
 
     def run_jobs(
         self, pool: Pool | None, sizes: Mapping[int, int], job: Callable[[int, int], Any], *, notes_starts: bool = True
     ) -> Iterator[tuple[Task, TaskResult]]:
-        """Run a job for each library, and yield how each ends.
+        """Run a job for each library, and yield the task and the result of each when it ends.
 
         Args:
             pool: the processes; None without libraries.
@@ -201,7 +207,7 @@ class Fleet(msgspec.Struct, kw_only=True):
             tasks.append(Task(number=number, job=job(number, has), name=name, bytes=size, cores=has, memory=memory))
 
         def note_start(task: Task, attempt: int) -> None:
-            """Record that an attempt has started."""
+            """Record that an attempt (1: the first) of a task has started."""
             if self._journal is not None and notes_starts:
                 self._journal.note_start(task, attempt)
             self._tally.attempts += 1
@@ -232,7 +238,10 @@ class Fleet(msgspec.Struct, kw_only=True):
             yield task, ended
 
     def tell_retry(self, task: Task, ended: TaskResult) -> None:
-        """Log why a library is tried again, once for each kind of error: all libraries may wait for the same server."""
+        """Log why a task is tried again, after the result ``ended``, once for each kind of error.
+
+        All libraries may wait for the same server.
+        """
         if ended.error is None or ended.error.code in self._retried:
             return
         self._retried.add(ended.error.code)
@@ -268,7 +277,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         logger.warning("%s", text)
 
     def rows_of(self, task: Task, ended: TaskResult) -> list[ResultRow]:
-        """Return the rows of a library that has ended."""
+        """Return the result rows of a library whose task ended with the result ``ended``."""
         return results.result_rows(self.order.libraries[task.number], task, self.order.command, ended)
 
     def end_library(self, rows: list[ResultRow]) -> None:
@@ -294,14 +303,20 @@ class Fleet(msgspec.Struct, kw_only=True):
 
 
 def unsuccessful_libraries(order: FleetOrder, known: KnownRows, only: Iterable[Ending] = ()) -> list[int]:
-    """Return the numbers of the libraries that have not succeeded; with ``only``, of those that ended like this."""
+    """Return the numbers of the libraries of a fleet that have not succeeded, according to the ``known`` rows.
+
+    With ``only``, those that ended in one of these ways.
+    """
     endings = {number: known.ending(number) for number in range(len(order.libraries))}
     wanted = set(only) or {"failed", "refused", "unfinished"}
     return [number for number, ending in endings.items() if ending in wanted]
 
 
 def is_retried(ended: TaskResult) -> bool:
-    """Whether another attempt may succeed: the system stopped this one, or a killed process still holds the lock."""
+    """Whether another attempt may succeed after one with the result ``ended``.
+
+    That is so if the system stopped it, or if a killed process still holds the lock.
+    """
     code = None if ended.error is None else ended.error.code
     if ended.is_after_kill and code == TargetLocked.__name__:
         return True

@@ -86,7 +86,7 @@ class Tally(msgspec.Struct, kw_only=True):
     failed_bases: list[ResultRow] = []  # the first ones
 
     def add(self, rows: list[ResultRow]) -> None:
-        """Count a library that has ended, by its own row and those of its bases."""
+        """Count a library that has ended; ``rows`` are its own row and those of its bases."""
         own, *bases = rows
         self.libraries[own.outcome] += 1
         self.bases.update(base.outcome for base in bases)
@@ -131,12 +131,18 @@ R = TypeVar("R", bound=FleetReport)
 
 
 def make_report(kind: type[R], run: Run, tally: Tally, libraries: int, **more: Any) -> R:
-    """Make the report of a fleet of a number of libraries; those that it names are in the order of the manifest.
+    """Make the report of a fleet; failed libraries and bases are in the order of the manifest.
 
-    ``kind`` is its class, and ``more`` has the fields of a subclass.
+    Args:
+        kind: the class of the report.
+        run: the run of regraft that reports.
+        tally: the counts of the libraries that have ended.
+        libraries: the number of all libraries.
+        more: the fields of a subclass.
     """
 
     def counts(by_outcome: Counter[str]) -> dict[str, int]:
+        """Return the counts by outcome in sorted order, after their sum as ``all``."""
         return {"all": by_outcome.total(), **dict(sorted(by_outcome.items()))}
 
     failed, bases = (sorted(rows, key=lambda row: row.library) for rows in (tally.failed, tally.failed_bases))
@@ -156,7 +162,7 @@ def make_report(kind: type[R], run: Run, tally: Tally, libraries: int, **more: A
 
 
 def fleet_exit_status(report: FleetReport) -> int:
-    """Return the exit status of a fleet: that of its worst library."""
+    """Return the exit status of a command on a fleet: that of its worst library."""
     outcomes = report.libraries.keys()
     if outcomes & {"killed", "interrupted", "stopped"}:
         return STOPPED
@@ -185,9 +191,12 @@ class FleetStatus(FleetReport, kw_only=True):
 
 
 def read_status(path: Path) -> tuple[FleetStatus, KnownRows]:
-    """Return the state of a fleet, and the rows of the libraries that have ended; raises as ``read_results`` does."""
+    """Return the state of the fleet with the results at ``path``, and the rows of the libraries that have ended.
+
+    Raises as :func:`~regraft.fleet.results.read_results` does.
+    """
     # Asked first: a run that ends meanwhile is reported as running, and never one that runs as interrupted.
-    is_running = lock_files.is_lock_held(results.result_files(path)[3])
+    is_running = lock_files.is_lock_held(results.result_files(path).lock)
     order, known = results.read_results(path)
     state = "interrupted" if results.journal_path(path).is_file() else "finished"
     tally = Tally()
@@ -206,7 +215,7 @@ def read_status(path: Path) -> tuple[FleetStatus, KnownRows]:
 
 
 def status_page(status: FleetStatus, rows: KnownRows) -> str:
-    """Render the results of a fleet as an offline HTML page, failures first."""
+    """Render the state of a fleet, and the rows of the libraries that have ended, as an offline HTML page."""
 
     def cells(row: ResultRow | LibraryReport | BaseReport) -> tuple[str, ...]:
         """Format a library or a base as cells of a table."""
@@ -269,7 +278,10 @@ class Metrics(MetricsFile):
 
     @contextmanager
     def follow(self, tally: Tally) -> Iterator[None]:
-        """Context in which the file follows ``tally``; it is written at the end, unless an error came too early."""
+        """Context in which the metrics are those of ``tally``; the file is written at the end.
+
+        It is not written if an error came before :meth:`begin`.
+        """
         self._tally = tally
         try:
             yield
@@ -280,7 +292,7 @@ class Metrics(MetricsFile):
                 self.refresh()
 
     def begin(self, schedule: Schedule) -> None:
-        """Follow a round of tasks. OSError, RegraftError: the first write failed."""
+        """Show the tasks of a schedule in the metrics from now on. OSError, RegraftError: the first write failed."""
         is_first, self._schedule = self._schedule is None, schedule
         self._bytes = self._tally.bytes + sum(task.bytes for task in schedule.tasks)
         if is_first:
@@ -288,7 +300,7 @@ class Metrics(MetricsFile):
             self.write()
 
     def refresh(self) -> None:
-        """Write the file if the last update is old enough; a failure is logged, since the libraries matter more."""
+        """Write the file of metrics if the last update is old enough; a failure is logged, not raised."""
         if time.monotonic() - self._written_at < _UPDATE_SECONDS:
             return
         self._written_at = time.monotonic()

@@ -50,7 +50,7 @@ class StoragePath(msgspec.Struct, frozen=True):
     url: str
 
     def __truediv__(self, name: str) -> StoragePath:
-        """Return the path of a name below it; ``""`` is the object itself."""
+        """Return the storage path of ``name`` below this one; for ``""``, this one."""
         return StoragePath(f"{self.url}/{name}") if name else self
 
     @property
@@ -66,12 +66,12 @@ class StoragePath(msgspec.Struct, frozen=True):
 
     @property
     def _path(self) -> str:
-        """The client's path."""
+        """The path without the kind of store, as fsspec takes it."""
         return self.url.partition("://")[2]
 
     @property
     def _files(self) -> Any:
-        """The fsspec file system."""
+        """The file system of fsspec for this kind of store."""
         kind = self.parts[0]
         demand_client(kind)
         fsspec = errors.import_optional("fsspec", _PURPOSE, _STORES[kind][1])
@@ -81,12 +81,15 @@ class StoragePath(msgspec.Struct, frozen=True):
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def objects(self) -> dict[str, int]:
-        """Return the sizes of all objects below it, by relative path; of a single object, under ``""``."""
+        """Map the relative paths of all objects below this path to their sizes; a single object is ``""``."""
         return {name: size for name, (size, _) in self.states().items()}
 
     def states(self) -> dict[str, tuple[int, str]]:
-        """Return size and version tag (new after each write) of all objects below it, by relative path."""
-        with _translated_errors(self):
+        """Map the relative paths of all objects below this path to their size and version tag.
+
+        The tag is new after each write. A single object is ``""``.
+        """
+        with _translate_errors(self):
             found = self._files.find(self._path, detail=True)
         tags = ("ETag", "etag", "generation", "created")
         return {
@@ -100,39 +103,42 @@ class StoragePath(msgspec.Struct, frozen=True):
         }
 
     def _find(self, action: str, **options: Any) -> Any:
-        """Ask the client about this path; returns None if there is nothing."""
-        with _translated_errors(self), suppress(FileNotFoundError):
+        """Call the method ``action`` of the client for this path, with ``options``; return None if there is nothing."""
+        with _translate_errors(self), suppress(FileNotFoundError):
             return getattr(self._files, action)(self._path, **options)
         return None
 
     def size(self) -> int | None:
-        """Return the size of an object, or None if there is no such object."""
+        """Return the size of this object in bytes, or None if there is no such object."""
         return _size(self._find("info"))
 
     def entries(self) -> dict[str, int | None]:
-        """Return the direct entries by name, with the sizes of objects; None for folders."""
+        """Map the names of the entries of this folder to their sizes; None for folders."""
         sizes = {str(one["name"]).strip("/"): _size(one) for one in self._find("ls", detail=True) or ()}
         return {path.rpartition("/")[2]: size for path, size in sizes.items() if path != self._path}
 
     def matches(self) -> dict[str, int | None]:
-        """Return the URLs that it matches as a pattern, with the sizes of objects; None for folders."""
-        with _translated_errors(self):
+        """Map the URLs that this path matches, as a pattern, to the sizes of objects; None for folders."""
+        with _translate_errors(self):
             found = self._files.glob(self._path, detail=True)
         return {f"{self.parts[0]}://{str(path).strip('/')}": _size(one) for path, one in found.items()}
 
     def content(self) -> bytes | None:
-        """Return the content of an object, or None if there is none."""
+        """Return the content of this object, or None if there is no such object."""
         found = self._find("cat_file")
         return None if found is None else bytes(found)
 
     def download(self, files: Iterable[tuple[str, Path]]) -> None:
-        """Copy objects below it to new files in existing folders; ObjectGone if one was deleted."""
+        """Copy objects, given by relative path, to new files in existing folders; ObjectGone: one was deleted."""
         self._transfer("get", [((self / name)._path, str(path)) for name, path in files])
 
     def _transfer(self, action: str, pairs: list[tuple[str, str]]) -> None:
-        """Copy objects; ``action`` is the method: "get", "put" or "copy", ``pairs`` are source and target."""
+        """Copy objects or files by a method of the client: ``action`` is "get", "put" or "copy".
+
+        ``pairs`` are source and target of each. ObjectGone: an object to read was deleted.
+        """
         if pairs:
-            with _translated_errors(self):
+            with _translate_errors(self):
                 try:
                     getattr(self._files, action)(*map(list, zip(*pairs, strict=True)), batch_size=_AT_ONCE)
                 except FileNotFoundError as error:
@@ -144,8 +150,8 @@ class StoragePath(msgspec.Struct, frozen=True):
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def create(self, content: bytes) -> bool:
-        """Create an object atomically, with a content of its own; returns False if another one exists."""
-        with _translated_errors(self):
+        """Create this object atomically, with a content that no other process writes; return False if it exists."""
+        with _translate_errors(self):
             try:
                 self._files.pipe_file(self._path, content, mode="create")
             except PermissionError:
@@ -159,14 +165,14 @@ class StoragePath(msgspec.Struct, frozen=True):
         return True
 
     def put(self, content: bytes) -> None:
-        """Write an object, replacing an existing one."""
-        with _translated_errors(self):
+        """Write this object, replacing an existing one."""
+        with _translate_errors(self):
             self._files.pipe_file(self._path, content)
 
     def upload(self, files: Iterable[tuple[Path, str]]) -> None:
-        """Copy files to objects below it; the name ``""`` is the object itself."""
+        """Copy files to objects below this path, given by relative path; ``""`` is the object itself."""
         small: list[tuple[str, str]] = []
-        with _translated_errors(self):
+        with _translate_errors(self):
             for path, name in files:
                 size, target = path.stat().st_size, (self / name)._path
                 if size > _LARGE_BYTES:
@@ -176,25 +182,28 @@ class StoragePath(msgspec.Struct, frozen=True):
         self._transfer("put", small)
 
     def copy(self, names: Iterable[tuple[str, str]]) -> None:
-        """Copy objects below it to others, inside the store; ObjectGone if one was deleted."""
+        """Copy objects below this path to others, inside the store; ``names`` are relative paths of source and target.
+
+        ObjectGone: an object was deleted.
+        """
         self._transfer("copy", [((self / source)._path, (self / target)._path) for source, target in names])
 
     def remove(self, names: Iterable[str]) -> None:
-        """Delete objects below it; missing ones are ignored."""
-        with _translated_errors(self), ThreadPoolExecutor(_AT_ONCE) as threads:
+        """Delete objects below this path, given by relative path; missing ones are ignored."""
+        with _translate_errors(self), ThreadPoolExecutor(_AT_ONCE) as threads:
             # One by one: a list would be expanded as patterns.
             for answer in [threads.submit(self._files.rm_file, (self / name)._path) for name in names]:
                 with suppress(FileNotFoundError):
                     answer.result()
 
 
-def _size(found: dict[str, Any] | None) -> int | None:
-    """Return the size of an object in a listing, or None for a folder or nothing."""
-    return int(found["size"] or 0) if found and found["type"] == "file" else None
+def _size(entry: dict[str, Any] | None) -> int | None:
+    """Return the size of an object from its entry in a listing of fsspec; None for a folder or no entry."""
+    return int(entry["size"] or 0) if entry and entry["type"] == "file" else None
 
 
 def _multipart_options(kind: str, size: int) -> dict[str, Any]:
-    """Return the client's options to upload a large file in parts."""
+    """Return the options with which the client of a kind of store uploads a file of ``size`` bytes in parts."""
     part = max(_LARGE_BYTES, -(-size // _MOST_PARTS))
     settings = {"s3": {"chunksize": part, "max_concurrency": 4}, "gs": {"chunksize": part}}
     return settings.get(kind, {})
@@ -212,13 +221,13 @@ def storage_path(url: str, *, is_shared: bool = False) -> StoragePath:
 
 
 def demand_client(kind: str) -> None:
-    """Raise WrongUsage if the client of a kind of store is not installed."""
+    """Raise WrongUsage if the client of a kind of store (``s3``…) is not installed."""
     errors.import_optional(_STORES[kind][0], _PURPOSE, _STORES[kind][1])
 
 
 @contextmanager
-def _translated_errors(place: StoragePath) -> Iterator[None]:
-    """Turn the errors of clients into StorageFailed and StorageRefused."""
+def _translate_errors(place: StoragePath) -> Iterator[None]:
+    """Context that converts errors of the client, in a call for ``place``, to StorageFailed and StorageRefused."""
     try:
         yield
     except (ObjectGone, RegraftError):

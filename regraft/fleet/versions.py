@@ -73,9 +73,12 @@ NO_VERSION = Version(number=0, folder="", files={})
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def latest_version(place: StoragePath) -> Version:
-    """Return the current version, or :data:`NO_VERSION`. LibraryUnsafe: it is damaged, or has a path outside."""
-    own = place / VERSIONS_FOLDER
+def latest_version(library: StoragePath) -> Version:
+    """Return the current version of a library, or :data:`NO_VERSION` if it was never published.
+
+    LibraryUnsafe: the version is damaged, or has a path that leads out of it.
+    """
+    own = library / VERSIONS_FOLDER
     number, name = max(_find_numbered(own, _VERSION), default=(0, ""))
     if not number:
         return NO_VERSION
@@ -83,82 +86,91 @@ def latest_version(place: StoragePath) -> Version:
         version = msgspec.json.decode((own / name).content() or b"", type=Version)
     except (msgspec.MsgspecError, RecursionError) as error:
         reason = tr("{name} cannot be read: {error}", name=f"{VERSIONS_FOLDER}/{name}", error=error)
-        raise LibraryUnsafe(url=place.url, reason=reason) from error
+        raise LibraryUnsafe(url=library.url, reason=reason) from error
     folder = _VERSION_FOLDER.fullmatch(version.folder)
     is_known = version.schema == _SCHEMA and version.number == number < _LAST
     if not is_known or folder is None or int(folder[1]) != number:
         reason = tr("{name} is of an unknown version of regraft", name=f"{VERSIONS_FOLDER}/{name}")
-        raise LibraryUnsafe(url=place.url, reason=reason)
-    _demand_inside(place, (*version.files, *version.folders))
+        raise LibraryUnsafe(url=library.url, reason=reason)
+    _demand_inside(library, (*version.files, *version.folders))
     return version
 
 
 def _find_numbered(own: StoragePath, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
-    """Return the names that match a pattern, with their numbers."""
+    """Return (number, name) of the entries of a library's folder of versions whose names match a pattern."""
     return [(int(found[1]), name) for name in own.entries() if (found := pattern.fullmatch(name))]
 
 
-def fetch_library(place: StoragePath, folder: Path) -> Version:
-    """Copy a library into a new folder; returns its version, or number 0 for a library that was never published.
+def fetch_library(library: StoragePath, folder: Path) -> Version:
+    """Copy a library into a new folder; return its version, with the number 0 if it was never published.
 
     SourceNotFound: there is nothing. LibraryUnsafe: a path leads out of the folder, or a file is not the one that was
     published. WorkFolderTooSmall: the disk has not enough space. StorageFailed: it keeps changing.
     """
     for _ in range(_TRIES):
         durable.make_folders(folder, flush=False)
-        version = latest_version(place)
+        version = latest_version(library)
         try:
-            return _fetch_version(place, version, folder) if version.number else _fetch_objects(place, folder)
+            return _fetch_version(library, version, folder) if version.number else _fetch_objects(library, folder)
         except ObjectGone:
             # Another process has published the next version and removed the files of this one, or changed an object.
             durable.remove_tree(folder)
-    raise StorageFailed(url=place.url, reason=tr("it keeps changing"))
+    raise StorageFailed(url=library.url, reason=tr("it keeps changing"))
 
 
-def _fetch_version(place: StoragePath, version: Version, folder: Path) -> Version:
-    """Copy a published version, and compare its files with what was published."""
+def _fetch_version(library: StoragePath, version: Version, folder: Path) -> Version:
+    """Copy a published version of a library into ``folder``, compare the copies with its hashes, and return it.
+
+    ObjectGone: an object was deleted meanwhile. LibraryUnsafe: a file is not the published one.
+    """
     sizes = {name: one.bytes for name, one in version.files.items()}
-    _fetch(place / VERSIONS_FOLDER / version.folder, sizes, folder)
+    _fetch(library / VERSIONS_FOLDER / version.folder, sizes, folder)
     for name in version.folders:
         durable.make_folders(folder / name, flush=False)
     for name, file in version.files.items():
         if file_hash(folder / name) != file.sha256:
-            raise LibraryUnsafe(url=place.url, reason=tr("{name} differs from the published file", name=name))
+            raise LibraryUnsafe(url=library.url, reason=tr("{name} differs from the published file", name=name))
     return version
 
 
-def _fetch_objects(place: StoragePath, folder: Path) -> Version:
-    """Copy all objects of a library that was never published."""
+def _fetch_objects(library: StoragePath, folder: Path) -> Version:
+    """Copy all objects of a library that was never published into ``folder``; return them as version number 0.
+
+    SourceNotFound: there are none. ObjectGone: they have changed meanwhile.
+    """
 
     def states() -> dict[str, tuple[int, str]]:
-        """Return the state of each object of the library, without its versions."""
-        return {name: one for name, one in place.states().items() if name.partition("/")[0] != VERSIONS_FOLDER}
+        """Map the path of each object of the library, outside of its versions, to size and version tag."""
+        return {name: one for name, one in library.states().items() if name.partition("/")[0] != VERSIONS_FOLDER}
 
     found = states()
     if not found or "" in found:
-        raise SourceNotFound(path=place.url)
-    _fetch(place, {name: size for name, (size, _) in found.items()}, folder)
+        raise SourceNotFound(path=library.url)
+    _fetch(library, {name: size for name, (size, _) in found.items()}, folder)
     if states() != found:
-        raise ObjectGone(place.url)
+        raise ObjectGone(library.url)
     return Version(number=0, folder="", files=_read_folder(folder)[0])
 
 
-def _fetch(place: StoragePath, files: dict[str, int], folder: Path) -> None:
-    """Download the files of a library, after checking their names and the free space."""
-    _demand_inside(place, files)
+def _fetch(library: StoragePath, files: dict[str, int], folder: Path) -> None:
+    """Download files of a library into ``folder``, after checking their names and the free space.
+
+    ``files`` maps their relative paths to their sizes. LibraryUnsafe: a name is not possible here.
+    """
+    _demand_inside(library, files)
     above = {str(parent) for name in files for parent in PurePosixPath(name).parents}
     if len(set(map(disk_name, files))) < len(files):
-        raise LibraryUnsafe(url=place.url, reason=tr("two of its names are the same on this system"))
+        raise LibraryUnsafe(url=library.url, reason=tr("two of its names are the same on this system"))
     for name in above.intersection(files):
-        raise LibraryUnsafe(url=place.url, reason=tr("{parts} is both a file and a folder", parts=name))
+        raise LibraryUnsafe(url=library.url, reason=tr("{parts} is both a file and a folder", parts=name))
     require_free_space(folder, sum(files.values()))
     for parent in sorted(above):
         durable.make_folders(folder / parent, flush=False)
-    place.download((name, folder / name) for name in files)
+    library.download((name, folder / name) for name in files)
 
 
-def _demand_inside(place: StoragePath, names: Iterable[str]) -> None:
-    """Raise LibraryUnsafe if a path would not stay inside a folder on any system."""
+def _demand_inside(library: StoragePath, names: Iterable[str]) -> None:
+    """Raise LibraryUnsafe if one of the relative paths ``names`` could lead out of its folder on some system."""
     for name in names:
         parts = name.split("/")
         has_plain_parts = all(parts) and not {".", ".."}.intersection(parts) and len(parts) <= MOST_PARTS
@@ -166,20 +178,20 @@ def _demand_inside(place: StoragePath, names: Iterable[str]) -> None:
         has_special_parts = any(part in name for part in ("\\", "\0", "?versionId=")) or re.match("[A-Za-z]:", name)
         if not has_plain_parts or has_special_parts or len(name.encode(errors="replace")) > LONGEST_NAME:
             reason = tr("{name} is not a valid file name inside it", name=one_line(name, 80))
-            raise LibraryUnsafe(url=place.url, reason=reason)
+            raise LibraryUnsafe(url=library.url, reason=reason)
 
 
 # --- publishing ------------------------------------------------------------------------------------------------------
 
 
-def publish_version(place: StoragePath, folder: Path, before: Version) -> bool:
-    """Publish the content of a folder as the next version, completely or not at all.
+def publish_version(library: StoragePath, folder: Path, before: Version) -> bool:
+    """Publish the content of a folder as the next version of a library, completely or not at all.
 
     ``before`` is the version that the content was made from; returns False if it does not differ. LibraryChanged:
     another process has published a version first; nothing of this one remains. LibraryUnsafe: a name is not possible.
     """
     files, folders = _read_folder(folder)
-    _demand_inside(place, (*files, *folders))
+    _demand_inside(library, (*files, *folders))
     if (files, folders) == (before.files, before.folders):
         return False
     version = Version(
@@ -189,20 +201,20 @@ def publish_version(place: StoragePath, folder: Path, before: Version) -> bool:
         folders=folders,
         published_at=identity.iso_time(identity.now_ms()),
     )
-    own = place / VERSIONS_FOLDER
+    own = library / VERSIONS_FOLDER
     try:
         _write_files(own, folder, version, before)
     except BaseException as error:
         _remove_files(own, [version.folder])
         if isinstance(error, ObjectGone):
             # Another process has published the next version and removed the files that this one copies.
-            raise LibraryChanged(url=place.url) from error
+            raise LibraryChanged(url=library.url) from error
         raise
     # From here on it is the current version. If the result of this write is unknown, its files stay; the next version
     # removes them if they are not current.
     if not (own / f"{version.number:06}.json").create(msgspec.json.encode(version)):
         _remove_files(own, [version.folder])
-        raise LibraryChanged(url=place.url)
+        raise LibraryChanged(url=library.url)
     # Other folders with this number are left to the next version.
     _remove_files(own, [name for number, name in _find_numbered(own, _VERSION_FOLDER) if number < version.number])
     return True
@@ -220,7 +232,10 @@ def _read_folder(folder: Path) -> tuple[dict[str, VersionFile], tuple[str, ...]]
 
 
 def _write_files(own: StoragePath, folder: Path, version: Version, before: Version) -> None:
-    """Upload the files of a version; those that the version before has are copied inside the store."""
+    """Upload the files of ``version`` from ``folder``; those that the version ``before`` has are copied in the store.
+
+    ``own`` is the library's folder of versions. StorageFailed: not all files are there afterwards.
+    """
     known = {file.sha256: name for name, file in before.files.items()} if before.number else {}
     same = {name: known[file.sha256] for name, file in version.files.items() if file.sha256 in known}
     own.copy((f"{before.folder}/{old}", f"{version.folder}/{name}") for name, old in same.items())
@@ -230,7 +245,10 @@ def _write_files(own: StoragePath, folder: Path, version: Version, before: Versi
 
 
 def _remove_files(own: StoragePath, folders: Iterable[str]) -> None:
-    """Delete folders of files; what cannot be deleted is harmless, and left to the next version."""
+    """Delete the files of versions, given by the names of their folders in ``own``, the library's folder of versions.
+
+    What cannot be deleted is harmless, and left to the next version.
+    """
     with suppress(StorageFailed, PermissionError):
         for folder in folders:
             own.remove(f"{folder}/{name}" for name in (own / folder).objects())
@@ -251,13 +269,15 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def hold_lease(place: StoragePath, fleet: str) -> Iterator[None]:
-    """Hold a library as a context. LibraryHeld: another fleet holds it. StorageRefused: the store denies writing.
+def hold_lease(library: StoragePath, fleet: str) -> Iterator[None]:
+    """Reserve a library for the fleet with this id within the context, by a lease.
+
+    LibraryHeld: another fleet has a lease. StorageRefused: the store denies writing.
 
     A lease with the same fleet id is taken over at once: only one process runs a fleet, and it repeats a job only when
     the process that had it is gone.
     """
-    lease, stop = _take_lease(place, fleet), threading.Event()
+    lease, stop = _take_lease(library, fleet), threading.Event()
     renewing = threading.Thread(target=_renew, args=(lease, fleet, stop), daemon=True)
     renewing.start()
     try:
@@ -270,9 +290,12 @@ def hold_lease(place: StoragePath, fleet: str) -> Iterator[None]:
             lease.remove([""])
 
 
-def _take_lease(place: StoragePath, fleet: str) -> StoragePath:
-    """Create the object of a lease, and remove those of earlier ones."""
-    own = place / VERSIONS_FOLDER
+def _take_lease(library: StoragePath, fleet: str) -> StoragePath:
+    """Create and return the object of a lease for the fleet with this id, and remove those of earlier leases.
+
+    Raises as :func:`hold_lease`.
+    """
+    own = library / VERSIONS_FOLDER
     found = _find_numbered(own, _LEASE)
     number, name = max(found, default=(0, ""))
     # One that cannot be read has expired.
@@ -281,21 +304,21 @@ def _take_lease(place: StoragePath, fleet: str) -> StoragePath:
         left = held.until_ms - identity.now_ms()
         # A much later time was written by a wrong clock, and is ignored.
         if 0 < left < 2 * LEASE_MS and held.fleet != fleet:
-            raise LibraryHeld(url=place.url, seconds=min(left, LEASE_MS) // 1000 + 1)
+            raise LibraryHeld(url=library.url, seconds=min(left, LEASE_MS) // 1000 + 1)
     lease = own / f"lease-{number + 1:06}.json"
     if not lease.create(_encode_lease(fleet)):
-        raise LibraryHeld(url=place.url, seconds=1)
+        raise LibraryHeld(url=library.url, seconds=1)
     if lease.create(_encode_lease(fleet)):
         with suppress(RegraftError):
             lease.remove([""])
         reason = tr("it overwrites existing objects although it was asked not to")
-        raise StorageRefused(url=place.url, reason=reason)
+        raise StorageRefused(url=library.url, reason=reason)
     own.remove(name for _, name in found)
     return lease
 
 
 def _renew(lease: StoragePath, fleet: str, stop: threading.Event) -> None:
-    """Renew a lease until the event is set."""
+    """Renew the lease of a fleet, given by its object, until the event is set."""
     while not stop.wait(LEASE_MS / 3000):
         # A lost lease is noticed when the version is published.
         with suppress(RegraftError):
@@ -303,5 +326,6 @@ def _renew(lease: StoragePath, fleet: str, stop: threading.Event) -> None:
 
 
 def _encode_lease(fleet: str) -> bytes:
+    """Return the content of a new lease for the fleet with this id."""
     lease = Lease(fleet=fleet, until_ms=identity.now_ms() + LEASE_MS, token=secrets.token_hex(8))
     return msgspec.json.encode(lease)
