@@ -316,10 +316,11 @@ def remove(path: Path, *, missing_ok: bool = False, wait: Callable[[float], obje
         OSError: it cannot be removed, even after several attempts.
     """
     with contextlib.suppress(*([FileNotFoundError] if missing_ok else [])):
-        _retry(lambda: _remove(path), path, wait)
+        _retry(lambda: _remove_file(path), path, wait)
 
 
-def _remove(path: Path) -> None:
+def _remove_file(path: Path) -> None:
+    """Remove a file, or a link itself, in one attempt."""
     with writable.open_parent(path) as (folder, name):
         _unlink(name, folder)
 
@@ -345,11 +346,12 @@ def remove_folder(path: Path) -> None:
         OSError: it is not empty, or cannot be removed.
     """
 
-    def act() -> None:
+    def remove_once() -> None:
+        """Remove the folder in one attempt."""
         with writable.open_parent(path) as (folder, name):
             os.rmdir(name, dir_fd=folder)
 
-    _retry(act, path, None)
+    _retry(remove_once, path, None)
 
 
 def remove_tree(path: Path, *, wait: Callable[[float], object] | None = None) -> None:
@@ -367,6 +369,7 @@ def remove_tree(path: Path, *, wait: Callable[[float], object] | None = None) ->
 
 
 def _remove_tree(path: Path) -> None:
+    """Remove a folder with its contents, a file, or a link itself, in one attempt."""
     with writable.open_parent(path) as (folder, name):
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode) or file_paths.is_link_stat(status):
@@ -491,6 +494,7 @@ def _opener(path: Path) -> Iterator[Callable[[str, int], int]]:
     with writable.open_parent(path) as (folder, name):
 
         def opener(_: str, flags: int) -> int:
+            """Open the path with these flags; return its descriptor."""
             writable.refuse_link(path)
             return os.open(name, flags | _NO_FOLLOW, 0o666, dir_fd=folder)
 

@@ -458,7 +458,7 @@ class _FreePaths:
             self._folders = {path[: end.start()] for path in taken for end in re.finditer("/", path)}
 
     def take_folder(self, above: str, name: str) -> str:
-        """Return the first path of ``name``, ``name_1``… that is no file, and let no file have it later.
+        """Return the first path of ``name``, ``name_1``… that no file has, and reserve it for a folder.
 
         ``above`` is the path of its parent folder with a slash at the end; empty: the root.
         """

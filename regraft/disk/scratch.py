@@ -59,7 +59,7 @@ class _RunFolder:
         Raises:
             OSError: it cannot be created.
         """
-        # Counted first: the garbage collector may end another context of this thread meanwhile.
+        # Counted first: the garbage collector may end another context of this thread at any time.
         self._users += 1
         try:
             if self._path is None:

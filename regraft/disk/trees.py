@@ -175,7 +175,7 @@ class FolderTree:
         return Path(real)
 
     def _follow(self, link: Path, name: str) -> Path:
-        """Return the path to read instead of ``link``, which is found on the way to ``name``.
+        """Return the path to read instead of ``link``, a part of the path of ``name``.
 
         Raises:
             LinkLeadsOut: the link must not be followed; recorded in :attr:`not_followed`.
@@ -335,7 +335,7 @@ class ZipTree:
         self._directory.close()
 
     def _member(self, name: str) -> ZipMember:
-        """Return the member with this path; raise SourceUnreadable if there is none or it is a folder."""
+        """Return the member with this path; raise SourceUnreadable if it does not exist or is a folder."""
         found = self._directory.find(name)
         if found is None or found[1] is None:
             raise SourceUnreadable(path=self.path, reason=tr("{name} is not in it", name=name))
@@ -650,8 +650,8 @@ def content_marks(source: SourceFolder, files: Sequence[Sequence[str]]) -> list[
 def copy_files(source: SourceFolder, files: Sequence[tuple[Sequence[str], str]], target: Path) -> list[bool]:
     """Copy files of a source to paths below ``target``; return for each whether it was copied.
 
-    Each element of ``files`` has candidate names of one file, of which the first that exists is used, and the path
-    of its copy. Read errors are left to the caller, which reads the file again and reports them.
+    Each element of ``files`` has candidate names of one file (the first that exists is used), and the path of its
+    copy. Read errors are left to the caller, which reads the file again and reports them.
     """
     is_copied = []
     with links.follow_links(source.follow_links):

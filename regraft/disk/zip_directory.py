@@ -298,7 +298,7 @@ class ZipDirectory:
         return self._db.execute(query, (parent, name)).fetchone()
 
     def _find_child(self, parent: int, name: str) -> tuple[int, int | None] | None:
-        """Return what :meth:`_child_row` returns, also for a name in another Unicode normalization."""
+        """Find an entry as :meth:`_child_row` does, also by a name in another Unicode normalization."""
         found = None if "\0" in name else self._child_row(parent, name)
         if found is not None or name.isascii():
             return found

@@ -82,6 +82,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
+        """The member's name, decoded."""
         return _decode_name(self.raw_name)
 
 
@@ -97,10 +98,15 @@ class _Unpacker(Protocol):
     """The common interface of the decompressors of zlib, bz2 and lzma."""
 
     @property
-    def eof(self) -> bool: ...
+    def eof(self) -> bool:
+        """Whether the end of the compressed data was reached."""
+
     @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
+    def unused_data(self) -> bytes:
+        """The bytes after the end of the compressed data."""
+
+    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes:
+        """Decompress more data; return at most ``max_length`` bytes."""
 
 
 def looks_like_zip(path: Path) -> bool:
@@ -237,7 +243,9 @@ class _Salvaging:
         return end
 
     def _copy_beginning(self, header: _Header) -> None:
-        """Copy, unpacked, what a SQLite file has before the archive ends; nothing if it is another file or damaged.
+        """Copy the beginning of a SQLite file, unpacked, whose data the end of the archive cuts off.
+
+        Copies nothing if the member of the header is another file or damaged.
 
         Raises:
             WorkFolderTooSmall: there is no room for it.
@@ -260,7 +268,7 @@ class _Salvaging:
         self._write_member(header, _STORED, (size, size, crc), self._unpack_beginning(header))
 
     def _unpack_beginning(self, header: _Header) -> Iterator[bytes]:
-        """Yield the content of a member up to the end of the archive.
+        """Yield the unpacked content of the member of a header, up to the end of the archive.
 
         Raises:
             _Broken: it unpacks to too many bytes.
@@ -375,7 +383,7 @@ class _Salvaging:
     # --- the new archive -------------------------------------------------------------------------------------------
 
     def _read_packed(self, header: _Header, packed: int) -> Iterator[bytes]:
-        """Yield the first ``packed`` bytes of a member's data, as they are stored."""
+        """Yield the first ``packed`` bytes of the data of a header's member, as stored, in parts."""
         end = header.data + packed
         for place in range(header.data, end, _AT_ONCE):
             yield self._data.read(place, min(place + _AT_ONCE, end))

@@ -172,21 +172,29 @@ class BrokenAnswer(Exception):
 
 
 class _Item(msgspec.Struct):
+    """The vector of one text in a well-formed answer."""
+
     embedding: bytes | list[float]
     index: int | None = None
 
 
 class _Answer(msgspec.Struct):
+    """A well-formed answer of a server."""
+
     data: list[_Item]
     usage: Any = None
 
 
 class _LooseItem(msgspec.Struct):
+    """The vector of one text, with values of any type."""
+
     embedding: Any = None
     index: Any = None
 
 
 class _LooseAnswer(msgspec.Struct):
+    """An answer with values of any type, checked one by one."""
+
     data: list[_LooseItem]
     usage: Any = None
 
@@ -669,7 +677,7 @@ class LocalEmbedder:
         return self._counted(self.settings.prefix + text)
 
     def halt(self) -> None:
-        """Let every further call of :meth:`embed` raise Halted."""
+        """Make further calls of :meth:`embed` raise Halted."""
         self._halted.set()
 
     def close(self) -> None:

@@ -214,9 +214,9 @@ class Schedule:
             self._on_poll()
 
     def _finish(self, attempt: Attempt, ended: TaskResult) -> TaskResult | None:
-        """Return the final result of a task of which an attempt has ended; None: another attempt was put in the queue.
+        """Return the final result of a task after an attempt; None: another attempt was put in the queue.
 
-        ``ended`` is the result of this attempt.
+        ``ended`` is the result of the attempt.
         """
         is_after_kill = attempt.is_after_kill or ended.is_after_kill
         result = msgspec.structs.replace(

@@ -76,17 +76,24 @@ class Submission(msgspec.Struct, kw_only=True):
         return self.cores <= node.cores and self.memory <= node.memory and self.node in (None, node.id)
 
     def is_free(self, free: dict[str, float]) -> bool:
-        """Whether what it asks for is among the resources that Ray says are free, also on a node without an answer."""
+        """Whether Ray reports enough free resources for the task: ``free`` maps their names to amounts.
+
+        Ray also counts those of a node that does not answer.
+        """
         return self.cores <= free.get("CPU", 0.0) and self.memory <= free.get("memory", 0.0)
 
 
 def _make_remote_function() -> Callable[..., Any]:
-    """Return the generator that a worker of the cluster runs: it yields where it runs, and then the result.
+    """Return the generator function that a worker process of the cluster runs for each task.
 
     It is defined here so that Ray sends its code: a node without regraft, or with another version, is to say so.
     """
 
     def run(version: str, pickled: bytes) -> Iterator[Any]:
+        """Run a pickled job. Yield first where it runs (node, and host, process and log file), then its result.
+
+        ImportError: this node has another version of regraft than ``version``.
+        """
         import os  # noqa: PLC0415 - the code is sent without this module
         import socket  # noqa: PLC0415
 
@@ -107,7 +114,10 @@ def _make_remote_function() -> Callable[..., Any]:
 
 
 def _join_cluster(address: str | None, cores: int | None) -> Any:
-    """Join a cluster, or start one on this machine, and return the module ``ray``."""
+    """Join the cluster at ``address``, or start one with ``cores`` on this machine; return the module ``ray``.
+
+    WrongUsage: Ray is not installed, or there is no cluster.
+    """
     # Ray prints messages about lost nodes and killed processes to standard output, which may be a JSON document.
     os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."
     ray = errors.import_optional("ray", tr("fleets on a cluster"), "ray")
@@ -172,10 +182,11 @@ class RayPool:
         self._look_at_nodes()
 
     def _make_remote(self) -> Any:
+        """Return the function that submits a task to Ray."""
         return self._ray.remote(max_retries=0, num_returns="streaming")(_make_remote_function())
 
     def _look_at_nodes(self) -> list[Node]:
-        """Find the nodes that are alive and have cores; returns those that were lost since the last look."""
+        """Find the nodes that are alive and have cores; return those that were lost since the last call."""
         self._looked_at, before = time.monotonic(), self._alive
         nodes = (
             Node(
@@ -195,33 +206,43 @@ class RayPool:
 
     @property
     def _nodes(self) -> list[Node]:
-        """The nodes that are alive, have cores, and are not left out."""
+        """The nodes that are alive, have cores, and are not left out because of failures."""
         return [node for node in self._alive.values() if node.id not in self._left_out]
 
     @property
     def count(self) -> int:
-        """The cores that the fleet may use now."""
+        """The number of cores that the fleet may use now."""
         return self._limit or max(1, int(sum(node.cores for node in self._nodes)))
 
     @property
     def slots(self) -> int:
-        """The cores for which tasks are submitted: no more than there are while one waits for several of them."""
+        """The number of cores for which tasks are submitted: more than :attr:`count`, so that some tasks wait.
+
+        No more than :attr:`count` while a task waits for several cores.
+        """
         is_large_waiting = any(one.started_on is None and one.cores > 1 for one in self.running.values())
         return self._limit or self.count * (1 if is_large_waiting else _AHEAD)
 
     def start_beside_driver(self, kind: type[Any], *arguments: Any) -> Any:
-        """Start an actor that needs no core, on the node of this process: its files are this process's files."""
+        """Start an actor of Ray of the class ``kind``, which needs no core, on the node of this process.
+
+        It uses the same files as this process. Returns the handle of the actor.
+        """
         here = _on_node(self._ray.get_runtime_context().get_node_id())
         return self._ray.remote(num_cpus=0, **here)(kind).remote(*arguments)
 
     def start_task(self, task: Task) -> None:
-        """Submit a task, with at most the resources of the largest node."""
+        """Submit a task to Ray, with at most the resources of the largest node."""
         if not self.running and not self._has_given_up:
             self._note_activity()
         self._submit(task)
 
     def _submit(self, task: Task, *, is_repeated: bool = False) -> None:
-        """Submit a task, if possible not for a node that is left out, or where it failed and none succeeded since."""
+        """Submit a task to Ray, if possible for a node that is not left out, and where it has not failed lately.
+
+        A failure counts until another task succeeds there. ``is_repeated``: it was submitted before, and may have
+        started then.
+        """
         nodes = [node for node in self._nodes if task.number not in self._failed.get(node.id, ())] or self._nodes
         possible = [(min(task.cores, node.cores), min(task.memory, node.memory)) for node in nodes]
         cores, memory = max(possible, default=(task.cores, task.memory))
@@ -239,7 +260,7 @@ class RayPool:
         self.running[remote.remote(__version__, pickled)] = one
 
     def _note_activity(self) -> None:
-        """Let the longest wait begin now."""
+        """Note that a task or the cluster has made progress now: the time until waiting tasks fail begins again."""
         self._active_at, self._has_given_up = time.monotonic(), False
         self._patience = min(_STALL_SECONDS, self._max_wait / 2)
 
@@ -261,7 +282,10 @@ class RayPool:
             yield from self._check_waiting()
 
     def _read(self, stream: Any, one: Submission) -> TaskResult | None:
-        """Return the result of a task that has ended, or None if it has started; note whether its node works."""
+        """Receive the next value of a task's ``stream``, the generator that Ray runs.
+
+        Return the result of the task if it has ended, and None if it has started. Notes whether its node works.
+        """
         self._note_activity()
         try:
             found: Any = self._ray.get(next(stream))
@@ -282,7 +306,10 @@ class RayPool:
         return ended
 
     def _note_failure(self, one: Submission, error: TaskError) -> None:
-        """Leave out the node of a task, if it was the last of several that failed there, and another node is left."""
+        """Count a task that failed with ``error`` on its node; leave the node out after several failures in a row.
+
+        The last node is never left out.
+        """
         node = next((node for node in self._nodes if node.id == one.started_on), None)
         if node is None or len(self._nodes) < 2:
             return
@@ -305,7 +332,9 @@ class RayPool:
         )
 
     def _end_lost(self, node: Node) -> Iterator[tuple[int, TaskResult]]:
-        """End the tasks that ran on a node that was lost, and submit those again that may wait for it.
+        """End the tasks that ran on a node that was lost; yield their numbers and results.
+
+        Tasks that have not started are submitted again, since they may wait for this node.
 
         If the node stopped answering, Ray itself waits for an answer for minutes, also to start tasks on it.
         """
@@ -319,9 +348,9 @@ class RayPool:
         self._submit_again([stream for stream, one in self.running.items() if one.started_on is None])
 
     def _check_waiting(self) -> Iterator[tuple[int, TaskResult]]:
-        """Submit tasks again that no node has room for, or that are not started although there is room.
+        """Submit waiting tasks again that no node has room for, or that are not started although there is room.
 
-        If none runs, say why, and end all after the longest wait.
+        If no task runs, log why. After the longest wait, end all tasks and yield their numbers and results.
         """
         waiting = {stream: one for stream, one in self.running.items() if one.started_on is None}
         seconds = time.monotonic() - self._active_at
@@ -349,18 +378,18 @@ class RayPool:
                 yield self._cancel(stream).number, failed
 
     def _submit_again(self, streams: Iterable[Any]) -> None:
-        """Submit tasks that wait once more, for the nodes that are there now; one may have just started."""
+        """Submit waiting tasks, given by their streams, once more for the present nodes; one may have just started."""
         for stream in streams:
             self._submit(self._cancel(stream), is_repeated=True)
 
     def _cancel(self, stream: Any) -> Task:
-        """Cancel a submitted task."""
+        """Cancel a submitted task, given by its stream, and return it."""
         with suppress(self._ray.exceptions.RayError):
             self._ray.cancel(stream, force=True)
         return self.running.pop(stream).task
 
     def _wait_reason(self, one: Submission) -> str:
-        """Describe what a task waits for."""
+        """Describe the resources that a submitted task waits for, and the free ones."""
         needs = tr("{cores:g} CPU and {memory}", cores=one.cores, memory=format_bytes(one.memory))
         if not self._nodes:
             return tr("the next one needs {needs}, and no node of the cluster has a CPU", needs=needs)
@@ -383,13 +412,13 @@ class RayPool:
 
 
 def _on_node(node: str) -> dict[str, Any]:
-    """Return the options of a task or an actor that runs on this node or not at all."""
+    """Return the options of Ray for a task or an actor that runs on the node with this id or not at all."""
     strategies = errors.import_optional("ray.util.scheduling_strategies", tr("fleets on a cluster"), "ray")
     return {"scheduling_strategy": strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False)}
 
 
 def ray_error(error: Exception) -> TaskError:
-    """Take code and message from an error of Ray, or from the one that a task has raised."""
+    """Return code and message of an error of Ray, or of the exception that a task has raised."""
     cause = getattr(error, "cause", None) or error
     text, _, more = str(cause).strip().partition("\n")
     if hasattr(cause, "object_ref_hex"):

@@ -321,6 +321,7 @@ class KnownRows(Mapping[int, list[ResultRow]]):
         self.started.pop(number, None)
 
     def __getitem__(self, number: int) -> list[ResultRow]:
+        """Return the rows of the library with this number: its own first."""
         position = self._positions[number]
         with nullcontext(self._copy) if self._copy else links.open_for_reading(self._path) as file:
             file.seek(position)
@@ -332,6 +333,7 @@ class KnownRows(Mapping[int, list[ResultRow]]):
         raise WrongUsage(problem=problem, hint=tr("wait for it, and try again"))
 
     def __iter__(self) -> Iterator[int]:
+        """Yield the numbers of the libraries with rows, in sorted order."""
         return iter(sorted(self._positions))
 
     def __contains__(self, number: object) -> bool:

@@ -305,7 +305,7 @@ class Fleet(msgspec.Struct, kw_only=True):
 def unsuccessful_libraries(order: FleetOrder, known: KnownRows, only: Iterable[Ending] = ()) -> list[int]:
     """Return the numbers of the libraries of a fleet that have not succeeded, according to the ``known`` rows.
 
-    With ``only``, those that ended in one of these ways.
+    With ``only``, those that ended in one of the given ways.
     """
     endings = {number: known.ending(number) for number in range(len(order.libraries))}
     wanted = set(only) or {"failed", "refused", "unfinished"}

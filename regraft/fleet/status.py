@@ -195,7 +195,7 @@ def read_status(path: Path) -> tuple[FleetStatus, KnownRows]:
 
     Raises as :func:`~regraft.fleet.results.read_results` does.
     """
-    # Asked first: a run that ends meanwhile is reported as running, and never one that runs as interrupted.
+    # Asked first: a run that ends between both steps is reported as running, and never one that runs as interrupted.
     is_running = lock_files.is_lock_held(results.result_files(path).lock)
     order, known = results.read_results(path)
     state = "interrupted" if results.journal_path(path).is_file() else "finished"

@@ -121,7 +121,7 @@ def fetch_library(library: StoragePath, folder: Path) -> Version:
 def _fetch_version(library: StoragePath, version: Version, folder: Path) -> Version:
     """Copy a published version of a library into ``folder``, compare the copies with its hashes, and return it.
 
-    ObjectGone: an object was deleted meanwhile. LibraryUnsafe: a file is not the published one.
+    ObjectGone: an object was deleted during the copy. LibraryUnsafe: a file is not the published one.
     """
     sizes = {name: one.bytes for name, one in version.files.items()}
     _fetch(library / VERSIONS_FOLDER / version.folder, sizes, folder)
@@ -136,7 +136,7 @@ def _fetch_version(library: StoragePath, version: Version, folder: Path) -> Vers
 def _fetch_objects(library: StoragePath, folder: Path) -> Version:
     """Copy all objects of a library that was never published into ``folder``; return them as version number 0.
 
-    SourceNotFound: there are none. ObjectGone: they have changed meanwhile.
+    SourceNotFound: it has no object. ObjectGone: an object was changed during the copy.
     """
 
     def states() -> dict[str, tuple[int, str]]:

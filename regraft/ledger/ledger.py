@@ -471,7 +471,7 @@ def read_runs(target: Path) -> list[RunRecord]:
 
 
 def _read(target: Path, take: Callable[[apsw.Connection, int], T]) -> T | None:
-    """Return what ``take`` returns for the open database of a ledger and its version; leave no trace.
+    """Open the ledger of ``target`` without a trace, and return the result of ``take`` for its database and version.
 
     None if ``target`` has no ledger, or an empty one. LedgerUnreadable: it cannot be read.
     """

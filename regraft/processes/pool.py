@@ -292,7 +292,7 @@ class ProcessPool:
         return outcomes
 
     def forget(self) -> None:
-        """Discard queued jobs, and the outcomes of all others."""
+        """Discard the queued jobs, and the outcomes of the jobs that have ended or are running."""
         self._queue.clear()
         self._outcomes.clear()
         self._discarded = self._last_job
@@ -323,7 +323,7 @@ class ProcessPool:
             raise JobFailed(str(error)) from error
 
     def _start_process(self) -> Worker:
-        """Take a prestarted process or start one, and send it the writable roots."""
+        """Take a prestarted process or start one, send it the settings of this process, and return it."""
         can_take = bool(_prestarted) and not self._may_start
         worker = _prestarted.pop() if can_take else WorkerProcess(may_start=self._may_start)
         with contextlib.suppress(BrokenPipeError):
@@ -462,7 +462,7 @@ def _safe_interpreters() -> Iterator[None]:
             return found + [option for option in interpreters.interpreter_options() if option not in found]
 
         def preparation_data(name: str) -> dict[str, Any]:
-            """Return what multiprocessing sends the process ``name``: a safe import path, and no program to import."""
+            """Return the setup that multiprocessing sends to the process ``name``: a safe import path, no program."""
             found: dict[str, Any] = given_data(name)
             if threading.get_ident() != thread:
                 return found

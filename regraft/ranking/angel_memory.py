@@ -36,6 +36,7 @@ class LineRange:
     last: int | None = None
 
     def __post_init__(self) -> None:
+        """Raise ValueError if the first line is after the last one."""
         if self.first is not None and self.last is not None and self.first > self.last:
             raise ValueError(tr("first line {first} is after last line {last}", first=self.first, last=self.last))
 

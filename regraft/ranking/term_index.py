@@ -27,6 +27,7 @@ class _TermCharacters(dict[int, int]):
         self._wanted = {other for term in terms for one in term for other in case_variants(one)}
 
     def __missing__(self, point: int) -> int:
+        """Return the code point that replaces another one, and remember it."""
         kept = _FILLER if self._wanted.isdisjoint(case_variants(chr(point))) else point
         return self.setdefault(point, kept)
 

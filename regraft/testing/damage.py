@@ -372,7 +372,7 @@ _UPDATES = next(trigger for trigger in TRIGGERS if "search_text_au" in trigger)
 
 
 def _set_data(**fields: str) -> str:
-    """Return the SQL assignment that sets the column ``data`` of an item to a JSON object of these fields."""
+    """Return the SQL assignment that sets the column ``data`` of an item to a JSON object with these fields."""
     return f"data = '{json.dumps(fields)}'"
 
 

@@ -169,7 +169,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     @rule(ids=st.lists(st.sampled_from(_IDS), max_size=3))
     def delete_some(self, ids: list[str]) -> None:
-        """Delete the materials with these ids, some of which do not exist."""
+        """Delete the materials with these ids; some of them do not exist."""
         self._delete(ids)
 
     @rule()
@@ -370,7 +370,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
     def _may_refuse(self, material: MaterialInput, what: str) -> None:
         """Give the store a material that SQLite or Python refuses; ``what`` says what is wrong with it.
 
-        Any exception is accepted if nothing was written. If there is none, the text must be stored unchanged.
+        Any exception is accepted if nothing was written. Without an exception, the text must be stored unchanged.
         """
         self._last = f"refusing {what}"
         before = self._contents()
@@ -549,6 +549,7 @@ def _list_differences(noun: str, found: dict[str, Any], expected: dict[str, Any]
 
 
 def _format_value(value: object) -> str:
+    """Format a stored value for a message; bytes in hex."""
     return value.hex(" ", 4) if isinstance(value, bytes) else repr(value)
 
 

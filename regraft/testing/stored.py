@@ -174,7 +174,7 @@ def index_problems(path: Path, base_id: str, *, dimensions: int | None = None) -
 def inspect_index(path: Path, base_id: str, dimensions: int | None) -> tuple[list[str], StoredState | None]:
     """Return the problems of an index file, as :func:`index_problems` does, and its content.
 
-    The content is None for a file that cannot be read or has a wrong schema.
+    There is no content if the file cannot be read or has a wrong schema.
     """
     try:
         with sqlite.open_readonly(path) as file, closing(apsw.Connection(":memory:")) as copy:
