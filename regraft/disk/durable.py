@@ -315,14 +315,14 @@ def remove(path: Path, *, missing_ok: bool = False, wait: Callable[[float], obje
         FileNotFoundError: it does not exist.
         OSError: it cannot be removed, even after several attempts.
     """
+
+    def remove_once() -> None:
+        """Remove the file, or the link itself, in one attempt."""
+        with writable.open_parent(path) as (folder, name):
+            _unlink(name, folder)
+
     with contextlib.suppress(*([FileNotFoundError] if missing_ok else [])):
-        _retry(lambda: _remove_file(path), path, wait)
-
-
-def _remove_file(path: Path) -> None:
-    """Remove a file, or a link itself, in one attempt."""
-    with writable.open_parent(path) as (folder, name):
-        _unlink(name, folder)
+        _retry(remove_once, path, wait)
 
 
 def _unlink(name: str, folder: int | None) -> None:

@@ -476,10 +476,6 @@ class _FreePaths:
         is_there = os.path.lexists(self._raw / path) and not is_folder(self._raw / path)
         return is_there or fold_name(path) in self._taken
 
-    def _is_folder(self, path: str) -> bool:
-        """Whether a path is a folder, on disk or by an earlier choice."""
-        return self._raw is not None and (fold_name(path) in self._folders or is_folder(self._raw / path))
-
     def take(self, above: str, stem: str, extension: str) -> str:
         """Return the first unused path of ``stem.ext``, ``stem_1.ext``…, and mark it as taken.
 
@@ -489,12 +485,14 @@ class _FreePaths:
         number = self._next.get(request, 0)
         while True:
             path = f"{above}{_numbered_segment(stem, extension, number)}"
-            if fold_name(path) not in self._taken and not self._is_folder(path):
+            folded = fold_name(path)
+            has_folder = self._raw is not None and (folded in self._folders or is_folder(self._raw / path))
+            if folded not in self._taken and not has_folder:
                 break
             number += 1
         # Paths are never released, so the next request of this name continues after this one.
         self._next[request] = number + 1
-        self._taken.add(fold_name(path))
+        self._taken.add(folded)
         return path
 
 

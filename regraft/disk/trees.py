@@ -384,7 +384,11 @@ class ZipTree:
 
     @contextmanager
     def local(self, name: str, work: Path | None) -> Iterator[Path]:
-        """Yield the path of a file or folder on disk, or a path that does not exist if it is missing."""
+        """Yield the path of a file or folder on disk, or a path that does not exist if it is missing.
+
+        A file is extracted, with a log or journal beside it, to a temporary folder in ``work`` (None: the system's).
+        For a folder, an empty one is made.
+        """
         if self.kind(name) is None:
             yield self.path / name  # below a file: there is nothing at such a path
             return

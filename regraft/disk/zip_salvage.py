@@ -285,7 +285,7 @@ class _Salvaging:
             yield piece
 
     def _record_lost(self, name: str, reason: str) -> None:
-        """Count a lost member, and name the first ones."""
+        """Count a lost member of this name; of the first ones, keep name and reason for the report."""
         if name in self._found.missing:
             return
         self._found.lost += 1
@@ -522,7 +522,7 @@ def _pieces(unpacker: _Unpacker, data: _File, start: int, limit: int) -> Iterato
 
 
 def _directory_names(data: _File, start: int) -> Iterator[bytes]:
-    """Yield the file names in the directory entries that are found from the offset ``start`` on."""
+    """Yield the names of files in the archive's directory, or its remains, from the offset ``start`` on."""
     place, count = data.find(_ENTRY_MAGIC, start), 0
     while place is not None and place + _ENTRY.size <= len(data) and count < MOST_ENTRIES:
         entry = _ENTRY.unpack(data.read(place, place + _ENTRY.size))

@@ -38,7 +38,7 @@ from regraft.ledger.values import (
     InvalidValue,
     RecordedAction,
     RecordedChange,
-    RunStatus,
+    RunRow,
     check_run_id,
     check_schema,
     check_subject,
@@ -57,15 +57,9 @@ from regraft.text import join_command, path_argument, printable
 # Its backup is a file below the store's ``.regraft``.
 
 
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in the ledger; times in ms."""
+class RunRecord(RunRow, frozen=True, kw_only=True):
+    """A run in the ledger, with its actions and its changes of existing data."""
 
-    run_id: str
-    command: str
-    source: str
-    status: RunStatus
-    started_at: int
-    finished_at: int | None
     actions: tuple[RecordedAction, ...]
     changes: tuple[RecordedChange, ...]
 
@@ -156,16 +150,7 @@ class ChangeLog:
             query = "SELECT detail FROM action WHERE run_id = ? ORDER BY number"
             actions = tuple(parse_action(detail) for (detail,) in self._db.execute(query, (run.run_id,)))
             changes = tuple(self.changes_of(run.run_id))
-        return RunRecord(
-            run_id=run.run_id,
-            command=run.command,
-            source=run.source,
-            status=run.status,
-            started_at=run.started_at,
-            finished_at=run.finished_at,
-            actions=actions,
-            changes=changes,
-        )
+        return RunRecord(**msgspec.structs.asdict(run), actions=actions, changes=changes)
 
     def _select_changes(self, where: str, values: tuple[str, ...]) -> list[RecordedChange]:
         """Return the changes that meet the SQL condition ``where`` with these parameters, oldest first."""

@@ -148,7 +148,12 @@ def _fill_chunks(index: KbIndex, path: Path, state: bytes, *, vectors: bool) -> 
             return
         found = enumerate(_searchable_chunks(index.db, file.raw_rows(database.CHUNKS)), 1)
         while batch := list(islice(found, _BATCH)):
-            _insert_chunks(index.db, batch, vectors=vectors)
+            units = [(chunk.id, chunk.doc_id, chunk.seq) for _, chunk in batch]
+            index.db.executemany("INSERT INTO search_unit VALUES (?, ?, ?)", units)
+            texts = [(number, chunk.id, chunk.indexed_text) for number, chunk in batch]
+            index.db.executemany("INSERT INTO search_text VALUES (?1, ?2, 'body', ?3, ?1)", texts)
+            if vectors:
+                index.db.executemany("INSERT INTO embedding VALUES (?, ?, ?)", _vector_rows(batch))
 
 
 def _searchable_chunks(db: apsw.Connection, stored: Iterator[tuple[bytes, bytes]]) -> Iterator[Chunk]:
@@ -164,16 +169,6 @@ def _searchable_chunks(db: apsw.Connection, stored: Iterator[tuple[bytes, bytes]
         is_searched = chunk.status == ACTIVE and key == chunk.id.encode()
         if is_searched and db.execute("SELECT 1 FROM material WHERE material_id = ?", (chunk.doc_id,)).get:
             yield chunk
-
-
-def _insert_chunks(db: apsw.Connection, chunks: list[tuple[int, Chunk]], *, vectors: bool) -> None:
-    """Insert numbered chunks into the temporary index ``db``, with their usable vectors if ``vectors``."""
-    units = [(chunk.id, chunk.doc_id, chunk.seq) for _, chunk in chunks]
-    db.executemany("INSERT INTO search_unit VALUES (?, ?, ?)", units)
-    texts = [(number, chunk.id, chunk.indexed_text) for number, chunk in chunks]
-    db.executemany("INSERT INTO search_text VALUES (?1, ?2, 'body', ?3, ?1)", texts)
-    if vectors:
-        db.executemany("INSERT INTO embedding VALUES (?, ?, ?)", _vector_rows(chunks))
 
 
 def _vector_rows(chunks: list[tuple[int, Chunk]]) -> Iterator[tuple[Any, ...]]:
