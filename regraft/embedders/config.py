@@ -239,8 +239,9 @@ class _Reader:
                     tr("`{key}` of {where} is missing ({meaning})", key=key, where=where, meaning=one.meaning),
                     _show_example(one),
                 )
-        values = {key: value for key, value in written.items() if key != "provider"}
-        return self._convert(kind, {**values, "name": name}, node)
+        values = {**written, "name": name}
+        del values["provider"]
+        return self._convert(kind, values, node)
 
     def _convert(self, kind: type[EmbedderSettings], values: dict[Any, Any], node: yaml.Node) -> EmbedderSettings:
         """Convert the fields of an embedder to settings of the class ``kind``; refuse a value of the wrong type.
