@@ -401,7 +401,7 @@ def _set_last_number(number: float) -> PlantDamage:
     return in_vector(lambda vector: vector[:-4] + struct.pack("<f", number))
 
 
-def _remove_file_text(target: DamageTarget) -> str:
+def remove_file_text(target: DamageTarget) -> str:
     """Remove the text of a file item from the index; return the id of the item, the subject."""
     with sqlite.open_readonly(target.catalog) as db:
         _, item = target.choose(db.execute(_FILES, {"base": target.base_id}).fetchall())
@@ -620,7 +620,7 @@ DAMAGES: dict[str, Damage] = {
     ),
     # --- items
     "a name of bytes": Damage("catalog.value", _damage_base_row("name = x'6b62ff'")),
-    "a file without text": Damage("item.no-material", _remove_file_text),
+    "a file without text": Damage("item.no-material", remove_file_text),
     "a note never indexed": Damage(
         "item.not-indexed",
         in_catalog(
