@@ -39,9 +39,12 @@ _TRAP = tr("; a vector index that only libSQL can read makes other programs coun
 
 
 def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
-    """Summarize one store, or every base of a library that only has stores of a preview build."""
+    """Summarize one store of a preview build, or every base of a library that only has such stores.
+
+    ``items``: whether to list the items of each base.
+    """
     stores = {store.base_id: store for store in source.stores.preview}
-    rows, problem = _read_catalog(source, data=items)
+    rows, problem = _read_catalog(source, with_item_data=items)
     bases = []
     for row, own in rows:
         listed = _summarize_base(row, own, has_list=items)
@@ -65,8 +68,8 @@ def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
     return StoreSummary(bases, HealthSummary(bytes=total_bytes(bases), problems=problems))
 
 
-def _item(row: Row) -> ItemSummary:
-    """Convert the catalog's row of an item."""
+def _summarize_item(row: Row) -> ItemSummary:
+    """Summarize an item from its row in the catalog."""
     return ItemSummary(
         id=row.get("id"),
         name=item_name(row.get("type"), parse_item_data(row)) or str(row.get("id")),
@@ -77,20 +80,23 @@ def _item(row: Row) -> ItemSummary:
     )
 
 
-def _read_catalog(source: Located, *, data: bool) -> tuple[list[tuple[Row, list[Row]]], str | None]:
-    """Read the bases with their items, and the problem if the catalog cannot be read; ``data``: read items' data."""
+def _read_catalog(source: Located, *, with_item_data: bool) -> tuple[list[tuple[Row, list[Row]]], str | None]:
+    """Return the catalog's row of each base with the rows of its items, and why the catalog cannot be read, or None.
+
+    ``with_item_data``: whether to read the data that names an item.
+    """
     if source.stores.catalog is None:
         return [], None
     try:
         with source.tree.local(source.stores.catalog, None) as path:
-            catalog = read_catalog(path, data=data)
+            catalog = read_catalog(path, data=with_item_data)
     except (CatalogProblem, SourceUnreadable) as error:
         return [], tr("the catalog {error}", error=error)
     return [(row, (catalog.items or {}).get(row.get("id"), [])) for row in catalog.bases], None
 
 
 def _summarize_base(row: Row, items: list[Row], *, has_list: bool) -> BaseSummary:
-    """Summarize a base whose index file is missing, from its catalog row alone."""
+    """Summarize a base from its catalog row and items, as one without an index file; ``has_list``: list the items."""
     statuses = Counter(str(item.get("status")) for item in items)
     return BaseSummary(
         id=row.get("id"),
@@ -101,11 +107,12 @@ def _summarize_base(row: Row, items: list[Row], *, has_list: bool) -> BaseSummar
         items=dict(sorted(statuses.items())),
         store=None,
         problem=tr("its index file is missing"),
-        item_list=list(map(_item, items)) if has_list else UNSET,
+        item_list=list(map(_summarize_item, items)) if has_list else UNSET,
     )
 
 
 def _inspect_store_file(source: Located, store: StoreFile) -> PreviewSummary:
+    """Summarize one file of the source, or describe why it cannot be read."""
     try:
         with source.tree.local(store.name, None) as path:
             return inspect_file(path, store.look)
@@ -114,7 +121,7 @@ def _inspect_store_file(source: Located, store: StoreFile) -> PreviewSummary:
 
 
 class PreviewSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of one file: the collection, and the number of items by type, that its rows name."""
+    """Contents of one index file of a preview build; its rows name the collection and the items."""
 
     store: VectorFileSummary | None = None
     problem: str | None = None
@@ -122,10 +129,10 @@ class PreviewSummary(msgspec.Struct, frozen=True, kw_only=True):
     items: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-def inspect_file(path: Path, seen: cherry_preview.IndexSummary) -> PreviewSummary:
-    """Summarize one file; ``seen`` has its header fields."""
-    if seen.layout is IndexLayout.UNREADABLE:
-        return PreviewSummary(problem=tr("its index file cannot be read: {problem}", problem=seen.problem))
+def inspect_file(path: Path, header: cherry_preview.IndexSummary) -> PreviewSummary:
+    """Summarize an index file of a preview build; ``header`` has the fields that were read from its first bytes."""
+    if header.layout is IndexLayout.UNREADABLE:
+        return PreviewSummary(problem=tr("its index file cannot be read: {problem}", problem=header.problem))
     try:
         with cherry_preview.readable_copy(path) as copy:
             found, contents = cherry_preview.PREVIEW_VECTORS.survey(copy), cherry_preview.read_contents(copy)
@@ -141,7 +148,7 @@ def inspect_file(path: Path, seen: cherry_preview.IndexSummary) -> PreviewSummar
         bytes=path.stat().st_size,
     )
     types = Counter(item.type or "file" for item in contents.items.values())
-    invisible = INVISIBLE + _TRAP if seen.has_trap else INVISIBLE
+    invisible = INVISIBLE + _TRAP if header.has_trap else INVISIBLE
     return PreviewSummary(
         store=store,
         problem=invisible if found.rows else None,

@@ -46,9 +46,9 @@ class VectorFileSummary(Struct, frozen=True, kw_only=True):
     bytes: int
 
     def lines(self, *, verbose: bool) -> Iterator[str]:  # noqa: ARG002 - one line is all
-        """Yield its lines of text output."""
+        """Yield the text output's line about this vector file; ``verbose`` adds nothing."""
         rows = format_count(self.rows, "row")
-        yield f"  {_format_store(rows, self.dimensions, self.bytes)}"
+        yield f"  {_format_vector_line(rows, self.dimensions, self.bytes)}"
 
 
 class IndexSummary(Struct, frozen=True, kw_only=True):
@@ -74,10 +74,13 @@ class IndexSummary(Struct, frozen=True, kw_only=True):
     bytes: int
 
     def lines(self, *, verbose: bool) -> Iterator[str]:
-        """Yield its lines of text output: those about vectors, orphans and stale materials if anything is missing."""
+        """Yield the text output's lines about this index.
+
+        The coverage by vectors, orphans and stale materials are shown with ``verbose``, or if vectors are missing.
+        """
         materials, units = format_count(self.materials, "material"), format_count(self.units, "unit")
         parts = join_list((materials, units, format_count(self.embeddings, "embedding")))
-        yield f"  {_format_store(parts, self.dimensions, self.bytes)}"
+        yield f"  {_format_vector_line(parts, self.dimensions, self.bytes)}"
         if self.coverage == 1 and not verbose:
             return
         if self.coverage is not None:
@@ -97,7 +100,7 @@ class MaterialSummary(Struct, frozen=True, kw_only=True):
     utf16_units: int
 
     def line(self) -> str:
-        """Return its line of text output."""
+        """Return the text output's line about this material."""
         name = self.path
         # The path of a folder's file can be its own id; the user knows it by its source.
         if self.path == self.id and self.source:
@@ -120,7 +123,7 @@ class ItemSummary(Struct, frozen=True, kw_only=True):
     units: int | UnsetType | None = UNSET
 
     def line(self) -> str:
-        """Return its line of text output."""
+        """Return the text output's line about this item."""
         parts = [pad_right(label_of(self.type), 9)]
         if self.status is not UNSET:
             parts.append(pad_right("" if self.status is None else label_of(self.status), 11))
@@ -149,7 +152,7 @@ class BaseSummary(Struct, frozen=True, kw_only=True):
     materials: list[MaterialSummary] | UnsetType = UNSET
 
     def lines(self, *, verbose: bool) -> Iterator[str]:
-        """Yield its lines of text output."""
+        """Yield the text output's lines about this base; ``verbose`` shows more about its index."""
         yield format_base_heading(self.id, self.name)
         if self.status:
             yield tr("  status      {status}", status=_with_reason(label_of(self.status), self.error))
@@ -180,7 +183,7 @@ class HealthSummary(Struct, frozen=True, kw_only=True):
     notes: list[str] | UnsetType = UNSET
 
     def lines(self) -> Iterator[str]:
-        """Yield lines of text output about the whole store; systems override this."""
+        """Yield additional lines of text output about the whole store; systems override this."""
         yield from ()
 
 
@@ -200,32 +203,40 @@ class StoreSummary(msgspec.Struct, frozen=True):
 
 
 def format_base_heading(base_id: object, name: object) -> str:
-    """Return the first line of a base's text output."""
+    """Return the first line of the text output about a base: its name and id."""
     return f"{one_line(str(name), LONGEST_NAME)}  ({printable(base_id, LONGEST_NAME)})"
 
 
-def _format_store(parts: str, dimensions: int | None, size: int) -> str:
+def _format_vector_line(parts: str, dimensions: int | None, size: int) -> str:
+    """Return the text output's line about the vectors of a base.
+
+    Args:
+        parts: the counts of rows or units, as text.
+        dimensions: the dimensions of the vectors, if they have the same.
+        size: the size of the file in bytes.
+    """
     if dimensions:
         parts = tr("{parts} × {dimensions} dimensions", parts=parts, dimensions=dimensions)
     return tr("vectors     {parts}, {size}", parts=parts, size=format_bytes(size))
 
 
-def _with_reason(what: object, why: object) -> str:
-    return tr("{what}: {why}", what=what, why=why) if why else str(what)
+def _with_reason(text: object, reason: object) -> str:
+    """Append a reason to a text, after a colon; without a reason, return the text alone."""
+    return tr("{what}: {why}", what=text, why=reason) if reason else str(text)
 
 
 def describe_problems(bases: Iterable[BaseSummary]) -> list[str]:
-    """Return the problems of the bases, each with the name of its base."""
+    """Return the problem of each base that has one, preceded by the name of the base."""
     return [_with_reason(base.name, base.problem) for base in bases if base.problem]
 
 
 def total_bytes(bases: Iterable[BaseSummary]) -> int:
-    """Add up the sizes of the vector and index files."""
+    """Add up the sizes of the vector files and index files of bases, in bytes."""
     return sum(base.store.bytes for base in bases if base.store)
 
 
 def count_by_dimensions(lengths: dict[int, int]) -> dict[str, int]:
-    """Convert counts by length in bytes to counts by dimensions."""
+    """Convert counts of vectors by length in bytes to counts by dimensions, as JSON keys."""
     return {str(length // 4): count for length, count in lengths.items()}
 
 
@@ -238,7 +249,7 @@ class InspectReport(Report, kw_only=True):
 
 
 def format_inspect_report(report: InspectReport, *, verbose: bool = False) -> str:
-    """Return the text output of ``inspect``."""
+    """Return the text output of ``inspect``; ``verbose`` shows more about each index."""
     kind = Kind(report.kind)
     lines = [report.head.title, ""]
     for base in report.bases:
@@ -254,6 +265,7 @@ def format_inspect_report(report: InspectReport, *, verbose: bool = False) -> st
 
 
 def _health_lines(path: str, health: HealthSummary, bases: Sequence[BaseSummary]) -> Iterator[str]:
+    """Yield the last lines of the text output; ``path`` is the store, for commands that show details."""
     if health.coverage is not None:
         yield (
             tr(
@@ -264,14 +276,14 @@ def _health_lines(path: str, health: HealthSummary, bases: Sequence[BaseSummary]
             )
         )
     yield from _problem_lines(health, bases)
-    worth = list(_worth_a_look(path, health, bases))
+    worth = list(_suggest_commands(path, health, bases))
     yield from worth
     if not worth and not health.problems:
         yield tr("No problem at a glance.")
 
 
 def _problem_lines(health: HealthSummary, bases: Sequence[BaseSummary]) -> Iterator[str]:
-    """Yield the problems that no base reports, the number of bases that report one, and the notes."""
+    """Yield lines with the problems that no base reports, the number of bases that report one, and the notes."""
     above = set(describe_problems(bases))
     for problem in health.problems:
         if problem not in above:
@@ -283,26 +295,34 @@ def _problem_lines(health: HealthSummary, bases: Sequence[BaseSummary]) -> Itera
         yield tr("note: {note}", note=note)
 
 
-def _worth_a_look(path: str, health: HealthSummary, bases: Sequence[BaseSummary]) -> Iterator[str]:
-    """Yield what is not as it should be, although no base reports it as a problem, and which command shows it."""
+def _suggest_commands(path: str, health: HealthSummary, bases: Sequence[BaseSummary]) -> Iterator[str]:
+    """Yield lines about failed items and incomplete texts, each with a command for details about the store ``path``."""
     failed = sum(base.items.get("failed", 0) for base in bases if base.items)
     # An audit does not list failed items: they are failed in the application too, and nothing is damaged.
     if failed and any(base.item_list for base in bases):
         yield tr("Worth a look: {worth}, see above.", worth=format_count(failed, "failed item"))
     elif failed:
-        yield _format_worth(format_count(failed, "failed item"), "inspect", path, "--items")
-    incomplete = join_list(_incomplete(health))
+        yield _format_suggestion(format_count(failed, "failed item"), "inspect", path, "--items")
+    incomplete = join_list(_count_incomplete(health))
     if incomplete:
-        yield _format_worth(incomplete, "check", path)
+        yield _format_suggestion(incomplete, "check", path)
 
 
-def _format_worth(worth: str, command: str, path: str, *options: str) -> str:
+def _format_suggestion(counts: str, command: str, path: str, *options: str) -> str:
+    """Return the line that suggests a regraft command for details.
+
+    Args:
+        counts: what there is to see, such as "2 failed items".
+        command: the name of the regraft command.
+        path: the store.
+        options: further words of the command line.
+    """
     value = join_command(["regraft", command, path_argument(path), *options])
-    return tr("Worth a look: {worth}; for details: {value}", worth=worth, value=value)
+    return tr("Worth a look: {worth}; for details: {value}", worth=counts, value=value)
 
 
-def _incomplete(health: HealthSummary) -> Iterator[str]:
-    """Yield counts of what an audit reports in detail."""
+def _count_incomplete(health: HealthSummary) -> Iterator[str]:
+    """Yield phrases that count what a store lacks: vectors of texts, and what orphans and stale materials it has."""
     if health.coverage is not None and health.coverage < 1:
         yield tr("{coverage:.2%} of the texts without a vector", coverage=1 - health.coverage)
     if health.orphans:

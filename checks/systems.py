@@ -58,7 +58,7 @@ _FINDINGS = (
 
 
 def checks_for(kind: Kind) -> Checks:
-    """Import the functions for stores of a kind."""
+    """Import and return the functions that read stores of a kind."""
     return cast(Checks, import_module(_ADAPTERS[kind]).CHECKS)
 
 
@@ -70,7 +70,7 @@ def load_findings() -> Mapping[str, FindingDefinition]:
 
 
 def require_finding_names(names: Iterable[str]) -> None:
-    """Raise WrongUsage, with the nearest names, if a name is not registered."""
+    """Raise WrongUsage if one of ``names`` is not a registered finding; the hint has the most similar names."""
     known = load_findings()
     for name in names:
         if name not in known:
@@ -81,62 +81,65 @@ def require_finding_names(names: Iterable[str]) -> None:
             )
 
 
-def select_finding_names(names: Iterable[str], taken: Collection[str], command: str) -> frozenset[str]:
-    """Return ``names`` as a set, if ``command`` takes all of them.
+def select_finding_names(names: Iterable[str], accepted: Collection[str], command: str) -> frozenset[str]:
+    """Return ``names`` as a set, if ``command`` accepts all of them.
 
     Args:
         names: names of findings, from ``--only``.
-        taken: the findings that the command takes.
-        command: its name, for the message.
+        accepted: names of the findings that the command accepts.
+        command: the name of the command, for the message.
 
     Raises:
-        WrongUsage: a name is not registered, or not taken.
+        WrongUsage: a name is not registered, or not accepted.
     """
     chosen = frozenset(names)
     require_finding_names(sorted(chosen))
-    for name in sorted(chosen.difference(taken)):
-        hint = tr("{command} takes {taken}", command=command, taken=join_list(taken))
+    for name in sorted(chosen.difference(accepted)):
+        hint = tr("{command} takes {taken}", command=command, taken=join_list(accepted))
         raise WrongUsage(problem=tr("--only {name}: {remedy}", name=name, remedy=FINDINGS[name].remedy), hint=hint)
     return chosen
 
 
-def inspect_store(found: Located, asked: InspectOptions) -> StoreSummary:
-    """Summarize a store of any system.
+def inspect_store(found: Located, options: InspectOptions) -> StoreSummary:
+    """Summarize a store of any system for ``inspect``.
 
     Raises:
         WrongUsage: items are requested and the system does not support that.
-        BrokenJson, SourceUnreadable: its state cannot be read.
+        BrokenJson, SourceUnreadable: the state of the store cannot be read.
     """
     checks = checks_for(found.kind)
-    if asked.items and found.kind in SYSTEMS and not checks.has_items:
+    if options.items and found.kind in SYSTEMS and not checks.has_items:
         raise WrongUsage(
             problem=tr(
                 "--items is for knowledge bases of the application, and this is {kind}", kind=KIND_NAMES[found.kind]
             ),
             hint=tr("leave it out"),
         )
-    return checks.inspect(found, asked)
+    return checks.inspect(found, options)
 
 
-def make_inspect_report(source: Located, run: Run, asked: InspectOptions) -> InspectReport:
-    """Summarize a store as the report of ``regraft inspect``, and end ``run``.
+def make_inspect_report(source: Located, run: Run, options: InspectOptions) -> InspectReport:
+    """Summarize a store as the report of ``regraft inspect``, and record the end of ``run`` in it.
 
     Raises:
         WrongUsage: items are requested and the system does not support that.
-        BrokenJson, SourceUnreadable: its state cannot be read.
+        BrokenJson, SourceUnreadable: the state of the store cannot be read.
     """
-    found = inspect_store(source, asked)
+    found = inspect_store(source, options)
     run.end()
     return InspectReport(head=run.head(), kind=source.kind.value, bases=found.bases, health=found.health)
 
 
 def is_audited(kind: Kind) -> bool:
-    """Whether stores of a kind are audited themselves; a migration source is audited by planning its migration."""
+    """Whether stores of a kind are audited themselves; migration sources are audited by planning their migration."""
     return checks_for(kind).audit is not None
 
 
 def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
-    """Audit a store whose kind :func:`is_audited`; an archive must be unpacked first."""
+    """Audit a store whose kind :func:`is_audited`. An archive must be unpacked first.
+
+    ``command_line`` makes the command lines that fix findings; None: findings get no command.
+    """
     run = checks_for(found.kind).audit
     if run is None:
         raise ValueError(tr("the audit of {kind} is a plan of its migration", kind=found.kind))
@@ -144,10 +147,10 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
 
 
 def resolve_base_ids(found: Located, words: Sequence[str]) -> tuple[str, ...]:
-    """Convert the user's words for bases to base ids.
+    """Return the ids of the bases that the user named, by id, name or the beginning of an id, in the same order.
 
     Raises:
-        BaseUnknown, BaseAmbiguous: a word matches no base, or several.
+        BaseUnknown, BaseAmbiguous: one of ``words`` matches no base, or several.
     """
     if not words:
         return ()

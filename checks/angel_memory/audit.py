@@ -68,15 +68,15 @@ class _StoreAudit(msgspec.Struct):
     indexed: list[IndexedFile] | None = None
 
 
-def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
-    """Audit a data folder without writing. The data never makes this raise.
+def audit(store: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
+    """Audit a data folder of AngelMemory without writing. The data never makes this raise.
 
     Args:
-        found: a store of the kind ``angel-memory``.
+        store: a store of the kind ``angel-memory``.
         options: level and time limit.
         command_line: makes the command lines that fix findings; None: findings get no command.
     """
-    state = _StoreAudit(found.tree.path, FindingCollector(options.level, options.max_duration))
+    state = _StoreAudit(store.tree.path, FindingCollector(options.level, options.max_duration))
     findings = state.findings
     steps: list[Step] = [
         (database.DATABASE, None, partial(_check_records, state)),
@@ -87,33 +87,33 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     if options.level is Level.DEEP:
         databases = (database.DATABASE, database.FILE_INDEX, *_collection_databases(state.root))
         steps += [(name, None, partial(_check_integrity, state, name)) for name in databases]
-    findings.run_apart(steps, options.progress, angel.UNREADABLE, _describe_stop)
-    audited = Audit(
-        findings=findings.to_findings(),
-        checked=state.checked,
-        names={},
-        closing=findings.closing(tr("files and texts"), tr("all pages of the databases")),
-        not_checked=findings.missing(),
-        level=findings.level.name.lower(),
-    )
-    return audited if command_line is None else add_commands(audited, command_line)
+    findings.run_parts(steps, options.progress, angel.UNREADABLE, _describe_stop)
+    closing = findings.closing(tr("files and texts"), tr("all pages of the databases"))
+    return add_commands(findings.to_audit(checked=state.checked, names={}, closing=closing), command_line)
 
 
 def _describe_stop(name: str, error: Exception) -> str:
+    """Return the message of the finding for a check that was stopped: its name and the error."""
     return tr("{name} cannot be used: {error}", name=name, error=error)
 
 
 @contextmanager
-def _open_watched(state: _StoreAudit, name: str, opened: Any) -> Iterator[apsw.Connection]:
-    """Open a database whose statements are interrupted when time is over."""
+def _open_watched(state: _StoreAudit, name: str, opening: Any) -> Iterator[apsw.Connection]:
+    """Open a database whose statements are interrupted when the time limit has passed.
+
+    Args:
+        state: the audit; the size of the file is added to its counts.
+        name: path of the file in the data folder.
+        opening: context manager that opens the database.
+    """
     size = (state.root / name).stat().st_size if (state.root / name).is_file() else 0
     state.checked["bytes"] += size
-    with opened as db, state.findings.limit_statements(db, size):
+    with opening as db, state.findings.limit_statements(db, size):
         yield db
 
 
 def _collection_databases(root: Path) -> list[str]:
-    """Return the paths of the databases of all providers, relative to the root of a store."""
+    """Return the paths of the databases of all embedding providers, relative to the data folder."""
     return [folder.database.relative_to(root).as_posix() for folder in database.find_provider_folders(root)]
 
 
@@ -146,7 +146,7 @@ def _check_records(state: _StoreAudit) -> None:
 
 
 def _check_relations(db: apsw.Connection, findings: FindingCollector) -> None:
-    """Report tag relations whose tag, note or memory is missing, and unused tags."""
+    """Report relations whose tag, note or memory is missing, and unused tags."""
     for table, orphaned in ORPHANED.items():
         kind = "note" if table == NOTE_TAGS else "memory"
         key = "source_id" if table == NOTE_TAGS else "memory_id"
@@ -184,7 +184,7 @@ _SAID = {
 
 
 def _read_index(state: _StoreAudit) -> None:
-    """Read the file index of the store."""
+    """Read the system's index of note files into the state, and report foreign objects in its database."""
     with _open_watched(state, database.FILE_INDEX, database.open_file_index(state.root)) as files:
         sqlite_checks.add_foreign_objects(
             sqlite_checks.find_foreign_on_tables(files, (database.FILES,)), state.findings, None
@@ -193,7 +193,7 @@ def _read_index(state: _StoreAudit) -> None:
 
 
 def _check_files(state: _StoreAudit) -> None:
-    """Compare the records with the files; the quick level does not read files."""
+    """Report note files that differ from their records. At the quick level no files are read."""
     raw = state.root / database.RAW
     if not raw.is_dir():
         raise AngelProblem(tr("it is missing"))
@@ -212,14 +212,14 @@ def _check_files(state: _StoreAudit) -> None:
             elif one.state in _SAID:
                 name, seen_by_scan, unseen = _SAID[one.state]
                 noun = "path" if one.state is FileState.OUTSIDE else "file"
-                state.findings.add(name, seen_by_scan if one.is_seen else unseen, noun=noun, sample=one.path)
+                state.findings.add(name, seen_by_scan if one.is_seen_by_scan else unseen, noun=noun, sample=one.path)
 
 
 # --- vectors ------------------------------------------------------------------------------------------------------
 
 
 def _check_providers(state: _StoreAudit) -> None:
-    """Report problems of the state file, and collections of embedding providers that are not in use."""
+    """Report problems of the state file, leftover folders of embedding providers, and problems of their databases."""
     used = find_providers(state.root)
     if used.problem is not None and used.in_use is not None:
         state.findings.add(angel.STATE, tr("the state file: {problem}", problem=used.problem), sample=database.STATE)
@@ -246,11 +246,11 @@ def _check_providers(state: _StoreAudit) -> None:
     if used.in_use is not None and state.has_records:
         name = used.in_use.database.relative_to(state.root).as_posix()
         steps.append((name, None, partial(_check_vectors, state, used, used.in_use)))
-    state.findings.run_apart(steps, SilentProgress(), angel.UNREADABLE, _describe_stop)
+    state.findings.run_parts(steps, SilentProgress(), angel.UNREADABLE, _describe_stop)
 
 
 def _check_full_text(state: _StoreAudit, name: str) -> None:
-    """Verify the full-text index of a provider's database."""
+    """Verify the full-text index of a provider's database; ``name`` is its path in the data folder."""
     if state.findings.level is Level.QUICK:
         return
     with _open_watched(state, name, chroma.open_chroma(state.root / name)) as db:
@@ -261,19 +261,21 @@ def _check_full_text(state: _StoreAudit, name: str) -> None:
 
 
 def folder_size(folder: Path) -> int:
-    """Add up the sizes of all files in a folder, in bytes."""
+    """Add up the sizes of all files below a folder, in bytes."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
 
-def _check_vectors(state: _StoreAudit, used: Providers, folder: ProviderFolder) -> None:
-    """Compare the vectors of the provider in use with the records."""
+def _check_vectors(state: _StoreAudit, providers: Providers, folder: ProviderFolder) -> None:
+    """Compare the vectors of the provider in use, which are in ``folder``, with the records."""
     found = find_vector_differences(folder, state.texts, ids_only=state.findings.level is Level.QUICK)
     state.checked["vectors"] += found.count
     if folder.database.is_file():
         state.checked["bytes"] += folder.database.stat().st_size
-    if used.is_changed and state.texts:
+    if providers.is_changed and state.texts:
         before = (
-            tr("the last sync was with {stated}", stated=used.stated) if used.stated else tr("no sync was ever made")
+            tr("the last sync was with {stated}", stated=providers.stated)
+            if providers.stated
+            else tr("no sync was ever made")
         )
         due = format_count(len(found.embedded), "vector")
         message = tr(
@@ -310,16 +312,16 @@ def _check_vectors(state: _StoreAudit, used: Providers, folder: ProviderFolder) 
 
 
 def _check_integrity(state: _StoreAudit, name: str) -> None:
-    """Run SQLite's own check over a database."""
+    """Run SQLite's integrity check over the database with the path ``name`` in the data folder."""
     with sqlite.open_readonly(state.root / name, beside_writers=True) as db:
-        for message in _complaints(db):
+        for message in _find_damage(db):
             state.findings.add(
                 angel.UNREADABLE, tr("{name} is damaged: {{n}}", name=name), noun="complaint", sample=message
             )
 
 
-def _complaints(db: apsw.Connection) -> Iterator[str]:
-    """Yield the messages of SQLite's own check. A damaged full-text index has its own finding."""
+def _find_damage(db: apsw.Connection) -> Iterator[str]:
+    """Yield the messages of SQLite's integrity check. A damaged full-text index is left out: it has its own finding."""
     scopes: list[object] = [_COMPLAINTS]
     if chroma.find_full_text_damage(db) is not None:
         tables = db.execute(

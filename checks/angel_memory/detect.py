@@ -53,21 +53,21 @@ class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
     @property
-    def is_seen(self) -> bool:
-        """Whether the system's next scan reads the file again; it compares modification times only."""
+    def is_seen_by_scan(self) -> bool:
+        """Whether AngelMemory's next scan reads the file again; a scan only compares modification times."""
         return self.file is not None and (self.indexed is None or self.file.seconds > self.indexed.seconds)
 
 
 def compare_files(
-    root: Path, records: Iterable[Record], indexed: Iterable[IndexedFile], go_on: Callable[[], None] = lambda: None
+    root: Path, records: Iterable[Record], indexed: Iterable[IndexedFile], check_time: Callable[[], None] = lambda: None
 ) -> Iterator[FileComparison]:
-    """Read every file below ``raw/`` and compare its notes with the records, sorted by path.
+    """Read every note file below ``raw/`` and compare its notes with the records. Yield all paths in sorted order.
 
     Args:
         root: the folder ``raw``.
         records: all records.
-        indexed: the index of files.
-        go_on: called before each file is read.
+        indexed: all entries of the system's index of files.
+        check_time: called before each file is read; raises to stop.
 
     Raises:
         OSError: a folder cannot be read.
@@ -78,14 +78,22 @@ def compare_files(
     known = {one.path: one for one in indexed}
     there = {one.path: one for one in angel_memory_notes.find_note_files(root)}
     for path in sorted(of_path.keys() | there.keys()):
-        go_on()
+        check_time()
         yield _compare_file(root, path, there.get(path), known.get(path), tuple(of_path.get(path, ())))
 
 
 def _compare_file(
     root: Path, path: str, file: NoteFile | None, indexed: IndexedFile | None, records: tuple[Record, ...]
 ) -> FileComparison:
-    """Compare a note file with its records; ``file`` is None if it is missing or outside the folder."""
+    """Compare a note file with its records.
+
+    Args:
+        root: the folder ``raw``.
+        path: the path below it.
+        file: the file on disk; None if it is missing or outside the folder.
+        indexed: its entry in the system's index of files; None if missing.
+        records: the records that name the path.
+    """
     if file is None:
         state = FileState.OUTSIDE if angel_memory_notes.resolve_note_path(root, path) is None else FileState.GONE
         return FileComparison(path=path, state=state, file=None, indexed=indexed, records=records)
@@ -105,7 +113,7 @@ def _compare_file(
 
 
 def records_match(records: Iterable[Record], notes: Iterable[Note]) -> bool:
-    """Whether the records of a file are the notes that it contains."""
+    """Whether the records of a file have the same ids, headings, lengths and tags as the notes in that file."""
     stored = {one.source_id: (one.headings, one.total_lines, frozenset(one.names)) for one in records}
     given = {one.source_id: (one.headings, one.total_lines, frozenset(one.tags)) for one in notes}
     return stored == given
@@ -124,7 +132,7 @@ ABANDONED_SECONDS = 86_400
 
 
 class Providers(msgspec.Struct, frozen=True, kw_only=True):
-    """The provider in use, and folders of others."""
+    """The embedding provider in use, and the folders of other providers."""
 
     #: The provider of the last sync, as in its folder's name; empty if unknown.
     stated: str
@@ -142,11 +150,11 @@ class Providers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_providers(root: Path, chosen: str | None = None) -> Providers:
-    """Determine the provider in use from the state file and the folders of providers.
+    """Determine the embedding provider in use from the state file and the folders of providers.
 
     Args:
         root: the data folder.
-        chosen: the provider that the user named; its folder can be missing.
+        chosen: the provider that the user named, whose folder can be missing; None: determine it.
     """
     stated, saved_at, problem = _read_state(root)
     folders = database.find_provider_folders(root)
@@ -165,7 +173,13 @@ def find_providers(root: Path, chosen: str | None = None) -> Providers:
 
 
 def _read_state(root: Path) -> tuple[str, float, str | None]:
-    """Return the provider of the last sync, the time of the state file (s), and why it cannot be read, or None."""
+    """Read the state file of a data folder.
+
+    Returns:
+        The provider of the last sync (empty: unknown), the time of that sync in seconds, and why the file cannot be
+        read,
+        or None.
+    """
     try:
         state = database.read_state(root)
     except AngelProblem as problem:
@@ -175,16 +189,26 @@ def _read_state(root: Path) -> tuple[str, float, str | None]:
 
 
 def _find_used_folder(root: Path, folders: list[ProviderFolder], stated: str, saved_at: float) -> ProviderFolder | None:
-    """Find the folder of the provider in use: one that was begun since the last sync, else the stated one."""
+    """Find the folder of the provider in use: one that was begun after the last sync, or else the one of that sync.
+
+    Args:
+        root: the data folder.
+        folders: the folders of all providers.
+        stated: the provider of the last sync; empty: unknown.
+        saved_at: the time of the last sync, in seconds.
+    """
     named = next((folder for folder in folders if folder.name == stated), None)
     # The folder of a provider that was chosen since the last sync and is empty or only partly filled.
-    started = _find_latest_folder([one for one in folders if one.name != stated and _is_due(one, saved_at)])
+    started = _find_latest_folder([one for one in folders if one.name != stated and _is_newer_than_sync(one, saved_at)])
     found = started or named or _find_latest_folder(folders)
     return database.provider_folder(root, stated) if found is None and stated else found
 
 
-def _is_due(folder: ProviderFolder, saved_at: float) -> bool:
-    """Whether a folder was written after the last completed sync, or was created for the next one."""
+def _is_newer_than_sync(folder: ProviderFolder, saved_at: float) -> bool:
+    """Whether a provider's folder was written after the last sync, or created for the next one.
+
+    ``saved_at`` is the time of the last sync in seconds.
+    """
     if count_note_vectors(folder) == 0:
         return folder.database.stat().st_mtime >= saved_at - ABANDONED_SECONDS
     written_at = _query_notes(folder, chroma.last_write_time)
@@ -193,7 +217,7 @@ def _is_due(folder: ProviderFolder, saved_at: float) -> bool:
 
 
 def _find_latest_folder(folders: list[ProviderFolder]) -> ProviderFolder | None:
-    """Return the folder with a collection of notes that was written last."""
+    """Return the provider's folder with a collection of notes that was written last; None if no folder has one."""
     of_notes = [folder for folder in folders if count_note_vectors(folder) is not None]
     return max(of_notes, key=lambda folder: (folder.database.stat().st_mtime_ns, folder.name), default=None)
 
@@ -204,19 +228,22 @@ def count_note_vectors(folder: ProviderFolder) -> int | None:
 
 
 def _query_notes(
-    folder: ProviderFolder, question: Callable[[apsw.Connection, chroma.ChromaCollection], T | None]
+    folder: ProviderFolder, query: Callable[[apsw.Connection, chroma.ChromaCollection], T | None]
 ) -> T | None:
-    """Call ``question`` with the collection of notes in a provider's folder; None if there is no readable one."""
+    """Call ``query`` with the database of a provider's folder and its collection of notes, and return the result.
+
+    None is returned if there is no such collection, or if it cannot be read.
+    """
     try:
         with chroma.open_chroma(folder.database) as db:
             found = chroma.find_collection(db, database.COLLECTION)
-            return None if found is None else question(db, found)
+            return None if found is None else query(db, found)
     except (ChromaProblem, OSError, apsw.Error, UnicodeDecodeError):
         return None
 
 
 def find_other_collections(folder: ProviderFolder) -> list[str]:
-    """Return the names of a provider's other collections that are not empty, usually of memories."""
+    """Return the names of the collections in a provider's folder that are not of notes and not empty."""
     try:
         with chroma.open_chroma(folder.database) as db:
             names = [name for name in chroma.list_collection_names(db) if name != database.COLLECTION]
@@ -230,7 +257,7 @@ def find_other_collections(folder: ProviderFolder) -> list[str]:
 
 
 class VectorDifferences(msgspec.Struct):
-    """Source ids by what is wrong with their vectors."""
+    """Source ids of records, or of vectors without a record, by what is wrong with the vector."""
 
     missing: list[str] = msgspec.field(default_factory=list)
     orphans: list[str] = msgspec.field(default_factory=list)
@@ -248,7 +275,7 @@ class VectorDifferences(msgspec.Struct):
 
     @property
     def embedded(self) -> list[str]:
-        """The source ids whose texts must be embedded."""
+        """The source ids of the records whose texts must be embedded again."""
         return list(dict.fromkeys([*self.missing, *self.stale, *self.lengths, *self.unusable]))
 
     def __bool__(self) -> bool:
@@ -259,12 +286,12 @@ class VectorDifferences(msgspec.Struct):
 def find_vector_differences(
     folder: ProviderFolder, texts: Mapping[str, str], *, ids_only: bool = False
 ) -> VectorDifferences:
-    """Compare a provider's collection with the records.
+    """Compare the vectors in a provider's folder with the records.
 
     Args:
-        folder: the provider's folder; without a collection, every vector is missing.
+        folder: the provider's folder; without a collection of notes, every vector is missing.
         texts: the text of each record that needs a vector, by source id.
-        ids_only: compare only ids.
+        ids_only: whether to compare only which ids there are.
 
     Raises:
         ChromaProblem: the database cannot be used.
@@ -291,10 +318,13 @@ def find_vector_differences(
 
 
 def _compare_documents(
-    texts: Mapping[str, str | None], documents: Mapping[str, str | None], made: VectorDifferences
+    texts: Mapping[str, str | None], documents: Mapping[str, str | None], differences: VectorDifferences
 ) -> None:
-    """Compare texts with the documents of the collection; note missing, stale and orphan ids."""
-    lists = {"missing": made.missing, "stale": made.stale, "orphaned": made.orphans}
+    """Compare the records' texts with the stored documents, both by source id.
+
+    Note ids that differ in ``differences``.
+    """
+    lists = {"missing": differences.missing, "stale": differences.stale, "orphaned": differences.orphans}
     for one in derived.compare_sorted(
         ((key, texts[key]) for key in sorted(texts)), ((key, documents[key]) for key in sorted(documents))
     ):
@@ -303,22 +333,30 @@ def _compare_documents(
 
 def _check_stored_vectors(
     db: apsw.Connection,
-    found: chroma.ChromaCollection,
-    made: VectorDifferences,
-    keys: Collection[str],
+    collection: chroma.ChromaCollection,
+    differences: VectorDifferences,
+    ids: Collection[str],
     *,
     has_files: bool,
 ) -> None:
-    """Check the vectors in the queue; the others are in the files of their segment, and lost without these."""
+    """Check the vectors in Chroma's queue. Vectors elsewhere are in the files of a segment, and lost without these.
+
+    Args:
+        db: the database of the provider.
+        collection: the collection of notes.
+        differences: gets the ids of vectors with a wrong length or unusable numbers.
+        ids: the source ids that have both a record and a vector.
+        has_files: whether the segment has files.
+    """
     waiting: set[str] = set()
-    for key, vector in chroma.iterate_queued_vectors(db, found):
+    for key, vector in chroma.iterate_queued_vectors(db, collection):
         waiting.add(key)
-        if key not in keys:
+        if key not in ids:
             continue
         numbers = array("f", vector)
-        if numbers and found.dimension is not None and len(numbers) != found.dimension:
-            made.lengths.append(key)
+        if numbers and collection.dimension is not None and len(numbers) != collection.dimension:
+            differences.lengths.append(key)
         elif not has_usable_norm(numbers):
-            made.unusable.append(key)
+            differences.unusable.append(key)
     if not has_files:
-        made.unusable += sorted(set(keys) - waiting)
+        differences.unusable += sorted(set(ids) - waiting)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class RecordSummary(Struct, frozen=True, kw_only=True):
     vector: str | None
 
     def line(self) -> str:
-        """Return its line of text output."""
+        """Return the text output's line about this record."""
         number = "-" if self.note_short_id is None else str(self.note_short_id)
         place = one_line(" > ".join([self.path, *self.headings]))
         state = "" if self.vector in (None, "current") else tr(" (vector: {state})", state=label_of(self.vector))
@@ -71,14 +71,14 @@ class VectorSummary(Struct, frozen=True, kw_only=True):
     dimensions: int | None
 
     def line(self) -> str:
-        """Return its line of text output."""
+        """Return the text output's line about this entry."""
         state = "" if self.state == "current" else f" ({label_of(self.state)})"
         return f"  {one_line(self.source_id)}{state}  {one_line(self.document or '', _LONGEST_TEXT)}"
 
 
-def summarize_records(db: apsw.Connection, found: VectorDifferences | None) -> list[RecordSummary]:
-    """List the records by short id; without ``found``, the state of their vectors is unknown."""
-    states = {} if found is None else _map_states(found, ("missing", found.missing))
+def summarize_records(db: apsw.Connection, differences: VectorDifferences | None) -> list[RecordSummary]:
+    """List the records by short id. ``differences`` tell the state of their vectors; None: unknown."""
+    states = {} if differences is None else _map_states(differences) | dict.fromkeys(differences.missing, "missing")
     looks = [
         RecordSummary(
             note_short_id=record.short_id,
@@ -88,22 +88,26 @@ def summarize_records(db: apsw.Connection, found: VectorDifferences | None) -> l
             tags=list(record.names),
             total_lines=record.total_lines,
             updated_at=record.updated_at,
-            vector=None if found is None else states.get(record.source_id, "current") if record.vector_text else "none",
+            vector=None
+            if differences is None
+            else states.get(record.source_id, "current")
+            if record.vector_text
+            else "none",
         )
         for record in database.iterate_records(db)
     ]
     return sorted(looks, key=lambda one: (one.note_short_id is None, one.note_short_id or 0, one.source_id))
 
 
-def summarize_vectors(folder: ProviderFolder, found: VectorDifferences) -> list[VectorSummary]:
-    """List the entries of a provider's collection by source id.
+def summarize_vectors(folder: ProviderFolder, differences: VectorDifferences) -> list[VectorSummary]:
+    """List the entries of a provider's collection of notes by source id, with the state of each.
 
     Raises:
         ChromaProblem, apsw.Error, OSError: the database cannot be read.
     """
     if not folder.database.is_file():
         return []
-    states = _map_states(found, ("orphan", found.orphans))
+    states = _map_states(differences) | dict.fromkeys(differences.orphans, "orphan")
     with chroma.open_chroma(folder.database) as db:
         notes = chroma.find_collection(db, database.COLLECTION)
         if notes is None:
@@ -123,12 +127,10 @@ def summarize_vectors(folder: ProviderFolder, found: VectorDifferences) -> list[
     return sorted(looks, key=lambda one: one.source_id)
 
 
-def _map_states(found: VectorDifferences, more: tuple[str, list[str]]) -> Mapping[str, str]:
-    """Map the ids of records with a problem to its name."""
-    states = dict.fromkeys(found.stale, "stale")
-    states |= dict.fromkeys((*found.lengths, *found.unusable), "unusable")
-    state, keys = more
-    return states | dict.fromkeys(keys, state)
+def _map_states(differences: VectorDifferences) -> dict[str, str]:
+    """Map the source id of each stored vector that is not current to its state, "stale" or "unusable"."""
+    states = dict.fromkeys(differences.stale, "stale")
+    return states | dict.fromkeys((*differences.lengths, *differences.unusable), "unusable")
 
 
 _PROBLEMS = (AngelProblem, ChromaProblem, OSError, apsw.Error, UnicodeDecodeError)
@@ -143,7 +145,7 @@ class ProviderSummary(Struct, frozen=True, kw_only=True):
     use: str
 
     def line(self) -> str:
-        """Return its line of text output."""
+        """Return the text output's line about this provider."""
         vectors = tr("no collection of notes") if self.vectors is None else format_count(self.vectors, "vector")
         return tr(
             "provider {provider} ({use}): {vectors}, {bytes}",
@@ -166,7 +168,7 @@ class AngelHealthSummary(HealthSummary, frozen=True, kw_only=True):
     vector_list: list[VectorSummary] | UnsetType = UNSET
 
     def lines(self) -> Iterator[str]:
-        """Yield its lines of text output."""
+        """Yield the text output's lines about the data folder."""
         if self.record_list is not UNSET and self.vector_list is not UNSET:
             yield tr("Records:")
             yield from (one.line() for one in self.record_list)
@@ -182,7 +184,7 @@ class AngelHealthSummary(HealthSummary, frozen=True, kw_only=True):
 
 
 def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
-    """Summarize a data folder, which has no bases; ``items`` adds the lists of records and vectors."""
+    """Summarize a data folder, which has no bases; ``items``: whether to list records and vectors."""
     root = source.tree.path
     problems: list[str] = []
     texts: dict[str, str] | None = None
@@ -205,7 +207,7 @@ def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
                 in_use=used.in_use and used.in_use.name,
             )
         )
-    folders = _folders(root, used)
+    folders = _summarize_providers(root, used)
     health = AngelHealthSummary(
         orphans=0,
         stale=0,
@@ -225,52 +227,61 @@ def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
             vectors=found.count,
         )
     if items:
-        health = structs.replace(health, **_lists(root, used, found, problems))
+        health = structs.replace(health, **_list_contents(root, used, found, problems))
     return StoreSummary([], health)
 
 
-def _lists(
-    root: Path, used: Providers, found: VectorDifferences | None, problems: list[str]
+def _list_contents(
+    root: Path, providers: Providers, differences: VectorDifferences | None, problems: list[str]
 ) -> dict[str, list[RecordSummary] | list[VectorSummary]]:
-    """Return the lists of records and vectors; add what cannot be read to ``problems``."""
+    """List records and vectors, by the names of the summary's fields. What cannot be read is added to ``problems``.
+
+    ``differences`` tell the state of the vectors; None: unknown.
+    """
     records: list[RecordSummary] = []
     vectors: list[VectorSummary] = []
     try:
         with database.open_records(root) as db:
-            records = summarize_records(db, found)
+            records = summarize_records(db, differences)
     except _PROBLEMS as error:
         _add_once(problems, f"{database.DATABASE}: {error}")
-    if used.in_use is not None and found is not None:
+    if providers.in_use is not None and differences is not None:
         try:
-            vectors = summarize_vectors(used.in_use, found)
+            vectors = summarize_vectors(providers.in_use, differences)
         except _PROBLEMS as error:
-            _add_once(problems, f"{used.in_use.path.name}: {error}")
+            _add_once(problems, f"{providers.in_use.path.name}: {error}")
     return {"record_list": records, "vector_list": vectors}
 
 
 def _add_once(problems: list[str], problem: str) -> None:
+    """Add a problem to ``problems``, unless the list has it already."""
     if problem not in problems:
         problems.append(problem)
 
 
-def _compare_vectors(used: Providers, texts: dict[str, str] | None, problems: list[str]) -> VectorDifferences | None:
-    """Compare vectors with the records' texts; None if not possible. An error is added to ``problems``."""
-    if used.in_use is None or texts is None:
+def _compare_vectors(
+    providers: Providers, texts: dict[str, str] | None, problems: list[str]
+) -> VectorDifferences | None:
+    """Compare the vectors of the provider in use with the records' texts, by source id.
+
+    None is returned if that is not possible. An error is added to ``problems``.
+    """
+    if providers.in_use is None or texts is None:
         return None
     try:
-        return find_vector_differences(used.in_use, texts)
+        return find_vector_differences(providers.in_use, texts)
     except _PROBLEMS as error:
-        problems.append(f"{used.in_use.path.name}: {error}")
+        problems.append(f"{providers.in_use.path.name}: {error}")
         return None
 
 
-def _folders(root: Path, used: Providers) -> list[ProviderSummary]:
-    """List the folders of providers, with the number of their note vectors, their size, and their use."""
-    leftovers = {folder.name for folder in used.leftovers}
+def _summarize_providers(root: Path, providers: Providers) -> list[ProviderSummary]:
+    """Summarize the folder of each embedding provider; ``providers`` tell which one is in use."""
+    leftovers = {folder.name for folder in providers.leftovers}
     looks = []
     for one in database.find_provider_folders(root):
         use = tr("of the last sync")
-        if used.in_use is not None and one.name == used.in_use.name:
+        if providers.in_use is not None and one.name == providers.in_use.name:
             use = tr("in use")
         elif one.name in leftovers:
             use = tr("left over")

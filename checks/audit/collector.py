@@ -10,7 +10,7 @@ from enum import IntEnum
 import apsw
 import msgspec
 
-from checks.audit.findings import CORRUPT, FINDINGS, SAMPLES, UNREADABLE, Audit, Finding, RowNumbers
+from checks.audit.findings import CORRUPT, FINDINGS, SAMPLES, UNREADABLE, Audit, Finding, RowNumbers, Statistics
 from checks.audit.rolling import RollingPart
 from regraft import identity
 from regraft.disk import sqlite
@@ -118,15 +118,15 @@ class FindingCollector(msgspec.Struct):
         """Count instances of a finding.
 
         Args:
-            name: the finding.
-            message: with ``noun``, ``{n}`` in it becomes the count and the noun.
-            base: the base's id.
-            sample: names the instance.
-            noun: the noun that is counted.
+            name: the registered name of the finding.
+            message: the sentence for the user; with ``noun``, ``{n}`` in it becomes the count and the noun.
+            base: the id of the base that has the finding; None: the finding is about the whole store.
+            sample: an id, path or other value that identifies one instance in the output.
+            noun: what is counted, in the singular, such as "unit".
             count: the number of instances.
             is_beyond_repair: whether no command fixes instances with this message.
             severity: the severity of instances with this message; None: that of the registry.
-            row: the row number of the instance, for planners.
+            row: the row number of the instance, from which a repair is planned.
         """
         tally = self._tallies.get((name, base, message))
         if tally is None:
@@ -139,12 +139,12 @@ class FindingCollector(msgspec.Struct):
             tally.rows.append(row)
 
     def discard(self, name: str, base: str | None) -> None:
-        """Drop what was counted of a finding in a base."""
+        """Drop the instances of the finding ``name`` that were counted in a base; None: in no base."""
         for key in [key for key in self._tallies if key[:2] == (name, base)]:
             del self._tallies[key]
 
     def count(self, name: str, base: str | None) -> int:
-        """Count the instances of a finding in a base."""
+        """Return the number of instances of the finding ``name`` in a base; None: in no base."""
         return sum(tally.count for key, tally in self._tallies.items() if key[:2] == (name, base))
 
     def to_findings(self) -> tuple[Finding, ...]:
@@ -168,12 +168,35 @@ class FindingCollector(msgspec.Struct):
             )
         return tuple(sorted(found, key=lambda finding: order[finding.name]))
 
-    def closing(self, unread: str, deep: str) -> str:
+    def to_audit(
+        self,
+        *,
+        checked: dict[str, int],
+        names: dict[str, str],
+        closing: str,
+        statistics: Statistics | None = None,
+        not_checked: Sequence[str] = (),
+    ) -> Audit:
+        """Return the result of the audit, with the findings so far; the arguments are fields of :class:`Audit`.
+
+        ``not_checked`` are names of checks that were not made, in addition to those of this collector.
+        """
+        return Audit(
+            findings=self.to_findings(),
+            checked=checked,
+            names=names,
+            closing=closing,
+            statistics=statistics or Statistics(),
+            not_checked=(*self.missing(), *not_checked),
+            level=self.level.name.lower(),
+        )
+
+    def closing(self, not_read_by_quick: str, only_deep: str) -> str:
         """Return the last sentence of an audit's report, which says what was not checked.
 
         Args:
-            unread: what ``--quick`` does not read.
-            deep: what only ``--deep`` checks.
+            not_read_by_quick: names the data that ``--quick`` does not read.
+            only_deep: names the data that only ``--deep`` checks.
         """
         missing = self.missing()
         if missing:
@@ -184,19 +207,19 @@ class FindingCollector(msgspec.Struct):
                 more="…" if len(missing) > _MOST_NAMED else "",
             )
         if self.level is Level.QUICK:
-            return tr("Checked structure and counts; without --quick, {missed} are read too.", missed=unread)
+            return tr("Checked structure and counts; without --quick, {missed} are read too.", missed=not_read_by_quick)
         if self.level is not Level.DEEP:
-            return tr("Checked; with --deep, {deep} are checked too.", deep=deep)
+            return tr("Checked; with --deep, {deep} are checked too.", deep=only_deep)
         if any(name in (CORRUPT, UNREADABLE) for name, _, _ in self._tallies):
             return tr("All that can be read was checked.")
         return tr("Everything was checked.")
 
     def missing(self) -> tuple[str, ...]:
-        """Return the checks that were not made, without duplicates."""
+        """Return the names of the checks that were not made, without duplicates."""
         return tuple(dict.fromkeys(self.not_checked))
 
     def may_report(self, *names: str) -> bool:
-        """Whether the caller needs any of ``names``."""
+        """Whether the caller of the audit needs any of the findings ``names``."""
         return not self.names or not self.names.isdisjoint(names)
 
     def check_time(self) -> None:
@@ -205,33 +228,34 @@ class FindingCollector(msgspec.Struct):
             raise OutOfTime
 
     def _is_out_of_time(self) -> bool:
+        """Whether the time limit of the audit has passed."""
         return self.max_duration is not None and time.monotonic() > self._started + self.max_duration
 
-    def run(self, what: str, steps: Sequence[tuple[str, Callable[[], None]]], base: str | None) -> None:
+    def run(self, file_name: str, steps: Sequence[tuple[str, Callable[[], None]]], base: str | None) -> None:
         """Run the checks of one file in order. Damage that stops one of them is a finding, and the next one runs.
 
         Args:
-            what: the file, as the user knows it.
+            file_name: the name by which the user knows the file.
             steps: the name and function of each check.
-            base: the base's id.
+            base: the id of the base that the file belongs to; None: of no base.
         """
         for name, step in steps:
             try:
                 self.check_time()
                 step()
             except OutOfTime:
-                self.not_checked.append(f"{what}: {name}")
+                self.not_checked.append(f"{file_name}: {name}")
             except (apsw.Error, ValueError, MemoryError, OverflowError) as error:
                 if sqlite.is_write_failure(error):
                     raise
                 if self._is_out_of_time():
-                    self.not_checked.append(f"{what}: {name}")
+                    self.not_checked.append(f"{file_name}: {name}")
                 else:
                     message = tr("its file is damaged: {n} failed")
                     self.add(CORRUPT, message, base=base, noun="check", sample=f"{name}: {error}")
             self.progress.step(1 / len(steps), 0)
 
-    def run_apart(
+    def run_parts(
         self,
         steps: Sequence[Step],
         progress: Progress,
@@ -242,9 +266,9 @@ class FindingCollector(msgspec.Struct):
 
         Args:
             steps: the checks.
-            progress: shows the name of each.
-            finding: the finding for a check that was stopped.
-            describe: makes its message from the name of the check and the error.
+            progress: shows the name of each check.
+            finding: the name of the finding for a check that was stopped.
+            describe: makes the finding's message from the name of the stopped check and its error.
         """
         with stage(progress, "Checking", len(steps), "parts"):
             for name, base, step in steps:
@@ -265,10 +289,14 @@ class FindingCollector(msgspec.Struct):
 
     @contextmanager
     def limit_statements(self, connection: apsw.Connection, size: int) -> Iterator[None]:
-        """Interrupt statements of ``connection`` when time is over, or when they run too long for its size in bytes."""
+        """Interrupt statements of ``connection`` when the time limit has passed, or when they run too long.
+
+        ``size`` is the size of the database in bytes, from which the longest plausible statement follows.
+        """
         calls_left = (_LEAST_INSTRUCTIONS + _INSTRUCTIONS_PER_BYTE * size) // _INSTRUCTIONS
 
         def must_stop() -> bool:
+            """Whether SQLite has to interrupt the running statement; called at intervals."""
             nonlocal calls_left
             calls_left -= 1
             return calls_left < 0 or self._is_out_of_time()
@@ -288,17 +316,21 @@ def display_text(value: object) -> str:
 
 
 def add_commands(
-    audited: Audit, command_line: CommandLine, options_of: Callable[[Finding], Sequence[str]] = lambda _: ()
+    audited: Audit, command_line: CommandLine | None, options_of: Callable[[Finding], Sequence[str]] = lambda _: ()
 ) -> Audit:
     """Give each finding the command line that fixes it, if the registry names a command.
 
     Args:
         audited: the audit.
-        command_line: makes a command line for the audited path.
+        command_line: makes a command line for the audited path; None: findings get no command.
         options_of: returns the options that a finding's command needs in addition to the registry's.
     """
 
+    if command_line is None:
+        return audited
+
     def with_command(finding: Finding) -> Finding:
+        """Return the finding with its command line, or unchanged if no command fixes it."""
         words = FINDINGS[finding.name].command
         if not words or finding.is_beyond_repair:
             return finding

@@ -70,16 +70,15 @@ FINDINGS: dict[str, FindingDefinition] = {}
 
 
 def register(severity: Severity, name: str, meaning: str, remedy: str, command: str = "") -> str:
-    """Register a finding and return its name.
+    """Register a kind of finding and return its name.
 
     Args:
         severity: the highest severity of its instances.
-        name: a stable name.
+        name: the stable name of the finding.
         meaning: what is wrong, for the user.
         remedy: how to fix it, for the user.
-        command: the regraft command that fixes it, with options, such as "gc --v1-leftovers". ``--only NAME`` is added
-            to
-            commands that take it.
+        command: the regraft command that fixes it, with options, such as "gc --v1-leftovers"; empty if none does.
+            Commands that take ``--only`` get it with the name.
     """
     words = tuple(command.split())
     if words in _BY_NAME:
@@ -144,7 +143,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     rows: RowNumbers | None = None
 
     def report(self) -> FindingReport:
-        """Return the finding as the JSON output has it."""
+        """Convert the finding to the structure of the JSON output."""
         return FindingReport(
             name=self.name,
             severity=self.severity,
@@ -241,7 +240,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     part: PartReport | None = None
 
     def only(self, names: Collection[str]) -> Audit:
-        """Return the audit with only the findings that ``names`` lists; without names, unchanged."""
+        """Return the audit with only the findings of the given names, or unchanged if there are no names."""
         if not names:
             return self
         kept = tuple(finding for finding in self.findings if finding.name in names)
@@ -254,17 +253,18 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
     def in_order(self) -> list[Finding]:
         """Sort the findings by severity, then by base. Findings of no base come first."""
-        bases = {base: place for place, base in enumerate(self.names)}
+        bases = {base: position for position, base in enumerate(self.names)}
         last = len(bases)
 
-        def place(finding: Finding) -> tuple[int, int]:
+        def sort_key(finding: Finding) -> tuple[int, int]:
+            """Return the positions of the finding's severity and base, by which findings are sorted."""
             of_base = -1 if finding.base is None else bases.get(finding.base, last)
             return _SEVERITIES.index(finding.severity), of_base
 
-        return sorted(self.findings, key=place)
+        return sorted(self.findings, key=sort_key)
 
     def report(self, head: Head) -> CheckReport:
-        """Return the JSON output of ``check``."""
+        """Return the JSON output of ``check``; ``head`` has the fields that every report begins with."""
         ordered = self.in_order()
         severities = Counter(finding.severity for finding in ordered)
         names = Counter(finding.name for finding in ordered)
@@ -284,58 +284,64 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def format_audit(audit: Audit, title: str, *, verbose: bool = False) -> str:
-    """Return the text output of ``check``; ``title`` names the store."""
+    """Return the text output of ``check``; ``title`` is its first line, ``verbose`` shows all findings with samples."""
     lines = [title, *audit.opening.splitlines()]
     for severity, found in groupby(audit.in_order(), key=lambda finding: finding.severity):
         lines += [
             "",
             tr("{heading}:", heading=severity_heading(severity)),
-            *_group(list(found), audit.names, verbose),
+            *_format_group(list(found), audit.names, verbose),
         ]
-    return printable_lines([*lines, "", _sum(audit), *([audit.part.describe()] if audit.part else [])])
+    return printable_lines([*lines, "", _format_summary(audit), *([audit.part.describe()] if audit.part else [])])
 
 
-def _group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterator[str]:
-    """Format the findings of one severity, by base; without ``verbose`` only the first of each name."""
+def _format_group(findings: list[Finding], names: dict[str, str], verbose: bool) -> Iterator[str]:
+    """Yield the output lines of findings of one severity, by base.
+
+    Args:
+        findings: the findings.
+        names: names of the bases, by id.
+        verbose: whether to show all findings; otherwise only the first ones of each name.
+    """
     name_of = attrgetter("name")
-    shown = found if verbose else first_of_each(found, name_of, SHOWN_PER_NAME)
+    shown = findings if verbose else first_of_each(findings, name_of, SHOWN_PER_NAME)
     for base, of_base in groupby(shown, key=attrgetter("base")):
         if base is not None:
-            yield _heading(base, names)
+            yield _format_base(base, names)
         for finding in of_base:
-            yield from _lines(finding, verbose)
+            yield from _format_finding(finding, verbose)
     if not verbose:
-        yield from (f"  {line}" for line in omitted_lines(map(name_of, found), SHOWN_PER_NAME))
+        yield from (f"  {line}" for line in omitted_lines(map(name_of, findings), SHOWN_PER_NAME))
 
 
-def _heading(base: str, names: dict[str, str]) -> str:
-    """Format the name and the id of a base."""
-    return f"  {one_line(names.get(base, base), LONGEST_NAME)}  ({one_line(base, LONGEST_NAME)})"
+def _format_base(base_id: str, names: dict[str, str]) -> str:
+    """Format the name and the id of a base; ``names`` maps ids to names."""
+    return f"  {one_line(names.get(base_id, base_id), LONGEST_NAME)}  ({one_line(base_id, LONGEST_NAME)})"
 
 
-def _lines(finding: Finding, verbose: bool) -> Iterator[str]:
-    """Format a finding with its fix, and with ``verbose`` its samples."""
+def _format_finding(finding: Finding, verbose: bool) -> Iterator[str]:
+    """Yield the output lines of a finding: message, command that fixes it, and with ``verbose`` its samples."""
     indent = "  " if finding.base is None else "    "
     message = one_line(finding.message)
     if len(message) > LONGEST_MESSAGE and not verbose:
         message = f"{message[:LONGEST_MESSAGE]}…"
     yield f"{indent}{message} [{finding.name}]"
     if verbose and finding.samples:
-        samples = [_sample(finding, one) for one in finding.samples]
+        samples = [_format_sample(finding, one) for one in finding.samples]
         yield tr("{indent}  for example: {samples}", indent=indent, samples=join_list(samples))
     if finding.repair is not None:
         yield tr("{indent}  fix: {repair}", indent=indent, repair=finding.repair)
 
 
-def _sample(finding: Finding, sample: str) -> str:
-    """Return a sample for text output, with the name of its item if that is known."""
+def _format_sample(finding: Finding, sample: str) -> str:
+    """Format a sample of a finding, with the name of the item that it is or belongs to, if that is known."""
     shown = one_line(sample, LONGEST_NAME)
     if sample not in finding.names:
         return shown
     return f"{one_line(finding.names[sample], LONGEST_NAME)} ({shown})"
 
 
-def _sum(audit: Audit) -> str:
+def _format_summary(audit: Audit) -> str:
     """Format the last line: what was checked, and the number of findings of each severity."""
     numbers = Counter(finding.severity for finding in audit.findings)
     message = join_list(

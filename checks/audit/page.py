@@ -42,8 +42,8 @@ def render_check_page(document: Document, only: Sequence[str] = ()) -> str:
     """Return the JSON output of ``check`` (``docs/commands.md``, "check") as one HTML page that needs no network.
 
     Args:
-        document: what ``--json`` prints.
-        only: the names to which its findings were narrowed; empty: all.
+        document: the JSON output, decoded.
+        only: the only names of findings that the document contains (``--only``); empty: all.
     """
     kind = KIND_NAMES[Kind(document["source"]["kind"])]
     return render_page("check.html", "check", title=tr("Audit of {kind}", kind=kind), **_Page(document, only).values())
@@ -60,7 +60,7 @@ class BaseLabel(NamedTuple):
 
 
 class _Page:
-    """Computes the values of the template from the document."""
+    """Computes the values of the page's template from the JSON output of ``check``."""
 
     def __init__(self, document: Document, only: Sequence[str]) -> None:
         self._document = document
@@ -72,7 +72,7 @@ class _Page:
         self._severities: dict[notices.Severity, int] = document["summary"]["by_severity"]
 
     def values(self) -> Values:
-        """Return the values by their names in the template."""
+        """Return the values that the page's template uses, by name."""
         checked = dict(self._document["checked"])
         size = format_bytes(checked.pop("bytes"))
         numbers = {label_of(name.replace("_", " ")): f"{count:,}" for name, count in checked.items()}
@@ -89,15 +89,15 @@ class _Page:
             "findings": findings,
             "most": max((finding["cases"] for finding in findings), default=0),
             "nothing_found": tr("{only} was found.", only=tr("Nothing of that name") if self._only else tr("Nothing")),
-            "coverage": [self._coverage(label, base) for label, base in self._labeled_bases()] if has_indexes else None,
-            "rows": self._rows() if self._bases else None,
+            "coverage": self._coverage() if has_indexes else None,
+            "rows": self._migrated_rows() if self._bases else None,
             "norms": self._norms() if has_indexes else None,
             # Stores of other systems have no statistics of bases.
             "table": self._table() if "bases" in self._document["statistics"] else None,
         }
 
     def _verdict(self) -> str:
-        """Summarize the findings in one sentence."""
+        """Return one sentence with the number of findings of each severity."""
         message = join_list(
             format_severity_count(number, severity) for severity, number in self._severities.items() if number
         )
@@ -112,7 +112,7 @@ class _Page:
             yield tr("what a migration would find; nothing was migrated")
         else:
             yield tr("checked: {levels}", levels=_LEVELS[self._document["level"]])
-        if self._is_cut:
+        if self._is_incomplete:
             yield tr(
                 "time limit reached: {checks} {not_looked_at}",
                 checks=format_count(len(self._document["not_checked"]), "check"),
@@ -122,16 +122,17 @@ class _Page:
             yield tr("only findings of the name {only}", only=join_list(self._only))
 
     @property
-    def _is_cut(self) -> bool:
+    def _is_incomplete(self) -> bool:
+        """Whether the time limit ended the check early."""
         return bool(self._document.get("not_checked"))
 
     @property
-    def _not_counted(self) -> str:
-        """Return why a number is missing: time was over, or no index could be read."""
-        return _NOT_LOOKED_AT if self._is_cut else tr("not counted")
+    def _why_not_counted(self) -> str:
+        """Return why a number is missing: the time limit was reached, or no index could be read."""
+        return _NOT_LOOKED_AT if self._is_incomplete else tr("not counted")
 
     def _labeled_bases(self) -> Iterator[tuple[BaseLabel, Document]]:
-        """Yield the bases with the labels that replace their names."""
+        """Yield each base of the document, with the label that replaces its name on the page."""
         for place, base in enumerate(self._bases, 1):
             start = base["id"][:8].lower() if is_uuid(base["id"]) else ""
             yield BaseLabel(place, start), base
@@ -141,12 +142,26 @@ class _Page:
         groups: dict[tuple[notices.Severity, str], list[Document]] = defaultdict(list)
         for finding in self._findings:
             groups[finding["severity"], finding["name"]].append(finding)
-        shown = [_finding(severity, name, group) for (severity, name), group in groups.items()]
+        shown: list[Document] = []
+        for (severity, name), group in groups.items():
+            cases = sum(int(finding["count"]) for finding in group)
+            bases = len({finding["base"] for finding in group if finding["base"] is not None})
+            in_bases = tr("{cases:,} in {bases}", cases=cases, bases=format_count(bases, "base"))
+            shown.append(
+                {
+                    "severity": severity,
+                    "name": name,
+                    "cases": cases,
+                    "where": in_bases if bases else f"{cases:,}",
+                    "meaning": FINDINGS[name].meaning,
+                    "remedy": FINDINGS[name].remedy,
+                }
+            )
         gravest = list(self._severities)
         return sorted(shown, key=lambda one: (gravest.index(one["severity"]), -one["cases"]))
 
     def _table(self) -> Values:
-        """Return the table of bases; findings of no base are its last row."""
+        """Return columns and rows of the table of bases; the last row has the findings that are about no base."""
         named: dict[str | None, Counter[str]] = defaultdict(Counter)
         for finding in self._findings:
             named[finding["base"]][finding["name"]] += finding["count"]
@@ -163,23 +178,32 @@ class _Page:
             "rows": rows,
         }
 
-    def _coverage(self, label: BaseLabel, base: Document) -> Values:
-        """Return the values of the bar that shows how many bodies have a vector."""
-        bodies, covered = base["bodies"], base["covered"]
-        if bodies and covered is not None:
-            about, share = tr("{label}, {bodies:,} bodies. ", label=label, bodies=bodies), _share(covered, bodies)
-            return {"label": label, "share": share, "about": about, "bodies": bodies, "covered": covered}
-        return {"label": label, "share": "", "reason": tr("no bodies") if bodies == 0 else self._not_counted}
+    def _coverage(self) -> list[Values]:
+        """Return the values of the bars that show how many bodies of each base have a vector."""
+        bars: list[Values] = []
+        for label, base in self._labeled_bases():
+            bodies, covered = base["bodies"], base["covered"]
+            if bodies and covered is not None:
+                about = tr("{label}, {bodies:,} bodies. ", label=label, bodies=bodies)
+                share = _format_share(covered, bodies)
+                bars.append({"label": label, "share": share, "about": about, "bodies": bodies, "covered": covered})
+            else:
+                reason = tr("no bodies") if bodies == 0 else self._why_not_counted
+                bars.append({"label": label, "share": "", "reason": reason})
+        return bars
 
-    def _rows(self) -> Values:
-        """Return the values of the section on where the rows of v1 went."""
-        title = tr("Where the rows {is_planned}", is_planned=tr("would go") if self._is_planned else tr("went"))
+    def _migrated_rows(self) -> Values:
+        """Return the values of the section on rows of v1 data: how many were migrated or skipped, for each base."""
+        if self._is_planned:
+            verb, why = tr("would go"), tr("no vector file can be read")
+        else:
+            verb, why = tr("went"), tr("there is no report of a migration here")
+        title = tr("Where the rows {is_planned}", is_planned=verb)
         if not any(base["rows"] for base in self._bases):
-            why = tr("no vector file can be read") if self._is_planned else tr("there is no report of a migration here")
             return {"title": title, "unknown": tr("Not known: {why}.", why=why)}
         bases, left = [], Counter[str]()
         for label, base in self._labeled_bases():
-            parts = _parts(base["rows"])
+            parts = _row_bar(base["rows"])
             message = (
                 tr("{read:,} read", read=base["rows"]["read"])
                 if parts
@@ -192,7 +216,7 @@ class _Page:
         return {"title": title, "unknown": "", "bases": bases, "reasons": migration.count_codes(left)}
 
     def _norms(self) -> Values:
-        """Return the values of the section on the norms of vectors."""
+        """Return the values of the section with histograms of the vectors' norms, or why norms are not known."""
         if any(base["norms"] for base in self._bases):
             return {"unknown": "", "bases": [self._histogram(label, base) for label, base in self._labeled_bases()]}
         if any(base["norms"] is not None for base in self._bases):
@@ -203,35 +227,31 @@ class _Page:
         return {"unknown": f"{reason}."}
 
     def _histogram(self, label: BaseLabel, base: Document) -> Values:
-        """Build the chart of a base's vector norms, in steps of 0.1, or a message if there are none."""
+        """Build the chart of the norms of a base's vectors, in steps of 0.1, or a message if no norms are known."""
         counts = {round(10 * float(norm)): count for norm, count in (base["norms"] or {}).items()}
         if not counts:
-            message = self._not_counted if base["norms"] is None else tr("no vector with a nonzero norm")
+            message = self._why_not_counted if base["norms"] is None else tr("no vector with a nonzero norm")
             return {"label": label, "columns": [], "message": message}
-        numbers = join_list(f"{_step(step)}: {count:,}" for step, count in counts.items())
+        numbers = join_list(f"{_format_norm(step)}: {count:,}" for step, count in counts.items())
         steps, ends = (_USUAL_STEPS, "012") if max(counts) < _USUAL_STEPS else (_ALL_STEPS, ("0", "5", "10+"))
         columns = list(histogram_columns(counts, steps))
         shown = {"label": label, "columns": columns, "ends": ends, "steps": numbers}
-        return {**shown, "about": f"{label}. {numbers}", "message": _spread(counts)}
+        return {**shown, "about": f"{label}. {numbers}", "message": _describe_norms(counts)}
 
 
-def _finding(severity: notices.Severity, name: str, group: Sequence[Document]) -> Document:
-    """Summarize the findings of one name and severity in a row of the table."""
-    definition, cases = FINDINGS[name], sum(int(finding["count"]) for finding in group)
-    bases = len({finding["base"] for finding in group if finding["base"] is not None})
-    where = tr("{cases:,} in {bases}", cases=cases, bases=format_count(bases, "base")) if bases else f"{cases:,}"
-    shown = {"severity": severity, "name": name, "cases": cases, "where": where}
-    return {**shown, "meaning": definition.meaning, "remedy": definition.remedy}
-
-
-def _parts(rows: Document | None) -> list[BarPart]:
-    """Return the parts of a chart of a base's rows; empty if none were counted."""
+def _row_bar(rows: Document | None) -> list[BarPart]:
+    """Return the parts of the bar for a base's rows of v1 data, migrated and skipped; empty if no rows were counted."""
     parts = migration.row_bar_parts(rows) if rows else []
     return parts if any(part.number for part in parts) else []
 
 
 def histogram_columns(counts: dict[int, int], steps: int) -> Iterator[dict[str, str]]:
-    """Yield the bars of a histogram. Bars of very few vectors get a visible height."""
+    """Yield position and size of each bar of a histogram. Bars with very small counts get a visible height.
+
+    Args:
+        counts: the count of each bar, by its number from the left.
+        steps: the number of bars for which the chart has room.
+    """
     highest = max(counts.values(), default=1)
     width = format_percent(1, steps)
     for step, count in counts.items():
@@ -240,65 +260,63 @@ def histogram_columns(counts: dict[int, int], steps: int) -> Iterator[dict[str, 
         yield {"x": x, "y": y, "width": width, "height": f"{height:.3f}%"}
 
 
-def _count(number: int | None) -> tuple[str, ...]:
-    """Format a number as a table cell; a dash if it is not known."""
+def _count_cell(number: int | None) -> tuple[str, ...]:
+    """Format a number as the only line of a table cell; None, an unknown number, is a dash."""
     return ("-",) if number is None else (f"{number:,}",)
 
 
-def _dimensions(base: Document) -> tuple[str, ...]:
-    """Format the vector lengths of a base as the lines of a table cell."""
+def _dimensions_cell(base: Document) -> tuple[str, ...]:
+    """Format the dimensions of a base's vectors as the lines of a table cell, with counts if there are several."""
     lengths: dict[str, int] = base["lengths"]
     if len(lengths) == 1:
         return tuple(lengths)
     return tuple(f"{dimensions}: {count:,}" for dimensions, count in lengths.items()) or ("-",)
 
 
-def _row_count(name: str) -> Callable[[Document], tuple[str, ...]]:
-    """Return a function that formats one of a base's row counts."""
-    return lambda base: _count(base["rows"][name] if base["rows"] else None)
-
-
-def _count_skipped(base: Document) -> tuple[str, ...]:
-    """Format the number of skipped rows."""
-    return _count(sum(base["rows"]["skipped"].values()) if base["rows"] else None)
+def _row_count_cell(name: str) -> Callable[[Document], tuple[str, ...]]:
+    """Return a function that formats the row count ``name`` of a base in the document as a table cell."""
+    return lambda base: _count_cell(base["rows"][name] if base["rows"] else None)
 
 
 #: Columns of the table of bases, for an index and for a planned migration.
 _COUNTED: dict[str, Callable[[Document], tuple[str, ...]]] = {
-    label_of("units"): lambda base: _count(base["units"]),
-    label_of("bodies"): lambda base: _count(base["bodies"]),
-    tr("with a vector"): lambda base: _count(base["covered"]),
-    label_of("vectors"): lambda base: _count(base["embeddings"]),
-    label_of("dimensions"): _dimensions,
+    label_of("units"): lambda base: _count_cell(base["units"]),
+    label_of("bodies"): lambda base: _count_cell(base["bodies"]),
+    tr("with a vector"): lambda base: _count_cell(base["covered"]),
+    label_of("vectors"): lambda base: _count_cell(base["embeddings"]),
+    label_of("dimensions"): _dimensions_cell,
 }
 _PLANNED: dict[str, Callable[[Document], tuple[str, ...]]] = {
-    label_of("rows"): _row_count("read"),
-    tr("would be migrated"): _row_count("carried"),
-    tr("not migrated"): _count_skipped,
-    tr("duplicates, never stored by v1"): _row_count("v1_deduplicated"),
+    label_of("rows"): _row_count_cell("read"),
+    tr("would be migrated"): _row_count_cell("carried"),
+    tr("not migrated"): lambda base: _count_cell(sum(base["rows"]["skipped"].values()) if base["rows"] else None),
+    tr("duplicates, never stored by v1"): _row_count_cell("v1_deduplicated"),
 }
 
 
-def _share(part: int, whole: int) -> str:
-    """Return a share in percent, rounded down, so that it is 100 only if the share is complete."""
+def _format_share(part: int, whole: int) -> str:
+    """Format ``part`` as percentage of ``whole``, rounded down, so that 100 % means all."""
     return "100\u00a0%" if part == whole else f"{math.floor(1000 * part / whole) / 10:.1f}\u00a0%"
 
 
-def _step(step: int) -> str:
-    """Format a bar's lower limit."""
-    return tr("10 and more") if step == _ALL_STEPS - 1 else f"{step / 10:.1f}"
+def _format_norm(bar: int) -> str:
+    """Format the lowest norm of the histogram's bar with this number."""
+    return tr("10 and more") if bar == _ALL_STEPS - 1 else f"{bar / 10:.1f}"
 
 
-def _spread(counts: dict[int, int]) -> str:
-    """Describe a histogram in words: number of vectors, range, and the most frequent norm."""
+def _describe_norms(counts: dict[int, int]) -> str:
+    """Describe a histogram of norms in words: number of vectors, range, and the most frequent norm.
+
+    ``counts`` is the number of vectors in each bar, by the bar's number.
+    """
     total, most = sum(counts.values()), max(counts, key=counts.__getitem__)
     if len(counts) == 1:
-        return tr("{vectors}, all at {step}", vectors=format_count(total, "vector"), step=_step(most))
-    ends = tr("{step} to {step2}", step=_step(min(counts)), step2=_step(max(counts)))
+        return tr("{vectors}, all at {step}", vectors=format_count(total, "vector"), step=_format_norm(most))
+    ends = tr("{step} to {step2}", step=_format_norm(min(counts)), step2=_format_norm(max(counts)))
     return tr(
         "{vectors}, {ends}, most at {step} ({counts:,})",
         vectors=format_count(total, "vector"),
         ends=ends,
-        step=_step(most),
+        step=_format_norm(most),
         counts=counts[most],
     )

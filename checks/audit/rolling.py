@@ -124,7 +124,7 @@ class PartReport(msgspec.Struct, frozen=True, kw_only=True):
     last_complete_at: str | None
 
     def describe(self) -> str:
-        """Return the sentence of the text output."""
+        """Return the sentences of the text output: how far the cycle is, and how many vectors were written again."""
         read = format_count(self.read, "row")
         rows = format_count(self.rows, "row")
         # A cycle that is not complete never shows 100 %.
@@ -155,7 +155,7 @@ class PartReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChosenRows:
-    """Row numbers of one table that a part reads, ascending. They are in a temporary table of the state."""
+    """Row numbers of one table that a run of a rolling check reads, ascending. They are in a temporary table."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
@@ -174,17 +174,20 @@ class BaseRows:
         self._part = part
         self._number = number
 
-    def set_made(self, made: str | None) -> None:
-        """Forget the digests of the base if its index was made anew since they were recorded; None: unknown."""
-        self._part.forget_if_other(self._number, "made", made)
+    def set_creation_time(self, created_at: str | None) -> None:
+        """Forget the recorded digests of the base's vectors if its index has another creation time than before.
+
+        ``created_at`` is that time as the index states it; None: unknown, the digests are kept.
+        """
+        self._part.forget_digests_if_changed(self._number, "made", created_at)
 
     @contextmanager
     def choose(self, table: str, keys: Iterator[tuple[int, bytes | None]]) -> Iterator[ChosenRows]:
-        """Choose the rows of a table that this run reads. They count as read at the end of the context.
+        """Choose the rows of a table that this run reads. They are recorded as read at the end of the context.
 
         Args:
-            table: the table.
-            keys: row number and key of all its rows.
+            table: the name of a table of the index.
+            keys: row number and key of every row of that table.
         """
         part, read, covered = self._part, 0, 0
         part.run("DELETE FROM temp.chosen")
@@ -196,7 +199,7 @@ class BaseRows:
             if position >= part.end:
                 continue
             covered += 1
-            if position >= part.start or not part.is_read(self._number, name):
+            if position >= part.start or not part.was_read_in_cycle(self._number, name):
                 read += 1
                 part.run("INSERT INTO temp.chosen (row, id) VALUES (?, ?)", (row, name))
         yield ChosenRows(part.db)
@@ -208,13 +211,13 @@ class BaseRows:
         part.covered += covered
 
     def find_changed(self, vectors: Iterator[tuple[int, bytes, bytes]]) -> Iterator[int]:
-        """Compare chosen vectors with what the state has of them, and record those that are new or written again.
+        """Compare vectors of chosen rows with their recorded digests, and record the vectors that are new or rewritten.
 
         Args:
-            vectors: row number, digest, and time of the row.
+            vectors: row number, digest of the vector, and stored time of the row, for each chosen row.
 
         Yields:
-            The rows whose vector differs although the time of the row is the same. The recorded digest is kept.
+            The row numbers whose vector differs although the time of the row is the same. The recorded digest is kept.
         """
         part = self._part
         # Of rows with one key, which a damaged file can have, nothing tells which is which.
@@ -229,9 +232,9 @@ class BaseRows:
             new = digest + hashlib.blake2b(time, digest_size=_TIME).digest()
             if name in twice:
                 continue
-            kept = new + part.check_of(self._number, name, new)
+            kept = new + part.entry_checksum(self._number, name, new)
             if old is not None:
-                if old[_DIGEST + _TIME :] != part.check_of(self._number, name, old[: _DIGEST + _TIME]):
+                if old[_DIGEST + _TIME :] != part.entry_checksum(self._number, name, old[: _DIGEST + _TIME]):
                     raise part.unusable(tr("an entry is damaged"))
                 if old[:_DIGEST] != digest and old[_DIGEST:][:_TIME] == new[_DIGEST:]:
                     part.changed += 1
@@ -245,7 +248,7 @@ class BaseRows:
 
 
 class RollingPart:
-    """One run of a rolling check, with the open state; see :func:`open_part`."""
+    """One run of a rolling check, with its open state file; see :func:`open_part`."""
 
     def __init__(self, db: apsw.Connection, path: Path, store: Path, size: Fraction, now_ms: int) -> None:
         self.db = db
@@ -267,10 +270,10 @@ class RollingPart:
         self.run(_CHOSEN)
 
     def run(self, sql: str, values: tuple[Any, ...] = ()) -> Any:
-        """Run a statement on the state.
+        """Execute a SQL statement on the state file, and return its cursor.
 
         Raises:
-            CheckStateUnusable: it is damaged.
+            CheckStateUnusable: the state file is damaged.
         """
         try:
             return self.db.execute(sql, values)
@@ -281,34 +284,41 @@ class RollingPart:
         """Return the error on a state that is damaged."""
         return CheckStateUnusable(path=self._path, reason=reason, advice=tr("delete it to begin again"))
 
-    def is_read(self, base: int, name: bytes) -> bool:
-        """Whether this cycle has read a row."""
-        found: Any = self.run("SELECT cycle FROM entry WHERE base = ? AND id = ?", (base, name)).fetchone()
+    def was_read_in_cycle(self, base_number: int, entry_id: bytes) -> bool:
+        """Whether the current cycle has read a row of a base already; ``entry_id`` is the row's id in the state."""
+        found: Any = self.run("SELECT cycle FROM entry WHERE base = ? AND id = ?", (base_number, entry_id)).fetchone()
         return found is not None and found[0] == self.cycle
 
-    def check_of(self, base: int, name: bytes, data: bytes) -> bytes:
-        """Return the check of an entry: with it a damaged state is not taken for a damaged vector."""
-        return hashlib.blake2b(b"%d " % base + name + data, digest_size=_CHECK).digest()
-
-    @contextmanager
-    def of_base(self, name: str, model: str | None) -> Iterator[tuple[BaseRows, Callable[[], None]]]:
-        """Begin a base; yield its rows, and a function that drops all that this run recorded of it.
+    def entry_checksum(self, base_number: int, entry_id: bytes, data: bytes) -> bytes:
+        """Compute the checksum of an entry of the state file: damage of that file must not look like a changed vector.
 
         Args:
-            name: the base's id.
-            model: its model in the catalog, empty for none; None: unknown.
+            base_number: the number of the base in the state file.
+            entry_id: the id of the row in the state file.
+            data: the digests of the row's vector and time.
+        """
+        return hashlib.blake2b(b"%d " % base_number + entry_id + data, digest_size=_CHECK).digest()
+
+    @contextmanager
+    def open_base(self, base_id: str, model: str | None) -> Iterator[tuple[BaseRows, Callable[[], None]]]:
+        """Begin to read a base. Yield its rows, and a function that discards everything this run recorded of the base.
+
+        Args:
+            base_id: the id of the base.
+            model: its embedding model in the catalog, empty for none; None: unknown.
         """
         before = (self.read, self.covered, self.recorded, self.rewritten, self.changed)
         self.run("SAVEPOINT base")
-        self.run("INSERT OR IGNORE INTO base (name) VALUES (?)", (name,))
-        [(number,)] = self.run("SELECT number FROM base WHERE name = ?", (name,)).fetchall()
+        self.run("INSERT OR IGNORE INTO base (name) VALUES (?)", (base_id,))
+        [(number,)] = self.run("SELECT number FROM base WHERE name = ?", (base_id,)).fetchall()
         is_dropped = False
 
         def drop() -> None:
+            """Request that everything this run recorded of the base is discarded at the end of the context."""
             nonlocal is_dropped
             is_dropped = True
 
-        self.forget_if_other(number, "model", model)
+        self.forget_digests_if_changed(number, "model", model)
         self._scanned.add(number)
         yield BaseRows(self, number), drop
         if is_dropped:
@@ -317,41 +327,47 @@ class RollingPart:
             self._scanned.discard(number)
         self.run("RELEASE base")
 
-    def forget_if_other(self, number: int, column: str, value: str | None) -> None:
-        """Forget the digests of a base if its model or its index is another one than before; None: unknown."""
+    def forget_digests_if_changed(self, base_number: int, column: str, value: str | None) -> None:
+        """Record a property of a base, and forget the digests of its vectors if the property was another one before.
+
+        Args:
+            base_number: the number of the base in the state file.
+            column: the column of the property: "model", or "made", the creation time of the index.
+            value: the present value; None: unknown, nothing changes.
+        """
         if value is None:
             return
-        [(old,)] = self.run(f"SELECT {column} FROM base WHERE number = ?", (number,)).fetchall()
+        [(old,)] = self.run(f"SELECT {column} FROM base WHERE number = ?", (base_number,)).fetchall()
         if old == value:
             return
         if old is not None:
-            self.run("UPDATE entry SET data = NULL WHERE base = ?", (number,))
-        self.run(f"UPDATE base SET {column} = ? WHERE number = ?", (value, number))
+            self.run("UPDATE entry SET data = NULL WHERE base = ?", (base_number,))
+        self.run(f"UPDATE base SET {column} = ? WHERE number = ?", (value, base_number))
 
-    def demand_bases(self, names: Collection[str]) -> None:
-        """Check that the state is that of a store with these bases.
+    def require_known_base(self, base_ids: Collection[str]) -> None:
+        """Check that the state file can be that of a store with these bases.
 
         Raises:
-            CheckStateUnusable: it has bases, and none of these.
+            CheckStateUnusable: the state file only has entries of other bases.
         """
         known = {name for (name,) in self.run("SELECT name FROM base")}
-        if known and names and known.isdisjoint(names):
+        if known and base_ids and known.isdisjoint(base_ids):
             raise CheckStateUnusable(
                 path=self._path, reason=tr("it belongs to a store with other bases"), advice=tr("use another file")
             )
 
-    def finish(self, names: Collection[str]) -> PartReport:
-        """Record the position in the state, and return how far the cycle is.
+    def finish(self, base_ids: Collection[str]) -> PartReport:
+        """Record in the state file how far the cycle is, and return the report of this run.
 
         Args:
-            names: ids of all bases of the store; entries of others are removed when the cycle is complete.
+            base_ids: ids of all bases of the store. When the cycle is complete, entries of other bases are removed.
         """
         self._parts += 1
         is_complete = self.end >= _END
         if is_complete:
             self._completed = self._now
             for number, name in self.run("SELECT number, name FROM base").fetchall():
-                if name not in names:
+                if name not in base_ids:
                     self.run("DELETE FROM entry WHERE base = ?", (number,))
                     self.run("DELETE FROM base WHERE number = ?", (number,))
                 elif number in self._scanned:
@@ -379,38 +395,43 @@ class RollingPart:
 
 
 def _header_digest(header: tuple[Any, ...]) -> bytes:
-    """Return the digest of the state's row about the cycle."""
+    """Compute the digest of the state file's row about the cycle, by which changes of others are detected."""
     return hashlib.blake2b(repr(header).encode(), digest_size=16).digest()
 
 
 @contextmanager
 def open_part(
-    store: Path, own: Path, state: Path | None, size: Fraction, now_ms: int, places: Sequence[Path] = ()
+    store: Path,
+    default_path: Path,
+    chosen_path: Path | None,
+    size: Fraction,
+    now_ms: int,
+    outside: Sequence[Path] = (),
 ) -> Iterator[RollingPart]:
-    """Open the state of a store exclusively, for one run. It is changed at the end of the context, all or nothing.
+    """Open the state file of a rolling check exclusively, for one run. It is changed completely or not at all.
 
     Args:
         store: what is checked: the folder of a store, or a base or index in it.
-        own: the state's file in ``.regraft`` of the store.
-        state: the file that the user named instead; None: none.
-        size: the part of all rows to read.
+        default_path: the state file in ``.regraft`` of the store.
+        chosen_path: the state file that the user named instead; None: none.
+        size: the share of all rows that the run reads.
         now_ms: the time of the run.
-        places: files and folders that ``state`` must be outside of.
+        outside: files and folders that must not contain ``chosen_path``.
 
     Raises:
-        CheckStateLocked: another run uses it.
+        CheckStateLocked: another run uses the state file.
         CheckStateNotWritable: it cannot be written.
-        CheckStateUnusable: it is not a state, is damaged, or belongs to another store.
+        CheckStateUnusable: it is not a state file, is damaged, or belongs to another store.
     """
-    path = own if state is None else state
+    path = default_path if chosen_path is None else chosen_path
     is_open = False
     try:
         with (
             _claim_path(path),
-            _open_file(path, own.parent.parent if state is None else None, places) as db,
+            _open_state_file(path, default_path.parent.parent if chosen_path is None else None, outside) as db,
             _lock_state(db, path),
         ):
-            _prepare(db, path, store, is_external=state is not None)
+            _prepare_state(db, path, store, is_external=chosen_path is not None)
             is_open = True
             yield RollingPart(db, path, store, size, now_ms)
     except RegraftError:
@@ -425,7 +446,7 @@ def open_part(
 
 @contextmanager
 def _claim_path(path: Path) -> Iterator[None]:
-    """Exclude other runs of this process from a state. Reading a file that a process has locked would unlock it.
+    """Exclude other runs of this process from a state file. Reading a file that a process has locked would unlock it.
 
     Raises:
         CheckStateLocked: another run of this process uses it.
@@ -443,26 +464,27 @@ def _claim_path(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _open_file(path: Path, root: Path | None, places: Iterable[Path]) -> Iterator[apsw.Connection]:
-    """Open the file of a state for writing. A run that fails removes what it has created, if nothing else is in it.
+def _open_state_file(path: Path, root: Path | None, outside: Iterable[Path]) -> Iterator[apsw.Connection]:
+    """Open a state file for writing. A run that fails removes what it has created, if nothing else is in it.
 
     Args:
-        path: the file.
-        root: the store in which its folder is created; None: its folder must exist, outside of ``places``.
+        path: the state file.
+        root: the store in which the folder of the file is created; None: the folder must exist already.
+        outside: files and folders that must not contain ``path``.
 
     Raises:
         RegraftError, OSError, apsw.Error: as :func:`open_part`.
     """
     _refuse_other_file(path)
     will_be_made = root is not None and not path.parent.exists()
-    problem = "" if will_be_made else writable.find_output_problem(path, places)
+    problem = "" if will_be_made else writable.find_output_problem(path, outside)
     if problem:
         raise CheckStateNotWritable(path=path, reason=problem)
     new = [one for one in (path, path.parent) if not os.path.lexists(one)]
     with ExitStack() as stack:
         stack.enter_context(writable.allow_writes(root or path.parent, entries_only=root is None))
         # Called while the root is still writable, and after the file was closed.
-        stack.push(lambda _, error, __: _remove_new(new, error))
+        stack.push(lambda _, error, __: _remove_created(new, error))
         if root is not None:
             durable.make_folders(path.parent)
         db = stack.enter_context(sqlite.open_writable(path, create=True))
@@ -472,12 +494,19 @@ def _open_file(path: Path, root: Path | None, places: Iterable[Path]) -> Iterato
         yield db
 
 
-def _remove_new(new: Collection[Path], error: BaseException | None) -> None:
-    """Remove the file that a failed run created, unless another run has taken it, and its folder if that is empty."""
+def _remove_created(created: Collection[Path], error: BaseException | None) -> None:
+    """Remove the state file and the folder that a run created, if the run failed.
+
+    Kept are a file that another run has taken, and a folder that is not empty.
+
+    Args:
+        created: the paths that did not exist before the run.
+        error: why the run failed; None: it did not fail.
+    """
     if error is None or isinstance(error, CheckStateLocked):
         return
     with suppress(OSError, RegraftError):
-        for path in new:
+        for path in created:
             if not path.is_dir():
                 durable.remove(path, missing_ok=True)
             else:
@@ -486,7 +515,7 @@ def _remove_new(new: Collection[Path], error: BaseException | None) -> None:
 
 @contextmanager
 def _lock_state(db: apsw.Connection, path: Path) -> Iterator[None]:
-    """Hold the state in one exclusive transaction.
+    """Hold the open state file ``db`` in one exclusive transaction; ``path`` is for messages.
 
     Raises:
         CheckStateLocked: another run holds it.
@@ -505,11 +534,11 @@ def _lock_state(db: apsw.Connection, path: Path) -> Iterator[None]:
 
 
 def _refuse_other_file(path: Path) -> None:
-    """Check, without a trace, that a file can be a state.
+    """Check, without a trace, that a file can be used as state file: it is new, empty, or one of regraft.
 
     Raises:
-        CheckStateLocked: another run uses it.
-        CheckStateUnusable: it is something else.
+        CheckStateLocked: another run uses the file.
+        CheckStateUnusable: it is another kind of file.
         OSError: it cannot be read.
     """
     advice = tr("use another file")
@@ -537,7 +566,7 @@ def _refuse_other_file(path: Path) -> None:
 
 
 def has_header(path: Path) -> bool:
-    """Whether a file begins as a state does."""
+    """Whether a file begins as the state file of a rolling check does."""
     # The pages of a killed run may lie in any order; its journal restores them.
     if [one.name for one in untrusted_sqlite.find_companions(path)] == [f"{path.name}-journal"]:
         return True
@@ -545,8 +574,14 @@ def has_header(path: Path) -> bool:
     return start.startswith(_MAGIC) and start[_VERSIONS] == _JOURNAL_VERSIONS
 
 
-def _prepare(db: apsw.Connection, path: Path, store: Path, *, is_external: bool) -> None:
-    """Check all of the state, and create the tables of a new one.
+def _prepare_state(db: apsw.Connection, path: Path, store: Path, *, is_external: bool) -> None:
+    """Check the whole state file, and create the tables of a new one.
+
+    Args:
+        db: the open state file.
+        path: its path.
+        store: the store that is checked.
+        is_external: whether the user named the file, so that it can belong to another store.
 
     Raises:
         CheckStateUnusable: it is damaged, of another version, or belongs to another store.
@@ -568,7 +603,7 @@ def _prepare(db: apsw.Connection, path: Path, store: Path, *, is_external: bool)
 
 
 def _read_store(db: apsw.Connection, path: Path) -> str:
-    """Return the path of the store that a state is of.
+    """Return the path of the store that the state file ``db`` belongs to; ``path`` is for messages.
 
     Raises:
         CheckStateUnusable: it is damaged, or of another version.
@@ -587,7 +622,7 @@ def _read_store(db: apsw.Connection, path: Path) -> str:
     return str(headers[0][1])
 
 
-def _damaged_state(path: Path, found: str) -> CheckStateUnusable:
-    """Return the error on a state that is damaged; ``found`` says how."""
-    reason = tr("it is damaged: {found}", found=found)
+def _damaged_state(path: Path, damage: str) -> CheckStateUnusable:
+    """Return the error for a damaged state file; ``damage`` describes the damage."""
+    reason = tr("it is damaged: {found}", found=damage)
     return CheckStateUnusable(path=path, reason=reason, advice=tr("delete it to begin again"))

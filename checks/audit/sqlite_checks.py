@@ -41,7 +41,7 @@ class ForeignObject(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     noun: str
     #: Statements that remove it without losing a row; empty if that is not possible.
-    mended: tuple[str, ...] = ()
+    removal: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,16 +57,19 @@ class TriggerTrial:
     updated: frozenset[tuple[str, str, str]] = frozenset()
 
 
-def add_foreign_objects(found: Iterable[ForeignObject], findings: FindingCollector, base: str | None) -> None:
-    """Report schema objects that the layout does not define."""
-    for one in found:
+def add_foreign_objects(objects: Iterable[ForeignObject], findings: FindingCollector, base: str | None) -> None:
+    """Report schema objects that the layout does not define, as findings of ``base``; None: of no base."""
+    for one in objects:
         findings.add(
-            one.finding, one.message, base=base, noun=one.noun, sample=one.name, is_beyond_repair=not one.mended
+            one.finding, one.message, base=base, noun=one.noun, sample=one.name, is_beyond_repair=not one.removal
         )
 
 
 def read_schema_objects(db: apsw.Connection, kind: str) -> Iterator[tuple[str, str, str]]:
-    """Yield name, table and SQL of each schema object of a kind ("trigger", "view", …), in the order of creation."""
+    """Yield name, table and SQL statement of each schema object of one kind, in the order of creation.
+
+    ``kind`` is a type in ``sqlite_schema``: "trigger", "view", "index" or "table".
+    """
     query = (
         "SELECT CAST(name AS BLOB), CAST(tbl_name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema"
         " WHERE type = ? AND name IS NOT NULL AND sql IS NOT NULL ORDER BY rowid"
@@ -78,7 +81,7 @@ def read_schema_objects(db: apsw.Connection, kind: str) -> Iterator[tuple[str, s
 
 
 def find_foreign_views(db: apsw.Connection, tables: Iterable[str]) -> Iterator[ForeignObject]:
-    """Yield the views of a file. A layout has none, and a view can replace one of ``tables``."""
+    """Yield every view of a file: a layout has none. A view that replaces one of ``tables`` gets another message."""
     own = set(tables)
     for name, _, _ in read_schema_objects(db, "view"):
         if name.lower() in own:
@@ -92,19 +95,22 @@ def find_foreign_views(db: apsw.Connection, tables: Iterable[str]) -> Iterator[F
                 name=name,
                 message=tr("{n} that is not part of the layout"),
                 noun="view",
-                mended=(dropped,),
+                removal=(dropped,),
             )
 
 
-def describe_replaced_table(table: str, what: str) -> ForeignObject:
-    """Describe an object that replaces a table; ``what`` names its kind."""
+def describe_replaced_table(table: str, kind: str) -> ForeignObject:
+    """Return the foreign object for a table of the layout that the file has as another kind of object.
+
+    ``kind`` is a noun phrase for the message, such as "a virtual table".
+    """
     return ForeignObject(
-        finding=audit_findings.FOREIGN_COLUMN, name=table, message=tr("{{n}} that is {what}", what=what), noun="table"
+        finding=audit_findings.FOREIGN_COLUMN, name=table, message=tr("{{n}} that is {what}", what=kind), noun="table"
     )
 
 
 def find_full_text_indexes(db: apsw.Connection) -> Iterator[ForeignObject]:
-    """Yield indexes on the internal tables of a full-text index."""
+    """Yield indexes on the internal tables of a full-text index, which no layout defines."""
     for name in full_text_shadow_indexes(db):
         message = tr("{n} on an internal table of the full-text index")
         yield ForeignObject(
@@ -112,14 +118,14 @@ def find_full_text_indexes(db: apsw.Connection) -> Iterator[ForeignObject]:
             name=name,
             message=message,
             noun="index",
-            mended=(f"DROP INDEX {untrusted_sqlite.quote_name(name)}",),
+            removal=(f"DROP INDEX {untrusted_sqlite.quote_name(name)}",),
         )
 
 
 def find_foreign_on_tables(
     db: apsw.Connection, tables: Iterable[str], triggers: Iterable[str] = ()
 ) -> list[ForeignObject]:
-    """Find triggers on some tables of a database, and views and virtual tables in their place.
+    """Find triggers on some tables of a database that the layout lacks, and views and virtual tables in their place.
 
     Args:
         db: a database of the application or another system; its other objects are ignored.
@@ -141,7 +147,7 @@ def find_foreign_on_tables(
                     name=name,
                     message=message,
                     noun="trigger",
-                    mended=(dropped,),
+                    removal=(dropped,),
                 )
             )
     found += [view for view in find_foreign_views(db, own) if view.name.lower() in own]
@@ -155,22 +161,29 @@ def find_foreign_on_tables(
 
 
 def has_extra_effects(name: str, table: str, sql: str, trial: TriggerTrial) -> bool:
-    """Whether a trigger with the name of a layout trigger does more than the layout's triggers.
+    """Whether a trigger of a file does more than the layout's triggers, although the layout has one of its name.
 
-    Those write the full-text index and the number of a body in it, and call almost no function.
+    The layout's triggers write the full-text index and the number of a body in it, and call almost no function.
+
+    Args:
+        name: the name of the trigger.
+        table: the table that fires it.
+        sql: its CREATE TRIGGER statement.
+        trial: tables for trying it, and the effects that are allowed.
     """
     return (_try_trigger if len(sql) <= _REMEMBERED else _try_trigger.__wrapped__)(name, table, sql, trial)
 
 
 @lru_cache(maxsize=64)
 def _try_trigger(name: str, table: str, sql: str, trial: TriggerTrial) -> bool:
-    """Whether a trigger does more than those of the layout: it is fired on an empty copy of the tables."""
+    """Whether a trigger of a file does more than the layout's triggers: fire it on an empty copy of the tables."""
     if _RAISE.search(sql):
         return True
     done: set[tuple[int, str | None, str | None]] = set()
     wanted = name.lower()
 
     def watch(action: int, first: str | None, second: str | None, _: str | None, inside: str | None) -> int:
+        """Record an action of the trigger; SQLite's authorizer callback. Deny what leads out of the copy."""
         if inside is not None and inside.lower() == wanted:
             done.add((action, first, second))
         return apsw.SQLITE_DENY if action in _ELSEWHERE else apsw.SQLITE_OK
@@ -188,7 +201,7 @@ def _try_trigger(name: str, table: str, sql: str, trial: TriggerTrial) -> bool:
         except (apsw.Error, ValueError):
             # It is about a table that no layout has, or does what is denied, or is too long.
             return True
-    return not all(_is_own(trial, table.lower(), *one) for one in done)
+    return not all(_is_allowed_effect(trial, table.lower(), *one) for one in done)
 
 
 #: Maximum length of a definition whose result is cached: most bases of a store have the same definitions.
@@ -197,36 +210,48 @@ _REMEMBERED = 4096
 _ELSEWHERE = {apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH, apsw.SQLITE_RECURSIVE, apsw.SQLITE_PRAGMA}
 
 
-def _is_own(trial: TriggerTrial, table: str, action: int, first: str | None, second: str | None) -> bool:
-    """Whether the triggers of the layout also do this action."""
+def _is_allowed_effect(trial: TriggerTrial, table: str, action: int, subject: str | None, detail: str | None) -> bool:
+    """Whether the triggers of the layout on ``table`` do an action, too.
+
+    Args:
+        trial: the effects that are allowed.
+        table: the table that fires the trigger.
+        action: SQLite's authorizer code of the action.
+        subject: the table of the action; None or another name for actions without a table.
+        detail: the column, or the function that is called.
+    """
     if action == apsw.SQLITE_FUNCTION:
-        return str(second).lower() in _IN_TRIGGERS
+        return str(detail).lower() in _IN_TRIGGERS
     if action == apsw.SQLITE_INSERT:
-        return (table, str(first).lower()) in trial.written
+        return (table, str(subject).lower()) in trial.written
     if action == apsw.SQLITE_UPDATE:
-        return (table, str(first).lower(), str(second).lower()) in trial.updated
+        return (table, str(subject).lower(), str(detail).lower()) in trial.updated
     if action == apsw.SQLITE_READ:
-        return str(first).lower() == table or (table, str(first).lower()) in trial.written
+        return str(subject).lower() == table or (table, str(subject).lower()) in trial.written
     return action == apsw.SQLITE_SELECT
 
 
 def deny_other_files(operation: int, *_: object) -> int:
-    """Authorizer that denies opening other files."""
+    """Deny attaching other database files; an authorizer for SQLite, which gives it the code of each operation."""
     return apsw.SQLITE_DENY if operation in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH) else apsw.SQLITE_OK
 
 
 def find_called_functions(statement: str) -> frozenset[str]:
-    """Return the functions that the rules of a table call, by creating the table in a private database."""
+    """Return the names of the functions that the rules of a table call.
+
+    ``statement`` is its CREATE TABLE, which is executed in a private database.
+    """
     trace = _trace_called_functions if len(statement) <= _REMEMBERED else _trace_called_functions.__wrapped__
     return trace(statement)
 
 
 @lru_cache(maxsize=64)
 def _trace_called_functions(statement: str) -> frozenset[str]:
-    """Execute a CREATE TABLE in memory; return the SQL functions that its CHECK and DEFAULT clauses call."""
+    """Execute a CREATE TABLE statement in memory; return the SQL functions that its CHECK and DEFAULT clauses call."""
     called: set[str] = set()
 
     def watch(action: int, _: str | None, second: str | None, *__: str | None) -> int:
+        """Record a call of a function; SQLite's authorizer callback."""
         if action == apsw.SQLITE_FUNCTION:
             called.add(display_text(second).lower())
         return apsw.SQLITE_DENY if action in _ELSEWHERE else apsw.SQLITE_OK
@@ -249,17 +274,17 @@ AVERAGES = 1
 def words_agree(
     db: apsw.Connection, index: str, source: str, bodies: str, arguments: str, averages: bytes | None = None
 ) -> bool:
-    """Whether a full-text index holds the words of its texts, by FTS5's own integrity check.
+    """Whether a full-text index (FTS5) holds the words of its texts, by SQLite's own integrity check.
 
     The check is a write, so it runs on a copy of the index's data in a temporary table.
 
     Args:
         db: the file, opened read-only.
-        index: the virtual table.
-        source: the table of its texts.
+        index: the name of the virtual table.
+        source: the name of the table that the index takes its texts from.
         bodies: a query for the texts, each with its ``number`` in the index.
         arguments: the columns and options of the virtual table.
-        averages: the row with the index's counts, if those in the file are not to be trusted.
+        averages: the row with the index's counts, to use instead of the one in the file; None: the one in the file.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -295,7 +320,7 @@ def words_agree(
 
 
 def find_open_problem(path: Path) -> str | None:
-    """Return why a file cannot be opened as a SQLite database, or None."""
+    """Return the reason why a file cannot be opened as a SQLite database; None if it can."""
     try:
         if not file_paths.is_file(path):
             return tr("it is not a file")

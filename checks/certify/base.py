@@ -96,7 +96,7 @@ class CertifiedBase(msgspec.Struct, frozen=True, kw_only=True):
     words: WordIndex | None = None
 
     def has_row(self, rowid: int) -> bool:
-        """Whether a row belongs to an item."""
+        """Whether the row with this number belongs to an item."""
         if self.runs is None:
             return True
         at = bisect_right(self.runs, (rowid, MAX_ROWID)) - 1
@@ -108,13 +108,13 @@ MAX_ROWID = (1 << 63) - 1
 
 
 def measure(db: apsw.Connection, base: CertifiedBase, scratch: apsw.Connection, prefix: str) -> None:
-    """Write a row for each text and each vector of a base to tables of a temporary database.
+    """Measure each text and each vector of a base, into tables of a temporary database.
 
     Args:
-        db: the file of the base.
-        base: the base.
+        db: the open file of the base.
+        base: how the base is read.
         scratch: the temporary database.
-        prefix: begins the names of the tables.
+        prefix: the beginning of the names of the tables.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
@@ -124,9 +124,9 @@ def measure(db: apsw.Connection, base: CertifiedBase, scratch: apsw.Connection, 
     with sqlite.transaction(scratch):
         scratch.executemany(
             f"INSERT INTO {prefix}body VALUES (?, ?, ?, ?, ?, ?)",
-            _measured_bodies(db, base),
+            _measure_bodies(db, base),
         )
-        for rows in _measured_vectors(_read_vectors(db, base)):
+        for rows in _measure_vectors(_read_vectors(db, base)):
             scratch.executemany(f"INSERT INTO {prefix}vector VALUES (?, ?, ?, ?, ?)", rows)
         for column in ("text", "vector"):
             scratch.execute(f"CREATE INDEX {prefix}body_{column} ON {prefix}body ({column})")
@@ -138,8 +138,12 @@ def measure(db: apsw.Connection, base: CertifiedBase, scratch: apsw.Connection, 
         )
 
 
-def _measured_bodies(db: apsw.Connection, base: CertifiedBase) -> Iterator[tuple[object, ...]]:
-    """Yield a row of measurements for each body: text hash, whether blank, whether the stated hash differs."""
+def _measure_bodies(db: apsw.Connection, base: CertifiedBase) -> Iterator[tuple[object, ...]]:
+    """Yield the values of one row of the table of texts for each text of a base.
+
+    They are row number, digest of the text, whether it is blank, whether the stated hash is wrong, row number of its
+    vector, and whether no item has the row.
+    """
     if base.table is None:
         name, column, codec = "search_text", "text", None
         stated = "CASE typeof(embedding_text_hash) WHEN 'text' THEN CAST(embedding_text_hash AS BLOB) END"
@@ -165,13 +169,14 @@ def _measured_bodies(db: apsw.Connection, base: CertifiedBase) -> Iterator[tuple
 
 
 def _decode(raw: bytes | None) -> str | None:
+    """Decode UTF-8; None, a value that is not stored, stays None."""
     return None if raw is None else decode_utf8(raw)
 
 
-def head_digest(text: str) -> bytes | None:
+def hash_beginning(text: str) -> bytes | None:
     """Hash the letters and digits at the beginning of a text, regardless of case, accents, spaces and order.
 
-    Models may ignore all of these. None if there are no letters or digits.
+    Models may ignore all these differences. Return None for a text without letters and digits.
     """
     plain = unicodedata.normalize("NFKD", text[:HEAD_CHARACTERS].casefold())
     letters = sorted([one for one in plain if one.isalnum()][:HEAD_LETTERS])
@@ -179,7 +184,7 @@ def head_digest(text: str) -> bytes | None:
 
 
 def _read_vectors(db: apsw.Connection, base: CertifiedBase) -> Iterator[tuple[int, int, bytes | None]]:
-    """Yield row id, length and bytes of every vector; None as bytes for a value that is none."""
+    """Yield row number, length in bytes, and bytes of every vector of a base; None as bytes of an invalid vector."""
     name, vector = ("embedding", "vector_blob") if base.table is None else (base.table.name, base.table.vector)
     fits = f"typeof({vector}) = 'blob' AND octet_length({vector}) BETWEEN 4 AND {MAX_VECTOR_BYTES}"
     yield from db.execute(
@@ -188,8 +193,11 @@ def _read_vectors(db: apsw.Connection, base: CertifiedBase) -> Iterator[tuple[in
     )
 
 
-def _measured_vectors(vectors: Iterator[tuple[int, int, bytes | None]]) -> Iterator[list[tuple[object, ...]]]:
-    """Yield rows of measurements in batches; vectors without a valid length are only recorded as such."""
+def _measure_vectors(vectors: Iterator[tuple[int, int, bytes | None]]) -> Iterator[list[tuple[object, ...]]]:
+    """Yield values of rows of the table of vectors, in batches: row number, digest, length, norm, and flaw.
+
+    ``vectors`` are as :func:`_read_vectors` yields them. Digest and norm of an invalid vector are None.
+    """
     waiting: list[tuple[int, bytes]] = []
     others: list[tuple[object, ...]] = []
     size = 0
@@ -206,7 +214,10 @@ def _measured_vectors(vectors: Iterator[tuple[int, int, bytes | None]]) -> Itera
 
 
 def _measure_batch(batch: list[tuple[int, bytes]]) -> Iterator[tuple[object, ...]]:
-    """Yield row id, digest, length in bytes, norm (None if not finite) and flaw of each vector."""
+    """Yield row number, digest, length in bytes, norm (None if not finite) and flaw of each vector.
+
+    ``batch`` has the row number and the bytes of each vector.
+    """
     for length in {len(raw) for _, raw in batch}:
         rows = [(rowid, raw) for rowid, raw in batch if len(raw) == length]
         numbers = np.frombuffer(b"".join(raw for _, raw in rows), dtype="<f4").reshape(len(rows), -1)
@@ -223,79 +234,79 @@ def _measure_batch(batch: list[tuple[int, bytes]]) -> Iterator[tuple[object, ...
 
 
 def read_blocks(
-    db: apsw.Connection, base: CertifiedBase, length: int, left_out: Any, rows: int = _BATCH_ROWS
+    db: apsw.Connection, base: CertifiedBase, length: int, excluded: Any, most_rows: int = _BATCH_ROWS
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield the usable vectors of one length in blocks: row ids (int64), and unit vectors (float32).
+    """Yield the usable vectors of one length in blocks: an array of row numbers (int64), and a matrix of unit vectors.
 
     Args:
-        db: the file of the base.
-        base: the base.
-        length: bytes of the vectors.
-        left_out: row ids (int64, sorted) of vectors that are left out.
-        rows: maximum number of rows of a block.
+        db: the open file of the base.
+        base: how the base is read.
+        length: the length of the vectors in bytes.
+        excluded: sorted array of the row numbers (int64) of vectors to leave out.
+        most_rows: maximum number of vectors of a block.
     """
-    rows = max(1, min(rows, BLOCK_BYTES // length))
+    most_rows = max(1, min(most_rows, BLOCK_BYTES // length))
     ids: list[int] = []
     raws: list[bytes] = []
     for rowid, size, raw in _read_vectors(db, base):
         if size == length and raw is not None:
             ids.append(rowid)
             raws.append(raw)
-        if len(ids) == rows:
-            yield _make_block(ids, raws, left_out)
+        if len(ids) == most_rows:
+            yield _make_block(ids, raws, excluded)
             ids, raws = [], []
     if ids:
-        yield _make_block(ids, raws, left_out)
+        yield _make_block(ids, raws, excluded)
 
 
-def _make_block(ids: list[int], raws: list[bytes], left_out: Any) -> tuple[Any, Any]:
-    """Return row ids and vectors of norm 1, without the rows in ``left_out`` and those with an unusable vector."""
-    numbers = np.frombuffer(b"".join(raws), dtype="<f4").reshape(len(raws), -1)
-    keys = np.array(ids, dtype=np.int64)
+def _make_block(rowids: list[int], vectors: list[bytes], excluded: Any) -> tuple[Any, Any]:
+    """Return row numbers and vectors of norm 1, without ``excluded`` row numbers and without unusable vectors."""
+    numbers = np.frombuffer(b"".join(vectors), dtype="<f4").reshape(len(vectors), -1)
+    keys = np.array(rowids, dtype=np.int64)
     units, is_usable = unit_vectors(numbers)
-    is_usable &= ~np.isin(keys, left_out)
+    is_usable &= ~np.isin(keys, excluded)
     return keys[is_usable], units[is_usable]
 
 
-def unit_vectors(numbers: Any) -> tuple[Any, Any]:
-    """Scale vectors to norm 1; also return which of them are usable."""
+def unit_vectors(vectors: Any) -> tuple[Any, Any]:
+    """Scale the rows of a matrix to norm 1; also return a boolean array, which of them are usable as vectors."""
     with np.errstate(all="ignore"):
-        norms = np.sqrt(np.einsum("ij,ij->i", numbers, numbers, dtype=np.float64))
+        norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
         is_usable = np.isfinite(norms) & (norms >= SHORTEST_NORM) & (norms < LARGEST_NORM)
-        units = (numbers / np.where(is_usable, norms, 1)[:, None]).astype(np.float32)
+        units = (vectors / np.where(is_usable, norms, 1)[:, None]).astype(np.float32)
     return units, is_usable
 
 
 def read_vectors(db: apsw.Connection, base: CertifiedBase, rowids: Sequence[int]) -> Any:
-    """Read the vectors of rows, all of one length, as a matrix (float32)."""
+    """Read the vectors with these row numbers, which have one length, as a matrix (float32)."""
     return np.frombuffer(b"".join(read_vector(db, base, rowid) for rowid in rowids), dtype="<f4").reshape(
         len(rowids), -1
     )
 
 
 def read_vector(db: apsw.Connection, base: CertifiedBase, rowid: int) -> bytes:
-    """Read the vector of one row."""
+    """Read the vector with this row number."""
     if base.table is not None:
         return base.table.vector_of(db, rowid)
     return bytes(db.execute("SELECT vector_blob FROM embedding WHERE rowid = ?", (rowid,)).get)
 
 
-def read_text(db: apsw.Connection, base: CertifiedBase, rowid: int, most: int) -> str:
-    """Read the beginning of a text: at most ``most`` characters."""
+def read_text(db: apsw.Connection, base: CertifiedBase, rowid: int, limit: int) -> str:
+    """Read the beginning of the text with this row number: at most ``limit`` characters."""
     name, column = ("search_text", "text") if base.table is None else (base.table.name, base.table.body)
     found = db.execute(
-        f"SELECT CAST(substr(CAST({column} AS TEXT), 1, {most}) AS BLOB) FROM {name} NOT INDEXED WHERE rowid = ?",
+        f"SELECT CAST(substr(CAST({column} AS TEXT), 1, {limit}) AS BLOB) FROM {name} NOT INDEXED WHERE rowid = ?",
         (rowid,),
     ).get
     decode = _decode if base.table is None else make_text_decoder(db)
     return decode(found) or "" if isinstance(found, bytes) else ""
 
 
-def demand_readable(base: CertifiedBase, db: apsw.Connection) -> None:
-    """Raise if an index lacks a table that is read.
+def require_readable(base: CertifiedBase, db: apsw.Connection) -> None:
+    """Check that the index of a base has the tables that are read; other bases are not checked.
 
     Raises:
-        SourceUnreadable
+        SourceUnreadable: a table is missing, or a column hides its row numbers.
     """
     if base.table is None:
         odd = find_rowid_column(db, ("search_text", "search_unit", "embedding"))

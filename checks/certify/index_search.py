@@ -41,18 +41,18 @@ _SCANNED, _MOST_TEXTS = 8, 2_000
 _BATCH = 500
 
 
-def prove_reachable(of: Measured, add: Adder) -> int:
-    """Prove that no text with a vector is left out by the search: each has a unit, and an item; return their number."""
-    scratch, p = of.scratch, of.prefix
+def prove_reachable(measured: Measured, adder: Adder) -> int:
+    """Report texts with a vector that the search leaves out, as they have no unit or no item; return their number."""
+    scratch, p = measured.scratch, measured.prefix
     scratch.execute(f"CREATE TABLE {p}hidden (body INTEGER PRIMARY KEY)")
     add_hidden = f"INSERT OR IGNORE INTO {p}hidden VALUES (?)"
-    without_unit: Any = of.db.execute(
+    without_unit: Any = measured.db.execute(
         "SELECT t.rowid FROM search_text t WHERE t.kind IS NOT 'body'"
         " OR NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"
     )
     scratch.executemany(add_hidden, without_unit)
-    for material in _materials_without_item(of):
-        bodies: Any = of.db.execute(
+    for material in _materials_without_item(measured):
+        bodies: Any = measured.db.execute(
             "SELECT t.rowid FROM search_unit u CROSS JOIN search_text t ON t.target_type = 'search_unit'"
             " AND t.target_id = u.unit_id WHERE u.material_id = ?",
             (material,),
@@ -62,29 +62,29 @@ def prove_reachable(of: Measured, add: Adder) -> int:
     query = f"""SELECT f.body FROM {p}found f WHERE NOT EXISTS
                  (SELECT 1 FROM {p}body b WHERE b.text = f.text AND b.rowid NOT IN (SELECT body FROM {p}hidden))"""
     message = tr("{n} with a vector that the search leaves out: without a unit, or without an item")
-    return add.rows(names.UNREACHABLE, message, "text", query)
+    return adder.rows(names.UNREACHABLE, message, "text", query)
 
 
-def _materials_without_item(of: Measured) -> Iterator[object]:
+def _materials_without_item(measured: Measured) -> Iterator[object]:
     """Yield the ids of materials whose item the catalog does not list in this base."""
-    if of.base.items is None:
+    if measured.base.items is None:
         return
-    rows = of.db.execute("SELECT DISTINCT material_id FROM search_unit")
+    rows = measured.db.execute("SELECT DISTINCT material_id FROM search_unit")
     while batch := [row[0] for row in islice(rows, _BATCH)]:
         ids = [one for one in batch if isinstance(one, str)]
-        listed = of.base.items(ids)
+        listed = measured.base.items(ids)
         if listed is None:
             return
-        yield from (one for one in ids if listed.get(one) != of.base.id)
+        yield from (one for one in ids if listed.get(one) != measured.base.id)
 
 
-def prove_searches(of: Measured, add: Adder, rows: Sequence[tuple[int, int]], hidden: int) -> int:
+def prove_searches(measured: Measured, adder: Adder, rows: Sequence[tuple[int, int]], hidden: int) -> int:
     """Search for stored vectors; report those that miss their own text, or whose results are not the nearest texts.
 
     Args:
-        of: the base.
-        add: adds findings.
-        rows: row of each vector to search for, and row of a text that has it.
+        measured: the base.
+        adder: adds findings.
+        rows: row number of each vector to search for, and row number of a text that has it.
         hidden: number of texts that the search leaves out. If there are any, nothing is reported.
 
     Returns:
@@ -92,9 +92,9 @@ def prove_searches(of: Measured, add: Adder, rows: Sequence[tuple[int, int]], hi
     """
     if not rows:
         return 0
-    queries = of.units([at for at, _ in rows])
-    nearest = find_nearest(of.blocks, queries, np.full(len(rows), -1, dtype=np.int64))
-    searches = [_search(of, at) for at, _ in rows]
+    queries = measured.units([at for at, _ in rows])
+    nearest = find_nearest(measured.blocks, queries, np.full(len(rows), -1, dtype=np.int64))
+    searches = [_search(measured, at) for at, _ in rows]
     if hidden:
         return len(rows)
     missed = [body for (_, body), (_, is_found) in zip(rows, searches, strict=True) if not is_found]
@@ -105,26 +105,30 @@ def prove_searches(of: Measured, add: Adder, rows: Sequence[tuple[int, int]], hi
             differing.append(body)
     if missed:
         message = tr("{count} of {of} vectors do not find their own text", count=len(missed), of=len(rows))
-        add.finding(names.SELF_MISSED, message, len(missed), of.sample_of(missed[0]))
+        adder.finding(names.SELF_MISSED, message, len(missed), measured.sample_of(missed[0]))
     if differing:
         message = tr(
             "{count} of {of} searches find other texts than a comparison with every vector",
             count=len(differing),
             of=len(rows),
         )
-        add.finding(names.INDEX_DIFFERS, message, len(differing), of.sample_of(differing[0]))
+        adder.finding(names.INDEX_DIFFERS, message, len(differing), measured.sample_of(differing[0]))
     return len(rows)
 
 
-def _search(of: Measured, at: int) -> tuple[list[float], bool]:
-    """Return the best scores of the product's search for a vector, one for each vector, and whether it finds itself."""
-    vector_of = f"SELECT vector FROM {of.prefix}body WHERE rowid = ?"
+def _search(measured: Measured, rowid: int) -> tuple[list[float], bool]:
+    """Search with the product's own search for a stored vector, whose row number is ``rowid``.
+
+    Returns:
+        The best scores in descending order, one for each vector that was found, and whether the vector found itself.
+    """
+    vector_of = f"SELECT vector FROM {measured.prefix}body WHERE rowid = ?"
     scores: list[float] = []
     is_found = False
     seen: set[int] = set()
-    for body, score in rank_bodies_by_distance(of.db, read_vector(of.db, of.base, at)):
-        vector = int(str(of.scratch.execute(vector_of, (body,)).get))
-        is_found |= vector == at
+    for body, score in rank_bodies_by_distance(measured.db, read_vector(measured.db, measured.base, rowid)):
+        vector = int(str(measured.scratch.execute(vector_of, (body,)).get))
+        is_found |= vector == rowid
         if len(scores) < NEAREST and vector not in seen:
             scores.append(score)
             seen.add(vector)
@@ -136,28 +140,31 @@ def _search(of: Measured, at: int) -> tuple[list[float], bool]:
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
-def prove_words(of: Measured, add: Adder, bodies: Sequence[int]) -> int:
-    """Prove that the full-text index has every text, and finds texts by their own words; return how many were tried."""
+def prove_words(measured: Measured, adder: Adder, bodies: Sequence[int]) -> int:
+    """Report texts that the full-text index lacks, or that it does not find by their own words.
+
+    ``bodies`` are row numbers of the texts to search for. Return how many these are.
+    """
     try:
-        column = full_text_column(of.db)
-        _prove_rows(of, add, column)
-        missed = [body for body in bodies if not _finds_itself(of, column, body)]
+        column = full_text_column(measured.db)
+        _prove_rows(measured, adder, column)
+        missed = [body for body in bodies if not _finds_itself(measured, column, body)]
         if missed:
             message = tr("{count} of {of} texts are not found by their own words", count=len(missed), of=len(bodies))
-            add.finding(names.WORDS_DIFFER, message, len(missed), of.sample_of(missed[0]))
-        _prove_scans(of, add, column, bodies)
+            adder.finding(names.WORDS_DIFFER, message, len(missed), measured.sample_of(missed[0]))
+        _prove_scans(measured, adder, column, bodies)
     except apsw.SQLError as error:
-        add.finding(names.WORDS_DIFFER, tr("the full-text index cannot be searched: {error}", error=error))
+        adder.finding(names.WORDS_DIFFER, tr("the full-text index cannot be searched: {error}", error=error))
     return len(bodies)
 
 
-def prove_word_index(index: WordIndex, add: Adder, most: int | None) -> tuple[int, int]:
-    """Prove that the full-text index of another system has every text, and finds texts by their own words.
+def prove_word_index(index: WordIndex, adder: Adder, limit: int | None) -> tuple[int, int]:
+    """Report texts that the full-text index of another system lacks, or that it does not find by their own words.
 
     Args:
         index: the index.
-        add: adds findings.
-        most: texts that are searched for; None: all.
+        adder: adds findings.
+        limit: maximum number of texts to search for; None: all.
 
     Returns:
         How many texts were searched for, and how many there are.
@@ -171,32 +178,36 @@ def prove_word_index(index: WordIndex, add: Adder, most: int | None) -> tuple[in
             lacking = _number(db, f"SELECT count(*) FROM ({index.rows}) r WHERE NOT EXISTS ({there})", index)
             if lacking:
                 message = tr("not in the full-text index: {texts}", texts=format_count(lacking, "text"))
-                add.finding(names.WORDS_DIFFER, message, lacking)
+                adder.finding(names.WORDS_DIFFER, message, lacking)
             differing = 0 if index.differing is None else _number(db, index.differing, index) - lacking
             if differing > 0:
                 message = tr("the full-text index has another text of {texts}", texts=format_count(differing, "text"))
-                add.finding(names.WORDS_DIFFER, message, differing)
+                adder.finding(names.WORDS_DIFFER, message, differing)
             rows: Any = db.execute(index.rows, index.values)
             search = f"SELECT 1 FROM {index.table} WHERE {index.table} MATCH ? AND rowid = ?"
-            for rowid, text in islice(rows, 0, None, 1 if most is None else max(1, -(-total // most))):
+            for rowid, text in islice(rows, 0, None, 1 if limit is None else max(1, -(-total // limit))):
                 query = _own_words(text if isinstance(text, str) else "", is_trigram=index.is_trigram)
                 tried += 1
                 if query and db.execute(search, (query, rowid)).get is None:
                     missed, sample = missed + 1, sample or text
     except apsw.SQLError as error:
-        add.finding(names.WORDS_DIFFER, tr("the full-text index cannot be searched: {error}", error=error))
+        adder.finding(names.WORDS_DIFFER, tr("the full-text index cannot be searched: {error}", error=error))
     if missed:
         message = tr("{count} of {of} texts are not found by their own words", count=missed, of=tried)
-        add.finding(names.WORDS_DIFFER, message, missed, sample[:_SAMPLE_CHARACTERS])
+        adder.finding(names.WORDS_DIFFER, message, missed, sample[:_SAMPLE_CHARACTERS])
     return tried, total
 
 
 def _number(db: apsw.Connection, query: str, index: WordIndex) -> int:
+    """Return the integer that a query of the index's database computes; the parameters are those of ``index``."""
     return int(str(db.execute(query, index.values).get))
 
 
 def _own_words(text: str, *, is_trigram: bool) -> str:
-    """Return a query for some words or parts of a text; empty if it has none."""
+    """Return a full-text query for some words of a text, or for parts of it; empty if the text has none.
+
+    ``is_trigram``: whether the index finds parts of a text, not words.
+    """
     # FTS5 ends a text at NUL.
     plain = text.partition("\0")[0]
     if is_trigram:
@@ -209,42 +220,48 @@ def _own_words(text: str, *, is_trigram: bool) -> str:
     return " AND ".join('"{}"'.format(part.replace('"', '""')) for part in chosen)
 
 
-def _prove_rows(of: Measured, add: Adder, column: str) -> None:
-    """Compare the row ids of the full-text index with those of the texts in ``column``."""
-    lacking: Any = of.db.execute(
+def _prove_rows(measured: Measured, adder: Adder, column: str) -> None:
+    """Report texts without an entry in the full-text index, and entries without a text.
+
+    ``column`` of the table of texts has the row number of the entry.
+    """
+    lacking: Any = measured.db.execute(
         f"""SELECT count(*), min(rowid) FROM search_text
              WHERE {column} IS NULL OR {column} NOT IN (SELECT id FROM search_text_fts_docsize)"""
     ).fetchone()
     if lacking[0]:
         message = tr("not in the full-text index: {texts}", texts=format_count(lacking[0], "text"))
-        add.finding(names.WORDS_DIFFER, message, lacking[0], of.sample_of(lacking[1]))
-    extra: Any = of.db.execute(
+        adder.finding(names.WORDS_DIFFER, message, lacking[0], measured.sample_of(lacking[1]))
+    extra: Any = measured.db.execute(
         f"SELECT count(*) FROM search_text_fts_docsize WHERE id NOT IN"
         f" (SELECT {column} FROM search_text WHERE {column} IS NOT NULL)"
     ).get
     if extra:
-        add.finding(
+        adder.finding(
             names.WORDS_DIFFER,
             tr("without a text: {entries} of the full-text index", entries=format_count(extra, "entry")),
             extra,
         )
 
 
-def _terms(of: Measured, body: int) -> tuple[str, ...]:
-    """Return the search terms of the beginning of a body."""
+def _terms(measured: Measured, body: int) -> tuple[str, ...]:
+    """Return the search terms of the beginning of the text with row number ``body``."""
     # FTS5 ends a text at NUL.
-    text = read_text(of.db, of.base, body, WORD_CHARACTERS).partition("\0")[0]
+    text = read_text(measured.db, measured.base, body, WORD_CHARACTERS).partition("\0")[0]
     return compile_query(text).terms
 
 
-def _finds_itself(of: Measured, column: str, body: int) -> bool:
-    """Whether a search for some words of a body finds it; True if it has no words."""
-    terms = _terms(of, body)
+def _finds_itself(measured: Measured, column: str, body: int) -> bool:
+    """Whether a search for some words of a text finds that text; True if it has no words.
+
+    ``body`` is the row number of the text. ``column`` has the row number of its entry in the full-text index.
+    """
+    terms = _terms(measured, body)
     if not terms:
         return True
     chosen = dict.fromkeys(terms[at * len(terms) // _WORDS] for at in range(_WORDS))
     query = " AND ".join(f'"{term}"' for term in chosen)
-    found = of.db.execute(
+    found = measured.db.execute(
         f"""SELECT 1 FROM search_text_fts WHERE search_text_fts MATCH ?
               AND rowid = (SELECT {column} FROM search_text WHERE rowid = ?)""",
         (query, body),
@@ -252,16 +269,19 @@ def _finds_itself(of: Measured, column: str, body: int) -> bool:
     return found is not None
 
 
-def _prove_scans(of: Measured, add: Adder, column: str, bodies: Sequence[int]) -> None:
-    """Compare what the index finds for some words with the texts that have them."""
-    words = _choose_words(of, bodies)
+def _prove_scans(measured: Measured, adder: Adder, column: str, bodies: Sequence[int]) -> None:
+    """Choose words of some texts, and report if the full-text index does not find the texts that have these words.
+
+    ``bodies`` are row numbers of the texts, ``column`` has the row number of a text's entry in the index.
+    """
+    words = _choose_words(measured, bodies)
     wrong = 0
-    for word, (expected, is_whole) in zip(words, _scan(of.db, column, words), strict=True):
-        indexed = {int(str(rowid)) for rowid in _matches(of.db, word)}
+    for word, (expected, is_whole) in zip(words, _scan(measured.db, column, words), strict=True):
+        indexed = {int(str(rowid)) for rowid in _matches(measured.db, word)}
         extra = indexed - expected if is_whole else ()
         wrong += len(expected - indexed)
         for rowid in extra:
-            raw = of.db.execute(f"SELECT CAST(text AS BLOB) FROM search_text WHERE {column} = ?", (rowid,)).get
+            raw = measured.db.execute(f"SELECT CAST(text AS BLOB) FROM search_text WHERE {column} = ?", (rowid,)).get
             # A text may have the word in letters whose case only the index ignores.
             text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else ""
             wrong += word.casefold() not in text.casefold()
@@ -271,11 +291,15 @@ def _prove_scans(of: Measured, add: Adder, column: str, bodies: Sequence[int]) -
             count=wrong,
             words=len(words),
         )
-        add.finding(names.WORDS_DIFFER, message, wrong)
+        adder.finding(names.WORDS_DIFFER, message, wrong)
 
 
 def _scan(db: apsw.Connection, column: str, words: Sequence[str]) -> list[tuple[set[int], bool]]:
-    """Return the rows of the texts that have each word, and whether these are all."""
+    """Search all texts for each word without the index.
+
+    Returns:
+        For each word: the values of ``column`` of the texts that have it, and whether these are all such texts.
+    """
     # LIKE ignores the case of ASCII letters, and ends a text at NUL, as the index does.
     tests = ", ".join(["NULL", *("text LIKE ?" for _ in words)])
     found: list[set[int]] = [set() for _ in words]
@@ -287,14 +311,17 @@ def _scan(db: apsw.Connection, column: str, words: Sequence[str]) -> list[tuple[
     return [(rows, len(rows) < 10 * _MOST_TEXTS) for rows in found]
 
 
-def _choose_words(of: Measured, bodies: Sequence[int]) -> list[str]:
-    """Choose words that few texts have, for which scanning and indexing ignore case alike."""
+def _choose_words(measured: Measured, bodies: Sequence[int]) -> list[str]:
+    """Choose words from texts with the row numbers ``bodies``: words that few texts have.
+
+    Scanning and indexing ignore the case of these words alike.
+    """
     chosen: dict[str, None] = {}
     for body in bodies[:: max(1, len(bodies) // (4 * _SCANNED))]:
-        for word, _ in groupby(_terms(of, body)[1:4]):
+        for word, _ in groupby(_terms(measured, body)[1:4]):
             lower = word.lower()
             is_plain = lower.isascii() or not any(one.isupper() or one.islower() for one in word)
-            hits = islice(_matches(of.db, lower), _MOST_TEXTS + 1)
+            hits = islice(_matches(measured.db, lower), _MOST_TEXTS + 1)
             if is_plain and "_" not in lower and len(list(hits)) <= _MOST_TEXTS:
                 chosen[lower] = None
                 break
@@ -304,6 +331,6 @@ def _choose_words(of: Measured, bodies: Sequence[int]) -> list[str]:
 
 
 def _matches(db: apsw.Connection, word: str) -> Iterator[object]:
-    """Yield the row ids that contain a word."""
+    """Yield the row numbers of the entries of the full-text index that contain a word."""
     rows = db.execute("SELECT rowid FROM search_text_fts WHERE search_text_fts MATCH ?", (f'"{word}"',))
     return (rowid for (rowid,) in rows)

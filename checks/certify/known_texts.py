@@ -8,7 +8,7 @@ import apsw
 import msgspec
 import numpy as np
 
-from checks.certify.base import CertifiedBase, demand_readable, read_text
+from checks.certify.base import CertifiedBase, read_text, require_readable
 from checks.certify.measures import MIN_COSINE, Measured
 from checks.certify.neighbors import find_nearest
 from regraft.language import tr
@@ -29,7 +29,7 @@ class EmbeddingStopped(Exception):
 
 
 class KnownTexts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent for one base: texts, each with its row of the base, and the ends of some of them.
+    """Texts of one base that are sent to an embedder, each with its row number, and the ends of some of them.
 
     ``problem`` says why no text of the base is sent although it has some.
     """
@@ -59,19 +59,19 @@ class ModelCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_texts(base: CertifiedBase) -> KnownTexts:
-    """Choose texts of a base, evenly spread over its rows; empty if it cannot be read."""
+    """Choose texts of a base that are embedded again, evenly spread over its rows; none if it cannot be read."""
     if base.open is None:
         return KnownTexts(rows=[], ends=[])
     try:
         with base.open() as db:
-            demand_readable(base, db)
-            return _choose(base, db)
+            require_readable(base, db)
+            return _choose_from_rows(base, db)
     except (apsw.Error, OSError, ValueError):
         return KnownTexts(rows=[], ends=[])
 
 
-def _choose(base: CertifiedBase, db: apsw.Connection) -> KnownTexts:
-    """Choose texts with a vector, evenly spread over the rows, and the end of each long one."""
+def _choose_from_rows(base: CertifiedBase, db: apsw.Connection) -> KnownTexts:
+    """Choose texts with a vector from an open base, evenly spread over the rows, and the end of each long one."""
     if base.table is None:
         name = "search_text"
         wanted = """embedding_text_hash IN
@@ -92,23 +92,32 @@ def _choose(base: CertifiedBase, db: apsw.Connection) -> KnownTexts:
     return KnownTexts(rows=list(rows.items()), ends=ends)
 
 
-def limit_texts(known: dict[str, KnownTexts], most: int | None) -> dict[str, KnownTexts]:
-    """Leave out texts beyond the limit of all bases together."""
-    if most is None:
+def limit_texts(known: dict[str, KnownTexts], limit: int | None) -> dict[str, KnownTexts]:
+    """Leave out texts and ends of texts beyond a limit, which counts those of all bases together.
+
+    ``known`` has the chosen texts of each base, by base id. Without a limit it is returned as it is.
+    """
+    if limit is None:
         return known
-    limit = most
+    remaining = limit
     limited = {}
     for key, one in known.items():
-        rows = one.rows[:most]
-        ends = [end for end in one.ends if end[0] in dict(rows)][: most - len(rows)]
+        rows = one.rows[:remaining]
+        ends = [end for end in one.ends if end[0] in dict(rows)][: remaining - len(rows)]
         problem = tr("--limit {texts:,} is reached", texts=limit) if one.rows and not rows else None
         limited[key] = KnownTexts(rows=rows, ends=ends, problem=problem)
-        most -= len(rows) + len(ends)
+        remaining -= len(rows) + len(ends)
     return limited
 
 
-def compare_model(of: Measured, known: KnownTexts, embed: EmbedTexts, embedder: str) -> ModelCheck:
-    """Embed texts of a base again and compare the vectors; then search with the ends of texts, which should find them.
+def compare_model(measured: Measured, known: KnownTexts, embed: EmbedTexts, embedder: str) -> ModelCheck:
+    """Embed known texts of a base again and compare the vectors; then search with the ends of texts for these texts.
+
+    Args:
+        measured: the base.
+        known: the texts that were chosen.
+        embed: makes vectors of texts; its second argument is whether they are search queries.
+        embedder: the name of the embedder, for the result.
 
     Raises:
         EmbeddingStopped: the embedder gave no more vectors.
@@ -116,16 +125,16 @@ def compare_model(of: Measured, known: KnownTexts, embed: EmbedTexts, embedder: 
     """
     if known.problem is not None:
         raise EmbeddingStopped(known.problem)
-    stored = _map_to_vectors(of, [row for row, _ in known.rows])
+    stored = _map_to_vectors(measured, [row for row, _ in known.rows])
     texts = [(row, text) for row, text in known.rows if row in stored]
     if not texts:
         return ModelCheck(embedder=embedder)
     made = embed([text for _, text in texts], False)
-    if any(len(vector) != of.length for vector in made):
+    if any(len(vector) != measured.length for vector in made):
         cosines = [-1.0] * len(texts)
         ends: list[tuple[int, str]] = []
     else:
-        units = of.units([stored[row] for row, _ in texts])
+        units = measured.units([stored[row] for row, _ in texts])
         # A cosine that is no number is that of vectors that have nothing in common.
         cosines = np.nan_to_num(np.einsum("ij,ij->i", units, _units(made)), nan=-1.0).tolist()
         ends = [(row, text) for row, text in known.ends if row in stored]
@@ -138,30 +147,37 @@ def compare_model(of: Measured, known: KnownTexts, embed: EmbedTexts, embedder: 
         median=sorted(cosines)[len(cosines) // 2],
         cosines=bars,
         ends=len(ends),
-        found=_count_found(of, stored, ends, embed) if ends else 0,
+        found=_count_found(measured, stored, ends, embed) if ends else 0,
     )
 
 
-def _count_found(of: Measured, stored: dict[int, int], ends: list[tuple[int, str]], embed: EmbedTexts) -> int:
-    """Count the texts that a search for their end finds; ``stored`` maps a text's row to its vector's row."""
+def _count_found(measured: Measured, stored: dict[int, int], ends: list[tuple[int, str]], embed: EmbedTexts) -> int:
+    """Count the texts that a vector search for their end finds among the nearest.
+
+    Args:
+        measured: the base.
+        stored: the row number of each text's vector, by the row number of the text.
+        ends: row number and end of each text.
+        embed: makes vectors of texts; its second argument is whether they are search queries.
+    """
     vectors = embed([text for _, text in ends], True)
-    if any(len(vector) != of.length for vector in vectors):
+    if any(len(vector) != measured.length for vector in vectors):
         return 0
-    nearest = find_nearest(of.blocks, _units(vectors), np.full(len(ends), -1, dtype=np.int64))
+    nearest = find_nearest(measured.blocks, _units(vectors), np.full(len(ends), -1, dtype=np.int64))
     own = np.array([stored[row] for row, _ in ends], dtype=np.int64)
     return int((nearest.rowids == own[:, None]).any(axis=1).sum())
 
 
-def _map_to_vectors(of: Measured, bodies: Sequence[int]) -> dict[int, int]:
-    """Map rows of texts to the row of their vector, as long as it is usable."""
-    p = of.prefix
+def _map_to_vectors(measured: Measured, texts: Sequence[int]) -> dict[int, int]:
+    """Map row numbers of texts to the row number of their vector. Texts without a usable vector are left out."""
+    p = measured.prefix
     query = f"SELECT f.at FROM {p}body b JOIN {p}found f ON f.text = b.text WHERE b.rowid = ?"
-    found = {body: of.scratch.execute(query, (body,)).get for body in bodies}
+    found = {body: measured.scratch.execute(query, (body,)).get for body in texts}
     return {body: int(str(at)) for body, at in found.items() if at is not None}
 
 
 def _units(vectors: Sequence[bytes]) -> np.ndarray:
-    """Scale vectors to length 1."""
+    """Decode vectors (float32) and scale them to length 1, as the rows of a matrix."""
     numbers = np.frombuffer(b"".join(vectors), dtype="<f4").reshape(len(vectors), -1)
     with np.errstate(all="ignore"):
         norms = np.linalg.norm(numbers.astype(np.float64), axis=1, keepdims=True)

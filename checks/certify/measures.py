@@ -18,7 +18,7 @@ from checks.certify.base import (
     NO_VECTOR,
     USABLE,
     CertifiedBase,
-    head_digest,
+    hash_beginning,
     read_blocks,
     read_text,
     read_vectors,
@@ -50,7 +50,7 @@ class BaseCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, kw_only=True):
-    """A base whose texts and vectors are measured: the tables, and what is read again."""
+    """A base whose texts and vectors are measured: its open file, and the tables of a temporary database about them."""
 
     base: CertifiedBase
     db: apsw.Connection
@@ -69,76 +69,101 @@ class Measured(msgspec.Struct, kw_only=True):
 
     @property
     def used(self) -> str:
-        """Name of the table of vectors that belong to a text, once each, with a row of their text as ``body``."""
+        """Name of the table of the vectors that belong to a text, once each.
+
+        Its column ``body`` is the row number of a text.
+        """
         return f"{self.prefix}used"
 
     @property
     def findable(self) -> str:
-        """SQL: one row for each text with a usable vector, ``text`` and ``at``, the row of the vector."""
+        """SQL subquery with one row for each text that has a usable vector.
+
+        Its columns are ``text``, the digest of the text, ``at``, the row number of the vector, and ``body``, that of
+        the text.
+        """
         p = self.prefix
         return f"""(SELECT b.text AS text, min(v.rowid) AS at, min(b.rowid) AS body FROM {p}body b
                       JOIN {p}vector v ON v.rowid = b.vector
                      WHERE v.flaw = {USABLE} AND v.length = {self.length or 0} AND NOT b.is_extra GROUP BY b.text)"""
 
     def number(self, query: str, *values: object) -> int:
-        """Return the number that a query computes."""
+        """Return the integer that a query of the temporary database computes, 0 for NULL.
+
+        ``values`` are its parameters.
+        """
         return int(str(self.scratch.execute(query, values).get or 0))
 
     def counts(self) -> BaseCounts:
-        """Count texts and vectors."""
+        """Count the texts, the texts with a usable vector, and the vectors."""
         return BaseCounts(
             texts=self.number(f"SELECT count(DISTINCT text) FROM {self.prefix}body"),
             findable=self.number(f"SELECT count(*) FROM {self.prefix}found"),
             vectors=self.number(f"SELECT count(*) FROM {self.used} WHERE flaw <> {NO_VECTOR}"),
         )
 
-    def sample_of(self, body: object) -> str:
-        """Return the beginning of a text, to name it."""
-        return read_text(self.db, self.base, int(str(body)), _SAMPLE_CHARACTERS)
+    def sample_of(self, rowid: object) -> str:
+        """Return the beginning of the text with this row number, as a sample for a finding."""
+        return read_text(self.db, self.base, int(str(rowid)), _SAMPLE_CHARACTERS)
 
     def materialize(self) -> None:
-        """Write the texts with a usable vector to a table, which many queries use."""
+        """Write the result of :attr:`findable` to the table ``found``, which many queries use."""
         p = self.prefix
         self.scratch.execute(f"CREATE TABLE {p}found AS SELECT text, at, body FROM {self.findable} ORDER BY at")
         self.scratch.execute(f"CREATE INDEX {p}found_text ON {p}found (text)")
         self.scratch.execute(f"CREATE INDEX {p}found_at ON {p}found (at)")
 
-    def left_out(self) -> Any:
-        """Return the rows of usable vectors that repeat a text, or belong to none, sorted."""
+    def excluded_rows(self) -> Any:
+        """Return the sorted row numbers of usable vectors that no search needs.
+
+        They repeat a text, or belong to none.
+        """
         p = self.prefix
         rows = self.scratch.execute(
             f"SELECT rowid FROM {p}vector WHERE rowid NOT IN (SELECT at FROM {p}found) AND flaw = {USABLE} ORDER BY 1"
         )
         return np.fromiter((int(str(rowid)) for (rowid,) in rows), dtype=np.int64)
 
-    def blocks(self, rows: int) -> Iterator[tuple[Any, Any]]:
-        """Yield the vectors of all texts in blocks: row ids, and unit vectors."""
+    def blocks(self, most_rows: int) -> Iterator[tuple[Any, Any]]:
+        """Yield the vectors of all texts in blocks of at most ``most_rows``.
+
+        A block has row numbers and a matrix of unit vectors.
+        """
         if self.length is not None:
-            yield from read_blocks(self.db, self.base, self.length, self.left_out(), rows)
+            yield from read_blocks(self.db, self.base, self.length, self.excluded_rows(), most_rows)
 
     def units(self, rowids: Sequence[int]) -> Any:
-        """Return the unit vectors of rows."""
+        """Return the unit vectors with these row numbers, as the rows of a matrix."""
         return unit_vectors(read_vectors(self.db, self.base, rowids))[0]
 
 
 class Adder:
-    """Adds findings with texts of a measured base as samples; ``base``: the id they are about, if not its own."""
+    """Adds findings about a measured base, with the beginnings of its texts as samples.
 
-    def __init__(self, findings: FindingCollector, of: Measured, base: str | None = None) -> None:
+    ``base`` is the id of the base that the findings are about, if that is another one.
+    """
+
+    def __init__(self, findings: FindingCollector, measured: Measured, base: str | None = None) -> None:
         self._findings = findings
-        self._of = of
-        self._base = of.base.id if base is None else base
+        self._measured = measured
+        self._base = measured.base.id if base is None else base
 
     def rows(self, name: str, message: str, noun: str, query: str, *values: object, severity: Any = None) -> int:
-        """Add a finding for the rows of a query, whose only column is a row of ``body``; return their number.
+        """Add a finding for the texts that a query selects, if there are any, and return their number.
 
-        ``{n}`` of the message becomes the number and the noun.
+        Args:
+            name: the name of the finding.
+            message: its message; ``{n}`` in it becomes the number with ``noun``.
+            noun: what is counted, in the singular.
+            query: selects row numbers of texts, from the tables of the measured base.
+            values: parameters of the query.
+            severity: the severity, if not the registered one.
         """
-        of = self._of
-        count = of.number(f"SELECT count(*) FROM ({query})", *values)
+        measured = self._measured
+        count = measured.number(f"SELECT count(*) FROM ({query})", *values)
         if count:
-            first = of.scratch.execute(f"{query} LIMIT 3", values).fetchall()
-            samples = [of.sample_of(body) for (body,) in first]
+            first = measured.scratch.execute(f"{query} LIMIT 3", values).fetchall()
+            samples = [measured.sample_of(body) for (body,) in first]
             for at, sample in enumerate(samples):
                 more = count - len(samples) + 1 if not at else 1
                 self._findings.add(
@@ -147,61 +172,61 @@ class Adder:
         return count
 
     def finding(self, name: str, message: str, count: int = 1, sample: object = None, severity: Any = None) -> None:
-        """Add a finding with a number of its own in the message."""
+        """Add a finding whose message states its number already; ``count`` is that number."""
         self._findings.add(name, message, base=self._base, count=count, sample=sample, severity=severity)
 
 
 # --- one base --------------------------------------------------------------------------------------------------------
 
 
-def prove_vectors(of: Measured, add: Adder) -> None:
-    """Prove that every vector can be used, and that its norm is like the others'."""
-    usable = f"SELECT body FROM {of.used} WHERE flaw NOT IN ({USABLE}, {NO_VECTOR})"
-    add.rows(names.VECTOR_UNUSABLE, tr("{n} of zeros, with a NaN or infinity, or too large"), "vector", usable)
-    length = of.length or 0
-    others = f"SELECT body FROM {of.used} WHERE flaw = {USABLE} AND length <> ?"
+def prove_vectors(measured: Measured, adder: Adder) -> None:
+    """Report vectors that cannot be used, have another length, or have a norm far from that of the others."""
+    usable = f"SELECT body FROM {measured.used} WHERE flaw NOT IN ({USABLE}, {NO_VECTOR})"
+    adder.rows(names.VECTOR_UNUSABLE, tr("{n} of zeros, with a NaN or infinity, or too large"), "vector", usable)
+    length = measured.length or 0
+    others = f"SELECT body FROM {measured.used} WHERE flaw = {USABLE} AND length <> ?"
     message = tr("{n} of another length than {dimensions} dimensions", n="{n}", dimensions=length // 4)
-    add.rows(names.VECTOR_LENGTH, message, "vector", others, length)
-    limits = norm_limits(of)
+    adder.rows(names.VECTOR_LENGTH, message, "vector", others, length)
+    limits = norm_limits(measured)
     if limits is not None:
         message = tr("{n} whose norm is far from that of the others")
-        outside = f"SELECT body FROM {of.used} WHERE flaw = {USABLE} AND length = ? AND norm NOT BETWEEN ? AND ?"
-        add.rows(names.NORM_OUTLIER, message, "vector", outside, length, *limits)
+        outside = f"SELECT body FROM {measured.used} WHERE flaw = {USABLE} AND length = ? AND norm NOT BETWEEN ? AND ?"
+        adder.rows(names.NORM_OUTLIER, message, "vector", outside, length, *limits)
 
 
-def norm_limits(of: Measured) -> tuple[float, float] | None:
-    """Return the smallest and the largest norm that is not an outlier; None for few vectors."""
-    usable = f"FROM {of.used} WHERE flaw = {USABLE} AND length = {of.length or 0}"
-    count = of.number(f"SELECT count(*) {usable}")
+def norm_limits(measured: Measured) -> tuple[float, float] | None:
+    """Return the smallest and the largest norm that is not an outlier; None if the base has too few vectors to tell."""
+    usable = f"FROM {measured.used} WHERE flaw = {USABLE} AND length = {measured.length or 0}"
+    count = measured.number(f"SELECT count(*) {usable}")
     if count < _MIN_VECTORS:
         return None
 
-    def middle_of(what: str, *values: float) -> float:
-        """Return the median of an expression over the usable vectors."""
-        query = f"SELECT {what} {usable} ORDER BY 1 LIMIT 1 OFFSET {count // 2}"
-        return float(str(of.scratch.execute(query, values).get))
+    def median_of(expression: str, *values: float) -> float:
+        """Return the median of a SQL expression over the usable vectors; ``values`` are its parameters."""
+        query = f"SELECT {expression} {usable} ORDER BY 1 LIMIT 1 OFFSET {count // 2}"
+        return float(str(measured.scratch.execute(query, values).get))
 
-    middle = middle_of("norm")
-    alike = of.number(f"SELECT count(*) {usable} AND abs(norm - ?1) <= {_ALIKE} * ?1", middle)
+    middle = median_of("norm")
+    alike = measured.number(f"SELECT count(*) {usable} AND abs(norm - ?1) <= {_ALIKE} * ?1", middle)
     far = _NEAR
     if alike < _ALIKE_SHARE * count:
-        far = max(_LEAST_RATIO, _SPREADS * middle_of("abs(ln(norm) - ln(?))", middle))
+        far = max(_LEAST_RATIO, _SPREADS * median_of("abs(ln(norm) - ln(?))", middle))
     return middle * math.exp(-far), middle * math.exp(far)
 
 
-def prove_texts(of: Measured, add: Adder) -> None:
-    """Prove that texts have vectors, of their own and under their own hash."""
-    p = of.prefix
-    if of.length is not None:
+def prove_texts(measured: Measured, adder: Adder) -> None:
+    """Report texts without a vector, with a vector under a wrong hash, or with the vector of a different text."""
+    p = measured.prefix
+    if measured.length is not None:
         message = tr("{n} without a vector")
         lacking = f"""SELECT min(b.rowid) FROM {p}body b LEFT JOIN {p}vector v ON v.rowid = b.vector
                        WHERE NOT b.is_blank GROUP BY b.text HAVING total(v.flaw IS NOT NULL AND v.flaw <> {NO_VECTOR})
                              = 0"""
-        add.rows(names.TEXT_WITHOUT_VECTOR, message, "text", lacking)
+        adder.rows(names.TEXT_WITHOUT_VECTOR, message, "text", lacking)
     foreign = f"SELECT rowid FROM {p}body WHERE is_foreign AND vector IS NOT NULL"
-    add.rows(names.HASH_FOREIGN, tr("{n} with the vector of another text, by its hash"), "text", foreign)
+    adder.rows(names.HASH_FOREIGN, tr("{n} with the vector of another text, by its hash"), "text", foreign)
     # The texts that share a vector with another text, with the digests of their beginnings.
-    scratch = of.scratch
+    scratch = measured.scratch
     scratch.execute(f"CREATE TABLE {p}head (body INTEGER, text BLOB, digest BLOB, head BLOB)")
     rows = f"FROM {p}body b JOIN {p}vector v ON v.rowid = b.vector WHERE v.flaw = {USABLE}"
     groups = f"SELECT v.digest {rows} GROUP BY v.digest HAVING count(DISTINCT b.text) > 1"
@@ -211,25 +236,28 @@ def prove_texts(of: Measured, add: Adder) -> None:
             " GROUP BY b.text, v.digest"
         )
         for at, body in scratch.execute(f"SELECT rowid, body FROM {p}head").fetchall():
-            head = head_digest(read_text(of.db, of.base, int(str(body)), HEAD_CHARACTERS))
+            head = hash_beginning(read_text(measured.db, measured.base, int(str(body)), HEAD_CHARACTERS))
             scratch.execute(f"UPDATE {p}head SET head = ? WHERE rowid = ?", (head, at))
     shared = f"""SELECT min(body) FROM {p}head WHERE digest IN
                   (SELECT digest FROM {p}head GROUP BY digest HAVING count(DISTINCT head) > 1) GROUP BY text"""
-    add.rows(names.VECTOR_SHARED, tr("{n} that share a vector with a different text"), "text", shared)
+    adder.rows(names.VECTOR_SHARED, tr("{n} that share a vector with a different text"), "text", shared)
 
 
-def norm_statistics(of: Measured) -> tuple[list[float], list[int]]:
-    """Return the smallest, the median and the largest norm, and a histogram of the range; empty without vectors."""
-    usable = f"FROM {of.used} WHERE flaw = {USABLE}"
-    found: Any = of.scratch.execute(f"SELECT min(norm), max(norm), count(*) {usable}").fetchone()
+def norm_statistics(measured: Measured) -> tuple[list[float], list[int]]:
+    """Return the smallest, median and largest norm of the usable vectors, and a histogram of the norms between them.
+
+    Both lists are empty if there are no such vectors. The second has a count for each of the equal steps.
+    """
+    usable = f"FROM {measured.used} WHERE flaw = {USABLE}"
+    found: Any = measured.scratch.execute(f"SELECT min(norm), max(norm), count(*) {usable}").fetchone()
     least, most, count = found
     if not count:
         return [], []
-    middle: Any = of.scratch.execute(f"SELECT norm {usable} ORDER BY norm LIMIT 1 OFFSET {count // 2}").get
+    middle: Any = measured.scratch.execute(f"SELECT norm {usable} ORDER BY norm LIMIT 1 OFFSET {count // 2}").get
     bars = [0] * NORM_BARS
     width = (most - least) / NORM_BARS or 1.0
     query = f"SELECT min(CAST((norm - ?) / ? AS INTEGER), {NORM_BARS - 1}), count(*) {usable} GROUP BY 1"
-    for bar, number in of.scratch.execute(query, (least, width)):
+    for bar, number in measured.scratch.execute(query, (least, width)):
         bars[int(str(bar))] = int(str(number))
     return [least, middle, most], bars
 
@@ -237,27 +265,34 @@ def norm_statistics(of: Measured) -> tuple[list[float], list[int]]:
 # --- two bases -------------------------------------------------------------------------------------------------------
 
 
-def prove_sets(first: Measured, second: Measured, of_first: Adder, of_second: Adder) -> None:
-    """Prove that both bases have the same texts with the same vectors."""
+def prove_sets(first: Measured, second: Measured, first_adder: Adder, second_adder: Adder) -> None:
+    """Report texts and vectors that only one of two bases has, or that differ between them.
+
+    Args:
+        first: a base of A.
+        second: its counterpart in B.
+        first_adder: adds findings about what B lacks.
+        second_adder: adds findings about what B has in addition, or differently.
+    """
     a, b = first.prefix, second.prefix
 
     def only(one: str, other: str) -> str:
-        """Return SQL for texts that only the first of two bases has."""
+        """Return SQL for the texts that only the first base has; the arguments are prefixes of the bases' tables."""
         return (
             f"SELECT min(rowid) FROM {one}body WHERE NOT is_blank AND NOT is_extra"
             f" AND text NOT IN (SELECT text FROM {other}body) GROUP BY text"
         )
 
-    of_first.rows(names.TEXT_MISSING, tr("{n} of A that B lacks"), "text", only(a, b))
-    of_second.rows(names.TEXT_ADDED, tr("{n} of B that A lacks"), "text", only(b, a))
+    first_adder.rows(names.TEXT_MISSING, tr("{n} of A that B lacks"), "text", only(a, b))
+    second_adder.rows(names.TEXT_ADDED, tr("{n} of B that A lacks"), "text", only(b, a))
 
     def lost(one: str, other: str) -> str:
-        """Return SQL for texts that both bases have and only the first one finds."""
+        """Return SQL for the texts of both bases that have a usable vector only in the first one."""
         return f"""SELECT body FROM {one}found WHERE text IN (SELECT text FROM {other}body)
                       AND text NOT IN (SELECT text FROM {other}found)"""
 
-    of_first.rows(names.VECTOR_MISSING, tr("{n} without the usable vector in B that A has"), "text", lost(a, b))
-    of_second.rows(names.VECTOR_ADDED, tr("{n} with a usable vector in B and none in A"), "text", lost(b, a))
+    first_adder.rows(names.VECTOR_MISSING, tr("{n} without the usable vector in B that A has"), "text", lost(a, b))
+    second_adder.rows(names.VECTOR_ADDED, tr("{n} with a usable vector in B and none in A"), "text", lost(b, a))
     if first.length != second.length:
         if first.length is not None and second.length is not None:
             message = tr(
@@ -265,13 +300,13 @@ def prove_sets(first: Measured, second: Measured, of_first: Adder, of_second: Ad
                 first=first.length // 4,
                 second=second.length // 4,
             )
-            of_second.finding(names.VECTOR_DIFFERS, message, severity="note" if _may_differ(first, second) else None)
+            second_adder.finding(names.VECTOR_DIFFERS, message, severity="note" if _may_differ(first, second) else None)
         return
-    _compare_vectors(first, second, of_second)
+    _compare_vectors(first, second, second_adder)
 
 
 def _may_differ(first: Measured, second: Measured) -> bool:
-    """Whether the two bases state different models."""
+    """Whether both bases name a model, and not the same one, so that their vectors may differ."""
     models = first.base.model, second.base.model
     return None not in models and models[0] != models[1]
 
@@ -280,8 +315,8 @@ def _may_differ(first: Measured, second: Measured) -> bool:
 _PAIRS = 1_000
 
 
-def _compare_vectors(first: Measured, second: Measured, add: Adder) -> None:
-    """Compare the vectors of each text that both bases have: by their bytes, and if these differ, by their cosine."""
+def _compare_vectors(first: Measured, second: Measured, adder: Adder) -> None:
+    """Report the texts of both bases whose vectors differ: by their bytes, and if these differ, by their cosine."""
     a, b = first.prefix, second.prefix
     # A text that has several vectors in one base differs only if none of them is in the other.
     query = f"""SELECT f.at, g.at, g.body FROM {a}found f JOIN {b}found g ON g.text = f.text
@@ -310,4 +345,6 @@ def _compare_vectors(first: Measured, second: Measured, add: Adder) -> None:
     )
     is_note = not far or _may_differ(first, second)
     for body in samples[:1]:
-        add.finding(names.VECTOR_DIFFERS, message, count, second.sample_of(body), severity="note" if is_note else None)
+        adder.finding(
+            names.VECTOR_DIFFERS, message, count, second.sample_of(body), severity="note" if is_note else None
+        )

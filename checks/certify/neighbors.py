@@ -32,10 +32,10 @@ def find_nearest(blocks: Blocks, queries: Any, own: Any, count: int = NEAREST) -
     """Find the nearest vectors of queries among all vectors of the blocks.
 
     Args:
-        blocks: the vectors.
-        queries: unit vectors (float32), one in each row.
-        own: row id of each query's own vector, which is left out; -1: none.
-        count: how many are found for each query.
+        blocks: returns the vectors of a base, in blocks of at most a number of rows.
+        queries: unit vectors (float32), one in each row of a matrix.
+        own: row number of each query's own vector, which is not a result; -1: none.
+        count: how many vectors to find for each query.
     """
     best = np.full((len(queries), count), -np.inf, dtype=np.float32)
     rowids = np.full((len(queries), count), -1, dtype=np.int64)
@@ -52,39 +52,51 @@ def find_nearest(blocks: Blocks, queries: Any, own: Any, count: int = NEAREST) -
     return Nearest(rowids, best)
 
 
-def _merge_neighbors(best: Any, rowids: Any, cosines: Any, keys: Any) -> tuple[Any, Any]:
-    """Merge the best neighbors so far with those of a further block."""
-    count = best.shape[1]
+def _merge_neighbors(best_cosines: Any, best_rowids: Any, cosines: Any, block_rowids: Any) -> tuple[Any, Any]:
+    """Merge the nearest vectors so far with those of a further block; each line of the arrays is for one query.
+
+    Args:
+        best_cosines: the highest cosines so far, in descending order.
+        best_rowids: the row numbers of their vectors.
+        cosines: the cosines of all vectors of the block.
+        block_rowids: the row numbers of the vectors of the block.
+
+    Returns:
+        The highest cosines and the row numbers of their vectors; -1 for a missing vector.
+    """
+    count = best_cosines.shape[1]
     if cosines.shape[1] > count:
         top = np.argpartition(cosines, -count, axis=1)[:, -count:]
-        cosines, keys = np.take_along_axis(cosines, top, axis=1), keys[top]
+        cosines, block_rowids = np.take_along_axis(cosines, top, axis=1), block_rowids[top]
     else:
-        keys = np.broadcast_to(keys, cosines.shape)
-    cosines = np.concatenate([best, cosines], axis=1)
-    keys = np.concatenate([rowids, keys], axis=1)
+        block_rowids = np.broadcast_to(block_rowids, cosines.shape)
+    cosines = np.concatenate([best_cosines, cosines], axis=1)
+    block_rowids = np.concatenate([best_rowids, block_rowids], axis=1)
     order = np.argsort(-cosines, axis=1, kind="stable")[:, :count]
     found = np.take_along_axis(cosines, order, axis=1)
     # Places without a vector have no row.
-    return found, np.where(np.isfinite(found), np.take_along_axis(keys, order, axis=1), -1)
+    return found, np.where(np.isfinite(found), np.take_along_axis(block_rowids, order, axis=1), -1)
 
 
 class Overlap(msgspec.Struct, frozen=True):
-    """How many of the nearest texts of a query both bases have in common, and whether their order differs."""
+    """How many of a query's nearest texts are the same in two bases, of how many, and whether their order differs."""
 
     common: int
     of: int
     is_reordered: bool
 
 
-def compare_neighbors(cosines: Iterable[float | None], least: float) -> Overlap:
-    """Compare the nearest texts of a query in one base with those in the other.
+def compare_neighbors(cosines: Iterable[float | None], lowest: float) -> Overlap:
+    """Compare the nearest texts of a query in one base with those in another base.
 
     Args:
-        cosines: the cosine, in the other base, of each of the nearest texts, in their order; None: it has no such text.
-        least: the cosine of the last of the nearest texts in the other base.
+        cosines: the query's cosine, in the other base, with each of the nearest texts in the first one, in the order of
+            the
+            first base; None: the other base lacks the text.
+        lowest: the cosine of the last of the nearest texts in the other base.
     """
     found = list(cosines)
-    there = [one for one in found if one is not None and one >= least - TOLERANCE]
+    there = [one for one in found if one is not None and one >= lowest - TOLERANCE]
     is_descending = all(after <= before + TOLERANCE for before, after in pairwise(there))
     return Overlap(len(there), len(found), len(there) == len(found) and not is_descending)
 
@@ -131,21 +143,24 @@ def find_two_groups(units: Any) -> Groups | None:
     return None if cosine is None or cosine >= _FAR else Groups(smaller / len(units), cosine)
 
 
-def cosine_of_means(one: Any, other: Any) -> float | None:
+def cosine_of_means(first: Any, second: Any) -> float | None:
     """Return the cosine of two means of unit vectors; None if one of them shows no common direction."""
-    lengths = float(np.linalg.norm(one)), float(np.linalg.norm(other))
-    return None if min(lengths) < _MIN_MEAN else float(one @ other) / (lengths[0] * lengths[1])
+    lengths = float(np.linalg.norm(first)), float(np.linalg.norm(second))
+    return None if min(lengths) < _MIN_MEAN else float(first @ second) / (lengths[0] * lengths[1])
 
 
-def find_apart(mean: Any, others: Sequence[Any]) -> float | None:
-    """Return the highest cosine of a mean with the means of other bases if it is far from all of them, else None."""
+def highest_cosine_if_far(mean: Any, others: Sequence[Any]) -> float | None:
+    """Return the highest cosine of a base's mean vector with those of other bases, if all are low; otherwise None.
+
+    ``mean`` and ``others`` are means of unit vectors.
+    """
     cosines = [cosine_of_means(mean, other) for other in others if len(other) == len(mean)]
     known = [cosine for cosine in cosines if cosine is not None and cosine < _FAR]
     return max(known) if known and len(known) == len(cosines) else None
 
 
 def _first_component(units: Any) -> Any:
-    """Project vectors onto their direction of greatest variance, found by power iteration."""
+    """Project unit vectors onto their direction of greatest variance, and return a number for each of them."""
     centered = (units - units.mean(axis=0)).astype(np.float64)
     # The first line that is not zero starts the iteration: the result does not depend on chance.
     axis = centered[int(np.argmax((centered**2).sum(axis=1)))]

@@ -53,15 +53,18 @@ _HEADINGS = {
 
 
 class Verdict(NamedTuple):
-    """Statements with one outcome."""
+    """Statements about all bases with the same outcome, and a heading for them."""
 
     outcome: str
     heading: str
     statements: list[str]
 
 
-def verdict(bases: Sequence[Document]) -> list[Verdict]:
-    """Put together what was proven about all bases: a statement has its worst outcome in any of them."""
+def group_by_outcome(bases: Sequence[Document]) -> list[Verdict]:
+    """Group the statements of ``certify`` by outcome.
+
+    A statement gets its worst outcome in any base of the JSON output.
+    """
     outcomes: dict[str, set[str]] = {name: set() for name in names.PROOFS}
     for base in bases:
         for proof in base["proofs"]:
@@ -72,8 +75,8 @@ def verdict(bases: Sequence[Document]) -> list[Verdict]:
     return [Verdict(outcome, _HEADINGS[outcome], found[outcome]) for outcome in _HEADINGS if found[outcome]]
 
 
-def closing(document: Document) -> str:
-    """Return the verdict in one sentence."""
+def format_closing(document: Document) -> str:
+    """Return the last sentence of the text output: the number of findings, and that the rest is not proven."""
     counted = document["summary"]["by_severity"]
     if not document["bases"] and not document["findings"]:
         return tr("There is no base to certify.")
@@ -89,21 +92,21 @@ def render_certify_page(document: Document) -> str:
 
 
 class _Page:
-    """Computes the values of the template from the document."""
+    """Computes the values of the page's template from the JSON output of ``certify``."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
         self._bases: list[Document] = document["bases"]
 
     def values(self) -> Values:
-        """Return the values by their names in the template."""
+        """Return the values that the page's template uses, by name."""
         document, bases = self._document, self._bases
         labelled = list(self._labeled_bases())
         return {
-            "lead": closing(document),
+            "lead": format_closing(document),
             "run": document["run"],
             "facts": list(self._facts()),
-            "verdict": verdict(bases),
+            "verdict": group_by_outcome(bases),
             "numbers": {
                 tr("bases"): f"{len(bases):,}",
                 tr("texts"): f"{sum(base['texts'] for base in bases):,}",
@@ -134,7 +137,10 @@ class _Page:
         }
 
     def _charts(self, labelled: list[tuple[str, Document]]) -> Values:
-        """Return the histograms, of the bases that have the numbers."""
+        """Return the values of the histograms: norms, nearest neighbors, and cosines with an embedder's vectors.
+
+        ``labelled`` are the bases with their labels. A base without the numbers is left out of a histogram.
+        """
         checked = [(label, base) for label, base in labelled if (base["model_check"] or {}).get("texts")]
         return {
             "norms": [self._norms(label, base["norms"]) for label, base in labelled if base["norms"]],
@@ -153,7 +159,7 @@ class _Page:
             yield tr("at most {sample:,} queries of each base", sample=sample)
 
     def _labeled_bases(self) -> Iterator[tuple[str, Document]]:
-        """Yield the bases with the labels that replace their names."""
+        """Yield each base of the JSON output, with the label that replaces its name on the page."""
         places: Counter[str] = Counter()
         has_second = self._document.get("target") is not None
         for base in self._bases:
@@ -162,7 +168,7 @@ class _Page:
             yield (f"{base['side'].upper()}: {label}" if has_second else label), base
 
     def _findings(self) -> list[Values]:
-        """Add up the findings of each severity and name."""
+        """Return the rows of the table of findings: one for each severity and name, with the number of cases."""
         counts: Counter[tuple[str, str]] = Counter()
         for finding in self._document["findings"]:
             counts[finding["severity"], finding["name"]] += finding["count"]
@@ -178,36 +184,44 @@ class _Page:
         ]
 
     def _norms(self, label: str, norms: Document) -> Values:
+        """Build the histogram of the norms of a base's vectors."""
         ends = [f"{norms['least']:.4g}", "", f"{norms['most']:.4g}"]
         message = tr("median {median:.4g}", median=norms["median"])
         return _histogram(label, norms["bars"], ends, message)
 
-    def _neighbors(self, label: str, found: Document) -> Values:
-        """Build the chart of how many nearest texts are the same in A and B."""
+    def _neighbors(self, label: str, neighbors: Document) -> Values:
+        """Build the histogram of how many nearest texts of a query are the same in A and B."""
         message = tr(
             "{overlap:.2%} over {queries}, {reordered:,} in another order",
-            overlap=found["overlap"],
-            queries=format_count(found["queries"], "query"),
-            reordered=found["reordered"],
+            overlap=neighbors["overlap"],
+            queries=format_count(neighbors["queries"], "query"),
+            reordered=neighbors["reordered"],
         )
-        return _histogram(label, found["bars"], ["0", "5", "10"], message)
+        return _histogram(label, neighbors["bars"], ["0", "5", "10"], message)
 
-    def _model(self, label: str, found: Document) -> Values:
-        """Build the chart of the cosines between stored vectors and those that the embedder makes."""
+    def _model(self, label: str, model_check: Document) -> Values:
+        """Build the histogram of the cosines between stored vectors and those of the embedder for the same texts."""
         message = tr(
             "{same} of {texts} have the same vector; searching with the ends of {ends} texts finds {found} of them",
-            same=found["same"],
-            texts=found["texts"],
-            found=found["found"],
-            ends=found["ends"],
+            same=model_check["same"],
+            texts=model_check["texts"],
+            found=model_check["found"],
+            ends=model_check["ends"],
         )
-        return _histogram(label, found["cosines"], ["0", "0.5", "1"], message)
+        return _histogram(label, model_check["cosines"], ["0", "0.5", "1"], message)
 
 
-def _histogram(label: str, bars: Sequence[int], ends: Sequence[str], message: str) -> Values:
-    """Build a chart with a bar for each count in ``bars``; ``ends`` label its horizontal axis."""
-    columns = list(histogram_columns({at: number for at, number in enumerate(bars) if number}, len(bars)))
-    numbers = join_list(f"{number:,}" for number in bars)
+def _histogram(label: str, counts: Sequence[int], ends: Sequence[str], message: str) -> Values:
+    """Build a histogram with a bar for each count.
+
+    Args:
+        label: the label of the base.
+        counts: the counts, from left to right.
+        ends: texts below the horizontal axis.
+        message: a sentence about the numbers.
+    """
+    columns = list(histogram_columns({at: number for at, number in enumerate(counts) if number}, len(counts)))
+    numbers = join_list(f"{number:,}" for number in counts)
     return {
         "label": label,
         "columns": columns,

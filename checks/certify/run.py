@@ -16,7 +16,7 @@ from checks.audit.collector import FindingCollector
 from checks.audit.findings import Finding, FindingReport, Summary
 from checks.certify import findings as names
 from checks.certify import index_search, known_texts, measures, neighbors
-from checks.certify.base import CertifiedBase, demand_readable, measure
+from checks.certify.base import CertifiedBase, measure, require_readable
 from checks.certify.known_texts import EmbeddingStopped, EmbedTexts, KnownTexts, ModelCheck
 from checks.certify.measures import Adder, Measured
 from regraft.disk import sqlite
@@ -161,8 +161,8 @@ class Outcome(Struct, kw_only=True):
     not_checked: list[str] = []
 
 
-class _Base(Struct, kw_only=True):
-    """One base while it is certified."""
+class _BaseState(Struct, kw_only=True):
+    """Intermediate results of one base while it is certified."""
 
     side: str
     measured: Measured
@@ -173,13 +173,19 @@ class _Base(Struct, kw_only=True):
     #: Mean of the sampled unit vectors.
     mean: Any = None
 
-    def record_proof(self, name: str, checked: int, *, every: bool) -> None:
-        """Record that a proof was tried with so many objects; ``every``: with all of the base."""
-        self.checked[name] = every, checked
+    def record_proof(self, name: str, checked: int, *, is_complete: bool) -> None:
+        """Record that a statement was tested.
+
+        Args:
+            name: the name of the proof.
+            checked: the number of texts, vectors or queries that were tested.
+            is_complete: whether these are all of the base.
+        """
+        self.checked[name] = is_complete, checked
 
 
 class Certification:
-    """One run. Single use."""
+    """One run of ``certify``. Single use."""
 
     def __init__(self, request: CertifyRequest) -> None:
         self._request = request
@@ -188,7 +194,7 @@ class Certification:
         self._means: dict[str, list[tuple[CertifiedBase, Any]]] = {}
 
     def run(self, pairs: Sequence[tuple[CertifiedBase, CertifiedBase | None]], *, has_second: bool) -> Outcome:
-        """Certify bases, each with its counterpart in B.
+        """Certify bases of A, each with its counterpart in B or None; ``has_second``: whether there is a B.
 
         Raises:
             RegraftError: the embedder cannot be used.
@@ -205,116 +211,141 @@ class Certification:
         return self._outcome
 
     def _certify_pair(self, first: CertifiedBase, second: CertifiedBase | None, *, has_second: bool) -> None:
-        """Measure and prove a base of A and, unless it is None, that of B; ``has_second``: whether there is a B."""
+        """Measure and prove a base of A, and its counterpart in B unless that is None.
+
+        ``has_second``: whether there is a B.
+        """
         with sqlite.open_scratch() as scratch, ExitStack() as stack:
             one = self._measure_base(stack, first, scratch, "a")
             self._step()
             other = None if second is None else self._measure_base(stack, second, scratch, "b")
             self._step()
-            for part in filter(None, (one, other)):
-                with self._damage(part.side, part.measured.base):
-                    self._prove_base(part)
+            for state in filter(None, (one, other)):
+                with self._report_damage(state.side, state.measured.base):
+                    self._prove_base(state)
                 self._step()
             if has_second and second is None and first.open is not None:
                 self._findings["a"].add(names.BASE_MISSING, tr("B has no base that belongs to it"), base=first.id)
             if one is not None and other is not None:
-                with self._damage("a", first):
+                with self._report_damage("a", first):
                     self._prove_pair(one, other)
-            for part in filter(None, (one, other)):
-                self._outcome.bases.append(self._report(part, second if part.side == "a" else None))
+            for state in filter(None, (one, other)):
+                self._outcome.bases.append(self._report(state, second if state.side == "a" else None))
 
     def _step(self) -> None:
+        """Advance the progress by one step."""
         self._request.progress.step(1, 0)
 
     @contextmanager
-    def _damage(self, side: str, base: CertifiedBase) -> Iterator[None]:
-        """Make a finding of damage that is met in this block."""
+    def _report_damage(self, side: str, base: CertifiedBase) -> Iterator[None]:
+        """Context that turns an error about damaged data of a base into a finding. ``side`` is "a" or "b"."""
         try:
             yield
         except _DAMAGE as error:
             self._add_damage(side, base, error)
 
     def _add_damage(self, side: str, base: CertifiedBase, error: Exception) -> None:
-        """Report that a base cannot be read. Failures to write temporary files are raised again."""
+        """Report that a base of a side ("a" or "b") cannot be read; ``error`` says why.
+
+        Failures to write temporary files are raised again.
+        """
         if sqlite.is_write_failure(error):
             raise error
         reason = error.facts["reason"] if isinstance(error, SourceUnreadable) else error
         message = tr("it cannot be read as a whole: {reason}", reason=reason)
         self._findings[side].add(names.UNREADABLE, message, base=base.id)
 
-    def _measure_base(self, stack: ExitStack, base: CertifiedBase, scratch: apsw.Connection, side: str) -> _Base | None:
-        """Measure a base; None and a finding if it cannot be read."""
+    def _measure_base(
+        self, stack: ExitStack, base: CertifiedBase, scratch: apsw.Connection, side: str
+    ) -> _BaseState | None:
+        """Open and measure a base; add a finding and return None if it cannot be read.
+
+        Args:
+            stack: closes the file of the base.
+            base: how the base is read.
+            scratch: a temporary database for the measurements.
+            side: "a" or "b".
+        """
         if base.open is None:
             message = base.problem or tr("it has no file of texts and vectors")
             self._findings[side].add(names.UNREADABLE, message, base=base.id)
             return None
         try:
             db = stack.enter_context(base.open())
-            demand_readable(base, db)
+            require_readable(base, db)
             measure(db, base, scratch, side)
             measured = Measured(base=base, db=db, scratch=scratch, prefix=side)
             measured.materialize()
         except _DAMAGE as error:
             self._add_damage(side, base, error)
             return None
-        return _Base(side=side, measured=measured, adder=Adder(self._findings[side], measured))
+        return _BaseState(side=side, measured=measured, adder=Adder(self._findings[side], measured))
 
     # --- one base --------------------------------------------------------------------------------------------------
 
-    def _prove_base(self, part: _Base) -> None:
-        """Run all proofs of one base that need no second base."""
-        of, counts = part.measured, part.measured.counts()
-        part.record_proof("texts", counts.texts, every=True)
-        measures.prove_vectors(of, part.adder)
-        measures.prove_texts(of, part.adder)
+    def _prove_base(self, state: _BaseState) -> None:
+        """Run all proofs of a measured base that need no second base."""
+        of, counts = state.measured, state.measured.counts()
+        state.record_proof("texts", counts.texts, is_complete=True)
+        measures.prove_vectors(of, state.adder)
+        measures.prove_texts(of, state.adder)
         for name, checked in (("vectors", counts.vectors), ("coverage", counts.texts), ("shared", counts.findable)):
             if of.length is not None:
-                part.record_proof(name, checked, every=True)
+                state.record_proof(name, checked, is_complete=True)
         rows = _select_evenly(of, f"SELECT at, body FROM {of.prefix}found ORDER BY at", self._request.sample)
         if of.base.table is None:
-            self._prove_index(part, rows, counts)
+            self._prove_index(state, rows, counts)
         elif of.base.recall is not None:
-            self._prove_recall(part)
+            self._prove_recall(state)
         if of.base.words is not None:
             most = None if self._request.sample is None else min(self._request.sample, index_search.WORD_SEARCHES)
-            tried, every = index_search.prove_word_index(of.base.words, part.adder, most)
-            part.record_proof("words", tried, every=tried >= every)
+            tried, every = index_search.prove_word_index(of.base.words, state.adder, most)
+            state.record_proof("words", tried, is_complete=tried >= every)
         if rows:
-            self._look_for_groups(part, rows)
-        self._check_model(part)
+            self._look_for_groups(state, rows)
+        self._check_model(state)
 
-    def _prove_index(self, part: _Base, rows: list[tuple[int, int]], counts: measures.BaseCounts) -> None:
-        """Prove hashes, reachability, vector searches and word searches of an index; ``rows``: of vector and text."""
-        of, sample = part.measured, self._request.sample
-        part.record_proof("hashes", counts.texts, every=True)
+    def _prove_index(self, state: _BaseState, rows: list[tuple[int, int]], counts: measures.BaseCounts) -> None:
+        """Run the proofs about an index file: hashes, reachable texts, vector searches and word searches.
+
+        Args:
+            state: the base.
+            rows: row number of each vector to search for, and row number of its text.
+            counts: the numbers of texts and vectors of the base.
+        """
+        of, sample = state.measured, self._request.sample
+        state.record_proof("hashes", counts.texts, is_complete=True)
         hidden = 0
         if of.length is not None:
-            hidden = index_search.prove_reachable(of, part.adder)
-            part.record_proof("reachable", counts.findable, every=True)
+            hidden = index_search.prove_reachable(of, state.adder)
+            state.record_proof("reachable", counts.findable, is_complete=True)
             few = rows if sample is None else rows[:: max(1, -(-len(rows) // index_search.SEARCHES))]
-            searches = index_search.prove_searches(of, part.adder, few, hidden)
+            searches = index_search.prove_searches(of, state.adder, few, hidden)
             for name in ("self", "index"):
-                part.record_proof(name, searches, every=searches == counts.findable)
+                state.record_proof(name, searches, is_complete=searches == counts.findable)
         most = None if sample is None else min(sample, index_search.WORD_SEARCHES)
         bodies = [body for body, _ in _select_evenly(of, f"SELECT rowid, 0 FROM {of.prefix}body ORDER BY rowid", most)]
-        words = index_search.prove_words(of, part.adder, bodies)
-        part.record_proof("words", words, every=words >= of.number(f"SELECT count(*) FROM {of.prefix}body"))
+        words = index_search.prove_words(of, state.adder, bodies)
+        state.record_proof("words", words, is_complete=words >= of.number(f"SELECT count(*) FROM {of.prefix}body"))
 
-    def _prove_recall(self, part: _Base) -> None:
-        """Compare the index of Chroma with every vector."""
-        found = None if part.measured.base.recall is None else part.measured.base.recall()
+    def _prove_recall(self, state: _BaseState) -> None:
+        """Report a base of Chroma whose own vector index misses too many of the nearest vectors."""
+        found = None if state.measured.base.recall is None else state.measured.base.recall()
         if found is None:
             return
         if isinstance(found, str):
-            part.adder.finding(names.INDEX_DIFFERS, tr("chromadb cannot search it: {problem}", problem=found))
+            state.adder.finding(names.INDEX_DIFFERS, tr("chromadb cannot search it: {problem}", problem=found))
         elif found < LEAST_RECALL:
             message = tr("its index finds {share:.1%} of the {count} nearest vectors", share=found, count=10)
-            part.adder.finding(names.INDEX_DIFFERS, message)
-        part.record_proof("index", RECALL_QUERIES, every=False)
+            state.adder.finding(names.INDEX_DIFFERS, message)
+        state.record_proof("index", RECALL_QUERIES, is_complete=False)
 
-    def _look_for_groups(self, part: _Base, rows: list[tuple[int, int]]) -> None:
-        """Note a base whose vectors fall into two groups; keep the mean of the others, to compare bases."""
-        of = part.measured
+    def _look_for_groups(self, state: _BaseState, rows: list[tuple[int, int]]) -> None:
+        """Add a suspicion if the vectors of a base fall into two groups; otherwise keep their mean, to compare bases.
+
+        ``rows`` has row numbers of vectors, and of their texts.
+        """
+        of = state.measured
         few = rows[:: max(1, len(rows) // neighbors.QUERIES_AT_ONCE)][: neighbors.QUERIES_AT_ONCE]
         units = of.units([at for at, _ in few])
         groups = neighbors.find_two_groups(units)
@@ -325,17 +356,17 @@ class Certification:
                 share=groups.share,
                 cosine=groups.cosine,
             )
-            suspicion = Suspicion(side=part.side, name=names.TWO_GROUPS, base=of.base.id, message=message)
+            suspicion = Suspicion(side=state.side, name=names.TWO_GROUPS, base=of.base.id, message=message)
             self._outcome.suspicions.append(suspicion)
-        elif len(units) >= _MIN_VECTORS and of.base.model is not None and part.side == "a":
+        elif len(units) >= _MIN_VECTORS and of.base.model is not None and state.side == "a":
             self._means.setdefault(of.base.model, []).append((of.base, units.mean(axis=0)))
 
     def _suspect_bases(self) -> None:
-        """Suspect bases whose vectors point elsewhere than those of all other bases of the same model."""
+        """Add a suspicion for each base whose mean vector is far from those of all other bases of the same model."""
         for same in self._means.values():
             for at, (base, mean) in enumerate(same):
                 others = [other for place, (_, other) in enumerate(same) if place != at]
-                apart = neighbors.find_apart(mean, others)
+                apart = neighbors.highest_cosine_if_far(mean, others)
                 if apart is not None:
                     message = tr(
                         "its vectors point in other directions than those of the other bases of {model} (cosine of the "
@@ -348,15 +379,18 @@ class Certification:
 
     # --- with the model --------------------------------------------------------------------------------------------
 
-    def _check_model(self, part: _Base) -> None:
-        """Embed some texts of A again and compare the vectors; nothing without an embedder."""
+    def _check_model(self, state: _BaseState) -> None:
+        """Embed some texts of a base of A again, and report stored vectors that differ.
+
+        Without an embedder, do nothing.
+        """
         request = self._request
-        if request.embed is None or part.side != "a":
+        if request.embed is None or state.side != "a":
             return
-        part.model_check = found = self._compare_model(part.measured, request.embed)
+        state.model_check = found = self._compare_model(state.measured, request.embed)
         if not found.texts:
             return
-        part.record_proof("model", found.texts, every=False)
+        state.record_proof("model", found.texts, is_complete=False)
         if found.same < found.texts:
             message = tr(
                 "{other} of {texts} texts ({share:.0%}) have another vector than embedder {embedder} makes of them; "
@@ -367,32 +401,36 @@ class Certification:
                 embedder=request.embedder,
                 lowest=found.lowest,
             )
-            part.adder.finding(names.MODEL_DIFFERS, message, found.texts - found.same)
+            state.adder.finding(names.MODEL_DIFFERS, message, found.texts - found.same)
         if found.ends:
-            part.record_proof("known-item", found.ends, every=False)
+            state.record_proof("known-item", found.ends, is_complete=False)
             if 2 * found.found < found.ends and found.same == found.texts:
                 message = tr(
                     "only {found} of {ends} texts are found by their last third", found=found.found, ends=found.ends
                 )
-                part.adder.finding(names.KNOWN_ITEM, message, found.ends - found.found)
+                state.adder.finding(names.KNOWN_ITEM, message, found.ends - found.found)
 
-    def _compare_model(self, of: Measured, embed: EmbedTexts) -> ModelCheck:
-        request, key = self._request, of.base.id
-        if of.length is None or key not in request.known:
+    def _compare_model(self, measured: Measured, embed: EmbedTexts) -> ModelCheck:
+        """Embed the known texts of a base again and compare the vectors.
+
+        The result says why if that is not possible.
+        """
+        request, key = self._request, measured.base.id
+        if measured.length is None or key not in request.known:
             return ModelCheck(embedder=request.embedder, problem=request.skipped.get(key))
         try:
-            return known_texts.compare_model(of, request.known[key], embed, request.embedder)
+            return known_texts.compare_model(measured, request.known[key], embed, request.embedder)
         except EmbeddingStopped as stopped:
-            self._outcome.not_checked.append(f"{of.base.name}: {stopped}")
+            self._outcome.not_checked.append(f"{measured.base.name}: {stopped}")
             return ModelCheck(embedder=request.embedder, problem=str(stopped))
 
     # --- two bases -------------------------------------------------------------------------------------------------
 
-    def _prove_pair(self, one: _Base, other: _Base) -> None:
+    def _prove_pair(self, first_state: _BaseState, second_state: _BaseState) -> None:
         """Compare the texts, vectors and nearest neighbors of a base of A with those of B."""
-        first, second = one.measured, other.measured
-        measures.prove_sets(first, second, one.adder, Adder(self._findings["a"], second, first.base.id))
-        one.record_proof("sets", first.counts().texts, every=True)
+        first, second = first_state.measured, second_state.measured
+        measures.prove_sets(first, second, first_state.adder, Adder(self._findings["a"], second, first.base.id))
+        first_state.record_proof("sets", first.counts().texts, is_complete=True)
         if first.length is None or second.length is None:
             return
         both = f"FROM {first.prefix}found f JOIN {second.prefix}found g ON g.text = f.text"
@@ -400,8 +438,8 @@ class Certification:
         if not shared:
             return
         total = first.number(f"SELECT count(*) {both}")
-        one.neighbors = found = _compare_neighbors(first, second, shared)
-        one.record_proof("neighbors", found.queries, every=found.queries == total)
+        first_state.neighbors = found = _compare_neighbors(first, second, shared)
+        first_state.record_proof("neighbors", found.queries, is_complete=found.queries == total)
         if found.overlap < 1 or found.reordered:
             message = tr(
                 "{overlap:.2%} of the {count} nearest texts are the same in A and B, over {queries}; "
@@ -413,7 +451,7 @@ class Certification:
             )
             models = {first.base.model, second.base.model} - {None}
             is_expected = len(models) > 1 or first.length != second.length
-            one.adder.finding(
+            first_state.adder.finding(
                 names.NEIGHBORS_DIFFER,
                 message,
                 found.queries - found.bars[-1] + found.reordered,
@@ -422,13 +460,16 @@ class Certification:
 
     # --- the report ------------------------------------------------------------------------------------------------
 
-    def _report(self, part: _Base, second: CertifiedBase | None) -> CertifiedBaseReport:
-        """Describe a base and its proofs for the report; ``second`` is the base that it was compared with."""
-        of, counts = part.measured, part.measured.counts()
+    def _report(self, state: _BaseState, second: CertifiedBase | None) -> CertifiedBaseReport:
+        """Convert the results of a base to its part of the report.
+
+        ``second`` is the base of B that it was compared with.
+        """
+        of, counts = state.measured, state.measured.counts()
         ends, bars = measures.norm_statistics(of)
         norms = Norms(least=ends[0], median=ends[1], most=ends[2], bars=bars) if ends else None
         return CertifiedBaseReport(
-            side=part.side,
+            side=state.side,
             id=of.base.id,
             name=of.base.name,
             model=of.base.model,
@@ -437,20 +478,20 @@ class Certification:
             findable=counts.findable,
             vectors=counts.vectors,
             dimensions=None if of.length is None else of.length // 4,
-            proofs=[self._proof(part, name) for name in names.PROOFS],
+            proofs=[self._proof(state, name) for name in names.PROOFS],
             norms=norms,
-            neighbors=part.neighbors,
-            model_check=part.model_check,
+            neighbors=state.neighbors,
+            model_check=state.model_check,
         )
 
-    def _proof(self, part: _Base, name: str) -> Proof:
-        """Return how far a statement about a base is proven: fully, for a sample, contradicted, not checked."""
-        every, checked = part.checked.get(name, (False, 0))
-        findings, base = self._findings[part.side], part.measured.base.id
+    def _proof(self, state: _BaseState, name: str) -> Proof:
+        """Return the outcome of the proof ``name`` for a base: proven, sampled, contradicted, or not checked."""
+        every, checked = state.checked.get(name, (False, 0))
+        findings, base = self._findings[state.side], state.measured.base.id
         is_found = any(findings.count(finding, base) for finding in CONTRADICTIONS[name])
-        if is_found and (name in part.checked or name == "texts"):
+        if is_found and (name in state.checked or name == "texts"):
             outcome = FOUND
-        elif name not in part.checked:
+        elif name not in state.checked:
             outcome = NOT_CHECKED
         else:
             outcome = PROVEN if every else SAMPLED
@@ -461,12 +502,12 @@ class Certification:
 RECALL_QUERIES, LEAST_RECALL = 20, 0.8
 
 
-def _select_evenly(of: Measured, query: str, count: int | None) -> list[tuple[int, int]]:
-    """Return rows of a query with two numbers, evenly spread; at most ``count``."""
-    total = of.number(f"SELECT count(*) FROM ({query})")
+def _select_evenly(measured: Measured, query: str, count: int | None) -> list[tuple[int, int]]:
+    """Return rows of a query that computes two numbers: at most ``count``, evenly spread; None: all."""
+    total = measured.number(f"SELECT count(*) FROM ({query})")
     step = 1.0 if count is None else max(1.0, total / count)
     rows, due = [], 0.0
-    for place, (one, two) in enumerate(of.scratch.execute(query)):
+    for place, (one, two) in enumerate(measured.scratch.execute(query)):
         if place >= due:
             rows.append((int(str(one)), int(str(two))))
             due += step
@@ -474,7 +515,10 @@ def _select_evenly(of: Measured, query: str, count: int | None) -> list[tuple[in
 
 
 def _compare_neighbors(first: Measured, second: Measured, shared: list[tuple[int, int]]) -> Neighbors:
-    """Compare the nearest texts of texts in both bases, each by its own vector there."""
+    """Search both bases for the nearest texts of the same texts, and compare what is found.
+
+    ``shared`` has the row numbers of each text's vector in the first and the second base.
+    """
     place_of = f"""SELECT g.at FROM {first.prefix}found f JOIN {second.prefix}found g ON g.text = f.text
                     WHERE f.at = ?"""
     bars = [0] * (neighbors.NEAREST + 1)
@@ -508,7 +552,7 @@ def _compare_neighbors(first: Measured, second: Measured, shared: list[tuple[int
 
 
 def summarize(findings: Sequence[CertifyFinding]) -> Summary:
-    """Count findings by severity and by name."""
+    """Count findings of ``certify`` by severity and by name."""
     severities: tuple[Severity, ...] = ("error", "warning", "note")
     return Summary(
         by_severity={one: sum(finding.severity == one for finding in findings) for one in severities},
@@ -517,11 +561,11 @@ def summarize(findings: Sequence[CertifyFinding]) -> Summary:
 
 
 def report_findings(outcome: Outcome, names_of: Mapping[str, Mapping[str, str]]) -> list[CertifyFinding]:
-    """Return the findings of both sides, errors first.
+    """Convert the findings of both sides for the report, errors first.
 
     Args:
-        outcome: of the run.
-        names_of: names of the bases by id, by side.
+        outcome: the result of the run.
+        names_of: for each side, "a" and "b", the names of its bases by id.
     """
     order = ("error", "warning", "note")
     every = [(side, finding) for side, found in outcome.findings.items() for finding in found]

@@ -29,29 +29,29 @@ _HAS_TEXT = {
 
 
 def audit_plan(plan: SourcePlan, command: Sequence[str]) -> Audit:
-    """Turn the plan of a migration into findings.
+    """Convert the plan of a migration to findings.
 
-    The count of duplicate chunks of a base is left out, because each of its items has its own.
+    The number of duplicate chunks of a base is left out, because each of its items has its own finding.
 
     Args:
         plan: the result of ``migrators.plan_only`` for the source.
-        command: the words of the command that migrates it, with the options of the plan.
+        command: the words of the command that migrates the source, with the options of the plan.
     """
     bases = plan.report.bases
     reported = [warning for warning in plan.report.warnings if warning.code != notices.DEDUPLICATED]
-    found = [_finding(warning, plan.looked_at.get(warning.base or ""), command) for warning in reported]
-    found += [*_unread_vector_files(plan), *_no_room(plan)]
+    found = [_convert_warning(warning, plan.looked_at.get(warning.base or ""), command) for warning in reported]
+    found += [*_find_unread_vector_files(plan), *_find_full_disk(plan)]
     return Audit(
         findings=tuple(found),
-        checked=_counts(plan),
+        checked=_count_contents(plan),
         names={base.source_id: base.name for base in bases},
         closing=_format_closing(found, plan, command),
         statistics=Statistics(bases=[_statistics(base, plan.looked_at[base.source_id]) for base in bases]),
     )
 
 
-def _counts(plan: SourcePlan) -> dict[str, int]:
-    """Count what the plan looked at."""
+def _count_contents(plan: SourcePlan) -> dict[str, int]:
+    """Count the bases, items, rows, uploads, files and bytes that the plan of a migration looked at."""
     looked_at = plan.looked_at.values()
     skipped = sum(count for reason, count in plan.report.skipped.items() if CODES[reason].subject == "base")
     read = [one for one in looked_at if one.is_read]
@@ -65,22 +65,28 @@ def _counts(plan: SourcePlan) -> dict[str, int]:
     }
 
 
-def _statistics(base: BaseReport, store: BaseSurvey) -> BaseStatistics:
-    """Return where the rows of a base would go; None if they cannot be read."""
-    is_known = store.is_read or base.status == "completed"
+def _statistics(base: BaseReport, survey: BaseSurvey) -> BaseStatistics:
+    """Return how many rows of a base would be migrated or skipped; no numbers if its vector file cannot be read."""
+    is_known = survey.is_read or base.status == "completed"
     return BaseStatistics(id=base.source_id, name=base.name, rows=base.rows if is_known else None)
 
 
-def _finding(warning: WarningReport, store: BaseSurvey | None, command: Sequence[str]) -> Finding:
-    """Convert a warning of the plan to a finding; ``store`` is the vector file of its base, if it is about one."""
+def _convert_warning(warning: WarningReport, survey: BaseSurvey | None, command: Sequence[str]) -> Finding:
+    """Convert a warning of the plan to a finding.
+
+    Args:
+        warning: the warning.
+        survey: the vector file of the base that the warning is about, or None.
+        command: the words of the command that migrates the source.
+    """
     code = CODES[warning.code]
     name = code.finding
     subject = warning.item
-    if store is not None:
+    if survey is not None:
         if code.name == notices.MISSING_STORE:
-            name = _store_problem(store)
+            name = _store_problem(survey)
         if subject is None and (code.subject == "row" or code.name in _ABOUT_THE_FILE):
-            subject = store.vector_file
+            subject = survey.vector_file
     return Finding(
         name=name,
         severity=code.severity,
@@ -89,27 +95,32 @@ def _finding(warning: WarningReport, store: BaseSurvey | None, command: Sequence
         subject=subject,
         count=warning.count,
         samples=warning.samples,
-        repair=_repair(warning, store, command),
+        repair=_choose_command(warning, survey, command),
     )
 
 
-def _store_problem(store: BaseSurvey) -> str:
-    """Return the finding for a vector file without usable vectors."""
-    is_empty = store.kind is None or (store.kind == "file" and store.bytes == 0)
-    return v1.NO_VECTORS if is_empty or store.is_read else v1.UNREADABLE
+def _store_problem(survey: BaseSurvey) -> str:
+    """Return the name of the finding for a vector file without usable vectors."""
+    is_empty = survey.kind is None or (survey.kind == "file" and survey.bytes == 0)
+    return v1.NO_VECTORS if is_empty or survey.is_read else v1.UNREADABLE
 
 
-def _repair(warning: WarningReport, store: BaseSurvey | None, command: Sequence[str]) -> str | None:
-    """Return the command that migrates what would be left behind, or None.
+def _choose_command(warning: WarningReport, survey: BaseSurvey | None, command: Sequence[str]) -> str | None:
+    """Return the command line that migrates the data of a warning that a migration would otherwise skip, or None.
 
-    That is: a vector file that no base names, rows of a damaged file, a base whose model is gone, or texts without a
-    usable vector.
+    Such data are a vector file that no base names, rows of a damaged file, a base whose model is gone, and texts
+    without a usable vector.
+
+    Args:
+        warning: the warning.
+        survey: the vector file of the base that the warning is about, or None.
+        command: the words of the command that migrates the source.
     """
     if warning.code in (notices.LOST_STATE, notices.UNNAMED_VECTORS):
         return join_command([*command, "--adopt-orphans"])
-    if store is not None and warning.code == notices.MISSING_STORE and store.salvageable:
+    if survey is not None and warning.code == notices.MISSING_STORE and survey.salvageable:
         return join_command([*command, "--salvage"])
-    if store is None or not store.is_read:
+    if survey is None or not survey.is_read:
         return None
     if warning.model is not None:
         return join_command([*command, "--recreate-model", warning.model])
@@ -119,8 +130,8 @@ def _repair(warning: WarningReport, store: BaseSurvey | None, command: Sequence[
     return None
 
 
-def _unread_vector_files(plan: SourcePlan) -> Iterator[Finding]:
-    """Yield findings for vector files that cannot be read and whose base has no model: the plan skips them."""
+def _find_unread_vector_files(plan: SourcePlan) -> Iterator[Finding]:
+    """Yield findings for unreadable vector files of bases without a model, which the plan does not report."""
     for base in plan.report.bases:
         store = plan.looked_at[base.source_id]
         if base.error == notices.MISSING_MODEL and not store.is_read:
@@ -134,8 +145,8 @@ def _unread_vector_files(plan: SourcePlan) -> Iterator[Finding]:
             yield Finding(name=name, severity="error", message=message, base=base.source_id, subject=store.vector_file)
 
 
-def _no_room(plan: SourcePlan) -> Iterator[Finding]:
-    """Yield a finding if the disk has no room for the migrated library."""
+def _find_full_disk(plan: SourcePlan) -> Iterator[Finding]:
+    """Yield a finding if the disk has too little free space for the migrated library."""
     needed, free, source = plan.room.bytes_needed, plan.room.bytes_free, plan.report.head.source
     if needed > free and source is not None:
         message = tr(
@@ -147,13 +158,13 @@ def _no_room(plan: SourcePlan) -> Iterator[Finding]:
         yield Finding(name=v1.DISK_SPACE, severity="error", message=message, subject=source.path)
 
 
-def _format_closing(found: Sequence[Finding], plan: SourcePlan, command: Sequence[str]) -> str:
-    """Format the last line of the report: whether to migrate now, and the command for it."""
+def _format_closing(findings: Sequence[Finding], plan: SourcePlan, command: Sequence[str]) -> str:
+    """Format the last line of the report: whether to migrate now, and the command line of ``command`` for it."""
     typed = join_command(command)
     if not plan.looked_at:
         return tr("There is nothing to migrate.")
-    if any(finding.name == v1.RUNNING for finding in found):
+    if any(finding.name == v1.RUNNING for finding in findings):
         return tr("Quit the application, then: {typed}", typed=typed)
-    if not any(finding.severity == "error" for finding in found):
+    if not any(finding.severity == "error" for finding in findings):
         return tr("Ready: {typed}", typed=typed)
     return tr("Fix the errors first, or migrate what can be migrated: {typed}", typed=typed)

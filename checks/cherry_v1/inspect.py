@@ -37,50 +37,57 @@ from regraft.stores.systems import Located
 # --- items (``docs/formats/v1.md``, "State") ------------------------------------------------------------------------
 
 
-def list_items(state: V1State, items: Iterable[Any]) -> list[ItemSummary]:
-    """List the items of a base; entries that are not objects are skipped."""
-    return [_item(state, raw) for raw in items if isinstance(raw, dict)]
+def list_items(state: V1State, raw_items: Iterable[Any]) -> list[ItemSummary]:
+    """Summarize the items of a base from their entries in the state; entries that are not objects are skipped."""
+    return [_summarize_item(state, raw) for raw in raw_items if isinstance(raw, dict)]
 
 
-def _item(state: V1State, raw: dict[str, Any]) -> ItemSummary:
-    """Summarize an item."""
-    kind = raw.get("type")
+def _summarize_item(state: V1State, raw_item: dict[str, Any]) -> ItemSummary:
+    """Summarize an item from its entry in the state."""
+    kind = raw_item.get("type")
     return ItemSummary(
-        id=raw.get("id"),
-        name=item_name("url" if kind == "sitemap" else kind, _item_name_data(state, raw)) or str(raw.get("id")),
+        id=raw_item.get("id"),
+        name=item_name("url" if kind == "sitemap" else kind, _item_name_data(state, raw_item))
+        or str(raw_item.get("id")),
         type=kind,
-        status=raw.get("processingStatus"),
-        error=raw.get("processingError") or UNSET,
+        status=raw_item.get("processingStatus"),
+        error=raw_item.get("processingError") or UNSET,
     )
 
 
-def _item_name_data(state: V1State, raw: dict[str, Any]) -> dict[str, Any]:
-    """Return the data that names an item, with the field names of the v2 catalog."""
-    content = raw.get("content")
-    match raw.get("type"):
+def _item_name_data(state: V1State, raw_item: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an item that its name is made from, named as in the v2 catalog."""
+    content = raw_item.get("content")
+    match raw_item.get("type"):
         case "url" | "sitemap":
             return {"url": content}
         case "note":
-            note = _row(state.notes, raw.get("id"))
-            return {"source": note.get("sourceUrl") or raw.get("sourceUrl"), "content": note.get("content") or content}
+            note = _find_row(state.notes, raw_item.get("id"))
+            return {
+                "source": note.get("sourceUrl") or raw_item.get("sourceUrl"),
+                "content": note.get("content") or content,
+            }
         case "file":
             inline = content if isinstance(content, dict) else {"id": content}
-            file = {**_row(state.files, inline.get("id")), **inline}
+            file = {**_find_row(state.files, inline.get("id")), **inline}
             return {"source": file.get("origin_name") or file.get("name")}
         case _:
             return {"source": content}
 
 
-def _row(table: Any, key: Any) -> dict[str, Any]:
-    """Return a row of a table of the state; empty if it is missing."""
+def _find_row(table: Any, key: Any) -> dict[str, Any]:
+    """Return the row with a key from a table of the state, or an empty one."""
     row = table.get(key) if isinstance(key, str) else None
     return row or {}
 
 
 def inspect_store(source: Located, progress: Progress, *, items: bool = False) -> StoreSummary:
-    """Summarize a source with all its bases, or one vector file."""
+    """Summarize v1 data: all bases of a source, or the vector files of a folder, or one vector file.
+
+    ``items``: whether to list the items of each base.
+    """
     if source.kind is Kind.V1_VECTORS:
-        store, problem = _survey(source.path)
+        store, problem = _summarize_vector_file(source.path)
         problems = [problem] if problem else []
         base = BaseSummary(id=source.path.name, name=source.path.name, store=store, problem=problem)
         return StoreSummary([base], HealthSummary(bytes=source.path.stat().st_size, problems=problems))
@@ -92,6 +99,7 @@ def inspect_store(source: Located, progress: Progress, *, items: bool = False) -
 
 
 def _inspect_source(source: Located, progress: Progress, *, items: bool) -> StoreSummary:
+    """Summarize a source whose state can be read: its bases, and problems of the whole source."""
     state = read_state(source.tree, source.places)
     raws = [raw for raw in state.bases if isinstance(raw, dict) and isinstance(raw.get("id"), str)]
     bases = []
@@ -111,13 +119,13 @@ def _inspect_source(source: Located, progress: Progress, *, items: bool) -> Stor
 
 
 def _inspect_folder(source: Located, progress: Progress) -> StoreSummary:
-    """Summarize the vector files of a folder that has no state."""
+    """Summarize the vector files of a folder that has no state, each as a base."""
     names = sorted(list_vector_files(source.tree, source.places))
     bases = []
     with stage(progress, "Reading", len(names), "bases"):
         for name in names:
             progress.at(name)
-            store, problem = _inspect_member(source, join_path(source.places.vectors or "", name))
+            store, problem = _summarize_member(source, join_path(source.places.vectors or "", name))
             bases.append(BaseSummary(id=name, name=name, store=store, problem=problem))
             progress.step(1, 0)
     lost = tr("no state names these vector files; regraft migrate --adopt-orphans makes bases of their rows")
@@ -125,7 +133,7 @@ def _inspect_folder(source: Located, progress: Progress) -> StoreSummary:
 
 
 def _inspect_without_state(source: Located) -> StoreSummary:
-    """Summarize vector files and base folders by name, for a source whose state cannot be read by this version."""
+    """Summarize vector files and folders of bases by their names, for a source whose state this version cannot read."""
     folders = (f"Data/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER)
     folder = next((name for name in folders if source.tree.kind(name) == "folder"), None)
     bases = []
@@ -134,7 +142,7 @@ def _inspect_without_state(source: Located) -> StoreSummary:
         if source.tree.kind(path) == "folder":
             bases.append(BaseSummary(id=name, name=name, store=None, problem=None))
         elif not name.endswith(".json"):
-            store, problem = _inspect_member(source, path)
+            store, problem = _summarize_member(source, path)
             bases.append(BaseSummary(id=name, name=name, store=store, problem=problem))
     problems = [
         tr("{names} is recognized, but this version does not read its knowledge state", names=KIND_NAMES[source.kind])
@@ -143,29 +151,29 @@ def _inspect_without_state(source: Located) -> StoreSummary:
     return StoreSummary(bases, HealthSummary(bytes=total_bytes(bases), problems=problems))
 
 
-def _inspect_member(source: Located, name: str) -> tuple[VectorFileSummary | None, str | None]:
-    """Survey a vector file of the source; returns its summary, or None and the problem."""
+def _summarize_member(source: Located, path: str) -> tuple[VectorFileSummary | None, str | None]:
+    """Summarize the vector file at a path of the source; return the summary or None, and its problem or None."""
     try:
-        with source.tree.local(name, None) as path:
-            return _survey(path)
+        with source.tree.local(path, None) as file:
+            return _summarize_vector_file(file)
     except SourceUnreadable as error:
         return None, str(error.facts["reason"])
 
 
-def _summarize_base(source: Located, state: V1State, raw: dict[str, Any], *, items: bool) -> BaseSummary:
-    """Summarize a base and its vector file; ``raw`` is its entry in the state, ``items``: list its items."""
-    own = raw.get("items") if isinstance(raw.get("items"), list | LazyItems) else []
+def _summarize_base(source: Located, state: V1State, raw_base: dict[str, Any], *, items: bool) -> BaseSummary:
+    """Summarize a base from its entry in the state, and its vector file; ``items``: whether to list its items."""
+    own = raw_base.get("items") if isinstance(raw_base.get("items"), list | LazyItems) else []
     types = Counter(str(item.get("type")) for item in own or [] if isinstance(item, dict))
     store: VectorFileSummary | None = None
     problem: str | None = tr("the source holds no vector files")
     if source.places.vectors is not None:
         folder = source.places.vectors
-        name = find_vector_file(source.tree, folder, vector_file_name(raw["id"]))
-        store, problem = _inspect_member(source, join_path(folder, name))
+        name = find_vector_file(source.tree, folder, vector_file_name(raw_base["id"]))
+        store, problem = _summarize_member(source, join_path(folder, name))
     return BaseSummary(
-        id=raw["id"],
-        name=str(raw.get("name")),
-        model=_model_of(raw),
+        id=raw_base["id"],
+        name=str(raw_base.get("name")),
+        model=_model_of(raw_base),
         items=dict(sorted(types.items())),
         item_list=list_items(state, own or ()) if items else UNSET,
         store=store,
@@ -173,16 +181,16 @@ def _summarize_base(source: Located, state: V1State, raw: dict[str, Any], *, ite
     )
 
 
-def _model_of(raw: dict[str, Any]) -> str | None:
-    """Return the model of a base as provider::model, or None."""
-    model = raw.get("model")
+def _model_of(raw_base: dict[str, Any]) -> str | None:
+    """Return the embedding model that a base's entry in the state names, as provider::model, or None."""
+    model = raw_base.get("model")
     if not isinstance(model, dict):
         return None
     return "::".join(str(model[key]) for key in ("provider", "id") if model.get(key)) or None
 
 
-def _survey(path: Path) -> tuple[VectorFileSummary | None, str | None]:
-    """Summarize a vector file; the second value is a problem of it."""
+def _summarize_vector_file(path: Path) -> tuple[VectorFileSummary | None, str | None]:
+    """Summarize a vector file; return the summary or None, and its problem or None."""
     try:
         found = layout.VECTOR_TABLE.survey(path)
     except StoreProblem as problem:

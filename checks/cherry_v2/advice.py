@@ -83,7 +83,7 @@ def add_commands(
         is_whole: whether the store can have several bases, so that commands need ``--base``.
         orphans: ids of the bases that have a folder but no row in the catalog.
         is_salvaged: whether damaged index files of this store can be salvaged.
-        attachable: for bases with vectors but no model, the only model that can have made them.
+        attachable: for bases with vectors but no model, the only model that can have made the vectors.
     """
     by_base: dict[str | None, dict[str, Finding]] = defaultdict(dict)
     for finding in audit.findings:
@@ -91,6 +91,7 @@ def add_commands(
     has_catalog = v2.UNREADABLE not in by_base[None]
 
     def with_command(finding: Finding) -> Finding:
+        """Return the finding with the command line to run next, or unchanged if none helps."""
         words = _find_command(finding, by_base[finding.base])
         if words == FINDINGS[v2.VECTOR_UNEXPECTED].command:
             # If several models are possible, the user must choose.
@@ -113,11 +114,9 @@ def add_commands(
 
 
 def _find_command(finding: Finding, others: Mapping[str, Finding]) -> Sequence[str]:
-    """Return the words of the command to run next for a finding; empty if none helps.
+    """Return the words of the command to run next for a finding; empty if no command helps.
 
-    Args:
-        finding: the finding.
-        others: all findings of the same base, by name.
+    ``others`` are all findings of the same base, by name.
     """
     words = FINDINGS[finding.name].command
     # A failed base gets no vectors; a new base is made from it.
@@ -127,7 +126,10 @@ def _find_command(finding: Finding, others: Mapping[str, Finding]) -> Sequence[s
 
 
 def _find_index_command(finding: Finding, others: Mapping[str, Finding]) -> Sequence[str]:
-    """Find the command that fixes a finding, given the ``others`` of its index by name; empty if there is none."""
+    """Return the words of the command to run next for a finding about an index; empty if no command helps.
+
+    ``others`` are all findings of the same base, by name. One of these may have to be fixed first.
+    """
     words = FINDINGS[finding.name].command
     if _UNREADABLE & others.keys() or (words in _OF_ONE_BASE and v2.META_BASE in others):
         return ()
@@ -148,7 +150,7 @@ _EMBEDDING = "embedding"
 
 
 def find_model_conflict(model: str, dimensions: int, catalog: StoredCatalog, base: str) -> str | None:
-    """Return why a model cannot have made the vectors of a base, or None.
+    """Return the reason why a model cannot have made the vectors of a base; None if it can.
 
     Args:
         model: the id of the model.
@@ -157,7 +159,7 @@ def find_model_conflict(model: str, dimensions: int, catalog: StoredCatalog, bas
         base: the id of the base.
     """
     row = next((one for one in catalog.models or () if one.get("id") == model), None)
-    capabilities = None if row is None else _capabilities(row)
+    capabilities = None if row is None else _read_capabilities(row)
     if capabilities and _EMBEDDING not in capabilities:
         return tr("the model {model} is not one for embeddings", model=model)
     others = _dimensions_of(model, catalog, base)
@@ -172,22 +174,22 @@ def find_model_conflict(model: str, dimensions: int, catalog: StoredCatalog, bas
 
 
 def find_only_candidate(dimensions: int, catalog: StoredCatalog, base: str) -> str | None:
-    """Return the model of the catalog that can have made the vectors of a base; None if there is not exactly one.
+    """Return the id of the only model in the catalog that can have made the vectors of a base; otherwise None.
 
     A model can inherit its capabilities from a preset that is not in the catalog. Such a model counts as possible.
     """
     used = {row.get("embedding_model_id") for row in catalog.bases}
     candidates = []
     for row in catalog.models or ():
-        model, capabilities = row.get("id"), _capabilities(row)
+        model, capabilities = row.get("id"), _read_capabilities(row)
         may_embed = model in used or capabilities is None or _EMBEDDING in capabilities
         if isinstance(model, str) and may_embed and find_model_conflict(model, dimensions, catalog, base) is None:
             candidates.append(model)
     return candidates[0] if len(candidates) == 1 else None
 
 
-def _capabilities(row: Row) -> list[object] | None:
-    """Return the capabilities of a model; None if its row does not state them."""
+def _read_capabilities(row: Row) -> list[object] | None:
+    """Return the capabilities that the row of a model states; None if it states none."""
     try:
         found = json_text.loads(str(row["capabilities"])) if row.get("capabilities") is not None else None
     except ValueError:
@@ -196,7 +198,7 @@ def _capabilities(row: Row) -> list[object] | None:
 
 
 def _dimensions_of(model: str, catalog: StoredCatalog, base: str) -> set[int]:
-    """Return the dimensions that other bases state for a model."""
+    """Return the dimensions that the catalog states for other bases than ``base`` that use a model."""
     rows = (row for row in catalog.bases if base_id_text(row) != base and row.get("embedding_model_id") == model)
     return {dimensions for row in rows if (dimensions := catalog_dimensions(row)) is not None}
 
@@ -249,7 +251,7 @@ def add_item_names(
 
 
 def _find_materials(index: Path, samples: Iterable[str]) -> dict[str, str]:
-    """Map samples from an index to the ids of their materials."""
+    """Map samples of findings to the ids of the materials in the index that they name or belong to."""
     try:
         with sqlite.open_readonly(index) as db:
             rows = db.execute(_MATERIALS_OF_ROWS, (json.dumps(sorted(samples)),)).fetchall()
@@ -259,7 +261,7 @@ def _find_materials(index: Path, samples: Iterable[str]) -> dict[str, str]:
 
 
 def _read_item_names(catalog: Path, ids: Iterable[str]) -> dict[str, str]:
-    """Map item ids to names."""
+    """Map item ids to the names that the application shows; items without a name are left out."""
     try:
         with open_catalog(catalog) as rows:
             items = rows.items(ids) or {}

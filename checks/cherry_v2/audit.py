@@ -14,11 +14,10 @@ from typing import Annotated, Any
 
 import apsw
 import msgspec
-from msgspec import structs
 
 from checks.audit import sqlite_checks
 from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, Level, OutOfTime, display_text
-from checks.audit.findings import Audit, BaseStatistics, Finding, Statistics
+from checks.audit.findings import Audit, BaseStatistics, Statistics
 from checks.audit.rolling import RollingPart
 from checks.cherry_v2 import advice, catalog_rows, raw_files
 from checks.cherry_v2 import findings as v2
@@ -39,7 +38,7 @@ from regraft.formats.cherry_v2.index.schema import catalog_dimensions, choose_ve
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, StoreFile, is_uuid, read_report_bytes
 from regraft.formats.cherry_v2.pack import PackedFile
 from regraft.formats.cherry_v2.settings import read_base_settings, unescape_separator
-from regraft.identity import utc_datetime
+from regraft.identity import replace, utc_datetime
 from regraft.kinds import V2_STORES, Kind
 from regraft.language import format_count, tr
 from regraft.report.notices import FILE_WITHOUT_ROWS, ROWS_LOST
@@ -51,9 +50,12 @@ from regraft.text import format_bytes, path_text
 # --- archives: slim backups, members that cannot be read, files that differ from their checksums --------------------
 
 
-def report_slim_backup(bases: Collection[str], chosen: Collection[str] | None, findings: FindingCollector) -> None:
-    """Report that a backup has the rows of its bases, but no indexes and no files."""
-    count = len([base for base in bases if chosen is None or base in chosen])
+def report_slim_backup(base_ids: Collection[str], chosen: Collection[str] | None, findings: FindingCollector) -> None:
+    """Report that a backup has the rows of its bases, but no indexes and no files.
+
+    ``chosen`` are the ids of the bases to check; None: all.
+    """
+    count = len([base for base in base_ids if chosen is None or base in chosen])
     message = tr(
         "a slim backup: the rows of {bases} are in it, their indexes and files are not; "
         "restoring it leaves those of the profile as they are",
@@ -62,21 +64,24 @@ def report_slim_backup(bases: Collection[str], chosen: Collection[str] | None, f
     findings.add(BACKUP_SLIM, message)
 
 
-def report_unreadable_members(found: Located, findings: FindingCollector) -> None:
+def report_unreadable_members(archive: Located, findings: FindingCollector) -> None:
     """Report the members of an archive that could not be extracted."""
-    for name, reason in found.damaged.items():
-        base = _base_of_member(found, name)
+    for name, reason in archive.damaged.items():
+        base = _base_of_member(archive, name)
         findings.add(
             v2.CORRUPT, tr("a member of the archive cannot be read: {reason}", reason=reason), base=base, sample=name
         )
 
 
-def check_pack(found: Located, chosen: Collection[str] | None, findings: FindingCollector) -> None:
-    """Compare the files of a pack with its checksums. A pack that regraft changed after unpacking is skipped."""
-    if not is_unchanged_pack(found.tree.path):
+def check_pack(store: Located, chosen: Collection[str] | None, findings: FindingCollector) -> None:
+    """Compare the files of a pack with its checksums. A pack that regraft changed after unpacking is skipped.
+
+    ``chosen`` are the ids of the bases to check; None: all.
+    """
+    if not is_unchanged_pack(store.tree.path):
         return
     try:
-        manifest = pack.read_manifest(found.tree)
+        manifest = pack.read_manifest(store.tree)
     except PackUnreadable as error:
         findings.add(
             v2.CORRUPT,
@@ -87,32 +92,35 @@ def check_pack(found: Located, chosen: Collection[str] | None, findings: Finding
     if manifest is None:
         return
     for packed in manifest.files:
-        base = _base_of_member(found, packed.path)
-        if packed.path in found.damaged or not _is_chosen(base, chosen):
+        base = _base_of_member(store, packed.path)
+        if packed.path in store.damaged or not _is_chosen(base, chosen):
             continue
         try:
             findings.check_time()
         except OutOfTime:
             findings.not_checked.append("checksums")
             return
-        _check_packed_file(found, packed, base, findings)
-    _report_unpacked_files(found, {packed.path for packed in manifest.files}, chosen, findings)
+        _check_packed_file(store, packed, base, findings)
+    _report_unpacked_files(store, {packed.path for packed in manifest.files}, chosen, findings)
 
 
 def _is_chosen(base: str | None, chosen: Collection[str] | None) -> bool:
-    """Whether a base is checked; None, for files of no base, always is."""
+    """Whether a base is to be checked. None, for files of no base, always is; ``chosen`` None means all bases."""
     return chosen is None or base is None or base in chosen
 
 
 def _report_unpacked_files(
-    found: Located, packed: Collection[str], chosen: Collection[str] | None, findings: FindingCollector
+    store: Located, packed_names: Collection[str], chosen: Collection[str] | None, findings: FindingCollector
 ) -> None:
-    """Report files in the folders of bases that the pack's manifest does not list: ``install`` refuses such bases."""
-    root = found.tree.path
+    """Report files in the folders of bases that the pack's manifest does not list: ``install`` refuses such bases.
+
+    ``packed_names`` are the listed paths; ``chosen`` are the ids of the bases to check, None: all.
+    """
+    root = store.tree.path
     for place in sorted((root / KNOWLEDGE_FOLDER).glob("*")):
         for path in (place / INDEX_FILE, *sorted((place / RAW_FOLDER).rglob("*"))):
             name = path.relative_to(root).as_posix()
-            if _is_chosen(place.name, chosen) and name not in packed and path.is_file() and not path.is_symlink():
+            if _is_chosen(place.name, chosen) and name not in packed_names and path.is_file() and not path.is_symlink():
                 findings.add(
                     v2.CORRUPT,
                     tr("it is not listed in the manifest of the pack"),
@@ -121,9 +129,12 @@ def _report_unpacked_files(
                 )
 
 
-def _check_packed_file(found: Located, packed: PackedFile, base: str | None, findings: FindingCollector) -> None:
-    """Compare a file with the manifest of its pack: by hash, or only by size at a level below the default."""
-    path = found.tree.path / packed.path
+def _check_packed_file(store: Located, packed: PackedFile, base: str | None, findings: FindingCollector) -> None:
+    """Compare a file of a pack with its manifest: by hash, or at the quick level by size.
+
+    ``base`` is for the finding.
+    """
+    path = store.tree.path / packed.path
     if ".." in PurePosixPath(packed.path).parts or PurePosixPath(packed.path).is_absolute():
         findings.add(
             v2.CORRUPT, tr("{manifest} names a file outside of the pack", manifest=pack.MANIFEST), sample=packed.path
@@ -131,7 +142,7 @@ def _check_packed_file(found: Located, packed: PackedFile, base: str | None, fin
         return
     try:
         if findings.level >= Level.DEFAULT:
-            problem = pack.find_file_problem(path, packed, found.digests.get(packed.path))
+            problem = pack.find_file_problem(path, packed, store.digests.get(packed.path))
         else:
             problem = None if path.is_file() and path.stat().st_size == packed.bytes else tr("its size differs")
     except (OSError, ValueError) as error:
@@ -142,10 +153,10 @@ def _check_packed_file(found: Located, packed: PackedFile, base: str | None, fin
         )
 
 
-def _base_of_member(found: Located, name: str) -> str | None:
-    """Return the id of the base whose folder contains a member of the archive, or None."""
+def _base_of_member(archive: Located, name: str) -> str | None:
+    """Return the id of the base whose folder contains the member ``name`` of an archive; None if no base's does."""
     parts = PurePosixPath(name).parts
-    above = PurePosixPath(found.stores.bases).parts
+    above = PurePosixPath(archive.stores.bases).parts
     return parts[len(above)] if parts[: len(above)] == above and len(parts) > len(above) + 1 else None
 
 
@@ -158,6 +169,8 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class _ReportedRows(msgspec.Struct):
+    """Row counts of a base in the report of a migration."""
+
     read: _Count = 0
     carried: _Count = 0
     without_vector: _Count = 0
@@ -167,11 +180,15 @@ class _ReportedRows(msgspec.Struct):
 
 
 class _ReportedBase(msgspec.Struct):
+    """A base in the report of a migration."""
+
     id: str
     rows: _ReportedRows | None = None
 
 
 class _LibraryReport(msgspec.Struct):
+    """The fields of a migration's report that statistics need."""
+
     bases: list[_ReportedBase] = msgspec.field(default_factory=list)
 
 
@@ -186,13 +203,30 @@ def collect_statistics(
         ages: items by the month in which they were added, by base id.
         report: content of the library's report, which can be empty.
     """
-    rows = _migrated_rows(report)
-    bases = [_base_statistics(key, name, indexes.get(key) or IndexFacts(), rows) for key, name in names.items()]
-    return Statistics(bases=[structs.replace(base, ages=ages.get(base.id)) for base in bases])
+    rows = _decode_row_counts(report)
+    bases = []
+    for key, name in names.items():
+        index = indexes.get(key) or IndexFacts()
+        bases.append(
+            BaseStatistics(
+                id=key,
+                name=name,
+                units=index.counts.get("units"),
+                bodies=index.counts.get("bodies"),
+                covered=index.counts.get("covered"),
+                duplicates=index.counts.get("duplicates"),
+                embeddings=index.counts.get("embeddings"),
+                lengths={str(size // 4): count for size, count in sorted(index.lengths.items())},
+                norms=index.norms,
+                ages=ages.get(key),
+                rows=rows.get(key),
+            )
+        )
+    return Statistics(bases=bases)
 
 
 def _count_ages(items: list[Row]) -> dict[str, int]:
-    """Count the items that are not deleted by the month in which they were added, in UTC."""
+    """Count the items of a base by the month (UTC) in which they were added; deleted items are left out."""
     months: Counter[str] = Counter()
     for item in items:
         added = item.get("created_at")
@@ -201,23 +235,8 @@ def _count_ages(items: list[Row]) -> dict[str, int]:
     return dict(sorted(months.items()))
 
 
-def _base_statistics(key: str, name: str, index: IndexFacts, rows: dict[str, _ReportedRows]) -> BaseStatistics:
-    return BaseStatistics(
-        id=key,
-        name=name,
-        units=index.counts.get("units"),
-        bodies=index.counts.get("bodies"),
-        covered=index.counts.get("covered"),
-        duplicates=index.counts.get("duplicates"),
-        embeddings=index.counts.get("embeddings"),
-        lengths={str(size // 4): count for size, count in sorted(index.lengths.items())},
-        norms=index.norms,
-        rows=rows.get(key),
-    )
-
-
-def _migrated_rows(report: bytes) -> dict[str, _ReportedRows]:
-    """Return the row counts in the report of a migration, by base."""
+def _decode_row_counts(report: bytes) -> dict[str, _ReportedRows]:
+    """Decode the row counts in the report of a migration, by base id; empty if it is not such a report."""
     try:
         found = msgspec.json.decode(report, type=_LibraryReport)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -261,27 +280,27 @@ class _Base(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreFile | None
 
 
-def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
+def audit(store: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
     """Audit v2 data without writing. The data never makes this raise.
 
     Args:
-        found: the store; an archive must be unpacked first (:mod:`regraft.stores.locate`).
+        store: the store; an archive must be unpacked first (:mod:`regraft.stores.locate`).
         options: what to check.
         command_line: makes the command lines that fix findings; None: findings get no command.
     """
-    root = found.tree.path
-    state = _empty_audit(found, options)
-    report_unreadable_members(found, state.findings)
-    state.without_rows, state.lost_rows = recorded_losses(root, found)
-    catalog = _catalog(root, found, state.findings)
-    _check_schema(root, found, state.findings)
-    _check_profile(root, found, state.findings)
-    stores = _stores_by_base(found)
-    chosen = _choose_bases(found, options, stores)
+    root = store.tree.path
+    state = _begin_audit(store, options)
+    report_unreadable_members(store, state.findings)
+    state.without_rows, state.lost_rows = recorded_losses(root, store)
+    catalog = _read_catalog(root, store, state.findings)
+    _check_schema(root, store, state.findings)
+    _check_profile(root, store, state.findings)
+    stores = _stores_by_base(store)
+    chosen = _choose_bases(store, options, stores)
     rows = _rows_by_base(catalog)
     if catalog is not None:
         _check_rows(catalog, chosen, profile.detect_running_app(root) is not None, state)
-    if found.is_slim:
+    if store.is_slim:
         report_slim_backup(rows, chosen, state.findings)
     bases = list(_bases(catalog, stores, chosen))
     with stage(options.progress, "Checking", sum(base.store is not None for base in bases), "bases"):
@@ -291,27 +310,30 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
             _check_base(root, base, state)
             if base.items is not None:
                 state.ages[base.key] = _count_ages(base.items)
-    if found.stores.is_whole and chosen is None:
-        _check_folder(root / state.bases, None if catalog is None else rows, stores, state, found.kind)
-    if found.kind in (Kind.PACK, Kind.LIBRARY) and not found.stores.is_copy:
-        check_pack(found, chosen, state.findings)
-    audited = _make_audit(found, state, root)
+    if store.stores.is_whole and chosen is None:
+        _check_strays(root / state.bases, None if catalog is None else rows, stores, state, store.kind)
+    if store.kind in (Kind.PACK, Kind.LIBRARY) and not store.stores.is_copy:
+        check_pack(store, chosen, state.findings)
+    audited = _make_audit(store, state, root)
     # No command changes a store while a restore or reset is pending, or a copy of a catalog.
-    if command_line is None or found.stores.is_copy or state.findings.count(v2.PENDING, None):
+    if command_line is None or store.stores.is_copy or state.findings.count(v2.PENDING, None):
         return audited
-    orphans = _unlisted_bases(found, catalog, stores)
+    orphans = _unlisted_bases(store, catalog, stores)
     return add_commands(
         audited,
         command_line,
-        is_whole=found.stores.is_whole,
+        is_whole=store.stores.is_whole,
         orphans=orphans,
-        is_salvaged=found.kind in V2_STORES,
-        attachable=_attachable(state, catalog),
+        is_salvaged=store.kind in V2_STORES,
+        attachable=_find_attachable_models(state, catalog),
     )
 
 
-def _attachable(state: _StoreAudit, catalog: StoredCatalog | None) -> dict[str, str]:
-    """For bases with vectors but no model, return the model if only one can have made the vectors."""
+def _find_attachable_models(state: _StoreAudit, catalog: StoredCatalog | None) -> dict[str, str]:
+    """Map the ids of bases with vectors but no model to the only model that can have made the vectors.
+
+    Bases for which there are several such models, or none, are left out.
+    """
     found: dict[str, str] = {}
     for base, index in state.indexes.items():
         if catalog is not None and index.lengths and state.findings.count(v2.VECTOR_UNEXPECTED, base):
@@ -321,45 +343,53 @@ def _attachable(state: _StoreAudit, catalog: StoredCatalog | None) -> dict[str, 
     return found
 
 
-def _empty_audit(found: Located, options: CheckOptions) -> _StoreAudit:
-    """Start an audit: its options, and how the store was found."""
-    is_library = found.stores.catalog is not None and Path(found.stores.catalog).name == CATALOG_FILE
+def _begin_audit(store: Located, options: CheckOptions) -> _StoreAudit:
+    """Return the state of an audit that begins."""
+    is_library = store.stores.catalog is not None and Path(store.stores.catalog).name == CATALOG_FILE
     return _StoreAudit(
         FindingCollector(
             options.level, options.max_duration, options.progress, now_ms=options.now_ms, names=options.names
         ),
         part=options.part,
-        is_slim=found.is_slim,
-        damaged=found.damaged,
-        bases=found.stores.bases,
+        is_slim=store.is_slim,
+        damaged=store.damaged,
+        bases=store.stores.bases,
         made_by="migration" if is_library else "upgrade",
     )
 
 
-def _stores_by_base(found: Located) -> dict[str, StoreFile]:
-    return {str(store.base_id or store.name): store for store in (*found.stores.current, *found.stores.preview)}
+def _stores_by_base(store: Located) -> dict[str, StoreFile]:
+    """Map the id of each base that has an index file to that file."""
+    return {str(one.base_id or one.name): one for one in (*store.stores.current, *store.stores.preview)}
 
 
-def _choose_bases(found: Located, options: CheckOptions, stores: Collection[str]) -> set[str] | None:
-    """Return the ids of the bases to check; None: all bases and everything beside them."""
+def _choose_bases(store: Located, options: CheckOptions, base_ids: Collection[str]) -> set[str] | None:
+    """Return the ids of the bases to check; None: all bases and everything beside them.
+
+    ``base_ids`` are those of the bases that have an index file.
+    """
     if options.bases:
         return set(options.bases)
-    return set(stores) if found.kind in (Kind.BASE, Kind.INDEX) else None
+    return set(base_ids) if store.kind in (Kind.BASE, Kind.INDEX) else None
 
 
-def _unlisted_bases(found: Located, catalog: StoredCatalog | None, stores: dict[str, StoreFile]) -> Collection[str]:
+def _unlisted_bases(store: Located, catalog: StoredCatalog | None, stores: dict[str, StoreFile]) -> Collection[str]:
     """Return the ids of bases that have a folder but no row in the catalog."""
-    if catalog is None or not found.stores.is_whole:
+    if catalog is None or not store.stores.is_whole:
         return ()
     return stores.keys() - _rows_by_base(catalog).keys()
 
 
 def _rows_by_base(catalog: StoredCatalog | None) -> dict[str, Row]:
+    """Map the id of each base to its row in the catalog; empty without a catalog."""
     return {} if catalog is None else {base_id_text(row): row for row in catalog.bases}
 
 
 def _bases(catalog: StoredCatalog | None, stores: dict[str, StoreFile], chosen: set[str] | None) -> Iterator[_Base]:
-    """Yield the chosen bases of the catalog, then those that only have an index."""
+    """Yield the chosen bases of the catalog, then those that only have an index file.
+
+    ``stores`` are the index files by base id. ``chosen`` are ids of bases; None: all.
+    """
     rows = _rows_by_base(catalog)
     for key in [*rows, *(key for key in stores if key not in rows)]:
         if chosen is None or key in chosen:
@@ -374,9 +404,9 @@ def audit_unreadable_file(path: Path, reason: str) -> Audit:
     return _make_audit(None, _StoreAudit(findings), path)
 
 
-def _catalog(root: Path, found: Located, findings: FindingCollector) -> StoredCatalog | None:
-    """Read the catalog, or add a finding and return None."""
-    name = found.stores.catalog
+def _read_catalog(root: Path, store: Located, findings: FindingCollector) -> StoredCatalog | None:
+    """Read the catalog of a store. If that is not possible, add a finding and return None; without a catalog, None."""
+    name = store.stores.catalog
     if name is None:
         return None
     try:
@@ -386,9 +416,9 @@ def _catalog(root: Path, found: Located, findings: FindingCollector) -> StoredCa
         return None
 
 
-def _check_schema(root: Path, found: Located, findings: FindingCollector) -> None:
+def _check_schema(root: Path, store: Located, findings: FindingCollector) -> None:
     """Report triggers and views on the catalog's knowledge tables that the application does not define."""
-    name = found.stores.catalog
+    name = store.stores.catalog
     # A catalog that cannot be read at all has been reported.
     if name is not None:
         with suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.open_readonly(root / name) as db:
@@ -403,15 +433,16 @@ def _read_report(root: Path) -> bytes:
         return b""  # the statistics are made without it
 
 
-def recorded_losses(root: Path, found: Located) -> tuple[dict[str, int], dict[str, int]]:
-    """Return what the library's report records of rows that are missing.
+def recorded_losses(root: Path, store: Located) -> tuple[dict[str, int], dict[str, int]]:
+    """Read from the migration report in a library how many rows were lost.
 
-    The first value counts, per base, the files that had no rows in v1; the second, per item, the rows that a salvage
-    lost, at least one if it may have lost some.
+    Returns:
+        By base id, the number of files that had no rows in v1. By item id, the number of rows that a salvage lost, at
+        least one if it may have lost some.
     """
     without_rows: dict[str, int] = {}
     lost_rows: dict[str, int] = {}
-    if found.kind is not Kind.LIBRARY or found.stores.is_copy:
+    if store.kind is not Kind.LIBRARY or store.stores.is_copy:
         return without_rows, lost_rows
     try:
         record: Any = json_text.loads(_read_report(root))
@@ -427,32 +458,35 @@ def recorded_losses(root: Path, found: Located) -> tuple[dict[str, int], dict[st
     return without_rows, lost_rows
 
 
-def _check_profile(root: Path, found: Located, findings: FindingCollector) -> None:
-    """Report a pending restore or reset, and a stale copy of the database."""
+def _check_profile(root: Path, store: Located, findings: FindingCollector) -> None:
+    """Report a pending restore or reset of a profile, and a stale copy of its database."""
     # The application never starts on a backup.
-    reason = None if found.kind is Kind.V2_BACKUP or found.stores.is_copy else find_pending_change(root)
+    reason = None if store.kind is Kind.V2_BACKUP or store.stores.is_copy else find_pending_change(root)
     if reason is not None:
         message = tr(
             "{reason}. Changes made now are discarded at the next start, so start the application first",
             reason=reason,
         )
         findings.add(v2.PENDING, message)
-    stale = found.stores.stale_copy
+    stale = store.stores.stale_copy
     if stale is not None:
         message = tr(
             "{stale} is a left-over of a beta, which nothing reads: the live database is {catalog}",
             stale=stale,
-            catalog=found.stores.catalog,
+            catalog=store.stores.catalog,
         )
         findings.add(v2.STALE_COPY, message, sample=stale)
 
 
 def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, state: _StoreAudit) -> None:
-    """Check the catalog's bases, models and items; ``chosen``: only these bases, None for all."""
+    """Check the catalog's rows of bases, models and items.
+
+    ``chosen`` are the ids of the bases to check, None: all. ``is_running``: whether the application runs.
+    """
     models = None if catalog.models is None else {row.get("id") for row in catalog.models}
     for row in catalog.bases:
         key = base_id_text(row)
-        if chosen is None or key in chosen:
+        if _is_chosen(key, chosen):
             state.names[key] = str(row.get("name", key))
             catalog_rows.check_base(row, models, state.findings, state.made_by)
     if chosen is None:
@@ -464,7 +498,7 @@ def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
 
 
 def _check_base(root: Path, base: _Base, state: _StoreAudit) -> None:
-    """Check the index and raw files of a base, and its items against both."""
+    """Check the index and raw files of a base, and compare its items with both."""
     key, store = base.key, base.store
     state.names.setdefault(key, key)
     state.items += len(base.items or ())
@@ -496,7 +530,7 @@ def _check_base(root: Path, base: _Base, state: _StoreAudit) -> None:
 
 
 def _check_without_index(root: Path, base: _Base, state: _StoreAudit) -> None:
-    """Check a base that has no index file: an error if it is completed."""
+    """Check a base that has no index file, which is an error if the base is completed."""
     key, row = base.key, base.row
     folder = root / state.bases / key
     if row is None or state.is_slim or f"{state.bases}/{key}/{INDEX_FILE}" in state.damaged:
@@ -512,7 +546,15 @@ def _check_without_index(root: Path, base: _Base, state: _StoreAudit) -> None:
 
 
 def _check_files(raw: Path, base: _Base, index: IndexFacts, state: _StoreAudit, *, is_beside: bool) -> None:
-    """Compare the items of a base, the materials of its index, and its raw files."""
+    """Compare the items of a base, the materials of its index, and its raw files.
+
+    Args:
+        raw: the folder of raw files.
+        base: the base and its items.
+        index: has the materials.
+        state: the audit.
+        is_beside: whether ``raw`` is known to be the folder of this base.
+    """
     if base.items is not None and index.materials is not None:
         raw_files.check_materials(
             base.key,
@@ -530,7 +572,10 @@ def _check_files(raw: Path, base: _Base, index: IndexFacts, state: _StoreAudit, 
 
 
 def _audit_index(path: Path, expected: ExpectedIndex, store: StoreFile, state: _StoreAudit) -> IndexFacts:
-    """Check an index file, or only a part of its rows (``state.part``)."""
+    """Check an index file, or in a rolling check only a part of its rows, and return its counts and materials.
+
+    ``store`` is the file as it was recognized.
+    """
     findings = state.findings
     if state.part is not None:
         index = audit_part(path, expected, findings, state.part)
@@ -549,7 +594,7 @@ def _audit_index(path: Path, expected: ExpectedIndex, store: StoreFile, state: _
 
 
 def _why_missing(root: Path, folder: Path) -> str:
-    """Return whether an index file is missing or behind a link that is not followed."""
+    """Return the end of a sentence: the index file in ``folder`` is missing, or behind a link that is not followed."""
     try:
         links.check_inside(root, folder / INDEX_FILE)
     except (links.LinkLeadsOut, ValueError) as error:
@@ -559,17 +604,21 @@ def _why_missing(root: Path, folder: Path) -> str:
     return tr("is missing")
 
 
-def is_folder_name(key: str) -> bool:
-    """Whether a base's id can be the name of a folder. An id with a path in it would lead out of the store."""
-    return "\0" not in key and key not in (".", "..", "") and Path(key).name == key
+def is_folder_name(base_id: str) -> bool:
+    """Whether the id of a base can be the name of a folder. An id with a path in it would lead out of the store."""
+    return "\0" not in base_id and base_id not in (".", "..", "") and Path(base_id).name == base_id
 
 
 def _is_completed(row: Row | None) -> bool:
+    """Whether the catalog's row of a base says that the base is completed."""
     return row is not None and row.get("status") == "completed"
 
 
 def _expected_index(key: str, store: StoreFile, row: Row | None) -> ExpectedIndex:
-    """Collect what an index has to agree with, from the catalog row of its base."""
+    """Collect the facts that the index of a base has to agree with, from the catalog's row of the base.
+
+    ``key`` is the id of the base, ``store`` its index file.
+    """
     folder = key if store.name.endswith(INDEX_FILE) and store.base_id is not None else None
     model = None if row is None else str(row.get("embedding_model_id") or "")
     if row is None or not _is_completed(row):
@@ -585,10 +634,18 @@ def _expected_index(key: str, store: StoreFile, row: Row | None) -> ExpectedInde
     )
 
 
-def _check_folder(
+def _check_strays(
     bases: Path, rows: dict[str, Row] | None, stores: dict[str, StoreFile], state: _StoreAudit, kind: Kind
 ) -> None:
-    """Report folders that no row of the catalog names, and vector files that v1 left behind."""
+    """Report folders that no row of the catalog names, and vector files that v1 left behind.
+
+    Args:
+        bases: the folder of all bases.
+        rows: the catalog's rows of bases, by id; None: there is no catalog.
+        stores: the index files, by base id.
+        state: the audit.
+        kind: the kind of the store.
+    """
     leftovers: list[tuple[str, int]] = []
     for finding, path in find_strays(bases, rows or {}, stores):
         if finding == v2.LEFTOVER:
@@ -612,42 +669,48 @@ def _check_folder(
             state.findings.add(v2.LEFTOVER, message, sample=name)
 
 
-def find_strays(bases: Path, named: Collection[str], stores: Collection[str]) -> Iterator[tuple[str, Path]]:
+def find_strays(bases: Path, listed: Collection[str], indexed: Collection[str]) -> Iterator[tuple[str, Path]]:
     """Yield the entries of the folder of all bases that belong to no base, sorted by name.
 
     Args:
         bases: the folder of all bases.
-        named: ids of the bases in the catalog.
-        stores: ids of the bases that have an index.
+        listed: ids of the bases in the catalog.
+        indexed: ids of the bases that have an index.
 
     Yields:
-        The finding and the path: ``index.orphan`` for folders of bases, ``v1.leftover`` for vector files of v1.
+        The name of the finding and the path: ``index.orphan`` for folders of bases, ``v1.leftover`` for vector files.
     """
     try:
         inside = sorted(bases.iterdir())
     except OSError:
         return
     for path in inside:
-        if path.name in named:
+        if path.name in listed:
             continue
         if path.is_dir() and not file_paths.is_link(path):
-            if is_base_folder(path, stores):
+            if is_base_folder(path, indexed):
                 yield v2.INDEX_ORPHAN, path
-        elif path.name not in stores and may_be_vector_file(path):
+        elif path.name not in indexed and may_be_vector_file(path):
             yield v2.LEFTOVER, path
 
 
-def is_base_folder(path: Path, stores: Collection[str]) -> bool:
-    """Whether a folder belongs to a base: it has an index, or its name is a UUID and it is not empty."""
-    return path.name in stores or (is_uuid(path.name) and any(path.iterdir()))
+def is_base_folder(path: Path, indexed: Collection[str]) -> bool:
+    """Whether a folder is that of a base: the base has an index, or the name is a UUID and the folder is not empty.
+
+    ``indexed`` are the ids of the bases that have an index.
+    """
+    return path.name in indexed or (is_uuid(path.name) and any(path.iterdir()))
 
 
-def _make_audit(found: Located | None, state: _StoreAudit, root: Path) -> Audit:
+def _make_audit(store: Located | None, state: _StoreAudit, root: Path) -> Audit:
+    """Convert the state of the finished checks to the result of the audit. Samples get the names of their items.
+
+    ``store`` is None for an index file that cannot be recognized.
+    """
     counts = [index.counts for index in state.indexes.values()]
     checked = {name: sum(one.get(name, 0) for one in counts) for name in ("materials", "units", "bodies", "embeddings")}
     findings = state.findings
-    return Audit(
-        findings=_named_findings(found, state, root),
+    audited = findings.to_audit(
         checked={
             "bases": len(state.names),
             "items": state.items,
@@ -660,26 +723,19 @@ def _make_audit(found: Located | None, state: _StoreAudit, root: Path) -> Audit:
             tr("texts and vectors"), tr("the structure of the databases and the texts of raw files")
         ),
         statistics=collect_statistics(
-            state.indexes, state.names, state.ages, b"" if found is None else _read_report(root)
+            state.indexes, state.names, state.ages, b"" if store is None else _read_report(root)
         ),
-        not_checked=findings.missing(),
-        level=findings.level.name.lower(),
     )
+    if store is None or store.stores.catalog is None:
+        return audited
+    indexes = {base: root / store.name for base, store in _stores_by_base(store).items()}
+    return replace(audited, findings=advice.add_item_names(audited.findings, root / store.stores.catalog, indexes))
 
 
-def _named_findings(found: Located | None, state: _StoreAudit, root: Path) -> tuple[Finding, ...]:
-    """Return the findings, with the names of items added to their samples."""
-    findings = state.findings.to_findings()
-    if found is None or found.stores.catalog is None:
-        return findings
-    indexes = {base: root / store.name for base, store in _stores_by_base(found).items()}
-    return advice.add_item_names(findings, root / found.stores.catalog, indexes)
-
-
-def read_base_names(found: Located) -> dict[str, str]:
+def read_base_names(located: Located) -> dict[str, str]:
     """Map base ids to names. A base that only has a folder is named by its id."""
     findings = FindingCollector()
-    catalog = _catalog(found.tree.path, found, findings)
+    catalog = _read_catalog(located.tree.path, located, findings)
     rows = [] if catalog is None else catalog.bases
     named_there = {base_id_text(row): str(row.get("name")) for row in rows}
-    return {**named_there, **{base: base for base in _stores_by_base(found) if base not in named_there}}
+    return {**named_there, **{base: base for base in _stores_by_base(located) if base not in named_there}}

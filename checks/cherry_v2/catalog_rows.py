@@ -38,7 +38,7 @@ MODES = {"vector", "bm25", "hybrid"}
 
 
 def check_base(row: Row, models: set[Any] | None, findings: FindingCollector, made_by: str = "upgrade") -> None:
-    """Check a row of ``knowledge_base``.
+    """Report a wrong or failed row of ``knowledge_base``.
 
     Args:
         row: the row.
@@ -66,7 +66,7 @@ def check_base(row: Row, models: set[Any] | None, findings: FindingCollector, ma
 
 
 def _is_of_unknown_mode(row: Row) -> bool:
-    """Whether the search mode cannot be derived. Only builds before the first release keep ``hybrid_alpha``."""
+    """Whether the search mode of a base is invalid, and cannot be derived from the ``hybrid_alpha`` of early builds."""
     is_unknown = row.get("status") in _BASE_STATUSES and "search_mode" in row and row["search_mode"] not in MODES
     return is_unknown and row.get("hybrid_alpha") is None
 
@@ -81,7 +81,10 @@ _TIMES = ("created_at", "updated_at", "deleted_at")
 
 
 def check_types(row: Row, noun: str, base: str | None, findings: FindingCollector) -> None:
-    """Report values whose type does not fit their column."""
+    """Report values of a row whose type does not fit their column.
+
+    ``noun`` names the kind of row in the message, ``base`` is the id of the base that the row belongs to.
+    """
     texts = (name for name in _TEXTS if not isinstance(row.get(name), str | None))
     numbers = (name for name in _NUMBERS if not isinstance(row.get(name), int | float | None))
     times = (name for name in _TIMES if isinstance(row.get(name), bytes))
@@ -95,7 +98,7 @@ def check_types(row: Row, noun: str, base: str | None, findings: FindingCollecto
 
 
 def find_base_problem(row: Row) -> str | None:
-    """Return which values of a ``knowledge_base`` row contradict each other, or None."""
+    """Say which values of a ``knowledge_base`` row are invalid or contradict each other; None if none do."""
     status, mode, dimensions = (row.get(key) for key in ("status", "search_mode", "dimensions"))
     if status not in _BASE_STATUSES:
         return tr("its status is {status}", status=status)
@@ -103,11 +106,11 @@ def find_base_problem(row: Row) -> str | None:
         return tr("its search mode is {mode}", mode=mode)
     if dimensions is not None and (not isinstance(dimensions, int) or dimensions <= 0):
         return tr("it has {dimensions} dimensions", dimensions=dimensions)
-    return _contradiction(row)
+    return _find_contradiction(row)
 
 
-def _contradiction(row: Row) -> str | None:
-    """Describe columns of a base's row that contradict each other, or return None."""
+def _find_contradiction(row: Row) -> str | None:
+    """Say which columns of a ``knowledge_base`` row contradict each other; None if none do."""
     error, model, dimensions = (row.get(key) for key in ("error", "embedding_model_id", "dimensions"))
     if row.get("status") == "failed":
         return tr("it failed without an error") if is_blank(error) else None
@@ -141,7 +144,7 @@ def check_models(models: Sequence[Row], used: Collection[Any], findings: Finding
 
 
 def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, findings: FindingCollector) -> None:
-    """Check the rows of ``knowledge_item``.
+    """Report wrong rows of ``knowledge_item``.
 
     Args:
         catalog: all rows.
@@ -171,7 +174,10 @@ def has_newer_type(item: Row) -> bool:
 
 
 def _check_item(item: Row, base: str, is_running: bool, findings: FindingCollector) -> None:
-    """Report an unknown type, an id used as path, or an inconsistent status of an item."""
+    """Report an unknown type, a wrong path or data, or an inconsistent status of an item.
+
+    ``base`` is the id of its base.
+    """
     if has_newer_type(item):
         going = tr(", which is being deleted") if item.get("status") == "deleting" else ""
         message = tr(
@@ -205,7 +211,10 @@ def _check_item(item: Row, base: str, is_running: bool, findings: FindingCollect
 
 
 def check_sources(catalog: StoredCatalog, chosen: set[str] | None, findings: FindingCollector) -> None:
-    """Report files and folders whose original is gone, where this is the computer that they were on."""
+    """Report items whose original file or folder is gone, if the original was on this computer.
+
+    ``chosen`` are the ids of the bases whose items are checked; None: all.
+    """
     for key, items in (catalog.items or {}).items():
         for item in items if chosen is None or str(key) in chosen else ():
             source = get_source(item)
@@ -215,13 +224,13 @@ def check_sources(catalog: StoredCatalog, chosen: set[str] | None, findings: Fin
 
 
 def get_source(item: Row) -> str | None:
-    """Return the path of the original of a file or folder, as the catalog has it; None for other items."""
+    """Return the path of the original file or folder of an item, as the catalog has it; None for other items."""
     source = parse_item_data(item).get("source") if item.get("type") in ("file", "directory") else None
     return source if isinstance(source, str) and source else None
 
 
 def is_source_missing(source: str) -> bool:
-    """Whether an original is gone although the home folder or the drive that it was in is there.
+    """Whether the original at a path is gone although the home folder or drive that it was in exists.
 
     Other paths are not looked for: they may be of another computer, or lead to a server.
     """
@@ -248,9 +257,9 @@ def is_tombstone(item: Row) -> bool:
 
 
 def find_status_problem(item: Row, is_running: bool) -> str | None:
-    """Return why an item's status, error and type do not fit together, or None.
+    """Say why an item's status, error and type do not fit together; None if they do.
 
-    ``is_running``: the application runs, so that work may be unfinished.
+    ``is_running``: whether the application runs, so that work may be unfinished.
     """
     status, error, kind = (item.get(key) for key in ("status", "error", "type"))
     if has_newer_type(item):
@@ -263,11 +272,11 @@ def find_status_problem(item: Row, is_running: bool) -> str | None:
         problem = tr("failed without an error") if is_blank(error) else None
     else:
         problem = None if error is None else tr("{status} with an error", status=status)
-    return problem or _work_problem(kind, status, is_running)
+    return problem or _find_work_problem(kind, status, is_running)
 
 
-def _work_problem(kind: Any, status: Any, is_running: bool) -> str | None:
-    """Describe a status of unfinished work that cannot be right, or return None."""
+def _find_work_problem(kind: Any, status: Any, is_running: bool) -> str | None:
+    """Say why an item of type ``kind`` cannot have a status of unfinished work; None if it can."""
     if status in (("reading", "embedding") if kind == "directory" else ("preparing",)):
         return tr("a {kind} cannot be {status}", kind=kind, status=status)
     # A folder is active because of its children, or while its files are listed (status "preparing").
@@ -291,7 +300,7 @@ def has_id_as_path(item: Row) -> bool:
 
 
 def find_virtual_prefixes(items: Iterable[Row]) -> dict[str, str]:
-    """Map the ids of files in folder items to the prefix of their paths. Such files have no file in ``raw/``."""
+    """Map the ids of files in folder items to the prefix of their paths. Such files have no copy below ``raw/``."""
     every = list(items)
     prefixes = {}
     for item in every:
@@ -302,7 +311,7 @@ def find_virtual_prefixes(items: Iterable[Row]) -> dict[str, str]:
 
 
 def _check_containers(items: list[Row], base: str, findings: FindingCollector) -> None:
-    """Report items whose folder is missing or of a wrong type, and folders that do not fit their content."""
+    """Report items whose folder is missing or invalid, and folders whose status does not follow from their items."""
     by_id = {item.get("id"): item for item in items}
     children: dict[Any, list[Row]] = defaultdict(list)
     for item in items:
@@ -314,13 +323,13 @@ def _check_containers(items: list[Row], base: str, findings: FindingCollector) -
         if problem is not None:
             findings.add(v2.ITEM_CONTAINER, f"{{n}} {problem}", base=base, noun="item", sample=item.get("id"))
     for item in items:
-        problem = _folder_problem(item, children.get(item.get("id"), ()))
+        problem = _find_children_problem(item, children.get(item.get("id"), ()))
         if problem is not None:
             findings.add(v2.ITEM_CONTAINER, f"{{n}} {problem}", base=base, noun="folder", sample=item.get("id"))
 
 
-def _folder_problem(item: Row, children: Sequence[Row]) -> str | None:
-    """Return why the status of a folder does not follow from its children, or None."""
+def _find_children_problem(item: Row, children: Sequence[Row]) -> str | None:
+    """Say why the status of a folder item does not follow from the items in it; None if it does."""
     status = item.get("status")
     if item.get("type") != "directory" or status not in ("processing", "completed"):
         return None
@@ -334,7 +343,7 @@ def _folder_problem(item: Row, children: Sequence[Row]) -> str | None:
 
 
 def find_folder_problem(item: Row, by_id: Mapping[Any, Row]) -> str | None:
-    """Return why the folder that contains an item is not valid, or None."""
+    """Say why the folder that contains an item is not valid; None if it is. ``by_id`` has all items of the base."""
     container = by_id.get(item.get("group_id"))
     if container is None:
         return tr("whose folder is missing")

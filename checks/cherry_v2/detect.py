@@ -66,31 +66,31 @@ class RowRule(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether an index of ``table`` has all columns of the condition.
     is_indexed: bool = False
 
-    def detect(self, db: apsw.Connection, rows: int | None = None) -> Iterator[DetectedRow]:
+    def detect(self, db: apsw.Connection, row_count: int | None = None) -> Iterator[DetectedRow]:
         """Yield the rows that break the rule.
 
         Args:
-            db: an index file.
-            rows: how many rows ``table`` itself has; None: not counted.
+            db: an open index file.
+            row_count: the number of rows that the table itself has, without its indexes; None: not counted.
 
         Raises:
             apsw.Error: the file is damaged.
         """
-        if self.is_indexed and not _may_match(db, self.table, self.condition, rows):
+        if self.is_indexed and not _may_match(db, self.table, self.condition, row_count):
             return
         query = f"SELECT rowid, CAST({self.key} AS BLOB) FROM {self.table} WHERE {self.condition}"
         for rowid, key in db.execute(query):
             yield DetectedRow(self.finding, self.message, self.noun, rowid, key)
 
 
-def _may_match(db: apsw.Connection, table: str, condition: str, rows: int | None) -> bool:
-    """Whether any row of a table may meet a condition whose columns an index of the table has all.
+def _may_match(db: apsw.Connection, table: str, condition: str, row_count: int | None) -> bool:
+    """Whether any row of a table may meet a condition, by counting in an index that has all columns of the condition.
 
-    An index has the order in which the condition searches another one, and rows of a table have not: this takes a
-    quarter of the time of searching from every row. A damaged index can lack some of the ``rows`` of the table.
+    This takes a quarter of the time of a search from every row, as the index has the order in which the condition
+    searches another one. A damaged index can lack some of the ``row_count`` rows of the table; None: always True.
     """
     counted = f"SELECT count(*) FILTER (WHERE {condition}), count(*) FROM {table}"
-    return rows is None or db.execute(counted).fetchall() != [(0, rows)]
+    return row_count is None or db.execute(counted).fetchall() != [(0, row_count)]
 
 
 HAS_UNITS = "EXISTS (SELECT 1 FROM search_unit u WHERE u.material_id = material.material_id)"
@@ -175,17 +175,17 @@ _UNIT_GAPS = """SELECT min(rowid), CAST(material_id AS BLOB) FROM search_unit GR
   HAVING min(unit_index) IS NOT 0 OR max(unit_index) IS NOT count(*) - 1 OR count(DISTINCT unit_index) <> count(*)"""
 
 
-def detect_relations(db: apsw.Connection, shape: SchemaShape, bodies: int | None) -> Iterator[DetectedRow]:
+def detect_relations(db: apsw.Connection, shape: SchemaShape, body_count: int | None) -> Iterator[DetectedRow]:
     """Yield the rows whose references between units, bodies, materials and contents are broken.
 
-    ``bodies`` is how many rows ``search_text`` itself has; None: not counted.
+    ``body_count`` is the number of rows that ``search_text`` itself has, without its indexes; None: not counted.
 
     Raises:
         apsw.Error: the file is damaged.
     """
     if shape.has("search_unit", "search_text"):
         yield from UNIT_WITHOUT_BODY.detect(db)
-        yield from ORPHAN_BODY.detect(db, bodies)
+        yield from ORPHAN_BODY.detect(db, body_count)
         for rowid, material in db.execute(_UNIT_GAPS):
             message = tr("{n} whose units are not numbered 0, 1, 2, …")
             yield DetectedRow(v2.UNIT_GAP, message, noun="material", rowid=rowid, sample=material)
@@ -197,7 +197,14 @@ def detect_relations(db: apsw.Connection, shape: SchemaShape, bodies: int | None
 def read_rows(
     db: apsw.Connection, query: str, rows: Iterable[int] | None, values: Mapping[str, Any] | None = None
 ) -> Iterator[Any]:
-    """Yield the result of a query that ends with a condition: for all rows of its table, or for these row numbers."""
+    """Yield the result of a query that ends with a condition on one table.
+
+    Args:
+        db: an open index file.
+        query: the query.
+        rows: row numbers of the only rows to read; None: all rows.
+        values: parameters of the query.
+    """
     if rows is None:
         yield from db.execute(query, values or {})
         return
@@ -253,7 +260,7 @@ def detect_texts(
     """Hash every text and id, and compare each body with its offsets and each content with its units.
 
     Args:
-        db: an index file.
+        db: an open index file.
         shape: the tables that can be read.
         separator: text that may separate two units in addition to blanks; None: unknown, missing parts are not
             reported.
@@ -272,7 +279,7 @@ def detect_texts(
 
 
 def detect_unit_ids(db: apsw.Connection, rows: Iterable[int] | None = None) -> Iterator[DetectedRow]:
-    """Yield the units, of all or of these rows, whose id is not the hash of their fields.
+    """Yield the units whose id is not the hash of their fields. ``rows`` are row numbers of the only units to check.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -291,7 +298,9 @@ def detect_contents(
     check_time: Callable[[], None],
     rows: Iterable[int] | None = None,
 ) -> Iterator[DetectedRow]:
-    """Hash contents, all or these rows, and compare each with its units, as :func:`detect_texts` does.
+    """Hash contents, and compare each with its units. The arguments are those of :func:`detect_texts`.
+
+    ``rows`` are row numbers of the only contents to check; None: all.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -310,6 +319,7 @@ def detect_contents(
 
 
 def _create_hash_functions(db: apsw.Connection) -> None:
+    """Define the SQL functions that compute SHA-256 of a text as stored, and as JavaScript does it."""
     db.create_scalar_function("sha256_hex", _sha256_or_null, 1, deterministic=True)
     db.create_scalar_function("lenient_hex", _lenient_sha256_or_null, 1, deterministic=True)
 
@@ -317,7 +327,7 @@ def _create_hash_functions(db: apsw.Connection) -> None:
 def detect_bodies(
     db: apsw.Connection, check_time: Callable[[], None], rows: Iterable[int] | None = None
 ) -> Iterator[DetectedRow]:
-    """Yield the bodies, of all or of these rows, whose id or hash is wrong.
+    """Yield the bodies whose id or hash is wrong. ``rows`` are row numbers of the only bodies to check; None: all.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -339,7 +349,15 @@ def detect_bodies(
 
 
 def _detect_in_content(db: apsw.Connection, content: int, text: bytes, separator: str | None) -> Iterator[DetectedRow]:
-    """Yield the misplaced units of a content that is small enough to hold, and materials with parts in no unit."""
+    """Yield the units of a content whose offsets are wrong, or the materials with parts of the content in no unit.
+
+    Args:
+        db: an open index file.
+        content: the row number of the content.
+        text: all of its text.
+        separator: text that may separate two units in addition to blanks; None: unknown, missing parts are not
+            reported.
+    """
     misplaced = list(_find_misplaced(db, content, text))
     for rowid, unit, body in misplaced:
         yield _misplaced_unit(rowid, unit, is_found_once=body is not None and contains_once(text, body))
@@ -355,7 +373,16 @@ def _detect_in_content(db: apsw.Connection, content: int, text: bytes, separator
 def _detect_in_large_content(
     db: apsw.Connection, content: int, key: bytes | None, separator: str | None, *, has_units: bool
 ) -> Iterator[DetectedRow]:
-    """Do the same as :func:`_detect_in_content`, and compare the hash, without holding the content in memory."""
+    """Check a content that is too large to hold: its hash, its units, and its parts in no unit.
+
+    Args:
+        db: an open index file.
+        content: the row number of the content.
+        key: its hash, as stored.
+        separator: text that may separate two units in addition to blanks; None: unknown, missing parts are not
+            reported.
+        has_units: whether the tables of units and bodies can be read.
+    """
     if not is_large_text_utf8(db, content) or not large_text_has_hash(db, "content", content, key):
         yield _wrong_content(content, key)
         return
@@ -372,11 +399,12 @@ def _detect_in_large_content(
 
 
 def _wrong_content(rowid: int, key: bytes | None) -> DetectedRow:
+    """Describe a content that does not match its hash ``key``."""
     return DetectedRow(v2.CONTENT_HASH, tr("{n} that does not match its hash"), noun="text", rowid=rowid, sample=key)
 
 
 def _misplaced_unit(rowid: int, unit: bytes, *, is_found_once: bool) -> DetectedRow:
-    """Describe a unit whose offsets are wrong; it can be repaired if the text contains its body once."""
+    """Describe a unit whose offsets are wrong. It can be repaired if the content has its body exactly once."""
     message = tr(
         "{{n}} whose body is not at its offsets in the text{is_once}",
         is_once="" if is_found_once else tr(", and not exactly once elsewhere in it"),
@@ -387,7 +415,10 @@ def _misplaced_unit(rowid: int, unit: bytes, *, is_found_once: bool) -> Detected
 
 
 def _find_misplaced(db: apsw.Connection, content: int, text: bytes) -> Iterator[tuple[int, bytes, bytes | None]]:
-    """Yield the row and id of each unit whose slice of the content is not its body, with that body."""
+    """Yield row number, id and body of each unit whose body is not at its offsets in the content.
+
+    ``content`` is the row number of the content, ``text`` its text. A missing body is None.
+    """
     is_ascii = text.isascii()
     whole = text if is_ascii else decode_utf8(text).encode("utf-16-le")
     width = 1 if is_ascii else 2
@@ -405,7 +436,10 @@ def _find_misplaced(db: apsw.Connection, content: int, text: bytes) -> Iterator[
 
 
 def _find_uncovered(db: apsw.Connection, content: int, length: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the spans of a content that no unit covers, for each material that has units of it."""
+    """Yield the parts of a content that no unit covers: material, begin and end in UTF-16 units.
+
+    Each material that has units of the content is searched. ``content`` is its row number, ``length`` its length.
+    """
     for material, spans in groupby(db.execute(_SPANS, (content,)), key=itemgetter(0)):
         end = 0
         for _, start, stop in spans:
@@ -419,7 +453,13 @@ def _find_uncovered(db: apsw.Connection, content: int, length: int) -> Iterator[
 def _detect_missing_parts(
     gaps: Iterator[tuple[bytes, int, int]], read_part: Callable[[int, int], str], separator: str
 ) -> Iterator[DetectedRow]:
-    """Yield each material that has an uncovered part which is not blank; its row number is not known."""
+    """Yield each material that has an uncovered part which is not blank.
+
+    Args:
+        gaps: material, begin and end of each uncovered part.
+        read_part: returns the text of the content between two offsets.
+        separator: text that counts as blank.
+    """
     reported: set[bytes] = set()
     for material, start, end in gaps:
         part = read_part(start, end)
@@ -436,17 +476,17 @@ def contains_once(text: bytes, body: bytes) -> bool:
 
 
 def is_valid_span(start: object, end: object, length: int) -> bool:
-    """Whether two stored values are offsets into a text of ``length`` units."""
+    """Whether two stored values are valid offsets into a text of ``length`` UTF-16 units."""
     return isinstance(start, int) and isinstance(end, int) and 0 <= start <= end <= length
 
 
 def matches_hash(key: bytes | None, kind: str, text: Any) -> bool:
-    """Whether a content is text with this hash.
+    """Whether the stored value of a content is UTF-8 text with its hash.
 
     Args:
-        key: its ``content_hash``.
+        key: the stored hash of the content.
         kind: SQLite's type of the stored value.
-        text: the stored bytes.
+        text: the stored value as bytes.
     """
     if kind != "text" or key is None or not _is_utf8(text):
         return False
@@ -455,12 +495,16 @@ def matches_hash(key: bytes | None, kind: str, text: Any) -> bool:
 
 
 def _sha256_or_null(*values: Any) -> str | None:
+    """Return the SHA-256 of the only argument as hexadecimal digits; None for a value that is not bytes."""
     raw = values[0]
     return hashlib.sha256(raw).hexdigest() if isinstance(raw, bytes) else None
 
 
 def _lenient_sha256_or_null(*values: Any) -> str | None:
-    """Hash a text as JavaScript does: each unpaired surrogate becomes U+FFFD. None for ASCII."""
+    """Return the SHA-256 of the only argument as JavaScript computes it: each unpaired surrogate becomes U+FFFD.
+
+    None for ASCII, for which the other hash is the same, and for a value that is not bytes.
+    """
     raw = values[0]
     return _sha256_or_null(decode_utf8(raw).encode()) if isinstance(raw, bytes) and not raw.isascii() else None
 
@@ -478,7 +522,7 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def large_text_has_hash(db: apsw.Connection, table: str, rowid: int, key: bytes | None) -> bool:
-    """Whether the ``text`` of a row has this hash, as stored or with U+FFFD for each unpaired surrogate.
+    """Whether the ``text`` of a row has the hash ``key``, as stored or with U+FFFD for each unpaired surrogate.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -494,7 +538,7 @@ def large_text_has_hash(db: apsw.Connection, table: str, rowid: int, key: bytes 
 
 
 def is_large_text_utf8(db: apsw.Connection, rowid: int) -> bool:
-    """Whether a content is UTF-8; unpaired surrogates are allowed.
+    """Whether the content with this row number is UTF-8; unpaired surrogates are allowed.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -523,11 +567,11 @@ class LargeContent:
 
     @property
     def length(self) -> int:
-        """The length in UTF-16 units."""
+        """The length of the content in UTF-16 units."""
         return self._starts[-1]
 
     def read_part(self, start: int, end: int) -> str:
-        """Return the text from ``start`` to ``end``; of a long part, only its first piece that is not blank."""
+        """Return the text between two offsets; of a long part, only its first piece that is not blank."""
         for piece in self._read_slice(start, end):
             text = piece.decode()
             if not is_blank(text):
@@ -535,7 +579,7 @@ class LargeContent:
         return ""
 
     def find_misplaced(self) -> Iterator[tuple[int, bytes, int]]:
-        """Yield the row and id of each unit whose slice is not its body, with the row of that body."""
+        """Yield row number, id, and row number of the body of each unit whose body is not at its offsets."""
         units: list[Any] = self._db.execute(_LARGE_SLICES, (self._rowid,)).fetchall()
         for rowid, unit, start, end, body, body_hash in units:
             is_right = is_valid_span(start, end, self.length) and (
@@ -545,19 +589,23 @@ class LargeContent:
                 yield rowid, unit, body
 
     def _equals_body(self, start: int, end: int, body: int) -> bool:
+        """Whether the text between two offsets is that of the body with the row number ``body``."""
         pieces = LargeText(db=self._db, table="search_text", column="text", rowid=body).pieces()
         pairs = zip_longest(_equal_blocks(self._read_slice(start, end)), _equal_blocks(pieces))
         return all(one == other for one, other in pairs)
 
     def _hash_slice(self, start: int, end: int) -> bytes:
-        """SHA-256 of a slice of the text, as hexadecimal digits."""
+        """Return the SHA-256 of the text between two offsets, as hexadecimal digits."""
         digest = hashlib.sha256()
         for piece in self._read_slice(start, end):
             digest.update(piece)
         return digest.hexdigest().encode()
 
     def _read_slice(self, start: int, end: int) -> Iterator[bytes]:
-        """Yield the text from ``start`` to ``end`` as UTF-8; half of a surrogate pair that is cut off is U+FFFD."""
+        """Yield the text between two offsets as UTF-8, in pieces.
+
+        Half of a surrogate pair that is cut off is U+FFFD.
+        """
         first = max(bisect_right(self._starts, start) - 1, 0)
         for number, piece in enumerate(self._text.pieces()):
             begin = self._starts[number]
@@ -574,7 +622,7 @@ class LargeContent:
 
 
 def _equal_blocks(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in blocks of equal size."""
+    """Yield the bytes of the pieces in blocks of equal size."""
     rest = b""
     for piece in pieces:
         rest += piece
@@ -604,7 +652,10 @@ _VECTORS = f"""SELECT rowid, CAST(embedding_text_hash AS BLOB), {HAS_LENGTH_SQL}
 
 
 def classify_vector(has_length: int, norm: float | None) -> str | None:
-    """Return the finding for a vector of the expected length or not, with this norm; None if it is usable."""
+    """Return the name of the finding for a vector; None if it is usable.
+
+    ``has_length``: whether it has the expected length. ``norm`` is None if a component is not a number.
+    """
     if not has_length:
         return v2.VECTOR_LENGTH
     if norm is None or not math.isfinite(norm):
@@ -634,7 +685,7 @@ def read_uniform_vectors(db: apsw.Connection, dimensions: int | None) -> Uniform
     """Read all vectors in one pass, which most files allow; None if one of them may have a finding.
 
     Args:
-        db: an index file, with sqlite-vec.
+        db: an open index file, with sqlite-vec.
         dimensions: dimensions in the catalog; None: those of the first vector.
     """
     try:
@@ -660,20 +711,20 @@ def read_uniform_vectors(db: apsw.Connection, dimensions: int | None) -> Uniform
 
 
 def _bar_of(norm: float) -> int:
-    """Return the number of the histogram's bar for a norm."""
+    """Return the number of the bar for a norm in the histogram of norms."""
     return min(int(norm / _NORM_STEP), _LAST_BAR)
 
 
-def _label_bars(norms: Counter[int]) -> dict[str, int]:
-    """Key the bars of a histogram by their lower limits."""
-    return {f"{bar * _NORM_STEP:.1f}": count for bar, count in sorted(norms.items())}
+def _label_bars(counts: Counter[int]) -> dict[str, int]:
+    """Replace the numbers of the bars of a histogram by their lower limits."""
+    return {f"{bar * _NORM_STEP:.1f}": count for bar, count in sorted(counts.items())}
 
 
 def find_unusable_vectors(db: apsw.Connection, length: int) -> Iterator[tuple[int, str]]:
-    """Yield the row number and finding of each vector that is not usable.
+    """Yield row number and name of the finding of each vector that is not usable.
 
     Args:
-        db: an index file, with sqlite-vec.
+        db: an open index file, with sqlite-vec.
         length: the expected length in bytes.
 
     Raises:
@@ -723,11 +774,11 @@ class VectorDetector:
             yield from self._detect_duplicates(prefixes)
 
     def norms(self) -> dict[str, int]:
-        """Count the usable vectors by norm: the lower end of each bar of the histogram, and its vectors."""
+        """Return the histogram of the norms of the usable vectors: their number, by the lower end of each bar."""
         return _label_bars(self._norms)
 
     def _describe(self, finding: str, rowid: int) -> str:
-        """Say what is wrong with the vector of a row; ``finding`` is its finding name."""
+        """Return the message for the vector with this row number; ``finding`` is the name of its finding."""
         dimensions = self._length // 4
         if finding == v2.VECTOR_LENGTH and self._is_stated:
             return tr("{{n}} without the {dimensions} dimensions of the catalog", dimensions=dimensions)
@@ -741,7 +792,10 @@ class VectorDetector:
         return tr("{n} with NaN or infinity: every vector query of the base fails in the released application")
 
     def _detect_duplicates(self, prefixes: Counter[int]) -> Iterator[DetectedRow]:
-        """Compare all bytes of the vectors whose norm and prefix many have."""
+        """Yield the texts of vectors that are equal in all bytes to at least two others.
+
+        ``prefixes`` counts the vectors by a hash of their norm and first bytes.
+        """
         groups: dict[bytes, list[tuple[int, bytes]]] = {}
         values = {"length": self._length, "prefix": _PREFIX_BYTES}
         for rowid, key, has_length, norm, prefix in self._db.execute(_VECTORS, values):
@@ -757,7 +811,7 @@ class VectorDetector:
 
 
 def digest_vectors(db: apsw.Connection, rows: Iterable[int]) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield row number, digest of the vector (16 bytes), and stored time of these rows of ``embedding``.
+    """Yield row number, digest (16 bytes) and stored time of the vectors with these row numbers.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -775,11 +829,11 @@ def digest_vectors(db: apsw.Connection, rows: Iterable[int]) -> Iterator[tuple[i
 # --- the full-text index ---------------------------------------------------------------------------------------------
 
 
-def detect_full_text_numbers(db: apsw.Connection, shape: SchemaShape, rows: int | None) -> Iterator[DetectedRow]:
-    """Compare the numbers of the bodies in the full-text index with the entries that it has.
+def detect_full_text_numbers(db: apsw.Connection, shape: SchemaShape, body_count: int | None) -> Iterator[DetectedRow]:
+    """Compare the numbers of bodies in the full-text index with the entries of that index.
 
     A body without an entry and an entry without a body are reported in pairs, as one body with the wrong number.
-    ``rows`` is how many rows ``search_text`` itself has; None: not counted.
+    ``body_count`` is the number of rows that ``search_text`` itself has, without its indexes; None: not counted.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -796,7 +850,7 @@ def detect_full_text_numbers(db: apsw.Connection, shape: SchemaShape, rows: int 
         yield DetectedRow(v2.BODY_ROWID, tr("{n} used twice"), noun="number", rowid=None, sample=double)
     has_no_entry = f"NOT EXISTS (SELECT 1 FROM {docsize} d WHERE d.id = search_text.{number})"
     without_entry = []
-    if _may_match(db, "search_text", f"{number} IS NOT NULL AND {has_no_entry}", rows):
+    if _may_match(db, "search_text", f"{number} IS NOT NULL AND {has_no_entry}", body_count):
         without_entry = list(db.execute(f"{bodies % 'NOT'} AND {has_no_entry}"))
     without_body = list(
         db.execute(f"SELECT id FROM {docsize} d WHERE NOT EXISTS (SELECT 1 FROM search_text t WHERE t.{number} = d.id)")
@@ -838,16 +892,16 @@ class WordCheck:
         self._error: Exception | None = None
 
     def start(self) -> None:
-        """Begin, unless it has begun."""
+        """Begin the check, unless it has begun."""
         if self._thread is None:
             self._thread = Thread(target=self._run, name="regraft full-text check", daemon=True)
             self._thread.start()
 
     def agrees(self) -> bool:
-        """Wait for the end, and return whether the full-text index holds the words of the bodies.
+        """Wait for the end of the check; return whether the full-text index holds the words of the bodies.
 
         Raises:
-            apsw.Error, OSError, UnicodeDecodeError: the file is damaged, or time is over.
+            apsw.Error, OSError, UnicodeDecodeError: the file is damaged, or the time limit has passed.
         """
         self.start()
         assert self._thread is not None
@@ -867,7 +921,7 @@ class WordCheck:
             self._thread.join(0.05)
 
     def _run(self) -> None:
-        """Compare the full-text index with the texts, in a thread; keeps the result or the error."""
+        """Compare the full-text index with the bodies, and keep the result or the error; runs in a thread."""
         try:
             with sqlite.open_readonly(self._path) as db, self._findings.limit_statements(db, self._size):
                 self._connection = db
@@ -881,5 +935,5 @@ class WordCheck:
 
 
 def _number_column(shape: SchemaShape) -> str:
-    """Return the column with the number of a body in the full-text index: in version 1 it is the row number."""
+    """Return the column of a body's number in the full-text index; in version 1 of the layout it is the row number."""
     return "fts_rowid" if shape.has_rowid else "rowid"

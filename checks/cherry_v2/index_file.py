@@ -79,8 +79,15 @@ class IndexFacts(msgspec.Struct):
 
 
 def audit_part(path: Path, expected: ExpectedIndex, findings: FindingCollector, part: RollingPart) -> IndexFacts:
-    """Check the structure of one index file, and its rows in a part. Data never makes this raise."""
-    with part.of_base(expected.base or "", expected.model) as (rows, drop):
+    """Check the structure of one index file, and the rows that a rolling check reads. Data never makes this raise.
+
+    Args:
+        path: the index file.
+        expected: facts that it must agree with.
+        findings: collects what is wrong.
+        part: the run of the rolling check.
+    """
+    with part.open_base(expected.base or "", expected.model) as (rows, drop):
         index = audit_index(path, expected, findings, rows)
         if not index.is_readable:
             drop()
@@ -91,17 +98,18 @@ def audit_part(path: Path, expected: ExpectedIndex, findings: FindingCollector, 
 def audit_index(
     path: Path, expected: ExpectedIndex, findings: FindingCollector, rows: BaseRows | None = None
 ) -> IndexFacts:
-    """Check one index file and add what is wrong to ``findings``. Data never makes this raise.
+    """Check one index file, and return its counts and materials. Data never makes this raise.
 
     Args:
-        path: the file.
-        expected: what it must agree with.
-        findings: what is found.
-        rows: the only rows to read, of a rolling check; None: as the level of ``findings`` says.
+        path: the index file.
+        expected: facts that it must agree with.
+        findings: collects what is wrong.
+        rows: chooses the only rows to read, in a rolling check; None: all that the level of ``findings`` includes.
     """
     index = IndexFacts()
 
     def report_unreadable(problem: object) -> None:
+        """Report that the file cannot be read, and mark the result as such."""
         message = tr("{named} cannot be read: {problem}", named=display_text(path.name), problem=problem)
         findings.add(v2.UNREADABLE, message, base=expected.base)
         index.is_readable = False
@@ -183,7 +191,7 @@ class _IndexAudit:
                 self._words.stop()
 
     def _choose_steps(self) -> list[tuple[str, Callable[[], None]]]:
-        """Name and function of each step that the level and the wanted findings need."""
+        """Return name and function of each check that the level includes and the wanted findings need."""
         # From which level on a step is made, and of which findings one must be wanted; none given: always.
         steps: tuple[tuple[Level, Collection[str], str, Callable[[], None]], ...] = (
             (Level.SHAPE, (), "structure", self._check_structure),
@@ -208,11 +216,11 @@ class _IndexAudit:
         return chosen
 
     def _add(self, name: str, message: str, **more: Any) -> None:
-        """Add a finding of this base."""
+        """Add a finding of this base; ``more`` are further arguments of :meth:`FindingCollector.add`."""
         self._findings.add(name, message, base=self._expected.base, **more)
 
     def _add_rows(self, rows: Iterable[DetectedRow]) -> int:
-        """Count detected rows as findings, and return how many they are."""
+        """Add each detected row as an instance of its finding, and return the number of rows."""
         count = 0
         for finding, message, noun, rowid, sample, is_beyond_repair in rows:
             count += 1
@@ -222,7 +230,7 @@ class _IndexAudit:
     # --- structure and identity --------------------------------------------------------------------------------------
 
     def _check_structure(self) -> None:
-        """Compare tables with the layout, report foreign objects, and start comparing the full-text index."""
+        """Compare the tables with the layout, report foreign objects, and begin to compare the full-text index."""
         self._shape = compare_schema(self._db, self._findings)
         for what in self._shape.missing:
             self._add(v2.SCHEMA_MISSING, tr("missing or different: {n} of the layout"), noun="part", sample=what)
@@ -235,7 +243,7 @@ class _IndexAudit:
                 self._words.start()
 
     def _check_meta_row(self) -> None:
-        """Check the identity row: its version, and that it names the expected base."""
+        """Check the identity row of the index: its version, and that it names the expected base."""
         if not self._shape.has("meta"):
             return
         rows = self._db.execute("SELECT schema_version, CAST(base_id AS BLOB) FROM meta ORDER BY id LIMIT 2").fetchall()
@@ -275,19 +283,23 @@ class _IndexAudit:
             self._index.lengths = Counter({one: lengths[one] for one in sorted(lengths) if one % 4 == 0})
 
     def _reads_all(self, *names: str) -> bool:
-        """Whether all data are read for these findings, however long that takes: one pass may serve several steps."""
+        """Whether all data are read for the findings ``names``, without a time limit.
+
+        Then one pass may serve several checks.
+        """
         findings = self._findings
         return findings.level >= Level.DEFAULT and findings.max_duration is None and findings.may_report(*names)
 
     # --- rows that contradict other rows -----------------------------------------------------------------------------
 
     def _check_relations(self) -> None:
+        """Report rows whose references to other tables are broken."""
         if self._shape.has("search_text"):
             self._bodies = self._db.execute("SELECT count(*) FROM search_text NOT INDEXED").get
         self._add_rows(detect.detect_relations(self._db, self._shape, self._bodies))
 
     def _check_coverage(self) -> None:
-        """Compare the bodies with the vectors, and the vectors with the base's model."""
+        """Report bodies without a vector, vectors without a body, and vectors of a base that has no model."""
         if not self._shape.has("search_text", "embedding"):
             return
         counts = self._index.counts
@@ -311,10 +323,11 @@ class _IndexAudit:
         self._check_dimensions()
 
     def _expected_length(self) -> int:
+        """Return the length in bytes that vectors should have: by the catalog, or else that of most vectors."""
         return schema.choose_vector_length(self._index.lengths, self._expected.dimensions)
 
     def _check_dimensions(self) -> None:
-        """Compare the dimensions that the catalog states with those of most vectors."""
+        """Report dimensions in the catalog that are not those of most vectors."""
         stated, lengths = self._expected.dimensions, self._index.lengths
         if stated is None or not schema.lengths_contradict(lengths, stated):
             return
@@ -335,7 +348,7 @@ class _IndexAudit:
     # --- materials and their paths -----------------------------------------------------------------------------------
 
     def _check_materials(self) -> None:
-        """Read the materials, and report paths that are not valid or differ only in letter case."""
+        """Read the materials, and report paths that are not valid or that differ only in letter case."""
         if not self._shape.has("material"):
             return
         materials = []
@@ -377,6 +390,7 @@ class _IndexAudit:
     # --- checks that read all data -----------------------------------------------------------------------------------
 
     def _check_texts(self) -> None:
+        """Report wrong hashes, ids and offsets of texts. A fast pass first rules out what it can."""
         separator, check_time = self._expected.separator, self._findings.check_time
         ruled_out: frozenset[str] = frozenset()
         if not self._findings.count(v2.CORRUPT, self._expected.base):
@@ -385,6 +399,7 @@ class _IndexAudit:
         self._add_rows(detect.detect_texts(self._db, self._shape, separator, check_time, ruled_out))
 
     def _check_vectors(self) -> None:
+        """Report unusable and duplicate vectors, and keep the histogram of the norms."""
         if self._vectors is not None:
             self._index.norms = self._vectors.norms
         elif self._shape.has("embedding"):
@@ -394,13 +409,13 @@ class _IndexAudit:
             self._index.norms = vectors.norms()
 
     def _check_part(self, rows: BaseRows, table: str) -> None:
-        """Check the rows of one table that a part of a rolling check reads."""
+        """Check the rows of one table that ``rows`` chooses in a rolling check."""
         if not self._shape.has(table):
             return
         db, check_time = self._db, self._findings.check_time
         if self._shape.has("meta"):
             made = db.execute("SELECT CAST(created_at AS BLOB) FROM meta ORDER BY id LIMIT 1").get
-            rows.set_made(display_text(made) if made is not None else None)
+            rows.set_creation_time(display_text(made) if made is not None else None)
         key = {"content": "content_hash", "search_unit": "unit_id", "search_text": "search_text_id"}
         keys = db.execute(f"SELECT rowid, CAST({key.get(table, 'embedding_text_hash')} AS BLOB) FROM {table}")
         with rows.choose(table, keys) as chosen:
@@ -415,7 +430,7 @@ class _IndexAudit:
                 self._check_part_of_vectors(rows, chosen)
 
     def _check_part_of_vectors(self, rows: BaseRows, chosen: Iterable[int]) -> None:
-        """Check vectors of a part, and report those that changed since they were recorded."""
+        """Check the vectors of the chosen row numbers, and report those that changed since an earlier run."""
         query = "SELECT octet_length(vector_blob) FROM embedding WHERE typeof(vector_blob) = 'blob'"
         lengths = Counter(
             length for (length,) in detect.read_rows(self._db, query, chosen) if length and length % 4 == 0
@@ -431,7 +446,7 @@ class _IndexAudit:
             self._add(v2.VECTOR_CHANGED, message, noun="vector", sample=key, row=row)
 
     def _check_full_text(self) -> None:
-        """Check row numbers of bodies, and whether the full-text index has the words of the bodies."""
+        """Report bodies with a wrong number in the full-text index, and an index without the words of the bodies."""
         if not self._shape.has("search_text", FULL_TEXT):
             return
         self._add_rows(detect.detect_full_text_numbers(self._db, self._shape, self._bodies))
@@ -445,7 +460,7 @@ class _IndexAudit:
             self._add(v2.FTS_DESYNC, tr("the full-text index does not hold the words of the bodies"))
 
     def _check_integrity(self) -> None:
-        """Run SQLite's own check. It reads the full-text index once more only if :meth:`_check_full_text` failed."""
+        """Run SQLite's integrity check. It reads the full-text index again only if :meth:`_check_full_text` failed."""
         complaints: Iterable[str] | None = self._complaints if self._words_agree else None
         for message in self._find_complaints(with_words=not self._words_agree) if complaints is None else complaints:
             self._add(v2.CORRUPT, tr("SQLite's integrity check reports {n}"), noun="complaint", sample=message)
@@ -508,13 +523,13 @@ _MOST_BLANKS = 1000
 def rule_out_findings(
     db: apsw.Connection, shape: SchemaShape, separator: str | None, check_time: Callable[[], None]
 ) -> frozenset[str]:
-    """Return the findings that no row of an index file has.
+    """Return the names of findings that no row of an index file has, by one fast pass over the texts.
 
-    None are returned if the file cannot be read or has rows that the pass does not reach: large texts, rows without a
+    The result is empty if the file cannot be read or has rows that the pass does not reach: large texts, rows without a
     content, bodies with another row number than their unit.
 
     Args:
-        db: an index file.
+        db: an open index file.
         shape: the tables that can be read.
         separator: text that may separate two units in addition to blanks; None: missing parts are not reported.
         check_time: called before each content; raises to stop.
@@ -548,10 +563,10 @@ class _RowPass:
         self._blanks: set[bytes] = set()
 
     def run(self) -> frozenset[str]:
-        """Read all rows.
+        """Read all rows, and return the names of findings that no row has.
 
         Raises:
-            _NotReached
+            _NotReached: the file has rows that the pass does not reach.
             apsw.Error, ValueError: the file is damaged.
         """
         if self._db.execute(_HAS_LARGE).get:
@@ -569,7 +584,10 @@ class _RowPass:
         return _RULED_OUT - self._possible
 
     def _check_content(self, content: int, text: bytes | None) -> None:
-        """Check the units of a content, their ids and hashes, and their bodies; ``text`` is None if it is wrong."""
+        """Note the findings that the units of a content, their ids, hashes or bodies may have.
+
+        ``content`` is the row number of the content; ``text`` its text, or None for a content with a wrong hash.
+        """
         possible = self._possible
         if text is None:
             possible |= PLACES
@@ -598,7 +616,13 @@ class _RowPass:
             self._check_coverage(whole, width, sorted(spans))
 
     def _check_coverage(self, whole: bytes, width: int, spans: list[tuple[str, int, int]]) -> None:
-        """Check that each part of a content that is in no unit of a material is blank."""
+        """Note findings about offsets if a part of a content that is in no unit of a material is not blank.
+
+        Args:
+            whole: the text, with ``width`` bytes for each UTF-16 unit.
+            width: 1 or 2.
+            spans: material, begin and end of each unit, sorted.
+        """
         material, covered = None, 0
         for this, start, end in spans:
             if this != material:
@@ -612,7 +636,7 @@ class _RowPass:
             self._check_blank(whole[covered * width :], width)
 
     def _check_blank(self, part: bytes, width: int) -> None:
-        """Note that findings about offsets are possible if a part between units is not blank."""
+        """Note findings about offsets if a part between two units is not blank; a UTF-16 unit has ``width`` bytes."""
         if part in self._blanks:
             return
         text = part.decode() if width == 1 else part.decode("utf-16-le", "replace")

@@ -72,19 +72,27 @@ def inspect_store(source: Located, *, items: bool) -> StoreSummary:
     """
     with unpack_archive(source, raw=False) as unpacked:
         if source.kind is Kind.INDEX:
-            bases = [_one_base(unpacked, unpacked.path, items=items)]
+            bases = [_summarize_base(unpacked, unpacked.path, items=items)]
         elif source.kind is Kind.BASE:
-            bases = [_one_base(unpacked, unpacked.path / INDEX_FILE, items=items)]
+            bases = [_summarize_base(unpacked, unpacked.path / INDEX_FILE, items=items)]
         else:
-            bases = _library(unpacked, items=items)
-        return StoreSummary(bases, _health(unpacked, bases))
+            bases = _summarize_bases(unpacked, items=items)
+        return StoreSummary(bases, _sum_health(unpacked, bases))
 
 
-def _health(source: Located, bases: list[BaseSummary]) -> HealthSummary:
-    """Sum up the health of all bases."""
+def _sum_health(source: Located, bases: list[BaseSummary]) -> HealthSummary:
+    """Add up the health of all bases of the store."""
     read = [base.store for base in bases if isinstance(base.store, IndexSummary)]
     bodies = sum(store.bodies for store in read)
-    notes = [*_stale_copy(source), *([_SLIM] if source.is_slim else [])]
+    notes = [_SLIM] if source.is_slim else []
+    if source.stores.stale_copy is not None:
+        note = tr(
+            "{stale_copy}: {stale_copy2} is a left-over of a beta; the live database is {live}",
+            stale_copy=v2.STALE_COPY,
+            stale_copy2=source.stores.stale_copy,
+            live=source.stores.catalog,
+        )
+        notes.insert(0, note)
     return HealthSummary(
         coverage=_share(bodies - sum(store.missing + store.wrong_length for store in read), bodies),
         orphans=sum(store.orphans for store in read),
@@ -97,6 +105,7 @@ def _health(source: Located, bases: list[BaseSummary]) -> HealthSummary:
 
 def _describe_problems(source: Located, bases: list[BaseSummary]) -> Iterator[str]:
     # A pending restore or reset.
+    """Yield the problems of the whole store and of each base."""
     reason = None if source.kind is Kind.V2_BACKUP or source.stores.is_copy else find_pending_change(source.tree.path)
     if reason is not None:
         yield f"{v2.PENDING}: {reason}"
@@ -106,41 +115,29 @@ def _describe_problems(source: Located, bases: list[BaseSummary]) -> Iterator[st
     yield from describe_problems(bases)
 
 
-def _stale_copy(source: Located) -> Iterator[str]:
-    """Yield a note if there is an unused copy of the database."""
-    if source.stores.stale_copy is not None:
-        live = source.stores.catalog
-        yield tr(
-            "{stale_copy}: {stale_copy2} is a left-over of a beta; the live database is {live}",
-            stale_copy=v2.STALE_COPY,
-            stale_copy2=source.stores.stale_copy,
-            live=live,
-        )
-
-
-def _one_base(source: Located, index: Path, *, items: bool) -> BaseSummary:
-    """Summarize one base by its index file, with every material."""
-    folder, catalog = index.parent.parent, _catalog_path(source)
+def _summarize_base(source: Located, index_path: Path, *, items: bool) -> BaseSummary:
+    """Summarize the base with this index file, with every material; ``items``: whether to list its items."""
+    folder, catalog = index_path.parent.parent, _catalog_path(source)
     known: list[BaseSummary] = []
-    if catalog and index == folder / INDEX_FILE:
-        known = _catalog(catalog, {folder.name: index}, folder.name, items=items)
+    if catalog and index_path == folder / INDEX_FILE:
+        known = _summarize_catalog(catalog, {folder.name: index_path}, folder.name, items=items)
     if known:
         base = known[0]
     else:
-        store, problem = _index(index, None)
+        store, problem = _summarize_index_file(index_path, None)
         stated = store.base_id if isinstance(store, IndexSummary) else folder.name
         base = BaseSummary(id=stated, name=stated, store=store, problem=problem)
-    sources = _sources(catalog, base.id) if known and catalog else {}
+    sources = _read_sources(catalog, base.id) if known and catalog else {}
     if base.store is None:
         return structs.replace(base, materials=[])
     try:
-        return structs.replace(base, materials=_summarize_materials(index, sources))
+        return structs.replace(base, materials=_summarize_materials(index_path, sources))
     except (apsw.Error, OSError) as error:
         return structs.replace(base, materials=[], problem=tr("its materials cannot be read: {error}", error=error))
 
 
-def _sources(catalog: Path, base_id: str) -> dict[str, str]:
-    """Map item ids to the source that the catalog records for them."""
+def _read_sources(catalog: Path, base_id: str) -> dict[str, str]:
+    """Map the ids of a base's items to the original path or address that the catalog records for them."""
     query = """SELECT CAST(id AS BLOB), CASE WHEN json_valid(data) THEN CAST(data ->> 'source' AS BLOB) END
                  FROM knowledge_item WHERE base_id = ?"""
     try:
@@ -152,7 +149,7 @@ def _sources(catalog: Path, base_id: str) -> dict[str, str]:
 
 
 def _summarize_materials(index: Path, sources: dict[str, str]) -> list[MaterialSummary]:
-    """Summarize every material of an index; ``sources`` maps ids of materials to their sources."""
+    """Summarize every material of an index; ``sources`` maps ids of materials to the originals of their items."""
     with sqlite.open_readonly(index) as db:
         rows = db.execute(
             """SELECT CAST(m.material_id AS BLOB), CAST(m.relative_path AS BLOB), count(u.unit_id), max(u.char_end)
@@ -177,29 +174,41 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def _catalog_path(source: Located) -> Path | None:
+    """Return the path of the store's catalog; None if it has none."""
     return None if source.stores.catalog is None else source.tree.path / source.stores.catalog
 
 
-def _library(source: Located, *, items: bool) -> list[BaseSummary]:
-    """Summarize all bases: those in the catalog, then index files that it does not name."""
+def _summarize_bases(source: Located, *, items: bool) -> list[BaseSummary]:
+    """Summarize all bases: those in the catalog, then index files that the catalog does not name.
+
+    ``items``: whether to list the items of each base.
+    """
     catalog = _catalog_path(source)
     stores = (*source.stores.current, *source.stores.preview)
     indexes = {str(store.base_id): source.tree.path / store.name for store in stores}
-    known = _catalog(catalog, indexes, is_slim=source.is_slim, items=items) if catalog else []
+    known = _summarize_catalog(catalog, indexes, is_slim=source.is_slim, items=items) if catalog else []
     named = {base.id for base in known}
     for base_id, path in sorted(indexes.items()):
         if base_id not in named:
-            store, problem = _index(path, None)
+            store, problem = _summarize_index_file(path, None)
             if problem is None and catalog:
                 problem = tr("no catalog names this base")
             known.append(BaseSummary(id=base_id, name=base_id, store=store, problem=problem))
     return known
 
 
-def _catalog(
-    catalog: Path, indexes: dict[str, Path], only: str | None = None, *, is_slim: bool = False, items: bool
+def _summarize_catalog(
+    catalog: Path, indexes: dict[str, Path], only_base: str | None = None, *, is_slim: bool = False, items: bool
 ) -> list[BaseSummary]:
-    """Summarize the bases of a catalog, or only one of them, with the index of each."""
+    """Summarize the bases of a catalog, with the index of each.
+
+    Args:
+        catalog: the path of the catalog.
+        indexes: the index files, by base id.
+        only_base: the id of the only base to summarize; None: all.
+        is_slim: whether the store is a slim backup, which has no indexes.
+        items: whether to list the items of each base.
+    """
     try:
         found = read_catalog(catalog, data=items)
     except CatalogProblem as error:
@@ -209,7 +218,7 @@ def _catalog(
     bases = []
     for row in found.bases:
         base_id = row.get("id")
-        if only in (None, base_id):
+        if only_base in (None, base_id):
             own = None if found.items is None else found.items.get(base_id, [])
             path = indexes.get(str(base_id))
             store, problem = _summarize_index(row, own, path, catalog=catalog.name, is_slim=is_slim)
@@ -225,13 +234,13 @@ def _catalog(
                 problem=problem,
             )
             if items:
-                base = structs.replace(base, item_list=_items(own or [], indexes.get(str(base_id))))
+                base = structs.replace(base, item_list=_list_items(own or [], indexes.get(str(base_id))))
             bases.append(base)
     return bases
 
 
-def _items(rows: list[Row], index: Path | None) -> list[ItemSummary]:
-    """List the items of a base, with the number of their units in the index."""
+def _list_items(rows: list[Row], index: Path | None) -> list[ItemSummary]:
+    """Summarize the items of a base from their rows, with the number of units in the index."""
     units = _units_by_material(index)
     return [
         ItemSummary(
@@ -248,7 +257,7 @@ def _items(rows: list[Row], index: Path | None) -> list[ItemSummary]:
 
 
 def _units_by_material(index: Path | None) -> dict[str, int]:
-    """Count the units of each material; empty if the index cannot be read."""
+    """Count the units of each material of an index file; empty if it cannot be read."""
     query = "SELECT CAST(material_id AS BLOB), count(*) FROM search_unit GROUP BY material_id"
     if index is None:
         return {}
@@ -260,14 +269,22 @@ def _units_by_material(index: Path | None) -> dict[str, int]:
 
 
 def _readable(value: Any) -> Any:
-    """Return bytes as text, and values of other types unchanged."""
+    """Return bytes as text, and values of other types unchanged; columns can hold values of any type."""
     return lenient_text(value) if isinstance(value, bytes) else value
 
 
 def _summarize_index(
     row: Row, items: list[Row] | None, path: Path | None, *, catalog: str, is_slim: bool
 ) -> tuple[Store | None, str | None]:
-    """Summarize the index of a base that the catalog names; without an index file, ``path`` is None."""
+    """Summarize the index of a base that the catalog names; the second value is a problem, or None.
+
+    Args:
+        row: the catalog's row of the base.
+        items: the catalog's rows of its items; None: unknown.
+        path: its index file; None: missing.
+        catalog: the name of the catalog file.
+        is_slim: whether the store is a slim backup, which has no indexes.
+    """
     failed = None
     if row.get("status") == "failed":
         step = label_of("migration" if catalog == CATALOG_FILE else "upgrade")
@@ -277,7 +294,7 @@ def _summarize_index(
     ids = None if items is None else {str(item.get("id")) for item in items}
     # A failed base can have texts without vectors even if its model is gone.
     has_model = row.get("embedding_model_id") is not None or failed is not None
-    store, problem = _index(path, ids, has_model=has_model, dimensions=catalog_dimensions(row))
+    store, problem = _summarize_index_file(path, ids, has_model=has_model, dimensions=catalog_dimensions(row))
     return store, join_list(filter(None, (failed, problem)), between=tr("; ")) or None
 
 
@@ -286,14 +303,14 @@ _META = """SELECT CASE typeof(schema_version) WHEN 'integer' THEN schema_version
                   CAST(base_id AS BLOB) FROM meta"""
 
 
-def _index(
-    path: Path, items: set[str] | None, *, has_model: bool | None = None, dimensions: int | None = None
+def _summarize_index_file(
+    path: Path, item_ids: set[str] | None, *, has_model: bool | None = None, dimensions: int | None = None
 ) -> tuple[Store | None, str | None]:
-    """Count the rows of one index file, and describe what is wrong with it.
+    """Count the rows of one index file; the second value is a problem of it, or None.
 
     Args:
         path: the index file.
-        items: ids of the base's items; None: unknown.
+        item_ids: ids of the base's items; None: unknown.
         has_model: whether the base has a model; None: unknown. A base without one needs no vectors.
         dimensions: the dimensions that the catalog states; None: it states none.
     """
@@ -308,7 +325,7 @@ def _index(
             length = choose_vector_length(lengths, dimensions)
             counts["wrong_length"] = count_bodies_of_other_length(db, length)
             version, stated = db.execute(_META).fetchone() or (None, None)
-            stale = None if items is None else _count_stale(db, items)
+            stale = None if item_ids is None else _count_stale(db, item_ids)
     except (apsw.Error, OSError) as error:
         return None, tr("its index cannot be read: {error}", error=error)
     wants_vectors = counts["embeddings"] > 0 if has_model is None else has_model
@@ -328,14 +345,14 @@ def _index(
     return store, _find_problem(path, store)
 
 
-def _count_stale(db: apsw.Connection, items: set[str]) -> int:
-    """Count the materials without an item."""
+def _count_stale(db: apsw.Connection, item_ids: set[str]) -> int:
+    """Count the materials of an index whose item is not one of ``item_ids``."""
     held = db.execute("SELECT CAST(material_id AS BLOB) FROM material")
-    return sum(material is None or lenient_text(material) not in items for (material,) in held)
+    return sum(material is None or lenient_text(material) not in item_ids for (material,) in held)
 
 
 def _find_problem(path: Path, store: IndexSummary) -> str | None:
-    """Describe the problem of an index that would hurt the user most, or return None."""
+    """Describe the problem of an index that would hurt the user most; None if there is no problem."""
     folder = path.parent.parent.name
     if store.schema_version != SCHEMA_VERSION:
         return tr(

@@ -63,9 +63,12 @@ class InstallationsReport(Report, kw_only=True):
 
 
 def find_installations() -> tuple[list[Path], list[Installation]]:
-    """Return the folders where the application may keep data, and what was found there and beside them.
+    """Find the application's data folders on this system, and copies and backups beside them.
 
     The data never makes this raise, and nothing is written.
+
+    Returns:
+        The folders where the application may keep data, and the data, copies and backups that exist.
     """
     try:
         places = profile.list_data_folders()
@@ -75,26 +78,26 @@ def find_installations() -> tuple[list[Path], list[Installation]]:
     known: dict[Path, Installation] = {}
     for place, why in places.items():
         real = _resolve(place)
-        found = None if real in known else _profile(place, why)
+        found = None if real in known else _describe_data_folder(place, why)
         if found is not None:
             known[real] = found
     for folder in dict.fromkeys(place.parent for place in places):
         for path in _find_similar_entries(folder):
-            copy = None if _resolve(path) in known else _copy(path)
+            copy = None if _resolve(path) in known else _describe_copy(path)
             if copy is not None:
                 known[_resolve(path)] = copy
     return list(places), list(known.values())
 
 
 def find_backups(folders: Iterable[Path]) -> list[Installation]:
-    """Return the v1 backups directly in some folders, newest first. Nothing makes this raise."""
+    """Describe the v1 backups directly in some folders, newest first. Nothing makes this raise."""
     found: dict[Path, float] = {}
     for folder in folders:
         with suppress(OSError):
             zips = [path for path in folder.iterdir() if path.suffix.lower() == ".zip" and path.is_file()]
             found |= {path: path.stat().st_mtime for path in zips}
     newest = sorted(found, key=lambda path: (-found[path], path))[:_MOST_BESIDE]
-    copies = [copy for path in newest if (copy := _copy(path)) is not None]
+    copies = [copy for path in newest if (copy := _describe_copy(path)) is not None]
     return [copy for copy in copies if copy.kind in (Kind.V1_BACKUP, Kind.V1_BACKUP_6)]
 
 
@@ -141,22 +144,25 @@ _IN_USER_FOLDERS = {
 
 
 def find_in_user_folders() -> tuple[list[Path], list[Installation]]:
-    """Return the folders for downloads, documents and the desktop, and the backups, libraries and packs in them.
+    """Find backups, libraries and packs in the user's folders for downloads, documents and the desktop.
 
     Only direct entries are looked at, a limited number of them, the latest first. Nothing is written.
+
+    Returns:
+        The folders that were searched, and the stores that were found in them.
     """
     folders = list_user_folders()
     found: dict[Path, Installation] = {}
     for folder in folders:
-        for path in _candidates(folder):
-            one = None if _resolve(path) in found else _user_file(path, folder)
+        for path in _list_candidates(folder):
+            one = None if _resolve(path) in found else _describe_user_file(path, folder)
             if one is not None:
                 found[_resolve(path)] = one
     return folders, list(found.values())
 
 
 def list_user_folders() -> list[Path]:
-    """Return the existing folders of this person for downloads, documents and the desktop, in any language."""
+    """Return the existing folders of the user for downloads, documents and the desktop, in any language."""
     home = file_paths.home_folder()
     if home is None:
         return []
@@ -175,7 +181,7 @@ def list_user_folders() -> list[Path]:
     return list(there.values())
 
 
-def _candidates(folder: Path) -> list[Path]:
+def _list_candidates(folder: Path) -> list[Path]:
     """Return the archives of a folder, the latest first, and the folders in it that may be libraries or profiles."""
     archives: list[tuple[float, Path]] = []
     folders: list[Path] = []
@@ -193,19 +199,22 @@ def _candidates(folder: Path) -> list[Path]:
 
 
 def _may_be_store(folder: Path) -> bool:
-    """Whether a folder may be a store, judged by its name and the names in it."""
+    """Whether a folder may be a library or profile, judged by its name and the names of files in it."""
     return _NAMED_LIKE in folder.name.lower() or any(
         (folder / name).is_file() for name in (CATALOG_FILE, PROFILE_DATABASE, "data.json", "redux.json")
     )
 
 
-def _user_file(path: Path, folder: Path) -> Installation | None:
-    """Describe a backup or library in a folder of the user; None if it is something else."""
+def _describe_user_file(path: Path, folder: Path) -> Installation | None:
+    """Describe the backup, library or pack at a path, which is in a folder of the user.
+
+    None if it is something else.
+    """
     why = tr("in {folder}", folder=printable(folder.name))
     try:
         with open_store(path) as found:
             if found.kind in (Kind.V1_PROFILE, Kind.V2_PROFILE) and not found.is_archive:
-                return _describe_installation(found, why)
+                return _describe_profile(found, why)
             if found.kind not in _IN_USER_FOLDERS:
                 return None
             words, does = _IN_USER_FOLDERS[found.kind]
@@ -217,6 +226,7 @@ def _user_file(path: Path, folder: Path) -> Installation | None:
 
 
 def _resolve(path: Path) -> Path:
+    """Return a path with links resolved, or unchanged if that is not possible."""
     try:
         return links.real_path(path)
     except (OSError, RuntimeError, ValueError):
@@ -224,7 +234,7 @@ def _resolve(path: Path) -> Path:
 
 
 def _find_similar_entries(folder: Path) -> list[Path]:
-    """Return the entries of a folder whose name contains that of the application."""
+    """Return the archives and folders in a folder whose name contains that of the application."""
     try:
         inside = sorted(folder.iterdir())
         named = [path for path in inside if _NAMED_LIKE in path.name.lower() and not path.name.startswith(".")]
@@ -233,49 +243,47 @@ def _find_similar_entries(folder: Path) -> list[Path]:
         return []
 
 
-def _profile(place: Path, why: str) -> Installation | None:
-    """Describe the data in a folder; None if it has no data."""
+def _describe_data_folder(folder: Path, why: str) -> Installation | None:
+    """Describe the application's data in a folder; None if it has no data.
+
+    ``why`` says why the folder was looked at.
+    """
     # This folder is meant, even if the settings name another folder for the data.
     for kind in (Kind.V2_PROFILE, Kind.V1_PROFILE):
         try:
-            with open_store(place, kind) as found:
-                return _describe_installation(found, why)
+            with open_store(folder, kind) as found:
+                return _describe_profile(found, why)
         except SourceNotFound:
             return None
         except SourceUnrecognised:
             continue
         except (RegraftError, apsw.Error, OSError) as error:
             return Installation(
-                path=str(place), why=why, kind=None, facts=[tr("It cannot be read: {error}", error=error)], next=[]
+                path=str(folder), why=why, kind=None, facts=[tr("It cannot be read: {error}", error=error)], next=[]
             )
     return None
 
 
-def _copy(path: Path) -> Installation | None:
-    """Describe a backup or a copy of a profile; None if it is neither."""
+def _describe_copy(path: Path) -> Installation | None:
+    """Describe the backup, or the copy of a profile, at a path; None if it is something else."""
     why = tr("beside it")
     try:
         with open_store(path) as found:
-            if found.kind in _BACKUPS:
-                return _backup(found, why)
-            is_profile = found.kind in (Kind.V1_PROFILE, Kind.V2_PROFILE) and not found.is_archive
-            return _describe_installation(found, why) if is_profile else None
+            if found.kind in (Kind.V1_PROFILE, Kind.V2_PROFILE) and not found.is_archive:
+                return _describe_profile(found, why)
+            if found.kind not in _BACKUPS:
+                return None
+            steps = [_step("inspect", found.path, does=tr("See what is in it"))]
+            if found.kind is not Kind.V2_BACKUP:
+                steps.insert(0, _step("migrate", found.path, *_TARGET, does=tr("Make a v2 library of it")))
+            facts = [tr("This is {names}.", names=KIND_NAMES[found.kind]), *_describe_contents(found)]
+            return Installation(path=str(found.path), why=why, kind=found.kind, facts=facts, next=steps)
     except (RegraftError, apsw.Error, OSError):
         return None
 
 
-def _backup(found: Located, why: str) -> Installation:
-    """Describe a backup, with the next steps."""
-    inspect = _step("inspect", found.path, does=tr("See what is in it"))
-    steps = [inspect]
-    if found.kind is not Kind.V2_BACKUP:
-        steps.insert(0, _step("migrate", found.path, *_TARGET, does=tr("Make a v2 library of it")))
-    facts = [tr("This is {names}.", names=KIND_NAMES[found.kind]), *_describe_contents(found)]
-    return Installation(path=str(found.path), why=why, kind=found.kind, facts=facts, next=steps)
-
-
 def _describe_contents(found: Located) -> Iterator[str]:
-    """Say how many bases a library, a pack or a v2 backup has, or how many vector files v1 data have."""
+    """Yield a sentence that counts the bases of v2 data, or the vector files of v1 data."""
     if found.stores.catalog is not None:
         with suppress(CatalogProblem):
             bases = read_catalog(found.tree.path / found.stores.catalog, data=False).bases
@@ -288,9 +296,10 @@ def _describe_contents(found: Located) -> Iterator[str]:
                 yield tr("v1 data, with {vector_files}.", vector_files=format_count(files, "vector file"))
 
 
-def _describe_installation(found: Located, why: str) -> Installation:
+def _describe_profile(found: Located, why: str) -> Installation:
+    """Describe a profile, with facts and next steps; ``why`` says why it was looked at."""
     path = found.path
-    facts, steps, remedy = _v2(found) if found.kind is Kind.V2_PROFILE else (*_v1(found), None)
+    facts, steps, remedy = _describe_v2(found) if found.kind is Kind.V2_PROFILE else (*_describe_v1(found), None)
     if profile.find_configured_folders(path):
         facts.append(tr("The application's settings name another folder: what is here is older, or a copy."))
     running = profile.detect_running_app(path)
@@ -299,18 +308,20 @@ def _describe_installation(found: Located, why: str) -> Installation:
     return Installation(path=str(path), why=why, kind=found.kind, facts=facts, next=steps, remedy=remedy)
 
 
-def _v1(found: Located) -> tuple[list[str], list[NextStep]]:
-    """Return facts about a profile of v1, and the next steps."""
+def _describe_v1(found: Located) -> tuple[list[str], list[NextStep]]:
+    """Return facts about a profile of v1, as sentences, and the commands to run next."""
     path, kind = found.path, _kind_option(found)
-    facts = [tr("v1 data, with {vector_files}.", vector_files=format_count(len(_vector_files(found)), "vector file"))]
+    facts = [
+        tr("v1 data, with {vector_files}.", vector_files=format_count(len(_find_vector_files(found)), "vector file"))
+    ]
     if found.tree.kind(EXPORT_FOLDER) == "folder":
         facts.append(tr("The application's own upgrade was started and did not finish."))
     migrate = _step("migrate", path, *_TARGET, *kind, does=tr("Make a v2 library of it; the v1 data stay as they are"))
     return facts, [migrate, _step("check", path, *kind, does=tr("See in advance what cannot be migrated"))]
 
 
-def _v2(found: Located) -> tuple[list[str], list[NextStep], Literal["rescue", "migrate"] | None]:
-    """Return facts about a profile of v2, the next steps, and the recommended command."""
+def _describe_v2(found: Located) -> tuple[list[str], list[NextStep], Literal["rescue", "migrate"] | None]:
+    """Return facts about a profile of v2 as sentences, the commands to run next, and the recommended one or None."""
     path, kind = found.path, _kind_option(found)
     check = _step("check", path, *kind, does=tr("See what is wrong and how to fix it"))
     pending = find_pending_change(found.tree.path)
@@ -322,9 +333,9 @@ def _v2(found: Located) -> tuple[list[str], list[NextStep], Literal["rescue", "m
     except CatalogProblem as error:
         return [tr("v2 data, whose database {error}.", error=error)], [check], None
     facts = [tr("v2 data, with {bases}.", bases=format_count(len(catalog.bases), "base"))]
-    vector_files = _vector_files(found)
+    vector_files = _find_vector_files(found)
     failed = sum(base.get("status") == "failed" for base in catalog.bases)
-    folders = _lost_folders(catalog)
+    folders = _count_lost_folders(catalog)
     if failed or folders:
         # A failed base may also have been installed as it was; the catalog does not record who failed.
         if failed:
@@ -343,18 +354,19 @@ def _v2(found: Located) -> tuple[list[str], list[NextStep], Literal["rescue", "m
 
 
 def _leftover_lines(vector_files: list[Path]) -> Iterator[str]:
+    """Yield a sentence that counts the vector files that v1 left behind, if there are any."""
     if vector_files:
         yield tr("{vector_files} of v1 still on disk.", vector_files=format_count(len(vector_files), "vector file"))
 
 
-def _lost_folders(catalog: StoredCatalog) -> int:
-    """Count the folders that the application's own upgrade did not migrate."""
+def _count_lost_folders(catalog: StoredCatalog) -> int:
+    """Count the folder items that the application's own upgrade did not migrate."""
     rows = [row for items in (catalog.items or {}).values() for row in items]
     return sum(row.get("type") == "directory" and row.get("error") == _UNMIGRATED_FOLDER for row in rows)
 
 
-def _vector_files(found: Located) -> list[Path]:
-    """Return the vector files of v1 in the folder of all bases."""
+def _find_vector_files(found: Located) -> list[Path]:
+    """Return the vector files of v1 in the folder of all bases of a profile."""
     for folder in (f"Data/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER):
         try:
             inside = sorted((found.tree.path / folder).iterdir())
@@ -377,13 +389,10 @@ def may_be_vector_file(path: Path) -> bool:
 
 
 def _kind_option(found: Located) -> tuple[str, ...]:
-    """Return ``--kind KIND`` for the suggested commands if they would otherwise read another folder.
-
-    That is the folder which the settings of the application name.
-    """
+    """Return ``--kind KIND`` if a command would otherwise read the folder that the application's settings name."""
     return ("--kind", found.kind.value) if profile.find_configured_folders(found.path) else ()
 
 
 def _step(command: str, path: Path, *options: str, does: str) -> NextStep:
-    """Make a next step: a command line and what it does."""
+    """Return a next step: the command line for ``path``, and ``does``, which says what the command does."""
     return NextStep(join_command(["regraft", command, path_argument(path), *options]), does)

@@ -38,7 +38,7 @@ class IndexMaterial(msgspec.Struct):
 
 
 def find_stored_path_problem(raw: bytes | None) -> str | None:
-    """Return why a path stored in an index is not valid, or None. An unpaired surrogate counts as U+FFFD."""
+    """Say why a path that is stored in an index is not valid; None if it is. An unpaired surrogate counts as U+FFFD."""
     try:
         (raw or b"").decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -47,7 +47,7 @@ def find_stored_path_problem(raw: bytes | None) -> str | None:
 
 
 def find_path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one rule each
-    """Return why a path below ``raw/`` is not valid, or None.
+    """Say why a path below ``raw/`` is not valid; None if it is.
 
     Rules: ``docs/formats/index.md``, "What always holds".
     """
@@ -88,21 +88,21 @@ def check_materials(
     without_rows: int = 0,
     lost_rows: Collection[str] = (),
 ) -> None:
-    """Compare the items of a base with the materials of its index.
+    """Report materials of an index that do not agree with the items of the base, and items without a material.
 
     Args:
-        base: the base's id.
+        base: the id of the base.
         items: its rows in the catalog.
         materials: the materials of its index.
         raw: its folder of raw files.
         findings: collects what is wrong.
         is_completed: whether the base is completed; items of a failed base have no material.
-        without_rows: number of its files for which it is recorded that v1 had no rows.
-        lost_rows: ids of items for which it is recorded that a salvage lost rows, or may have.
+        without_rows: number of its files of which the migration report says that v1 had no rows.
+        lost_rows: ids of items of which the migration report says that a salvage lost rows, or may have.
     """
     by_id = {str(item.get("id")): item for item in items}
     for material in materials:
-        disagreement = _disagreement(material, by_id.get(material.id))
+        disagreement = _find_disagreement(material, by_id.get(material.id))
         if disagreement is not None:
             name, message = disagreement
             findings.add(name, f"{{n}} {message}", base=base, noun="material", sample=material.id, row=material.row)
@@ -115,11 +115,11 @@ def check_materials(
     if is_completed:
         there = {material.id for material in materials if not material.is_empty}
         lacking = {key: item for key, item in by_id.items() if key not in there and _is_done(item)}
-        _check_lacking(lacking, base, raw, findings, without_rows, lost_rows)
+        _report_items_without_material(lacking, base, raw, findings, without_rows, lost_rows)
 
 
-def _disagreement(material: IndexMaterial, item: Row | None) -> tuple[str, str] | None:
-    """Return the finding and message for a material that does not agree with its item, or None."""
+def _find_disagreement(material: IndexMaterial, item: Row | None) -> tuple[str, str] | None:
+    """Return the finding and its message for a material that does not agree with its item; None if it does."""
     if item is None:
         return v2.MATERIAL_ORPHAN, tr("without an item")
     if has_newer_type(item):
@@ -134,37 +134,46 @@ def _disagreement(material: IndexMaterial, item: Row | None) -> tuple[str, str] 
 
 
 def _is_done(item: Row) -> bool:
-    """Whether an item is completed, and of a type that has a text."""
+    """Whether an item is completed, and of a type that has a text of its own."""
     return item.get("status") == "completed" and item.get("type") in ("file", "url", "note")
 
 
-def _check_lacking(
-    items: dict[str, Row],
+def _report_items_without_material(
+    lacking: dict[str, Row],
     base: str,
     raw: Path,
     findings: FindingCollector,
     without_rows: int,
     lost_rows: Collection[str],
 ) -> None:
-    """Report the completed items that have no material in the index, by their ids."""
-    files = sum(item.get("type") == "file" and key not in lost_rows for key, item in items.items())
-    for key, item in items.items():
+    """Report the completed items that have no material in the index.
+
+    Args:
+        lacking: the catalog's rows of these items, by id.
+        base: the id of the base.
+        raw: its folder of raw files.
+        findings: collects what is wrong.
+        without_rows: number of files of which the migration report says that v1 had no rows.
+        lost_rows: ids of items of which the migration report says that a salvage lost rows, or may have.
+    """
+    files = sum(item.get("type") == "file" and key not in lost_rows for key, item in lacking.items())
+    for key, item in lacking.items():
         is_lost = key in lost_rows
-        _without_material(item, base, raw, findings, is_lost=is_lost, never_stored=files <= without_rows)
+        _report_item_without_material(item, base, raw, findings, is_lost=is_lost, never_stored=files <= without_rows)
 
 
-def _without_material(
+def _report_item_without_material(
     item: Row, base: str, raw: Path, findings: FindingCollector, *, is_lost: bool, never_stored: bool
 ) -> None:
     """Report a completed item that has no material in the index.
 
     Args:
         item: its row in the catalog.
-        base: the base's id.
-        raw: its folder of raw files.
+        base: the id of the base.
+        raw: the base's folder of raw files.
         findings: collects the finding.
-        is_lost: whether it is recorded that a salvage lost rows of the item, or may have.
-        never_stored: whether it is recorded that v1 had no rows of the files that lack a material for another reason.
+        is_lost: whether the migration report says that a salvage lost rows of the item, or may have.
+        never_stored: whether the report explains all such files by v1, which had no rows of them.
     """
     is_file = item.get("type") == "file"
     is_indexed = is_file or get_indexed_path(item) is not None
@@ -190,20 +199,16 @@ def _without_material(
 
 
 def _find_obstacle(item: Row, raw: Path) -> str | None:
-    """Return why an item cannot be indexed without the application, or None if nothing is known to prevent it."""
+    """Say why an item cannot be indexed without the application; None if nothing is known to prevent it."""
     data = parse_item_data(item)
     if item.get("type") == "note" and not is_blank(data.get("content")):
         return None
-    file = next((path for path in _paths_in(data) if _leads_to_file(raw, path)), None)
+    safe = (path for path in _paths_in(data) if find_path_problem(path.encode("utf-8", "surrogatepass")) is None)
+    file = next((path for path in safe if _is_file(raw / path)), None)
     if file is not None:
         is_plain = PurePosixPath(file).suffix.lower() not in NO_TEXT_EXTENSIONS
         return None if is_plain else tr("with a file that is not plain text")
     return tr("with no text of its own") if item.get("type") == "note" else tr("with no file to read it from")
-
-
-def _leads_to_file(raw: Path, path: str) -> bool:
-    """Whether a path is safe and names an existing file below `raw/`."""
-    return find_path_problem(path.encode("utf-8", "surrogatepass")) is None and _is_file(raw / path)
 
 
 def check_raw_files(
@@ -211,23 +216,23 @@ def check_raw_files(
 ) -> int:
     """Compare the files below ``raw/`` with materials and items, and return the number of files.
 
-    Without a catalog, ``items`` must be None; without an index, ``materials`` must be None.
+    Without a catalog, ``items`` must be None; without an index, ``materials`` must be None. ``base`` is the base's id.
     """
     try:
         findings.check_time()
-        _materials_on_disk(raw, base, items, materials or [], findings)
-        return _files_on_disk(raw, base, items, findings)
+        _check_material_files(raw, base, items, materials or [], findings)
+        return _check_files_on_disk(raw, base, items, findings)
     except OutOfTime:
         findings.not_checked.append(tr("{base}: raw files", base=base))
         return 0
 
 
-def _materials_on_disk(
+def _check_material_files(
     raw: Path, base: str, items: list[Row] | None, materials: list[IndexMaterial], findings: FindingCollector
 ) -> None:
     """Report materials whose file is missing, or differs from the indexed text."""
     snapshots = {str(item.get("id")) for item in items or () if item.get("type") in ("url", "note")}
-    has_file = _having_files(items)
+    has_file = _make_file_test(items)
     for material in materials:
         findings.check_time()
         if not has_file(material):
@@ -245,8 +250,11 @@ def _materials_on_disk(
             findings.add(v2.RAW_CHANGED, message, base=base, noun="snapshot", sample=material.path)
 
 
-def _having_files(items: list[Row] | None) -> Callable[[IndexMaterial], bool]:
-    """Return a predicate: whether a material should have a file below ``raw/``, as far as is known."""
+def _make_file_test(items: list[Row] | None) -> Callable[[IndexMaterial], bool]:
+    """Return a predicate that tells whether a material should have a file below ``raw/``, as far as is known.
+
+    ``items`` are the catalog's rows of the base's items; None: unknown.
+    """
     prefixes = find_virtual_prefixes(items or ())
     foreign = {str(item.get("id")) for item in items or () if has_newer_type(item)}
 
@@ -263,6 +271,7 @@ def _having_files(items: list[Row] | None) -> Callable[[IndexMaterial], bool]:
 
 
 def _is_file(path: Path) -> bool:
+    """Whether a path is that of a file; False for a name that no disk takes."""
     try:
         return file_paths.is_file(path)
     except OSError:
@@ -270,7 +279,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _is_changed(path: Path, material: IndexMaterial) -> bool:
-    """Whether a snapshot differs from the indexed text, or cannot be read."""
+    """Whether the file of a material differs from the text that was indexed, or cannot be read."""
     try:
         if file_paths.stat(path).st_size > _LARGEST_SNAPSHOT:
             return True
@@ -280,8 +289,8 @@ def _is_changed(path: Path, material: IndexMaterial) -> bool:
     return material.content_hash not in (identity.text_hash(okf.strip_block(text)), identity.text_hash(text))
 
 
-def _files_on_disk(raw: Path, base: str, items: list[Row] | None, findings: FindingCollector) -> int:
-    """Report files that no item refers to; return the number of all files."""
+def _check_files_on_disk(raw: Path, base: str, items: list[Row] | None, findings: FindingCollector) -> int:
+    """Report files below ``raw/`` that no item refers to, and return the number of all files."""
     count = 0
     is_orphan = make_orphan_test(items, findings.now_ms) if items is not None else None
     for name, changed_at in walk_files(raw):
@@ -299,7 +308,10 @@ def find_orphan_files(raw: Path, items: list[Row], now_ms: int) -> Iterator[str]
 
 
 def make_orphan_test(items: list[Row], now_ms: int) -> Callable[[str, float], bool]:
-    """Return a predicate for a path and its modification time (s): no item names it and it is older than an hour."""
+    """Return a predicate of a path below ``raw/`` and its modification time in seconds.
+
+    It tells whether no item names the path and the file is older than an hour at ``now_ms``.
+    """
     known: set[str] = set()
     folders: set[str] = set()
     for item in items:
@@ -319,7 +331,7 @@ def make_orphan_test(items: list[Row], now_ms: int) -> Callable[[str, float], bo
 
 
 def _paths_in(data: dict[str, Any]) -> list[str]:
-    """Return the paths that an item's data names."""
+    """Return the paths below ``raw/`` that the data of an item name."""
     return [data[key] for key in ("indexedRelativePath", "relativePath") if isinstance(data.get(key), str)]
 
 
@@ -333,16 +345,16 @@ def _texts_in(value: Any) -> Iterator[str]:
         waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
 
 
-def _demand_disk(error: OSError) -> None:
-    """Raise the error of a failing disk, because files that it does not list are not missing."""
+def _raise_if_disk_fails(error: OSError) -> None:
+    """Raise an error of a failing disk, because files that it does not list are not missing."""
     if error.errno == errno.EIO:
         raise error
 
 
 def walk_files(raw: Path) -> Iterator[tuple[str, float]]:
-    """Yield the relative path and modification time (s) of each file below a folder; links are not followed."""
+    """Yield the relative path and modification time (seconds) of each file below a folder; links are not followed."""
     left = _MOST_FILES
-    for folder, _, names in file_paths.walk(raw, onerror=_demand_disk):
+    for folder, _, names in file_paths.walk(raw, onerror=_raise_if_disk_fails):
         path = Path(folder)
         below = "" if path == raw else f"{path.relative_to(raw).as_posix()}/"
         for name in names:

@@ -120,7 +120,9 @@ class SchemaShape(msgspec.Struct):
 
 
 def compare_schema(db: apsw.Connection, findings: FindingCollector) -> SchemaShape:
-    """Compare the schema of an open index file with the layout.
+    """Compare the schema of an open index file with the layout, and return which tables can be read.
+
+    ``findings`` limits how long the trial of the file's statements may take.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
@@ -139,33 +141,35 @@ def compare_schema(db: apsw.Connection, findings: FindingCollector) -> SchemaSha
         shape.missing.append(FULL_TEXT)
     shape.missing += [name for name in _TRIGGERS if ("trigger", name) not in schema]
     if shape.has(*_COLUMNS, FULL_TEXT):
-        shape.missing += _wrong_effects(schema, shape, findings)
+        shape.missing += _find_wrong_effects(schema, shape, findings)
     return shape
 
 
 def _compare_tables(db: apsw.Connection, schema: Mapping[tuple[str, str], str], shape: SchemaShape) -> None:
-    """Add missing and different tables, columns and keys to a shape; ``schema``: SQL by type and name."""
+    """Add missing and different tables, columns and keys to a shape; ``schema`` has SQL statements by type and name."""
     for table in _COLUMNS:
-        wrong = list(_wrong_columns(db, table, shape)) if ("table", table) in schema else [table]
+        wrong = list(_find_wrong_columns(db, table, shape)) if ("table", table) in schema else [table]
         shape.missing += wrong
         if not wrong:
             shape.tables.add(table)
-    shape.missing += [key for table in _KEYS if shape.has(table) for key in _wrong_keys(db, table)]
+    shape.missing += [key for table in _KEYS if shape.has(table) for key in _find_missing_keys(db, table)]
 
 
 def _text(raw: bytes | None) -> str:
+    """Decode a value of the schema; parts that are not UTF-8 are replaced."""
     return (raw or b"").decode("utf-8", "replace")
 
 
 def _read_version(db: apsw.Connection) -> object:
+    """Return the layout version that the identity row states; None if it has no such column."""
     try:
         return db.execute("SELECT schema_version FROM meta").get
     except apsw.SQLError:
         return None  # the column is missing, which is found as such
 
 
-def _wrong_columns(db: apsw.Connection, table: str, shape: SchemaShape) -> Iterator[str]:
-    """Yield the columns of a table that are missing or different."""
+def _find_wrong_columns(db: apsw.Connection, table: str, shape: SchemaShape) -> Iterator[str]:
+    """Yield the columns of a table that are missing, different, or hide the row numbers, as ``table.column``."""
     rows = db.execute(f"PRAGMA table_xinfo('{table}')")
     there = {name: (str(kind).upper(), nn, key, hidden) for _, name, kind, nn, _, key, hidden in rows}
     # Rows are identified by row number, so the table must have row numbers and no column of that name.
@@ -180,38 +184,37 @@ def _wrong_columns(db: apsw.Connection, table: str, shape: SchemaShape) -> Itera
             yield f"{table}.{name}"
 
 
-def _is_like(found: tuple[str, int, int, int], about: Sequence[object]) -> bool:
-    """Whether a column is as the layout defines it."""
+def _is_like(column: tuple[str, int, int, int], expected: Sequence[object]) -> bool:
+    """Whether a column is as the layout defines it.
+
+    ``column`` has its type, and whether it is NOT NULL, a key, and generated; ``expected`` the first three.
+    """
     # A key may also be NOT NULL. A generated column cannot be written.
-    kind, is_needed, key, is_generated = found
-    return not is_generated and [kind, 0 if key else is_needed, key] == list(about)
+    kind, is_needed, key, is_generated = column
+    return not is_generated and [kind, 0 if key else is_needed, key] == list(expected)
 
 
-def _wrong_keys(db: apsw.Connection, table: str) -> Iterator[str]:
-    """Yield the foreign keys and unique columns that a table lacks."""
-    there = {(to, column, target, action) for _, _, to, column, target, _, action, _ in _foreign(db, table)}
+def _find_missing_keys(db: apsw.Connection, table: str) -> Iterator[str]:
+    """Yield descriptions of the foreign keys and unique columns of the layout that a table lacks."""
+    there = set()
+    for _, _, to, column, target, _, action, _ in db.execute(f"PRAGMA foreign_key_list('{table}')"):
+        # A foreign key without a column refers to the primary key.
+        primary_key = {"content": "content_hash", "material": "material_id"}.get(str(to))
+        there.add((to, column, target or primary_key, action))
     yield from (f"{table}.{key[1]} → {key[0]}" for key in sorted(_KEYS[table]) if key not in there)
     unique = [row[1] for row in db.execute(f"PRAGMA index_list('{table}')") if row[2]]
     if table == "material" and ["relative_path"] not in [_index_columns(db, name) for name in unique]:
         yield tr("material.relative_path (unique)")
 
 
-def _foreign(db: apsw.Connection, table: str) -> Iterator[tuple[object, ...]]:
-    """Yield the rows of `PRAGMA foreign_key_list`, with the target column filled in."""
-    for row in db.execute(f"PRAGMA foreign_key_list('{table}')"):
-        # A foreign key without a column refers to the primary key.
-        target = row[4] or {"content": "content_hash", "material": "material_id"}.get(str(row[2]))
-        yield (*row[:4], target, *row[5:])
-
-
 def _index_columns(db: apsw.Connection, name: str) -> list[str]:
-    """Return the columns of an index."""
+    """Return the columns of the index ``name``."""
     quoted = name.replace("'", "''")
     return [row[2] for row in db.execute(f"PRAGMA index_info('{quoted}')")]
 
 
 def _is_wrong_index(db: apsw.Connection, name: str, shape: SchemaShape) -> bool:
-    """Whether an index is missing, or differs from the layout's."""
+    """Whether the index ``name`` of the layout is missing from the file, or different."""
     table, columns, unique = _INDEXES[name]
     if columns == (_ROWID,) and not shape.has_rowid:
         return False
@@ -219,8 +222,13 @@ def _is_wrong_index(db: apsw.Connection, name: str, shape: SchemaShape) -> bool:
     return of_table.get(name) != (unique, 0) or _index_columns(db, name) != list(columns)
 
 
-def _wrong_effects(schema: dict[tuple[str, str], str], shape: SchemaShape, findings: FindingCollector) -> list[str]:
-    """Return the checks and triggers that do not do what the layout requires; results for equal schemas are cached."""
+def _find_wrong_effects(
+    schema: dict[tuple[str, str], str], shape: SchemaShape, findings: FindingCollector
+) -> list[str]:
+    """Return the columns and triggers that do not do what the layout requires; results for equal schemas are cached.
+
+    ``schema`` has the file's SQL statements by type and name.
+    """
     wanted = [("table", table) for table in (*_COLUMNS, FULL_TEXT)] + [("trigger", name) for name in _TRIGGERS]
     statements = {key: schema[key] for key in wanted if key in schema}
     mark = hashlib.blake2b(repr((shape.has_rowid, statements)).encode(), digest_size=16).digest()
@@ -240,7 +248,10 @@ _MOST_RIGHT = 1000
 def _try_statements(
     statements: dict[tuple[str, str], str], shape: SchemaShape, findings: FindingCollector
 ) -> Iterator[str]:
-    """Run the file's own CREATE statements in a scratch file, and yield those that behave unlike the layout's."""
+    """Execute the file's CREATE statements in a scratch file, and yield the names of what behaves unlike the layout.
+
+    ``statements`` are by type and name.
+    """
     with (
         scratch.temporary_folder() as folder,
         sqlite.open_writable(folder / "scratch.sqlite", create=True) as db,
@@ -264,11 +275,11 @@ def _try_statements(
             what for what, tries in _REFUSED.items() if not all(_is_refused(db, sql, findings) for sql in tries)
         )
         if all(("trigger", name) in statements for name in _TRIGGERS):
-            yield from _wrong_triggers(db, shape, findings)
+            yield from _find_wrong_trigger(db, shape, findings)
 
 
 def _is_refused(db: apsw.Connection, sql: str, findings: FindingCollector) -> bool:
-    """Whether SQLite refuses a statement; its effect is rolled back."""
+    """Whether SQLite refuses a statement, as the layout's checks must do; its effect is rolled back."""
     db.execute("SAVEPOINT tried")
     is_refused = False
     try:
@@ -285,8 +296,8 @@ def _is_refused(db: apsw.Connection, sql: str, findings: FindingCollector) -> bo
     return is_refused
 
 
-def _wrong_triggers(db: apsw.Connection, shape: SchemaShape, findings: FindingCollector) -> Iterator[str]:
-    """Yield the triggers after which the full-text index does not match the bodies."""
+def _find_wrong_trigger(db: apsw.Connection, shape: SchemaShape, findings: FindingCollector) -> Iterator[str]:
+    """Yield the name of the first trigger after which the full-text index does not match the bodies."""
     for name, sql, word, gone in (
         ("search_text_ai", _BODY.format("'search_unit'", "'body'"), "ghtho", None),
         (FULL_TEXT, _BUILD_ANEW, "ghtho", None),
@@ -311,10 +322,11 @@ def _wrong_triggers(db: apsw.Connection, shape: SchemaShape, findings: FindingCo
             return
 
 
-def _finds_words(db: apsw.Connection, shape: SchemaShape, word: str | None, gone: str | None) -> bool:
-    """Whether a search for ``word`` finds every body by its number, and a search for ``gone`` finds none."""
+def _finds_words(db: apsw.Connection, shape: SchemaShape, word: str | None, removed_word: str | None) -> bool:
+    """Whether a full-text search for ``word`` finds every body, and a search for ``removed_word`` finds none."""
 
     def hits(word: str) -> list[object]:
+        """Return the numbers of the entries that contain a word."""
         found = db.execute(f"SELECT rowid FROM {FULL_TEXT} WHERE {FULL_TEXT} MATCH ?", (f'"{word}"',))
         return [row[0] for row in found]
 
@@ -322,7 +334,7 @@ def _finds_words(db: apsw.Connection, shape: SchemaShape, word: str | None, gone
     rows = [row[0] for row in db.execute(f"SELECT {number} FROM search_text")]
     if word is not None and hits(word) != rows:
         return False
-    return gone is None or not hits(gone)
+    return removed_word is None or not hits(removed_word)
 
 
 # --- objects that the layout does not define (``docs/findings.md``, ``schema.foreign-…``) ----------------------------
@@ -396,13 +408,15 @@ _INDEX_TRIAL = TriggerTrial(
 
 
 def find_foreign_in_index(db: apsw.Connection) -> list[ForeignObject]:
-    """Return the objects of an index file that no known version defines. A newer version is not judged: empty.
+    """Return the schema objects of an index file that no known version defines; empty for a file of a newer version.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
     """
-    if _is_newer(db):
-        return []
+    with suppress(apsw.SQLError):
+        version = db.execute("SELECT schema_version FROM meta ORDER BY id LIMIT 1").get
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            return []
     found = [*_find_foreign_triggers(db), *find_foreign_views(db, {*_INDEX_SCHEMA.tables, _FULL_TEXT_TABLE})]
     for table, statement in table_statements(db).items():
         own = _INDEX_SCHEMA.tables.get(table.lower())
@@ -417,16 +431,8 @@ def find_foreign_in_index(db: apsw.Connection) -> list[ForeignObject]:
     return [*found, *_find_foreign_indexes(db), *find_full_text_indexes(db)]
 
 
-def _is_newer(db: apsw.Connection) -> bool:
-    """Whether the index has a later layout version than this release knows."""
-    with suppress(apsw.SQLError):
-        version = db.execute("SELECT schema_version FROM meta ORDER BY id LIMIT 1").get
-        return isinstance(version, int) and version > SCHEMA_VERSION
-    return False
-
-
 def _find_foreign_triggers(db: apsw.Connection) -> Iterator[ForeignObject]:
-    """Yield triggers that the layout does not have, or that do more than the layout's."""
+    """Yield the triggers of a file that the layout does not have, or that do more than the layout's."""
     for name, table, sql in read_schema_objects(db, "trigger"):
         dropped = f"DROP TRIGGER {untrusted_sqlite.quote_name(name)}"
         if _INDEX_SCHEMA.triggers.get(name.lower()) != table.lower():
@@ -435,7 +441,7 @@ def _find_foreign_triggers(db: apsw.Connection) -> Iterator[ForeignObject]:
                 name=name,
                 message=tr("{n} that is not part of the layout"),
                 noun="trigger",
-                mended=(dropped,),
+                removal=(dropped,),
             )
         elif has_extra_effects(name, table, sql, _INDEX_TRIAL):
             again = tuple(one for one in schema.TRIGGERS if one.split()[2] == name.lower())
@@ -445,14 +451,21 @@ def _find_foreign_triggers(db: apsw.Connection) -> Iterator[ForeignObject]:
                 name=name,
                 message=message,
                 noun="trigger",
-                mended=(dropped, *again),
+                removal=(dropped, *again),
             )
 
 
 def _find_foreign_columns(
-    db: apsw.Connection, table: str, statement: str, own: frozenset[str]
+    db: apsw.Connection, table: str, statement: str, known_columns: frozenset[str]
 ) -> Iterator[ForeignObject]:
-    """Yield computed columns and columns not in ``own``, and the table if it is virtual."""
+    """Yield columns, keys and constraints of a table that the layout does not define, or the table if it is virtual.
+
+    Args:
+        db: an open index file.
+        table: the name of the table.
+        statement: its CREATE TABLE statement.
+        known_columns: the columns that the layout defines.
+    """
     if is_virtual(statement):
         yield describe_replaced_table(table, tr("a virtual table"))
         return
@@ -460,7 +473,7 @@ def _find_foreign_columns(
         name, is_made = f"{table}.{row[1]}", bool(row[6])
         if is_made:
             yield _foreign_column(name, tr("{n} that is computed from other columns"), "column")
-        elif str(row[1]).lower() not in own:
+        elif str(row[1]).lower() not in known_columns:
             yield _foreign_column(name, tr("{n} that is not part of the layout"), "column")
     rule = find_conflict_rule(statement)
     if rule is not None:
@@ -472,10 +485,12 @@ def _find_foreign_columns(
 
 
 def _foreign_column(name: str, message: str, noun: str) -> ForeignObject:
+    """Return the foreign object for a column, key or table; ``noun`` says which."""
     return ForeignObject(finding=audit_findings.FOREIGN_COLUMN, name=name, message=message, noun=noun)
 
 
 def _find_foreign_indexes(db: apsw.Connection) -> Iterator[ForeignObject]:
+    """Yield the indexes on tables of the layout that the layout does not define."""
     message = tr("{n} that is not part of the layout")
     for name, table, _ in read_schema_objects(db, "index"):
         if table.lower() in _INDEX_SCHEMA.tables and name.lower() not in _INDEX_SCHEMA.indexes:

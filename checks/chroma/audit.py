@@ -95,42 +95,45 @@ class _StoreAudit(msgspec.Struct):
     checked: dict[str, int]
 
 
-def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
-    """Audit a folder without writing. The data never makes this raise.
+def audit(store: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
+    """Audit a folder of Chroma without writing. The data never makes this raise.
 
     Args:
-        found: a store of the kind ``chroma``.
+        store: a store of the kind ``chroma``.
         options: level, time limit, and ids of the collections to check.
         command_line: makes the command lines that fix findings; None: findings get no command.
     """
     findings = FindingCollector(options.level, options.max_duration, names=options.names)
     checked = dict.fromkeys(("collections", "entries", "vectors", "bytes"), 0)
     names: dict[str, str] = {}
-    path = found.tree.path / database.FILE
+    path = store.tree.path / database.FILE
     try:
         checked["bytes"] = path.stat().st_size
         with database.open_chroma(path) as db, findings.limit_statements(db, checked["bytes"]):
             collections = database.list_collections(db)
             names = {one.id: one.name for one in collections}
-            state = _StoreAudit(root=found.tree.path, findings=findings, db=db, checked=checked)
+            state = _StoreAudit(root=store.tree.path, findings=findings, db=db, checked=checked)
             wanted = [one for one in collections if not options.bases or one.id in options.bases]
-            steps = list(_steps(state, collections, wanted))
-            findings.run_apart(steps, options.progress, chroma.UNREADABLE, _describe_stop)
+            steps = list(_choose_steps(state, collections, wanted))
+            findings.run_parts(
+                steps,
+                options.progress,
+                chroma.UNREADABLE,
+                lambda name, error: tr("{name} cannot be checked: {error}", name=name, error=error),
+            )
     except (apsw.Error, OSError, ValueError) as error:
         findings.add(chroma.UNREADABLE, tr("{name} cannot be used: {error}", name=database.FILE, error=error))
-    audited = Audit(
-        findings=findings.to_findings(),
-        checked=checked,
-        names=names,
-        closing=findings.closing(tr("texts and vectors"), tr("all pages of the database and the recall of its index")),
-        not_checked=findings.missing(),
-        level=findings.level.name.lower(),
-    )
-    return audited if command_line is None else add_commands(audited, command_line)
+    closing = findings.closing(tr("texts and vectors"), tr("all pages of the database and the recall of its index"))
+    return add_commands(findings.to_audit(checked=checked, names=names, closing=closing), command_line)
 
 
-def _steps(state: _StoreAudit, collections: list[ChromaCollection], wanted: list[ChromaCollection]) -> Iterator[Step]:
-    """Yield the parts of the check: name, collection id, and function."""
+def _choose_steps(
+    state: _StoreAudit, collections: list[ChromaCollection], wanted: list[ChromaCollection]
+) -> Iterator[Step]:
+    """Yield the checks that the level of the audit includes: name, id of the collection or None, and function.
+
+    ``wanted`` are the collections to check, ``collections`` all of the folder.
+    """
     yield "segments", None, partial(_check_segments, state, collections, wanted)
     yield "queue", None, partial(_check_queue, state, collections)
     yield "application", None, partial(_check_application, state, collections, wanted)
@@ -147,21 +150,17 @@ def _steps(state: _StoreAudit, collections: list[ChromaCollection], wanted: list
         yield "recall", None, partial(_check_recall, state, wanted)
 
 
-def _describe_stop(name: str, error: Exception) -> str:
-    return tr("{name} cannot be checked: {error}", name=name, error=error)
-
-
 # --- the folder and its database -------------------------------------------------------------------------------------
 
 
 def orphan_folders(db: apsw.Connection, root: Path) -> list[str]:
-    """List the folders of segments that no row refers to."""
+    """Return the names of folders with files of a vector segment that the database does not list."""
     rows = {str(name) for (name,) in db.execute("SELECT CAST(id AS TEXT) FROM segments")}
     return [name for name in list_segment_folders(root) if name not in rows and is_whole_segment(root / name)]
 
 
 def is_whole_segment(folder: Path) -> bool:
-    """Whether a folder contains nothing but the files of a segment, so that it certainly is one of Chroma's."""
+    """Whether a folder has only files of a vector segment of Chroma, so that nothing else is lost with it."""
     if file_paths.is_link(folder):
         return False
     names = {path.name for path in folder.iterdir()}
@@ -169,7 +168,10 @@ def is_whole_segment(folder: Path) -> bool:
 
 
 def _check_segments(state: _StoreAudit, collections: list[ChromaCollection], wanted: list[ChromaCollection]) -> None:
-    """Report foreign objects, and segments without a collection or a row."""
+    """Report foreign schema objects, segments without a collection, and collections without a segment.
+
+    ``wanted`` are the collections to check, ``collections`` all of the folder.
+    """
     foreign = sqlite_checks.find_foreign_on_tables(state.db, TABLES)
     sqlite_checks.add_foreign_objects(foreign, state.findings, None)
     known = {one.id for one in collections}
@@ -191,7 +193,7 @@ def _check_segments(state: _StoreAudit, collections: list[ChromaCollection], wan
 
 
 def _check_queue(state: _StoreAudit, collections: list[ChromaCollection]) -> None:
-    """Report queued operations of collections that do not exist."""
+    """Report operations in Chroma's queue that are of no collection, or not valid."""
     known = {one.id for one in collections}
     query = f"SELECT {database.TOPIC_COLLECTION}, count(*) FROM embeddings_queue GROUP BY 1"
     for collection, count in state.db.execute(query):
@@ -206,7 +208,10 @@ def _check_queue(state: _StoreAudit, collections: list[ChromaCollection]) -> Non
 
 
 def _check_application(state: _StoreAudit, collections: list[ChromaCollection], wanted: list[ChromaCollection]) -> None:
-    """Compare the collections with the rows of Open WebUI, if its database is there."""
+    """Report collections that Open WebUI does not refer to, and its bases without one, if its database is there.
+
+    ``wanted`` are the collections to check, ``collections`` all of the folder.
+    """
     layout = layouts.read_layout(state.root, collections)
     if layout.problem is not None:
         message = tr("{name} cannot be used: {error}", name=layouts.OPEN_WEBUI_DATABASE, error=layout.problem)
@@ -221,14 +226,15 @@ def _check_application(state: _StoreAudit, collections: list[ChromaCollection], 
 
 
 def _check_full_text(state: _StoreAudit) -> None:
+    """Report a damaged full-text index."""
     problem = database.find_full_text_damage(state.db)
     if problem is not None:
         message = tr("the full-text index of {name} is damaged: {problem}", name=database.FILE, problem=problem)
         state.findings.add(chroma.FULL_TEXT, message, sample=database.FILE)
 
 
-def count_byte_numbers(db: apsw.Connection) -> tuple[int, int]:
-    """Count the sequence numbers that are stored as bytes, and as integers."""
+def count_sequence_numbers(db: apsw.Connection) -> tuple[int, int]:
+    """Return how many sequence numbers are stored as bytes, and how many as integers."""
     query = """SELECT total(typeof(seq_id) = 'blob' AND length(seq_id) = 8 AND seq_id < x'80'),
                       total(typeof(seq_id) = 'integer' AND seq_id >= 0) FROM
                (SELECT seq_id FROM embeddings UNION ALL SELECT seq_id FROM max_seq_id)"""
@@ -238,7 +244,7 @@ def count_byte_numbers(db: apsw.Connection) -> tuple[int, int]:
 
 def _check_sequence_numbers(state: _StoreAudit) -> None:
     """Report a database that stores some sequence numbers as bytes and others as integers."""
-    as_bytes, as_integers = count_byte_numbers(state.db)
+    as_bytes, as_integers = count_sequence_numbers(state.db)
     if as_bytes and as_integers:
         message = tr(
             "{bytes_:,} sequence numbers are stored as bytes, and {integers:,} as integers",
@@ -249,7 +255,7 @@ def _check_sequence_numbers(state: _StoreAudit) -> None:
 
 
 def _check_types(state: _StoreAudit) -> None:
-    """Report rows with values that Chroma does not read: it cannot open the collection then."""
+    """Report rows with values of a type that Chroma does not read, so that it cannot open the collection."""
     for table, unread in _UNREAD.items():
         existing = database.column_names(state.db, table)
         others = [condition.format(column) for column, condition in unread.items() if column in existing]
@@ -260,7 +266,7 @@ def _check_types(state: _StoreAudit) -> None:
 
 
 def _check_integrity(state: _StoreAudit) -> None:
-    """Run SQLite's own check over each table."""
+    """Run SQLite's integrity check over each table. A damaged full-text index is left out: it has its own finding."""
     has_damaged_text = database.find_full_text_damage(state.db) is not None
     tables = state.db.execute("SELECT CAST(name AS TEXT) FROM sqlite_schema WHERE type = 'table'").fetchall()
     for (table,) in tables:
@@ -276,19 +282,20 @@ def _check_integrity(state: _StoreAudit) -> None:
 # --- collections -----------------------------------------------------------------------------------------------------
 
 
-def _check_collection(state: _StoreAudit, of: ChromaCollection) -> None:
-    with open_collection(state.db, of, state.root) as collection:
+def _check_collection(state: _StoreAudit, row: ChromaCollection) -> None:
+    """Check one collection, given by its row of the database: dimensions, files, ids and vectors."""
+    with open_collection(state.db, row, state.root) as collection:
         state.checked["entries"] += collection.count("entry")
-        if of.distance is None:
+        if row.distance is None:
             message = tr("its distance is none that Chroma has")
-            state.findings.add(chroma.COLLECTION_INCOMPLETE, message, base=of.id)
-        if of.dimension is not None and collection.dimension != of.dimension:
+            state.findings.add(chroma.COLLECTION_INCOMPLETE, message, base=row.id)
+        if row.dimension is not None and collection.dimension != row.dimension:
             message = tr(
                 "its row says {stated} dimensions, and its vectors have {found}",
-                stated=of.dimension,
+                stated=row.dimension,
                 found=collection.dimension,
             )
-            state.findings.add(chroma.DIMENSION_WRONG, message, base=of.id)
+            state.findings.add(chroma.DIMENSION_WRONG, message, base=row.id)
         _check_files(state, collection)
         _check_ids(state, collection)
         if state.findings.level >= Level.DEFAULT:
@@ -296,7 +303,7 @@ def _check_collection(state: _StoreAudit, of: ChromaCollection) -> None:
 
 
 def _check_files(state: _StoreAudit, collection: CollectionState) -> None:
-    """Report damage of the files of the vector segment."""
+    """Report damage of the files of a collection's vector segment."""
     add, base = state.findings.add, collection.of.id
     if collection.segment_problem is not None:
         message = tr("its vector segment cannot be used: {problem}", problem=collection.segment_problem)
@@ -325,7 +332,7 @@ def _check_files(state: _StoreAudit, collection: CollectionState) -> None:
 
 
 def _check_ids(state: _StoreAudit, collection: CollectionState) -> None:
-    """Report ids that are in one place only."""
+    """Report ids that have a vector and no entry, or an entry and no vector, and a queue that is too long."""
     findings, base = state.findings, collection.of.id
     for name, message, ids in (
         (chroma.VECTOR_MISSING, tr("{n} without a vector"), collection.missing_ids()),
@@ -357,7 +364,7 @@ def _check_ids(state: _StoreAudit, collection: CollectionState) -> None:
 
 
 def _check_vectors(state: _StoreAudit, collection: CollectionState) -> None:
-    """Read every vector: lengths, unusable numbers, norms, and vectors of several texts."""
+    """Read every vector of a collection; report wrong lengths, unusable numbers, odd norms, and shared vectors."""
     dimension = collection.dimension
     if dimension is None:
         return
@@ -373,7 +380,7 @@ def _check_vectors(state: _StoreAudit, collection: CollectionState) -> None:
 
 
 def _vector_blocks(state: _StoreAudit, collection: CollectionState, dimension: int) -> Iterator[tuple[list[str], Any]]:
-    """Yield ids and vectors of the right length, and report the others."""
+    """Yield the vectors of a collection that have ``dimension`` numbers: ids, and a matrix. Report the others."""
     for block in collection.segment_blocks():
         yield block.read_ids(), block.vectors
     for key, _, raw in collection.queued_vectors():
@@ -389,7 +396,10 @@ def _vector_blocks(state: _StoreAudit, collection: CollectionState, dimension: i
 def _check_block(
     state: _StoreAudit, collection: CollectionState, ids: list[str], vectors: Any, scratch: apsw.Connection
 ) -> None:
-    """Report vectors that cannot be used, and record digest and norm of the others."""
+    """Report the unusable vectors of a block, and record digest, id and norm of the others in the table ``vector``.
+
+    ``vectors`` is a matrix with a row for each of ``ids``; ``scratch`` has the table.
+    """
     with np.errstate(all="ignore"):
         norms = np.sqrt((vectors.astype(np.float64) ** 2).sum(axis=1))
         is_usable = np.isfinite(norms) & (norms > 0) & (norms < LARGEST_NORM)
@@ -406,7 +416,7 @@ def _check_block(
 
 
 def _check_norms(state: _StoreAudit, collection: CollectionState, scratch: apsw.Connection) -> None:
-    """Report vectors whose norm is far from the median; none in a small collection."""
+    """Report vectors whose recorded norm is far from the median; none in a small collection."""
     count: Any = scratch.execute("SELECT count(*) FROM vector").get
     if count < _MIN_VECTORS:
         return
@@ -418,7 +428,7 @@ def _check_norms(state: _StoreAudit, collection: CollectionState, scratch: apsw.
 
 
 def _check_shared(state: _StoreAudit, collection: CollectionState, scratch: apsw.Connection) -> None:
-    """Report vectors that entries with different documents share."""
+    """Report recorded vectors that several entries with different documents share."""
     scratch.execute("CREATE INDEX vector_digest ON vector (digest)")
     groups = scratch.execute("SELECT digest FROM vector GROUP BY digest HAVING count(*) > 1 ORDER BY min(id)")
     for (digest,) in groups.fetchall():
@@ -435,7 +445,7 @@ def _check_shared(state: _StoreAudit, collection: CollectionState, scratch: apsw
 
 
 def _check_recall(state: _StoreAudit, wanted: list[ChromaCollection]) -> None:
-    """Compare Chroma's index with a comparison with every vector; needs chromadb."""
+    """Report collections whose vector index misses too many of the nearest vectors; needs chromadb."""
     if not core.is_installed():
         message = tr("the index was not compared with its vectors, because chromadb is not installed")
         state.findings.add(chroma.RECALL, message, severity="note", is_beyond_repair=True)
@@ -459,7 +469,7 @@ _TOLERANCE = 1e-4
 
 
 class Recall(msgspec.Struct, frozen=True):
-    """Share of the nearest vectors that a search finds, or why chromadb cannot search."""
+    """Share of the nearest vectors that a search of chromadb finds, or why chromadb cannot search."""
 
     share: float
     problem: str | None = None
@@ -468,7 +478,12 @@ class Recall(msgspec.Struct, frozen=True):
 def measure_recall(
     db: apsw.Connection, root: Path, collections: list[ChromaCollection]
 ) -> Iterator[tuple[ChromaCollection, Recall]]:
-    """Yield the recall of each collection with vectors.
+    """Search copies of collections with chromadb, and yield the recall of each collection that has vectors.
+
+    Args:
+        db: the open database of the folder.
+        root: the folder of Chroma.
+        collections: the collections to search.
 
     Raises:
         OSError: the folder cannot be copied.
@@ -480,19 +495,19 @@ def measure_recall(
             durable.copy_file(path, copy / path.name)
         for of in collections:
             with open_collection(db, of, root) as state:
-                queries = _sample(state)
+                queries = _choose_queries(state)
                 if len(queries):
                     yield of, _measure_collection(copy, state, queries)
 
 
-def _sample(state: CollectionState) -> Any:
-    """Return vectors at even distances of each other, of equal length."""
-    dimension = state.dimension
+def _choose_queries(collection: CollectionState) -> Any:
+    """Return vectors of a collection to search for, evenly spread over its ids, as the rows of a matrix."""
+    dimension = collection.dimension
     found: list[Any] = []
-    step = max(1, state.count("vector") // QUERIES)
-    for at, key in enumerate(state.vector_ids()):
+    step = max(1, collection.count("vector") // QUERIES)
+    for at, key in enumerate(collection.vector_ids()):
         if at % step == 0 and len(found) < QUERIES:
-            vector = state.vector_of(key)
+            vector = collection.vector_of(key)
             if vector is not None and dimension is not None and len(vector[1]) == 4 * dimension:
                 numbers = np.frombuffer(vector[1], dtype="<f4")
                 if np.isfinite(numbers).all() and numbers.any():
@@ -500,56 +515,61 @@ def _sample(state: CollectionState) -> Any:
     return np.array(found, dtype="<f4")
 
 
-def _measure_collection(copy: Path, state: CollectionState, queries: Any) -> Recall:
-    """Search a copy with chromadb, and compare the answers with the exact nearest vectors."""
-    if state.problem is not None:
+def _measure_collection(copied_folder: Path, collection: CollectionState, queries: Any) -> Recall:
+    """Search a copy of a collection with chromadb, and compare the results with the exact nearest vectors."""
+    if collection.problem is not None:
         # Chroma can take any amount of memory for damaged files.
-        return Recall(0.0, state.problem)
+        return Recall(0.0, collection.problem)
     try:
-        if state.folder is not None and state.folder.is_dir():
-            durable.copy_tree(state.folder, copy / state.folder.name)
-        answers: list[list[str]] = core.run_in_child(_search, copy, state.of.name, queries.tolist(), NEAREST)
+        if collection.folder is not None and collection.folder.is_dir():
+            durable.copy_tree(collection.folder, copied_folder / collection.folder.name)
+        answers: list[list[str]] = core.run_in_child(
+            _search, copied_folder, collection.of.name, queries.tolist(), NEAREST
+        )
     except (ChromaFailed, LinkInStore) as failed:
         return Recall(0.0, str(failed))
-    nearest = _nearest_distances(state, queries)
+    nearest = _nearest_distances(collection, queries)
     found = expected = 0
     for query, answer, distances in zip(queries, answers, nearest, strict=True):
         limit = distances[-1] + _TOLERANCE * max(abs(float(distances[-1])), 1e-6)
         expected += len(distances)
         for key in answer:
-            vector = state.vector_of(key)
+            vector = collection.vector_of(key)
             if vector is not None and len(vector[1]) == query.nbytes:
                 other = np.frombuffer(vector[1], dtype="<f4").reshape(1, -1)
-                found += bool(_distances(state, query.reshape(1, -1), other)[0, 0] <= limit)
+                found += bool(_distances(collection, query.reshape(1, -1), other)[0, 0] <= limit)
     return Recall(min(1.0, found / expected) if expected else 1.0)
 
 
-def _nearest_distances(state: CollectionState, queries: Any) -> Any:
-    """Return the distances of the nearest vectors of each query, in ascending order."""
+def _nearest_distances(collection: CollectionState, queries: Any) -> Any:
+    """Return the distances of each query to its nearest vectors, ascending: a row for each row of ``queries``."""
     best = np.empty((len(queries), 0))
-    blocks = (block.vectors for block in state.segment_blocks())
-    queued = (np.frombuffer(raw, dtype="<f4").reshape(1, -1) for _, _, raw in state.queued_vectors())
+    blocks = (block.vectors for block in collection.segment_blocks())
+    queued = (np.frombuffer(raw, dtype="<f4").reshape(1, -1) for _, _, raw in collection.queued_vectors())
     for vectors in chain(blocks, (one for one in queued if one.shape[1] == queries.shape[1])):
-        distances = np.concatenate([best, np.nan_to_num(_distances(state, queries, vectors), nan=np.inf)], axis=1)
+        distances = np.concatenate([best, np.nan_to_num(_distances(collection, queries, vectors), nan=np.inf)], axis=1)
         best = np.sort(np.partition(distances, min(NEAREST, distances.shape[1]) - 1, axis=1)[:, :NEAREST], axis=1)
     return best
 
 
-def _distances(state: CollectionState, queries: Any, vectors: Any) -> Any:
-    """Compute the distance that the collection uses, in double precision."""
+def _distances(collection: CollectionState, queries: Any, vectors: Any) -> Any:
+    """Compute the distance of each query to each vector, by the collection's own measure, in double precision."""
     with np.errstate(all="ignore"):
         left, right = queries.astype(np.float64), vectors.astype(np.float64)
-        if state.is_cosine:
+        if collection.is_cosine:
             left = left / np.linalg.norm(left, axis=1, keepdims=True)
             right = right / np.linalg.norm(right, axis=1, keepdims=True)
         products = left @ right.T
-        if state.of.distance == "l2":
+        if collection.of.distance == "l2":
             return (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :] - 2 * products
         return 1 - products
 
 
-def _search(copy: Path, name: str, queries: list[list[float]], count: int) -> list[list[str]]:
-    """Search with chromadb; called in a child process."""
-    collection = core.open_client(copy, migrates=True).get_collection(name, embedding_function=None)
+def _search(folder: Path, name: str, queries: list[list[float]], count: int) -> list[list[str]]:
+    """Return the ids of the ``count`` nearest vectors of each query, as chromadb finds them; runs in a child process.
+
+    ``name`` is the name of the collection in ``folder``.
+    """
+    collection = core.open_client(folder, migrates=True).get_collection(name, embedding_function=None)
     found: list[list[str]] = collection.query(query_embeddings=queries, n_results=count, include=[])["ids"]
     return found

@@ -36,7 +36,7 @@ class CollectionSummary(BaseSummary, frozen=True, kw_only=True):
     orphans: int = 0
 
     def lines(self, *, verbose: bool) -> Iterator[str]:
-        """Yield its lines of text output."""
+        """Yield the text output's lines about this collection; ``verbose`` adds nothing."""
         del verbose
         yield format_base_heading(self.id, self.name)
         if self.title:
@@ -65,21 +65,21 @@ class ChromaHealthSummary(HealthSummary, frozen=True, kw_only=True):
     application: str
 
     def lines(self) -> Iterator[str]:
-        """Yield its lines of text output."""
+        """Yield the text output's line about the application, if one is known."""
         names = {"open-webui": "Open WebUI", "mempalace": "MemPalace"}
         if self.application in names:
             yield tr("Application: {name}.", name=names[self.application])
 
 
 def inspect_store(source: Located) -> StoreSummary:
-    """Summarize a folder."""
+    """Summarize a folder of Chroma: its collections, and which application it belongs to."""
     root = source.tree.path
     size = sum(file_paths.lstat(path).st_size for path in file_paths.iterate_below(root) if path.is_file())
     try:
         with database.open_chroma(root / database.FILE) as db:
             collections = database.list_collections(db)
             layout = layouts.read_layout(root, collections)
-            bases = [_summarize(db, one, root, layout.titles.get(one.id)) for one in collections]
+            bases = [_summarize_collection(db, one, root, layout.titles.get(one.id)) for one in collections]
     except _PROBLEMS as error:
         problem = tr("{name}: {error}", name=database.FILE, error=error)
         return StoreSummary([], ChromaHealthSummary(bytes=size, problems=[problem], application="none"))
@@ -99,12 +99,15 @@ def inspect_store(source: Located) -> StoreSummary:
     return StoreSummary(list(bases), health)
 
 
-def _summarize(db: apsw.Connection, of: database.ChromaCollection, root: Path, title: str | None) -> CollectionSummary:
+def _summarize_collection(
+    db: apsw.Connection, row: database.ChromaCollection, root: Path, title: str | None
+) -> CollectionSummary:
+    """Summarize a collection, given by its row of the database; ``title`` is its name in the application, or None."""
     summary = CollectionSummary(
-        id=of.id, name=of.name, store=None, problem=None, title=title, distance=of.distance, dimensions=None
+        id=row.id, name=row.name, store=None, problem=None, title=title, distance=row.distance, dimensions=None
     )
     try:
-        with open_collection(db, of, root) as state:
+        with open_collection(db, row, root) as state:
             return structs.replace(
                 summary,
                 problem=state.problem,
@@ -121,12 +124,12 @@ def _summarize(db: apsw.Connection, of: database.ChromaCollection, root: Path, t
 
 
 def read_collection_ids(found: Located) -> Sequence[str]:
-    """Return the ids of the collections; empty if they cannot be read."""
+    """Return the ids of the collections of a folder; empty if they cannot be read."""
     return list(system_of(found.kind).part_names(found))
 
 
 def read_ids_by_name(found: Located) -> Mapping[str, str]:
-    """Map what selects a collection to its id; empty if they cannot be read."""
+    """Map the names of collections, and their titles in the application, to ids; empty if they cannot be read."""
     try:
         with database.open_chroma(found.tree.path / database.FILE) as db:
             collections = database.list_collections(db)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 import apsw
@@ -46,11 +47,11 @@ _LONGEST_CODE = 60
 def check_notes(
     survey: NoteSurvey, known: Collection[str], chosen: Collection[str], findings: FindingCollector
 ) -> None:
-    """Check each note and its vector.
+    """Report notes and vectors that do not belong together, are not usable, or are still to be made.
 
     Args:
-        survey: the survey of the database.
-        known: ids of its projects; other notes are reported under no project.
+        survey: the notes and vectors of the database.
+        known: ids of the projects of the database; notes of others are reported under no project.
         chosen: ids of the projects to check; empty: all, and notes of no project.
         findings: collects what is wrong.
 
@@ -59,8 +60,9 @@ def check_notes(
         SidecarUnreadable: the file of vectors is damaged.
     """
     _report_vector_file_state(survey, findings)
-    of_notes = _judge_note if _reports_each_note(survey) else _judge_excluded
-    for note in _notes(survey, chosen):
+    of_notes = _judge_note if _must_report_each_note(survey) else _judge_excluded
+    projects: Iterable[str | None] = chosen or (None,)
+    for note in chain.from_iterable(map(survey.memory.notes.iterate, projects)):
         findings.check_time()
         found = of_notes(note)
         if found is not None:
@@ -77,7 +79,7 @@ def check_notes(
 
 
 def _report_vector_file_state(survey: NoteSurvey, findings: FindingCollector) -> None:
-    """Report a vector file that no note can use: it is missing, incompatible or being rebuilt."""
+    """Report a vector file that no note can use, because it is missing, incompatible or being rebuilt."""
     name = {
         HealthState.INCOMPATIBLE: codex.INDEX_INCOMPATIBLE,
         HealthState.REBUILDING: codex.REBUILDING,
@@ -89,7 +91,7 @@ def _report_vector_file_state(survey: NoteSurvey, findings: FindingCollector) ->
 
 
 def _has_notes_marked_ready(survey: NoteSurvey) -> bool:
-    """Whether the row of any note says that it has a vector."""
+    """Whether the row of any note says that the note has a vector."""
     db = survey.memory.db
     if "embedding_status" not in survey.memory.columns:
         return False
@@ -97,22 +99,15 @@ def _has_notes_marked_ready(survey: NoteSurvey) -> bool:
     return bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM {NOTES} n WHERE n.embedding_status = 'ready' AND {may})").get)
 
 
-def _reports_each_note(survey: NoteSurvey) -> bool:
-    """Whether notes are reported one by one. They are not if one command fixes the whole database."""
+def _must_report_each_note(survey: NoteSurvey) -> bool:
+    """Whether problems of notes are reported one by one, as no single command fixes them for the whole database."""
     if not database.is_migrated(survey.memory.db) or survey.state in (HealthState.REBUILDING, HealthState.INCOMPATIBLE):
         return False
     return survey.state is not HealthState.MISSING or not (survey.memory.problem or _has_notes_marked_ready(survey))
 
 
-def _notes(survey: NoteSurvey, chosen: Collection[str]) -> Iterator[Note]:
-    """Iterate over the notes of the chosen projects, or of all."""
-    projects: Iterable[str | None] = chosen or (None,)
-    for project in projects:
-        yield from survey.memory.notes.iterate(project)
-
-
 def _orphan_vectors(survey: NoteSurvey) -> Iterator[str]:
-    """Yield the ids of vectors whose note is gone."""
+    """Yield the ids of notes that do not exist but have a stored vector."""
     vectors, db = survey.memory.vectors, survey.memory.db
     for held in () if vectors is None else vectors.iterate():
         if not db.execute(f"SELECT EXISTS (SELECT 1 FROM {NOTES} WHERE id = ?)", (held.note_id,)).get:
@@ -120,14 +115,14 @@ def _orphan_vectors(survey: NoteSurvey) -> Iterator[str]:
 
 
 def _judge_excluded(note: Note) -> tuple[str, str] | None:
-    """Return the finding and message for an excluded note that has a vector, or None."""
+    """Return the finding and its message for a note that is excluded from search but has a vector; otherwise None."""
     if note.status is NoteStatus.EXCLUDED and note.held is not None:
         return codex.EXCLUDED_VECTOR, tr("{n} excluded, but with a vector")
     return None
 
 
 def _judge_note(note: Note) -> tuple[str, str] | None:
-    """Return the finding and message for a note, or None."""
+    """Return the name of the finding for a note and its message; None if the note is in order."""
     if not note.is_eligible:
         return _judge_excluded(note) or _judge_unwanted(note)
     if note.can_adopt_vector:
@@ -138,7 +133,7 @@ def _judge_note(note: Note) -> tuple[str, str] | None:
 
 
 def _judge_unwanted(note: Note) -> tuple[str, str] | None:
-    """Return the finding and message for a note that should have no vector, or None."""
+    """Return the finding and its message for a note that must not have a vector; None if it is in order."""
     if note.is_orphaned:
         return codex.ORPHAN, tr("{n} with a vector although it must not have one")
     is_said = note.metadata.embedding_status in (None, NoteStatus.NOT_APPLICABLE)
@@ -150,7 +145,7 @@ def _judge_unwanted(note: Note) -> tuple[str, str] | None:
 
 
 def _judge_lacking(note: Note) -> tuple[str, str]:
-    """Return the finding and message for a note that should have a vector and has none of its present text."""
+    """Return the finding and its message for a note that should have a vector, but has none of its present text."""
     if note.status is NoteStatus.FAILED:
         code = note.metadata.embedding_error_code
         cause = "" if code is None else f" ({display_text(code)[:_LONGEST_CODE]})"
@@ -184,11 +179,11 @@ _NOUNS = {"projects": "project", "workspaces": "workspace", "sessions": "session
 def check_scope(
     db: apsw.Connection, known: Collection[str], chosen: Collection[str], findings: FindingCollector
 ) -> None:
-    """Check the scope of every row, and that every exclusion has a reason.
+    """Report rows whose project, workspace or session is missing or contradicts another, and unexplained exclusions.
 
     Args:
         db: the database.
-        known: ids of its projects; other rows are reported under no project.
+        known: ids of the projects of the database; rows of others are reported under no project.
         chosen: ids of the projects to check; empty: all, and rows of no project.
         findings: collects what is wrong.
 
@@ -208,7 +203,10 @@ _NO_REASON = tr("{n} excluded without a reason")
 
 
 def _scope_queries(table: str) -> Iterator[tuple[str, str]]:
-    """Yield messages, each with a query for the ids and projects of the rows that it is about."""
+    """Yield the messages of findings about the scope of a table's rows, each with a query for these rows.
+
+    A query returns the id and the project's id of each row.
+    """
     above = _ABOVE[table]
     project = {"projects": "t.id"}.get(table, "t.project_id")
     select = f"SELECT CAST(t.id AS BLOB), {project} FROM {table} t"
@@ -247,16 +245,16 @@ class _StoreAudit(msgspec.Struct):
     checked: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
+def audit(store: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
     """Audit a database of codex-mem without writing. The data never makes this raise.
 
     Args:
-        found: the database.
+        store: the database.
         options: what to check; ``bases`` are ids of projects.
         command_line: makes the command lines that fix findings; None: findings get no command.
     """
     state = _StoreAudit(FindingCollector(options.level, options.max_duration, options.progress), options.bases)
-    path = found.path
+    path = store.path
     problem = find_open_problem(path)
     try:
         if problem is None:
@@ -269,12 +267,10 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
             UNREADABLE, tr("{named} cannot be read: {problem}", named=display_text(path.name), problem=problem)
         )
     audited = _as_audit(path, state)
-    if command_line is None:
-        return audited
     # Add command lines to the findings, unless the database is damaged.
     if any(finding.name in (UNREADABLE, CORRUPT) for finding in audited.findings):
         return audited  # what cannot be read as a whole is not changed
-    return add_commands(audited, command_line, _project_of)
+    return add_commands(audited, command_line, _project_option)
 
 
 def read_project_ids(found: Located) -> Sequence[str]:
@@ -291,6 +287,7 @@ def read_ids_by_name(found: Located) -> Mapping[str, str]:
 
 
 def _read_projects(path: Path) -> dict[str, Project]:
+    """Read the projects of a database by id; none if they cannot be read."""
     try:
         with health.open_memory(path) as memory:
             return database.read_projects(memory.db)
@@ -299,21 +296,26 @@ def _read_projects(path: Path) -> dict[str, Project]:
 
 
 class _Audit:
+    """Runs the checks of one open database."""
+
     def __init__(self, path: Path, memory: Memory, state: _StoreAudit) -> None:
         self._path = path
         self._memory = memory
-        self._seen = state
+        self._state = state
         self._findings = state.findings
 
     def run(self) -> None:
+        """Run all checks that the level of the audit includes."""
         db, vectors = self._memory.db, self._memory.vectors
         size = self._path.stat().st_size
         steps: list[tuple[str, Callable[[], None]]] = [
             ("structure", self._check_structure),
             ("counts", self._check_counts),
+            ("scope", self._check_scope),
+            (tr("full text"), self._check_full_text),
+            ("migration", self._check_migration),
+            ("vectors", self._check_vectors),
         ]
-        steps += [("scope", self._scope), (tr("full text"), self._full_text), ("migration", self._migration)]
-        steps.append(("vectors", self._check_vectors))
         if self._findings.level >= Level.DEEP:
             steps.append(("integrity", self._check_integrity))
         with ExitStack() as stack:
@@ -328,46 +330,48 @@ class _Audit:
         missing = schema.find_missing_schema(self._memory.db)
         for what in missing:
             self._findings.add(codex.SCHEMA, tr("missing: {n} of codex-mem's tables"), noun="part", sample=what)
-        self._seen.is_whole = not missing
+        self._state.is_whole = not missing
         if not missing:
-            self._seen.projects = database.read_projects(self._memory.db)
+            self._state.projects = database.read_projects(self._memory.db)
             schema.check_triggers(self._memory.db, self._findings)
         sqlite_checks.add_foreign_objects(schema.find_foreign_in_notes(self._memory.db), self._findings, None)
         if self._memory.vectors is not None:
             beside = sqlite_checks.find_foreign_on_tables(self._memory.vectors.db, (sidecar.TABLE, "meta"))
-            sqlite_checks.add_foreign_objects((replace(one, mended=()) for one in beside), self._findings, None)
+            sqlite_checks.add_foreign_objects((replace(one, removal=()) for one in beside), self._findings, None)
 
     def _check_counts(self) -> None:
-        if self._seen.is_whole:
+        """Count the notes and handoffs, if the tables are complete."""
+        if self._state.is_whole:
             for name, table in (("notes", NOTES), ("handoffs", "handoffs")):
-                self._seen.checked[name] = self._memory.db.execute(f"SELECT count(*) FROM {table}").get
+                self._state.checked[name] = self._memory.db.execute(f"SELECT count(*) FROM {table}").get
 
-    def _scope(self) -> None:
-        """Check the chosen projects."""
-        if self._seen.is_whole:
-            check_scope(self._memory.db, self._seen.projects, self._seen.chosen, self._findings)
+    def _check_scope(self) -> None:
+        """Check the scope of the rows of the chosen projects, if the tables are complete."""
+        if self._state.is_whole:
+            check_scope(self._memory.db, self._state.projects, self._state.chosen, self._findings)
 
-    def _full_text(self) -> None:
-        """Check the full-text index."""
-        if self._seen.is_whole:
+    def _check_full_text(self) -> None:
+        """Check the full-text index, if the tables are complete; its words only if its triggers are as usual."""
+        if self._state.is_whole:
             is_usual = not self._findings.count(codex.TRIGGER, None)
-            schema.check_full_text(self._memory.db, self._findings, with_words=is_usual)
+            schema.check_full_text(self._memory.db, self._findings, can_compare_words=is_usual)
 
-    def _migration(self) -> None:
-        """Check whether the migration that adds vectors is complete."""
-        if self._seen.is_whole:
+    def _check_migration(self) -> None:
+        """Check whether the migration that adds vectors is complete, if the tables are complete."""
+        if self._state.is_whole:
             present = self._memory.is_present
             schema.check_migration(self._memory.db, self._findings, has_vectors=present)
 
     def _check_vectors(self) -> None:
-        """Compare the vectors with the notes."""
-        if self._seen.is_whole:
-            survey = self._seen.survey = health.survey_notes(self._memory, self._findings.check_time)
-            self._seen.signals = health.collect_signals(survey)
+        """Compare the vectors with the notes, if the tables are complete."""
+        if self._state.is_whole:
+            survey = self._state.survey = health.survey_notes(self._memory, self._findings.check_time)
+            self._state.signals = health.collect_signals(survey)
             if survey.state is not HealthState.DISABLED:
-                check_notes(survey, self._seen.projects, self._seen.chosen, self._findings)
+                check_notes(survey, self._state.projects, self._state.chosen, self._findings)
 
     def _check_integrity(self) -> None:
+        """Run SQLite's integrity check over the database and the file of vectors."""
         vectors = self._memory.vectors
         files = [(self._path.name, self._memory.db)]
         files += [] if vectors is None else [(database.sidecar_path(self._path).name, vectors.db)]
@@ -383,13 +387,12 @@ class _Audit:
 
 
 def _as_audit(path: Path, state: _StoreAudit) -> Audit:
-    """Convert the collected findings to the result of the audit."""
+    """Convert the state of the finished checks to the result of the audit."""
     findings, survey = state.findings, state.survey
     vectors = None if survey is None else survey.memory.vectors
     files = (path, database.sidecar_path(path))
     closing = findings.closing(tr("the words of the full-text index"), tr("all pages of the databases"))
-    return Audit(
-        findings=findings.to_findings(),
+    return findings.to_audit(
         checked={
             "projects": len(state.projects),
             **{name: state.checked.get(name, 0) for name in ("notes", "handoffs")},
@@ -397,23 +400,24 @@ def _as_audit(path: Path, state: _StoreAudit) -> Audit:
             "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         },
         names={key: one.name for key, one in state.projects.items()},
-        closing=f"{_state_of(state)}{closing}",
+        closing=f"{_describe_search_state(state)}{closing}",
         statistics=Statistics(
             bases=[_statistics(one, survey) for one in state.projects.values()],
             semantic=state.signals,
         ),
-        not_checked=findings.missing(),
-        level=findings.level.name.lower(),
     )
 
 
-def _state_of(state: _StoreAudit) -> str:
-    """Describe the state of the search by meaning; empty if it is not known."""
+def _describe_search_state(state: _StoreAudit) -> str:
+    """Return a sentence on the state of search by meaning; empty if it is not known."""
     return "" if state.signals is None else tr("Search by meaning: {state}. ", state=state_label(state.signals.state))
 
 
 def _statistics(project: Project, survey: NoteSurvey | None) -> BaseStatistics:
-    """Return the numbers of a project for the HTML page: notes take the place of units and bodies."""
+    """Return the numbers of a project for the HTML page, where notes take the place of units and bodies.
+
+    Without a survey of the notes, no numbers are known.
+    """
     unknown = BaseStatistics(
         id=project.id,
         name=project.name,
@@ -437,8 +441,8 @@ def _statistics(project: Project, survey: NoteSurvey | None) -> BaseStatistics:
     )
 
 
-def _project_of(finding: Finding) -> tuple[str, ...]:
-    """Return the option that selects the finding's project, if its fix takes one."""
+def _project_option(finding: Finding) -> tuple[str, ...]:
+    """Return the option that selects the project of a finding, if the command that fixes it takes one."""
     words = FINDINGS[finding.name].command
     return ("--base", finding.base) if finding.base is not None and words[0] in _OF_ONE_PROJECT else ()
 
@@ -461,7 +465,7 @@ class ProjectSummary(BaseSummary, frozen=True, kw_only=True):
     problem: None = None
 
     def lines(self, *, verbose: bool) -> Iterator[str]:  # noqa: ARG002 - all of it is short
-        """Yield its lines of text output."""
+        """Yield the text output's lines about this project; ``verbose`` adds nothing."""
         yield format_base_heading(self.id, self.name)
         if self.notes:
             yield tr("  notes       {notes:,} ({listed})", notes=self.notes, listed=_format_counts(self.by_status))
@@ -482,7 +486,7 @@ class NotesHealthSummary(HealthSummary, frozen=True, kw_only=True):
     semantic: Signals | None
 
     def lines(self) -> Iterator[str]:
-        """Yield its lines of text output."""
+        """Yield the text output's lines about search by meaning, if its state is known."""
         if self.semantic is None:
             return
         yield tr("search by meaning: {state}", state=state_label(self.semantic.state))
@@ -494,7 +498,7 @@ class NotesHealthSummary(HealthSummary, frozen=True, kw_only=True):
 
 
 def inspect_store(source: Located) -> StoreSummary:
-    """Summarize a database and its vectors."""
+    """Summarize a database of codex-mem and its vectors."""
     files = (source.path, database.sidecar_path(source.path))
     size = sum(file.stat().st_size for file in files if file.is_file())
     try:
@@ -505,7 +509,7 @@ def inspect_store(source: Located) -> StoreSummary:
                     size, tr("tables of codex-mem are missing: {missing}", missing=join_list(missing))
                 )
             survey = health.survey_notes(memory)
-            bases = [_project(survey, one) for one in database.read_projects(memory.db).values()]
+            bases = [_summarize_project(survey, one) for one in database.read_projects(memory.db).values()]
             signals, problems = health.collect_signals(survey), list(_describe_problems(survey))
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         return _empty_summary(size, tr("it cannot be read: {error}", error=error))
@@ -522,11 +526,12 @@ def inspect_store(source: Located) -> StoreSummary:
 
 
 def _empty_summary(size: int, problem: str) -> StoreSummary:
-    """Return the summary of a database that cannot be read."""
+    """Return the summary of a database that cannot be read; ``size`` is that of its files in bytes."""
     return StoreSummary([], NotesHealthSummary(orphans=0, stale=0, bytes=size, problems=[problem], semantic=None))
 
 
 def _describe_problems(survey: NoteSurvey) -> Iterator[str]:
+    """Yield a sentence if search by meaning does not work as it should."""
     if survey.state not in (HealthState.READY, HealthState.DISABLED):
         why = health.find_obstacle(survey)
         state = state_label(survey.state)
@@ -535,14 +540,16 @@ def _describe_problems(survey: NoteSurvey) -> Iterator[str]:
         yield tr("search by meaning: {state}", state=state)
 
 
-def _project(survey: NoteSurvey, project: database.Project) -> BaseSummary:
-    """Summarize a project."""
+def _summarize_project(survey: NoteSurvey, project: database.Project) -> BaseSummary:
+    """Summarize a project: its notes by status, type and state of their vectors, and counts of other rows."""
     db = survey.memory.db
 
     def count(table: str) -> int:
+        """Count the rows of a table that belong to the project."""
         return int(db.execute(f"SELECT count(*) FROM {table} WHERE project_id = ?", (project.id,)).get)
 
     def notes_by(column: str) -> dict[str, int]:
+        """Count the notes of the project by the value of a column."""
         query = f"SELECT {column}, count(*) FROM {database.NOTES} WHERE project_id = ? GROUP BY 1 ORDER BY 1"
         return {str(value): int(number) for value, number in db.execute(query, (project.id,))}
 
@@ -562,11 +569,12 @@ def _project(survey: NoteSurvey, project: database.Project) -> BaseSummary:
 
 
 def _format_counts(numbers: dict[str, int]) -> str:
+    """Format the counts that are not 0 as a list; ``numbers`` maps names to counts."""
     return join_list(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number)
 
 
 def _format_value(value: object) -> str:
-    """Format a value as it is shown."""
+    """Format a value of the health report as text."""
     if isinstance(value, bool):
         return label_of("yes" if value else "no")
     return one_line(str(value))

@@ -81,7 +81,7 @@ def find_missing_schema(db: apsw.Connection) -> list[str]:
 
 
 def check_triggers(db: apsw.Connection, findings: FindingCollector) -> None:
-    """Report triggers and a full-text table that are missing or do something else.
+    """Report triggers and a full-text table that are missing or do not work as codex-mem defines them.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
@@ -102,7 +102,14 @@ def check_triggers(db: apsw.Connection, findings: FindingCollector) -> None:
 
 
 def _find_wrong_trigger(columns: list[str], triggers: dict[str, str]) -> Iterator[str]:
-    """Yield the first trigger that does not update the full-text index as it must; none if a trigger is missing."""
+    """Yield the name of the first trigger that does not update the full-text index as it must.
+
+    Nothing is yielded if a trigger is missing.
+
+    Args:
+        columns: the columns of the table of notes.
+        triggers: the CREATE TRIGGER statements of the file, by name.
+    """
     if len(triggers) < len(_TRIGGERS):
         return
     with sqlite.open_in_memory() as db:
@@ -123,18 +130,18 @@ def _find_wrong_trigger(columns: list[str], triggers: dict[str, str]) -> Iterato
                 return
 
 
-def _has_effect(db: apsw.Connection, statement: str, word: str, wanted: list[int]) -> bool:
-    """Whether a statement makes a search for a word return the wanted rows."""
+def _has_effect(db: apsw.Connection, statement: str, word: str, expected_rows: list[int]) -> bool:
+    """Execute a statement; return whether a full-text search for ``word`` then finds the expected row numbers."""
     query = f"SELECT rowid FROM {FULL_TEXT} WHERE {FULL_TEXT} MATCH ?"
     try:
         db.execute(statement).fetchall()
-        return [row[0] for row in db.execute(query, (word,))] == wanted
+        return [row[0] for row in db.execute(query, (word,))] == expected_rows
     except apsw.Error:
         return False
 
 
 def check_migration(db: apsw.Connection, findings: FindingCollector, *, has_vectors: bool) -> None:
-    """Report migration 006 if it is applied only in part, or is another migration of that number.
+    """Report migration 006, which adds vectors, if it is applied only in part, or if another migration has its number.
 
     Args:
         db: the database.
@@ -163,13 +170,13 @@ def check_migration(db: apsw.Connection, findings: FindingCollector, *, has_vect
         message = tr("only some columns of migration 006 exist; {missing} are missing", missing=join_list(missing))
         findings.add(codex.MIGRATION, message, sample=missing[0])
     elif missing:
-        _check_absent(findings, is_recorded=recorded is not None, has_vectors=has_vectors)
+        _report_absent_columns(findings, is_recorded=recorded is not None, has_vectors=has_vectors)
     elif recorded is None:
         findings.add(codex.MIGRATION, tr("all columns of migration 006 exist, but the migration is not recorded"))
 
 
-def _check_absent(findings: FindingCollector, *, is_recorded: bool, has_vectors: bool) -> None:
-    """Report a trace of migration 006 in a database that lacks its columns."""
+def _report_absent_columns(findings: FindingCollector, *, is_recorded: bool, has_vectors: bool) -> None:
+    """Report a database without the columns of migration 006 that records the migration or has a file of vectors."""
     if is_recorded or has_vectors:
         what = tr("the migration is recorded") if is_recorded else tr("there is a vector file")
         findings.add(codex.MIGRATION, tr("no column of migration 006 exists, but {what}", what=what))
@@ -195,7 +202,7 @@ _NOTES_TRIAL = TriggerTrial(
 
 
 def find_foreign_in_notes(db: apsw.Connection) -> list[ForeignObject]:
-    """Return the objects on codex-mem's notes that it does not define.
+    """Return schema objects on the table of notes that codex-mem does not define.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
@@ -222,13 +229,13 @@ _EXTRA = f"""SELECT coalesce((SELECT CAST(n.id AS BLOB) FROM {NOTES} n WHERE n.r
   FROM {FULL_TEXT}_docsize d WHERE NOT {_SEARCHABLE}"""
 
 
-def check_full_text(db: apsw.Connection, findings: FindingCollector, *, with_words: bool = True) -> None:
+def check_full_text(db: apsw.Connection, findings: FindingCollector, *, can_compare_words: bool = True) -> None:
     """Compare rows and counts of the full-text index with the searchable notes; above the quick level also the words.
 
     Args:
         db: the database.
         findings: collects what is wrong.
-        with_words: whether the index is created as codex-mem does it, so that its words can be compared.
+        can_compare_words: whether the index is defined as codex-mem does it, so that its words can be compared.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -238,7 +245,7 @@ def check_full_text(db: apsw.Connection, findings: FindingCollector, *, with_wor
     for (note,) in db.execute(_EXTRA):
         message = tr("{n} in the full-text index for a note that is not searchable: excluded text can be found")
         findings.add(codex.FTS_EXTRA, message, noun="entry", sample=note)
-    stated, there = _statistics(db), _counts(db)
+    stated, there = _read_statistics(db), _compute_statistics(db)
     if stated != there:
         message = tr(
             "the full-text index records {said}, but has {said2}: ranks are wrong",
@@ -247,36 +254,43 @@ def check_full_text(db: apsw.Connection, findings: FindingCollector, *, with_wor
         )
         findings.add(codex.FTS_SKEWED, message)
     whole = not findings.count(codex.FTS_MISSING, None) and not findings.count(codex.FTS_EXTRA, None)
-    if with_words and findings.level >= Level.DEFAULT and whole and not _words_agree(db, there):
+    if can_compare_words and findings.level >= Level.DEFAULT and whole and not _words_agree(db, there):
         findings.add(codex.FTS_WORDS, tr("the full-text index does not hold the words of the notes"))
 
 
 def _format_statistics(counts: list[int]) -> str:
+    """Format the counts of the full-text index, which are its rows and the words in each column."""
     rows, *words = counts
     return tr("{rows:,} rows and {words:,} words", rows=rows, words=sum(words))
 
 
-def _statistics(db: apsw.Connection) -> list[int]:
-    """Return the number of rows, and of words in each column, that the index states; 0 if it states none."""
+def _read_statistics(db: apsw.Connection) -> list[int]:
+    """Return the number of rows, and of words in each column, that the full-text index records.
+
+    0 if it records none.
+    """
     raw = db.execute(f"SELECT block FROM {FULL_TEXT}_data WHERE id = ?", (AVERAGES,)).get
-    numbers = list(_numbers(raw)) if isinstance(raw, bytes) else []
+    numbers = list(_decode_varints(raw)) if isinstance(raw, bytes) else []
     # SQLite stores a negative count as a large one.
     signed = list(map(to_signed, numbers))
     return (signed + [0] * (1 + _COLUMNS))[: 1 + _COLUMNS]
 
 
-def _counts(db: apsw.Connection) -> list[int]:
-    """Return the number of rows, and of words in each column, as the sum of its ``docsize`` rows."""
+def _compute_statistics(db: apsw.Connection) -> list[int]:
+    """Return the number of rows, and of words in each column, from the sizes of the full-text index's entries."""
     counts = [0] * (1 + _COLUMNS)
     for (raw,) in db.execute(f"SELECT sz FROM {FULL_TEXT}_docsize"):
-        sizes = list(_numbers(raw)) if isinstance(raw, bytes) else []
+        sizes = list(_decode_varints(raw)) if isinstance(raw, bytes) else []
         for place, number in enumerate((1, *sizes[:_COLUMNS])):
             counts[place] += number
     return counts
 
 
-def _numbers(raw: bytes) -> Iterator[int]:
-    """Decode SQLite varints: 7 bits a byte, most significant first; the ninth byte has 8."""
+def _decode_varints(raw: bytes) -> Iterator[int]:
+    """Yield the integers that SQLite encodes as varints: 7 bits in a byte, most significant first.
+
+    The ninth byte has 8.
+    """
     number = length = 0
     for byte in raw:
         length += 1
@@ -287,6 +301,9 @@ def _numbers(raw: bytes) -> Iterator[int]:
 
 
 def _words_agree(db: apsw.Connection, counts: list[int]) -> bool:
-    """Whether the full-text index has the words of the notes."""
+    """Whether the full-text index has the words of the searchable notes.
+
+    ``counts`` are the correct counts of the index.
+    """
     searchable = f"SELECT rowid AS number, title, content FROM main.{NOTES} WHERE searchable = 1"
     return words_agree(db, FULL_TEXT, NOTES, searchable, "title, content", encode_varints(counts))

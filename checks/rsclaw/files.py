@@ -101,10 +101,10 @@ class LooseFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_loose_files(db: apsw.Connection, now_ms: int) -> Iterator[LooseFile]:
-    """Yield the files that nothing needs, sorted by path. Needs the tables of :func:`list_files`.
+    """Yield the files that nothing needs, sorted by path.
 
     Args:
-        db: the tables.
+        db: has the tables of the KB and those of :func:`list_files`.
         now_ms: the time to which ages are relative.
     """
     # The database seems older or newer than the files if it has no document, or names few files.
@@ -120,34 +120,39 @@ def find_loose_files(db: apsw.Connection, now_ms: int) -> Iterator[LooseFile]:
         )
 
 
-def list_files(mirror: Mirror, root: Path, go_on: Callable[[], None] = lambda: None) -> int:
+def list_files(mirror: Mirror, root: Path, check_time: Callable[[], None] = lambda: None) -> int:
     """Fill temporary tables with the files on disk and the paths that rows name, and return the number of files.
 
     Args:
-        mirror: the tables.
+        mirror: the tables of the KB.
         root: the folder of the KB.
-        go_on: called for each file.
+        check_time: called for each file; raises to stop.
 
     Raises:
         OSError: a folder cannot be read.
     """
     db = mirror.db
     db.execute(_SCHEMA)
-    db.executemany("INSERT OR IGNORE INTO file VALUES (?, ?, ?, ?, ?)", _rows_of_files(root, go_on))
+    db.executemany("INSERT OR IGNORE INTO file VALUES (?, ?, ?, ?, ?)", _rows_of_files(root, check_time))
     has_links = db.execute("SELECT 1 FROM file WHERE is_odd LIMIT 1").fetchone() is not None
     named = db.execute(_NAMED_PATHS).fetchall() if has_links else db.execute(_NAMED_PATHS)
     db.executemany(
         "INSERT INTO named VALUES (?, ?, ?)",
-        ((spelt, path, how) for path, how in named for spelt in _spell_path(root, str(path), follow=has_links)),
+        ((spelt, path, how) for path, how in named for spelt in _spell_path(root, str(path), follow_links=has_links)),
     )
     db.execute("CREATE INDEX temp.named_folded ON named (folded)")
     return int(str(db.execute("SELECT count(*) FROM file").get))
 
 
-def _rows_of_files(root: Path, go_on: Callable[[], None]) -> Iterator[tuple[str, str, int, int, bool]]:
-    """Yield a row for each file: shown path, folded path, time (ms), size, and whether it is unusual."""
-    for entry in _entries(root):
-        go_on()
+def _rows_of_files(root: Path, check_time: Callable[[], None]) -> Iterator[tuple[str, str, int, int, bool]]:
+    """Yield a row for each file below the folders of files.
+
+    Its values are the path as text, a key that is equal for all spellings of the path, modification time in ms, size,
+    and
+    whether it is a link, a special file or has a name that is not text.
+    """
+    for entry in _walk_files(root):
+        check_time()
         try:
             status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
@@ -158,8 +163,8 @@ def _rows_of_files(root: Path, go_on: Callable[[], None]) -> Iterator[tuple[str,
         yield shown, _fold_path(shown), status.st_mtime_ns // 1_000_000, status.st_size, is_odd
 
 
-def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries below the folders of files, except folders. Links are yielded, not followed."""
+def _walk_files(root: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield every entry below the folders of files that is not a folder. Links are yielded, not followed."""
     folders = (root / name for name in (MARKDOWN, RAW))
     waiting = [folder for folder in folders if folder.is_dir() and not file_paths.is_link(folder)]
     while waiting:
@@ -172,18 +177,21 @@ def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _fold_path(path: str) -> str:
-    """Return a key that is equal for all spellings of a path, on any file system."""
+    """Return a key of a path that is equal for all spellings of the path, on any file system."""
     plain = posixpath.normpath(path.replace("\\", "/"))
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", plain).casefold())
 
 
-def _spell_path(root: Path, path: str, *, follow: bool) -> Iterator[str]:
-    """Yield the paths that a named path can mean: itself, relative to the KB, and resolved links."""
+def _spell_path(root: Path, path: str, *, follow_links: bool) -> Iterator[str]:
+    """Yield the keys of all paths that a path in the database can mean: itself, and relative to the KB.
+
+    ``follow_links``: whether a link on the path can lead to another file.
+    """
     yield _fold_path(path)
     top = links.real_path(root)
     for spelt in dict.fromkeys((path, path.replace("\\", "/"))):
         plain = posixpath.normpath(spelt)
-        if posixpath.isabs(plain) or os.path.isabs(plain) or plain.startswith("..") or follow:  # noqa: PTH117 - a str
+        if posixpath.isabs(plain) or os.path.isabs(plain) or plain.startswith("..") or follow_links:  # noqa: PTH117 - a str
             real = Path(os.path.realpath(root / spelt.replace("\0", "")))
             if real.is_relative_to(top):
                 yield _fold_path(path_text(real.relative_to(top).as_posix()))
@@ -193,13 +201,16 @@ def _spell_path(root: Path, path: str, *, follow: bool) -> Iterator[str]:
 
 
 def resolve_file(root: Path, path: str) -> tuple[Path | None, str | None]:
-    """Return where a named file is, and what is wrong with it: None, "" if it is missing, or a reason.
-
-    A path that leads out of the folders of files gives None.
+    """Find the file that a document names.
 
     Args:
         root: the folder of the KB.
         path: the path as the document has it.
+
+    Returns:
+        The location, and why the file cannot be read: None if it can, "" if it is missing. The location is None if the
+        path
+        leads out of the folders of files.
     """
     place = resolve_kb_file(root, path)
     if place is None:
@@ -213,8 +224,8 @@ def resolve_file(root: Path, path: str) -> tuple[Path | None, str | None]:
     return place, None
 
 
-def hash_file(path: Path, go_on: Callable[[], None]) -> str:
-    """Return the SHA-256 of a file in hex.
+def hash_file(path: Path, check_time: Callable[[], None]) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits; ``check_time`` is called for each part and raises to stop.
 
     Raises:
         OSError: it cannot be read.
@@ -223,7 +234,7 @@ def hash_file(path: Path, go_on: Callable[[], None]) -> str:
     with links.open_for_reading(path) as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
-            go_on()
+            check_time()
     return digest.hexdigest()
 
 
@@ -290,7 +301,10 @@ class _NamedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_named_files(state: KbAudit) -> None:
-    """Check the files that documents name. Bodies that are unchanged are added to the temporary table ``body``."""
+    """Report files that documents name and that are missing, outside, unreadable or changed.
+
+    Unchanged bodies are added to the temporary table ``body``, for the check of chunks.
+    """
     state.db.execute(_BODY_TABLES)
     state.checked["bytes"] = 0
     for doc, title, path, sha256, is_body, is_current in state.db.execute(_NAMED_FILES):
@@ -318,39 +332,44 @@ def check_named_files(state: KbAudit) -> None:
         current, others = f"{query} AND is_current", f"{query} AND NOT is_current AND path NOT IN ({_CURRENT_PATHS})"
         state.report(name, message, noun="file", samples=state.texts(current, problem), severity=severity)
         state.report(name, of_others, noun="file", samples=state.texts(others, problem), severity="note")
-    _check_entries(state)
+    _check_ledger_paths(state)
 
 
-def _find_file_problem(state: KbAudit, one: _NamedFile) -> tuple[str, str] | None:
-    """Return the problem of a file and a detail, or None."""
-    place, problem = resolve_file(state.root, one.path)
+def _find_file_problem(state: KbAudit, file: _NamedFile) -> tuple[str, str] | None:
+    """Return what is wrong with a file, as a key of the messages, and a detail or ""; None if it is in order."""
+    place, problem = resolve_file(state.root, file.path)
     if place is None:
         return _OUTSIDE, ""
     if problem is not None:
         return (_UNREADABLE, problem) if problem else (_MISSING, "")
     try:
-        return _find_change(state, one, place)
+        return _find_change(state, file, place)
     except OSError as error:
         return _UNREADABLE, error.strerror or str(error)
 
 
-def _find_change(state: KbAudit, one: _NamedFile, place: Path) -> tuple[str, str] | None:
-    """Return the finding if the content of a file does not match its recorded hash, or None."""
-    if one.is_body and state.level >= Level.DEFAULT:
-        body = read_body(place)
+def _find_change(state: KbAudit, file: _NamedFile, location: Path) -> tuple[str, str] | None:
+    """Compare a file with the hash that its document records; at lower levels not every file is read.
+
+    Returns:
+        What changed, as a key of the messages, and ""; None if nothing did. The values are as in
+        :func:`_find_file_problem`.
+    """
+    if file.is_body and state.level >= Level.DEFAULT:
+        body = read_body(location)
         state.checked["bytes"] += body.start + body.size
-        if one.sha256 is not None and body.sha256 != one.sha256:
+        if file.sha256 is not None and body.sha256 != file.sha256:
             return _CHANGED, ""
-        state.db.execute("INSERT OR IGNORE INTO body VALUES (?, ?, ?)", (one.doc, body.start, body.size))
-    elif not one.is_body and state.level >= Level.DEEP and one.sha256 is not None:
-        state.checked["bytes"] += place.stat().st_size
-        if hash_file(place, state.findings.check_time) != one.sha256:
+        state.db.execute("INSERT OR IGNORE INTO body VALUES (?, ?, ?)", (file.doc, body.start, body.size))
+    elif not file.is_body and state.level >= Level.DEEP and file.sha256 is not None:
+        state.checked["bytes"] += location.stat().st_size
+        if hash_file(location, state.findings.check_time) != file.sha256:
             return _CHANGED_RAW, ""
     return None
 
 
-def _check_entries(state: KbAudit) -> None:
-    """Report paths of ledger entries that lead out of the KB: rsclaw's compactor would follow them."""
+def _check_ledger_paths(state: KbAudit) -> None:
+    """Report paths of ledger entries that lead out of the KB; rsclaw's compactor would follow them."""
     query = f"""SELECT p.path, {NAMED.format(id="e.doc_id")} FROM entry_path p JOIN entry e ON e.id = p.entry_id
                   LEFT JOIN doc d ON d.id = e.doc_id
                  WHERE p.path NOT IN (SELECT md_path FROM doc UNION SELECT raw_path FROM doc WHERE raw_path IS NOT NULL)
@@ -367,12 +386,12 @@ def _check_entries(state: KbAudit) -> None:
 
 
 def knows_all_paths(state: KbAudit) -> bool:
-    """Whether all named paths are known, so that a file can be called unnamed."""
+    """Whether all paths that documents and ledger entries name can be read, so that other files are not needed."""
     return state.path.name == database.FILE and state.mirror.is_whole(database.DOCS, database.LEDGER)
 
 
 def check_loose_files(state: KbAudit) -> None:
-    """Report files that nothing needs, if all named paths are known.
+    """Report files that nothing needs, if all paths that the database names can be read.
 
     Raises:
         OSError: a folder cannot be read.
@@ -401,26 +420,34 @@ T = TypeVar("T")
 
 
 class _Snapshot(msgspec.Struct):
+    """The snapshot of the vector index, as its JSON file describes it."""
+
     schema_version: database.Int64
     dimension: database.Int64
     id_to_chunk: list[str]
 
 
 class _Deletes(msgspec.Struct):
+    """Number of deleted texts of a segment of the full-text index."""
+
     num_deleted_docs: database.NonNegativeInt64 = 0
 
 
 class _Segment(msgspec.Struct):
+    """A segment of the full-text index."""
+
     max_doc: Annotated[int, msgspec.Meta(ge=0, le=(1 << 40))]
     deletes: _Deletes | None = None
 
 
 class _FullText(msgspec.Struct):
+    """The full-text index, as its JSON file describes it."""
+
     segments: list[_Segment]
 
 
 def snapshot_files(root: Path) -> list[Path]:
-    """Return the regular files of the vector index's snapshot.
+    """Return the regular files of the snapshot of the vector index.
 
     Raises:
         OSError: the folder cannot be read.
@@ -429,7 +456,7 @@ def snapshot_files(root: Path) -> list[Path]:
 
 
 def odd_snapshot_files(root: Path) -> list[Path]:
-    """Return links, folders and special files that have the name of a snapshot file. They are not touched.
+    """Return links, folders and special files that are named like files of the snapshot. They are never changed.
 
     Raises:
         OSError: the folder cannot be read.
@@ -438,7 +465,7 @@ def odd_snapshot_files(root: Path) -> list[Path]:
 
 
 def has_full_text(root: Path) -> bool:
-    """Whether there is a full-text index.
+    """Whether the KB has a full-text index.
 
     Raises:
         OSError: the folder cannot be read.
@@ -447,7 +474,7 @@ def has_full_text(root: Path) -> bool:
 
 
 def _snapshot_entries(root: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the entries of the vector index snapshot, and whether each is a regular file."""
+    """Yield the entries that are named like files of the snapshot, and whether each is a regular file."""
     if _is_plain_folder(root, HNSW):
         for path in sorted((root / HNSW).iterdir()):
             if path.name.startswith(SNAPSHOT_FILES):
@@ -455,14 +482,14 @@ def _snapshot_entries(root: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def _is_plain_folder(root: Path, name: str) -> bool:
-    """Whether a folder of the KB exists, without a link in its path."""
+    """Whether the folder ``name`` of the KB exists, and no part of its path is a link."""
     path = PurePosixPath(name)
     way = [root / part for part in (*reversed(path.parents), path) if part.parts]
     return not any(part.is_symlink() for part in way) and way[-1].is_dir()
 
 
 def check_caches(state: KbAudit) -> None:
-    """Check both caches. rsclaw builds a missing one at its next start.
+    """Compare the vector index and the full-text index with the database. rsclaw builds a missing one.
 
     Raises:
         OSError: a folder cannot be read.
@@ -482,7 +509,7 @@ def check_caches(state: KbAudit) -> None:
 
 
 def _read_description(state: KbAudit, finding: str, name: str, decoder: msgspec.json.Decoder[T]) -> T | None:
-    """Read the description of a cache; if it cannot be read, report that and return None."""
+    """Read the JSON file ``name`` that describes a cache. If it cannot be read, add ``finding`` and return None."""
     found = _decode_file(state.root / name, decoder)
     if isinstance(found, str):
         state.findings.add(finding, tr("{name} cannot be read: {problem}", name=name, problem=found), sample=name)
@@ -491,7 +518,7 @@ def _read_description(state: KbAudit, finding: str, name: str, decoder: msgspec.
 
 
 def _decode_file(path: Path, decoder: msgspec.json.Decoder[T]) -> T | str:
-    """Return the decoded content of a file, or why it cannot be read."""
+    """Return the decoded content of a file, or a text that says why it cannot be read."""
     try:
         with links.open_for_reading(path) as file:
             content = file.read(_MOST_BYTES + 1)
@@ -505,7 +532,7 @@ def _decode_file(path: Path, decoder: msgspec.json.Decoder[T]) -> T | str:
 
 
 def _check_snapshot(state: KbAudit) -> None:
-    """Compare the chunks and dimensions of the vector index's snapshot with the database."""
+    """Report chunks and dimensions for which the snapshot of the vector index differs from the database."""
     found = _read_description(state, kb.SNAPSHOT, SNAPSHOT, msgspec.json.Decoder(_Snapshot))
     if found is None:
         return
@@ -539,7 +566,7 @@ def _check_snapshot(state: KbAudit) -> None:
 
 
 def _check_full_text(state: KbAudit) -> None:
-    """Compare the number of texts in the full-text index with that of the chunks."""
+    """Report a full-text index that has another number of texts than the database has chunks."""
     found = _read_description(state, kb.FULL_TEXT, _FULL_TEXT_META, msgspec.json.Decoder(_FullText))
     if found is None:
         return

@@ -46,11 +46,11 @@ DAMAGED = (NotRedb, RedbDamaged, RedbSlotsDamaged, RedbTooShort)
 _EVERY = 256
 
 
-def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
+def audit(store: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
     """Audit a KB without writing.
 
     Args:
-        found: a store of the kind ``rsclaw``.
+        store: a store of the kind ``rsclaw``.
         options: level, time limit, and the time to which ages are relative.
         command_line: makes the command lines that fix findings; None: findings get no command.
 
@@ -61,46 +61,44 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     checked = dict.fromkeys(("documents", "chunks", "files", "bytes"), 0)
     unread: list[str] = []
     try:
-        with database.open_mirror(found.path, go_on=_make_timer(findings)) as mirror:
+        with database.open_mirror(store.path, go_on=_make_timer(findings)) as mirror:
             state = KbAudit(
-                root=found.tree.path,
-                path=found.path,
+                root=store.tree.path,
+                path=store.path,
                 mirror=mirror,
                 findings=findings,
                 checked=checked,
                 unread=unread,
             )
-            _check(state, options)
+            _run_checks(state, options)
     except DAMAGED as error:
-        findings.add(kb.UNREADABLE, str(error), sample=found.path.name)
-        unread += (name for name, _ in _steps(options))
+        findings.add(kb.UNREADABLE, str(error), sample=store.path.name)
+        unread += (name for name, _ in _choose_steps(options))
     except OutOfTime:
-        findings.not_checked.append(found.path.name)
-    audited = Audit(
-        findings=findings.to_findings(),
-        checked=checked,
-        names={},
-        closing=_format_closing(findings, unread),
-        not_checked=(*findings.missing(), *unread),
-        level=findings.level.name.lower(),
-    )
-    return audited if command_line is None else add_commands(audited, command_line)
+        findings.not_checked.append(store.path.name)
+    closing = _format_closing(findings, unread)
+    audited = findings.to_audit(checked=checked, names={}, closing=closing, not_checked=unread)
+    return add_commands(audited, command_line)
 
 
-def _format_closing(findings: FindingCollector, unread: list[str]) -> str:
+def _format_closing(findings: FindingCollector, unread_checks: list[str]) -> str:
+    """Format the last sentence of the report: what was not checked.
+
+    ``unread_checks`` are the names of checks whose data cannot be read.
+    """
     message = findings.closing(tr("files and texts"), tr("all pages of the database and the hashes of files"))
-    if not unread:
+    if not unread_checks:
         return message
-    missing = tr("Not checked, because it cannot be read: {names}.", names=join_list(unread))
+    missing = tr("Not checked, because it cannot be read: {names}.", names=join_list(unread_checks))
     return f"{message} {missing}" if findings.missing() else missing
 
 
 def _make_timer(findings: FindingCollector) -> Callable[[int], None]:
-    """Return a callback for each row that raises when time is over."""
+    """Return a function to call for each row, which raises when the time limit has passed. Its argument is ignored."""
     count = 0
 
     def go_on(_: int) -> None:
-        """Check the time limit once in many calls."""
+        """Check the time limit, once in many calls."""
         nonlocal count
         count += 1
         if count % _EVERY == 1:
@@ -109,8 +107,8 @@ def _make_timer(findings: FindingCollector) -> Callable[[int], None]:
     return go_on
 
 
-def _steps(options: CheckOptions) -> list[tuple[str, Callable[[KbAudit], None]]]:
-    """Return the name and function of each check."""
+def _choose_steps(options: CheckOptions) -> list[tuple[str, Callable[[KbAudit], None]]]:
+    """Return the name and function of each check that the level includes."""
     steps: list[tuple[str, Callable[[KbAudit], None]]] = [
         (tr("documents"), tables.check_documents),
         (tr("jobs"), tables.check_jobs),
@@ -124,9 +122,9 @@ def _steps(options: CheckOptions) -> list[tuple[str, Callable[[KbAudit], None]]]
     return steps
 
 
-def _check(state: KbAudit, options: CheckOptions) -> None:
-    """Run all checks that the options ask for, and report damaged pages."""
-    steps = _steps(options)
+def _run_checks(state: KbAudit, options: CheckOptions) -> None:
+    """Run all checks that the level includes, and report rows and pages that cannot be read."""
+    steps = _choose_steps(options)
     for table, name in ((database.DOCS, "documents"), (database.CHUNKS, "chunks")):
         state.checked[name] = state.mirror.tables[table].rows
     tables.create_current_table(state.mirror)
@@ -150,7 +148,7 @@ def _check(state: KbAudit, options: CheckOptions) -> None:
 
 
 def _run_check(state: KbAudit, name: str, step: Callable[[], None]) -> None:
-    """Run one check; damage in its data does not stop the others."""
+    """Run the check ``name`` by calling ``step``; damage and the time limit stop only this check."""
     try:
         state.findings.check_time()
         with state.findings.limit_statements(state.db, state.path.stat().st_size):
@@ -170,7 +168,7 @@ def _run_check(state: KbAudit, name: str, step: Callable[[], None]) -> None:
 
 
 def _check_pages(state: KbAudit) -> None:
-    """Read every page of every table again, and compare the ids of chunks with their texts."""
+    """Read every page of every table again to find more damage, and check the ids of chunks."""
     again = Mirror(db=state.db)
     go_on = _make_timer(state.findings)
     with read_redb(state.path, on_damage=again.record_damage, state=state.mirror.state) as file:
@@ -186,7 +184,7 @@ def _check_pages(state: KbAudit) -> None:
 
 
 def _report_missing_rows(state: KbAudit) -> None:
-    """Report tables that state more rows than their intact pages have."""
+    """Report tables that record more rows than their intact pages have."""
     if None in state.mirror.damaged_tables:
         return
     tables = ((name, one) for name, one in state.mirror.tables.items() if name not in state.mirror.damaged_tables)
@@ -195,7 +193,14 @@ def _report_missing_rows(state: KbAudit) -> None:
 
 
 def _damage_message(table: str | None, count: int, first: PageDamage, mirror: Mirror) -> str:
-    """Describe damaged pages of a table; ``table`` is None for the list of tables, ``first`` is named."""
+    """Describe the damaged pages of a table.
+
+    Args:
+        table: the name of the table; None: the list of tables.
+        count: the number of damaged pages.
+        first: the page that the message names.
+        mirror: has the number of lost rows.
+    """
     pages = format_count(count, "damaged page")
     if table is None:
         return tr(
@@ -230,7 +235,7 @@ class VectorGroup(Struct, frozen=True, kw_only=True):
     vectors: int
 
     def line(self) -> str:
-        """Return its line of text output."""
+        """Return the text output's line about these vectors."""
         vectors = format_count(self.vectors, "vector")
         embedder = one_line(self.embedder)
         if self.dimensions is None:
@@ -254,7 +259,7 @@ class KbSizes(Struct, frozen=True, kw_only=True):
 
     @property
     def sum(self) -> int:
-        """The total size."""
+        """The total size of all parts."""
         return sum(structs.astuple(self))
 
 
@@ -275,7 +280,7 @@ class KbHealthSummary(HealthSummary, frozen=True, kw_only=True):
     sizes: KbSizes
 
     def lines(self) -> Iterator[str]:
-        """Yield its lines of text output."""
+        """Yield the text output's lines about the contents and sizes of the KB, if its database can be read."""
         if self.format_version is None:
             return
         documents = format_count(sum(self.documents.values()), "document")
@@ -296,22 +301,23 @@ class KbHealthSummary(HealthSummary, frozen=True, kw_only=True):
 
 
 def _format_counts(counts: dict[str, int]) -> str:
+    """Format the counts that are not 0 as a list, by name."""
     return join_list(f"{count:,} {label_of(name)}" for name, count in counts.items() if count) or tr("none")
 
 
-def inspect_store(found: Located, now_ms: int) -> StoreSummary:
+def inspect_store(store: Located, now_ms: int) -> StoreSummary:
     """Summarize a KB, which has no bases.
 
     Args:
-        found: a store of the kind ``rsclaw``.
+        store: a store of the kind ``rsclaw``.
         now_ms: the time to which ages are relative.
 
     Raises:
         RedbError: the database is in use, or its format is unknown.
     """
-    root = found.tree.path
+    root = store.tree.path
     sizes = KbSizes(
-        database=found.path.stat().st_size,
+        database=store.path.stat().st_size,
         markdown=total_size(root / MARKDOWN),
         raw=total_size(root / RAW),
         full_text=total_size(root / FULL_TEXT),
@@ -332,7 +338,7 @@ def inspect_store(found: Located, now_ms: int) -> StoreSummary:
         sizes=sizes,
     )
     try:
-        with database.open_mirror(found.path) as mirror:
+        with database.open_mirror(store.path) as mirror:
             tables.create_current_table(mirror)
             return StoreSummary([], _add_table_counts(health, mirror, root, now_ms))
     except DAMAGED as error:
@@ -340,6 +346,14 @@ def inspect_store(found: Located, now_ms: int) -> StoreSummary:
 
 
 def _add_table_counts(health: KbHealthSummary, mirror: Mirror, root: Path, now_ms: int) -> KbHealthSummary:
+    """Return the summary with counts of rows and files, and with problems.
+
+    Args:
+        health: the summary of the sizes.
+        mirror: the tables of the KB.
+        root: the folder of the KB.
+        now_ms: the time to which ages are relative.
+    """
     searched = _count(mirror, f"SELECT count(*) FROM {SEARCHED}")
     covered = _count(mirror, f"SELECT count(*) FROM {SEARCHED} WHERE c.flaw IS NULL")
     problems = list(_describe_problems(mirror, now_ms))
@@ -370,7 +384,7 @@ def _add_table_counts(health: KbHealthSummary, mirror: Mirror, root: Path, now_m
             _VISIBILITIES,
         ),
         chunks=mirror.tables[database.CHUNKS].rows,
-        vectors=_vectors(mirror),
+        vectors=_group_vectors(mirror),
         jobs=_count_by_name(
             mirror, "SELECT status, count(*) FROM job GROUP BY 1", tuple(one.name.lower() for one in JobStatus)
         ),
@@ -378,19 +392,20 @@ def _add_table_counts(health: KbHealthSummary, mirror: Mirror, root: Path, now_m
 
 
 def _count(mirror: Mirror, query: str) -> int:
+    """Return the integer that a query computes."""
     return int(str(mirror.db.execute(query).get))
 
 
 def _count_by_name(mirror: Mirror, query: str, known: tuple[str, ...]) -> dict[str, int]:
-    """Return counts by known name; the others are added up as "other"."""
+    """Return the counts that a query computes by name. Names that are not ``known`` are added up as "other"."""
     counts = dict.fromkeys((*known, _OTHER), 0)
     for name, count in mirror.db.execute(query):
         counts[str(name) if name in known else _OTHER] += int(str(count))
     return {name: count for name, count in counts.items() if count}
 
 
-def _vectors(mirror: Mirror) -> list[VectorGroup]:
-    """Count the vectors by embedder and dimensions."""
+def _group_vectors(mirror: Mirror) -> list[VectorGroup]:
+    """Count the vectors by embedder and dimensions, the largest groups first."""
     query = "SELECT embedder, dimensions, count(*) FROM chunk GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT ?"
     return [
         VectorGroup(
@@ -401,6 +416,7 @@ def _vectors(mirror: Mirror) -> list[VectorGroup]:
 
 
 def _describe_problems(mirror: Mirror, now_ms: int) -> Iterator[str]:
+    """Yield the problems of a KB that its tables show at a glance."""
     if mirror.damaged_pages:
         yield tr(
             "{pages}, with {rows} lost",

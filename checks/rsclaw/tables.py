@@ -44,7 +44,7 @@ NAMED = f"coalesce({TITLED}, {{id}})"
 
 
 class KbAudit(msgspec.Struct, kw_only=True):
-    """State of the audit of one KB."""
+    """State of the audit of one KB (knowledge base of rsclaw)."""
 
     #: The folder of the KB, and its database.
     root: Path
@@ -57,7 +57,7 @@ class KbAudit(msgspec.Struct, kw_only=True):
 
     @property
     def db(self) -> apsw.Connection:
-        """The tables."""
+        """The connection to the temporary copy of the KB's tables."""
         return self.mirror.db
 
     @property
@@ -83,12 +83,12 @@ class KbAudit(msgspec.Struct, kw_only=True):
         """Report one finding for all ``samples``, if there are any, and return their number.
 
         Args:
-            name: the finding.
-            message: ``{n}`` in it becomes the count with the noun, ``{named}`` the first samples.
-            noun: the noun that is counted.
-            samples: names each instance; read once, can be long.
+            name: the name of the finding.
+            message: ``{n}`` in it becomes the count with ``noun``, ``{named}`` the first samples.
+            noun: what is counted, in the singular.
+            samples: a text that identifies each instance; read once, can be long.
             severity: the severity of this message; None: that of the registry.
-            is_beyond_repair: whether no command fixes it.
+            is_beyond_repair: whether no command fixes the finding.
         """
         first: list[str] = []
         count = 0
@@ -117,7 +117,7 @@ class KbAudit(msgspec.Struct, kw_only=True):
         return count
 
     def texts(self, query: str, *values: object) -> Iterator[str]:
-        """Yield the first column of a query as text."""
+        """Yield the first column of a query as text; ``values`` are the parameters of the query."""
         for text, *_ in self.db.execute(query, values):
             yield str(text)
 
@@ -131,7 +131,7 @@ _VISIBILITIES = ("global", "private", "agent", "channel")
 
 
 def create_current_table(mirror: Mirror) -> None:
-    """Create the temporary table ``current`` with the active documents that are the latest of their source."""
+    """Create the temporary table ``current`` with the active documents that are the latest version of their source."""
     mirror.db.execute("CREATE TEMP TABLE current (id TEXT PRIMARY KEY) WITHOUT ROWID")
     mirror.db.execute(
         f"INSERT INTO current SELECT d.id FROM doc d WHERE d.status = ? AND {latest_version_sql(mirror)}", (ACTIVE,)
@@ -139,7 +139,7 @@ def create_current_table(mirror: Mirror) -> None:
 
 
 def check_documents(state: KbAudit) -> None:
-    """Check states, versions, visibility and expiry of documents, duplicate pages, and collections."""
+    """Report problems of documents: unknown states, versions, visibility, expiry, duplicate pages, and collections."""
     query = f"SELECT {TITLED} || ': ' || d.status FROM doc d WHERE d.status NOT IN (?, ?, ?) ORDER BY d.id"
     message = tr("{n} with an unknown state: {named}")
     state.report(kb.ROW, message, noun="document", samples=state.texts(query, ACTIVE, TOMBSTONED, UPDATING))
@@ -156,7 +156,7 @@ def check_documents(state: KbAudit) -> None:
 
 
 def _check_latest(state: KbAudit) -> None:
-    """Compare the pointers to the latest version with the documents."""
+    """Report wrong pointers from sources to the latest version of their document."""
     lost = """SELECT l.lsid || ' → ' || l.doc_id FROM latest l
                WHERE l.doc_id NOT IN (SELECT id FROM doc) ORDER BY l.lsid"""
     message = tr("{n} whose latest version is missing, so that searches do not find it: {named}")
@@ -184,7 +184,7 @@ def _check_latest(state: KbAudit) -> None:
 def _check_superseded(state: KbAudit) -> None:
     """Report active documents that no search finds: older versions, and newer ones after a rollback.
 
-    The version that the pointer names is in use. If it names none, the highest version is.
+    In use is the version that the pointer of a source names; if it names none, the highest one.
     """
     unused = f"SELECT {TITLED} FROM doc d WHERE d.status = ? AND d.id NOT IN (SELECT id FROM current)"
     named = """FROM latest l JOIN doc named ON named.id = l.doc_id AND named.lsid = l.lsid WHERE l.lsid = d.lsid"""
@@ -225,7 +225,7 @@ _TWINS = f"""
 
 
 def _check_url_twins(state: KbAudit) -> None:
-    """Report pages that several sources have."""
+    """Report web pages that are documents of several sources, by address and by similar address."""
     state.db.execute(_PAGES)
     state.db.executemany("INSERT INTO page VALUES (?, ?, ?, ?)", list(_read_addresses(state)))
     message = tr("{n} that is the source of several documents: {named}")
@@ -236,7 +236,10 @@ def _check_url_twins(state: KbAudit) -> None:
 
 
 def _read_addresses(state: KbAudit) -> Iterator[tuple[str, str, str, str]]:
-    """Yield document, source, and two forms of the address of each searched page."""
+    """Yield a row for each searched web page: document, source, and two forms of the address.
+
+    Pages with an equal first form are the same page, with an equal second form probably the same.
+    """
     query = """SELECT d.id, d.lsid, coalesce(nullif(d.url, ''), substr(d.lsid, 5)) FROM doc d JOIN current USING (id)
                 WHERE d.url <> '' OR d.lsid LIKE 'url:%' ORDER BY d.id"""
     for doc, lsid, url in state.db.execute(query):
@@ -250,6 +253,7 @@ def _read_addresses(state: KbAudit) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _check_collections(state: KbAudit) -> None:
+    """Report collections whose entry by name is missing or wrong."""
     if not state.mirror.is_whole(database.COLLECTIONS, database.COLLECTIONS_BY_NAME):
         return
     lost = """SELECT n.name || ' → ' || n.id FROM collection_name n LEFT JOIN collection c ON c.id = n.id
@@ -279,7 +283,7 @@ _MESSAGES = {
 
 
 def check_chunks(state: KbAudit) -> None:
-    """Check the chunks. Needs the table ``body`` of :func:`checks.rsclaw.files.check_named_files`."""
+    """Report problems of chunks. Needs the table ``body`` of :func:`checks.rsclaw.files.check_named_files`."""
     _check_owners(state)
     _check_source_lists(state)
     _check_vectors(state)
@@ -303,7 +307,7 @@ def _check_owners(state: KbAudit) -> None:
 
 
 def _check_source_lists(state: KbAudit) -> None:
-    """Compare the lists of chunks by source with the chunks."""
+    """Report chunks for which the lists of chunks by source are wrong."""
     if not state.mirror.is_whole(database.CHUNKS, database.CHUNKS_BY_SOURCE):
         return
     lost = """SELECT s.chunk_id FROM by_source s LEFT JOIN chunk c ON c.id = s.chunk_id AND c.lsid = s.lsid
@@ -333,6 +337,7 @@ def usual_dimensions(state: KbAudit) -> int | None:
 
 
 def _check_vectors(state: KbAudit) -> None:
+    """Report searched chunks without a usable vector, and vectors of other dimensions or embedders than most."""
     usual = usual_dimensions(state)
     order = "ORDER BY d.id, c.seq, c.id"
     other = (
@@ -359,7 +364,7 @@ def _check_vectors(state: KbAudit) -> None:
 
 
 def _check_ranges(state: KbAudit) -> None:
-    """Report ranges that are not valid, or exceed the text of the document if that is unchanged."""
+    """Report chunks whose byte range is not valid, or exceeds the text of an unchanged document."""
     query = f"""SELECT {_CHUNK} || ': ' || c.first || '-' || c.last
                   FROM chunk c JOIN doc d ON d.id = c.doc_id LEFT JOIN body b ON b.doc_id = c.doc_id
                  WHERE c.first < 0 OR c.last < c.first OR c.last > coalesce(b.size, c.last)
@@ -368,7 +373,7 @@ def _check_ranges(state: KbAudit) -> None:
     state.report(kb.CHUNK_RANGE, message, noun="chunk", samples=state.texts(query))
 
 
-class _Indexed(msgspec.Struct, frozen=True):
+class _IdentityFields(msgspec.Struct, frozen=True):
     """The fields of a chunk from which its id is derived."""
 
     id: str
@@ -380,11 +385,13 @@ class _Indexed(msgspec.Struct, frozen=True):
     heading_path: list[str] = []
 
 
-_decode = msgspec.json.Decoder(_Indexed).decode
+_decode = msgspec.json.Decoder(_IdentityFields).decode
 
 
 def check_ids(state: KbAudit, file: RedbFile) -> None:
-    """Compare the ids of chunks with their derivation, if the file of the document contains the text of the chunk.
+    """Report chunks whose id cannot be derived from their text, where the file of the document contains this text.
+
+    ``file`` is the open database, from which the chunks are read again.
 
     Raises:
         RedbError: the database can no longer be read.
@@ -399,7 +406,7 @@ def check_ids(state: KbAudit, file: RedbFile) -> None:
 
 
 def _wrong_ids(state: KbAudit, file: RedbFile) -> Iterator[tuple[str]]:
-    """Yield the chunks whose id does not follow from their source, number and text."""
+    """Yield the id of each chunk whose id does not follow from its source, number and text, as a row."""
     for _, value in file.raw_rows(database.CHUNKS):
         state.findings.check_time()
         with suppress(msgspec.MsgspecError, OSError):
@@ -409,8 +416,11 @@ def _wrong_ids(state: KbAudit, file: RedbFile) -> Iterator[tuple[str]]:
                 yield (chunk.id,)
 
 
-def _text_in_body(state: KbAudit, chunk: _Indexed) -> str | None:
-    """Return the text of a chunk if the document's file contains it at the chunk's offsets, else None."""
+def _text_in_body(state: KbAudit, chunk: _IdentityFields) -> str | None:
+    """Return the text of a chunk if the file of its document contains this text at the chunk's offsets.
+
+    Otherwise None.
+    """
     headings = " > ".join(chunk.heading_path)
     if headings and not chunk.indexed_text.startswith(f"{headings}\n\n"):
         return None
@@ -420,23 +430,20 @@ def _text_in_body(state: KbAudit, chunk: _Indexed) -> str | None:
         return None
     query = "SELECT d.md_path, b.start FROM body b JOIN doc d ON d.id = b.doc_id WHERE d.id = ? AND b.size >= ?"
     for path, start in state.db.execute(query, (chunk.doc_id, last)):
-        place = resolve_kb_file(state.root, str(path))
-        if place is not None and _piece(place, int(str(start)) + first, len(wanted)) == wanted:
-            return text
+        location = resolve_kb_file(state.root, str(path))
+        if location is not None:
+            with links.open_for_reading(location) as file:
+                file.seek(int(str(start)) + first)
+                if file.read(len(wanted)) == wanted:
+                    return text
     return None
-
-
-def _piece(path: Path, start: int, length: int) -> bytes:
-    """Read a part of a file."""
-    with links.open_for_reading(path) as file:
-        file.seek(start)
-        return file.read(length)
 
 
 # --- mentions --------------------------------------------------------------------------------------------------------
 
 
 def _check_mentions(state: KbAudit) -> None:
+    """Report mentions whose entity or chunk does not exist."""
     if not state.mirror.is_whole(database.CHUNKS, database.ENTITIES):
         return
     query = """SELECT m.entity_id || ', ' || m.chunk_id FROM mention m
@@ -468,7 +475,7 @@ _NUMBERS = " ".join(f"WHEN '{one.name.lower()}' THEN {one.value}" for one in Job
 
 
 def check_jobs(state: KbAudit) -> None:
-    """Check jobs and ledger entries."""
+    """Report problems of jobs, ledger entries, and the tables that find and claim jobs."""
     jobs = f"SELECT j.id || ': ' || j.status FROM job j WHERE j.status NOT IN ({_KNOWN}) ORDER BY j.id"
     state.report(kb.ROW, tr("{n} in an unknown state: {named}"), noun="job", samples=state.texts(jobs))
     entries = "SELECT e.id || ': ' || e.status FROM entry e WHERE e.status NOT IN (?, ?, ?, ?) ORDER BY e.id"
@@ -482,6 +489,7 @@ def check_jobs(state: KbAudit) -> None:
 
 
 def _check_unfinished_jobs(state: KbAudit) -> None:
+    """Report jobs that rsclaw has given up, and jobs marked as running without a valid claim."""
     failed = f"""SELECT {_ABOUT} || coalesce(': ' || j.error, '') FROM {_JOBS}
                   WHERE j.status = 'failed' ORDER BY j.id"""
     state.report(kb.JOB_FAILED, tr("{n} given up by rsclaw: {named}"), noun="job", samples=state.texts(failed))
@@ -492,7 +500,10 @@ def _check_unfinished_jobs(state: KbAudit) -> None:
 
 
 def _check_ledger(state: KbAudit) -> None:
-    """Report entries that no job will complete. Stale jobs are reported by themselves."""
+    """Report ledger entries that no job will complete.
+
+    Entries with a stale job are left out, as the job is reported.
+    """
     day_ago = state.now_ms - DAY_MS
     live = _OF_ENTRY.format(what="j.status IN ('ready', 'running')")
     any_job = _OF_ENTRY.format(what="j.status IN ('ready', 'running', 'failed')")
@@ -513,6 +524,7 @@ def _check_ledger(state: KbAudit) -> None:
 
 
 def _check_dedupe(state: KbAudit) -> None:
+    """Report wrong and missing keys that keep a job from being queued twice."""
     if not state.mirror.is_whole(database.JOBS_BY_DEDUPE):
         return
     lost = """SELECT x.key FROM dedupe x LEFT JOIN job j ON j.id = x.job_id
@@ -529,7 +541,7 @@ def _check_dedupe(state: KbAudit) -> None:
 
 
 def _check_queue(state: KbAudit) -> None:
-    """Compare the queue and the claims with the jobs."""
+    """Report entries of the queue and claims that do not fit the jobs."""
     fits = f"""q.job_id = j.id AND q.status = CASE j.status {_NUMBERS} END
                AND q.priority = j.priority AND q.created_at = j.created_at"""
     if state.mirror.is_whole(database.JOBS_BY_STATUS):

@@ -257,7 +257,7 @@ def _audit_part(
     is_outside = state is not None and links.real_path(state).parent != links.real_path(own)
     places = places_read(path, found) if is_outside else ()
     with rolling.open_part(checked, own / name, state, size, options.now_ms, places) as part:
-        part.demand_bases(names)
+        part.require_known_base(names)
         # Of the levels, the structure of each file; the rows of the part come on top.
         head, audit = _v2_audit(path, found, replace(options, level=Level.SHAPE, part=part), line_for)
         report = part.finish(names)

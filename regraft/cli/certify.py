@@ -89,7 +89,7 @@ def _lines(document: dict[str, Any], *, title: str, verbose: bool, quiet: bool) 
             yield from _base_lines(base, has_second=document["target"] is not None, verbose=verbose)
     yield from _finding_lines(document, verbose=verbose)
     yield from _verdict_lines(document, quiet=quiet)
-    closing = certify_page.closing(document)
+    closing = certify_page.format_closing(document)
     left_out = [reason for reason in document["not_checked"] if reason != closing]
     yield from (tr("Not checked: {reason}", reason=one_line(reason)) for reason in left_out)
     yield from ("", closing)
@@ -105,7 +105,7 @@ def _verdict_lines(document: dict[str, Any], *, quiet: bool) -> Iterator[str]:
     if not document["bases"]:
         return
     yield ""
-    for part in [] if quiet else certify_page.verdict(document["bases"]):
+    for part in [] if quiet else certify_page.group_by_outcome(document["bases"]):
         yield tr("{heading}:", heading=part.heading)
         yield from (f"  {statement}" for statement in part.statements)
 

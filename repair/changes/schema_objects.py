@@ -136,9 +136,9 @@ def _drop_statements(
 
     ``find_foreign`` finds all foreign objects of the open database.
     """
-    found = [one for one in find_foreign(db) if one.finding in names and one.mended]
+    found = [one for one in find_foreign(db) if one.finding in names and one.removal]
     # Views come after triggers: dropping a view drops its triggers.
-    return [(one, one.mended) for one in sorted(found, key=lambda one: names.index(one.finding))]
+    return [(one, one.removal) for one in sorted(found, key=lambda one: names.index(one.finding))]
 
 
 def _actions(planned: Sequence[tuple[ForeignObject, tuple[str, ...]]], base: str | None, name: str) -> Iterable[Action]:

@@ -31,7 +31,7 @@ from planted_codex_mem import (
 )
 
 from checks.audit.findings import FINDINGS
-from checks.codex_mem.schema import _numbers
+from checks.codex_mem.schema import _decode_varints
 from regraft.formats.codex_mem import database, health, sidecar
 from regraft.formats.codex_mem.database import NoteReader, NoteStatus
 from regraft.formats.fts5 import encode_varints
@@ -286,8 +286,8 @@ def damaged(path: Path) -> list[Outcome]:
 
 def test_numbers_are_packed_as_sqlite_does() -> None:
     numbers = [0, 1, 127, 128, 300, 1 << 20, 1 << 40, (1 << 56) - 1]
-    assert list(_numbers(encode_varints(numbers))) == numbers
-    assert list(_numbers(b"\xff" * 9)) == [(1 << 64) - 1]
+    assert list(_decode_varints(encode_varints(numbers))) == numbers
+    assert list(_decode_varints(b"\xff" * 9)) == [(1 << 64) - 1]
 
 
 # --- states --------------------------------------------------------------------------------------------------------

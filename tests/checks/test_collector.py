@@ -178,7 +178,7 @@ def test_a_part_of_a_store_that_cannot_be_checked_is_a_finding_of_its_base_and_a
         ("two", None, lambda: done.append("two")),
         ("three", None, fail(OutOfTime())),
     ]
-    findings.run_apart(steps, progress, "file.unreadable", lambda name, error: f"{name}: {error}")
+    findings.run_parts(steps, progress, "file.unreadable", lambda name, error: f"{name}: {error}")
     assert done == ["two"]
     assert found(findings) == [("file.unreadable", "b", "one: gone", 1, ("one",), "one")]
     assert findings.missing() == ("three",)
@@ -186,7 +186,7 @@ def test_a_part_of_a_store_that_cannot_be_checked_is_a_finding_of_its_base_and_a
     full = apsw.FullError("disk full")
     full.extendedresult = apsw.SQLITE_FULL
     with pytest.raises(apsw.FullError):
-        findings.run_apart([("full", None, fail(full))], progress, "file.unreadable", lambda name, _: name)
+        findings.run_parts([("full", None, fail(full))], progress, "file.unreadable", lambda name, _: name)
 
 
 def test_checks_after_the_time_limit_are_named_and_none_of_them_runs(clock: list[float]) -> None:
@@ -201,7 +201,7 @@ def test_checks_after_the_time_limit_are_named_and_none_of_them_runs(clock: list
     assert (findings.to_findings(), findings.missing()) == ((), ("b: first", "b: second"))
     findings = FindingCollector(max_duration=5, _started=clock[0])
     parts = [(name, "b", step) for name, step in steps]
-    findings.run_apart(parts, SilentProgress(), "file.unreadable", lambda name, _: name)
+    findings.run_parts(parts, SilentProgress(), "file.unreadable", lambda name, _: name)
     assert (findings.to_findings(), findings.missing()) == ((), ("first", "second"))
 
 

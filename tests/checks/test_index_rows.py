@@ -746,7 +746,7 @@ class PartOfRows:
         self.keys: dict[str, dict[int, bytes]] = {}
         self.vectors: list[tuple[int, bytes, bytes]] = []
 
-    def set_made(self, made: str | None) -> None:
+    def set_creation_time(self, made: str | None) -> None:
         self.made.add(made)
 
     @contextmanager

@@ -310,7 +310,7 @@ def foreign(*statements: str, changes: tuple[tuple[str, str], ...] = ()) -> list
         for statement in statements:
             db.execute(statement)
         return [
-            (one.finding.removeprefix("schema.foreign-"), one.name, one.noun, one.message, one.mended)
+            (one.finding.removeprefix("schema.foreign-"), one.name, one.noun, one.message, one.removal)
             for one in find_foreign_in_index(db)
         ]
 
@@ -443,7 +443,7 @@ def test_foreign_objects_of_a_catalog() -> None:
             "CREATE TRIGGER another AFTER INSERT ON message BEGIN SELECT 1; END",
         ):
             db.execute(statement)
-        found = [(one.finding, one.name, one.mended) for one in find_foreign_in_catalog(db)]
+        found = [(one.finding, one.name, one.removal) for one in find_foreign_in_catalog(db)]
     assert found == [
         ("schema.foreign-trigger", "own", ('DROP TRIGGER "own"',)),
         ("schema.foreign-view", "user_model", ()),

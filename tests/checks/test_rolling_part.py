@@ -57,8 +57,8 @@ def read_rows(
     is_dropped: bool = False,
 ) -> tuple[list[bytes], list[bytes]]:
     """Let a run read rows of a base; return the keys of those that it chose, and of those that have changed."""
-    with part.of_base(base, model) as (kept, drop):
-        kept.set_made(made)
+    with part.open_base(base, model) as (kept, drop):
+        kept.set_creation_time(made)
         with kept.choose("embedding", ((number, row[0]) for number, row in enumerate(rows))) as chosen:
             read = list(chosen)
             changed = list(kept.find_changed((number, digest(rows[number][1]), rows[number][2]) for number in read))
@@ -467,7 +467,7 @@ def test_a_state_whose_index_does_not_fit_its_table(place: Path) -> None:
 def test_whose_state_it_is(place: Path) -> None:
     state, other = place.parent / "state", place.parent / "other"
     with open_part(place, own_state(place), state, Fraction(1), 1000) as part:
-        part.demand_bases(("x",))  # a new one is of any store
+        part.require_known_base(("x",))  # a new one is of any store
         read_rows(part, ROWS, "b")
         part.finish(("b",))
     other.mkdir()
@@ -476,10 +476,10 @@ def test_whose_state_it_is(place: Path) -> None:
     # It was moved: its bases say whether it is the same.
     place.rename(place.with_name("moved"))
     with open_part(other, own_state(other), state, Fraction(1), 1000) as part:
-        part.demand_bases(("b", "c"))
-        part.demand_bases(())
+        part.require_known_base(("b", "c"))
+        part.require_known_base(())
         with pytest.raises(CheckStateUnusable, match=r"it belongs to a store with other bases\); use another file"):
-            part.demand_bases(("c",))
+            part.require_known_base(("c",))
     # The state in a store moves with it.
     own_state(other).parent.mkdir()
     state.rename(own_state(other))

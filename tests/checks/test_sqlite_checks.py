@@ -158,7 +158,7 @@ def test_no_definition_opens_another_file(tmp_path: Path) -> None:
 def test_views_are_foreign_and_one_in_place_of_a_table_stays(db: apsw.Connection) -> None:
     for name in ("Texts", 'a "b"'):
         db.execute(f"CREATE VIEW {apsw.format_sql_value(name).replace(chr(39), '`')} AS SELECT 1")
-    found = [(one.finding, one.name, one.message, one.noun, one.mended) for one in find_foreign_views(db, ["texts"])]
+    found = [(one.finding, one.name, one.message, one.noun, one.removal) for one in find_foreign_views(db, ["texts"])]
     assert found == [
         ("schema.foreign-view", "Texts", "{n} instead of a table", "view", ()),
         ("schema.foreign-view", 'a "b"', "{n} that is not part of the layout", "view", ('DROP VIEW "a ""b"""',)),
@@ -179,7 +179,7 @@ def test_foreign_objects_on_tables_of_another_program(db: apsw.Connection) -> No
     ):
         db.execute(statement)
     found = find_foreign_on_tables(db, ("texts", "Items", "Bases"), ("known",))
-    assert [(one.finding, one.name, one.message, one.noun, one.mended) for one in found] == [
+    assert [(one.finding, one.name, one.message, one.noun, one.removal) for one in found] == [
         (
             "schema.foreign-trigger",
             "mine",
@@ -197,7 +197,7 @@ def test_an_index_on_the_tables_of_a_full_text_index(db: apsw.Connection) -> Non
     assert list(find_full_text_indexes(db)) == []
     db.execute("CREATE INDEX more ON words_data (block)")
     [one] = find_full_text_indexes(db)
-    assert (one.finding, one.name, one.noun, one.mended) == (
+    assert (one.finding, one.name, one.noun, one.removal) == (
         "schema.foreign-text-index",
         "more",
         "index",
@@ -208,7 +208,7 @@ def test_an_index_on_the_tables_of_a_full_text_index(db: apsw.Connection) -> Non
 def test_what_cannot_be_dropped_is_beyond_repair() -> None:
     findings = FindingCollector()
     one = ForeignObject(
-        finding="schema.foreign-view", name="v", message="{n} more", noun="view", mended=("DROP VIEW v",)
+        finding="schema.foreign-view", name="v", message="{n} more", noun="view", removal=("DROP VIEW v",)
     )
     other = ForeignObject(finding="schema.foreign-view", name="w", message="{n} there", noun="view")
     add_foreign_objects([one, other], findings, "b")

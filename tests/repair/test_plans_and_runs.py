@@ -187,7 +187,7 @@ def find_foreign(db: apsw.Connection) -> Iterator[ForeignObject]:
     """Every view and trigger, and an index that cannot be dropped."""
     for kind, name in db.execute("SELECT type, name FROM sqlite_schema WHERE type <> 'table' ORDER BY name"):
         drops = () if kind == "index" else (f"DROP {kind} {name}",)
-        yield ForeignObject(finding=KINDS[str(kind)], name=str(name), message="", noun=str(kind), mended=drops)
+        yield ForeignObject(finding=KINDS[str(kind)], name=str(name), message="", noun=str(kind), removal=drops)
 
 
 def objects(path: Path) -> list[str]:

@@ -307,7 +307,7 @@ def test_only_what_was_asked_for(damaged: Path, tmp_path: Path) -> None:
 
 
 def test_a_share_is_whole_only_where_nothing_is_missing() -> None:
-    shares = {one: audit_page._share(*one) for one in ((999_999, 1_000_000), (7, 7), (1, 3), (0, 9))}
+    shares = {one: audit_page._format_share(*one) for one in ((999_999, 1_000_000), (7, 7), (1, 3), (0, 9))}
     assert list(shares.values()) == ["99.9\u00a0%", "100\u00a0%", "33.3\u00a0%", "0.0\u00a0%"]
 
 
