@@ -322,7 +322,7 @@ def _compare_documents(
 ) -> None:
     """Compare the records' texts with the stored documents, both by source id.
 
-    Note ids that differ in ``differences``.
+    The ids of missing, stale and orphan vectors are added to ``differences``.
     """
     lists = {"missing": differences.missing, "stale": differences.stale, "orphaned": differences.orphans}
     for one in derived.compare_sorted(

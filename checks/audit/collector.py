@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -315,17 +315,14 @@ def display_text(value: object) -> str:
     return text if len(text) <= _LONGEST_SAMPLE else f"{text[:_LONGEST_SAMPLE]}…"
 
 
-def add_commands(
-    audited: Audit, command_line: CommandLine | None, options_of: Callable[[Finding], Sequence[str]] = lambda _: ()
-) -> Audit:
+def add_commands(audited: Audit, command_line: CommandLine | None, base_commands: Collection[str] = ()) -> Audit:
     """Give each finding the command line that fixes it, if the registry names a command.
 
     Args:
         audited: the audit.
         command_line: makes a command line for the audited path; None: findings get no command.
-        options_of: returns the options that a finding's command needs in addition to the registry's.
+        base_commands: the commands that take ``--base`` with the id of the finding's base.
     """
-
     if command_line is None:
         return audited
 
@@ -334,6 +331,7 @@ def add_commands(
         words = FINDINGS[finding.name].command
         if not words or finding.is_beyond_repair:
             return finding
-        return replace(finding, repair=command_line(words[:1], (*words[1:], *options_of(finding))))
+        options = ("--base", finding.base) if finding.base is not None and words[0] in base_commands else ()
+        return replace(finding, repair=command_line(words[:1], (*words[1:], *options)))
 
     return replace(audited, findings=tuple(map(with_command, audited.findings)))

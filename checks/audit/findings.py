@@ -292,7 +292,15 @@ def format_audit(audit: Audit, title: str, *, verbose: bool = False) -> str:
             tr("{heading}:", heading=severity_heading(severity)),
             *_format_group(list(found), audit.names, verbose),
         ]
-    return printable_lines([*lines, "", _format_summary(audit), *([audit.part.describe()] if audit.part else [])])
+    # The last line: what was checked, and the number of findings of each severity.
+    numbers = Counter(finding.severity for finding in audit.findings)
+    message = join_list(
+        format_severity_count(numbers[severity], severity) for severity in _SEVERITIES if numbers[severity]
+    )
+    shown = [(what, noun) for what, noun in _NOUNS.items() if what in audit.checked]
+    seen = join_list(format_count(audit.checked[what], noun) for what, noun in shown)
+    summary = tr("{seen}: {found}. {closing}", seen=seen, found=message or tr("nothing found"), closing=audit.closing)
+    return printable_lines([*lines, "", summary, *([audit.part.describe()] if audit.part else [])])
 
 
 def _format_group(findings: list[Finding], names: dict[str, str], verbose: bool) -> Iterator[str]:
@@ -327,29 +335,13 @@ def _format_finding(finding: Finding, verbose: bool) -> Iterator[str]:
         message = f"{message[:LONGEST_MESSAGE]}…"
     yield f"{indent}{message} [{finding.name}]"
     if verbose and finding.samples:
-        samples = [_format_sample(finding, one) for one in finding.samples]
+        samples = []
+        for sample in finding.samples:
+            shown, name = one_line(sample, LONGEST_NAME), finding.names.get(sample)
+            samples.append(shown if name is None else f"{one_line(name, LONGEST_NAME)} ({shown})")
         yield tr("{indent}  for example: {samples}", indent=indent, samples=join_list(samples))
     if finding.repair is not None:
         yield tr("{indent}  fix: {repair}", indent=indent, repair=finding.repair)
-
-
-def _format_sample(finding: Finding, sample: str) -> str:
-    """Format a sample of a finding, with the name of the item that it is or belongs to, if that is known."""
-    shown = one_line(sample, LONGEST_NAME)
-    if sample not in finding.names:
-        return shown
-    return f"{one_line(finding.names[sample], LONGEST_NAME)} ({shown})"
-
-
-def _format_summary(audit: Audit) -> str:
-    """Format the last line: what was checked, and the number of findings of each severity."""
-    numbers = Counter(finding.severity for finding in audit.findings)
-    message = join_list(
-        format_severity_count(numbers[severity], severity) for severity in _SEVERITIES if numbers[severity]
-    )
-    shown = [(what, noun) for what, noun in _NOUNS.items() if what in audit.checked]
-    seen = join_list(format_count(audit.checked[what], noun) for what, noun in shown)
-    return tr("{seen}: {found}. {closing}", seen=seen, found=message or tr("nothing found"), closing=audit.closing)
 
 
 # --- findings of any SQLite file: can it be read, and does it have the schema of its layout --------------------------

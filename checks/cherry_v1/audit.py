@@ -40,7 +40,16 @@ def audit_plan(plan: SourcePlan, command: Sequence[str]) -> Audit:
     bases = plan.report.bases
     reported = [warning for warning in plan.report.warnings if warning.code != notices.DEDUPLICATED]
     found = [_convert_warning(warning, plan.looked_at.get(warning.base or ""), command) for warning in reported]
-    found += [*_find_unread_vector_files(plan), *_find_full_disk(plan)]
+    found += _find_unread_vector_files(plan)
+    needed, free, source = plan.room.bytes_needed, plan.room.bytes_free, plan.report.head.source
+    if needed > free and source is not None:
+        message = tr(
+            "the library takes about {needed} and {free} are free beside the source; choose a "
+            "folder on another disk for --to",
+            needed=format_bytes(needed),
+            free=format_bytes(free),
+        )
+        found.append(Finding(name=v1.DISK_SPACE, severity="error", message=message, subject=source.path))
     return Audit(
         findings=tuple(found),
         checked=_count_contents(plan),
@@ -143,19 +152,6 @@ def _find_unread_vector_files(plan: SourcePlan) -> Iterator[Finding]:
                 why=why,
             )
             yield Finding(name=name, severity="error", message=message, base=base.source_id, subject=store.vector_file)
-
-
-def _find_full_disk(plan: SourcePlan) -> Iterator[Finding]:
-    """Yield a finding if the disk has too little free space for the migrated library."""
-    needed, free, source = plan.room.bytes_needed, plan.room.bytes_free, plan.report.head.source
-    if needed > free and source is not None:
-        message = tr(
-            "the library takes about {needed} and {free} are free beside the source; choose a "
-            "folder on another disk for --to",
-            needed=format_bytes(needed),
-            free=format_bytes(free),
-        )
-        yield Finding(name=v1.DISK_SPACE, severity="error", message=message, subject=source.path)
 
 
 def _format_closing(findings: Sequence[Finding], plan: SourcePlan, command: Sequence[str]) -> str:

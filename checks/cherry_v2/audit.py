@@ -5,7 +5,6 @@ Findings: ``docs/findings.md``, "v2 data".
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -203,7 +202,11 @@ def collect_statistics(
         ages: items by the month in which they were added, by base id.
         report: content of the library's report, which can be empty.
     """
-    rows = _decode_row_counts(report)
+    rows: dict[str, _ReportedRows] = {}
+    # It may be the file of another program.
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        reported = msgspec.json.decode(report, type=_LibraryReport).bases
+        rows = {base.id: base.rows for base in reported if base.rows is not None}
     bases = []
     for key, name in names.items():
         index = indexes.get(key) or IndexFacts()
@@ -233,15 +236,6 @@ def _count_ages(items: list[Row]) -> dict[str, int]:
         if item.get("deleted_at") is None and isinstance(added, int) and 0 < added < _YEAR_10000_MS:
             months[f"{utc_datetime(added):%Y-%m}"] += 1
     return dict(sorted(months.items()))
-
-
-def _decode_row_counts(report: bytes) -> dict[str, _ReportedRows]:
-    """Decode the row counts in the report of a migration, by base id; empty if it is not such a report."""
-    try:
-        found = msgspec.json.decode(report, type=_LibraryReport)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return {}  # another program's file of that name
-    return {base.id: base.rows for base in found.bases if base.rows is not None}
 
 
 class _StoreAudit(msgspec.Struct):
@@ -513,7 +507,7 @@ def _check_base(root: Path, base: _Base, state: _StoreAudit) -> None:
     path = root / store.name
     index = _audit_index(path, _expected_index(key, store, base.row), store, state)
     state.indexes[key] = index
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         state.bytes += file_paths.stat(path).st_size
     raw = root / store.raw
     if links.leads_outside(root, raw):

@@ -1,8 +1,9 @@
 """Find the rows of an index file that break a rule of the layout, each with its row number.
 
 ``check`` counts and describes these rows; ``repair``, ``gc`` and ``reconcile`` plan from their row numbers and
-    conditions. Rules: ``docs/formats/index.md``, "What always holds", "Offsets" and "Identities". Text columns are read
-    as bytes because a damaged column can hold any value. Offsets count UTF-16 code units.
+conditions. Rules: ``docs/formats/index.md``, "What always holds", "Offsets" and "Identities". Text columns are read as
+bytes because a damaged column can hold any value. Offsets count UTF-16 code units. For a damaged file, every function
+raises ``apsw.Error``.
 """
 
 from __future__ import annotations
@@ -72,9 +73,6 @@ class RowRule(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             db: an open index file.
             row_count: the number of rows that the table itself has, without its indexes; None: not counted.
-
-        Raises:
-            apsw.Error: the file is damaged.
         """
         if self.is_indexed and not _may_match(db, self.table, self.condition, row_count):
             return
@@ -179,9 +177,6 @@ def detect_relations(db: apsw.Connection, shape: SchemaShape, body_count: int | 
     """Yield the rows whose references between units, bodies, materials and contents are broken.
 
     ``body_count`` is the number of rows that ``search_text`` itself has, without its indexes; None: not counted.
-
-    Raises:
-        apsw.Error: the file is damaged.
     """
     if shape.has("search_unit", "search_text"):
         yield from UNIT_WITHOUT_BODY.detect(db)
@@ -266,9 +261,6 @@ def detect_texts(
             reported.
         check_time: called before each content and large text; raises to stop.
         ruled_out: findings that need not be looked for (:func:`checks.cherry_v2.index_file.rule_out_findings`).
-
-    Raises:
-        apsw.Error: the file is damaged.
     """
     if shape.has("search_text") and not {v2.BODY_ID, v2.BODY_HASH}.issubset(ruled_out):
         yield from detect_bodies(db, check_time)
@@ -279,11 +271,7 @@ def detect_texts(
 
 
 def detect_unit_ids(db: apsw.Connection, rows: Iterable[int] | None = None) -> Iterator[DetectedRow]:
-    """Yield the units whose id is not the hash of their fields. ``rows`` are row numbers of the only units to check.
-
-    Raises:
-        apsw.Error: the file is damaged.
-    """
+    """Yield the units whose id is not the hash of their fields. ``rows`` are row numbers of the only units to check."""
     _create_hash_functions(db)
     for rowid, key in read_rows(db, _WRONG_UNIT_IDS, rows):
         yield DetectedRow(
@@ -301,9 +289,6 @@ def detect_contents(
     """Hash contents, and compare each with its units. The arguments are those of :func:`detect_texts`.
 
     ``rows`` are row numbers of the only contents to check; None: all.
-
-    Raises:
-        apsw.Error: the file is damaged.
     """
     has_units = shape.has("search_unit", "search_text")
     large = f"SELECT rowid, CAST(content_hash AS BLOB) FROM content WHERE NOT {IS_SMALL}"
@@ -327,11 +312,7 @@ def _create_hash_functions(db: apsw.Connection) -> None:
 def detect_bodies(
     db: apsw.Connection, check_time: Callable[[], None], rows: Iterable[int] | None = None
 ) -> Iterator[DetectedRow]:
-    """Yield the bodies whose id or hash is wrong. ``rows`` are row numbers of the only bodies to check; None: all.
-
-    Raises:
-        apsw.Error: the file is damaged.
-    """
+    """Yield the bodies whose id or hash is wrong. ``rows`` are row numbers of the only bodies to check; None: all."""
     _create_hash_functions(db)
     for rowid, key, is_wrong_id, is_wrong_hash, is_small, body_hash in read_rows(db, _SUSPECT_BODIES, rows):
         has_wrong_hash = is_wrong_hash
@@ -522,11 +503,7 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def large_text_has_hash(db: apsw.Connection, table: str, rowid: int, key: bytes | None) -> bool:
-    """Whether the ``text`` of a row has the hash ``key``, as stored or with U+FFFD for each unpaired surrogate.
-
-    Raises:
-        apsw.Error: the file is damaged.
-    """
+    """Whether the ``text`` of a row has the hash ``key``, as stored or with U+FFFD for each unpaired surrogate."""
     exact, lenient = hashlib.sha256(), hashlib.sha256()
     for piece in read_pieces(db, table, "text", rowid):
         exact.update(piece)
@@ -538,11 +515,7 @@ def large_text_has_hash(db: apsw.Connection, table: str, rowid: int, key: bytes 
 
 
 def is_large_text_utf8(db: apsw.Connection, rowid: int) -> bool:
-    """Whether the content with this row number is UTF-8; unpaired surrogates are allowed.
-
-    Raises:
-        apsw.Error: the file is damaged.
-    """
+    """Whether the content with this row number is UTF-8; unpaired surrogates are allowed."""
     decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")
     try:
         for piece in read_pieces(db, "content", "text", rowid):
@@ -582,24 +555,18 @@ class LargeContent:
         """Yield row number, id, and row number of the body of each unit whose body is not at its offsets."""
         units: list[Any] = self._db.execute(_LARGE_SLICES, (self._rowid,)).fetchall()
         for rowid, unit, start, end, body, body_hash in units:
-            is_right = is_valid_span(start, end, self.length) and (
-                self._equals_body(start, end, body) or self._hash_slice(start, end) == body_hash
-            )
-            if not is_right:
-                yield rowid, unit, body
-
-    def _equals_body(self, start: int, end: int, body: int) -> bool:
-        """Whether the text between two offsets is that of the body with the row number ``body``."""
-        pieces = LargeText(db=self._db, table="search_text", column="text", rowid=body).pieces()
-        pairs = zip_longest(_equal_blocks(self._read_slice(start, end)), _equal_blocks(pieces))
-        return all(one == other for one, other in pairs)
-
-    def _hash_slice(self, start: int, end: int) -> bytes:
-        """Return the SHA-256 of the text between two offsets, as hexadecimal digits."""
-        digest = hashlib.sha256()
-        for piece in self._read_slice(start, end):
-            digest.update(piece)
-        return digest.hexdigest().encode()
+            if is_valid_span(start, end, self.length):
+                text = LargeText(db=self._db, table="search_text", column="text", rowid=body).pieces()
+                blocks = zip_longest(_equal_blocks(self._read_slice(start, end)), _equal_blocks(text))
+                if all(one == other for one, other in blocks):
+                    continue
+                digest = hashlib.sha256()
+                for piece in self._read_slice(start, end):
+                    digest.update(piece)
+                # If the slice has the hash that was embedded, the body itself is wrong and the offsets are right.
+                if digest.hexdigest().encode() == body_hash:
+                    continue
+            yield rowid, unit, body
 
     def _read_slice(self, start: int, end: int) -> Iterator[bytes]:
         """Yield the text between two offsets as UTF-8, in pieces.
@@ -726,9 +693,6 @@ def find_unusable_vectors(db: apsw.Connection, length: int) -> Iterator[tuple[in
     Args:
         db: an open index file, with sqlite-vec.
         length: the expected length in bytes.
-
-    Raises:
-        apsw.Error: the file is damaged.
     """
     for rowid, _, has_length, norm, _ in db.execute(_VECTORS, {"length": length, "prefix": 1}):
         finding = classify_vector(has_length, norm)
@@ -754,11 +718,7 @@ class VectorDetector:
         self._norms: Counter[int] = Counter()
 
     def detect(self) -> Iterator[DetectedRow]:
-        """Yield the vectors that are not usable, then texts that share one vector with two or more others.
-
-        Raises:
-            apsw.Error: the file is damaged.
-        """
+        """Yield the vectors that are not usable, then texts that share one vector with two or more others."""
         # Hashes of norm and prefix take a tenth of the memory of both.
         prefixes: Counter[int] = Counter()
         values = {"length": self._length, "prefix": _PREFIX_BYTES}
@@ -811,11 +771,7 @@ class VectorDetector:
 
 
 def digest_vectors(db: apsw.Connection, rows: Iterable[int]) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield row number, digest (16 bytes) and stored time of the vectors with these row numbers.
-
-    Raises:
-        apsw.Error: the file is damaged.
-    """
+    """Yield row number, digest (16 bytes) and stored time of the vectors with these row numbers."""
     query = "SELECT rowid, typeof(vector_blob), CAST(created_at AS BLOB) FROM embedding WHERE TRUE"
     for rowid, kind, time in read_rows(db, query, rows):
         digest = hashlib.blake2b(digest_size=16, person=kind.encode())
@@ -834,9 +790,6 @@ def detect_full_text_numbers(db: apsw.Connection, shape: SchemaShape, body_count
 
     A body without an entry and an entry without a body are reported in pairs, as one body with the wrong number.
     ``body_count`` is the number of rows that ``search_text`` itself has, without its indexes; None: not counted.
-
-    Raises:
-        apsw.Error: the file is damaged.
     """
     number = _number_column(shape)
     bodies = f"SELECT rowid, CAST(search_text_id AS BLOB) FROM search_text WHERE {number} IS %s NULL"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +242,11 @@ def _summarize_catalog(
 
 def _list_items(rows: list[Row], index: Path | None) -> list[ItemSummary]:
     """Summarize the items of a base from their rows, with the number of units in the index."""
-    units = _units_by_material(index)
+    units: dict[str, int] = {}
+    if index is not None:
+        query = "SELECT CAST(material_id AS BLOB), count(*) FROM search_unit GROUP BY material_id"
+        with suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.open_readonly(index) as db:
+            units = {lenient_text(material): count for material, count in db.execute(query) if material is not None}
     return [
         ItemSummary(
             id=_readable(row.get("id")),
@@ -254,18 +259,6 @@ def _list_items(rows: list[Row], index: Path | None) -> list[ItemSummary]:
         )
         for row in rows
     ]
-
-
-def _units_by_material(index: Path | None) -> dict[str, int]:
-    """Count the units of each material of an index file; empty if it cannot be read."""
-    query = "SELECT CAST(material_id AS BLOB), count(*) FROM search_unit GROUP BY material_id"
-    if index is None:
-        return {}
-    try:
-        with sqlite.open_readonly(index) as db:
-            return {lenient_text(material): count for material, count in db.execute(query) if material is not None}
-    except (apsw.Error, OSError, UnicodeDecodeError):
-        return {}
 
 
 def _readable(value: Any) -> Any:

@@ -218,13 +218,20 @@ def check_raw_files(
 
     Without a catalog, ``items`` must be None; without an index, ``materials`` must be None. ``base`` is the base's id.
     """
+    count = 0
+    is_orphan = make_orphan_test(items, findings.now_ms) if items is not None else None
     try:
         findings.check_time()
         _check_material_files(raw, base, items, materials or [], findings)
-        return _check_files_on_disk(raw, base, items, findings)
+        for name, changed_at in walk_files(raw):
+            findings.check_time()
+            count += 1
+            if is_orphan is not None and is_orphan(name, changed_at):
+                findings.add(v2.RAW_ORPHAN, tr("{n} not referenced by any item"), base=base, noun="file", sample=name)
     except OutOfTime:
         findings.not_checked.append(tr("{base}: raw files", base=base))
         return 0
+    return count
 
 
 def _check_material_files(
@@ -287,18 +294,6 @@ def _is_changed(path: Path, material: IndexMaterial) -> bool:
     except OSError:
         return True
     return material.content_hash not in (identity.text_hash(okf.strip_block(text)), identity.text_hash(text))
-
-
-def _check_files_on_disk(raw: Path, base: str, items: list[Row] | None, findings: FindingCollector) -> int:
-    """Report files below ``raw/`` that no item refers to, and return the number of all files."""
-    count = 0
-    is_orphan = make_orphan_test(items, findings.now_ms) if items is not None else None
-    for name, changed_at in walk_files(raw):
-        findings.check_time()
-        count += 1
-        if is_orphan is not None and is_orphan(name, changed_at):
-            findings.add(v2.RAW_ORPHAN, tr("{n} not referenced by any item"), base=base, noun="file", sample=name)
-    return count
 
 
 def find_orphan_files(raw: Path, items: list[Row], now_ms: int) -> Iterator[str]:

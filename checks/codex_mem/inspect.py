@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType, structs
 
 from checks.audit import sqlite_checks
 from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, Level, add_commands, display_text
-from checks.audit.findings import CORRUPT, FINDINGS, UNREADABLE, Audit, BaseStatistics, Finding, Statistics
+from checks.audit.findings import CORRUPT, UNREADABLE, Audit, BaseStatistics, Statistics
 from checks.audit.sqlite_checks import find_open_problem
 from checks.codex_mem import findings as codex
 from checks.codex_mem import schema
@@ -270,7 +270,7 @@ def audit(store: Located, options: CheckOptions, command_line: CommandLine | Non
     # Add command lines to the findings, unless the database is damaged.
     if any(finding.name in (UNREADABLE, CORRUPT) for finding in audited.findings):
         return audited  # what cannot be read as a whole is not changed
-    return add_commands(audited, command_line, _project_option)
+    return add_commands(audited, command_line, _OF_ONE_PROJECT)
 
 
 def read_project_ids(found: Located) -> Sequence[str]:
@@ -306,15 +306,18 @@ class _Audit:
 
     def run(self) -> None:
         """Run all checks that the level of the audit includes."""
-        db, vectors = self._memory.db, self._memory.vectors
+        db, vectors, state, findings = self._memory.db, self._memory.vectors, self._state, self._findings
         size = self._path.stat().st_size
         steps: list[tuple[str, Callable[[], None]]] = [
             ("structure", self._check_structure),
-            ("counts", self._check_counts),
-            ("scope", self._check_scope),
-            (tr("full text"), self._check_full_text),
-            ("migration", self._check_migration),
-            ("vectors", self._check_vectors),
+            ("counts", self._if_complete(self._check_counts)),
+            ("scope", self._if_complete(lambda: check_scope(db, state.projects, state.chosen, findings))),
+            (tr("full text"), self._if_complete(self._check_full_text)),
+            (
+                "migration",
+                self._if_complete(lambda: schema.check_migration(db, findings, has_vectors=self._memory.is_present)),
+            ),
+            ("vectors", self._if_complete(self._check_vectors)),
         ]
         if self._findings.level >= Level.DEEP:
             steps.append(("integrity", self._check_integrity))
@@ -339,36 +342,26 @@ class _Audit:
             beside = sqlite_checks.find_foreign_on_tables(self._memory.vectors.db, (sidecar.TABLE, "meta"))
             sqlite_checks.add_foreign_objects((replace(one, removal=()) for one in beside), self._findings, None)
 
-    def _check_counts(self) -> None:
-        """Count the notes and handoffs, if the tables are complete."""
-        if self._state.is_whole:
-            for name, table in (("notes", NOTES), ("handoffs", "handoffs")):
-                self._state.checked[name] = self._memory.db.execute(f"SELECT count(*) FROM {table}").get
+    def _if_complete(self, check: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that runs a check if :meth:`_check_structure` found all tables complete."""
+        return lambda: check() if self._state.is_whole else None
 
-    def _check_scope(self) -> None:
-        """Check the scope of the rows of the chosen projects, if the tables are complete."""
-        if self._state.is_whole:
-            check_scope(self._memory.db, self._state.projects, self._state.chosen, self._findings)
+    def _check_counts(self) -> None:
+        """Count the notes and handoffs."""
+        for name, table in (("notes", NOTES), ("handoffs", "handoffs")):
+            self._state.checked[name] = self._memory.db.execute(f"SELECT count(*) FROM {table}").get
 
     def _check_full_text(self) -> None:
-        """Check the full-text index, if the tables are complete; its words only if its triggers are as usual."""
-        if self._state.is_whole:
-            is_usual = not self._findings.count(codex.TRIGGER, None)
-            schema.check_full_text(self._memory.db, self._findings, can_compare_words=is_usual)
-
-    def _check_migration(self) -> None:
-        """Check whether the migration that adds vectors is complete, if the tables are complete."""
-        if self._state.is_whole:
-            present = self._memory.is_present
-            schema.check_migration(self._memory.db, self._findings, has_vectors=present)
+        """Check the full-text index; its words only if its triggers are as usual."""
+        is_usual = not self._findings.count(codex.TRIGGER, None)
+        schema.check_full_text(self._memory.db, self._findings, can_compare_words=is_usual)
 
     def _check_vectors(self) -> None:
-        """Compare the vectors with the notes, if the tables are complete."""
-        if self._state.is_whole:
-            survey = self._state.survey = health.survey_notes(self._memory, self._findings.check_time)
-            self._state.signals = health.collect_signals(survey)
-            if survey.state is not HealthState.DISABLED:
-                check_notes(survey, self._state.projects, self._state.chosen, self._findings)
+        """Compare the vectors with the notes."""
+        survey = self._state.survey = health.survey_notes(self._memory, self._findings.check_time)
+        self._state.signals = health.collect_signals(survey)
+        if survey.state is not HealthState.DISABLED:
+            check_notes(survey, self._state.projects, self._state.chosen, self._findings)
 
     def _check_integrity(self) -> None:
         """Run SQLite's integrity check over the database and the file of vectors."""
@@ -389,28 +382,28 @@ class _Audit:
 def _as_audit(path: Path, state: _StoreAudit) -> Audit:
     """Convert the state of the finished checks to the result of the audit."""
     findings, survey = state.findings, state.survey
-    vectors = None if survey is None else survey.memory.vectors
+    embeddings = 0
+    if survey is not None and survey.memory.vectors is not None:
+        embeddings = (survey.gone or 0) + survey.total.held
     files = (path, database.sidecar_path(path))
     closing = findings.closing(tr("the words of the full-text index"), tr("all pages of the databases"))
+    if state.signals is not None:
+        search = tr("Search by meaning: {state}. ", state=state_label(state.signals.state))
+        closing = f"{search}{closing}"
     return findings.to_audit(
         checked={
             "projects": len(state.projects),
             **{name: state.checked.get(name, 0) for name in ("notes", "handoffs")},
-            "embeddings": 0 if vectors is None or survey is None else (survey.gone or 0) + survey.total.held,
+            "embeddings": embeddings,
             "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         },
         names={key: one.name for key, one in state.projects.items()},
-        closing=f"{_describe_search_state(state)}{closing}",
+        closing=closing,
         statistics=Statistics(
             bases=[_statistics(one, survey) for one in state.projects.values()],
             semantic=state.signals,
         ),
     )
-
-
-def _describe_search_state(state: _StoreAudit) -> str:
-    """Return a sentence on the state of search by meaning; empty if it is not known."""
-    return "" if state.signals is None else tr("Search by meaning: {state}. ", state=state_label(state.signals.state))
 
 
 def _statistics(project: Project, survey: NoteSurvey | None) -> BaseStatistics:
@@ -439,12 +432,6 @@ def _statistics(project: Project, survey: NoteSurvey | None) -> BaseStatistics:
         embeddings=counts.held,
         lengths={str(meta.dimensions): counts.held} if meta is not None and counts.held else {},
     )
-
-
-def _project_option(finding: Finding) -> tuple[str, ...]:
-    """Return the option that selects the project of a finding, if the command that fixes it takes one."""
-    words = FINDINGS[finding.name].command
-    return ("--base", finding.base) if finding.base is not None and words[0] in _OF_ONE_PROJECT else ()
 
 
 _STATUSES = ("ready", "pending", "stale", "failed", "excluded", "not_applicable")

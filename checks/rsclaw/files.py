@@ -489,7 +489,7 @@ def _is_plain_folder(root: Path, name: str) -> bool:
 
 
 def check_caches(state: KbAudit) -> None:
-    """Compare the vector index and the full-text index with the database. rsclaw builds a missing one.
+    """Compare the vector index and the full-text index with the database. Missing ones are not reported.
 
     Raises:
         OSError: a folder cannot be read.
@@ -510,25 +510,18 @@ def check_caches(state: KbAudit) -> None:
 
 def _read_description(state: KbAudit, finding: str, name: str, decoder: msgspec.json.Decoder[T]) -> T | None:
     """Read the JSON file ``name`` that describes a cache. If it cannot be read, add ``finding`` and return None."""
-    found = _decode_file(state.root / name, decoder)
-    if isinstance(found, str):
-        state.findings.add(finding, tr("{name} cannot be read: {problem}", name=name, problem=found), sample=name)
-        return None
-    return found
-
-
-def _decode_file(path: Path, decoder: msgspec.json.Decoder[T]) -> T | str:
-    """Return the decoded content of a file, or a text that says why it cannot be read."""
     try:
-        with links.open_for_reading(path) as file:
+        with links.open_for_reading(state.root / name) as file:
             content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            return tr("it has more than {size}", size=format_bytes(_MOST_BYTES))
-        return decoder.decode(content)
+        if len(content) <= _MOST_BYTES:
+            return decoder.decode(content)
+        problem = tr("it has more than {size}", size=format_bytes(_MOST_BYTES))
     except OSError as error:
-        return error.strerror or str(error)
+        problem = error.strerror or str(error)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return str(error)
+        problem = str(error)
+    state.findings.add(finding, tr("{name} cannot be read: {problem}", name=name, problem=problem), sample=name)
+    return None
 
 
 def _check_snapshot(state: KbAudit) -> None:

@@ -369,6 +369,13 @@ def _add_table_counts(health: KbHealthSummary, mirror: Mirror, root: Path, now_m
         problems.append(tr("files cannot be listed: {error}", error=error.strerror or error))
     if mirror.is_whole(database.DOCS):
         orphans += _count(mirror, "SELECT count(*) FROM chunk WHERE doc_id NOT IN (SELECT id FROM doc)")
+    query = "SELECT embedder, dimensions, count(*) FROM chunk GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT ?"
+    groups = [
+        VectorGroup(
+            embedder=str(embedder), dimensions=None if size is None else int(str(size)), vectors=int(str(count))
+        )
+        for embedder, size, count in mirror.db.execute(query, (_MOST_GROUPS,))
+    ]
     return structs.replace(
         health,
         coverage=covered / searched if searched else None,
@@ -384,7 +391,7 @@ def _add_table_counts(health: KbHealthSummary, mirror: Mirror, root: Path, now_m
             _VISIBILITIES,
         ),
         chunks=mirror.tables[database.CHUNKS].rows,
-        vectors=_group_vectors(mirror),
+        vectors=groups,
         jobs=_count_by_name(
             mirror, "SELECT status, count(*) FROM job GROUP BY 1", tuple(one.name.lower() for one in JobStatus)
         ),
@@ -402,17 +409,6 @@ def _count_by_name(mirror: Mirror, query: str, known: tuple[str, ...]) -> dict[s
     for name, count in mirror.db.execute(query):
         counts[str(name) if name in known else _OTHER] += int(str(count))
     return {name: count for name, count in counts.items() if count}
-
-
-def _group_vectors(mirror: Mirror) -> list[VectorGroup]:
-    """Count the vectors by embedder and dimensions, the largest groups first."""
-    query = "SELECT embedder, dimensions, count(*) FROM chunk GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT ?"
-    return [
-        VectorGroup(
-            embedder=str(embedder), dimensions=None if size is None else int(str(size)), vectors=int(str(count))
-        )
-        for embedder, size, count in mirror.db.execute(query, (_MOST_GROUPS,))
-    ]
 
 
 def _describe_problems(mirror: Mirror, now_ms: int) -> Iterator[str]:

@@ -227,26 +227,20 @@ _TWINS = f"""
 def _check_url_twins(state: KbAudit) -> None:
     """Report web pages that are documents of several sources, by address and by similar address."""
     state.db.execute(_PAGES)
-    state.db.executemany("INSERT INTO page VALUES (?, ?, ?, ?)", list(_read_addresses(state)))
-    message = tr("{n} that is the source of several documents: {named}")
-    state.report(kb.URL_TWINS, message, noun="page", samples=state.texts(_TWINS.format(key="p.address", more="")))
-    likely = _TWINS.format(key="p.likely", more="AND count(DISTINCT p.address) > 1")
-    message = tr("{n} that is probably the source of several documents with different addresses: {named}")
-    state.report(kb.URL_TWINS, message, noun="page", samples=state.texts(likely), severity="note")
-
-
-def _read_addresses(state: KbAudit) -> Iterator[tuple[str, str, str, str]]:
-    """Yield a row for each searched web page: document, source, and two forms of the address.
-
-    Pages with an equal first form are the same page, with an equal second form probably the same.
-    """
     query = """SELECT d.id, d.lsid, coalesce(nullif(d.url, ''), substr(d.lsid, 5)) FROM doc d JOIN current USING (id)
                 WHERE d.url <> '' OR d.lsid LIKE 'url:%' ORDER BY d.id"""
+    pages = []
     for doc, lsid, url in state.db.execute(query):
         state.findings.check_time()
         address, likely = canonical_url(str(url)), likely_page_key(str(url))
         if address is not None and likely is not None:
-            yield str(doc), str(lsid), address, likely
+            pages.append((str(doc), str(lsid), address, likely))
+    state.db.executemany("INSERT INTO page VALUES (?, ?, ?, ?)", pages)
+    message = tr("{n} that is the source of several documents: {named}")
+    state.report(kb.URL_TWINS, message, noun="page", samples=state.texts(_TWINS.format(key="p.address", more="")))
+    similar = _TWINS.format(key="p.likely", more="AND count(DISTINCT p.address) > 1")
+    message = tr("{n} that is probably the source of several documents with different addresses: {named}")
+    state.report(kb.URL_TWINS, message, noun="page", samples=state.texts(similar), severity="note")
 
 
 # --- collections -----------------------------------------------------------------------------------------------------
@@ -287,8 +281,19 @@ def check_chunks(state: KbAudit) -> None:
     _check_owners(state)
     _check_source_lists(state)
     _check_vectors(state)
-    _check_ranges(state)
-    _check_mentions(state)
+    # Ranges that are not valid, or exceed the text of the document if that is unchanged.
+    query = f"""SELECT {_CHUNK} || ': ' || c.first || '-' || c.last
+                  FROM chunk c JOIN doc d ON d.id = c.doc_id LEFT JOIN body b ON b.doc_id = c.doc_id
+                 WHERE c.first < 0 OR c.last < c.first OR c.last > coalesce(b.size, c.last)
+                 ORDER BY d.id, c.seq, c.id"""
+    message = tr("{n} whose range is outside the text: {named}")
+    state.report(kb.CHUNK_RANGE, message, noun="chunk", samples=state.texts(query))
+    if state.mirror.is_whole(database.CHUNKS, database.ENTITIES):
+        mentions = """SELECT m.entity_id || ', ' || m.chunk_id FROM mention m
+                       WHERE m.chunk_id NOT IN (SELECT id FROM chunk) OR m.entity_id NOT IN (SELECT id FROM entity)
+                       ORDER BY 1"""
+        message = tr("{n} referring to a missing chunk or entity: {named}")
+        state.report(kb.ENTITY, message, noun="mention", samples=state.texts(mentions))
 
 
 def _check_owners(state: KbAudit) -> None:
@@ -363,16 +368,6 @@ def _check_vectors(state: KbAudit) -> None:
 # --- ranges and ids --------------------------------------------------------------------------------------------------
 
 
-def _check_ranges(state: KbAudit) -> None:
-    """Report chunks whose byte range is not valid, or exceeds the text of an unchanged document."""
-    query = f"""SELECT {_CHUNK} || ': ' || c.first || '-' || c.last
-                  FROM chunk c JOIN doc d ON d.id = c.doc_id LEFT JOIN body b ON b.doc_id = c.doc_id
-                 WHERE c.first < 0 OR c.last < c.first OR c.last > coalesce(b.size, c.last)
-                 ORDER BY d.id, c.seq, c.id"""
-    message = tr("{n} whose range is outside the text: {named}")
-    state.report(kb.CHUNK_RANGE, message, noun="chunk", samples=state.texts(query))
-
-
 class _IdentityFields(msgspec.Struct, frozen=True):
     """The fields of a chunk from which its id is derived."""
 
@@ -406,7 +401,7 @@ def check_ids(state: KbAudit, file: RedbFile) -> None:
 
 
 def _wrong_ids(state: KbAudit, file: RedbFile) -> Iterator[tuple[str]]:
-    """Yield the id of each chunk whose id does not follow from its source, number and text, as a row."""
+    """Yield the stored id of each chunk that is not derived from its source, number and text, as a row for SQL."""
     for _, value in file.raw_rows(database.CHUNKS):
         state.findings.check_time()
         with suppress(msgspec.MsgspecError, OSError):
@@ -442,17 +437,6 @@ def _text_in_body(state: KbAudit, chunk: _IdentityFields) -> str | None:
 # --- mentions --------------------------------------------------------------------------------------------------------
 
 
-def _check_mentions(state: KbAudit) -> None:
-    """Report mentions whose entity or chunk does not exist."""
-    if not state.mirror.is_whole(database.CHUNKS, database.ENTITIES):
-        return
-    query = """SELECT m.entity_id || ', ' || m.chunk_id FROM mention m
-                WHERE m.chunk_id NOT IN (SELECT id FROM chunk) OR m.entity_id NOT IN (SELECT id FROM entity)
-                ORDER BY 1"""
-    message = tr("{n} referring to a missing chunk or entity: {named}")
-    state.report(kb.ENTITY, message, noun="mention", samples=state.texts(query))
-
-
 # --- the outbox: ledger entries, jobs, and the tables that find and claim them --------------------------------------
 
 
@@ -481,15 +465,6 @@ def check_jobs(state: KbAudit) -> None:
     entries = "SELECT e.id || ': ' || e.status FROM entry e WHERE e.status NOT IN (?, ?, ?, ?) ORDER BY e.id"
     message = tr("{n} in an unknown state: {named}")
     state.report(kb.ROW, message, noun="ledger entry", samples=state.texts(entries, PENDING, INDEXED, CLEANUP, DONE))
-    _check_unfinished_jobs(state)
-    if state.mirror.is_whole(database.JOBS):
-        _check_ledger(state)
-        _check_dedupe(state)
-        _check_queue(state)
-
-
-def _check_unfinished_jobs(state: KbAudit) -> None:
-    """Report jobs that rsclaw has given up, and jobs marked as running without a valid claim."""
     failed = f"""SELECT {_ABOUT} || coalesce(': ' || j.error, '') FROM {_JOBS}
                   WHERE j.status = 'failed' ORDER BY j.id"""
     state.report(kb.JOB_FAILED, tr("{n} given up by rsclaw: {named}"), noun="job", samples=state.texts(failed))
@@ -497,6 +472,10 @@ def _check_unfinished_jobs(state: KbAudit) -> None:
         stale = f"SELECT {_ABOUT} FROM {_JOBS} WHERE {IS_STALE.format(now=state.now_ms)} ORDER BY j.id"
         message = tr("{n} marked as running, but without a valid claim: {named}")
         state.report(kb.JOB_STALE, message, noun="job", samples=state.texts(stale))
+    if state.mirror.is_whole(database.JOBS):
+        _check_ledger(state)
+        _check_dedupe(state)
+        _check_queue(state)
 
 
 def _check_ledger(state: KbAudit) -> None:

@@ -285,8 +285,9 @@ def test_a_finding_gets_the_command_of_the_registry() -> None:
         None,
         "upgrade STORE",
     ]
-    with_base = add_commands(audited, line, lambda one: ("--base", one.base) if one.base else ())
+    with_base = add_commands(audited, line, {"upgrade"})
     assert with_base.findings[-1].repair == "upgrade STORE --base b"
+    assert add_commands(audited, line, {"repair"}).findings[-1].repair == "upgrade STORE"
 
 
 def test_findings_are_listed_by_severity_and_base() -> None:
