@@ -23,9 +23,9 @@ from migrators.cherry_v1.draft import FILE_NUMBER_FIELDS, FILE_TEXT_FIELDS
 from migrators.cherry_v1.file_matching import JSON_LOADER, SNIPPET_UNITS, TEXT_LOADER, WantedLoaders
 from migrators.pipeline.losses import check_for_damage
 from migrators.pipeline.source import BaseDraft, Salvager
-from regraft.disk import sqlite
+from regraft.disk import scratch, sqlite
 from regraft.disk.file_paths import fold_name, path_segments, split_extension, vector_file_name
-from regraft.disk.trees import Tree, join_path
+from regraft.disk.trees import Tree, ZipTree, join_path, require_free_space
 from regraft.errors import SourceUnreadable
 from regraft.formats import json_text
 from regraft.formats.cherry_v1 import layout, salvage
@@ -308,6 +308,11 @@ def _summarize_salvaged_rows(path: Path, salvager: Salvager) -> VectorFileSummar
         if not (error.is_damage or error.may_be_damage):
             raise
         problem = error
+    return _summarize_damaged_file(path, problem)
+
+
+def _summarize_damaged_file(path: Path, problem: StoreProblem) -> VectorFileSummary:
+    """Read what can be salvaged of a damaged vector file; raises the ``problem`` if there are no such rows."""
     with salvage.salvage_file(path) as left:
         if left.path is None or not left.tally.rows:
             raise problem
@@ -703,11 +708,20 @@ def _summarize(tree: Tree, name: str, salvager: Salvager | None) -> VectorFileSu
         NotAVectorFile: no base is made from it.
     """
     try:
-        with tree.local(name, None) as path:
-            return summarize_vector_file(path) if salvager is None else _summarize_salvaged_rows(path, salvager)
+        try:
+            with tree.local(name, None) as path:
+                return summarize_vector_file(path) if salvager is None else _summarize_salvaged_rows(path, salvager)
+        except SourceUnreadable:
+            if salvager is None or not isinstance(tree, ZipTree):
+                raise
+            with scratch.temporary_folder() as folder:
+                require_free_space(folder, tree.size(name))
+                tree.extract_damaged(name, folder / "member")
+                return _summarize_damaged_file(folder / "member", StoreProblem(tr("cannot be read"), is_damage=True))
     except (StoreProblem, SourceUnreadable) as error:
         problem = str(error) if isinstance(error, StoreProblem) else tr("cannot be read")
-        if isinstance(error, StoreProblem) and error.is_damage and salvager is None:
+        is_damage = error.is_damage if isinstance(error, StoreProblem) else isinstance(tree, ZipTree)
+        if is_damage and salvager is None:
             problem = tr("{problem}; --salvage migrates the rows of it that can be proven", problem=problem)
         if not is_v1_vector_file(tree, name):
             raise NotAVectorFile(tr("it {problem}", problem=problem)) from error

@@ -20,6 +20,7 @@ from migrators.pipeline.source_files import (
     missing_upload_notice,
     upload_problem,
     vector_file_in_tree,
+    vector_file_names,
 )
 from regraft.disk import sqlite
 from regraft.disk.trees import ZipTree
@@ -27,7 +28,7 @@ from regraft.errors import SourceUnreadable
 from regraft.formats.vector_survey import StoreProblem, VectorSurvey
 from regraft.formats.vector_table import VectorTable
 from regraft.identity import replace, resolve_base
-from regraft.language import tr
+from regraft.language import format_count, tr
 from regraft.ledger.ledger import LedgerEntry
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -56,6 +57,8 @@ class BaseJob(msgspec.Struct, frozen=True):
     origin_mark: sqlite.FileState = ()
     #: The name of the vector file, if it is damaged in an archive.
     unread: frozenset[str] = frozenset()
+    #: Whether the source is an archive of which only the intact members are read.
+    is_archive_damaged: bool = False
     #: The ledger entry of what an earlier run wrote and is still in place, also if the base is migrated again.
     existing: BaseEntry | None = None
     #: Whether the index in the target is damaged, so that it is written again.
@@ -88,11 +91,28 @@ class BaseJob(msgspec.Struct, frozen=True):
         if self.existing is None:
             return None
         if plan.error is None:
-            return None if self.is_damaged else _keep_if_source_damaged(self.existing, plan, self.draft.legacy_id)
+            return None if self.is_damaged else self._keep_if_source_damaged(self.existing, plan)
         is_completed = self.existing.record.base.status == "completed"
         if is_completed or (self.existing.has_texts_without_vectors and not plan.has_index):
             return keep_completed(self.existing, plan.error, self.draft.legacy_id)
         return None
+
+    def _keep_if_source_damaged(self, existing: BaseEntry, plan: BasePlan) -> BaseEntry | None:
+        """Return the existing entry with a notice if the source is damaged now and would give fewer rows; else None."""
+        tally, carried = plan.salvage, existing.report.rows.carried
+        if existing.record.base.status != "completed":
+            return None
+        if tally is not None and carried >= plan.rows.carried:
+            error = tr("{rows:,} of about {about:,} rows can be salvaged", rows=tally.rows, about=tally.about)
+            message = tr("its vector file is damaged now ({error}); the base from an earlier run is kept", error=error)
+        elif self.is_archive_damaged and carried > plan.rows.carried:
+            # The log of the vector file may be among the members that are left out.
+            rows = format_count(plan.rows.carried, "row")
+            message = tr("the damaged archive has only {rows} of it; the base from an earlier run is kept", rows=rows)
+        else:
+            return None
+        notice = Notice(code=notices.KEPT_COMPLETED, message=message, base=self.draft.legacy_id)
+        return msgspec.structs.replace(existing, notices=[*existing.notices, notice])
 
 
 def select_bases(library: LibraryDraft, options: Options) -> list[tuple[int, BaseDraft]]:
@@ -158,7 +178,8 @@ class BasePlanner:
             logger.info("base %s: no earlier run wrote it to this target", draft.id)
             # No earlier run to compare with: hashing the files waits until the free space was checked.
             return self._plan_base(position, draft, "", None, self._options)
-        mark, known = self._fingerprint(draft, entry), read_entry(entry)
+        known = read_entry(entry)
+        mark = self._fingerprint(draft, entry, known)
         is_same = entry.fingerprint == mark
         state = base_state(self._target, draft.id, known, verify=self._options.verify)
         if state is BaseState.GONE:
@@ -181,18 +202,27 @@ class BasePlanner:
         planned = replace(planned, existing=known, is_damaged=state is BaseState.DAMAGED)
         return _keep_better_base(planned, same=is_same)
 
-    def _fingerprint(self, draft: BaseDraft, entry: LedgerEntry) -> str:
-        """Return the fingerprint of a base, of which an earlier run has written ``entry``.
+    def _fingerprint(self, draft: BaseDraft, entry: LedgerEntry, known: BaseEntry) -> str:
+        """Return the fingerprint of a base, of which an earlier run has written ``entry``, as read ``known``.
 
-        An intact copy of a damaged archive states the same checksums. So the fingerprint of a base whose vector file is
+        An intact copy of a damaged archive states the same checksums. So the fingerprint of a base with files that are
         damaged in an archive is another one.
         """
-        name, tree = vector_file_in_tree(self.source, draft), self.source.tree
-        if name and isinstance(tree, ZipTree):
-            damaged = base_fingerprint(self.source, draft, frozenset({name}))
-            if entry.fingerprint == damaged and not tree.is_intact(name):
+        mark, tree = base_fingerprint(self.source, draft), self.source.tree
+        if entry.fingerprint == mark or not isinstance(tree, ZipTree):
+            return mark
+        uploads: set[str] = set()
+        if any(notice.code == notices.MISSING_UPLOAD for notice in known.notices):
+            found = (find_upload(tree, self.source.places.uploads, item.upload) for item in draft.items if item.upload)
+            uploads = {name for name in found if name and not tree.is_intact(name)}
+            damaged = base_fingerprint(self.source, draft, frozenset(uploads))
+            if entry.fingerprint == damaged:
                 return damaged
-        return base_fingerprint(self.source, draft)
+        vectors = vector_file_in_tree(self.source, draft)
+        damaged = base_fingerprint(self.source, draft, frozenset({vectors, *uploads}))
+        files = [name for name in vector_file_names(self.source, draft) if tree.kind(name) == "file"]
+        is_damaged = entry.fingerprint == damaged and not all(map(tree.is_intact, files))
+        return damaged if is_damaged else mark
 
     def _plan_base(
         self, position: int, draft: BaseDraft, mark: str, known: BaseEntry | None, options: Options
@@ -219,6 +249,7 @@ class BasePlanner:
             origin=surveyed.origin,
             origin_mark=surveyed.mark,
             unread=surveyed.unread,
+            is_archive_damaged=any(notice.code == notices.ARCHIVE_SALVAGED for notice in self.source.notices),
             upload_bytes=upload_bytes,
         )
 
@@ -282,21 +313,6 @@ def _keep_better_base(work: BaseJob, *, same: bool) -> BaseJob:
         return work
     kept = work.entry_to_keep(work.plan) or (work.existing if same and work.plan.error is not None else None)
     return work if kept is None else replace(work, plan=None, unchanged=kept)
-
-
-def _keep_if_source_damaged(existing: BaseEntry, plan: BasePlan, base: str) -> BaseEntry | None:
-    """Return the existing entry with a notice if the source is damaged now and would give fewer rows; else None.
-
-    ``base`` is the id in the source.
-    """
-    tally = plan.salvage
-    if tally is None or existing.record.base.status != "completed" or existing.report.rows.carried < plan.rows.carried:
-        return None
-    error = tr("{rows:,} of about {about:,} rows can be salvaged", rows=tally.rows, about=tally.about)
-    message = tr("its vector file is damaged now ({error}); the base from an earlier run is kept", error=error)
-    return msgspec.structs.replace(
-        existing, notices=[*existing.notices, Notice(code=notices.KEPT_COMPLETED, message=message, base=base)]
-    )
 
 
 def keep_completed(existing: BaseEntry, error: str, base: str) -> BaseEntry:

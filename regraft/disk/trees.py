@@ -397,7 +397,7 @@ class ZipTree:
             if self.kind(name) == "file":
                 require_free_space(folder, self.size(name))
                 self.extract(name, path)
-                for suffix in ("-wal", "-journal"):
+                for suffix in untrusted_sqlite.COMPANIONS:
                     if self.kind(name + suffix) == "file":
                         with self.open(name + suffix) as file:
                             first = file.read(8)
@@ -448,10 +448,19 @@ class ZipTree:
     def extract_damaged(self, name: str, target: Path) -> None:
         """Write the bytes of a damaged member that can be unpacked to the file ``target``, whatever their checksum is.
 
+        The log or journal of a SQLite file is written beside it in the same way.
+
         Raises:
-            SourceUnreadable: it is encrypted, or compressed by an unsupported method.
+            SourceUnreadable: the member is encrypted, or compressed by an unsupported method.
             OSError: ``target`` cannot be written.
         """
+        self._unpack_damaged(name, target)
+        for suffix in untrusted_sqlite.COMPANIONS:
+            if self.kind(name + suffix) == "file":
+                with suppress(SourceUnreadable):
+                    self._unpack_damaged(name + suffix, target.with_name(target.name + suffix))
+
+    def _unpack_damaged(self, name: str, target: Path) -> None:
         try:
             reader = self._directory.open(self._member(name), is_verified=False)
         except _DAMAGE as error:

@@ -152,7 +152,7 @@ def allow_schema_writes(connection: apsw.Connection) -> Iterator[None]:
 
 
 #: Files beside a database that hold part of its content.
-_COMPANIONS = ("-wal", "-journal")
+COMPANIONS = ("-wal", "-journal")
 #: Suffixes of the files that SQLite creates beside a database.
 COMPANION_SUFFIXES = ("-wal", "-shm", "-journal")
 #: The first bytes of a database.
@@ -171,7 +171,7 @@ def find_companions(path: Path) -> list[Path]:
     They are recognized by their first bytes: a v1 base may be called ``notes-wal``.
     """
     found = []
-    for suffix in _COMPANIONS:
+    for suffix in COMPANIONS:
         beside = path.with_name(path.name + suffix)
         if is_companion(read_start(beside), suffix):
             found.append(beside)

@@ -228,7 +228,8 @@ def _salvage_notice(saved: zip_salvage.ZipSalvage, reason: str) -> Notice:
         name, size = saved.partial
         damaged = (name, *damaged)
         message = tr(
-            "{message}; recovered in part: {name} (the first {count:,} bytes)",
+            "{message}; recovered in part: {name} (the first {count:,} bytes; they have no checksum, so any of its "
+            "rows may be altered)",
             message=message,
             name=printable(name),
             count=size,

@@ -164,7 +164,7 @@ def source(tmp_path: Path) -> Any:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "kb").write_bytes(bytes(9))
     places = SimpleNamespace(vectors="", uploads=None)
-    return SimpleNamespace(tree=FolderTree(tmp_path / "source"), places=places, is_archive=False)
+    return SimpleNamespace(tree=FolderTree(tmp_path / "source"), places=places, is_archive=False, notices=())
 
 
 MISSING = failed(ENTRY)

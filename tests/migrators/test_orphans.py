@@ -723,3 +723,29 @@ def test_a_damaged_state_without_vector_files_stays_an_error(tmp_path: Path) -> 
         assert (refused.status, refused.document["error"]["code"]) == (2, "BrokenJson")
         assert ADOPT not in refused.document["error"]["message"]
     assert [one.name for one in tmp_path.iterdir()] == ["backup"]
+
+
+def test_rows_of_damaged_vector_files_of_an_archive_with_a_damaged_state_are_adopted(tmp_path: Path) -> None:
+    rows = path_rows(*(f"/home/mei/{number}.md" for number in range(12)))
+    source = Source(bases=[base("kb")], stores={"kb": rows}).write(tmp_path / "v1")
+    members = members_of(pack(source, tmp_path / "whole.zip"))
+    members["data.json"] = members["data.json"][:-40]
+    path, library = tmp_path / "damaged.zip", tmp_path / "library"
+    with zipfile.ZipFile(path, "w") as made:
+        for name, content in members.items():
+            made.writestr(name, content)
+    data = bytearray(path.read_bytes())
+    # The vector of one row is out of the range of the others.
+    data[data.index(vector_of(rows[5].body)) + 15] ^= 0x40
+    path.write_bytes(data)
+    refused = run("migrate", path, "--to", library, *of("kb"), "--yes", "--json")
+    told = [one["message"] for one in refused.document["warnings"]]
+    assert any("cannot be read; --salvage migrates the rows of it that can be proven" in one for one in told)
+    done = run("migrate", path, "--to", library, *of("kb"), "--salvage", "--yes", "--json")
+    (found,) = done.document["bases"]
+    assert (found["status"], found["rows"]["carried"]) == ("completed", 11)
+    (index,) = library.glob("KnowledgeBase/*/.cherry/index.sqlite")
+    with opened(index) as db:
+        pairs = dict(db.execute("SELECT text, vector_blob FROM search_text JOIN embedding USING (embedding_text_hash)"))
+    assert pairs == {row.body: vector_of(row.body) for row in rows if row is not rows[5]}
+    assert bytes(data) == path.read_bytes()

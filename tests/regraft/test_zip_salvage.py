@@ -12,8 +12,10 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
+import apsw
 import pytest
 from harness import run, snapshot
 from v1 import Row, Source, base, file, note, opened, pack, vector_of
@@ -774,6 +776,7 @@ def test_rows_of_the_vector_file_in_which_a_backup_ends_are_migrated(
     (found,) = done.document["bases"]
     codes = {one["code"]: one for one in done.document["warnings"]}
     assert "recovered in part: Data/KnowledgeBase/kb (the first " in codes["archive_salvaged"]["message"]
+    assert "no checksum, so any of its rows may be altered" in codes["archive_salvaged"]["message"]
     assert codes["archive_salvaged"]["samples"] == ["Data/KnowledgeBase/kb"]
     (index,) = library.glob("KnowledgeBase/*/.cherry/index.sqlite")
     with opened(index) as db:
@@ -973,3 +976,83 @@ def test_an_intact_copy_of_a_damaged_backup_brings_an_upload(tmp_path: Path) -> 
     run("migrate", whole, "--to", library, "--yes", "--json")
     (upload,) = library.glob("KnowledgeBase/*/raw/report.pdf")
     assert upload.read_bytes() == b"a pdf" * 100
+
+
+def test_a_run_with_a_damaged_upload_writes_nothing_again(tmp_path: Path) -> None:
+    data = stored_backup(tmp_path)
+    path, library = tmp_path / "damaged.zip", tmp_path / "library"
+    data = flipped(data, "Data/Files/up-f.pdf", lambda content: len(content) // 2)
+    for damaged in (data, flipped(data, "Data/KnowledgeBase/kb", lambda content: content.index(b"one"))):
+        path.write_bytes(damaged)
+        run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
+        before = snapshot(library / "KnowledgeBase")
+        again = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
+        assert {one["outcome"] for one in again.document["bases"]} == {"unchanged"}
+        assert snapshot(library / "KnowledgeBase") == before
+
+
+# --- vector files with a write-ahead log -----------------------------------------------------------------------------
+
+LOGGED = "Data/KnowledgeBase/kb"
+
+
+def logged_members(folder: Path) -> dict[str, bytes]:
+    """Return the members of a backup with rows of a base in the log of its vector file; the log comes last."""
+    backup(folder, tuple(f"text {number}" for number in range(12)))
+    with zipfile.ZipFile(folder / "whole.zip") as whole:
+        members = {name: whole.read(name) for name in whole.namelist() if not name.endswith("/")}
+    path = folder / "logged"
+    path.write_bytes(members[LOGGED])
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("PRAGMA journal_mode = wal; PRAGMA wal_autocheckpoint = 0")
+        for number in range(12, 20):
+            values = (f"L1_{number}", f"text {number}", "L1", "/a", vector_of(f"text {number}"), "{}")
+            db.execute("INSERT INTO vectors VALUES (?, ?, ?, ?, ?, ?)", values)
+        log = path.with_name("logged-wal").read_bytes()
+        members |= {LOGGED: path.read_bytes(), f"{LOGGED}-wal": log}
+    for left in folder.glob("logged*"):
+        left.unlink()
+    return members
+
+
+def all_vectors() -> dict[str, bytes]:
+    return {text: vector_of(text) for text in (*(f"text {number}" for number in range(20)), "two", "three")}
+
+
+def test_an_archive_that_ends_in_the_log_of_a_vector_file_takes_no_rows_away(tmp_path: Path) -> None:
+    data = archive(logged_members(tmp_path), method=zipfile.ZIP_STORED)
+    path, library = tmp_path / "backup.zip", tmp_path / "library"
+    path.write_bytes(data)
+    run("migrate", path, "--to", library, "--yes", "--json")
+    assert migrated_vectors(library) == all_vectors()
+    path.write_bytes(data[: headers(data)[-1].header_offset + 100])
+    for _ in range(2):
+        done = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
+        assert {one["outcome"] for one in done.document["bases"]} == {"unchanged"}
+        (said,) = [one["message"] for one in done.document["warnings"] if one["code"] == "completed_base_kept"]
+        assert said == "the damaged archive has only 13 rows of it; the base from an earlier run is kept"
+        assert migrated_vectors(library) == all_vectors()
+    fresh = run("migrate", path, "--to", tmp_path / "fresh", "--salvage", "--yes", "--json")
+    assert fresh.document["bases"][0]["rows"]["carried"] == 13
+    (said,) = [one["message"] for one in fresh.document["warnings"] if one["code"] == "archive_salvaged"]
+    assert "left out: Data/KnowledgeBase/kb-wal (it is truncated)" in said
+
+
+def test_the_log_of_a_vector_file_with_a_wrong_checksum_is_read(tmp_path: Path) -> None:
+    data = archive(logged_members(tmp_path), method=zipfile.ZIP_STORED)
+    damages = {
+        # The header of the file, whose current state is in the log.
+        LOGGED: (lambda content: 40, 20),
+        # The last frame of the log, of which no other state exists.
+        f"{LOGGED}-wal": (lambda content: len(content) - 8, 19),
+    }
+    for name, (find, rows) in damages.items():
+        path, library = tmp_path / f"{len(name)}.zip", tmp_path / f"library-{len(name)}"
+        path.write_bytes(flipped(data, name, find))
+        done = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
+        found = migrated_vectors(library)
+        assert found.items() <= all_vectors().items()
+        assert len(found) >= rows, name
+        again = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
+        assert {one["outcome"] for one in again.document["bases"]} == {"unchanged"}
+        assert done.document["bases"][0]["status"] == "completed"
