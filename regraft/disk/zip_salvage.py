@@ -158,7 +158,8 @@ class _File:
 
     def read(self, start: int, end: int) -> bytes:
         """Return the bytes from offset ``start`` to ``end``; fewer if the file ends before that."""
-        self._file.seek(start)
+        # The sizes of a damaged ZIP64 header lead further than a file can be sought in.
+        self._file.seek(min(start, self._size))
         return self._file.read(max(min(end, self._size) - start, 0))
 
     def find(self, pattern: bytes, start: int = 0, end: int | None = None) -> int | None:

@@ -991,6 +991,15 @@ def test_a_run_with_a_damaged_upload_writes_nothing_again(tmp_path: Path) -> Non
         assert snapshot(library / "KnowledgeBase") == before
 
 
+def test_a_member_of_a_size_that_no_file_has_is_named(tmp_path: Path) -> None:
+    data = archive(method=zipfile.ZIP_STORED)
+    name, extra = b"huge", struct.pack("<2H2Q", 1, 16, 2**64 - 1, 2**64 - 1)
+    header = struct.pack("<4s5H3L2H", b"PK\3\4", 45, 0, 0, 0, 0, 1, 2**32 - 1, 2**32 - 1, len(name), len(extra))
+    found, told = salvaged(tmp_path, header + name + extra + data[: directory_of(data)])
+    assert found == MEMBERS
+    assert told.missing == {"huge": "it is truncated"}
+
+
 # --- vector files with a write-ahead log -----------------------------------------------------------------------------
 
 LOGGED = "Data/KnowledgeBase/kb"
