@@ -31,7 +31,7 @@ class Kind(StrEnum):
     V1_BACKUP = "v1-backup", tr("a v1 backup")
     V1_EXPORT = "v1-export", tr("a v1 export folder")
     V1_KNOWLEDGE = "v1-knowledge", tr("a v1 knowledge state beside its vector files")
-    V1_BACKUP_6 = "v1-backup-6", tr("a v1 backup of version 6")
+    V1_BACKUP_6 = "v1-backup-6", tr("a v1 backup in the newer backup format (format 6)")
     V1_PROFILE = "v1-profile", tr("a v1 profile folder")
     V1_VECTORS = "v1-vectors", tr("the vector file of one v1 base")
     V1_VECTOR_FOLDER = "v1-vector-folder", tr("a folder of v1 vector files without a state")

@@ -376,7 +376,10 @@ class RepairOptions(ChangeOptions, frozen=True, kw_only=True):
     only: Only = ()
     model: Annotated[
         str | None,
-        _option(tr("Model (provider::model) of the vectors in bases whose state names no model."), "ID"),
+        _option(
+            tr("Model (provider::model) that made the vectors of bases that have vectors but no model in the catalog."),
+            "ID",
+        ),
     ] = None
     adopt: Annotated[
         bool,
@@ -548,11 +551,18 @@ class RestoreOptions(Options, frozen=True, kw_only=True):
     config: Config = None
     embedder: Embedder = None
     model: Annotated[
-        str | None, _option(tr("Its id in the catalog, provider::model.  [default: of the configuration]"), "ID")
+        str | None,
+        _option(
+            tr(
+                "Id of the new base's model in the catalog, as provider::model.  "
+                "[default: the one in the configuration]"
+            ),
+            "ID",
+        ),
     ] = None
     dimensions: Annotated[
         Annotated[int, Meta(ge=1, le=65536)] | None,
-        _option(tr("Length of its vectors.  [default: the embedder's]"), "N"),
+        _option(tr("Length of the new model's vectors.  [default: the embedder's]"), "N"),
     ] = None
     name: Annotated[str | None, _option(tr("The name of the new base.  [default: that of the old one]"), "NAME")] = None
     reuse: Reuse = ()

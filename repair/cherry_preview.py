@@ -378,7 +378,8 @@ def _encoding_problem(db: apsw.Connection, remaining: int) -> str | None:
     """Why an index cannot keep the preview rows that become no unit, in the encoding of its file; None if it can."""
     if remaining and db.execute("PRAGMA encoding").get != older.ENCODING:
         return tr(
-            "{rows} cannot be migrated, and its texts are not in {encoding}",
+            "{rows} cannot be converted and would have to be kept unchanged, which is impossible here because the "
+            "index file is not in {encoding}",
             rows=format_count(remaining, "row"),
             encoding=older.ENCODING,
         )

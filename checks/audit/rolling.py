@@ -618,7 +618,9 @@ def _read_store(db: apsw.Connection, path: Path) -> str:
             path=path, reason=tr("it was written by a newer version of regraft"), advice=tr("use another file")
         )
     if len(headers) != 1 or db.execute("SELECT digest FROM rolling").get != _header_digest(headers[0]):
-        raise _damaged_state(path, tr("its record of the cycle is not the one that regraft wrote"))
+        raise _damaged_state(
+            path, tr("what it records about the progress of the check was changed by something other than regraft")
+        )
     return str(headers[0][1])
 
 

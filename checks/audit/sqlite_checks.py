@@ -93,7 +93,7 @@ def find_foreign_views(db: apsw.Connection, tables: Iterable[str]) -> Iterator[F
             yield ForeignObject(
                 finding=audit_findings.FOREIGN_VIEW,
                 name=name,
-                message=tr("{n} that is not part of the layout"),
+                message=tr("{n} not part of the application's layout"),
                 noun="view",
                 removal=(dropped,),
             )
@@ -105,7 +105,10 @@ def describe_replaced_table(table: str, kind: str) -> ForeignObject:
     ``kind`` is a noun phrase for the message, such as "a virtual table".
     """
     return ForeignObject(
-        finding=audit_findings.FOREIGN_COLUMN, name=table, message=tr("{{n}} that is {what}", what=kind), noun="table"
+        finding=audit_findings.FOREIGN_COLUMN,
+        name=table,
+        message=tr("{{n}} replaced by {what}", what=kind),
+        noun="table",
     )
 
 
@@ -140,7 +143,7 @@ def find_foreign_on_tables(
     for name, table, _ in read_schema_objects(db, "trigger"):
         if table.lower() in own and name.lower() not in known:
             dropped = f"DROP TRIGGER {untrusted_sqlite.quote_name(name)}"
-            message = tr("{n} that is not part of the layout, on a table that would be changed")
+            message = tr("{n} not part of the layout, on a table that would be changed")
             found.append(
                 ForeignObject(
                     finding=audit_findings.FOREIGN_TRIGGER,

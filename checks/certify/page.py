@@ -192,10 +192,10 @@ class _Page:
     def _neighbors(self, label: str, neighbors: Document) -> Values:
         """Build the histogram of how many nearest texts of a query are the same in A and B."""
         message = tr(
-            "{overlap:.2%} over {queries}, {reordered:,} in another order",
+            "{overlap:.2%} over {queries}; for {reordered} the same texts come in another order",
             overlap=neighbors["overlap"],
             queries=format_count(neighbors["queries"], "query"),
-            reordered=neighbors["reordered"],
+            reordered=format_count(neighbors["reordered"], "query"),
         )
         return _histogram(label, neighbors["bars"], ["0", "5", "10"], message)
 

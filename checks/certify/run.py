@@ -443,11 +443,11 @@ class Certification:
         if found.overlap < 1 or found.reordered:
             message = tr(
                 "{overlap:.2%} of the {count} nearest texts are the same in A and B, over {queries}; "
-                "{reordered:,} in another order",
+                "for {reordered} the same texts come in another order",
                 overlap=found.overlap,
                 count=neighbors.NEAREST,
                 queries=format_count(found.queries, "query"),
-                reordered=found.reordered,
+                reordered=format_count(found.reordered, "query"),
             )
             models = {first.base.model, second.base.model} - {None}
             is_expected = len(models) > 1 or first.length != second.length

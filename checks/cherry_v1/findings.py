@@ -75,8 +75,8 @@ TOO_LARGE = register(
     "error",
     "v1.too-large",
     tr(
-        "Error: the texts of one item exceed 1 GB, so it would have no text. Warning: a note is longer "
-        "than v2 allows and is truncated."
+        "The texts of one item exceed 1 GB (error: it would have no text after the upgrade), or a note is longer "
+        "than v2 allows (warning: it is cut)."
     ),
     tr("Split the file or the note before the upgrade."),
 )
@@ -201,8 +201,8 @@ SHARED_LOADER = register(
     "warning",
     "v1.shared-loader",
     tr(
-        "Two items, or files of folders, share one loader id. v1 kept one set of rows, which is "
-        "assigned to one of them."
+        "v1 stored two items, or files of folders, under one internal id and kept the text of only one. "
+        "It is assigned to one of them; the other has no text."
     ),
     tr("Usually nothing. Otherwise index the item without rows again."),
 )

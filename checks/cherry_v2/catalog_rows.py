@@ -113,7 +113,7 @@ def _find_contradiction(row: Row) -> str | None:
     """Say which columns of a ``knowledge_base`` row contradict each other; None if none do."""
     error, model, dimensions = (row.get(key) for key in ("error", "embedding_model_id", "dimensions"))
     if row.get("status") == "failed":
-        return tr("it failed without an error") if is_blank(error) else None
+        return tr("its status is failed, but no error is recorded") if is_blank(error) else None
     if error is not None:
         return tr("it is completed and has an error: {error}", error=error)
     if (model is None) != (dimensions is None):
@@ -269,7 +269,7 @@ def find_status_problem(item: Row, is_running: bool) -> str | None:
     if status not in _STATUSES:
         return tr("its status is {status}", status=status)
     if status == "failed":
-        problem = tr("failed without an error") if is_blank(error) else None
+        problem = tr("status failed, but no error is recorded") if is_blank(error) else None
     else:
         problem = None if error is None else tr("{status} with an error", status=status)
     return problem or _find_work_problem(kind, status, is_running)

@@ -381,7 +381,7 @@ def _detect_in_large_content(
 
 def _wrong_content(rowid: int, key: bytes | None) -> DetectedRow:
     """Describe a content that does not match its hash ``key``."""
-    return DetectedRow(v2.CONTENT_HASH, tr("{n} that does not match its hash"), noun="text", rowid=rowid, sample=key)
+    return DetectedRow(v2.CONTENT_HASH, tr("{n} with a wrong hash"), noun="text", rowid=rowid, sample=key)
 
 
 def _misplaced_unit(rowid: int, unit: bytes, *, is_found_once: bool) -> DetectedRow:
@@ -446,7 +446,7 @@ def _detect_missing_parts(
         part = read_part(start, end)
         if material not in reported and not is_blank(part.replace(separator, "") if separator else part):
             reported.add(material)
-            message = tr("{n} with a part of the text in no unit")
+            message = tr("{n} with text that is in no chunk, so that searches do not find it")
             yield DetectedRow(v2.UNIT_MISSING, message, noun="material", rowid=None, sample=material)
 
 

@@ -168,7 +168,7 @@ BODY_ROWID = register(
 FTS_DESYNC = register(
     "error",
     "fts.desync",
-    tr("The full-text index does not match the bodies: keyword searches give wrong results."),
+    tr("The full-text index does not match the stored texts: keyword searches give wrong results."),
     tr("`regraft repair` rebuilds the full-text index."),
     "repair",
 )
@@ -533,9 +533,9 @@ PENDING = register(
     "error",
     "catalog.pending",
     tr(
-        "A restore is staged or in progress, or a reset is pending: anything written now is discarded "
-        "at the next start. A record of either that cannot be read counts as pending. Every command "
-        "that writes refuses to run."
+        "The application will restore a backup at its next start, or a restore or reset is not finished: anything "
+        "written now is discarded at the next start. A record of either that cannot be read counts as pending. "
+        "Every command that writes refuses to run."
     ),
     tr("Start the application once, let it finish, and quit it. Before a reset, copy what you want to keep."),
 )

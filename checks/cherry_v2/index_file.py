@@ -457,7 +457,7 @@ class _IndexAudit:
                 self._complaints = list(self._find_complaints(with_words=False))
         self._words_agree = self._words.agrees()
         if not self._words_agree:
-            self._add(v2.FTS_DESYNC, tr("the full-text index does not hold the words of the bodies"))
+            self._add(v2.FTS_DESYNC, tr("the full-text index does not hold the words of the stored texts"))
 
     def _check_integrity(self) -> None:
         """Run SQLite's integrity check. It reads the full-text index again only if :meth:`_check_full_text` failed."""

@@ -425,7 +425,7 @@ def find_foreign_in_index(db: apsw.Connection) -> list[ForeignObject]:
         elif table.lower() == _FULL_TEXT_TABLE and is_virtual(statement) and not _FTS5.search(statement):
             found.append(describe_replaced_table(table, tr("a virtual table of another kind")))
         else:
-            message = tr("{n} that cascades changes of the layout's tables")
+            message = tr("{n} cascading changes of the layout's tables")
             keys = () if is_virtual(statement) else cascading_keys(db, table, _INDEX_SCHEMA.tables.keys())
             found += [_foreign_column(key, message, "key") for key in keys]
     return [*found, *_find_foreign_indexes(db), *find_full_text_indexes(db)]
@@ -439,7 +439,7 @@ def _find_foreign_triggers(db: apsw.Connection) -> Iterator[ForeignObject]:
             yield ForeignObject(
                 finding=audit_findings.FOREIGN_TRIGGER,
                 name=name,
-                message=tr("{n} that is not part of the layout"),
+                message=tr("{n} not part of the application's layout"),
                 noun="trigger",
                 removal=(dropped,),
             )
@@ -472,14 +472,14 @@ def _find_foreign_columns(
     for row in db.execute(f"PRAGMA table_xinfo({untrusted_sqlite.quote_name(table)})").fetchall():
         name, is_made = f"{table}.{row[1]}", bool(row[6])
         if is_made:
-            yield _foreign_column(name, tr("{n} that is computed from other columns"), "column")
+            yield _foreign_column(name, tr("{n} computed from other columns"), "column")
         elif str(row[1]).lower() not in known_columns:
-            yield _foreign_column(name, tr("{n} that is not part of the layout"), "column")
+            yield _foreign_column(name, tr("{n} not part of the application's layout"), "column")
     rule = find_conflict_rule(statement)
     if rule is not None:
         yield _foreign_column(table, tr("{{n}} with {rule}", rule=rule), "table")
     for key in cascading_keys(db, table, _INDEX_SCHEMA.tables.keys()):
-        yield _foreign_column(key, tr("{n} that cascades changes"), "key")
+        yield _foreign_column(key, tr("{n} cascading changes"), "key")
     for name in sorted(find_called_functions(statement) - _IN_RULES):
         yield _foreign_column(table, tr("{{n}} with a constraint that calls {name}", name=name), "table")
 
@@ -491,7 +491,7 @@ def _foreign_column(name: str, message: str, noun: str) -> ForeignObject:
 
 def _find_foreign_indexes(db: apsw.Connection) -> Iterator[ForeignObject]:
     """Yield the indexes on tables of the layout that the layout does not define."""
-    message = tr("{n} that is not part of the layout")
+    message = tr("{n} not part of the application's layout")
     for name, table, _ in read_schema_objects(db, "index"):
         if table.lower() in _INDEX_SCHEMA.tables and name.lower() not in _INDEX_SCHEMA.indexes:
             yield ForeignObject(finding=audit_findings.FOREIGN_INDEX, name=name, message=message, noun="index")

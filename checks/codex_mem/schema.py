@@ -97,7 +97,7 @@ def check_triggers(db: apsw.Connection, findings: FindingCollector) -> None:
     columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info({NOTES})")]
     there = {name: str(schema[name]) for name in _TRIGGERS if name in schema}
     for name in (*(name for name in _TRIGGERS if name not in there), *_find_wrong_trigger(columns, there)):
-        message = tr("missing or different: {n} that keeps the full-text index")
+        message = tr("missing or different: {n} keeping the full-text index")
         findings.add(codex.TRIGGER, message, noun="trigger", sample=name)
 
 

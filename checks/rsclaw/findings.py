@@ -172,7 +172,7 @@ CHUNK_RANGE = register(
 CHUNK_ID = register(
     "warning",
     "kb.chunk-id",
-    tr("A chunk's id cannot be derived from its source, number and text."),
+    tr("A chunk's id is not the one that rsclaw makes from its source, number and text."),
     _ADD_AGAIN,
 )
 CHUNK_ORPHAN = register(

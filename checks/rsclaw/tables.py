@@ -236,10 +236,10 @@ def _check_url_twins(state: KbAudit) -> None:
         if address is not None and likely is not None:
             pages.append((str(doc), str(lsid), address, likely))
     state.db.executemany("INSERT INTO page VALUES (?, ?, ?, ?)", pages)
-    message = tr("{n} that is the source of several documents: {named}")
+    message = tr("{n} used as the source of several documents: {named}")
     state.report(kb.URL_TWINS, message, noun="page", samples=state.texts(_TWINS.format(key="p.address", more="")))
     similar = _TWINS.format(key="p.likely", more="AND count(DISTINCT p.address) > 1")
-    message = tr("{n} that is probably the source of several documents with different addresses: {named}")
+    message = tr("{n} probably used as the source of several documents with different addresses: {named}")
     state.report(kb.URL_TWINS, message, noun="page", samples=state.texts(similar), severity="note")
 
 
@@ -396,7 +396,7 @@ def check_ids(state: KbAudit, file: RedbFile) -> None:
         state.db.executemany("INSERT INTO wrong_id VALUES (?)", _wrong_ids(state, file))
         query = f"""SELECT {_CHUNK} FROM wrong_id w JOIN chunk c ON c.id = w.chunk_id
                       JOIN doc d ON d.id = c.doc_id ORDER BY d.id, c.seq, c.id"""
-        message = tr("{n} with an id that cannot be derived from its text: {named}")
+        message = tr("{n} whose id is not the one made from its text: {named}")
         state.report(kb.CHUNK_ID, message, noun="chunk", samples=state.texts(query))
 
 

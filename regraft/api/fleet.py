@@ -202,7 +202,7 @@ def check_engine(order: FleetOrder, options: FleetOptions, path: Path) -> None:
             raise WrongUsage(problem=error.facts["problem"], hint=hint) from error
     manifest.demand_clients(order.libraries)
     if options.address is not None and options.engine != "ray":
-        raise WrongUsage(problem=tr("--address needs a Ray cluster"), hint=tr("add --engine ray"))
+        raise WrongUsage(problem=tr("--address is only for --engine ray"), hint=tr("add --engine ray"))
 
 
 def open_pool(options: FleetOptions, work: Work) -> Pool:

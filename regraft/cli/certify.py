@@ -124,10 +124,11 @@ def _base_lines(base: dict[str, Any], *, has_second: bool, verbose: bool) -> Ite
     found = base["neighbors"]
     if found is not None:
         yield tr(
-            "  10 nearest texts: {overlap:.2%} are the same in A and B, over {queries}; {reordered:,} in another order",
+            "  10 nearest texts: {overlap:.2%} are the same in A and B, over {queries}; "
+            "for {reordered} the same texts come in another order",
             overlap=found["overlap"],
             queries=format_count(found["queries"], "query"),
-            reordered=found["reordered"],
+            reordered=format_count(found["reordered"], "query"),
         )
     yield from _model_lines(base["model_check"])
     if verbose:

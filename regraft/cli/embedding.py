@@ -178,9 +178,10 @@ def reconcile(path: Path, options: ReconcileOptions, output: Output) -> NoReturn
 def sync(path: Path, options: SyncOptions, output: Output) -> NoReturn:
     """Update the bases of BASE from their original files: read those that were changed, renamed or added.
 
-    BASE is a base's folder, a library or a profile. The files are only read. Texts that the base has already keep
-    their vectors, wherever they are now; only new ones are embedded, or left for regraft backfill if no embedder is
-    configured. Missing files are listed, and removed only with --delete.
+    BASE is a base's folder, a library or a profile. The original files are never changed. Texts that the base has
+    already keep their vectors, wherever they are now; only new ones are embedded, or left for regraft backfill if no
+    embedder is configured. Items whose original file no longer exists are listed; --delete removes them, with their
+    texts and vectors, from the base.
 
     \b
     Example:

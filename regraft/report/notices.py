@@ -486,9 +486,7 @@ MODELS_UNKNOWN = register(
     "warning",
     "models_unknown",
     "v1.model",
-    tr(
-        "The source does not say which models exist (no `llm` state): every model that a base names counts as existing."
-    ),
+    tr("The source does not say which models exist: every model that a base names counts as existing."),
 )
 TABLE_UNREADABLE = register(
     "run",

@@ -158,13 +158,16 @@ RESTORE_JOURNAL = "Data/restore-journal.json"
 RESET_RECORD = "data-reset.pending.json"
 #: States of each version of the journal in which the restore is pending, with their meaning.
 _STAGED = {
-    1: {"staged": tr("a restore is staged"), "promoting": tr("a restore is being put into place")},
+    1: {
+        "staged": tr("the application will restore a backup at its next start"),
+        "promoting": tr("a restore is being put into place"),
+    },
     2: {
-        "prepared": tr("a restore is prepared"),
-        "armed": tr("a restore is staged"),
+        "prepared": tr("the application has prepared the restore of a backup"),
+        "armed": tr("the application will restore a backup at its next start"),
         "promoting": tr("a restore is being put into place"),
         "reverting": tr("a restore is being rolled back"),
-        "rollback-armed": tr("the rollback of a restore is staged"),
+        "rollback-armed": tr("the application will undo a restore at its next start"),
     },
 }
 #: States in which the restore has ended.

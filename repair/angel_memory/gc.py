@@ -220,4 +220,8 @@ def _why_kept(found: Providers, folder: ProviderFolder, options: GcOptions) -> s
     why = tr("the provider may be used again with its vectors")
     if others:
         why = tr("it has entries in {others}, possibly the only copy", others=join_list(others))
-    return tr("{why}; use --only {provider_leftover} to remove it", why=why, provider_leftover=angel.PROVIDER_LEFTOVER)
+    return tr(
+        "{why}; gc moves this folder of vectors to the trash only with --only {provider_leftover}",
+        why=why,
+        provider_leftover=angel.PROVIDER_LEFTOVER,
+    )

@@ -295,7 +295,7 @@ class _MaterialPlanner:
             self._statements.set_path(base, container, prefix)
         self._statements.complete_item(base, container)
         message = tr(
-            "expand the folder {source} into {files}", source=data["source"], files=format_count(count, "file")
+            "list {files} of the folder {source} as items", source=data["source"], files=format_count(count, "file")
         )
         subject = str(container["id"])
         self._actions.append(
@@ -540,5 +540,5 @@ def _make_action(adopted: _Adopted, size: int) -> Action:
 def _without_vectors(folder: OrphanFolder) -> Unresolved:
     """Report the texts of an added folder that have no vector."""
     count = sum(folder.bare.values())
-    reason = tr("{bodys} without a vector; run regraft backfill to embed them", bodys=format_count(count, "body"))
+    reason = tr("{texts} without a vector; run regraft backfill to embed them", texts=format_count(count, "text"))
     return Unresolved(finding=v2.VECTOR_MISSING, reason=reason, base=folder.base, count=count, severity="error")

@@ -273,8 +273,8 @@ def _report_lost_vectors(
     missing = tr("no file in the folder has its vector; regraft backfill embeds its text")
     if names and not keeps_unproven:
         missing = tr(
-            "nothing proves its vector; --unproven takes it from {name} if it is there, and regraft backfill embeds "
-            "its text",
+            "no file shows for certain which vector belongs to it; either accept the uncertain one in {name}, if there "
+            "is one (--unproven), or compute a new one from its text (regraft backfill)",
             name=names[-1],
         )
     ids = (key for key in state.missing_ids() if _find_kept(state, kept, key) is None)

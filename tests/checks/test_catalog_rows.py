@@ -73,8 +73,8 @@ def reported(check: Callable[[FindingCollector], None]) -> list[tuple[Any, ...]]
         ({**WITHOUT_MODEL, "search_mode": "bm25"}, None),
         ({"error": "x"}, "it is completed and has an error: x"),
         ({"error": ""}, "it is completed and has an error: "),
-        ({"status": "failed"}, "it failed without an error"),
-        ({"status": "failed", "error": " \n"}, "it failed without an error"),
+        ({"status": "failed"}, "its status is failed, but no error is recorded"),
+        ({"status": "failed", "error": " \n"}, "its status is failed, but no error is recorded"),
         ({"status": "failed", "error": "x"}, None),
         # The values of a failed base are those that it had before.
         ({"status": "failed", "error": "x", **WITHOUT_MODEL}, None),
@@ -198,8 +198,8 @@ def test_items_of_each_type_that_are_whole() -> None:
         ("file", "idle", None, None, None),
         ("note", "deleting", None, None, None),
         ("url", "failed", "x", None, None),
-        ("url", "failed", None, "failed without an error", "failed without an error"),
-        ("url", "failed", " ", "failed without an error", "failed without an error"),
+        ("url", "failed", None, "status failed, but no error is recorded", "status failed, but no error is recorded"),
+        ("url", "failed", " ", "status failed, but no error is recorded", "status failed, but no error is recorded"),
         ("file", "embedding", None, "embedding, but the application is not running", None),
         ("file", "reading", None, "reading, but the application is not running", None),
         ("file", "processing", None, "processing, but the application is not running", None),
@@ -284,7 +284,7 @@ def test_items_of_no_base_and_of_bases_that_are_not_chosen() -> None:
             for one in reported(lambda findings: catalog_rows.check_items(catalog, chosen, False, findings))
         ]
 
-    status = "1 item: failed without an error"
+    status = "1 item: status failed, but no error is recorded"
     orphan = ("item.no-base", "d", "1 item in a base that does not exist", ("i",))
     assert found({"c"}) == [("item.status", "c", status, ("i",))]
     assert found({"d"}) == [orphan]

@@ -310,7 +310,7 @@ def test_vectors_get_the_only_model_that_can_have_made_them(given: str, store: P
 def test_triggers_and_views_of_the_catalog(store: Path) -> None:
     trigger = "CREATE TRIGGER mine AFTER DELETE ON knowledge_item BEGIN SELECT 1; END"
     catalog(trigger, "CREATE VIEW other AS SELECT 1 AS one")(store)
-    message = "1 trigger that is not part of the layout, on a table that would be changed"
+    message = "1 trigger not part of the layout, on a table that would be changed"
     assert checked(store) == [("schema.foreign-trigger", None, message, ("mine",))]
 
 

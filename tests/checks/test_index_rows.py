@@ -128,8 +128,8 @@ WRONG_UNIT_ID = "1 unit with a wrong id (not the hash of its fields)"
 MISPLACED = "1 unit whose body is not at its offsets in the text"
 NOT_ONCE = f"{MISPLACED}, and not exactly once elsewhere in it"
 GAP = "1 material whose units are not numbered 0, 1, 2, …"
-UNCOVERED = "1 material with a part of the text in no unit"
-NO_WORDS = Found("fts.desync", "the full-text index does not hold the words of the bodies", None, ())
+UNCOVERED = "1 material with text that is in no chunk, so that searches do not find it"
+NO_WORDS = Found("fts.desync", "the full-text index does not hold the words of the stored texts", None, ())
 UNNAMED_VECTOR = "1 vector not referenced by any indexed text"
 OTHER_LENGTH = "1 vector without the 4 dimensions of the catalog"
 NOT_A_NUMBER = "1 vector with NaN or infinity: every vector query of the base fails in the released application"
@@ -234,15 +234,15 @@ CASES: dict[str, tuple[list[str], list[Found]]] = {
     # --- contents and materials
     "another text": (
         ["UPDATE content SET text = text || 'x' WHERE rowid = 1"],
-        [Found("content.hash", "1 text that does not match its hash", (1,))],
+        [Found("content.hash", "1 text with a wrong hash", (1,))],
     ),
     "a text that is not UTF-8": (
         ["UPDATE content SET text = CAST(x'ff' AS TEXT) WHERE rowid = 2"],
-        [Found("content.hash", "1 text that does not match its hash", (2,))],
+        [Found("content.hash", "1 text with a wrong hash", (2,))],
     ),
     "a text of bytes": (
         ["UPDATE content SET text = CAST(text AS BLOB) WHERE rowid = 2"],
-        [Found("content.hash", "1 text that does not match its hash", (2,))],
+        [Found("content.hash", "1 text with a wrong hash", (2,))],
     ),
     "an unused text": (
         [f"INSERT INTO content VALUES ('{NOWHERE}', 'nowhere', 0)"],
@@ -385,9 +385,9 @@ CASES: dict[str, tuple[list[str], list[Found]]] = {
             "CREATE INDEX third ON content (created_at)",
         ],
         [
-            Found("schema.foreign-trigger", "1 trigger that is not part of the layout", None, ("mine",)),
-            Found("schema.foreign-view", "1 view that is not part of the layout", None, ("other",)),
-            Found("schema.foreign-index", "1 index that is not part of the layout", None, ("third",), True),
+            Found("schema.foreign-trigger", "1 trigger not part of the application's layout", None, ("mine",)),
+            Found("schema.foreign-view", "1 view not part of the application's layout", None, ("other",)),
+            Found("schema.foreign-index", "1 index not part of the application's layout", None, ("third",), True),
         ],
     ),
     "no bodies": (
@@ -781,7 +781,7 @@ def test_a_part_reads_its_rows_and_no_others(index: Path) -> None:
         "body.hash": (NOT_ITS_HASH, [2]),
         "body.id": ("1 body with a wrong id (not the hash of its fields)", [3]),
         "unit.id": (WRONG_UNIT_ID, [7]),
-        "content.hash": ("1 text that does not match its hash", [1]),
+        "content.hash": ("1 text with a wrong hash", [1]),
         "embedding.zero": ("1 vector of all zeros", [4]),
         "embedding.length": ("4 vectors without the 4 dimensions that most have", [1, 2, 3, 7]),
     }

@@ -320,7 +320,7 @@ def test_nothing_is_foreign_in_the_layout() -> None:
 
 
 DELETE = next(one for one in schema.TRIGGERS if "search_text_ad" in one)
-MORE = "{n} that is not part of the layout"
+MORE = "{n} not part of the application's layout"
 
 
 @pytest.mark.parametrize(
@@ -336,11 +336,11 @@ MORE = "{n} that is not part of the layout"
         ("ALTER TABLE meta ADD COLUMN more TEXT", ("column", "meta.more", "column", MORE, ())),
         (
             "ALTER TABLE meta ADD COLUMN more AS (1)",
-            ("column", "meta.more", "column", "{n} that is computed from other columns", ()),
+            ("column", "meta.more", "column", "{n} computed from other columns", ()),
         ),
         (
             "CREATE TABLE child (a TEXT REFERENCES embedding ON DELETE CASCADE)",
-            ("column", "child (a) → embedding", "key", "{n} that cascades changes of the layout's tables", ()),
+            ("column", "child (a) → embedding", "key", "{n} cascading changes of the layout's tables", ()),
         ),
     ],
 )
@@ -398,15 +398,15 @@ def test_tables_of_another_program_are_its_own(statement: str) -> None:
         ),
         (
             ((r"title TEXT", "title TEXT REFERENCES embedding ON DELETE CASCADE"),),
-            ("column", "search_unit (title) → embedding", "key", "{n} that cascades changes", ()),
+            ("column", "search_unit (title) → embedding", "key", "{n} cascading changes", ()),
         ),
         (
             ((r"CREATE TABLE embedding.*", "CREATE VIRTUAL TABLE embedding USING fts5 (embedding_text_hash, more)"),),
-            ("column", "embedding", "table", "{n} that is a virtual table", ()),
+            ("column", "embedding", "table", "{n} replaced by a virtual table", ()),
         ),
         (
             ((r"CREATE VIRTUAL TABLE.*", "CREATE VIRTUAL TABLE search_text_fts USING dbstat"),),
-            ("column", "search_text_fts", "table", "{n} that is a virtual table of another kind", ()),
+            ("column", "search_text_fts", "table", "{n} replaced by a virtual table of another kind", ()),
         ),
         (
             (

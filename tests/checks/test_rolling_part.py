@@ -20,6 +20,7 @@ from regraft.disk import durable, sqlite
 from regraft.errors import CheckStateLocked, CheckStateNotWritable, CheckStateUnusable
 
 ALL = 1 << 62
+CHANGED = "what it records about the progress of the check was changed by something other than regraft"
 #: Key, vector and time of each row.
 Row = tuple[bytes, bytes, bytes]
 ROWS = [(b"key %d" % number, b"vector %d" % number, b"1") for number in range(12)]
@@ -436,12 +437,12 @@ def test_a_damaged_file_with_the_header_of_a_state(place: Path) -> None:
     ("statement", "reason"),
     [
         ("UPDATE rolling SET version = 2", r"it was written by a newer version of regraft\); use another file"),
-        ("UPDATE rolling SET version = 0", "its record of the cycle is not the one that regraft wrote"),
-        ("UPDATE rolling SET parts = parts + 1", "its record of the cycle is not the one that regraft wrote"),
-        ("INSERT INTO rolling SELECT * FROM rolling", "its record of the cycle is not the one that regraft wrote"),
+        ("UPDATE rolling SET version = 0", CHANGED),
+        ("UPDATE rolling SET parts = parts + 1", CHANGED),
+        ("INSERT INTO rolling SELECT * FROM rolling", CHANGED),
         (
             "INSERT INTO rolling SELECT 2, store, cycle, position, parts, started_at, NULL, digest FROM rolling",
-            "its record of the cycle is not",
+            CHANGED,
         ),
         ("UPDATE entry SET base = 7", "it is damaged: it has values of unexpected types"),
     ],

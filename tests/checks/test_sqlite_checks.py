@@ -161,7 +161,7 @@ def test_views_are_foreign_and_one_in_place_of_a_table_stays(db: apsw.Connection
     found = [(one.finding, one.name, one.message, one.noun, one.removal) for one in find_foreign_views(db, ["texts"])]
     assert found == [
         ("schema.foreign-view", "Texts", "{n} instead of a table", "view", ()),
-        ("schema.foreign-view", 'a "b"', "{n} that is not part of the layout", "view", ('DROP VIEW "a ""b"""',)),
+        ("schema.foreign-view", 'a "b"', "{n} not part of the application's layout", "view", ('DROP VIEW "a ""b"""',)),
     ]
 
 
@@ -183,12 +183,12 @@ def test_foreign_objects_on_tables_of_another_program(db: apsw.Connection) -> No
         (
             "schema.foreign-trigger",
             "mine",
-            "{n} that is not part of the layout, on a table that would be changed",
+            "{n} not part of the layout, on a table that would be changed",
             "trigger",
             ('DROP TRIGGER "mine"',),
         ),
         ("schema.foreign-view", "bases", "{n} instead of a table", "view", ()),
-        ("schema.foreign-column", "items", "{n} that is a virtual table", "table", ()),
+        ("schema.foreign-column", "items", "{n} replaced by a virtual table", "table", ()),
     ]
 
 

@@ -17,17 +17,25 @@ from v1 import Row, Source, base, file
 from regraft.stores.write_checks import find_pending_change
 
 STATES = {
-    "staged": ("Data/restore-journal.json", {"version": 1, "state": "staged"}, "a restore is staged"),
+    "staged": (
+        "Data/restore-journal.json",
+        {"version": 1, "state": "staged"},
+        "will restore a backup at its next start",
+    ),
     "promoting": ("Data/restore-journal.json", {"version": 1, "state": "promoting"}, "being put into place"),
     "cut off": ("Data/restore-journal.json", '{"version": 1, "st', "cannot be read (not JSON)"),
-    "prepared": ("Data/restore-journal.json", {"version": 2, "state": "prepared"}, "a restore is prepared"),
-    "armed": ("Data/restore-journal.json", {"version": 2, "state": "armed"}, "a restore is staged"),
+    "prepared": (
+        "Data/restore-journal.json",
+        {"version": 2, "state": "prepared"},
+        "has prepared the restore of a backup",
+    ),
+    "armed": ("Data/restore-journal.json", {"version": 2, "state": "armed"}, "will restore a backup at its next start"),
     "promoting, too": ("Data/restore-journal.json", {"version": 2, "state": "promoting"}, "being put into place"),
     "reverting": ("Data/restore-journal.json", {"version": 2, "state": "reverting"}, "being rolled back"),
     "rollback armed": (
         "Data/restore-journal.json",
         {"version": 2, "state": "rollback-armed"},
-        "the rollback of a restore",
+        "will undo a restore at its next start",
     ),
     "a state of the other version": (
         "Data/restore-journal.json",
@@ -205,7 +213,7 @@ def test_the_data_folder_of_a_beta_is_its_profile(tmp_path: Path) -> None:
     write(made, *STATES["staged"][:2])
     before = snapshot(made)
     refused = run("gc", made / "Data")
-    assert (refused.status, "a restore is staged" in refused.stderr) == (2, True)
+    assert (refused.status, "will restore a backup at its next start" in refused.stderr) == (2, True)
     assert snapshot(made) == before
 
 

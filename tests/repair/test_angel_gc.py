@@ -127,9 +127,7 @@ def test_the_folder_of_a_provider_that_is_not_in_use(store):
     before = contents(folder)
     done = gc(store)
     assert (done.status, done.document["actions"]) == (1, [])
-    assert (
-        "may be used again with its vectors; use --only angel.provider-leftover" in done.document["left"][0]["reason"]
-    )
+    assert "to the trash only with --only angel.provider-leftover" in done.document["left"][0]["reason"]
     assert contents(folder) == before
     done = gc(store, *NAMED)
     assert actions(done) == [("trash-folder", 1, "angel.provider-leftover")]

@@ -129,7 +129,13 @@ def test_what_nothing_tells_stays(store: Path) -> None:
     assert planned["actions"] == []
     assert left(planned) == [
         ("item.status", "its type is b'\\x00', so its status is unknown"),
-        ("item.data", "its content is longer than 1,000,000 units, and no other data shows the right value"),
+        (
+            "item.data",
+            (
+                "its content is longer than 1,000,000 characters (UTF-16 units; emoji counted as two), "
+                "and no other data shows the right value"
+            ),
+        ),
     ]
     assert [one["subject"] is None for one in planned["left"]] == [False, False]
 

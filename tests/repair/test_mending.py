@@ -185,7 +185,7 @@ REPAIRS = {
     "a text of bad bytes": Repaired(
         ["UPDATE content SET text = CAST(x'ff' AS TEXT) WHERE rowid = 1"],
         [],
-        [("content.hash", "the stored value is not text, and the bodies of its units do not reproduce it", 1)],
+        [("content.hash", "the stored value is not text, and the stored texts of its units do not reproduce it", 1)],
         ["UPDATE content SET text = CAST(x'ff' AS TEXT) WHERE rowid = 1"],
     ),
     "no texts": Repaired(
@@ -203,7 +203,7 @@ REPAIRS = {
         ],
         [],
         [
-            ("content.hash", "the stored value is not text, and the bodies of its units do not reproduce it", 1),
+            ("content.hash", "the stored value is not text, and the stored texts of its units do not reproduce it", 1),
             ("body.hash", "the stored value is not text, and the text of its unit does not reproduce it", 1),
         ],
         [

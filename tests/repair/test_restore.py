@@ -173,7 +173,7 @@ def test_a_dry_run_writes_nothing(store):
         document = encoded(restore(store, options, look, dry_run=True, progress=progress.SilentProgress()))
     assert (seen, embedder.sent) == ([15], [])
     assert actions(document) == {"write-base": 15, "insert-model": 1, "insert-base": 1 + len(items(store, KB))}
-    assert left(document) == [("embedding.missing", "15 bodies without a vector")]
+    assert left(document) == [("embedding.missing", "15 texts without a vector; run regraft backfill to embed them")]
 
 
 # --- what a base can be like -----------------------------------------------------------------------------------------
@@ -464,7 +464,7 @@ def test_a_base_that_changes_while_it_is_embedded_is_not_put_in_place(store):
 @pytest.mark.thorough
 def test_a_text_that_cannot_be_embedded_stops_nobody(store):
     document = restored_by(store, Embedder(refused=frozenset({"text 1 of P"})))
-    assert left(document) == [("embedding.missing", "1 body without a vector")]
+    assert left(document) == [("embedding.missing", "1 text without a vector; run regraft backfill to embed them")]
     assert found(store) == [("embedding.missing", NEW)]
 
 

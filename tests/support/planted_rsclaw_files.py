@@ -22,7 +22,7 @@ def a_range_that_ends_before_it_begins(store: RsclawStore) -> None:
 
 
 @planting(
-    "kb.chunk-id", "warning", "1 chunk with an id that cannot be derived from its text", "New (", unseen=("--quick", "")
+    "kb.chunk-id", "warning", "1 chunk whose id is not the one made from its text", "New (", unseen=("--quick", "")
 )
 def an_id_of_another_text(store: RsclawStore) -> None:
     rename_chunk(store, chunks(store, "New")[0], "0" * 32)

@@ -242,7 +242,10 @@ def find_data_problem(item: Row) -> str | None:
             kind=kind,
         )
     if kind == "note" and utf16_len(data["content"].encode("utf-8", "replace").decode()) > MAX_NOTE_UNITS:
-        return tr("its content is longer than {max_note_units:,} units", max_note_units=MAX_NOTE_UNITS)
+        return tr(
+            "its content is longer than {max_note_units:,} characters (UTF-16 units; emoji counted as two)",
+            max_note_units=MAX_NOTE_UNITS,
+        )
     return None
 
 

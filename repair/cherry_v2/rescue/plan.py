@@ -194,7 +194,7 @@ class RescuePlanBuilder:
                 if "relativePath" not in parse_item_data(row):
                     self.statements.set_path(key, row, item.data["relativePath"])
                 message = tr(
-                    "expand the folder {source} into {files}",
+                    "list {files} of the folder {source} as items",
                     source=item.data["source"],
                     files=format_count(files, "file"),
                 )

@@ -177,7 +177,9 @@ def publish_plan(source: RestoreSource, wanted: RestoredBase, restored: BuiltBas
     made.left += _report_left(restored)
     made.left += _tombstones(source, restored)
     if missing:
-        message = tr("{bodys} without a vector", bodys=format_count(missing, "body"))
+        message = tr(
+            "{texts} without a vector; run regraft backfill to embed them", texts=format_count(missing, "text")
+        )
         made.left.append(
             Unresolved(finding=v2.VECTOR_MISSING, reason=message, base=base, count=missing, severity="error")
         )

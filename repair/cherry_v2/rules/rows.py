@@ -584,7 +584,7 @@ def _rekey_contents(job: RowRepair) -> None:
     job.done["rekey-contents"] += job.count("SELECT count(*) FROM temp.m_content WHERE state = 'rekeyed'")
     left = job.count("SELECT count(*) FROM temp.m_content WHERE state = 'left'")
     job.leave(
-        v2.CONTENT_HASH, tr("the stored value is not text, and the bodies of its units do not reproduce it"), left
+        v2.CONTENT_HASH, tr("the stored value is not text, and the stored texts of its units do not reproduce it"), left
     )
     follow = "FROM temp.m_content c WHERE c.state = 'rekeyed' AND c.key = "
     db.execute(f"UPDATE temp.m_unit SET content = c.new_key, touched = TRUE {follow} m_unit.content")

@@ -389,7 +389,7 @@ def test_answers_of_another_embedder_are_not_taken(stores: Path, tmp_path: Path)
         (("--embedder", "yours"), "EmbedderUnknown", "yours"),
         (("--", "--limit", 3), "WrongUsage", "--limit applies to the whole fleet"),
         (("--", "--embedder=mine"), "WrongUsage", "--embedder applies to the whole fleet"),
-        (("--address", "auto"), "WrongUsage", "--address needs a Ray cluster"),
+        (("--address", "auto"), "WrongUsage", "--address is only for --engine ray"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(

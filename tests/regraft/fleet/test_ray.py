@@ -253,4 +253,4 @@ def test_without_ray_a_fleet_says_what_to_install(tmp_path: Path, monkeypatch: p
 def test_an_address_without_ray_is_refused(tmp_path: Path) -> None:
     done = run_as_given("fleet", "check", SAMPLE.parent, "--results", tmp_path / "out.parquet", "--address", "auto")
     assert (done.status, list(tmp_path.iterdir())) == (2, [])
-    assert "--address needs a Ray cluster (add --engine ray)" in done.stderr
+    assert "--address is only for --engine ray (add --engine ray)" in done.stderr

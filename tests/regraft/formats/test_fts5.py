@@ -221,7 +221,7 @@ def test_fts5_looks_through_an_index_where_it_is_asked_to(tmp_path: Path) -> Non
         with closing(apsw.Connection(str(path))) as db:
             db.execute("UPDATE search_text SET text = 'other words' WHERE fts_rowid = 7")
 
-        with pytest.raises(VerificationFailed, match="the full-text index does not match the bodies"):
+        with pytest.raises(VerificationFailed, match="the full-text index does not match the stored texts"):
             index.verify_full_text(path, "base")
 
 

@@ -393,4 +393,4 @@ def _verify(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
     demand(counts == old.counts, tr("it contains {counts} instead of {counts2}", counts=counts, counts2=old.counts))
     out_of_step = db.execute("SELECT count(*) FROM search_text WHERE rowid IS NOT fts_rowid").get
     demand(out_of_step == 0, tr("{out_of_step} bodies do not match the full-text index", out_of_step=out_of_step))
-    demand(full_text_matches(db), tr("the full-text index does not match the bodies"))
+    demand(full_text_matches(db), tr("the full-text index does not match the stored texts"))

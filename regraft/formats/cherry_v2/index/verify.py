@@ -112,12 +112,12 @@ def verify_full_text(path: Path, base_id: str) -> None:
     """Let FTS5 compare the full-text index of a new file with the bodies.
 
     Raises:
-        VerificationFailed: the full-text index does not match the bodies.
+        VerificationFailed: the full-text index does not match the stored texts.
         apsw.Error, OSError: the file cannot be read.
     """
     with sqlite.open_writable(path) as db:
         if not full_text_matches(db):
-            raise VerificationFailed(base=base_id, reason=tr("the full-text index does not match the bodies"))
+            raise VerificationFailed(base=base_id, reason=tr("the full-text index does not match the stored texts"))
 
 
 class _BodyRange(msgspec.Struct, frozen=True, kw_only=True):

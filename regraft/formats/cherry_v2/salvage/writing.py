@@ -170,7 +170,7 @@ def _verify(db: apsw.Connection, base_id: str) -> None:
 
     demand(not db.execute("PRAGMA foreign_key_check").fetchall(), tr("a foreign key refers to a missing row"))
     demand(db.execute("PRAGMA quick_check(1)").get == "ok", tr("SQLite's quick_check failed"))
-    demand(full_text_matches(db), tr("the full-text index does not match the bodies"))
+    demand(full_text_matches(db), tr("the full-text index does not match the stored texts"))
 
 
 # Totals of a salvage (``docs/formats/index.md``, "Salvage").
