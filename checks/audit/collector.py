@@ -309,7 +309,7 @@ class FindingCollector(msgspec.Struct):
 
 
 def display_text(value: object) -> str:
-    """Return a stored value as text for a message, at most 200 characters: columns can hold values of any type."""
+    """Return a stored value of any type as text for a message; after 200 characters, an ellipsis replaces the rest."""
     text = decode_utf8(value) if isinstance(value, bytes) else str(value)
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= _LONGEST_SAMPLE else f"{text[:_LONGEST_SAMPLE]}…"

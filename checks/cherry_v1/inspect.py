@@ -133,7 +133,10 @@ def _inspect_folder(source: Located, progress: Progress) -> StoreSummary:
 
 
 def _inspect_without_state(source: Located) -> StoreSummary:
-    """Summarize vector files and folders of bases by their names, for a source whose state this version cannot read."""
+    """Summarize a source whose state this version cannot read: each vector file or folder in its knowledge folder.
+
+    Vector files are opened. Only the ids and names of bases come from the file names.
+    """
     folders = (f"Data/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER)
     folder = next((name for name in folders if source.tree.kind(name) == "folder"), None)
     bases = []

@@ -85,7 +85,9 @@ def _may_match(db: apsw.Connection, table: str, condition: str, row_count: int |
     """Whether any row of a table may meet a condition, by counting in an index that has all columns of the condition.
 
     This takes a quarter of the time of a search from every row, as the index has the order in which the condition
-    searches another one. A damaged index can lack some of the ``row_count`` rows of the table; None: always True.
+    searches another one. A damaged index can lack rows, so their number is compared with ``row_count``.
+
+    ``row_count``: the number of rows of the table; None: unknown, so the result is True.
     """
     counted = f"SELECT count(*) FILTER (WHERE {condition}), count(*) FROM {table}"
     return row_count is None or db.execute(counted).fetchall() != [(0, row_count)]

@@ -156,11 +156,14 @@ def _choose_steps(
 def orphan_folders(db: apsw.Connection, root: Path) -> list[str]:
     """Return the names of folders with files of a vector segment that the database does not list."""
     rows = {str(name) for (name,) in db.execute("SELECT CAST(id AS TEXT) FROM segments")}
-    return [name for name in list_segment_folders(root) if name not in rows and is_whole_segment(root / name)]
+    return [name for name in list_segment_folders(root) if name not in rows and has_only_segment_files(root / name)]
 
 
-def is_whole_segment(folder: Path) -> bool:
-    """Whether a folder has only files of a vector segment of Chroma, so that nothing else is lost with it."""
+def has_only_segment_files(folder: Path) -> bool:
+    """Whether a folder has only files of a vector segment of Chroma, so that nothing else is lost with it.
+
+    Some of the segment's files may be missing. False for a link.
+    """
     if file_paths.is_link(folder):
         return False
     names = {path.name for path in folder.iterdir()}

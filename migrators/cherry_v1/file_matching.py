@@ -60,7 +60,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def files_without_rows(draft: BaseDraft, survey: VectorSurvey) -> list[ItemDraft]:
-    """List the completed standalone files that have no rows."""
+    """List the completed file items to which v1 gave loader ids, but of which the vector file has no rows."""
     return [
         item
         for item in draft.items

@@ -530,7 +530,7 @@ class _Planner:
             items.extend(
                 plan_folder_file(draft, one, paths[one.id], failed=one.id not in ids_with_rows) for one in children
             )
-            self._note_files_without_rows(draft, children, lost)
+            self._note_folder_losses(draft, children, lost)
             self._note_outside(draft)
         return items
 
@@ -547,10 +547,12 @@ class _Planner:
         )
         self._note(notices.CONTENT_TOO_LARGE, message, draft.legacy_id, rows)
 
-    def _note_files_without_rows(
-        self, draft: ItemDraft, children: tuple[FolderFile, ...], lost: list[FolderFile]
-    ) -> None:
-        """Add notices on the files of a folder (``children``) that have no migrated row (``lost``)."""
+    def _note_folder_losses(self, draft: ItemDraft, children: tuple[FolderFile, ...], lost: list[FolderFile]) -> None:
+        """Add notices on what is not migrated of a folder.
+
+        These are files whose text is too large, entries that became no file, and files without a migrated row.
+        ``children`` are all files of the folder, ``lost`` those without a migrated row.
+        """
         too_large = sum(self._decisions.too_large.get(child.id, 0) for child in children)
         if too_large:
             self._note_too_large(draft, too_large)

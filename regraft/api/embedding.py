@@ -299,13 +299,16 @@ def restore(
     model, dimensions = options.model, options.dimensions
     reuse = list_sources(options)
 
-    def request(settings: EmbedderSettings, new_model: str, length: int | None) -> RestoreRequest:
-        """Make the request for the new base from the chosen embedder, the id of its model, and the vector length."""
+    def make_request(settings: EmbedderSettings, model_id: str, dimensions: int | None) -> RestoreRequest:
+        """Make the request for the new base; the rest comes from the arguments of the command.
+
+        ``dimensions`` None: those of the embedder's vectors.
+        """
         return RestoreRequest(
             path=Path(path),
             settings=settings,
-            model_id=new_model,
-            dimensions=length,
+            model_id=model_id,
+            dimensions=dimensions,
             name=name,
             base=options.base,
             now_ms=now_ms,
@@ -321,13 +324,13 @@ def restore(
         if not is_unconfigured(error):
             raise
         need = suggest_model(Path(path), options.base, options.kind, model, dimensions)
-        wanted = request(unnamed_embedder([str(need.model_id)]), str(need.model_id), need.dimensions)
+        wanted = make_request(unnamed_embedder([str(need.model_id)]), str(need.model_id), need.dimensions)
         if not options.dry_run:
             raise add_suggestion(error, make_suggestion(wanted)) from error
     else:
         if dimensions is None and isinstance(settings, ServerSettings):
             dimensions = settings.dimensions
-        wanted = request(settings, _new_model_id(settings, model), dimensions)
+        wanted = make_request(settings, _new_model_id(settings, model), dimensions)
     return restore_with_vectors(
         wanted, dry_run=options.dry_run, progress=progress_or_silent(progress), show_plan=confirm or agree
     )

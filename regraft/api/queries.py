@@ -201,7 +201,7 @@ def _refuse_as_option(source: Located, asked: _Search) -> None:
 
 
 def _refuse_simple_mode(source: Located, asked: _Search) -> None:
-    """Refuse ``--mode simple``, for stores without tags."""
+    """Raise WrongUsage for ``--mode simple``. Called for stores without tags."""
     hint = tr("leave it out; only notes of AngelMemory can be searched by tags")
     _refuse_options(source.kind, hint, {f"--mode {Mode.SIMPLE.value}": asked.mode is Mode.SIMPLE})
 

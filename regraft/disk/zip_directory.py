@@ -501,7 +501,13 @@ def _zip64_numbers(extra: bytes, *numbers: int) -> tuple[int, int, int]:
 
 
 def _name_of(record: _Record) -> str:
-    """Decode the path of an entry, with ``/`` between its parts: as UTF-8 if it is valid, even without the flag."""
+    r"""Decode the path of an entry as UTF-8 if it is valid, otherwise from its Unicode extra field or as cp437.
+
+    In archives made on Windows, ``\`` becomes ``/`` in a path without ``/``.
+
+    Raises:
+        UnicodeDecodeError: its flag says UTF-8 and it is not, or the extra field is not UTF-8.
+    """
     raw = record.raw_name
     if record.flags & _IS_UTF8:
         name = raw.decode()

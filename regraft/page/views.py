@@ -124,7 +124,10 @@ _translations: ContextVar[dict[str, str]] = ContextVar("translations", default={
 
 
 def shown(text: object) -> str:
-    """Translate a text of a report for the reader of the page, and make it safe to show."""
+    """Translate a text of a report for the reader of the page, and make its control characters visible.
+
+    A text in ``_translations`` is replaced by its translation there. HTML is not escaped: the template must do that.
+    """
     known = _translations.get().get(text) if isinstance(text, str) else None
     return translate_text(printable(to_english(text)), current_language()) if known is None else printable(known)
 

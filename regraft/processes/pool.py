@@ -331,7 +331,13 @@ class ProcessPool:
         return worker
 
     def _receive(self, seconds: float) -> None:
-        """Receive answers and progress from the workers; wait up to ``seconds`` for the first one."""
+        """Receive answers and progress from the workers, and drop those that have died.
+
+        Waits up to ``seconds`` for the first one.
+
+        Raises:
+            ProcessKilled: a process was killed, so the pool has failed; never with ``on_demand``.
+        """
         if self._killed is not None:
             raise ProcessKilled(self._killed.exit_status)
         busy = {worker.pipe: worker for worker, jobs in self._workers.items() if jobs}

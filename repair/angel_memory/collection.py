@@ -258,7 +258,10 @@ def _child_read_vectors(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
 
 
 def _child_nearest(folder: Path, vector: bytes, count: int, keys: frozenset[str]) -> NearestVectors:
-    """Do the work of :func:`rank_in_chroma` in a child process."""
+    """Do the work of :func:`rank_in_chroma` in a child process.
+
+    Only records in ``keys`` are compared, and the ``count`` nearest are returned.
+    """
     found = NearestVectors(vector, count)
     client = core.open_client(folder)
     if _has_collection(client):

@@ -266,7 +266,7 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
             return sound
 
     def _plan_publishing(self, store: Store) -> Plan:
-        """Plan the replacement of the collection, from the present state of the records."""
+        """Plan the replacement of the collection, from the present state of the records; empty if nothing is needed."""
         state = vectors.compare_collection(store.root, self.options.provider)
         if state is None or not state.is_needed:
             return Plan()

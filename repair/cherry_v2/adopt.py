@@ -238,7 +238,8 @@ class _MaterialPlanner:
     def _insert_items(self, base: _Base, rows: list[Row], folders: _Folders) -> None:
         """Plan to insert new item rows, and to complete the folder items of the base that contain them.
 
-        Only folders that the application's upgrade did not migrate are completed. ``folders`` gives their prefixes.
+        Only folders that the application's upgrade did not migrate are completed: they get the status "completed",
+        and a path if they have none. ``folders`` gives their prefixes, which are paths below ``raw/``.
         """
         before = self._statements.bytes
         groups = Counter(row["group_id"] for row in rows)

@@ -89,17 +89,17 @@ class CatalogStatements:
     def complete_base(self, row: Row, dimensions: int | None, model: str) -> None:
         """Add a statement that sets a base to completed, with its model and the dimensions of its vectors."""
         change = "UPDATE knowledge_base SET status = 'completed', error = NULL, dimensions = ?, embedding_model_id = ?"
-        self._update(row["id"], change, (dimensions, model), row, *_KNOWN[BASES])
+        self._change_row(row["id"], change, (dimensions, model), row, *_KNOWN[BASES])
 
     def complete_item(self, base: str, row: Row) -> None:
         """Add a statement that sets an item to completed which the application's upgrade did not migrate."""
         change = "UPDATE knowledge_item SET status = 'completed', error = NULL"
-        self._update(base, change, (), row, "id", "base_id", "status", "error")
+        self._change_row(base, change, (), row, "id", "base_id", "status", "error")
 
     def set_path(self, base: str, row: Row, path: str) -> None:
         """Add a statement that sets the path of an item's snapshot. Other data of the item is unchanged."""
         change = "UPDATE knowledge_item SET data = json_set(data, '$.relativePath', ?)"
-        self._update(base, change, (path,), row, "id", "base_id", "data")
+        self._change_row(base, change, (path,), row, "id", "base_id", "data")
 
     def set_source(self, base: str, row: Row, source: str) -> None:
         """Add a statement that sets the path of the original of a file or folder.
@@ -107,7 +107,7 @@ class CatalogStatements:
         The item's other data is unchanged.
         """
         change = "UPDATE knowledge_item SET data = json_set(data, '$.source', ?)"
-        self._update(base, change, (source,), row, "id", "base_id", "data")
+        self._change_row(base, change, (source,), row, "id", "base_id", "data")
 
     def update_item(
         self, base: str, row: Row, data: Mapping[str, str], now_ms: int | None, *, container: str | None
@@ -126,21 +126,23 @@ class CatalogStatements:
         if data:
             change += ", data = ?"
             values = (*values, dump_item_data({**parse_item_data(row), **data}))
-        self._update(base, change, values, row, "id", "base_id", "group_id", "data", "status")
+        self._change_row(base, change, values, row, "id", "base_id", "group_id", "data", "status")
 
     def delete_item(self, base: str, row: Row) -> None:
         """Add a statement that deletes an item; a folder must be empty."""
-        self._update(base, "DELETE FROM knowledge_item", (), row, "id", "base_id", "type", "data", "status")
+        self._change_row(base, "DELETE FROM knowledge_item", (), row, "id", "base_id", "type", "data", "status")
 
-    def _update(self, base: str, change: str, values: tuple[Any, ...], row: Row, *known: str) -> None:
-        """Add a statement for one row; it is refused if a column named in ``known`` has another value than in ``row``.
+    def _change_row(self, base: str, change: str, values: tuple[Any, ...], row: Row, *known: str) -> None:
+        """Add a statement that updates or deletes one row.
+
+        The run stops with PlanOutdated unless exactly one row has the values of ``row`` in all columns ``known``.
 
         Args:
             base: id of the base that the row belongs to.
-            change: the SQL without its condition.
-            values: its values.
+            change: an UPDATE or DELETE without WHERE.
+            values: the values of its parameters.
             row: the present row.
-            known: the columns that are compared.
+            known: columns that make up the whole WHERE condition; the id must be one of them.
         """
         self.bases.add(base)
         self.made.append((change, (*values, *(row.get(name) for name in known)), known))
@@ -172,7 +174,7 @@ class CatalogStatements:
         values.pop("hybrid_alpha", None)
         change = f"UPDATE {BASES} SET {', '.join(f'{name} = ?' for name in values)}"
         known = ("id", "status", "embedding_model_id", "dimensions")
-        self._update(row["id"], change, tuple(values.values()), row, *known)
+        self._change_row(row["id"], change, tuple(values.values()), row, *known)
 
     def copy_row(self, table: str, key: str, changed: Mapping[str, Any]) -> None:
         """Add a statement that copies the row of a table whose id is ``key``, with the columns in ``changed`` replaced.

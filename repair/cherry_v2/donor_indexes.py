@@ -241,9 +241,10 @@ class Donor:
         return other is not None and links.have_same_bytes(file, other)
 
     def listed_material(self, item: Row, raw: Path) -> str | None:
-        """Return the item's id if a copy of the same base has a material with that id, and its file does not differ.
+        """Return the item's id if a copy of the same base has a material with that id; otherwise None.
 
-        Otherwise None. ``item`` is a row of the repaired base, ``raw`` that base's folder of raw files.
+        Their raw files must have the same bytes, or one of the two files is missing. ``item`` is a row of the repaired
+        base, ``raw`` that base's folder of raw files.
         """
         if not self.is_same_base:
             return None

@@ -93,7 +93,7 @@ def _plan_base(
             wanted.discard(v2.MATERIAL_ORPHAN)
             made.left += [_report_kept(store, one, kept) for one in found if one.name == v2.MATERIAL_ORPHAN]
     if wanted:
-        made.add(_plan_index(store, base, wanted, lacks_any=v2.ITEM_NO_MATERIAL in names))
+        made.add(_plan_index(store, base, wanted, has_items_without_material=v2.ITEM_NO_MATERIAL in names))
     return made
 
 
@@ -120,14 +120,14 @@ def _why_unchanged(findings: list[Finding], *, is_known: bool) -> str | None:
     return damage if damage is not None or is_known else tr("the catalog has no such base")
 
 
-def _plan_index(store: Store, base: str, wanted: set[str], *, lacks_any: bool) -> Plan:
+def _plan_index(store: Store, base: str, wanted: set[str], *, has_items_without_material: bool) -> Plan:
     """Plan to resolve the ``wanted`` findings in the index of a base; report them if it cannot be compared.
 
-    ``lacks_any``: the audit found items without a material.
+    ``has_items_without_material`` is a result of the audit.
     """
     try:
         follows = _Follows(store=store, base=base, index=store.stores[base], wanted=frozenset(wanted))
-        follows.compare(lacks_any=lacks_any)
+        follows.compare(has_items_without_material=has_items_without_material)
         change = follows.change()
     except (apsw.Error, OSError, UnicodeDecodeError, OutOfOrder) as problem:
         message = tr("index and catalog cannot be compared: {problem}", problem=problem)
@@ -230,11 +230,14 @@ class _Follows(msgspec.Struct):
     moves: list[_Move] = msgspec.field(default_factory=list)
     left: list[Unresolved] = msgspec.field(default_factory=list)
 
-    def compare(self, *, lacks_any: bool) -> None:
-        """Collect the materials to delete or to move, and the reports; ``lacks_any``: items without a material exist.
+    def compare(self, *, has_items_without_material: bool) -> None:
+        """Collect the materials to delete or to move, and the reports.
+
+        If ``has_items_without_material`` and no material has an item either, nothing is deleted: the index may belong
+        to other items.
 
         Raises:
-            OutOfOrder: an id is there twice.
+            OutOfOrder: an id is there twice, or the texts of a file are not UTF-8.
             apsw.Error, OSError, UnicodeDecodeError: one of both cannot be read.
         """
         catalog = self.store.root / str(self.store.catalog)
@@ -246,7 +249,7 @@ class _Follows(msgspec.Struct):
                     self._plan_deletion(items, one.id)
                 elif one.kind == "stale" and one.wanted is not None and v2.MATERIAL_PATH in self.wanted:
                     self._plan_move(one.id, one.found, one.wanted)
-            self._leave_odd(items, index, lacks_any=lacks_any)
+            self._leave_odd(items, index, has_items_without_material=has_items_without_material)
             self._leave_taken(index)
         self._report_files_at_old_paths()
 
@@ -280,10 +283,10 @@ class _Follows(msgspec.Struct):
         else:
             self.moves.append(_Move(material, old, new))
 
-    def _leave_odd(self, items: apsw.Connection, index: apsw.Connection, *, lacks_any: bool) -> None:
+    def _leave_odd(self, items: apsw.Connection, index: apsw.Connection, *, has_items_without_material: bool) -> None:
         """Cancel all deletions if the item of a material may exist without being found, and report why.
 
-        ``items`` is the open catalog, ``index`` the open index; ``lacks_any``: items without a material exist.
+        ``items`` is the open catalog, ``index`` the open index.
         """
         odd = index.execute("SELECT count(*) FROM material WHERE typeof(material_id) <> 'text'").get
         if odd and v2.MATERIAL_ORPHAN in self.wanted:
@@ -291,7 +294,7 @@ class _Follows(msgspec.Struct):
         reason = None
         if items.execute("SELECT 1 FROM knowledge_item WHERE typeof(id) <> 'text' LIMIT 1").get:
             reason = tr("the id of an item is not text, so their items are unknown")
-        if lacks_any and len(self.gone) == index.execute("SELECT count(*) FROM material").get:
+        if has_items_without_material and len(self.gone) == index.execute("SELECT count(*) FROM material").get:
             reason = tr("no material has an item, and items have no material: the index may belong to other items")
         if self.gone and reason is not None:
             self._leave(v2.MATERIAL_ORPHAN, reason, None, len(self.gone))

@@ -175,7 +175,7 @@ class BaseSource:
     # --- problems ------------------------------------------------------------------------------------------------
 
     def findings(self) -> list[Finding]:
-        """Audit whether each chosen base can be opened and read. Texts are not checked."""
+        """Audit whether the chosen bases can be opened and read; return their findings only. Texts are not checked."""
         found = self.store.audit(Level.SHAPE, frozenset(self.chosen)).findings
         if self.manifest is not None:
             return list(found)  # the files are verified by checksum, and were checked when they were packed

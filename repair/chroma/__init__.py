@@ -30,7 +30,7 @@ from regraft.formats.chroma import database
 from regraft.formats.chroma.collection import (
     KEPT_FILE,
     CollectionState,
-    KeptSegment,
+    KeptPositions,
     Origin,
     measure_dimension,
     open_collection,
@@ -82,7 +82,7 @@ _MAX_NOTE = 1000
 #: Vectors that are compared to find out whether kept files fit, and the cosine from which two are of the same text.
 _MAX_COMPARED, _LEAST_COSINE = 2000, 0.99
 #: Kept files of a segment, the last ones first.
-_Kept = list[tuple[KeptSegment, CollectionState]]
+_Kept = list[tuple[KeptPositions, CollectionState]]
 
 
 def plan(store: Store, options: RepairOptions) -> Plan:
@@ -331,7 +331,7 @@ def _open_kept(db: apsw.Connection, state: CollectionState) -> Iterator[_Kept]:
         yield found
 
 
-def _read_note(folder: Path) -> KeptSegment | None:
+def _read_note(folder: Path) -> KeptPositions | None:
     """Read the note that a repair left in a folder of kept files: the queue positions at that time. None if missing."""
     path = folder / KEPT_FILE
     if file_paths.is_link(folder) or file_paths.is_link(path) or not file_paths.is_file(path):
@@ -339,7 +339,7 @@ def _read_note(folder: Path) -> KeptSegment | None:
     with links.open_for_reading(path) as file:
         raw = file.read(_MAX_NOTE + 1)
     try:
-        kept = msgspec.json.decode(raw, type=KeptSegment)
+        kept = msgspec.json.decode(raw, type=KeptPositions)
     except msgspec.MsgspecError:
         return None
     return kept if 0 <= kept.applied <= kept.last < 1 << 63 else None

@@ -34,7 +34,7 @@ from regraft.formats.chroma.collection import (
     KEPT_FILE,
     PROVEN,
     CollectionState,
-    KeptSegment,
+    KeptPositions,
     Origin,
     open_collection,
     open_places,
@@ -402,7 +402,7 @@ def keep_segment(state: CollectionState, folder: Path) -> Iterator[FileChange]:
         path=name,
     )
     action = Action(action="keep-segment", message=message, base=state.of.id, subject=name)
-    kept = KeptSegment(applied=state.applied, last=state.read_last_operation())
+    kept = KeptPositions(applied=state.applied, last=state.read_last_operation())
 
     def make(new: Path) -> None:
         """Copy the folder, and note the positions in the queue."""

@@ -432,16 +432,22 @@ def _without_rescue(finding: Finding, plan: Plan) -> Finding:
     """Add to a finding the reason why the planned rescue does not resolve it. Text that v1 never had is not a loss."""
     reasons = [one for one in plan.left if (one.finding, one.base) == (finding.name, finding.base)]
     if finding.name == v2.ITEM_NO_MATERIAL:
-        return _as_note_if_never_there(finding, plan, reasons)
+        return _explain_missing_text(finding, plan, reasons)
     if not reasons:
         return finding
     return replace(finding, message=tr("{what}: {why}", what=finding.message, why=reasons[0].reason))
 
 
-def _as_note_if_never_there(finding: Finding, plan: Plan, reasons: list[Unresolved]) -> Finding:
-    """Change the severity of a finding about items without text to "note" if v1 had no text of them either.
+def _explain_missing_text(finding: Finding, plan: Plan, reasons: list[Unresolved]) -> Finding:
+    """Add to a finding about items without text what a rescue would do about it.
 
-    ``reasons`` is what the planned rescue says of the finding.
+    Its severity is "note" if v1 has no rows for any of the items either: ``reasons`` has a note with the same count.
+    Otherwise its message names ``regraft rescue`` if the plan writes the base's index, or the finding is unchanged.
+
+    Args:
+        finding: the finding.
+        plan: the planned rescue.
+        reasons: what the rescue leaves unresolved of this finding.
     """
     if any(one.count == finding.count and one.severity == "note" for one in reasons):
         return replace(

@@ -64,7 +64,7 @@ _TABLES = (
     # Operations in the queue that add an id that the segment had, so that they have no effect.
     "CREATE TABLE ignored (number INTEGER PRIMARY KEY, id TEXT)",
 )
-#: File in the folder of a kept segment, with a :class:`KeptSegment` in JSON.
+#: File in the folder of a kept segment, with its :class:`KeptPositions` in JSON.
 KEPT_FILE = "regraft.json"
 #: Elements with known labels that confirm a layout even if other elements are lost.
 _CONFIRMING = 16
@@ -82,8 +82,8 @@ _BATCH = 2_000
 _NO_VECTOR = 255
 
 
-class KeptSegment(msgspec.Struct, frozen=True):
-    """Positions in the queue when a repair kept the old files of a segment."""
+class KeptPositions(msgspec.Struct, frozen=True):
+    """The two queue positions at the time when a repair kept the old files of a segment."""
 
     #: The last operation that the segment included.
     applied: int
@@ -105,14 +105,14 @@ class VectorBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectionState:
-    """The ids of one collection and the vector of each; made by :func:`open_collection`.
+    """The ids of one collection and the vector of each; made by :func:`open_collection`. Empty until :meth:`read`.
 
     Args:
         db: the database.
         collection: the collection.
         root: folder of the database.
-        scratch: empty temporary database.
-        kept: folder and positions of kept files, which are read instead of the segment.
+        scratch: empty temporary database, in which tables are created.
+        kept: folder of old files that a repair kept, and their queue positions. They are read instead of the segment.
     """
 
     def __init__(
@@ -122,8 +122,9 @@ class CollectionState:
         collection: ChromaCollection,
         root: Path,
         scratch: apsw.Connection,
-        kept: tuple[Path, KeptSegment] | None = None,
+        kept: tuple[Path, KeptPositions] | None = None,
     ) -> None:
+        """Create the temporary tables in ``scratch``. Nothing is read: :meth:`read` does that."""
         self.of = collection
         #: The kept files that are read instead of the segment.
         self._kept = kept
@@ -315,7 +316,10 @@ class CollectionState:
                 self.bad_links += int((~block.has_valid_links).sum())
 
     def _read_elements(self, segment: SegmentFiles) -> None:
-        """Record the elements of the segment in the temporary database, without repetitions if there is no header."""
+        """Record the elements of the segment in the temporary database.
+
+        Without a header, only the first element of each label is kept.
+        """
         self._insert_elements(segment)
         with sqlite.transaction(self._scratch):
             if segment.is_derived:
@@ -589,7 +593,7 @@ class CollectionState:
         highest = [self._db.execute(found, (self.of.metadata, kind)).get for kind in ("integer", "blob")]
         return max(0, self.applied, self._last_operation(), *(database.read_number(one) or 0 for one in highest))
 
-    def is_changed_since(self, kept: KeptSegment, key: str) -> bool:
+    def is_changed_since(self, kept: KeptPositions, key: str) -> bool:
         """Whether an operation changed the entry with an id after its segment's files were kept."""
         number = self._last_number_of(key)
         return not number or number > kept.last
@@ -632,7 +636,11 @@ class CollectionState:
         return self._db.execute(query, (self.of.metadata,)).get is not None
 
     def sequence_number_of(self, key: str) -> int:
-        """Return the number of the last operation on an id that the segment includes; at least 0."""
+        """Return the queue number of the last operation on an id; at least 0.
+
+        For an unknown id, or if that operation is newer than the segment, the number of the last operation that the
+        segment includes.
+        """
         number = self._last_number_of(key)
         return number if number is not None and 0 < number < self.applied else max(0, self.applied)
 
@@ -776,7 +784,7 @@ def measure_dimension(db: apsw.Connection, collection: ChromaCollection, root: P
 
 @contextmanager
 def open_collection(
-    db: apsw.Connection, collection: ChromaCollection, root: Path, kept: tuple[Path, KeptSegment] | None = None
+    db: apsw.Connection, collection: ChromaCollection, root: Path, kept: tuple[Path, KeptPositions] | None = None
 ) -> Iterator[CollectionState]:
     """Read the ids and labels of a collection; vectors are read on demand.
 

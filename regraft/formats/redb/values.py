@@ -162,7 +162,7 @@ def array_codec(inner: Codec, count: int) -> Codec | None:
     fixed = inner.width
 
     def split(data: bytes) -> Sequence[bytes]:
-        """Split the bytes of an array into its elements."""
+        """Split the bytes of a ``[T; N]`` into its elements; raises ValueError if they do not fit."""
         if fixed is not None:
             return _split_evenly(data, fixed, count)
         if len(data) < 4 * count:
@@ -184,7 +184,7 @@ def vector_codec(inner: Codec) -> Codec | None:
     fixed = inner.width
 
     def split(data: bytes) -> Sequence[bytes]:
-        """Split the bytes of a vector into its elements."""
+        """Split the bytes of a ``Vec<T>`` into its elements; raises ValueError if they do not fit."""
         count, at = _read_length(data, 0)
         if fixed is not None:
             return _split_evenly(data[at:], fixed, count)

@@ -521,7 +521,10 @@ def _job_row(job: KbJob) -> tuple[Any, ...]:
 
 
 def _convert_entry(key: bytes, value: bytes) -> _TemporaryRows:
-    """Convert a stored ledger entry to rows of temporary tables: the entry and its paths."""
+    """Convert a stored ledger entry to rows of temporary tables: the entry, and each of its new and old paths.
+
+    Raises ValueError if its key is not its id.
+    """
     entry = decode_entry(value)
     _check_key(key, entry.id)
     yield (

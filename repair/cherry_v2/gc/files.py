@@ -658,7 +658,8 @@ def _find_proof(path: Path, survey: VectorSurvey, indexes: dict[str, Path]) -> t
     """Compare the vector file at ``path`` with each index, given by base id.
 
     Returns:
-        The ids of bases whose index has all vectors, and otherwise the comparison with the best index.
+        The ids of bases whose index has all vectors; and the comparison with the best index, or None if an index has
+        all vectors or ``indexes`` is empty.
 
     Raises:
         StoreProblem: the file cannot be read.

@@ -235,7 +235,9 @@ class RescuePlanner:
         return self._store.command_line("rescue", *chain.from_iterable((*recreated, *mapped)), *options)
 
     def _plan_rescue(self, base: StrandedBase, draft: BaseDraft) -> RescuedBase:
-        """Plan to migrate the rows that the v1 vector file has of a base, by its v1 draft.
+        """Plan to migrate the rows of a base's v1 vector file whose texts its index lacks, by its v1 draft.
+
+        Texts whose path cannot be used are reported in :attr:`left`.
 
         Raises:
             _NotRescuable: the base's model or texts do not permit it.

@@ -89,7 +89,10 @@ class RescuePlanBuilder:
     # --- files --------------------------------------------------------------------------------------------------------
 
     def _index_changes(self, rescued: RescuedBase) -> Iterator[FileChange]:
-        """Yield the change that writes the migrated texts and vectors to the base's index, if there are any."""
+        """Yield the change of the base's index: its migrated texts and vectors are added, or a new index is made.
+
+        Nothing if the index exists and no text is migrated. A missing index is made even without texts.
+        """
         base, plan = rescued.base, rescued.plan
         if base.held is not None and not plan.materials:
             return

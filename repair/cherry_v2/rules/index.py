@@ -191,7 +191,7 @@ def _repair_rows(db: apsw.Connection, target: IndexRepair) -> IndexRepairOutcome
     rules_rows.link_bodies(job)
     rules_rows.repair_contents(job)
     rules_rows.link_contents(job)
-    rules_rows.repair_offsets(job)
+    rules_rows.repair_bodies_and_offsets(job)
     rules_rows.number_units(job)
     rules_rows.write_bodies(job)
     rules_rows.rekey_units(job)

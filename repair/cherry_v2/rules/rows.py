@@ -627,8 +627,12 @@ class _ContentText:
         return start, start + len(body.decode().encode("utf-16-le")) // 2
 
 
-def repair_offsets(job: RowRepair) -> None:
-    """Repair units whose body differs from the text at their offsets: restore the body, or correct the offsets."""
+def repair_bodies_and_offsets(job: RowRepair) -> None:
+    """Repair units whose body differs from the text at their offsets, and bodies whose hash is wrong.
+
+    The body is restored, or the offsets are corrected, or a body that cannot be restored gets the hash of its present
+    text. Bodies that are not text are reported as left.
+    """
     db = job.db
     if v2.BODY_HASH in job.found:
         detected = job.detected(v2.BODY_HASH)
