@@ -248,13 +248,13 @@ class RayPool:
         cores, memory = max(possible, default=(task.cores, task.memory))
         one = Submission(task=task, cores=cores, memory=memory, node=None, is_repeated=is_repeated)
         if len(nodes) < len(self._alive) and (fitting := [node for node in nodes if one.fits(node)]):
-            # The node with the fewest of our tasks for its cores: Ray itself would use any.
+            # The node with the fewest of our tasks for its cores: Ray itself would use any. If it is lost, Ray does so.
             taken = Counter(other.node for other in self.running.values())
             one.node = min(fitting, key=lambda node: taken[node.id] / node.cores).id
         # Ray does not ask the same node first each time.
         where: dict[str, Any] = {"scheduling_strategy": "SPREAD"} if is_repeated else {}
         if one.node is not None:
-            where = _on_node(one.node)
+            where = _on_node(one.node, soft=True)
         remote = self._remote.options(num_cpus=cores, memory=memory, name=task.name or None, **where)
         pickled = self._ray.cloudpickle.dumps((self._work, task.job))
         self.running[remote.remote(__version__, pickled)] = one
@@ -411,10 +411,13 @@ class RayPool:
         self._ray.shutdown()
 
 
-def _on_node(node: str) -> dict[str, Any]:
-    """Return the options of Ray for a task or an actor that runs on the node with this id or not at all."""
+def _on_node(node: str, *, soft: bool = False) -> dict[str, Any]:
+    """Return the options of Ray for a task or an actor that runs on the node with this id.
+
+    Without that node, it runs elsewhere if ``soft``, and otherwise not at all.
+    """
     strategies = errors.import_optional("ray.util.scheduling_strategies", tr("fleets on a cluster"), "ray")
-    return {"scheduling_strategy": strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False)}
+    return {"scheduling_strategy": strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=soft)}
 
 
 def ray_error(error: Exception) -> TaskError:

@@ -293,16 +293,25 @@ def undo_changes(root: Path, ledger: Ledger, run_id: str) -> None:
             continue
         ledger.changes.set_state(change.change_id, "undoing")
         if change.means == "rows":
-            with changesets.write_transaction(root / change.path) as db:
-                tables = changesets.revert_changeset(db, root / FOLDER / str(change.kept), change.rows.dangling)
-                if tables:
-                    what = tr("its rows ({tables})", tables=join_list(tables))
-                    raise UndoRefused(path=root / change.path, what=what, run=change.run_id)
+            _undo_rows(root, change)
         else:
             _undo_file(root, change)
         ledger.changes.set_state(change.change_id, "undone", 0)
         execution.delete_undo_data(root, execution.undo_data_path(root, change))
     execution.clear_work_folder(root)
+
+
+def _undo_rows(root: Path, change: RecordedChange) -> None:
+    """Revert a change of rows by its changeset.
+
+    Raises:
+        UndoRefused: rows were changed since.
+    """
+    with changesets.write_transaction(root / change.path) as db:
+        tables = changesets.revert_changeset(db, root / FOLDER / str(change.kept), change.rows.dangling)
+        if tables:
+            what = tr("its rows ({tables})", tables=join_list(tables))
+            raise UndoRefused(path=root / change.path, what=what, run=change.run_id)
 
 
 def _undo_file(root: Path, change: RecordedChange) -> None:

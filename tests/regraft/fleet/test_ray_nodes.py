@@ -74,7 +74,9 @@ def test_a_library_whose_node_is_lost_is_done_by_a_smaller_one(cluster: Any, tmp
     [row] = rows_of(out)
     assert (row.outcome, row.attempts) == ("done", 2)
     assert nodes_of(source) == [large.node_id, small.node_id]
-    assert f"({large.node_id[:8]}) was lost; its libraries are tried again" in driver.log.read_text("utf-8")
+    # Whichever comes first: Ray's answer for the task, or what it says of its nodes.
+    log = driver.log.read_text("utf-8")
+    assert f"({large.node_id[:8]}) was lost; its libraries are tried again" in log or "(NodeDiedError: " in log
     # Ray would tell of it here, in the middle of a document.
     assert driver.output.read_bytes() == b""
 
