@@ -311,6 +311,17 @@ def test_a_rerank_model_that_is_nowhere_is_said(case):
     assert rows(case.database, f"SELECT rerank_model_id FROM knowledge_base WHERE id = '{BETA}'") == [(None,)]
 
 
+def test_a_copy_without_its_rerank_model_counts_as_installed(case):
+    case.install()
+    case.catalog(f"UPDATE knowledge_base SET rerank_model_id = 'gone::rank' WHERE id = '{BETA}'")
+    changed(case.profile, f"DELETE FROM knowledge_item WHERE base_id = '{BETA}'")
+    done = run("install", case.library, "--profile", case.profile, "--base", "beta", "--as-new", "-y")
+    new = identity.copied_base_id(BETA)
+    assert rows(case.database, f"SELECT rerank_model_id FROM knowledge_base WHERE id = '{new}'") == [(None,)]
+    assert f"Base beta  ({new})\n  its rerank model gone::rank does not exist in the profile" in done.stdout
+    assert done.stdout.endswith("Start the application: it has 1 of 1 base.\n")
+
+
 def test_a_word_that_meets_no_base_is_said(case):
     done = case.install("--map-model", "typo::x=acme::other")
     assert (done.status, "typo::x" in done.document["left"][0]["reason"]) == (1, True)

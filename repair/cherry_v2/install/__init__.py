@@ -335,8 +335,9 @@ class _Planner:
         if self._is_refused(new, rehearsal):
             return None
         if rerank is None and row.get("rerank_model_id") is not None:
+            # Of the base in the profile, which has another id if it is a copy.
             self._leave(
-                base,
+                new.id,
                 v2.BASE_MODEL,
                 tr(
                     (
