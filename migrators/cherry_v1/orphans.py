@@ -23,9 +23,9 @@ from migrators.cherry_v1.draft import FILE_NUMBER_FIELDS, FILE_TEXT_FIELDS
 from migrators.cherry_v1.file_matching import JSON_LOADER, SNIPPET_UNITS, TEXT_LOADER, WantedLoaders
 from migrators.pipeline.losses import check_for_damage
 from migrators.pipeline.source import BaseDraft, Salvager
-from regraft.disk import scratch, sqlite
+from regraft.disk import sqlite
 from regraft.disk.file_paths import fold_name, path_segments, split_extension, vector_file_name
-from regraft.disk.trees import Tree, ZipTree, join_path, require_free_space
+from regraft.disk.trees import Tree, ZipTree, join_path
 from regraft.errors import SourceUnreadable
 from regraft.formats import json_text
 from regraft.formats.cherry_v1 import layout, salvage
@@ -708,16 +708,7 @@ def _summarize(tree: Tree, name: str, salvager: Salvager | None) -> VectorFileSu
         NotAVectorFile: no base is made from it.
     """
     try:
-        try:
-            with tree.local(name, None) as path:
-                return summarize_vector_file(path) if salvager is None else _summarize_salvaged_rows(path, salvager)
-        except SourceUnreadable:
-            if salvager is None or not isinstance(tree, ZipTree):
-                raise
-            with scratch.temporary_folder() as folder:
-                require_free_space(folder, tree.size(name))
-                tree.extract_damaged(name, folder / "member")
-                return _summarize_damaged_file(folder / "member", StoreProblem(tr("cannot be read"), is_damage=True))
+        return _summarize_readable_rows(tree, name, salvager)
     except (StoreProblem, SourceUnreadable) as error:
         problem = str(error) if isinstance(error, StoreProblem) else tr("cannot be read")
         is_damage = error.is_damage if isinstance(error, StoreProblem) else isinstance(tree, ZipTree)
@@ -726,6 +717,23 @@ def _summarize(tree: Tree, name: str, salvager: Salvager | None) -> VectorFileSu
         if not is_v1_vector_file(tree, name):
             raise NotAVectorFile(tr("it {problem}", problem=problem)) from error
         return VectorFileSummary(problem=problem)
+
+
+def _summarize_readable_rows(tree: Tree, name: str, salvager: Salvager | None) -> VectorFileSummary:
+    """Summarize the vector file at a path in the source by the rows that can be read, or salvaged by a ``salvager``.
+
+    Raises:
+        NotAVectorFile: as by :func:`summarize_vector_file`.
+        StoreProblem, SourceUnreadable: it is damaged, and there are no such rows.
+    """
+    try:
+        with tree.local(name, None) as path:
+            return summarize_vector_file(path) if salvager is None else _summarize_salvaged_rows(path, salvager)
+    except SourceUnreadable:
+        if salvager is None or not isinstance(tree, ZipTree):
+            raise
+    with tree.local_damaged(name, None) as path:
+        return _summarize_damaged_file(path, StoreProblem(tr("cannot be read"), is_damage=True))
 
 
 def _folder_name(folders: list[FoundFolder]) -> str:

@@ -17,9 +17,8 @@ import msgspec
 
 from migrators.pipeline.accounting import LoaderOwners
 from migrators.pipeline.source import BaseDraft, Duplicate, ItemDraft, Salvager
-from regraft.disk import scratch
 from regraft.disk.durable import NO_ROOM
-from regraft.disk.trees import Tree, ZipTree, require_free_space
+from regraft.disk.trees import Tree, ZipTree
 from regraft.errors import SourceUnreadable
 from regraft.formats.vector_survey import LoaderRows, SalvageTally, StoreProblem, VectorSurvey
 from regraft.formats.vector_table import VectorTable
@@ -461,10 +460,8 @@ def salvage_member(
     unread = SalvageResult(found=StoreProblem(tr("cannot be read: {reason}", reason=reason)))
     if salvager is None or not isinstance(tree, ZipTree):
         return unread
-    path = keep.enter_context(scratch.temporary_folder(wish.work)) / "member"
-    require_free_space(path.parent, tree.size(name))
     try:
-        tree.extract_damaged(name, path)
+        path = keep.enter_context(tree.local_damaged(name, wish.work))
     except SourceUnreadable:
         return unread
     # A changed bit in a number of a vector is not always found.

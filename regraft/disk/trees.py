@@ -445,22 +445,33 @@ class ZipTree:
         with self.open(name) as file, durable.open_binary(target, "wb") as copy:
             shutil.copyfileobj(file, copy, CHUNK_BYTES)
 
-    def extract_damaged(self, name: str, target: Path) -> None:
-        """Write the bytes of a damaged member that can be unpacked to the file ``target``, whatever their checksum is.
+    @contextmanager
+    def local_damaged(self, name: str, work: Path | None) -> Iterator[Path]:
+        """Yield the path of a copy of a damaged member: the bytes that can be unpacked, whatever their checksum is.
 
-        The log or journal of a SQLite file is written beside it in the same way.
+        The log or journal of a SQLite file is copied beside it in the same way. ``work`` is the folder for the copy;
+        None: the system's temporary folder.
 
         Raises:
             SourceUnreadable: the member is encrypted, or compressed by an unsupported method.
-            OSError: ``target`` cannot be written.
+            WorkFolderTooSmall, OSError: the copy cannot be written.
         """
-        self._unpack_damaged(name, target)
-        for suffix in untrusted_sqlite.COMPANIONS:
-            if self.kind(name + suffix) == "file":
-                with suppress(SourceUnreadable):
-                    self._unpack_damaged(name + suffix, target.with_name(target.name + suffix))
+        with scratch.temporary_folder(work) as folder:
+            require_free_space(folder, self.size(name))
+            path = folder / "member"
+            self._extract_damaged(name, path)
+            for suffix in untrusted_sqlite.COMPANIONS:
+                if self.kind(name + suffix) == "file":
+                    with suppress(SourceUnreadable):
+                        self._extract_damaged(name + suffix, path.with_name(path.name + suffix))
+            yield path
 
-    def _unpack_damaged(self, name: str, target: Path) -> None:
+    def _extract_damaged(self, name: str, target: Path) -> None:
+        """Write the bytes of one damaged member that can be unpacked to the file ``target``.
+
+        Raises:
+            SourceUnreadable, OSError: see :meth:`local_damaged`.
+        """
         try:
             reader = self._directory.open(self._member(name), is_verified=False)
         except _DAMAGE as error:
