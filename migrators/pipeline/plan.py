@@ -378,11 +378,8 @@ class _Planner:
         ids_with_rows = {*migrated, *self._restored_items(owners)}
         items = self._plan_items(expanded, ids_with_rows)
         index = {item.id: position for position, item in enumerate(items) if item.id in ids_with_rows}
-        ordered = sorted(migrated.items(), key=lambda entry: min(part.first_rowid for part in entry[1]))
-        own = [self._plan_material(index[owner], parts) for owner, parts in ordered]
-        # A restored file has the rows of the identical file.
-        restored = sorted(self._restored_items(owners).items(), key=lambda entry: index[entry[0]])
-        copies = [self._plan_material(index[item_id], migrated[one.owner]) for item_id, one in restored]
+        own = self._plan_materials(migrated, index)
+        copies = self._plan_duplicates(owners, migrated, index)
         missing = self._find_missing_chunks(owners, items)
         rows = self._count_rows(own, copies, missing)
         self._note_problems(owners, rows, missing)
@@ -479,6 +476,21 @@ class _Planner:
                 one = RestoredDuplicate(twin=twin, item=item, owner=owner, rows=rows, partial=is_partial)
                 found.setdefault(twin.loader_id, one)
         return found
+
+    def _plan_materials(self, migrated: dict[str, list[MigratedRows]], index: dict[str, int]) -> list[MaterialPlan]:
+        """Plan the materials of items with rows of their own, by the id of the item, in the order of first rows.
+
+        ``index`` maps the ids of items to their positions.
+        """
+        ordered = sorted(migrated.items(), key=lambda entry: min(part.first_rowid for part in entry[1]))
+        return [self._plan_material(index[owner], parts) for owner, parts in ordered]
+
+    def _plan_duplicates(
+        self, owners: LoaderOwners, migrated: dict[str, list[MigratedRows]], index: dict[str, int]
+    ) -> list[MaterialPlan]:
+        """Plan the materials of items that get the rows of an identical file, in the order of the items."""
+        restored = sorted(self._restored_items(owners).items(), key=lambda entry: index[entry[0]])
+        return [self._plan_material(index[item_id], migrated[one.owner]) for item_id, one in restored]
 
     def _restored_items(self, owners: LoaderOwners) -> dict[str, RestoredDuplicate]:
         """Map the id of each file that gets restored rows to the pair of files that they come from."""
