@@ -242,7 +242,7 @@ class _ProgressSender:
 def _in_process(job: WriteJob) -> FinishedBase:
     """Write a base in a child process, which may write to the staging folder only."""
     sender = _ProgressSender(job.work.draft.name)
-    with links.follow_links(job.follow_links), closing(open_tree(job.tree_path)) as tree:
+    with links.follow_links(job.follow_links), closing(open_tree(job.tree_path, salvage=job.is_salvage_wanted)) as tree:
         # This process may change only this folder.
         with writable.allow_writes(job.staging.parent):
             done = _write_base(job, tree, sender.step)

@@ -309,14 +309,20 @@ def stream_crc32(file: BinaryIO) -> int:
 class ZipTree:
     """A zip archive. Its directory is checked completely before anything is read.
 
+    Args:
+        path: the archive.
+        salvage: read members whose names in the directory and in their own headers differ. They are found by both
+            names; without this, reading one raises SourceUnreadable.
+
     Raises:
         ArchiveUnsafe: a member's path climbs out, is absolute, too long or too deep, or occurs twice; a member is
             encrypted, overlaps another, or is a zip bomb.
         SourceUnreadable: it is not a zip archive, truncated, damaged, or not a regular file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, salvage: bool = False) -> None:
         self.path = path
+        self._is_salvaged = salvage
         if _is_special(path):
             raise SourceUnreadable(path=path, reason=_NO_FILE)
         try:
@@ -372,7 +378,7 @@ class ZipTree:
             # An archive can list very many of them.
             return io.BytesIO()
         try:
-            return _MemberReader(self._directory.open(member), self.path, name)
+            return _MemberReader(self._directory.open(member, accepts_renamed=self._is_salvaged), self.path, name)
         except SourceUnreadable:
             raise
         except _DAMAGE as error:
@@ -406,6 +412,13 @@ class ZipTree:
             else:
                 durable.make_folder(path)
             yield path
+
+    def renamed_members(self, most: int) -> tuple[int, list[tuple[str, str]]]:
+        """Return the number of members whose names in the directory and in their own headers differ.
+
+        With it come both names of the first ``most`` of them.
+        """
+        return self._directory.renamed_members(most)
 
     def files(self, folder: str) -> Iterator[str]:
         """Yield the names of all files below a folder in sorted order, including links."""
@@ -473,7 +486,7 @@ class ZipTree:
             SourceUnreadable, OSError: see :meth:`local_damaged`.
         """
         try:
-            reader = self._directory.open(self._member(name), is_verified=False)
+            reader = self._directory.open(self._member(name), is_verified=False, accepts_renamed=True)
         except _DAMAGE as error:
             raise SourceUnreadable(path=self.path, reason=f"{name}: {error}") from error
         with reader as file, durable.open_binary(target, "wb") as copy:
@@ -538,9 +551,9 @@ class _MemberReader(io.RawIOBase, BinaryIO):
         super().close()
 
 
-def open_tree(path: Path) -> FolderTree | ZipTree:
-    """Open a folder or a zip archive."""
-    return FolderTree(path) if path.is_dir() else ZipTree(path)
+def open_tree(path: Path, *, salvage: bool = False) -> FolderTree | ZipTree:
+    """Open a folder or a zip archive; ``salvage`` is that of :class:`ZipTree`."""
+    return FolderTree(path) if path.is_dir() else ZipTree(path, salvage=salvage)
 
 
 # Copying files of a source, and detecting changes to them.

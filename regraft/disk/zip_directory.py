@@ -3,7 +3,10 @@
 Python's reader creates an object of about a kilobyte for every entry before any can be checked, so an archive of a few
 hundred kilobytes could take gigabytes. Here each entry is checked as it is read, and becomes a row of a database that
 moves to a temporary file when it grows. To open a member, Python's reader is given an archive of that one member.
-Layout:
+
+A damaged name in the directory would hide a member, such as the log of a database. So the name of each member is
+compared with the one in its local header. If they differ, the member is found by both names, but opened only if the
+caller accepts such members. Layout:
 "APPNOTE.TXT - .ZIP File Format Specification" (PKWARE), 4.3 and 4.5.
 """
 
@@ -16,10 +19,12 @@ import unicodedata
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+from msgspec import structs
 
 from regraft.disk import sqlite
 from regraft.errors import ArchiveEncrypted, ArchiveUnsafe
@@ -41,8 +46,7 @@ _END = struct.Struct("<4s4H2LH")
 _END_64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR_64 = struct.Struct("<4sLQL")
 _EXTRA = struct.Struct("<2H")
-#: Minimum length of a member's local header.
-_LOCAL_HEADER_BYTES = 30
+_LOCAL = struct.Struct("<4s5H3L2H")
 _LOCAL_MAGIC = b"PK\3\4"
 _END_MAGIC, _ENTRY_MAGIC, _END_64_MAGIC, _LOCATOR_MAGIC = b"PK\5\6", b"PK\1\2", b"PK\6\6", b"PK\6\7"
 _LONGEST_COMMENT = 1 << 16
@@ -53,16 +57,28 @@ _LINK_MODE, _MODE_MASK = 0xA000, 0xF000
 _READ_BYTES = 1 << 20
 #: Largest LZMA dictionary that packers use, at their strongest setting; the format allows 4 GiB.
 MOST_DICTIONARY_BYTES = 1 << 27
+#: Folder of the user's uploads. Names in it are not compared: it has most of a backup's members, and a file that is
+#: missing there is reported, because other data name it.
+_UPLOADS = "Files"
+#: Encodings of names in archives without a flag for UTF-8.
+_OLD_ENCODINGS = ("utf-8", "cp437", "cp850", "cp1252", "gbk", "big5", "cp932", "cp949")
+#: Id of the parent folder of an entry whose name ends with a slash although it has data; such an entry has no path.
+_NO_PARENT = -2
 
 _TABLES = """
 CREATE TABLE entry (
   id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, name TEXT NOT NULL, other_form TEXT,
-  record INTEGER, start INTEGER, packed INTEGER, size INTEGER, crc INTEGER, is_link INTEGER,
+  record INTEGER, start INTEGER, packed INTEGER, size INTEGER, crc INTEGER, is_link INTEGER, name_crc INTEGER,
   UNIQUE (parent, name));
 CREATE INDEX by_form ON entry (parent, other_form) WHERE other_form IS NOT NULL;
 INSERT INTO entry (id, parent, name) VALUES (0, -1, '');
+CREATE TABLE renamed (record INTEGER PRIMARY KEY, name BLOB NOT NULL, flags INTEGER NOT NULL,
+  extra BLOB NOT NULL, state INTEGER NOT NULL);
 """
-_ADD = "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (parent, name) DO NOTHING"
+_ADD = "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (parent, name) DO NOTHING"
+#: States of a member whose local header has another name: the two are encodings of one name, they are different names,
+#: or another member with two names has one of them as well.
+_ENCODED, _RENAMED, _AMBIGUOUS = range(3)
 
 
 class ZipMember(msgspec.Struct, frozen=True):
@@ -137,15 +153,16 @@ class ZipDirectory:
         self._db.execute("BEGIN")
         for record in self._records(length):
             self._add_entry(record)
-        self._db.execute("COMMIT")
-        self._known.clear()
         end = 0
         for start, packed in self._db.execute("SELECT start, packed FROM entry WHERE record >= 0 ORDER BY start"):
             if start < end:
                 raise self._unsafe(tr("its members overlap"))
-            end = start + _LOCAL_HEADER_BYTES + packed
+            end = start + _LOCAL.size + packed
         if end > self._size:
             raise self._unsafe(tr("its members overlap"))
+        self._compare_names()
+        self._db.execute("COMMIT")
+        self._known.clear()
 
     def _records(self, length: int) -> Iterator[_Record]:
         """Yield the entries of the archive's directory, of ``length`` bytes, with ZIP64 numbers resolved."""
@@ -153,31 +170,36 @@ class ZipDirectory:
         reader = io.BufferedReader(_Part(self._file, length), _READ_BYTES)
         place = self.start
         while place < self.start + length:
-            head = reader.read(_ENTRY.size)
-            if len(head) < _ENTRY.size or not head.startswith(_ENTRY_MAGIC):
-                raise zipfile.BadZipFile(tr("its directory is damaged"))
-            (_, _, system, _, flags, _, _, _, crc, packed, size, of_name, of_extra, of_comment, _, _, mode, start) = (
-                _ENTRY.unpack(head)
-            )
-            rest = reader.read(of_name + of_extra + of_comment)
-            if len(rest) < of_name + of_extra + of_comment:
-                raise zipfile.BadZipFile(tr("its table of contents is truncated"))
-            extra = rest[of_name : of_name + of_extra]
-            size, packed, start = _zip64_numbers(extra, size, packed, start)
-            start += self._prefix
-            yield _Record(
-                record=place,
-                system=system,
-                flags=flags,
-                raw_name=rest[:of_name],
-                crc=crc,
-                packed=packed,
-                size=size,
-                mode=mode,
-                start=start,
-                extra=extra,
-            )
-            place += len(head) + len(rest)
+            record, record_length = self._parse_record(reader, place)
+            yield record
+            place += record_length
+
+    def _parse_record(self, reader: BinaryIO | io.BufferedReader, place: int) -> tuple[_Record, int]:
+        """Read the entry at the offset ``place``, where ``reader`` is; return it and its length in bytes."""
+        head = reader.read(_ENTRY.size)
+        if len(head) < _ENTRY.size or not head.startswith(_ENTRY_MAGIC):
+            raise zipfile.BadZipFile(tr("its directory is damaged"))
+        (_, _, system, _, flags, _, _, _, crc, packed, size, of_name, of_extra, of_comment, _, _, mode, start) = (
+            _ENTRY.unpack(head)
+        )
+        rest = reader.read(of_name + of_extra + of_comment)
+        if len(rest) < of_name + of_extra + of_comment:
+            raise zipfile.BadZipFile(tr("its table of contents is truncated"))
+        extra = rest[of_name : of_name + of_extra]
+        size, packed, start = _zip64_numbers(extra, size, packed, start)
+        record = _Record(
+            record=place,
+            system=system,
+            flags=flags,
+            raw_name=rest[:of_name],
+            crc=crc,
+            packed=packed,
+            size=size,
+            mode=mode,
+            start=start + self._prefix,
+            extra=extra,
+        )
+        return record, len(head) + len(rest)
 
     def _add_entry(self, record: _Record) -> None:
         """Check an entry and insert it with its parent folders; raises as the class."""
@@ -204,6 +226,9 @@ class ZipDirectory:
             folder = self._folder(folder, part, parts[: depth + 1])
         if name.endswith("/"):
             self._folder(folder, parts[-1], parts)
+            if record.size:
+                # The last letter of a file's name may be damaged.
+                self._insert_entry(_NO_PARENT, str(record.record), record)
         elif self._insert_entry(folder, parts[-1], record) is None:
             found = self._child_row(folder, parts[-1])
             what = tr("both a file and a folder") if found is None or found[1] is None else tr("in it twice")
@@ -245,10 +270,11 @@ class ZipDirectory:
         if self._entries >= MOST_ENTRIES:
             raise self._unsafe(tr("it has more than {most_entries:,} files and folders", most_entries=MOST_ENTRIES))
         form = None if name.isascii() else unicodedata.normalize("NFC", name)
-        values: tuple[int | None, ...] = (None,) * 6
+        values: tuple[int | None, ...] = (None,) * 7
         if record is not None:
             is_link = record.system != 0 and (record.mode >> 16) & _MODE_MASK == _LINK_MODE
-            values = (record.record, record.start, record.packed, record.size, record.crc, is_link)
+            name_crc = zlib.crc32(record.raw_name, record.flags & _IS_UTF8)
+            values = (record.record, record.start, record.packed, record.size, record.crc, is_link, name_crc)
         self._insert.execute(_ADD, (self._entries + 1, parent, name, form if form != name else None, *values))
         if not self._db.changes():
             return None
@@ -268,6 +294,69 @@ class ZipDirectory:
     def _unsafe(self, reason: str) -> ArchiveUnsafe:
         """Return the error that the archive is not safe to read, for a reason."""
         return ArchiveUnsafe(path=self._path, reason=reason)
+
+    # --- names in local headers ------------------------------------------------------------------------------------
+
+    def _compare_names(self) -> None:
+        """Find members whose local header has another name than the directory, and add entries for those names.
+
+        A member without a local header at its offset is damaged, which is found when it is opened.
+        """
+        query = """SELECT record, start, name_crc FROM entry
+                    WHERE record >= 0 AND parent NOT IN (SELECT id FROM entry WHERE name = ? AND record IS NULL)
+                    ORDER BY start"""
+        for record, start, name_crc in self._db.cursor().execute(query, (_UPLOADS,)):
+            local = self._read_local_name(start)
+            if local is not None and zlib.crc32(local[0], local[1] & _IS_UTF8) != name_crc:
+                entry = self._read_record(record)
+                state = _ENCODED if _spellings(entry) & _spellings(_with_name(entry, *local)) else _RENAMED
+                self._insert.execute("INSERT INTO renamed VALUES (?, ?, ?, ?, ?)", (record, *local, state))
+        ambiguous: list[int] = []
+        query = "SELECT record, name, flags, extra FROM renamed WHERE state = ?"
+        for record, *local in self._db.cursor().execute(query, (_RENAMED,)):
+            other = self._add_local_name(_with_name(self._read_record(record), *local))
+            if other is not None:
+                ambiguous += (record, other)
+        query = "UPDATE renamed SET state = ? WHERE record = ?"
+        self._insert.executemany(query, ((_AMBIGUOUS, record) for record in ambiguous))
+
+    def _add_local_name(self, record: _Record) -> int | None:
+        """Add an entry for the name in a member's local header, with which ``record`` was made.
+
+        No entry is added if there is one, or if the name is not valid or not safe.
+
+        Returns the other member that has this name, if its own names differ as well.
+        """
+        with suppress(ArchiveUnsafe, UnicodeDecodeError, zipfile.BadZipFile):
+            name = _name_of(record)
+            self._refuse_unsafe_name(name)
+            parts = self._parts(name)
+            if not parts or name.endswith("/") or len(record.raw_name) > LONGEST_NAME:
+                return None
+            folder = 0
+            for depth, part in enumerate(parts[:-1]):
+                folder = self._folder(folder, part, parts[: depth + 1])
+            if self._insert_entry(folder, parts[-1], record) is None:
+                found = self._child_row(folder, parts[-1])
+                other = None if found is None else found[1]
+                query = "SELECT 1 FROM renamed WHERE record = ? AND state <> ?"
+                return other if self._db.execute(query, (other, _ENCODED)).get else None
+        return None
+
+    def _read_record(self, place: int) -> _Record:
+        """Read the entry of the archive's directory at the offset ``place``."""
+        self._file.seek(place)
+        return self._parse_record(self._file, place)[0]
+
+    def _read_local_name(self, start: int) -> tuple[bytes, int, bytes] | None:
+        """Return raw name, flags and extra data in the local header at the offset ``start``; None without a header."""
+        self._file.seek(start)
+        head = self._file.read(_LOCAL.size)
+        if len(head) < _LOCAL.size or not head.startswith(_LOCAL_MAGIC):
+            return None
+        _, _, flags, *_, of_name, of_extra = _LOCAL.unpack(head)
+        rest = self._file.read(of_name + of_extra)
+        return rest[:of_name], flags, rest[of_name:]
 
     # --- what is in it ---------------------------------------------------------------------------------------------
 
@@ -314,17 +403,44 @@ class ZipDirectory:
 
     # --- a member's bytes ------------------------------------------------------------------------------------------
 
-    def open(self, member: ZipMember, *, is_verified: bool = True) -> BinaryIO:
-        """Open a member for reading; if it ``is_verified``, its end is read only if its checksum matches.
+    def renamed_members(self, most: int) -> tuple[int, list[tuple[str, str]]]:
+        """Return the number of members whose names in the directory and in their own headers differ.
+
+        With it come both names of the first ``most`` of them.
+        """
+        query = "SELECT count(*) FROM renamed WHERE state <> ?"
+        count: Any = self._db.execute(query, (_ENCODED,)).get
+        query = "SELECT record, name FROM renamed WHERE state <> ? ORDER BY record LIMIT ?"
+        rows: list[Any] = self._db.execute(query, (_ENCODED, most)).fetchall()
+        with self._lock:
+            names = [(self._read_record(record).raw_name, name) for record, name in rows]
+        return count, [(first.decode(errors="replace"), second.decode(errors="replace")) for first, second in names]
+
+    def open(self, member: ZipMember, *, is_verified: bool = True, accepts_renamed: bool = False) -> BinaryIO:
+        """Open a member for reading.
+
+        Args:
+            member: from :meth:`find`.
+            is_verified: its end is read only if its checksum matches.
+            accepts_renamed: open it even if its local header has another name than the directory.
 
         Raises:
             zipfile.BadZipFile, NotImplementedError, OSError: it is damaged, or compressed by an unsupported method.
         """
+        query = "SELECT name, flags, state FROM renamed WHERE record = ?"
+        renamed: tuple[bytes, int, int] | None = self._db.execute(query, (member.record,)).fetchone()
         with self._lock:
             self._file.seek(member.record)
             head = bytearray(self._file.read(_ENTRY.size))
             of_name = int.from_bytes(head[28:30], "little")
             name = self._file.read(of_name)
+        if renamed is not None:
+            name, flags, state = renamed
+            if state == _AMBIGUOUS or (state == _RENAMED and not accepts_renamed):
+                raise zipfile.BadZipFile(tr("its names in the archive's directory and in its own header differ"))
+            # zipfile compares the name in the local header, decoded by this flag, with that of the record.
+            head[9] = (head[9] & ~(_IS_UTF8 >> 8)) | (flags & _IS_UTF8) >> 8
+            struct.pack_into("<H", head, 28, len(name))
         extra = struct.pack("<2H3Q", _EXTRA_64, 24, member.size, member.packed, member.start)
         # Sizes and offset move to the extra field; then the lengths of extra field and comment.
         struct.pack_into("<2L", head, 20, _ELSEWHERE_32, _ELSEWHERE_32)
@@ -498,6 +614,23 @@ def _zip64_numbers(extra: bytes, *numbers: int) -> tuple[int, int, int]:
     if max(found) >= 1 << 62:
         raise zipfile.BadZipFile(tr("a size in its directory is not valid"))
     return found[0], found[1], found[2]
+
+
+def _with_name(record: _Record, raw_name: bytes, flags: int, extra: bytes) -> _Record:
+    """Return an entry with the name of a local header."""
+    return structs.replace(record, raw_name=raw_name, flags=flags, extra=extra)
+
+
+def _spellings(record: _Record) -> set[str]:
+    """Return the name of an entry as each program may decode it, in one form."""
+    names = set()
+    for encoding in _OLD_ENCODINGS[: 1 if record.raw_name.isascii() else None]:
+        with suppress(UnicodeDecodeError):
+            names.add(record.raw_name.decode(encoding))
+    with suppress(UnicodeDecodeError, zipfile.BadZipFile):
+        names.add(_unicode_name(record) or "")
+    parts = (unicodedata.normalize("NFC", name).replace("\\", "/").split("/") for name in names)
+    return {"/".join(part for part in split if part and part != ".") for split in parts} - {""}
 
 
 def _name_of(record: _Record) -> str:

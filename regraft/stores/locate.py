@@ -115,7 +115,8 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
     Args:
         path: a file or folder.
         kind: its kind, as the user named it; None to recognize it.
-        salvage: read a damaged zip archive by the local headers of its members (:mod:`regraft.disk.zip_salvage`).
+        salvage: read a damaged zip archive by the local headers of its members (:mod:`regraft.disk.zip_salvage`), and
+            members whose names there and in the archive's directory differ.
 
     Raises:
         SourceNotFound, SourceUnrecognised, SourceUnreadable: it is missing, not a known kind, or damaged.
@@ -125,7 +126,7 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
     """
     moved, message = _follow_settings(path) if kind is None else (path, ())
     try:
-        found = _recognize_system(moved, kind) or _recognize_path(moved, kind)
+        found = _recognize_system(moved, kind) or _recognize_path(moved, kind, salvage=salvage)
     except _ArchiveDamaged as error:
         if not salvage:
             reason = tr(
@@ -150,7 +151,11 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
             "the application's settings name the data folder {moved}, which is not a profile", moved=printable(moved)
         )
         raise SourceUnrecognised(path=path, found=found_there) from error
-    found = replace(found, notices=message)
+    found = (
+        replace(found, notices=(*message, *_renamed_notices(found.tree)))
+        if salvage
+        else replace(found, notices=message)
+    )
     logger.info("%s is read as %s%s", path, found.kind.value, "" if kind is None else tr(", as asked for"))
     try:
         yield _add_v2_stores(found, kind)
@@ -243,6 +248,21 @@ def _salvage_notice(saved: zip_salvage.ZipSalvage, reason: str) -> Notice:
     return Notice(code=ARCHIVE_SALVAGED, message=message, count=max(count, 1), samples=damaged[:10])
 
 
+def _renamed_notices(tree: Tree) -> Iterator[Notice]:
+    """Yield a notice if members of an archive have another name in its directory than in their own headers."""
+    count, names = tree.renamed_members(_NAMED_MEMBERS) if isinstance(tree, ZipTree) else (0, [])
+    if not count:
+        return
+    shown = [f"{printable(first)} / {printable(second)}" for first, second in names]
+    shown += [tr("{more} more", more=count - len(names))] if count > len(names) else []
+    message = tr(
+        "the zip archive is damaged (its directory and the headers of members state different names); members read by "
+        "both names: {names}",
+        names=join_list(shown),
+    )
+    yield Notice(code=ARCHIVE_SALVAGED, message=message, count=count, samples=tuple(first for first, _ in names))
+
+
 def _add_v2_stores(found: Located, kind: Kind | None) -> Located:
     """Add the index files of v2 data to a recognized path; other kinds are returned unchanged.
 
@@ -304,10 +324,10 @@ def _follow_settings(path: Path) -> tuple[Path, tuple[Notice, ...]]:
     return folders[0], (Notice(code=notices.PROFILE_MOVED, message=message),)
 
 
-def _recognize_path(path: Path, kind: Kind | None) -> Located:
+def _recognize_path(path: Path, kind: Kind | None, *, salvage: bool) -> Located:
     """Recognize the store at a path, of Cherry Studio or in a single file.
 
-    ``kind`` is the kind that the user named, if any.
+    ``kind`` is the kind that the user named, if any; ``salvage`` is that of :func:`open_store`.
     """
     try:
         if not path.exists():
@@ -329,16 +349,19 @@ def _recognize_path(path: Path, kind: Kind | None) -> Located:
         if isinstance(error, RegraftError):
             raise
         raise SourceUnreadable(path=path, reason=error.strerror or error) from error
-    return _recognize_file(path, start, kind)
+    return _recognize_file(path, start, kind, salvage=salvage)
 
 
-def _recognize_file(path: Path, start: bytes, kind: Kind | None) -> Located:
-    """Recognize a file by its first bytes, ``start``; ``kind`` is the kind that the user named, if any."""
+def _recognize_file(path: Path, start: bytes, kind: Kind | None, *, salvage: bool) -> Located:
+    """Recognize a file by its first bytes, ``start``; ``kind`` is the kind that the user named, if any.
+
+    ``salvage`` is that of :func:`open_store`.
+    """
     if start.startswith(b"SQLite format 3\0"):
         return _recognize_database(path, kind)
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")):
         try:
-            tree = open_tree(path)
+            tree = open_tree(path, salvage=salvage)
         except SourceUnreadable as error:
             is_damaged = isinstance(error.__cause__, zipfile.BadZipFile | struct.error | UnicodeDecodeError)
             if is_damaged and zip_salvage.looks_like_zip(path):

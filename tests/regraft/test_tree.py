@@ -1099,3 +1099,109 @@ def test_only_real_logs_and_journals_come_along(tmp_path: Path, suffix: str, con
         assert beside.exists() is comes
         if comes:
             assert beside.read_bytes() == content
+
+
+# --- names in the directory and in the headers of members ------------------------------------------------------------
+
+
+def two_names(folder: Path, listed: bytes, local: bytes, *, listed_flags: int = 0, local_flags: int = 0) -> Path:
+    """Write an archive of one member with these names in the directory and in its header, and of another member."""
+    path = archive(folder / "two.zip", {"N" * len(local): b"content" * 9, "beside": b"beside"}, zipfile.ZIP_STORED)
+    data = bytearray(path.read_bytes())
+    data[6:8] = struct.pack("<H", local_flags)
+    data[30 : 30 + len(local)] = local
+    at = data.index(CENTRAL_HEADER)
+    data[at + 8 : at + 10] = struct.pack("<H", listed_flags)
+    data[at + 28 : at + 30] = struct.pack("<H", len(listed))
+    data[at + 46 : at + 46 + len(local)] = listed
+    end = data.rindex(b"PK\x05\x06")
+    (length,) = struct.unpack_from("<L", data, end + 12)
+    struct.pack_into("<L", data, end + 12, length + len(listed) - len(local))
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("listed", "local", "flags"),
+    [
+        ("报告.db".encode(), "报告.db".encode("gbk"), (UTF8_FLAG, 0)),
+        ("报告.db".encode("gbk"), "报告.db".encode(), (0, UTF8_FLAG)),
+        ("é.db".encode(), "é.db".encode("cp437"), (UTF8_FLAG, 0)),
+        ("é.db".encode(), unicodedata.normalize("NFD", "é.db").encode(), (UTF8_FLAG, UTF8_FLAG)),
+        (b"folder/file.db", b"folder\\file.db", (0, 0)),
+        (b"folder/file.db", b"./folder/file.db", (0, 0)),
+        ("é.db".encode(), "é.db".encode(), (0, UTF8_FLAG)),
+    ],
+    ids=["gbk header", "gbk directory", "cp437 header", "normalised", "backslash", "dot", "no flag"],
+)
+def test_two_encodings_of_one_name_are_one_name(
+    tmp_path: Path, listed: bytes, local: bytes, flags: tuple[int, int]
+) -> None:
+    with opened(two_names(tmp_path, listed, local, listed_flags=flags[0], local_flags=flags[1])) as tree:
+        assert tree.renamed_members(9) == (0, [])
+        first, second = sorted(tree.files(""), key=lambda name: name == "beside")
+        for name, content in ((first, b"content" * 9), (second, b"beside")):
+            with tree.open(name) as file:
+                assert file.read() == content
+
+
+def test_a_name_in_an_extra_field_is_a_name_of_the_member(tmp_path: Path) -> None:
+    raw, name = "报告".encode("gbk"), "报告".encode()
+    extra = struct.pack("<2HBL", 0x7075, 5 + len(name), 1, zlib.crc32(raw)) + name
+    path = tmp_path / "extra.zip"
+    with zipfile.ZipFile(path, "w") as made:
+        info = zipfile.ZipInfo("N" * len(raw))
+        info.extra = extra
+        made.writestr(info, b"content")
+    data = path.read_bytes()
+    at = data.index(CENTRAL_HEADER)
+    path.write_bytes(data[:at].replace(b"N" * len(raw), raw) + data[at:].replace(b"N" * len(raw), raw))
+    with opened(path) as tree:
+        assert (tree.renamed_members(9), list(tree.files(""))) == ((0, []), ["报告"])
+        with tree.open("报告") as file:
+            assert file.read() == b"content"
+
+
+@pytest.mark.parametrize("salvage", [False, True])
+@pytest.mark.parametrize("names", [(b"kb-7al", b"kb-wal"), (b"kb-wal", b"kb-7al"), (b"kb-wa/", b"kb-wao")])
+def test_a_member_with_two_names_is_found_by_both(tmp_path: Path, names: tuple[bytes, bytes], salvage: bool) -> None:
+    path = two_names(tmp_path, *names)
+    files = [name.decode() for name in names if not name.endswith(b"/")]
+    with closing(ZipTree(path, salvage=salvage)) as tree:
+        assert tree.renamed_members(9) == (1, [(names[0].decode(), names[1].decode())])
+        assert tree.renamed_members(0) == (1, [])
+        assert list(tree.files("")) == sorted(["beside", *files])
+        for name in files:
+            assert (tree.size(name), tree.is_intact(name)) == (63, salvage)
+            with tree.local_damaged(name, None) as local:
+                assert local.read_bytes() == b"content" * 9
+        assert tree.is_intact("beside")
+
+
+@pytest.mark.parametrize("local", [b"../up", b"/root", b"a\0b", b"\xff\xff\xff", b"fold/", b"beside/x", b"."])
+def test_a_name_in_a_header_that_no_file_can_have_is_no_name(tmp_path: Path, local: bytes) -> None:
+    flags = UTF8_FLAG if local.startswith(b"\xff") else 0
+    with closing(ZipTree(two_names(tmp_path, b"kb", local, local_flags=flags), salvage=True)) as tree:
+        assert list(tree.files("")) == ["beside", "kb"]
+        assert tree.is_intact("kb") is (flags == 0)
+
+
+def test_members_that_have_each_others_names_are_not_read(tmp_path: Path) -> None:
+    path = archive(tmp_path / "swapped.zip", {"one": b"1" * 9, "two": b"2" * 9, "far": b"3"}, zipfile.ZIP_STORED)
+    data = path.read_bytes()
+    at = data.index(CENTRAL_HEADER)
+    listed = data[at:].replace(b"one", b"???").replace(b"two", b"one").replace(b"???", b"two")
+    path.write_bytes(data[:at] + listed)
+    with closing(ZipTree(path, salvage=True)) as tree:
+        assert {name: tree.is_intact(name) for name in tree.files("")} == {"far": True, "one": False, "two": False}
+        for name in ("one", "two"):
+            with pytest.raises(SourceUnreadable, match="its names in the archive's directory"):
+                tree.open(name)
+            with pytest.raises(SourceUnreadable), tree.local_damaged(name, None):
+                pass
+
+
+def test_names_of_uploads_are_not_compared(tmp_path: Path) -> None:
+    with opened(two_names(tmp_path, b"Data/Files/a.png", b"Data/Files/b.png")) as tree:
+        assert (tree.renamed_members(9), tree.kind("Data/Files/b.png")) == ((0, []), None)
+        assert not tree.is_intact("Data/Files/a.png")

@@ -1065,3 +1065,76 @@ def test_the_log_of_a_vector_file_with_a_wrong_checksum_is_read(tmp_path: Path) 
         again = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
         assert {one["outcome"] for one in again.document["bases"]} == {"unchanged"}
         assert done.document["bases"][0]["status"] == "completed"
+
+
+# --- members with two names ------------------------------------------------------------------------------------------
+
+
+def with_name(data: bytes, old: str, new: str, *, is_local: bool) -> bytes:
+    """Put another name in a member's local header, or in the archive's directory."""
+    at = data.index(old.encode()) if is_local else data.rindex(old.encode())
+    assert data[at : at + len(old)] == old.encode()
+    assert len(new) == len(old)
+    return data[:at] + new.encode() + data[at + len(old) :]
+
+
+@pytest.mark.parametrize("is_local", [False, True], ids=["directory", "header"])
+@pytest.mark.parametrize("other", [f"{LOGGED}-7al", "Data/KnowladgeBase/kb-wal"])
+def test_a_log_with_another_name_in_one_place_takes_no_rows_away(tmp_path: Path, is_local: bool, other: str) -> None:
+    data = archive(logged_members(tmp_path), method=zipfile.ZIP_STORED)
+    path, library = tmp_path / "backup.zip", tmp_path / "library"
+    damaged = with_name(data, f"{LOGGED}-wal", other, is_local=is_local)
+    path.write_bytes(damaged)
+    refused = run("migrate", path, "--to", library, "--yes", "--json")
+    bases = {one["legacy_id"]: (one["status"], one["rows"]["carried"]) for one in refused.document["bases"]}
+    assert (refused.status, bases) == (1, {"kb": ("failed", 0), "other": ("completed", 1)})
+    (said,) = [one["message"] for one in refused.document["warnings"] if one["code"] == "missing_vector_store"]
+    assert "kb-wal: its names in the archive's directory and in its own header differ)" in said
+    assert "--salvage can salvage 21 of about 21 rows" in said
+    done = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
+    assert done.document["bases"][0]["status"] == "completed"
+    assert migrated_vectors(library) == all_vectors()
+    (said,) = [one["message"] for one in done.document["warnings"] if one["code"] == "archive_salvaged"]
+    first, second = (f"{LOGGED}-wal", other) if is_local else (other, f"{LOGGED}-wal")
+    assert said.endswith(f"members read by both names: {first} / {second}")
+    assert path.read_bytes() == damaged
+    path.write_bytes(data)
+    run("migrate", path, "--to", library, "--yes", "--json")
+    assert migrated_vectors(library) == all_vectors()
+
+
+def test_a_vector_file_and_a_state_with_another_name_in_the_directory_are_named_and_salvaged(tmp_path: Path) -> None:
+    data = archive(logged_members(tmp_path), method=zipfile.ZIP_STORED)
+    path = tmp_path / "backup.zip"
+    path.write_bytes(with_name(data, "data.json", "dada.json", is_local=False))
+    refused = run("migrate", path, "--to", tmp_path / "library", "--yes", "--json")
+    assert (refused.status, refused.document["error"]["code"]) == (2, "SourceUnreadable")
+    assert "data.json: its names in the archive's directory" in refused.document["error"]["message"]
+    for number, (old, new) in enumerate((("data.json", "dada.json"), ("KnowledgeBase/other", "KnowledgeBase/odher"))):
+        path.write_bytes(with_name(data, old, new, is_local=False))
+        library = tmp_path / f"library-{number}"
+        done = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
+        assert {one["status"] for one in done.document["bases"]} == {"completed"}
+        assert migrated_vectors(library) == all_vectors()
+
+
+@pytest.mark.parametrize("is_local", [False, True], ids=["directory", "header"])
+def test_vector_files_whose_names_were_swapped_in_one_place_are_not_migrated(tmp_path: Path, is_local: bool) -> None:
+    source = Source(
+        bases=[base("kb", note("n1", "L1")), base("hm", note("n2", "L2"))],
+        stores={"kb": [Row("L1", "one")], "hm": [Row("L2", "two")]},
+    ).write(tmp_path / "v1")
+    with zipfile.ZipFile(pack(source, tmp_path / "whole.zip")) as whole:
+        members = {name: whole.read(name) for name in whole.namelist() if not name.endswith("/")}
+    first, second = "KnowledgeBase/kb", "KnowledgeBase/hm"
+    data = archive(members, method=zipfile.ZIP_STORED)
+    for old, new in ((first, "KnowledgeBase/??"), (second, first), ("KnowledgeBase/??", second)):
+        data = with_name(data, old, new, is_local=is_local)
+    path, library = tmp_path / "swapped.zip", tmp_path / "library"
+    path.write_bytes(data)
+    for options in ((), ("--salvage",)):
+        done = run("migrate", path, "--to", library, *options, "--yes", "--json")
+        assert {one["status"] for one in done.document["bases"]} == {"failed"}
+        said = [one["message"] for one in done.document["warnings"] if one["code"] == "missing_vector_store"]
+        assert all("header differ" in one for one in said)
+        assert migrated_vectors(library) == {}
