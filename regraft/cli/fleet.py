@@ -35,7 +35,7 @@ from regraft.fleet.jobs import COMMAND_FORMS, CommandOptions
 from regraft.fleet.results import FleetOrder, KnownRows, ResultRow
 from regraft.fleet.run import Fleet, FleetPlan, demand_new_results, unsuccessful_libraries
 from regraft.fleet.status import BaseReport, FleetReport, FleetStatus, LibraryReport, Metrics, fleet_exit_status
-from regraft.language import format_count, join_list, tr
+from regraft.language import current_language, format_count, join_list, tr, translate_text
 from regraft.options import OPTIONS, CheckOptions, FleetBackfillOptions, FleetOptions, FleetResumeOptions
 from regraft.processes import startup
 from regraft.report.document import encoded
@@ -476,15 +476,23 @@ def fleet_sent_lines(report: FleetBackfillReport) -> list[str]:
     if sent.failed:
         lines.append(tr("{texts} failed.", texts=format_count(sent.failed, "text")))
     if sent.stopped is not None:
-        lines.append(tr("Stopped: {stopped}; continue with regraft fleet resume.", stopped=one_line(sent.stopped)))
+        # A thread or process that sends says so in English.
+        stopped = one_line(translate_text(sent.stopped, current_language()))
+        lines.append(tr("Stopped: {stopped}; continue with regraft fleet resume.", stopped=stopped))
     return lines
+
+
+def _shown_message(row: ResultRow | LibraryReport | BaseReport) -> str:
+    """Return the message of a row in the language of the reader, without the path of the library at its start."""
+    message = translate_text(row.message or "", current_language())
+    return message.removeprefix(f"{row.source}: ").removeprefix(f"{row.source}\uff1a")
 
 
 def _format_row(row: ResultRow) -> str:
     """Format the result of one library as one line."""
     parts = [label_of(row.outcome), f"{row.seconds or 0:.1f} s", one_line(row.source, LONGEST_NAME)]
     if row.message:
-        parts.append(one_line(row.message.removeprefix(f"{row.source}: "), LONGEST_NAME))
+        parts.append(one_line(_shown_message(row), LONGEST_NAME))
     return "  ".join(parts)
 
 
@@ -542,7 +550,7 @@ def _failed_lines(report: FleetReport, most: int | None) -> list[str]:
         if isinstance(one, BaseReport):
             what = tr("{base} in {source}", base=one_line(one.name or one.base, LONGEST_NAME), source=source)
         # Many messages begin with the path already.
-        why = (one.message or one.code or "").removeprefix(f"{one.source}: ")
+        why = _shown_message(one) or one.code or ""
         return f"  {label_of(one.outcome)}  {tr('{what}: {why}', what=what, why=why) if why else what}"
 
     lines = []

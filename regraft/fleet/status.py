@@ -25,7 +25,7 @@ from regraft.errors import REFUSED, STOPPED, WORTH_READING, RegraftError
 from regraft.fleet import results
 from regraft.fleet.engine import Schedule
 from regraft.fleet.results import GOOD, LIMITED, OUTCOMES, KnownRows, ResultRow, counts_of
-from regraft.language import format_count, tr
+from regraft.language import current_language, format_count, tr, translate_text
 from regraft.report.document import Report, Run
 from regraft.report.html import render_page
 from regraft.report.labels import label_of
@@ -221,7 +221,9 @@ def status_page(status: FleetStatus, rows: KnownRows) -> str:
         """Format a library or a base as cells of a table."""
         name = f"{row.name or row.base} · {row.source}" if isinstance(row, BaseReport) else row.source
         seconds = getattr(row, "seconds", None)
-        return name, label_of(row.outcome), "" if seconds is None else f"{seconds:,.1f}", row.message or row.code or ""
+        # Rows are English.
+        message = translate_text(row.message or "", current_language()) or row.code or ""
+        return name, label_of(row.outcome), "" if seconds is None else f"{seconds:,.1f}", message
 
     good = (rows[number][0] for number in rows if rows.ending(number) is None)
     counts = {label_of(name): f"{count:,}" for name, count in status.libraries.items() if name != "all"}

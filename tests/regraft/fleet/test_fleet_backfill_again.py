@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
 import signal
 from collections import Counter
@@ -121,6 +122,26 @@ def test_what_is_compared_is_within_the_cost_and_ends_no_library_as_stopped(stor
     assert (done.status, done.document["libraries"]) == (0, {"all": 3, "done": 3})
     probe = done.document["sent"]["probe"]
     assert probe["cost"] == pytest.approx(probe["tokens"] * 2e-6)
+
+
+def test_why_a_run_stopped_is_shown_in_the_language_of_its_reader(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads and processes that send have no reader; their messages are English."""
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server, price_per_million_tokens=2.0)
+        out = tmp_path / "out.jsonl"
+        given = (stores, "--results", out, "--config", config, "--workers", 1, "-y", "--max-cost", 0.00001)
+        monkeypatch.setenv("REGRAFT_LANG", "zh")
+        done = run_as_given("fleet", "backfill", *given)
+    page = tmp_path / "page.html"
+    status = run_as_given("fleet", "status", out, "--html", page)
+    assert done.status == status.status == 1
+    for text, count in ((done.stdout, 4), (done.stderr, 3), (status.stdout, 3), (page.read_text("utf-8"), 3)):
+        assert text.count("可能超过 --max-cost 1e-05") == count, text
+        assert "exceeded" not in text
+    rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert {row["message"] for row in rows if "source" in row} == {"--max-cost 1e-05 could be exceeded"}
 
 
 def test_a_text_that_was_compared_is_not_sent_again_where_it_is_wanted(stores: Path, tmp_path: Path) -> None:
