@@ -53,7 +53,7 @@ from repair.cherry_v2 import install as installing
 from repair.cherry_v2 import rescue as rescuing
 from repair.cherry_v2 import upgrade as upgrading
 from repair.cherry_v2.install import made_library
-from repair.cherry_v2.source import open_base_source
+from repair.cherry_v2.source import BaseSource, open_base_source
 from repair.codex_mem import note_changes as clearing
 from repair.embedding.report import ScopeOutcome, ScopeReport
 from repair.embedding.reuse import open_reuse
@@ -292,10 +292,21 @@ class InstallReport(ChangeReport, kw_only=True):
 
 
 class Installation(msgspec.Struct, frozen=True, kw_only=True):
-    """The report of ``install``, and the names of the chosen bases by their ids in the source."""
+    """The report of ``install``, and the names of the chosen bases by their ids in the source.
+
+    ``failed`` has the error of each chosen base whose status is failed, by the same id.
+    """
 
     report: InstallReport
     chosen: dict[str, str]
+    failed: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, report: InstallReport, source: BaseSource) -> Installation:
+        """Make it from the report, and from the opened ``source`` of the bases."""
+        rows = ((base, source.bases[base]) for base in source.chosen)
+        failed = {base: str(row.get("error") or "") for base, row in rows if row.get("status") == "failed"}
+        return cls(report=report, chosen={base: source.name_of(base) for base in source.chosen}, failed=failed)
 
 
 def install_bases(
@@ -356,8 +367,7 @@ def install_bases(
         done = as_install(
             _run_change("install", profile, planner, run_options, progress, confirm_install, now_ms=options.now_ms)
         )
-        chosen = {base: source.name_of(base) for base in source.chosen}
-    return Installation(report=done, chosen=chosen)
+        return Installation.of(done, source)
 
 
 def install(

@@ -78,11 +78,14 @@ Confirm = Callable[[ProfileMigrationReport], bool]
 
 
 class ProfileMigration(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run: its report, whether it wrote to the library, and the names of the installed bases by id."""
+    """The result of a run: its report, whether it wrote to the library, and ``chosen`` and ``failed`` of the
+    :class:`~regraft.api.changes.Installation`.
+    """
 
     report: ProfileMigrationReport
     wrote_library: bool
     chosen: dict[str, str]
+    failed: dict[str, str]
 
 
 def migrate_into_profile(
@@ -342,7 +345,12 @@ class _ProfileRun:
 
     def _result(self, report: MigrationReport, installed: Installation, *, wrote: bool) -> ProfileMigration:
         """Make the result of the run from both reports; ``wrote``: whether the library was written."""
-        return ProfileMigration(report=self._report(report, installed), wrote_library=wrote, chosen=installed.chosen)
+        return ProfileMigration(
+            report=self._report(report, installed),
+            wrote_library=wrote,
+            chosen=installed.chosen,
+            failed=installed.failed,
+        )
 
     def _report(self, report: MigrationReport, installed: Installation) -> ProfileMigrationReport:
         """Join the reports of the migration and the installation."""

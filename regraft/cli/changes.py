@@ -24,7 +24,7 @@ from regraft.options import ChangeOptions
 from regraft.processes import interrupts, startup
 from regraft.report import notices
 from regraft.report.document import encoded
-from regraft.report.labels import first_of_each, omitted_lines
+from regraft.report.labels import first_of_each, label_of, omitted_lines
 from regraft.text import LONGEST_NAME, format_bytes, join_command, one_line, path_argument, printable, printable_lines
 from repair.changes.plan import Action, SalvagedFile, Unresolved
 from repair.changes.run import BaseName, ChangeReport
@@ -163,7 +163,10 @@ def format_change(report: ChangeReport, *, verbose: bool, shown: Sequence[str] =
 
 
 def format_installation(installed: Installation, output: Output) -> str:
-    """Format the report of an installation as text, with how many of the chosen bases the profile has now."""
+    """Format the report of an installation as text.
+
+    It says how many of the chosen bases the profile has now, and how many of these can be used.
+    """
     report, chosen = installed.report, installed.chosen
     # What changed, and what undo takes, is the profile.
     report = structs.replace(report, head=structs.replace(report.head, source=report.head.target))
@@ -172,13 +175,22 @@ def format_installation(installed: Installation, output: Output) -> str:
         return text
     came = {one.base for one in report.actions if one.action in ("insert-base", "copy-base")}
     stayed = {one.base: one.reason for one in report.left if one.base is not None and one.base not in came}
-    there = len(chosen) - len(stayed)
-    lines = [
-        tr(
-            "Start the application: it has {there:,} of {bases}.",
-            there=there,
-            bases=format_count(len(chosen), "base"),
-        )
+    failed = {base: why for base, why in installed.failed.items() if base not in stayed}
+    there, bases = len(chosen) - len(stayed), format_count(len(chosen), "base")
+    lines = [tr("Start the application: it has {there:,} of {bases}.", there=there, bases=bases)]
+    if failed:
+        usable = there - len(failed)
+        lines = [
+            tr(
+                "Start the application: it has {there:,} of {bases}; {usable:,} can be used.",
+                there=there,
+                bases=bases,
+                usable=usable,
+            )
+        ]
+    lines += [
+        tr("Cannot be used: {name_of}: {why}", name_of=one_line(chosen[base]), why=one_line(why) or label_of("failed"))
+        for base, why in failed.items()
     ]
     lines += [
         tr("Not installed: {name_of}: {why}", name_of=one_line(chosen.get(base, base)), why=one_line(why))

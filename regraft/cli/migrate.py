@@ -315,7 +315,7 @@ def _format_install_part(done: ProfileMigration, output: Output) -> str:
         return printable_lines([*unresolved_lines(part.bases, part.left, verbose=output.verbose > 0), "", none])
     head = structs.replace(report.head, target=report.profile)
     change = InstallReport(head=head, bases=part.bases, actions=part.actions, left=part.left, undo=part.undo)
-    return format_installation(Installation(report=change, chosen=done.chosen), output)
+    return format_installation(Installation(report=change, chosen=done.chosen, failed=done.failed), output)
 
 
 def _echo_notices(found: Located) -> None:

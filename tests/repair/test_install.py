@@ -83,6 +83,10 @@ def case(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     assert list(temporary.iterdir()) == []
 
 
+#: The last lines about a library in which a base has failed.
+THREE = "Start the application: it has 3 of 3 bases; 2 can be used.\nCannot be used: Base gamma: missing_vector_store\n"
+
+
 def errors(store: Path) -> set[tuple[str, str]]:
     return {
         (one["name"], one["base"])
@@ -172,13 +176,13 @@ def test_a_base_that_is_there_already_counts_as_there(case):
     first = run("inspect", case.library, "--json").document["bases"][0]["id"]
     case.install("--base", first)
     text = run("install", case.library, "--profile", case.profile, "-y").stdout
-    assert text.endswith("Start the application: it has 3 of 3 bases.\n")
+    assert text.endswith(f"\n{THREE}")
 
 
 def test_the_text_says_what_comes_next(case):
     text = run("install", case.library, "--profile", case.profile, "-y").stdout
     assert "Base alpha  (" in text
-    assert text.endswith(f"To undo: regraft undo {case.profile}\nStart the application: it has 3 of 3 bases.\n")
+    assert text.endswith(f"To undo: regraft undo {case.profile}\n{THREE}")
     assert (
         "Start the application" not in run("install", case.library, "--profile", case.profile, "--dry-run", "-v").stdout
     )

@@ -286,7 +286,7 @@ def test_it_shows_both_plans_and_asks_once(case, monkeypatch):
     assert f"In the profile {case.profile}:" in text
     assert ", with the model acme::embed-small" in text
     assert f"To undo: regraft undo {case.profile}" in done.stdout
-    assert "Start the application: it has 3 of 3 bases." in done.stdout
+    assert "Start the application: it has 3 of 3 bases; 2 can be used.\nCannot be used: Base gamma: " in done.stdout
     assert case.undo().status == 0
 
 
