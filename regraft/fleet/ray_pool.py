@@ -7,6 +7,7 @@ now.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
@@ -21,7 +22,7 @@ from typing import Any
 import msgspec
 
 from regraft import __version__, errors, language
-from regraft.errors import STOPPED, NoNodeFits, WrongUsage
+from regraft.errors import STOPPED, NoNodeFits, StoppedBySystem, WrongUsage
 from regraft.fleet.engine import Task, TaskError, TaskResult, Work
 from regraft.language import tr
 from regraft.processes import interpreters
@@ -31,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 #: An address with a port, and seconds to wait for an answer there.
 _ADDRESS, _CONNECT_SECONDS = re.compile(r"(?:ray://)?\[?(?P<host>.+?)]?:(?P<port>\d+)"), 10.0
+#: What a client of HTTP/2 sends first, with an empty frame of settings (RFC 9113, 3.4). A server answers with its own.
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+#: Seconds in which the head of the cluster has to answer once; less than the 60 after which Ray ends this process.
+_HEAD_SECONDS = 45.0
 #: Characters of an error that are kept.
 _LONGEST = 300
 #: Seconds between two looks at the nodes.
@@ -128,7 +133,7 @@ def _join_cluster(address: str | None, cores: int | None) -> Any:
         with ExitStack() as stack:
             if address and (place := _ADDRESS.fullmatch(address)):
                 # Ray itself waits for minutes if nobody answers.
-                socket.create_connection((place["host"], int(place["port"])), _CONNECT_SECONDS).close()
+                demand_answer((place["host"], int(place["port"])), _CONNECT_SECONDS)
             # Ray puts the directory in which a process joins a cluster on the import path of all workers. Python's own
             # folder has no modules.
             try:
@@ -151,12 +156,27 @@ def _join_cluster(address: str | None, cores: int | None) -> Any:
     return ray
 
 
+def demand_answer(address: tuple[str, int], seconds: float) -> None:
+    """Raise OSError if no server of Ray answers at an address (host, port) within so many seconds.
+
+    All servers of Ray speak HTTP/2. One that is stopped accepts connections, and does not answer.
+    """
+    with socket.create_connection(address, seconds) as connection:
+        connection.sendall(_HTTP2_PREFACE)
+        # A server that demands encryption ends the connection, which is an answer, too.
+        with suppress(ConnectionError):
+            connection.recv(1)
+
+
 class RayPool:
     """Runs tasks on a cluster. Ray's own retries are off.
 
     Without the ``address`` of a cluster, one is started on this machine, which ``close`` ends. Tasks may use ``count``
     cores at a time; None: all that there are. They fail after ``max_wait`` seconds in which none runs and none can be
     started. WrongUsage: Ray is not installed, or there is no cluster at the address.
+
+    If the head of the cluster stops answering, ``answers`` raises StoppedBySystem. Ray itself could wait for it forever
+    when this process ends, so a program should then end with :func:`os._exit`.
     """
 
     #: Ray itself lets tasks wait for memory.
@@ -179,11 +199,38 @@ class RayPool:
         self._has_given_up = False
         # Seconds after which what waits is submitted again.
         self._patience = 0.0
+        #: Host and port of the head of the cluster, which knows all nodes, and when it last answered.
+        host, _, port = self._ray.get_runtime_context().gcs_address.rpartition(":")
+        self._head, self._head_answered_at = (host.strip("[]"), int(port)), time.monotonic()
         self._look_at_nodes()
 
     def _make_remote(self) -> Any:
         """Return the function that submits a task to Ray."""
         return self._ray.remote(max_retries=0, num_returns="streaming")(_make_remote_function())
+
+    def _is_head_answering(self) -> bool:
+        """Whether the head of the cluster answers now: without it, calls of Ray may wait forever.
+
+        StoppedBySystem: it has not answered for :data:`_HEAD_SECONDS`.
+        """
+        self._looked_at = time.monotonic()
+        try:
+            demand_answer(self._head, _LOOK_SECONDS)
+        except OSError as error:
+            seconds = time.monotonic() - self._head_answered_at
+            if seconds < _HEAD_SECONDS:
+                return False
+            host, port = self._head
+            raise StoppedBySystem(
+                reason=tr(
+                    "the head of the Ray cluster ({address}) has not answered for {seconds} s ({error})",
+                    address=f"{host}:{port}",
+                    seconds=round(seconds),
+                    error=error.strerror or error,
+                )
+            ) from error
+        self._head_answered_at = time.monotonic()
+        return True
 
     def _look_at_nodes(self) -> list[Node]:
         """Find the nodes that are alive and have cores; return those that were lost since the last call."""
@@ -265,7 +312,10 @@ class RayPool:
         self._patience = min(_STALL_SECONDS, self._max_wait / 2)
 
     def answers(self, seconds: float) -> Iterator[tuple[int, TaskResult]]:
-        """Yield the numbers and results of tasks that have ended; wait up to ``seconds`` for the first one."""
+        """Yield the numbers and results of tasks that have ended; wait up to ``seconds`` for the first one.
+
+        StoppedBySystem: the head of the cluster does not answer any more.
+        """
         streams = list(self.running)
         ready, _ = self._ray.wait(streams, timeout=0 if self._has_given_up else seconds)
         if ready:
@@ -276,7 +326,8 @@ class RayPool:
             one = self.running.get(stream)
             if one is not None and (ended := self._read(stream, one)) is not None:
                 yield one.task.number, ended
-        if self._has_given_up or time.monotonic() - self._looked_at >= _LOOK_SECONDS:
+        is_due = self._has_given_up or time.monotonic() - self._looked_at >= _LOOK_SECONDS
+        if is_due and self._is_head_answering():
             for node in self._look_at_nodes():
                 yield from self._end_lost(node)
             yield from self._check_waiting()
@@ -396,8 +447,10 @@ class RayPool:
         free: dict[str, float] = self._ray.available_resources()
         if one.is_free(free):
             return tr("the next one needs {needs}, which Ray says is free: a node may not answer", needs=needs)
+        # A worker that has a core, and cannot connect to this process, never tells that it has started.
         return tr(
-            "the next one needs {needs}; free are {cores:g} of {all_cores:g} CPU and {memory}",
+            "the next one needs {needs}; free are {cores:g} of {all_cores:g} CPU and {memory}: another program uses the "
+            "rest, or the nodes cannot connect to this machine",
             needs=needs,
             cores=free.get("CPU", 0.0),
             all_cores=sum(node.cores for node in self._nodes),
@@ -408,7 +461,13 @@ class RayPool:
         """Cancel all tasks, and leave the cluster."""
         for stream in list(self.running):
             self._cancel(stream)
-        self._ray.shutdown()
+        try:
+            demand_answer(self._head, _LOOK_SECONDS)
+        except OSError:
+            # Ray would wait for the head, here and at the end of this process.
+            atexit.unregister(self._ray.shutdown)
+        else:
+            self._ray.shutdown()
 
 
 def _on_node(node: str, *, soft: bool = False) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from harness import REPO
 from patience import EVENT_SECONDS, start_ray
 
 from regraft.cli.fleet import parse_library_options as parse
+from regraft.errors import StoppedBySystem
+from regraft.fleet import ray_pool
 from regraft.fleet.engine import TaskResult
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.ray_pool import RayPool
@@ -83,8 +85,16 @@ def nodes_of(source: Path) -> list[str]:
 class Driver:
     """The driver of a fleet, in a process of its own, which ends with the context."""
 
-    def __init__(self, order: FleetOrder, results: Path, address: str, max_wait: float = float(EVENT_SECONDS)) -> None:
-        call = f"fleet_nodes.drive({msgspec.json.encode(order).decode()!r}, {str(results)!r}, {address!r}, {max_wait})"
+    def __init__(
+        self,
+        order: FleetOrder,
+        results: Path,
+        address: str,
+        max_wait: float = float(EVENT_SECONDS),
+        head_seconds: float = float(EVENT_SECONDS),
+    ) -> None:
+        arguments = (msgspec.json.encode(order).decode(), str(results), address, max_wait, head_seconds)
+        call = f"fleet_nodes.drive{arguments!r}"
         self.log, self.output = results.with_name("driver.log"), results.with_name("driver.out")
         line = [sys.executable, "-P", "-c", f"import fleet_nodes; {call}"]
         with self.log.open("wb") as log, self.output.open("wb") as output:
@@ -110,26 +120,32 @@ class Driver:
 
         return wait_for(condition, what, is_over)
 
-    def ended(self) -> bool:
-        """Wait for its end; return whether it ended well."""
+    def ended(self, status: int = 0) -> bool:
+        """Wait for its end; return whether it ended with this exit status."""
         try:
-            return self._process.wait(EVENT_SECONDS) == 0
+            return self._process.wait(EVENT_SECONDS) == status
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the driver has not ended: {self.log.read_text('utf-8')}") from None
 
 
-def drive(order: str, results: str, address: str, max_wait: float) -> None:
-    """Run a fleet on a cluster, or go on with it."""
+def drive(order: str, results: str, address: str, max_wait: float, head_seconds: float) -> None:
+    """Run a fleet on a cluster, or go on with it; end as the command does if the head of the cluster is lost."""
     path = Path(results)
     known = read_results(path)[1] if journal_path(path).exists() else KnownRows()
-    Fleet(
+    ray_pool._HEAD_SECONDS = head_seconds
+    fleet = Fleet(
         order=msgspec.json.decode(order, type=FleetOrder),
         path=path,
         known=known,
         pool=partial(RayPool, WORK, address, None, max_wait),
         parse=parse,
         pause_seconds=0.01,
-    ).run(Run(command="fleet check"))
+    )
+    try:
+        fleet.run(Run(command="fleet check"))
+    except StoppedBySystem as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(error.exit_status)
 
 
 WORK = work

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from fleet_work import LARGE, TROUBLE
 from harness import run_as_given
 
 from regraft.cli.fleet import parse_library_options as parse
+from regraft.errors import StoppedBySystem
 from regraft.fleet import ray_pool, results
 from regraft.fleet.engine import TaskResult
 from regraft.fleet.manifest import Library
@@ -195,10 +198,49 @@ def test_a_cluster_that_is_not_there_is_refused_and_nothing_written(
 
     monkeypatch.setattr(ray, "init", nowhere)
     with socket.create_server(("127.0.0.1", 0)) as server:
+        # A server that ends each connection answers.
+        threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         message = refused_at(address, tmp_path)
     assert f"no Ray cluster at {address} (" in message
     assert "no GCS" in message
+
+
+def test_an_address_where_a_server_has_stopped_is_refused_without_asking_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray waits for minutes"))
+    monkeypatch.setattr(ray_pool, "_CONNECT_SECONDS", 0.1)
+    # The system accepts the connection; nobody reads from it.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert f"no Ray cluster at {address} (timed out)" in refused_at(address, tmp_path)
+
+
+def test_a_fleet_whose_cluster_has_lost_its_head_ends_and_says_how_to_continue(
+    joined: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demand_answer = ray_pool.demand_answer
+
+    def lose_head(address: tuple[str, int], seconds: float) -> None:
+        demand_answer(address, seconds)
+        if nodes_of(tmp_path / "waits"):
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    monkeypatch.setattr(ray_pool, "demand_answer", lose_head)
+    monkeypatch.setattr(ray_pool, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(ray_pool, "_HEAD_SECONDS", 0.0)
+    # Nobody else ends the connection to the cluster then.
+    monkeypatch.setattr(ray_pool.atexit, "unregister", lambda _: ray.shutdown())
+    order = FleetOrder(command="check", options=(), libraries=(Library(source=str(tmp_path / "waits")),))
+    out = tmp_path / "out.jsonl"
+    fleet = Fleet(parse=parse, order=order, path=out, pool=partial(RayPool, WAITING, joined, 1))
+    with pytest.raises(StoppedBySystem) as caught:
+        fleet.run(Run(command="fleet check"))
+    assert f"the head of the Ray cluster ({joined}) has not answered" in str(caught.value)
+    assert f"s (Connection refused); continue with: regraft fleet resume {out}" in str(caught.value)
+    # What was in progress is in the journal.
+    assert [*results.read_results(out)[1].started] == [0]
 
 
 def refused_at(address: str, folder: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -225,3 +227,21 @@ def test_two_senders_on_two_nodes_of_one_core_do_not_wait_for_each_other(
     assert {row["outcome"] for row in rows} == {"done"}
     for node in nodes:
         cluster.remove_node(node)
+
+
+@pytest.mark.thorough
+def test_a_fleet_does_not_wait_forever_for_a_head_that_has_stopped(tmp_path: Path) -> None:
+    with fleet_nodes.cluster() as own:
+        own.add_node(num_cpus=1)
+        [head] = own.head_node.all_processes["gcs_server"]
+        address, out, sources = own.address, tmp_path / "out.jsonl", [tmp_path / f"library {number}" for number in range(2)]
+        with Driver(order_of(tmp_path, 1, 1), out, address, head_seconds=1.0) as driver:
+            driver.wait_for(lambda: any(map(nodes_of, sources)), "the first start")
+            os.kill(head.process.pid, signal.SIGSTOP)
+            try:
+                assert driver.ended(3)
+            finally:
+                os.kill(head.process.pid, signal.SIGCONT)
+        said = driver.log.read_text("utf-8")
+    assert f"the head of the Ray cluster ({address}) has not answered for " in said
+    assert f"(timed out); continue with: regraft fleet resume {out}" in said
