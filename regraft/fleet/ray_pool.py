@@ -449,8 +449,8 @@ class RayPool:
             return tr("the next one needs {needs}, which Ray says is free: a node may not answer", needs=needs)
         # A worker that has a core, and cannot connect to this process, never tells that it has started.
         return tr(
-            "the next one needs {needs}; free are {cores:g} of {all_cores:g} CPU and {memory}: another program uses the "
-            "rest, or the nodes cannot connect to this machine",
+            "the next one needs {needs}; free are {cores:g} of {all_cores:g} CPU and {memory}: another program uses "
+            "the rest, or the nodes cannot connect to this machine",
             needs=needs,
             cores=free.get("CPU", 0.0),
             all_cores=sum(node.cores for node in self._nodes),

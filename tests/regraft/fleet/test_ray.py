@@ -199,7 +199,7 @@ def test_a_cluster_that_is_not_there_is_refused_and_nothing_written(
     monkeypatch.setattr(ray, "init", nowhere)
     with socket.create_server(("127.0.0.1", 0)) as server:
         # A server that ends each connection answers.
-        threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
+        threading.Thread(target=end_connection, args=(server,), daemon=True).start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         message = refused_at(address, tmp_path)
     assert f"no Ray cluster at {address} (" in message
@@ -241,6 +241,11 @@ def test_a_fleet_whose_cluster_has_lost_its_head_ends_and_says_how_to_continue(
     assert f"s (Connection refused); continue with: regraft fleet resume {out}" in str(caught.value)
     # What was in progress is in the journal.
     assert [*results.read_results(out)[1].started] == [0]
+
+
+def end_connection(server: socket.socket) -> None:
+    """Accept a connection, and end it."""
+    server.accept()[0].close()
 
 
 def refused_at(address: str, folder: Path) -> str:

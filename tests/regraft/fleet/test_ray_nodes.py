@@ -234,7 +234,8 @@ def test_a_fleet_does_not_wait_forever_for_a_head_that_has_stopped(tmp_path: Pat
     with fleet_nodes.cluster() as own:
         own.add_node(num_cpus=1)
         [head] = own.head_node.all_processes["gcs_server"]
-        address, out, sources = own.address, tmp_path / "out.jsonl", [tmp_path / f"library {number}" for number in range(2)]
+        address, out = own.address, tmp_path / "out.jsonl"
+        sources = [tmp_path / f"library {number}" for number in range(2)]
         with Driver(order_of(tmp_path, 1, 1), out, address, head_seconds=1.0) as driver:
             driver.wait_for(lambda: any(map(nodes_of, sources)), "the first start")
             os.kill(head.process.pid, signal.SIGSTOP)
