@@ -489,6 +489,9 @@ class AnswerUnfit(RegraftError, ValueError):
     ``zero_vector``; ``position`` is the index of the bad vector, or None if there is not exactly one.
     """
 
+    #: The tokens that the server counted for the answer; None if it sent no count.
+    tokens: int | None = None
+
     message = (
         "Embedder {embedder}: its answer is not usable: {reason}; nothing of it was written. Check that this is the "
         "right model."

@@ -41,7 +41,14 @@ from regraft.embedders.protocol import (
     unusable_answer,
 )
 from regraft.embedders.settings import EmbedderSettings, LocalSettings, ServerSettings, tidy_message
-from regraft.errors import EmbedderKeyMissing, EmbedderRefused, ModelUnreadable, WrongUsage, import_optional
+from regraft.errors import (
+    AnswerUnfit,
+    EmbedderKeyMissing,
+    EmbedderRefused,
+    ModelUnreadable,
+    WrongUsage,
+    import_optional,
+)
 from regraft.formats import json_text
 from regraft.language import tr
 from regraft.text import replace_surrogates
@@ -222,22 +229,34 @@ def parse_vectors(body: bytes, count: int, dimensions: int | None, *, embedder: 
         answer = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         answer = _parse_leniently(body)
-    if len(answer.data) != count:
-        check([b""] * len(answer.data), count, dimensions, embedder=embedder)
-    items: list[Any] = [*answer.data]
+    tokens = _count_of(answer.usage)
+    try:
+        return _check_items([*answer.data], count, dimensions, embedder), tokens
+    except AnswerUnfit as unfit:
+        unfit.tokens = tokens
+        raise
+
+
+def _count_of(usage: Any) -> int | None:
+    """Return the tokens that a server counted, from the field ``usage`` of its answer; None if it sent no count."""
+    counts = (usage.get(name) for name in ("total_tokens", "prompt_tokens")) if isinstance(usage, dict) else ()
+    return next((tokens for tokens in counts if type(tokens) is int and 0 <= tokens <= _MOST_TOKENS), None)
+
+
+def _check_items(items: Sequence[Any], count: int, dimensions: int | None, embedder: str) -> list[bytes]:
+    """Check the items of an answer and return their vectors; see :func:`parse_vectors`."""
+    if len(items) != count:
+        check([b""] * len(items), count, dimensions, embedder=embedder)
     for place, item in enumerate(items):
         if item.index != place:
             marked = tr("has the index {index}", index=item.index) if type(item.index) is int else tr("has no index")
             reason = tr("vector {place} (counted from 0) {marked}", place=place, marked=marked)
             raise unusable_answer("wrong_order", reason, embedder=embedder)
-    vectors = [_decode_vector(item.embedding) for item in answer.data]
+    vectors = [_decode_vector(item.embedding) for item in items]
     refuse_vectors("not_numbers", [place for place, vector in enumerate(vectors) if vector is None], embedder)
     found = [vector for vector in vectors if vector is not None]
     check(found, count, dimensions, embedder=embedder)
-    usage = answer.usage if isinstance(answer.usage, dict) else {}
-    counts = (usage.get(name) for name in ("total_tokens", "prompt_tokens"))
-    tokens = next((tokens for tokens in counts if type(tokens) is int and 0 <= tokens <= _MOST_TOKENS), None)
-    return found, tokens
+    return found
 
 
 def _parse_leniently(body: bytes) -> _LooseAnswer:
@@ -262,7 +281,9 @@ def _decode_vector(embedding: Any) -> bytes | None:
     try:
         if isinstance(embedding, str):
             return binascii.a2b_base64(embedding, strict_mode=True)
-        return array("f", embedding).tobytes() if isinstance(embedding, list) else None
+        # JSON's true and false would count as 1 and 0.
+        is_numbers = isinstance(embedding, list) and bool not in set(map(type, embedding))
+        return array("f", embedding).tobytes() if is_numbers else None
     except (TypeError, ValueError, OverflowError):
         return None
 

@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from regraft.embedders import Embedder, Halted
+from regraft.errors import AnswerUnfit
 from regraft.language import tr
 
 
@@ -197,37 +198,57 @@ class MeteredEmbedder:
             answer = self._embedder.embed(
                 texts, query=query, sending=lambda sent: estimates.append(self._reserve(sent))
             )
-        except BaseException:
-            if estimates:
-                self._account.settle(sum(estimates), 0)
+        except BaseException as error:
+            # The server counted the tokens of an answer that cannot be used, too.
+            self._settle(estimates, error.tokens if isinstance(error, AnswerUnfit) else 0)
             raise
         if estimates:
             try:
-                self._account.settle(sum(estimates), estimates[-1] if answer.tokens is None else answer.tokens)
+                self._settle(estimates, answer.tokens)
             except Exception as problem:
                 # These vectors are paid for: return them, and raise the error at the next request.
                 self._problem = problem
         return answer.vectors
+
+    def _settle(self, estimates: Sequence[int], tokens: int | None) -> None:
+        """Settle the attempts to send one request: all but the last one failed.
+
+        ``estimates`` are those of the attempts, ``tokens`` the server's count for the last one; None: it sent none.
+        """
+        if not estimates:
+            return
+        *failed, last = estimates
+        if failed:
+            self._account.settle(sum(failed), 0)
+        self._account.settle(last, last if tokens is None else tokens)
 
     def _reserve(self, texts: Sequence[str]) -> int:
         """Reserve a request for texts and wait for its time slot; returns its estimated tokens."""
         if self._problem is not None:
             raise self._problem
         tokens = sum(map(self._embedder.tokens, texts))
-        permit = self._account.reserve(tokens)
-        if permit.refused is not None:
-            raise LimitReached(permit.refused)
+        permit = self._reserve_tokens(tokens)
         if permit.seconds and self._pause(permit.seconds):
             self._account.cancel(tokens)
             raise Halted
         return tokens
 
+    def _reserve_tokens(self, tokens: int) -> Permit:
+        """Reserve a request of an estimated number of tokens, or raise LimitReached."""
+        permit = self._account.reserve(tokens)
+        if permit.refused is not None:
+            raise LimitReached(permit.refused)
+        return permit
+
 
 class BudgetedEmbedder(MeteredEmbedder):
     """An embedder within the limits of one run, shared by all its threads. It counts what is sent."""
 
-    def __init__(self, embedder: Embedder, limits: Limits) -> None:
-        self._spending = Spending(limits, (embedder.settings.price_per_million_tokens or 0.0) / 1_000_000)
+    def __init__(self, embedder: Embedder, limits: Limits, gauge: TokenGauge | None = None) -> None:
+        #: Corrects token estimates; the meters of one run share it.
+        self.gauge = gauge or TokenGauge()
+        price = (embedder.settings.price_per_million_tokens or 0.0) / 1_000_000
+        self._spending = Spending(limits, price, gauge=self.gauge)
         super().__init__(embedder, self._spending)
         #: How many texts were claimed to be sent.
         self.texts = 0
@@ -241,6 +262,15 @@ class BudgetedEmbedder(MeteredEmbedder):
     def tokens(self) -> int:
         """Tokens sent so far, as the server counted them."""
         return self._spending.tokens
+
+    def demand_affordable(self, tokens: int) -> None:
+        """Check that the limits allow one request of an estimated number of tokens.
+
+        Raises:
+            LimitReached
+        """
+        self._reserve_tokens(tokens)
+        self._spending.cancel(tokens)
 
     def charge(self, tokens: int) -> None:
         """Count tokens that were sent before (to compare the embedder) against the cost limit."""

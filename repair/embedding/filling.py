@@ -7,7 +7,7 @@ opened, and what is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from regraft.stores.systems import SidecarProblem
 from repair.changes.session import damage_error, is_store_damage
 from repair.changes.store import Store
 from repair.embedding import probing, queue
-from repair.embedding.budget import BudgetedEmbedder, LimitReached, Limits
+from repair.embedding.budget import BudgetedEmbedder, LimitReached, Limits, TokenGauge
 from repair.embedding.queue import ALONE_ATTEMPTS, LEASE_MS, SharedStore, TextClaim, TextQueue, share_store
 from repair.embedding.report import FillCounts, ScopeOutcome, cost_of, format_cost
 from repair.embedding.reuse import Supply
@@ -299,10 +299,11 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
         settings, meter = embedder.settings, BudgetedEmbedder(embedder, self.limits)
         with report_stops(self.path, settings.name, lambda: self.written, self.hooks.has_begun):
             try:
-                meter.charge(self._probe(embedder))
+                meter.charge(self._probe(embedder, meter.gauge))
             except LimitReached as reached:
                 for part in self.parts:
                     part.outcome.filled.stopped = str(reached)
+                    part.outcome.cost = cost_of(part.outcome.tokens, settings)
                 return
             self.hooks.prepare()
             with (
@@ -321,16 +322,18 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
                             part.supply.copy_to(scope, part.outcome)
                         self._fill(scope, part, embedder, workers, meter, shared)
 
-    def _probe(self, embedder: Embedder) -> int:
+    def _probe(self, embedder: Embedder, gauge: TokenGauge) -> int:
         """Compare the embedder with the vectors of every part and its supply; returns the number of tokens sent.
 
         A comparison that an interrupted run paid for is not repeated while the embedder's settings are the same.
+        ``gauge`` learns how the server counts tokens.
 
         Raises:
-            LimitReached: the probes would cost more than ``--max-cost``.
+            LimitReached: the probes would cost more than ``--max-cost``. Outcomes have what was sent before.
         """
-        meter = BudgetedEmbedder(embedder, Limits(cost=self.limits.cost))
+        meter = BudgetedEmbedder(embedder, Limits(cost=self.limits.cost), gauge)
         known = self._known_probes(embedder)
+        meter.demand_affordable(self._count_probe_tokens(embedder, known))
         results: dict[tuple[int | None, tuple[tuple[str, bytes], ...]], probing.Probe] = {}
         for part in self.parts:
             outcome = part.outcome
@@ -344,16 +347,42 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
             elif key in results:
                 outcome.probe = structs.replace(results[key], requests=0, tokens=0)
             else:
-                results[key] = probing.compare_with_base(embedder, outcome.name, part.sample, outcome.dimensions, meter)
-                outcome.probe = results[key]
+                requests, tokens = meter.requests, meter.tokens
+                try:
+                    probe = probing.compare_with_base(embedder, outcome.name, part.sample, outcome.dimensions, meter)
+                except LimitReached:
+                    if meter.requests > requests:
+                        outcome.probe = probing.Probe(
+                            texts=0, cosine=0.0, requests=meter.requests - requests, tokens=meter.tokens - tokens
+                        )
+                    raise
+                results[key] = outcome.probe = probe
         for part in self.parts:
             requests, tokens = meter.requests, meter.tokens
-            if part.supply is not None:
-                part.supply.compare(embedder, meter)
-                part.outcome.reused_from = part.supply.outcomes()
-            part.outcome.requests += meter.requests - requests
-            part.outcome.tokens += meter.tokens - tokens
+            try:
+                if part.supply is not None:
+                    part.supply.compare(embedder, meter)
+                    part.outcome.reused_from = part.supply.outcomes()
+            finally:
+                part.outcome.requests += meter.requests - requests
+                part.outcome.tokens += meter.tokens - tokens
         return meter.tokens
+
+    def _count_probe_tokens(self, embedder: Embedder, known: Collection[str]) -> int:
+        """Estimate the tokens of all comparisons but those of the scopes in ``known``."""
+        parts = [part for part in self.parts if part.sample is not None and part.outcome.scope not in known]
+        samples = {(part.outcome.dimensions, tuple(part.sample or ())) for part in parts}
+        batch = embedder.settings.batch
+        texts = [
+            text
+            for _, sample in samples
+            for text in [one for one, _ in probing.texts_for_probe(sample, embedder.tokens, batch)]
+            or 2 * probing.SENTENCES
+        ]
+        for part in self.parts:
+            canaries = () if part.supply is None else part.supply.canaries
+            texts += [text for canary in canaries for text, _ in canary.texts(embedder)]
+        return sum(map(embedder.tokens, texts))
 
     def _known_probes(self, embedder: Embedder) -> dict[str, tuple[int, float]]:
         """Return the comparisons that an unfinished run recorded: by scope, the number of texts and their cosine."""

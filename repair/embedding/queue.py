@@ -212,8 +212,17 @@ class TextQueue:
             self._db.execute(f"UPDATE job SET state = 'ready', attempts = {ALONE_ATTEMPTS} WHERE state = 'failed'")
 
     def remember_probe(self, scope: str, embedder: str, texts: int, cosine: float) -> None:
-        """Record that an embedder (the digest of its settings) made the vectors of a scope, as a comparison proved."""
-        self._db.execute("INSERT OR REPLACE INTO probe VALUES (?, ?, ?, ?)", (scope, embedder, texts, float(cosine)))
+        """Record that an embedder (the digest of its settings) made the vectors of a scope, as a comparison proved.
+
+        Comparisons of other embedders are forgotten: the scope may get vectors that they were not compared with.
+        """
+        with sqlite.transaction(self._db):
+            self._db.execute("DELETE FROM probe WHERE scope = ?", (scope,))
+            self._db.execute("INSERT INTO probe VALUES (?, ?, ?, ?)", (scope, embedder, texts, float(cosine)))
+
+    def forget_probes(self) -> None:
+        """Forget all comparisons if no run is left to resume: failed texts are tried again by a new run."""
+        self._db.execute("DELETE FROM probe WHERE NOT EXISTS (SELECT 1 FROM job WHERE state <> 'failed')")
 
     def known_probe(self, scope: str, embedder: str) -> tuple[int, float] | None:
         """Return a recorded comparison of an embedder (digest of its settings) with a scope, or None.
@@ -417,6 +426,7 @@ def _remove_traces(store: Store, is_new: bool) -> None:
             return
         with open_ledger(store) as ledger:
             with open_queue(path) as waiting:
+                waiting.forget_probes()
                 is_disposable = waiting.is_disposable()
             if is_disposable:
                 durable.remove(path)

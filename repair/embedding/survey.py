@@ -475,14 +475,26 @@ class _Estimator(msgspec.Struct, kw_only=True):
             with _skip_unfit(one.target, self.survey.left), one.target.open_scope(self.store.root) as scope:
                 wanted.update(scope.lacking(), one.expected.coming)
         found: set[str] = set()
-        for one in group:
-            if not wanted or one.target.shares_with_itself or (one.sample is None and self.options.probes):
+        # Those that are compared in any case come first.
+        for one in sorted(group, key=self._is_unproven):
+            if not wanted or one.target.shares_with_itself:
                 continue
             with _skip_unfit(one.target, self.survey.left), one.target.open_scope(self.store.root) as scope:
-                keys = iter(sorted(wanted))
+                more: set[str] = set()
+                keys = iter(sorted(wanted - found))
                 while chunk := list(islice(keys, _CHUNK)):
-                    found.update(scope.vectors(chunk))
+                    more.update(scope.vectors(chunk))
+                if self._is_unproven(one):
+                    # It lacks nothing. Comparing it must not cost more than it saves.
+                    if len(more) <= probing.SAMPLE_SIZE:
+                        continue
+                    one.sample = scope.sample(probing.SAMPLE_SIZE)
+                found |= more
         return found
+
+    def _is_unproven(self, one: SurveyedTarget) -> bool:
+        """Whether a target is not compared with the embedder, although comparisons are made."""
+        return one.sample is None and self.options.probes
 
     def _estimate(self, one: SurveyedTarget, sent: Estimate, *, is_alone: bool) -> None:
         """Set the estimate of what is sent for a target after ``sent``; texts of earlier targets need no request.

@@ -231,6 +231,7 @@ UNFIT = {
     "next to zero": (last(lambda _: [1e-40] * 8), "zero_vector", 3, "vector 4 has only zeros"),
     "all zeros": (changed(lambda vectors: [bytes(32)] * 4), "zero_vector", None, "vector 1 has only zeros"),
     "null": (last(lambda _: None), "not_numbers", 3, "vector 4 is not a list of numbers"),
+    "true and false": (last(lambda _: [True, False] * 4), "not_numbers", 3, "vector 4 is not a list of numbers"),
     "nulls": (last(lambda _: [None] * 8), "not_numbers", 3, "vector 4 is not a list of numbers"),
     "words": (last(lambda _: [KEY] * 8), "not_numbers", 3, "vector 4 is not a list of numbers"),
     "an object": (last(lambda _: {"1": 2}), "not_numbers", 3, "vector 4 is not a list of numbers"),

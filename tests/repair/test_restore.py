@@ -13,6 +13,7 @@ import apsw
 import pytest
 from catalog_rows import item_of, put_file, put_item, raw, rows
 from fault_server import FaultServer, right, server_error
+from fault_server import changed as changed_vectors
 from faults import STOPPED, Tripwire, fails, files_of, forked, untouched
 from harness import NOW, NOW_MS, run
 from planted_v2 import KB, OTHER, index, plant, run_sql
@@ -694,6 +695,19 @@ def test_what_was_embedded_is_kept_for_the_next_run(store, server):
     texts = {text for (text,) in rows(index(store), "SELECT text FROM search_text")}
     paid = [text for text in server.paid if text in texts]
     assert sorted(paid) == sorted(texts)
+
+
+def test_vectors_of_another_model_are_not_added_to_those_of_a_stopped_run(store, server):
+    settings = Path("regraft.yaml")
+    plain = settings.read_text("utf-8")
+    settings.write_text(plain.replace("retries: 0", "retries: 0, parallel: 1, batch: {texts: 4}"), "utf-8")
+    server.behave = [*[right] * 4, *[server_error()] * 50]
+    assert run("restore", store, *ASKED).status == STOPPED
+    server.behave = changed_vectors(lambda vectors: [vector[4:] + vector[:4] for vector in vectors])
+    settings.write_text(plain.replace("retries: 0", "retries: 0, encoding: float"), "utf-8")
+    done = run("restore", store, *ASKED, "--json")
+    # The others are those of the stopped run, which is an error of the run that goes on.
+    assert done.document["error"]["code"] == "EmbedderDiffers", done
 
 
 def test_another_model_than_the_embedder_is_refused(store, server):

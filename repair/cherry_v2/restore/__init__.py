@@ -46,6 +46,7 @@ from repair.cherry_v2.base_models import ModelUnusable, insert_embedder_model, m
 from repair.cherry_v2.catalog_changes import CatalogStatements, read_store_catalog
 from repair.cherry_v2.old_base import ItemCopy, RestoredBase, RestoreSource, read_source
 from repair.cherry_v2.restore.build import BuiltBase, build_base, count_missing_vectors, demand_text, paid_dimensions
+from repair.embedding import probing
 from repair.embedding.budget import BudgetedEmbedder, Limits
 from repair.embedding.filling import EmbeddingRun, FillPart, report_stops
 from repair.embedding.report import EmbeddingReport, ScopeOutcome, ScopeReport, make_embedding_report
@@ -541,6 +542,8 @@ class _RestoreFiller(msgspec.Struct, kw_only=True):
             reuse = stack.enter_context(open_reuse(request.reuse, None, self.progress))
             with opened() as scope:
                 supply = None if reuse is None else reuse.supply_alone(scope, request.model_id, settings)
+                # Vectors of an interrupted run; without any, the embedder is compared with itself.
+                known = scope.sample(probing.SAMPLE_SIZE)
                 self.outcome = outcome = estimate_outcome(
                     scope,
                     settings,
@@ -554,8 +557,8 @@ class _RestoreFiller(msgspec.Struct, kw_only=True):
                 return
             if not self.show_plan(outcome.report()):
                 raise Declined(path=request.path)
-            # Without vectors in the base, the embedder is compared with itself, unless nothing is sent.
-            sample = () if outcome.planned.texts else None
+            # Nothing is compared unless something is sent.
+            sample = known if outcome.planned.texts else None
             part = FillPart(outcome=outcome, sample=sample, opened=partial(opened, writable=True), supply=supply)
             kind = request.kind if root == request.path else None
             with open_for_change(root, kind, "restore") as store:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import struct
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -558,6 +560,99 @@ def test_max_cost_includes_the_probe(store: Path, tmp_path: Path, server: FaultS
     assert (no_more["newly_ready"], no_more["probe"]["tokens"]) == (0, probe)
     assert no_more["stopped"] == f"--max-cost {probe + 5} could be exceeded"
     assert sorted(server.texts) == sorted(COMPARED)
+
+
+def test_all_probes_together_have_to_fit_into_max_cost(store: Path, tmp_path: Path, server: FaultServer) -> None:
+    taken_away(store, OTHER_TEXTS["page"][:1], OTHER)
+    priced = configured(tmp_path / "priced.yaml", server, price_per_million_tokens=1e6)
+    limit = tokens([*COMPARED, *OTHER_TEXTS["page"][1:]]) - 1
+    done = backfill(store, priced, "--max-cost", limit)
+    assert server.requests == []
+    assert {scope["stopped"] for scope in done.document["scopes"]} == {f"--max-cost {limit} could be exceeded"}
+    assert {scope["probe"] for scope in done.document["scopes"]} == {None}
+
+
+def test_a_probe_that_a_limit_ends_is_reported(store: Path, tmp_path: Path, server: FaultServer) -> None:
+    """The server counts four times as many tokens as were estimated."""
+    priced = configured(tmp_path / "priced.yaml", server, price_per_million_tokens=1e6)
+    scope = scope_of(backfill(store, priced, "--base", KB, "--max-cost", tokens(COMPARED)))
+    asked = sum(map(len, server.texts))
+    assert (len(server.requests), scope["requests"], scope["newly_ready"]) == (1, 0, 0)
+    assert scope["probe"] == {"texts": 0, "cosine": 0.0, "requests": 1, "tokens": asked, "remembered": False}
+
+
+def test_what_a_probe_shows_of_a_servers_count_holds_for_the_texts(
+    store: Path, tmp_path: Path, server: FaultServer
+) -> None:
+    priced = configured(tmp_path / "priced.yaml", server, price_per_million_tokens=1e6)
+    limit = sum(map(len, COMPARED)) + 2 * tokens(LACKING[:3])
+    scope = scope_of(backfill(store, priced, "--base", KB, "--max-cost", limit))
+    assert batches(server) == []
+    assert (scope["newly_ready"], scope["stopped"]) == (0, f"--max-cost {limit} could be exceeded")
+
+
+def test_a_base_that_lacks_nothing_gives_its_vectors_if_they_are_more_than_its_probe(
+    store: Path, server: FaultServer, config: Path
+) -> None:
+    for count, copies in ((8, 0), (9, 9)):
+        texts = [f"a text of both bases, number {number} of {count}" for number in range(count)]
+        for base in (KB, OTHER):
+            for number, text in enumerate(texts):
+                add_unit(store, base, 1000 * count + number, text)
+        with closing(sqlite3.connect(index(store, OTHER))) as db, db:
+            rows = [(identity.text_hash(text), vector_of(text)) for text in texts]
+            db.executemany("INSERT INTO embedding VALUES (?, ?, 1)", rows)
+        planned = scope_of(backfill(store, config, "--dry-run"))["planned"]
+        server.requests.clear()
+        scope = scope_of(backfill(store, config, "--base", KB, "--base", OTHER))
+        assert (planned["shared"], scope["shared"]) == (copies, copies)
+        asked = [text for text in server.texts if text in texts]
+        # The others are in the probe.
+        assert len(asked) <= 8 if copies else sorted(asked) == texts
+        assert {text: vectors(store)[text] for text in texts} == all_vectors(texts)
+
+
+def add_unit(store: Path, base: str, number: int, text: str) -> None:
+    """Give a base one unit more, without a vector."""
+    with closing(sqlite3.connect(index(store, base))) as db, db:
+        for table, more in (
+            ("search_unit", {"unit_id": f"unit-{number}", "unit_index": number}),
+            (
+                "search_text",
+                {"search_text_id": f"body-{number}", "target_id": f"unit-{number}", "text": text, "fts_rowid": None}
+                | {"embedding_text_hash": identity.text_hash(text)},
+            ),
+        ):
+            found = db.execute(f"SELECT * FROM {table} LIMIT 1")
+            row = dict(zip([column[0] for column in found.description], found.fetchone(), strict=True)) | more
+            db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", list(row.values()))
+
+
+def test_a_probe_is_not_remembered_once_only_failed_texts_are_left(
+    store: Path, server: FaultServer, config: Path
+) -> None:
+    server.behave = poisoned(LACKING[0])
+    assert backfill(store, config, "--base", KB).status == 1
+    run_sql(index(store), f"DELETE FROM embedding WHERE embedding_text_hash = '{identity.text_hash(LACKING[1])}'")
+    # Another model under the same name.
+    server.behave = changed(lambda vectors: [vector[4:] + vector[:4] for vector in vectors])
+    said(backfill(store, config, "--base", KB), "EmbedderDiffers", 2)
+
+
+def test_an_embedder_whose_vectors_were_taken_back_is_compared_again(
+    store: Path, tmp_path: Path, server: FaultServer
+) -> None:
+    """The base has no vector at first, so that neither can be compared with it."""
+    taken_away(store, TEXTS)
+    right, wrong = (configured(tmp_path / f"{name}.yaml", server, encoding=name) for name in ("base64", "float"))
+    server.behave = changed(lambda vectors: [vector[4:] + vector[:4] for vector in vectors])
+    assert scope_of(backfill(store, wrong, "--base", KB, "--max-requests", 1))["newly_ready"] == 3
+    assert run("undo", store, "-y").status == 0
+    taken = server.behave
+    server.behave = []
+    assert scope_of(backfill(store, right, "--base", KB, "--max-requests", 1))["newly_ready"] == 3
+    server.behave = taken
+    said(backfill(store, wrong, "--base", KB, "--max-requests", 1), "EmbedderDiffers", 2)
 
 
 @pytest.mark.thorough

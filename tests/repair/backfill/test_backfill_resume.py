@@ -141,7 +141,9 @@ def test_an_index_with_the_journal_of_a_killed_writer_is_read_as_it_was(store: P
 def wire(patch: pytest.MonkeyPatch, at: int, spring: Callable[[], object]) -> Tripwire:
     """Return a wire across all that a run does to the store, the queue and the server."""
     tripwire = (
-        watched(patch, at, spring).watch(IncrementalChange, "committed").watch(server_module.ServerEmbedder, "_ask")
+        watched(patch, at, spring)
+        .watch(IncrementalChange, "committed")
+        .watch(server_module.ServerEmbedder, "_request_vectors")
     )
     return tripwire.watch(TextQueue, "fill", "claim", "done", "renew", "release_all", "reclaim_all", "is_disposable")
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from repair.embedding.budget import Limits, Pacer, Permit, Rates, Spending
+from regraft.embedders import Embedded, Sending
+from regraft.errors import AnswerUnfit
+from repair.embedding.budget import BudgetedEmbedder, LimitReached, Limits, Pacer, Permit, Rates, Spending
 
 
 class Clock:
@@ -88,3 +93,49 @@ def test_what_nobody_settles_stays_spent_and_what_did_not_leave_does_not() -> No
     assert (spending.requests, spending.reserved) == (2, 100)
     assert spending.reserve(0) == Permit()
     assert spending.reserve(0).refused == "--max-requests 3 is reached"
+
+
+class Model:
+    """An embedder whose texts have as many tokens as characters by the estimate, and four times as many really."""
+
+    settings: Any = SimpleNamespace(price_per_million_tokens=1e6)
+
+    def __init__(self, failed: int = 0, problem: AnswerUnfit | None = None) -> None:
+        self._failed, self._problem = failed, problem
+
+    def embed(self, texts: Sequence[str], *, query: bool = False, sending: Sending) -> Embedded:
+        """Send so many requests in vain, and one that is answered."""
+        for _attempt in range(self._failed + 1):
+            sending(texts)
+        if self._problem is not None:
+            raise self._problem
+        return Embedded([b"1234"] * len(texts), 4 * sum(map(len, texts)), self._failed + 1)
+
+    def tokens(self, text: str) -> int:
+        return len(text)
+
+    def halt(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_attempts_that_failed_do_not_hide_how_a_server_counts() -> None:
+    meter = BudgetedEmbedder(Model(failed=3), Limits(cost=100.0))
+    meter.embed(["x" * 10])
+    assert (meter.requests, meter.tokens) == (4, 40)
+    with pytest.raises(LimitReached):
+        # 64 tokens really.
+        meter.embed(["x" * 16])
+    assert meter.tokens == 40
+
+
+@pytest.mark.parametrize(("counted", "tokens"), [(70, 70), (None, 10)])
+def test_an_answer_that_cannot_be_used_is_paid_for(counted: int | None, tokens: int) -> None:
+    unfit = AnswerUnfit(embedder="mine", fault="zero_vector", reason="", position=0)
+    unfit.tokens = counted
+    meter = BudgetedEmbedder(Model(problem=unfit), Limits(cost=100.0))
+    with pytest.raises(AnswerUnfit):
+        meter.embed(["x" * 10])
+    assert meter.tokens == tokens

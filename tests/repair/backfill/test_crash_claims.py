@@ -157,7 +157,7 @@ ALL = len(LACKING)
 MOMENTS = {
     "they wait": Moment(dies=dies(TextQueue, "claim"), states={"ready": ALL}),
     "they are claimed": Moment(
-        dies=dies(server_module.ServerEmbedder, "_ask"), states={"claimed": 3, "ready": ALL - 3}
+        dies=dies(server_module.ServerEmbedder, "_request_vectors"), states={"claimed": 3, "ready": ALL - 3}
     ),
     "they are answered": Moment(
         dies=dies(IndexScope, "write", lambda _, found, *__: len(found) > 0),
