@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -193,6 +194,15 @@ class WorkerPool:
         return vectors
 
 
+def _usual_length(results: Sequence[BatchResult]) -> VectorLengths:
+    """Return the most common length of the first vectors that arrive together; None without any.
+
+    They are written together, so that one of another length would cost the others.
+    """
+    lengths = Counter(len(result.vectors[0]) // 4 for result in results if result.problem is None and result.vectors)
+    return frozenset(length for length, _ in lengths.most_common(1)) or None
+
+
 # --- the sender ------------------------------------------------------------------------------------------------------
 
 
@@ -307,7 +317,9 @@ class Sender:
         """Write all vectors that have arrived, then handle the batches that failed."""
         # Ctrl-C is held back until what was paid for is written.
         with interrupts.defer_stops():
-            results = [self._verify_vectors(result, outbox.lengths) for result in self._workers.results(_POLL)]
+            arrived = self._workers.results(_POLL)
+            lengths = outbox.lengths or _usual_length(arrived)
+            results = [self._verify_vectors(result, lengths) for result in arrived]
             self._in_flight -= len(results)
             good = [result for result in results if result.problem is None]
             if good:

@@ -9,6 +9,8 @@ import struct
 import tempfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fault_server import (
@@ -26,6 +28,7 @@ from fault_server import (
     rate_limited,
     right,
     server_error,
+    vector_of,
     vectors_for,
     wrong_count,
     wrong_length,
@@ -41,6 +44,7 @@ from toys import contents
 from regraft import embedders as server_module
 from regraft import identity
 from regraft.embedders import AnswerVerdict
+from regraft.errors import AnswerUnfit
 from repair.embedding import sender
 from repair.embedding.sender import CONTROL_TEXT
 
@@ -393,3 +397,52 @@ def test_a_server_that_refuses_everything_is_not_asked_about_every_text(
     server.behave = right
     assert backfill(store, config).status == 0
     assert filled(store) == set(LACKING)
+
+
+def test_an_answer_of_another_length_does_not_cost_those_that_arrive_with_it() -> None:
+    """The length is not known before the first ones."""
+    batches = [sender.TextBatch(keys=(name,), texts=(name,)) for name in "abc"]
+    vectors = [vector_of(name, 9 if name == "a" else 8) for name in "abc"]
+
+    class Workers:
+        count = 3
+
+        def submit(self, batch: sender.TextBatch) -> None:
+            """Answers are there already."""
+
+        def results(self, seconds: float) -> list[sender.BatchResult]:
+            return [sender.BatchResult(batch, [vector]) for batch, vector in zip(batches, vectors, strict=True)]
+
+        def withdraw(self) -> list[sender.TextBatch]:
+            return []
+
+    class Outbox:
+        splits_unfit = False
+        lengths = None
+
+        def __init__(self) -> None:
+            self.waiting = batches
+            self.written: list[sender.BatchResult] = []
+            self.stopped: list[tuple[sender.TextBatch, BaseException]] = []
+
+        def renew(self) -> None:
+            """Claims last."""
+
+        def claim(self, count: int) -> list[sender.TextBatch] | None:
+            found, self.waiting = self.waiting, []
+            return found or None
+
+        def is_waiting(self) -> bool:
+            return False
+
+        def write(self, results: list[sender.BatchResult]) -> None:
+            self.written += results
+
+        def stop(self, batch: sender.TextBatch, problem: BaseException) -> None:
+            self.stopped.append((batch, problem))
+
+    outbox, embedder = Outbox(), SimpleNamespace(settings=SimpleNamespace(name="mine"), halt=lambda: None)
+    sender.Sender(cast(Any, embedder), cast(Any, Workers())).send(cast(Any, outbox))
+    assert [result.batch for result in outbox.written] == batches[1:]
+    [(batch, problem)] = outbox.stopped
+    assert (batch, type(problem)) == (batches[0], AnswerUnfit)
