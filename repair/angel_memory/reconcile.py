@@ -158,6 +158,8 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
             return
         with staging.preview_staging(self.staged, self._origin(), self.state.ready(), self.state.dimension) as scope:
             scope.wait_for(self.state.waiting().values())
+            # Without vectors in the collection, those of a stopped run show the model.
+            self.sample = self.sample or scope.sample(probing.SAMPLE_SIZE)
             scope.write(kept, identity.now_ms())
             tokens_of = embedders.counter(settings)
             self.outcome = estimate_outcome(

@@ -625,8 +625,12 @@ class CollectionScope:
         """Do nothing: Chroma has no place to record that a text could not be embedded."""
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:
-        """Return up to ``count`` texts of the collection with their vectors."""
-        return self._sample[:count]
+        """Return up to ``count`` texts of the collection with their vectors, or, if it has none, with staged ones."""
+        if self._sample:
+            return self._sample[:count]
+        query = "SELECT key, text FROM text WHERE key IN (SELECT key FROM staged) ORDER BY key LIMIT ?"
+        texts: dict[str, str] = dict(self._scratch.execute(query, (count,)).fetchall())
+        return [(texts[key], vector) for key, vector in sorted(self.vectors(list(texts)).items())]
 
     def _select(self, query: str, keys: Sequence[str]) -> list[Any]:
         """Run a query whose parameter is a JSON list of keys, and return its rows."""

@@ -17,7 +17,7 @@ import angel_store
 import pytest
 from angel_store import OTHER_PROVIDER, PROVIDER, AngelStore, collection, embed, needs_samples, sample
 from extras import needs
-from fault_server import FaultServer, Reply, Request, answer, poisoned
+from fault_server import FaultServer, Reply, Request, answer, failing, poisoned
 from faults import forked, said, untouched
 from harness import Outcome, run
 from lacking import configured
@@ -289,6 +289,20 @@ def test_another_provider_gets_all_vectors_anew(healthy, server, config):
     assert names(healthy) == {"angel.provider-leftover"}
     with untouched(healthy.root):
         assert reconcile(healthy).document["actions"] == []
+
+
+def test_vectors_of_a_stopped_run_and_of_another_model_are_not_mixed(healthy, server, tmp_path):
+    """The provider in use has no vector yet that an embedder could be compared with."""
+    healthy.fill(OTHER_PROVIDER, {})
+    first, second = (configured(tmp_path / f"{name}.yaml", server, encoding=name) for name in ("base64", "float"))
+    # Two for the comparison of the embedder with itself.
+    server.behave = [as_the_store] * 3 + [failing(401)] * 9
+    assert reconcile(healthy, "--config", first).status != 0
+    server.behave = lambda request: answer(request, [packed(f"other {text}") for text in request.texts])
+    said(reconcile(healthy, "--config", second), "EmbedderDiffers", 2)
+    server.behave = as_the_store
+    assert reconcile(healthy, "--config", second).status == 0
+    assert entries(healthy, OTHER_PROVIDER) == expected(healthy)
 
 
 def test_a_provider_that_only_the_user_knows(healthy, config):

@@ -252,6 +252,30 @@ def test_limits_keep_what_was_paid_and_the_next_run_goes_on(
     assert read_back(store, tmp_path / "copy") == vectors_of(store)
 
 
+@CHROMA
+def test_vectors_of_a_stopped_run_and_of_another_model_are_not_mixed(
+    server: FaultServer, settings: Path, tmp_path: Path
+) -> None:
+    """The collection has no vector that an embedder could be compared with."""
+    store = extract("0.6", tmp_path)
+    remove_labels(store)
+    store.execute("DELETE FROM embeddings_queue")
+    assert run("repair", store.root, "--yes", "--base", "plain", "--json").status == 1
+    serve(server, store)
+    rightly, asked = server.behave, []
+
+    def behave(request: Request) -> Any:
+        asked.append(request)
+        return rightly(request) if len(asked) < 4 else failing(401)(request)
+
+    server.behave = behave
+    assert fill(store, settings, "--yes", "--base", "plain").status == 3
+    server.behave = lambda request: answer(request, [vector_of(f"other {text}", DIMENSION) for text in request.texts])
+    settings.write_text(settings.read_text("utf-8") + "    encoding: float\n", "utf-8")
+    done = fill(store, settings, "--yes", "--base", "plain")
+    assert (done.status, done.document["error"]["code"]) == (2, "EmbedderDiffers")
+
+
 @pytest.mark.thorough
 @CHROMA
 def test_vectors_that_arrived_before_a_failure_are_not_paid_for_again(
