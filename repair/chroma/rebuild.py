@@ -629,7 +629,7 @@ class CollectionScope:
         if self._sample:
             return self._sample[:count]
         query = "SELECT key, text FROM text WHERE key IN (SELECT key FROM staged) ORDER BY key LIMIT ?"
-        texts: dict[str, str] = dict(self._scratch.execute(query, (count,)).fetchall())
+        texts = {str(key): str(text) for key, text in self._scratch.execute(query, (count,)).fetchall()}
         return [(texts[key], vector) for key, vector in sorted(self.vectors(list(texts)).items())]
 
     def _select(self, query: str, keys: Sequence[str]) -> list[Any]:
