@@ -195,5 +195,6 @@ def _closing_lines(report: packing.PackReport, target: Path) -> list[str]:
         return [tr("Would pack {size}.", size=size), tr("Dry run: nothing was written.")]
     if report.outcome == "unchanged":
         return [tr("Nothing to do: {target} already has these bases ({size}).", target=printable(target), size=size)]
-    next_step = tr("On the other machine: regraft install {path} --profile PROFILE", path=printable(Path(target.name)))
+    word = quote_word(path_argument(target.name))
+    next_step = tr("On the other machine: regraft install {path} --profile PROFILE", path=word)
     return [tr("Packed {size}.", size=size), *format_written([target]).splitlines(), next_step]

@@ -25,6 +25,7 @@ from stand_ins import KILLED, die
 
 from regraft import identity
 from regraft.disk import file_paths
+from regraft.text import path_argument, split_command
 from repair.cherry_v2 import pack as cherry_v2_pack
 from repair.cherry_v2 import source as base_source
 from repair.cherry_v2.source import BaseSource
@@ -204,6 +205,13 @@ def test_a_dry_run_says_the_same_and_writes_nothing(library, target):
     for key in ("bases", "left", "files", "bytes"):
         assert planned[key] == done[key]
     assert "Dry run" in run("pack", library, target.with_name("x.zip"), "--dry-run").stdout
+
+
+@pytest.mark.parametrize("name", ["my bases.zip", "-x.zip"])
+def test_the_command_for_the_other_machine_can_be_pasted(name, library, target):
+    last = run("pack", library, target.with_name(name)).stdout.splitlines()[-1]
+    words = split_command(last.partition(": ")[2])
+    assert words == ["regraft", "install", path_argument(name), "--profile", "PROFILE"]
 
 
 def test_a_second_run_leaves_the_file_as_it_is(library, target):
