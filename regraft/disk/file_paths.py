@@ -180,6 +180,7 @@ def walk(
                 found = list(entries)
         except OSError as error:
             if onerror is not None:
+                error.filename = current
                 onerror(error)
             continue
         folders: list[str] = []

@@ -16,7 +16,7 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from regraft.disk import durable, sqlite
+from regraft.disk import durable, file_paths, sqlite
 from regraft.errors import (
     REFUSED,
     ChangesStopped,
@@ -152,7 +152,9 @@ def _reason(error: Exception) -> str:
     if not isinstance(error, OSError):
         return str(error)
     reason = error.strerror or str(error)
-    return reason if error.filename is None else f"{printable(os.fsdecode(error.filename))}: {reason}"
+    if error.filename is None:
+        return reason
+    return f"{printable(file_paths.plain_path(os.fsdecode(error.filename)))}: {reason}"
 
 
 @contextmanager

@@ -238,7 +238,14 @@ def test_folders_are_walked_in_their_order_and_links_are_not_followed(tmp_path: 
     assert list(file_paths.iterate_below(tmp_path / "missing")) == []
     errors: list[OSError] = []
     assert list(file_paths.walk(tmp_path / "missing", errors.append)) == []
-    assert [error.errno for error in errors] == [errno.ENOENT]
+    assert [(error.errno, error.filename) for error in errors] == [(errno.ENOENT, str(tmp_path / "missing"))]
+
+
+def test_errors_of_walking_have_no_extended_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_paths, "MAX_PLAIN_LENGTH", 1)
+    errors: list[OSError] = []
+    assert list(file_paths.walk(tmp_path / "missing", errors.append)) == []
+    assert [error.filename for error in errors] == [str(tmp_path / "missing")]
 
 
 def test_errors_that_say_that_a_path_is_too_long() -> None:

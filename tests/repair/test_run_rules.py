@@ -330,6 +330,7 @@ def test_which_changes_a_run_made(before: str | None, now: str, is_finished: boo
 
 def test_what_an_error_says() -> None:
     assert session._reason(OSError(5, "Input/output error", "/store/raw")) == "/store/raw: Input/output error"
+    assert session._reason(PermissionError(13, "in use", "\\\\?\\D:\\store\\raw")) == "D:\\store\\raw: in use"
     assert session._reason(OSError(5, "Input/output error")) == "Input/output error"
     assert session._reason(OSError("odd")) == "odd"
     assert session._reason(apsw.CorruptError("malformed")) == "malformed"
