@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from regraft.language import format_count, tr, tr_in
+from regraft.language import format_count, to_english, tr, tr_in, translate_as
 
 E = TypeVar("E")
 
@@ -203,7 +203,12 @@ def state_label(state: str) -> str:
 
 def label_of(name: object) -> str:
     """Translate a name of a status, outcome, kind or unit for people; an unknown name is returned unchanged."""
-    return _LABELS.get(str(name), str(name))
+    label = _LABELS.get(str(name))
+    if label is None:
+        return str(name)
+    # The labels are in the language of the process; a reader of the page may have another one.
+    plain = str(to_english(label))
+    return translate_as(plain, plain, {})
 
 
 def severity_label(severity: str) -> str:

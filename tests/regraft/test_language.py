@@ -18,6 +18,7 @@ from harness import REPO
 
 from regraft import errors, language
 from regraft.api import outcome
+from regraft.report.labels import label_of
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
 NOW = "2026-01-31T12:00:00Z"
@@ -315,6 +316,23 @@ def test_a_second_run_speaks_its_own_language(tmp_path: Path) -> None:
     assert "have no rows" not in second.stdout
     warnings = json.loads((target / "report.json").read_text("utf-8"))["warnings"]
     assert any("have no rows in v1" in warning["message"] for warning in warnings), warnings
+
+
+def test_a_name_in_a_message_is_in_the_language_of_the_reader() -> None:
+    def failed() -> str:
+        return language.tr("failed during the {step}: {error}", step=label_of("upgrade"), error="no_model")
+
+    with language.use_language("zh"):
+        assert failed() == "在升级时失败：no_model"
+    assert failed() == "failed during the upgrade: no_model"
+    in_chinese = (
+        "from regraft.language import tr, use_language\n"
+        "from regraft.report.labels import label_of\n"
+        "with use_language('en'): print(tr('failed during the {step}: {error}', step=label_of('upgrade'), error=1))\n"
+    )
+    environment = {**os.environ, language.VARIABLE: "zh"}
+    done = subprocess.run([sys.executable, "-P", "-c", in_chinese], env=environment, capture_output=True, check=True)
+    assert done.stdout.decode().strip() == "failed during the upgrade: 1"
 
 
 def test_a_blank_parts_chinese_from_latin() -> None:
