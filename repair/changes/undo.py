@@ -298,7 +298,9 @@ def undo_changes(root: Path, ledger: Ledger, run_id: str) -> None:
             _undo_file(root, change)
         ledger.changes.set_state(change.change_id, "undone", 0)
         execution.delete_undo_data(root, execution.undo_data_path(root, change))
-    execution.clear_work_folder(root)
+    # The next run removes what another program has open.
+    with suppress(PermissionError):
+        execution.clear_work_folder(root)
 
 
 def _undo_rows(root: Path, change: RecordedChange) -> None:
@@ -324,7 +326,8 @@ def _undo_file(root: Path, change: RecordedChange) -> None:
         changesets.copy_counters(change.path, final, kept)
     files.swap_back(final, kept, parked)
     execution.remove_created_folders(root, change)
-    durable.remove_tree(parked)
+    with suppress(PermissionError):
+        durable.remove_tree(parked, wait=durable.do_not_wait)
 
 
 # --- expiry of undo data ---------------------------------------------------------------------------------------------

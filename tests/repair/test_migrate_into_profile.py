@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -201,6 +202,27 @@ def test_one_undo_takes_both_back(case):
     assert [one["action"] for one in dry.document["actions"]] == [one["action"] for one in gone.document["actions"]]
     assert said(case.undo(), "RunUnknown", REFUSED)
     assert case.both().status == 0
+
+
+def test_an_open_file_among_what_was_taken_back_does_not_stop_undo(case, monkeypatch):
+    before = dump(case.profile)
+    assert case.both().status == 0
+    work = case.profile.resolve() / ".regraft" / "work"
+    real = durable.remove_tree
+
+    def refuse(path: Path, **more: Any) -> None:
+        if path.resolve().is_relative_to(work):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        real(path, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "remove_tree", refuse)
+        assert case.undo().status == 0
+    assert dump(case.profile) == before
+    assert here() == []
+    assert work.exists()
+    assert case.both().status == 0
+    assert not work.exists()
 
 
 @pytest.mark.thorough
