@@ -185,6 +185,9 @@ class ZipDirectory:
         rest = reader.read(of_name + of_extra + of_comment)
         if len(rest) < of_name + of_extra + of_comment:
             raise zipfile.BadZipFile(tr("its table of contents is truncated"))
+        if _ENTRY_MAGIC in rest[of_name:]:
+            # A damaged length would hide the entries after this one.
+            raise zipfile.BadZipFile(tr("its directory is damaged"))
         extra = rest[of_name : of_name + of_extra]
         size, packed, start = _zip64_numbers(extra, size, packed, start)
         record = _Record(

@@ -1205,3 +1205,17 @@ def test_names_of_uploads_are_not_compared(tmp_path: Path) -> None:
     with opened(two_names(tmp_path, b"Data/Files/a.png", b"Data/Files/b.png")) as tree:
         assert (tree.renamed_members(9), tree.kind("Data/Files/b.png")) == ((0, []), None)
         assert not tree.is_intact("Data/Files/a.png")
+
+
+@pytest.mark.parametrize("field", [30, 32], ids=["extra field", "comment"])
+def test_a_damaged_length_in_the_directory_hides_no_entry(tmp_path: Path, field: int) -> None:
+    """The second entry has 64 bytes: one bit more in the length of the first one skips it."""
+    names = {"Data/KnowledgeBase/kb": b"1", "kb-wal".ljust(18, "_"): b"2", "last": b"3"}
+    path = archive(tmp_path / "damaged.zip", names, zipfile.ZIP_STORED)
+    data = bytearray(path.read_bytes())
+    at = data.index(CENTRAL_HEADER)
+    data[at + field] ^= 64
+    assert data[at + 46 + 21 + 64 :].startswith(CENTRAL_HEADER)
+    path.write_bytes(data)
+    with pytest.raises(SourceUnreadable, match="its directory is damaged"):
+        ZipTree(path)
