@@ -27,7 +27,7 @@ from checks.cherry_v2.index_file import ExpectedIndex, IndexFacts, audit_index, 
 from checks.cherry_v2.installed import may_be_vector_file
 from regraft.disk import file_paths, links, sqlite
 from regraft.disk.trees import FolderTree
-from regraft.errors import PackUnreadable, SourceUnreadable
+from regraft.errors import PackUnreadable, RegraftError, SourceUnreadable
 from regraft.formats import json_text
 from regraft.formats.cherry_preview import IndexLayout
 from regraft.formats.cherry_v1 import profile
@@ -40,6 +40,7 @@ from regraft.formats.cherry_v2.settings import read_base_settings, unescape_sepa
 from regraft.identity import replace, utc_datetime
 from regraft.kinds import V2_STORES, Kind
 from regraft.language import format_count, tr
+from regraft.ledger.ledger import INSERT_BASE, read_runs
 from regraft.report.notices import FILE_WITHOUT_ROWS, ROWS_LOST
 from regraft.report.progress import stage
 from regraft.stores.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER, Located, is_unchanged_pack
@@ -428,7 +429,7 @@ def _read_report(root: Path) -> bytes:
 
 
 def recorded_losses(root: Path, store: Located) -> tuple[dict[str, int], dict[str, int]]:
-    """Read from the migration report in a library how many rows were lost.
+    """Read how many rows were lost, from the migration report in a library, or from the ledger of a profile.
 
     Returns:
         By base id, the number of files that had no rows in v1. By item id, the number of rows that a salvage lost, at
@@ -436,6 +437,8 @@ def recorded_losses(root: Path, store: Located) -> tuple[dict[str, int], dict[st
     """
     without_rows: dict[str, int] = {}
     lost_rows: dict[str, int] = {}
+    if store.kind is Kind.V2_PROFILE and not store.stores.is_copy:
+        return without_rows, _losses_of_installed_bases(root)
     if store.kind is not Kind.LIBRARY or store.stores.is_copy:
         return without_rows, lost_rows
     try:
@@ -450,6 +453,22 @@ def recorded_losses(root: Path, store: Located) -> tuple[dict[str, int], dict[st
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}, {}  # it may be anybody's file
     return without_rows, lost_rows
+
+
+def _losses_of_installed_bases(root: Path) -> dict[str, int]:
+    """Return the items of which a salvage lost rows, of the bases that were installed in a profile, with a count of 1.
+
+    The last installation of a base that was not undone counts.
+    """
+    lost: dict[str | None, list[str]] = {}
+    try:
+        for run in read_runs(root):
+            if any(change.state in ("done", "expired") for change in run.changes):
+                inserted = (action for action in run.actions if action.action == INSERT_BASE)
+                lost.update({action.base: action.lost or [] for action in inserted})
+    except (RegraftError, OSError):
+        return {}
+    return {item: 1 for items in lost.values() for item in items}
 
 
 def _check_profile(root: Path, store: Located, findings: FindingCollector) -> None:

@@ -114,8 +114,8 @@ UNIT_MISSING = register(
         "happen in a salvage. Searches do not find that part."
     ),
     tr(
-        "Index the item again in the application. Rows that were lost in a salvage come back if an undamaged copy of "
-        "the v1 data is migrated into the same library."
+        "Index the item again in the application. Rows that were lost in a salvage come back with `regraft repair "
+        "--from` an undamaged copy of the data, or if that is migrated into the same library."
     ),
 )
 UNIT_CONTENT = register(

@@ -74,6 +74,9 @@ UNREADABLE_ERRORS = (
     apsw.SQLError,
 )
 
+#: The action that inserts a base into a profile; it records the items of which a salvage lost rows.
+INSERT_BASE = "insert-base"
+
 _COLUMNS = "change_id, run_id, means, path, state, kept, bytes, detail"
 
 

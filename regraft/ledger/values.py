@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 import apsw
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from regraft.disk.file_paths import fold_name, is_folder_name
 from regraft.language import tr
@@ -149,6 +150,7 @@ class RecordedAction(msgspec.Struct, frozen=True):
     bytes: _Number
     finding: str | None
     message: str
+    lost: list[str] | UnsetType = UNSET
 
 
 class RowsDetail(msgspec.Struct, frozen=True):

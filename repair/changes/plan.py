@@ -69,7 +69,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     ``action`` is its name in the output contract (``docs/commands.md``, "Commands that change a store"), ``count`` the
     number of objects it affects, ``bytes`` how much it frees or writes, ``message`` a description for people.
     ``finding`` is the finding that it resolves, or None. ``gone`` and ``come`` are ids of deleted and new records, for
-    the actions that name them.
+    the actions that name them. ``lost`` are ids of items in an inserted base of which a salvage lost rows, or may have.
     """
 
     action: str
@@ -81,6 +81,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     gone: list[int] | UnsetType = UNSET
     come: list[int] | UnsetType = UNSET
+    lost: list[str] | UnsetType = UNSET
 
 
 class Unresolved(msgspec.Struct, frozen=True, kw_only=True):

@@ -282,6 +282,14 @@ class Donors:
                 return donated
         return None
 
+    def listed_text(self, item: Row) -> DonatedText | None:
+        """Find the text that an item has in a copy of the same base, whatever its raw file there is."""
+        for donor in self.donors:
+            donated = donor.read_donated_text(str(item.get("id"))) if donor.is_same_base else None
+            if donated is not None:
+                return donated
+        return None
+
     def _count_use(self, donor: Donor, *, is_proven: bool) -> None:
         """Record that a donor gave a text, and whether this proves that it is a copy of the repaired base."""
         if not donor.is_own:

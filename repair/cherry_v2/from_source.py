@@ -17,6 +17,7 @@ import msgspec
 from checks.audit.collector import Level
 from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.audit import recorded_losses
 from checks.cherry_v2.catalog_rows import get_indexed_path
 from regraft import identity
 from regraft.disk import scratch, sqlite
@@ -96,6 +97,8 @@ class BaseRepair(msgspec.Struct, kw_only=True):
     row: Row
     items: list[Row]
     findings: list[Finding]
+    #: Ids of the items that lost rows in a salvage, or may have.
+    lost: Collection[str] = ()
     _plan: Plan = msgspec.field(default_factory=Plan)
 
     @property
@@ -156,6 +159,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             texts = self._base_texts(donors, is_replaced=False)
             texts.find_materials(db)
             texts.find_items(materials)
+            texts.find_partial(db, self.lost)
             wanted = self._new_missing_hashes()
             if self._model.id is not None:
                 wanted.add_all(donor_indexes.read_missing_hashes(db, self._model.bytes))
@@ -181,6 +185,9 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             changes.append(vectors_change)
         if changes:
             self._plan.changes.append(merge_changes(changes))
+        for change in texts.completed_snapshots():
+            self._plan.changes.append(change)
+            self._plan.read[change.path] = files.file_stamp(self.store.root / change.path)
         self._finish_findings(texts, wanted.count - count)
 
     def _missing_or_damaged_texts(self, db: apsw.Connection) -> Iterator[str]:
@@ -225,7 +232,8 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         reported = {one.finding for one in texts.left}
         got = Counter(one.finding for one in texts.new)
         for finding in self.findings:
-            if finding.name not in {v2.NO_UNITS, v2.ITEM_NO_MATERIAL} - reported:
+            names = {v2.NO_UNITS, v2.ITEM_NO_MATERIAL} - reported
+            if finding.name not in names and not has_lost_rows(finding, self.lost):
                 continue
             if got[finding.name] == finding.count:
                 self._plan.resolves.add((finding.name, self.key))
@@ -481,6 +489,11 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         return self.store.command_line(*words, *self.store.base_option(self.key)) if words else None
 
 
+def has_lost_rows(finding: Finding, lost: Collection[str]) -> bool:
+    """Whether a finding is about items of which a salvage lost rows; ``lost`` are their ids."""
+    return finding.name == v2.UNIT_MISSING and not set(lost).isdisjoint(finding.samples)
+
+
 def _keep_unlisted(texts: BaseTexts, donor: Donor) -> bool:
     """Add the donor's texts that no completed item has to ``texts``, so that their items can be added later.
 
@@ -532,32 +545,39 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     demand_catalog(store, "repair --from")
     catalog = read_store_catalog(store)
     found = group_by_base(one for one in store.findings(Level.DEFAULT) if one.base is not None)
-    rows = [row for row in catalog.bases if _is_repairable(store, base_id_text(row), found.get(base_id_text(row), []))]
+    lost = recorded_losses(store.root, store.found)[1].keys()
+    rows = [
+        row for row in catalog.bases if _is_repairable(store, base_id_text(row), found.get(base_id_text(row), []), lost)
+    ]
     if not rows:
         # An unusable source is refused even if there is nothing to repair.
         if not is_parquet(source):
             with open_store(source, None):
                 pass
         return Plan()
-    planner = _SourcePlanner(store, options, source)
+    planner = _SourcePlanner(store, options, source, lost)
     for row in rows:
         items = (catalog.items or {}).get(base_id_text(row), [])
         planner.take(row, items, found[base_id_text(row)])
     return planner.made
 
 
-def _is_repairable(store: Store, base: str, findings: Sequence[Finding]) -> bool:
-    """Whether a base is selected and has a finding that a copy of the data can fix."""
-    can_be_fixed = any(one.name in LACKING for one in findings)
+def _is_repairable(store: Store, base: str, findings: Sequence[Finding], lost: Collection[str]) -> bool:
+    """Whether a base is selected and has a finding that a copy of the data can fix.
+
+    ``lost`` are ids of items that lost rows in a salvage.
+    """
+    can_be_fixed = any(one.name in LACKING or has_lost_rows(one, lost) for one in findings)
     return is_selected(store, base) and (can_be_fixed or is_rebuilt(store, base, findings))
 
 
 class _SourcePlanner:
     """Opens the source at ``path`` and plans the bases of a store from it, one by one."""
 
-    def __init__(self, store: Store, options: RepairOptions, path: Path) -> None:
-        """Open the source at ``path``, which the user named."""
+    def __init__(self, store: Store, options: RepairOptions, path: Path, lost: Collection[str]) -> None:
+        """Open the source at ``path``, which the user named; ``lost`` are ids of items that lost rows in a salvage."""
         self._store = store
+        self._lost = lost
         self._options = options
         self._path = path
         source = donor_indexes.open_source(path, store, options.keep, options.now_ms)
@@ -566,7 +586,7 @@ class _SourcePlanner:
 
     def take(self, row: Row, items: list[Row], findings: list[Finding]) -> None:
         """Plan the repair of one base, given its row, its items and the audit's findings about it."""
-        lacking = [one for one in findings if one.name in LACKING]
+        lacking = [one for one in findings if one.name in LACKING or has_lost_rows(one, self._lost)]
         if row.get("status") != "completed":
             self._leave(lacking, tr("the base failed; only completed bases can be repaired from a copy"))
             return
@@ -578,6 +598,7 @@ class _SourcePlanner:
             row=row,
             items=items,
             findings=findings,
+            lost=self._lost,
         )
         try:
             self.made.add(base.plan())

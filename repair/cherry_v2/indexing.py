@@ -22,7 +22,7 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import get_indexed_path
 from checks.cherry_v2.raw_files import find_path_problem
 from regraft import identity
-from regraft.disk import durable, file_paths, sqlite
+from regraft.disk import durable, file_paths, links, sqlite
 from regraft.disk.file_paths import FreeNames
 from regraft.errors import PlanOutdated, WrongUsage
 from regraft.formats import okf
@@ -33,13 +33,22 @@ from regraft.formats.cherry_v2.index import schema as index_units
 from regraft.formats.cherry_v2.index.bulk import IndexBuilder
 from regraft.formats.cherry_v2.settings import Settings, read_base_settings
 from regraft.language import format_count, tr
-from regraft.text import is_blank, replace_surrogates
+from regraft.text import decode_utf8, is_blank, replace_surrogates
 from repair.changes.plan import Action, Change, FileChange, Plan, RowsChange, Unresolved, group_by_base
 from repair.changes.store import Store
 from repair.cherry_v2.catalog_changes import CatalogStatements, make_catalog_change, read_store_catalog
 from repair.cherry_v2.evidence import DAMAGE
 from repair.cherry_v2.item_paths import find_snapshot_name, named_paths
-from repair.cherry_v2.item_texts import BLANK, FormerUnits, NoText, Span, cut_text, get_unit_separator, read_item_text
+from repair.cherry_v2.item_texts import (
+    BLANK,
+    FormerUnits,
+    NoText,
+    Span,
+    cut_text,
+    find_raw_file,
+    get_unit_separator,
+    read_item_text,
+)
 
 # --- writing texts --------------------------------------------------------------------------------------------------
 
@@ -60,6 +69,8 @@ class NewText(msgspec.Struct, frozen=True, kw_only=True):
     read: ReadText
     #: Whether the text comes from another index.
     is_donated: bool = False
+    #: The time of the material; None: that of the run.
+    updated_at: int | None = None
 
 
 class DonatedText(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +86,9 @@ class TextDonor(Protocol):
 
     def text(self, item: Row, raw: Path) -> DonatedText | None:
         """Return the text of an item of the base, or None; ``raw`` is the base's folder of raw files."""
+
+    def listed_text(self, item: Row) -> DonatedText | None:
+        """Return the text that an item has in a copy of the same base, or None."""
 
     def spans(self, content_hash: str) -> list[Span]:
         """Return the unit spans of the text with this hash; empty if it is unknown."""
@@ -131,7 +145,7 @@ def write_text(db: apsw.Connection, path: Path, new: NewText, now_ms: int) -> No
             content=text,
             units=units,
             embeddings={},
-            now_ms=now_ms,
+            now_ms=now_ms if new.updated_at is None else new.updated_at,
             has_model=False,
         ),
     )
@@ -161,6 +175,11 @@ BLOCKING = {*DAMAGE, v2.META_MISSING, v2.FTS_DESYNC, v2.BODY_ROWID}
 _ROW_BYTES = 800
 #: Approximate bytes of an empty index.
 _EMPTY_BYTES = 128 << 10
+#: The time at which an index was made, if a material with this id and path was not updated since.
+_AS_CREATED = """SELECT updated_at FROM material WHERE material_id = ? AND relative_path = ?
+   AND updated_at = (SELECT created_at FROM meta ORDER BY id LIMIT 1)"""
+_BODIES = """SELECT t.text FROM search_unit u LEFT JOIN search_text t
+   ON t.target_type = 'search_unit' AND t.target_id = u.unit_id WHERE u.material_id = ? ORDER BY u.unit_index"""
 _TABLES = ("content", "material", "search_unit", "search_text")
 
 
@@ -234,6 +253,8 @@ class BaseTexts(msgspec.Struct, kw_only=True):
     left: list[Unresolved] = msgspec.field(default_factory=list)
     #: Snapshots to write: paths and items.
     snapshots: dict[str, Row] = msgspec.field(default_factory=dict)
+    #: Snapshots that get the whole text of an item: the front matter and the text, by path.
+    completed: dict[str, tuple[str, DonatedText]] = msgspec.field(default_factory=dict)
     #: Guessed encodings, by file.
     guessed: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -359,6 +380,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         read: Callable[[apsw.Connection], str | None],
         *,
         is_donated: bool = False,
+        updated_at: int | None = None,
     ) -> None:
         """Add a text to the texts to index.
 
@@ -370,6 +392,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             spans: the UTF-16 spans of its units.
             read: reads the text again when the change is applied, given the open index.
             is_donated: whether another index gave it.
+            updated_at: the time of the material; None: that of the run.
         """
         size = 2 * len(text.encode()) + _ROW_BYTES * len(spans)
         self.new.append(
@@ -382,8 +405,76 @@ class BaseTexts(msgspec.Struct, kw_only=True):
                 bytes=size,
                 read=read,
                 is_donated=is_donated,
+                updated_at=updated_at,
             )
         )
+
+    def find_partial(self, db: apsw.Connection, lost: Collection[str]) -> None:
+        """Collect the whole texts of items that lost rows in a salvage, from the donor.
+
+        An item is left as it is if it was indexed again or its snapshot was edited since, or unless its units are a
+        part of those of the donor, in the same order and with the same texts.
+
+        Args:
+            db: the open index.
+            lost: ids of the items that lost rows, or may have.
+        """
+        for item in self.items:
+            key, path = str(item.get("id")), get_indexed_path(item)
+            if key not in lost or path is None or item.get("status") != "completed" or not has_own_text(item):
+                continue
+            created: Any = db.execute(_AS_CREATED, (key, path)).get
+            donated, front_matter = (None, None) if created is None else self._find_whole_text(db, item, path)
+            if donated is None:
+                continue
+            here = [str(text) for (text,) in db.execute(_BODIES, (key,))]
+            there = iter([unit.text for unit in index_units.cut_units(key, donated.text, donated.spans)])
+            if len(here) >= len(donated.spans) or not all(text in there for text in here):
+                continue
+            self._add(
+                v2.UNIT_MISSING,
+                key,
+                path,
+                donated.text,
+                donated.spans,
+                donated.read,
+                is_donated=True,
+                # A material that was not updated counts as one that still lacks rows.
+                updated_at=max(self.now_ms, created + 1),
+            )
+            if front_matter is not None:
+                self.completed[path] = front_matter, donated
+
+    def _find_whole_text(self, db: apsw.Connection, item: Row, path: str) -> tuple[DonatedText | None, str | None]:
+        """Return the text that the donor has of an item, and the front matter of the snapshot to complete, if any.
+
+        ``db`` is the open index; ``path`` is the path of the item's raw file.
+        """
+        assert self.donor is not None
+        file = find_raw_file(path, self.raw)
+        if file is None or item.get("type") == "file":
+            return self.donor.text(item, self.raw), None
+        snapshot = decode_utf8(links.read_bytes(file))
+        text = okf.strip_block(snapshot)
+        stored = db.execute("SELECT current_content_hash FROM material WHERE material_id = ?", (item.get("id"),)).get
+        if identity.text_hash(replace_surrogates(text)) != stored:
+            return None, None
+        return self.donor.listed_text(item), snapshot.removesuffix(text)
+
+    def completed_snapshots(self) -> Iterator[FileChange]:
+        """Yield the changes that write the whole text of items to their snapshots."""
+        for path, (front_matter, donated) in self.completed.items():
+            name, content = f"{self._raw_name}/{path}", front_matter + donated.text
+            action = Action(
+                action="write-snapshot",
+                message=tr("complete the snapshot {path}", path=path),
+                base=self.key,
+                subject=name,
+                bytes=len(content.encode()),
+                finding=v2.UNIT_MISSING,
+            )
+            make = partial(durable.put_text, text=content)
+            yield FileChange(path=name, actions=(action,), make=make, bytes=action.bytes)
 
     def find_items(self, materials: dict[str, str]) -> None:
         """Collect the texts of completed items without a material; ``materials`` maps the ids in the index to paths."""
@@ -591,7 +682,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         """Yield the actions of the index's change, for the report."""
         if self.is_missing:
             yield self._make_action("write-index", v2.BASE_NO_INDEX, self.new)
-        for finding in () if self.is_missing else NAMES:
+        for finding in () if self.is_missing else (*NAMES, v2.UNIT_MISSING):
             new = [one for one in self.new if one.finding == finding]
             if new:
                 yield self._make_action("cut-texts" if finding == v2.NO_UNITS else "index-items", finding, new)
@@ -609,6 +700,8 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         units = format_count(count, "unit")
         if name == "write-index":
             message = tr("write the index again: {texts} in {units}", texts=texts, units=units)
+        elif finding == v2.UNIT_MISSING:
+            message = tr("restore the missing parts of {texts}: {units} in total", texts=texts, units=units)
         else:
             message = tr("cut {texts} into {units}", texts=texts, units=units)
         return Action(

@@ -533,7 +533,7 @@ def _collect_contents(source: BaseSource, work: Path) -> _Contents:
             contents.left.append(
                 Unresolved(finding=problem.name, reason=tr("not packed: {what}", what=problem.message), base=base)
             )
-    contents.left += [one for one in source.losses() if one.base in chosen]
+    contents.left += [one for one in source.losses(is_recorded=False) if one.base in chosen]
     rows = work / CATALOG_FILE
     try:
         write_pack_catalog(rows, source, chosen)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -181,16 +181,24 @@ class BaseSource:
             return list(found)  # the files are verified by checksum, and were checked when they were packed
         return [*found, *(one for base in self.chosen if (one := self._index_damage(base)) is not None)]
 
-    def losses(self) -> list[Unresolved]:
-        """Report rows that the source records as lost in a salvage. A copy of its bases would not record them."""
-        _, lost = recorded_losses(self.store.root, self.store.found)
-        if not lost:
+    @cached_property
+    def lost_items(self) -> Collection[str]:
+        """Ids of the items of which the source records that a salvage lost rows, or may have."""
+        return recorded_losses(self.store.root, self.store.found)[1].keys()
+
+    def losses(self, *, is_recorded: bool) -> list[Unresolved]:
+        """Report rows that the source records as lost in a salvage; ``is_recorded``: so will the copy of its bases."""
+        if not self.lost_items:
             return []
         found = self.store.audit(Level.DEFAULT, frozenset(self.chosen), _LOST).findings
+        own = self.store.path.name
         return [
-            Unresolved.of(one, tr("{what}; only {store} records this", what=one.message, store=self.store.path.name))
+            Unresolved.of(
+                one,
+                one.message if is_recorded else tr("{what}; only {store} records this", what=one.message, store=own),
+            )
             for one in found
-            if one.name in _LOST and not lost.keys().isdisjoint(one.samples)
+            if one.name in _LOST and not set(self.lost_items).isdisjoint(one.samples)
         ]
 
     def _index_damage(self, base: str) -> Finding | None:

@@ -32,7 +32,7 @@ from repair.changes.options import GcOptions, RepairOptions
 from repair.changes.plan import FindingKey, Plan, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2 import gc, indexing, rescue, upgrade
-from repair.cherry_v2.from_source import LACKING
+from repair.cherry_v2.from_source import LACKING, has_lost_rows
 from repair.cherry_v2.rules import planner
 
 #: Options of ``repair`` that are planned separately.
@@ -181,19 +181,21 @@ def recommend_copies(audit: Audit, found: Located, path: Path) -> Audit:
         found: the audited store.
         path: the store, as the user named it.
     """
-    if found.kind not in V2_STORES or found.stores.catalog is None or not any(map(_may_be_in_copy, audit.findings)):
+    if found.kind not in V2_STORES or found.stores.catalog is None:
+        return audit
+    _, lost_rows = recorded_losses(found.tree.path, found)
+    if not any(_may_be_in_copy(one, lost_rows) for one in audit.findings):
         return audit
     source, synced = suggested_source(found.tree.path, _SOURCE_COMMANDS), _synced_texts(found.tree.path)
     # Texts and vectors are copied into completed bases only.
     others = {one.base for one in audit.findings if one.name in (v2.BASE_FAILED, v2.INDEX_ORPHAN)}
-    _, lost_rows = recorded_losses(found.tree.path, found)
 
     def with_copy(finding: Finding) -> Finding:
         """Return the finding with the recommendation of a copy, if a copy may have what it lacks."""
-        if finding.base in others or not _may_be_in_copy(finding, synced):
+        if finding.base in others or not _may_be_in_copy(finding, lost_rows, synced):
             return finding
         # The rows of these items could not be salvaged from the source itself.
-        lacks_rows = finding.name in (v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED)
+        lacks_rows = finding.name in (v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED, v2.UNIT_MISSING)
         is_lost = lacks_rows and lost_rows.keys() >= set(finding.samples)
         return _with_copy_command(finding, path, None if is_lost else source, is_whole=found.stores.is_whole)
 
@@ -218,10 +220,13 @@ def _synced_texts(root: Path) -> set[FindingKey]:
     return synced
 
 
-def _may_be_in_copy(finding: Finding, synced: Collection[FindingKey] = ()) -> bool:
+def _may_be_in_copy(finding: Finding, lost_rows: Collection[str], synced: Collection[FindingKey] = ()) -> bool:
     """Whether another copy of the data may have what a finding lacks, and no other command has to run first.
 
-    ``synced`` are findings about texts that no copy can have.
+    Args:
+        finding: the finding.
+        lost_rows: ids of items that lost rows in a salvage.
+        synced: findings about texts that no copy can have.
     """
     if (finding.name, finding.base) in synced:
         return False
@@ -232,7 +237,8 @@ def _may_be_in_copy(finding: Finding, synced: Collection[FindingKey] = ()) -> bo
         # The text is in the index and only has to be split again.
         return False
     has_lost_tables = finding.name == v2.SCHEMA_MISSING and not words
-    return (finding.name in LACKING or has_lost_tables) and finding.base is not None and is_grave and is_first
+    is_lacking = finding.name in LACKING or has_lost_tables or has_lost_rows(finding, lost_rows)
+    return is_lacking and finding.base is not None and is_grave and is_first
 
 
 def _with_copy_command(finding: Finding, path: Path, source: str | None, *, is_whole: bool) -> Finding:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import apsw
 import msgspec
+from msgspec import UNSET
 
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
@@ -200,7 +201,7 @@ class _Planner:
             self._add_rows(tuple(one for one in new if not self._has_row(one.id)), rehearsal)
         if not self._options.is_outline:
             installed = {one.origin: one.id for one in new}
-            lost = (one for one in self._library.losses() if one.base in installed)
+            lost = (one for one in self._library.losses(is_recorded=True) if one.base in installed)
             self._made.left += [replace(one, base=installed[str(one.base)]) for one in lost]
         unused = self._models.unused() if chosen_bases else ()
         self._made.left += [
@@ -580,6 +581,9 @@ class _Planner:
         size = "ifnull(sum(length(CAST(data AS BLOB))), 0)"
         query = f"SELECT count(*), {size} FROM knowledge_item WHERE base_id = ?"
         (count, held), *_ = self._source.execute(query, (base.origin,))
+        query = "SELECT id FROM knowledge_item WHERE base_id = ? ORDER BY id"
+        ids = (item for (item,) in self._source.execute(query, (base.origin,)) if item in self._library.lost_items)
+        lost = [item if base.new_ids is None else base.new_ids.item(item) for item in ids]
         model = tr("without a model") if base.model is None else tr("with the model {model}", model=base.model)
         parts = [tr("add it to the profile with {items}, {model}", items=format_count(count, "item"), model=model)]
         if base.new_ids is not None:
@@ -593,6 +597,7 @@ class _Planner:
             subject=None if base.new_ids is None else base.origin,
             count=1 + count,
             bytes=held,
+            lost=lost or UNSET,
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.audit import recorded_losses
 from checks.cherry_v2.catalog_rows import get_indexed_path, is_tombstone
 from migrators.pipeline import preflight
 from migrators.pipeline.source import BaseDraft
@@ -24,6 +25,7 @@ from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.language import format_count, tr
 from regraft.report import notices
 from regraft.stores.locate import RAW_FOLDER
+from regraft.text import path_argument
 from repair.changes.plan import Action, FileChange, Plan, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.catalog_changes import (
@@ -34,6 +36,7 @@ from repair.cherry_v2.catalog_changes import (
     make_catalog_change,
     read_store_catalog,
 )
+from repair.cherry_v2.from_source import has_lost_rows
 from repair.cherry_v2.item_paths import is_safe_path
 from repair.cherry_v2.rescue import v1_files
 from repair.cherry_v2.rescue.base import IndexContents, RescuedBase, RescuePlanner, StrandedBase, read_index_contents
@@ -309,7 +312,7 @@ def plan(store: Store, options: RescueOptions) -> Plan:
     database = demand_profile(store, command="rescue", advice=advice)
     catalog = read_store_catalog(store)
     stranded, left = _find_stranded(store, catalog)
-    made = Plan(left=left)
+    made = Plan(left=[*left, *_report_partial_items(store, options.v1)])
     v1 = _read_v1(store, options, stranded) if stranded else None
     if v1 is None:
         return made
@@ -330,6 +333,20 @@ def plan(store: Store, options: RescueOptions) -> Plan:
     if maker.statements.made:
         made.changes.append(make_catalog_change(maker.statements, database, maker.rows, CATALOG_TABLES))
     return made
+
+
+def _report_partial_items(store: Store, v1: Path | None) -> Iterator[Unresolved]:
+    """Report items that lost a part of their rows in a salvage: a rescue adds whole texts only.
+
+    ``v1`` is the source that the user named.
+    """
+    _, lost = recorded_losses(store.root, store.found)
+    for finding in store.findings() if lost else ():
+        if has_lost_rows(finding, lost):
+            source = "SOURCE" if v1 is None else path_argument(v1)
+            line = store.command_line("repair", "--from", source, *store.base_option(finding.base))
+            reason = tr("{what}; an undamaged copy of the data completes it", what=finding.message)
+            yield Unresolved.of(finding, reason, repair=line)
 
 
 def _read_v1(store: Store, options: RescueOptions, stranded: list[StrandedBase]) -> V1Data | None:
