@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import shlex
 import sys
 from collections import Counter
@@ -118,6 +119,10 @@ class PathType(click.Path):
             if '"' in value:
                 text = tr("{value} has a double quote; leave out the backslash before it", value=printable(value))
                 self.fail(text, parameter)
+            # Windows ignores the dots and blanks at the end of a name, so the real path would be another one.
+            ignored = re.search(r"(?<=[^\\/:. ])[. ]+\Z", value)
+            if ignored is not None and not value.startswith("\\\\?\\"):
+                value = value[: ignored.start()]
         path = super().convert(value, parameter, context)
         try:
             Path(os.fsdecode(path)).absolute()

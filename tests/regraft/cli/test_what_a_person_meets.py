@@ -23,7 +23,7 @@ from harness import HERE, NOW, run, run_as_given
 
 from checks.systems import load_findings
 from regraft import __version__
-from regraft.cli.options import PathType
+from regraft.cli.options import PATH, PathType
 from regraft.disk import sqlite
 from regraft.errors import error_classes
 from regraft.report.notices import EVERY_CODE
@@ -56,6 +56,24 @@ def test_a_backslash_before_a_closing_quote_on_windows(tmp_path: Path, monkeypat
     assert 'My Data" --quick has a double quote; leave out the backslash before it' in swallowed.stderr.replace(
         "\n", " "
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("知识库. ", "知识库"),
+        ("D:\\my library..", "D:\\my library"),
+        ("backup.zip ", "backup.zip"),
+        *((word, word) for word in (".", "..", "D:\\x\\..", "D:.", "x/. ", "a.b c", "\\\\?\\D:\\x.")),
+    ],
+)
+def test_dots_and_blanks_at_the_end_of_a_name_are_ignored_on_windows(
+    word: str, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PathType, "windows", True)
+    assert PATH.convert(word, None, None) == Path(meant)
+    monkeypatch.setattr(PathType, "windows", False)
+    assert PATH.convert(word, None, None) == Path(word)
 
 
 def test_explain_always_ends_with_what_to_do() -> None:
