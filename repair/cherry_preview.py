@@ -155,7 +155,7 @@ class PathAssigner:
         if item.type == "file":
             return self._file_path(item)
         content = self._content(material)
-        snapshot = _snapshot(item, content)
+        snapshot = okf.item_snapshot(item.type, item.data, content)
         while True:
             path = self._names.take(f"{snapshot.stem}.md")
             if _is_snapshot_of(self._raw / path, content):
@@ -213,7 +213,7 @@ class PathAssigner:
             """Read the text from the preview's index, and write it with its header to ``new``."""
             with cherry_preview.readable_copy(origin) as copy, sqlite.open_readonly(copy) as db:
                 content = BODY_SEPARATOR.join(body for body, _ in PREVIEW_VECTORS.rows(db, material.runs, size))
-            text = _snapshot(item, content).block(stamp) + content
+            text = okf.item_snapshot(item.type, item.data, content).block(stamp) + content
             durable.put_text(new, text)
 
         self._upgrade.files.append(RawFile(path=path, write=write, action=action, size=material.body_bytes))
@@ -232,11 +232,6 @@ class PathAssigner:
             sql = "UPDATE knowledge_item SET data = ? WHERE id = ? AND base_id = ? AND data IS ?"
             values = (new, item.id, self._upgrade.base, row.get("data"))
             self._upgrade.updates.append(CatalogUpdate(sql, values, "item"))
-
-
-def _snapshot(item: ItemPlan, content: str) -> okf.Snapshot:
-    """Make the snapshot for the text of a URL or a note: the header and the name of its file."""
-    return okf.url_snapshot(item.data["url"], content) if item.type == "url" else okf.note_snapshot(item.data["source"])
 
 
 def _is_snapshot_of(path: Path, content: str) -> bool:

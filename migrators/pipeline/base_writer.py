@@ -402,10 +402,7 @@ class _BaseWriter:
 
         def name(content: str) -> str:
             """Choose a free path for the item's snapshot, and remember it."""
-            if item.type == "url":
-                snapshot = okf.url_snapshot(item.data["url"], content)
-            else:
-                snapshot = okf.note_snapshot(item.data["source"])
+            snapshot = okf.item_snapshot(item.type, item.data, content)
             path = self._names.take(f"{snapshot.stem}.md")
             self._snapshots[position] = snapshot, path
             return path

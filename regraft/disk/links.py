@@ -7,6 +7,7 @@ Links that stay inside of the source, and the path that the user named, are alwa
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,8 @@ from regraft.language import tr
 _ARE_FOLLOWED: ContextVar[bool] = ContextVar("_ARE_FOLLOWED", default=False)
 #: the command-line option that allows it
 FOLLOW_OPTION = "--follow-links"
+#: Bytes that are read and hashed at once.
+_HASHED_BYTES = 1 << 20
 
 
 class LinkLeadsOut(OSError):
@@ -152,6 +155,16 @@ def read_bytes(path: Path) -> bytes:
     """
     with open_for_reading(path) as file:
         return file.read()
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal form.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file.
+    """
+    with open_for_reading(path, buffering=0) as file:
+        return hashlib.file_digest(file, "sha256", _bufsize=_HASHED_BYTES).hexdigest()
 
 
 def have_same_bytes(one: Path, other: Path) -> bool:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 
 from regraft.disk.file_paths import sanitize_name
-from regraft.text import JS_WHITESPACE, trim, utf16_cut
+from regraft.text import JS_WHITESPACE, replace_surrogates, trim, utf16_cut
 
 #: Titles and stems are cut to this many UTF-16 units.
 MAX_TITLE_UNITS = 80
@@ -95,6 +96,16 @@ def url_snapshot(url: str, content: str) -> Snapshot:
     stem = _stem(line) or (_stem(address) if address else None) or "page"
     title = _cut_title(line) or (_cut_title(address) if address else "") or url
     return Snapshot(stem=stem, type="URL", title=title, resource=url)
+
+
+def item_snapshot(kind: str, data: Mapping[str, Any], content: str) -> Snapshot:
+    """Describe the snapshot of an item: a URL whose indexed text is ``content``, or a note.
+
+    ``kind`` is the item's type, ``data`` its parsed ``data`` column.
+    """
+    if kind == "url":
+        return url_snapshot(replace_surrogates(data["url"]), content)
+    return note_snapshot(replace_surrogates(data["source"]))
 
 
 def note_snapshot(source: str) -> Snapshot:

@@ -281,8 +281,7 @@ def _file_fingerprint(path: Path, without: frozenset[str] | None = None) -> str:
         except (*sqlite.CONTENT_ERRORS, UnicodeDecodeError):
             # Hash a damaged file by its bytes. I/O errors are not caught: the disk may work when this is compared.
             pass
-    with links.open_for_reading(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return links.hash_file(path)
 
 
 def _rows_hash(path: Path, without: frozenset[str]) -> str:

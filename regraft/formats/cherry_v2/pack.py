@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ import msgspec
 
 from regraft import __version__
 from regraft.disk import links
-from regraft.disk.trees import CHUNK_BYTES, Tree, join_path
+from regraft.disk.trees import Tree, join_path
 from regraft.errors import PackUnreadable, SourceUnreadable
 from regraft.language import tr
 from regraft.ledger.values import Count
@@ -115,14 +114,4 @@ def find_file_problem(path: Path, packed: PackedFile, digest: str | None = None)
     size = path.stat().st_size
     if size != packed.bytes:
         return tr("it has {size:,} bytes, not {bytes:,}", size=size, bytes=packed.bytes)
-    return None if (digest or hash_file(path)) == packed.sha256 else tr("its bytes do not match their checksum")
-
-
-def hash_file(path: Path) -> str:
-    """Compute the SHA-256 of a file in hex.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    with links.open_for_reading(path, buffering=0) as file:
-        return hashlib.file_digest(file, "sha256", _bufsize=CHUNK_BYTES).hexdigest()
+    return None if (digest or links.hash_file(path)) == packed.sha256 else tr("its bytes do not match their checksum")

@@ -5,7 +5,6 @@ A file is moved only if no item or catalog row names it, and if its data exists 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import unicodedata
 from collections import defaultdict
@@ -71,8 +70,8 @@ class CopyFinder:
         path = self._raw / name
         try:
             candidates = self._by_size.get(file_paths.lstat(path).st_size, [])
-            digest = _hash_file(path) if candidates else None
-            found = next((one for one in candidates if _hash_file(one) == digest), None)
+            digest = links.hash_file(path) if candidates else None
+            found = next((one for one in candidates if links.hash_file(one) == digest), None)
             same_file = None if found is None else f"raw/{found.relative_to(self._raw).as_posix()}"
             return same_file or self._text_like(path)
         except (apsw.Error, OSError, UnicodeDecodeError):
@@ -99,12 +98,6 @@ class CopyFinder:
                     if stored == body and material in self._listed:
                         return tr("the indexed text of item {item}", item=material)
         return None
-
-
-def _hash_file(path: Path) -> bytes:
-    """Return the SHA-256 digest of a file."""
-    with links.open_for_reading(path) as file:
-        return hashlib.file_digest(file, "sha256").digest()
 
 
 #: Tables of an index that hold the user's data.

@@ -267,8 +267,7 @@ def read_texts(
                     pass
                 continue
             content = BODY_SEPARATOR.join(v1.texts(db, material))
-            is_url = item.type == "url"
-            shot = okf.url_snapshot(item.data["url"], content) if is_url else okf.note_snapshot(item.data["source"])
+            shot = okf.item_snapshot(item.type, item.data, content)
             if item.id in known:
                 path, is_there = known[item.id], file_paths.exists(raw / known[item.id])
             else:

@@ -454,11 +454,7 @@ class _Builder:
 
     def _snapshot(self, item: Row, text: str, path: str | None) -> str:
         """Write the text of a URL or note to a snapshot file and return its path; ``path`` None: choose a free name."""
-        data = parse_item_data(item)
-        if item["type"] == "url":
-            snapshot = okf.url_snapshot(replace_surrogates(data["url"]), text)
-        else:
-            snapshot = okf.note_snapshot(replace_surrogates(data["source"]))
+        snapshot = okf.item_snapshot(item["type"], parse_item_data(item), text)
         path = self._names.take(f"{snapshot.stem}.md") if path is None else path
         file = self._raw / path
         durable.make_folders(file.parent, flush=False)

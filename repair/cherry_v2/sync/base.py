@@ -18,7 +18,7 @@ import msgspec
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import get_indexed_path, has_id_as_path, has_newer_type
 from regraft import identity
-from regraft.disk import file_paths, untrusted_sqlite
+from regraft.disk import file_paths, links, untrusted_sqlite
 from regraft.disk.file_paths import NO_TEXT_EXTENSIONS, ChildPaths, FolderPrefixes, sanitize_material_name
 from regraft.errors import WrongUsage
 from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data, relative_path
@@ -37,7 +37,6 @@ from repair.cherry_v2.sync.sources import (
     SourceReader,
     SourceRoot,
     Unreachable,
-    file_digest,
     locate,
     path_key,
     scan_folder,
@@ -226,7 +225,7 @@ class LostItems:
         if item_id not in self._digests:
             copy = find_raw_file(parse_item_data(self._items[item_id]).get("relativePath"), self._raw)
             try:
-                self._digests[item_id] = None if copy is None else file_digest(copy)
+                self._digests[item_id] = None if copy is None else links.hash_file(copy)
             except OSError:
                 self._digests[item_id] = None
         return self._digests[item_id]
@@ -475,7 +474,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
             raise Unreachable(tr("its path in raw/ is not valid: run regraft repair"), is_note=True)
         copy, file = find_raw_file(relative, self.raw), _read_source(path)
         is_same_copy = (
-            copy is not None and file_paths.stat(copy).st_size == file.size and file_digest(copy) == file.digest
+            copy is not None and file_paths.stat(copy).st_size == file.size and links.hash_file(copy) == file.digest
         )
         if self._has_text(key) and (is_same_copy or (copy is None and self._is_indexed(item, path))):
             return None
@@ -730,4 +729,4 @@ def _read_source(path: Path) -> SourceFile:
     size = file_paths.stat(path).st_size
     if size > LARGEST_FILE:
         raise Unreachable(tr("it is larger than {size} MiB", size=LARGEST_FILE >> 20))
-    return SourceFile(path=path, size=size, digest=file_digest(path))
+    return SourceFile(path=path, size=size, digest=links.hash_file(path))

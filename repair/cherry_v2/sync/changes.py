@@ -15,7 +15,7 @@ import apsw
 import msgspec
 
 from regraft import identity
-from regraft.disk import durable, file_paths
+from regraft.disk import durable, file_paths, links
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.catalog_generation import ITEMS
 from regraft.formats.cherry_v2.catalog_reader import Row, dump_item_data, parse_item_data
@@ -26,7 +26,7 @@ from repair.changes.plan import Action, Change, FileChange, RowsChange
 from repair.cherry_v2.catalog_changes import CatalogStatements
 from repair.cherry_v2.item_texts import NoText, find_raw_file
 from repair.cherry_v2.sync.base import BaseComparison, SourceFile, SyncedItem
-from repair.cherry_v2.sync.sources import SourceReader, file_digest
+from repair.cherry_v2.sync.sources import SourceReader
 
 _TABLES = ("content", "material", "search_unit", "search_text", "embedding")
 
@@ -168,7 +168,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
         copy = find_raw_file(item.path, self.compared.raw) if is_there else None
         if copy is None or item.file is None or file_paths.stat(copy).st_size != item.file.size:
             return False
-        return file_digest(copy) == item.file.digest
+        return links.hash_file(copy) == item.file.digest
 
     def _file_changes(self, copies: list[RawFile]) -> Iterator[FileChange]:
         """Yield the changes that write these files; a folder that does not exist yet is written in one step."""
@@ -381,7 +381,7 @@ def _write_file(raw_file: RawFile, reader: SourceReader, new: Path) -> None:
         durable.copy_file(raw_file.file.path, new)
     except FileNotFoundError as error:
         raise PlanOutdated(path=raw_file.file.path, reason=tr("it no longer exists")) from error
-    if file_digest(new) != raw_file.file.digest:
+    if links.hash_file(new) != raw_file.file.digest:
         raise PlanOutdated(path=raw_file.file.path, reason=tr("it was changed in the meantime"))
 
 

@@ -243,16 +243,6 @@ def _is_followed_file(path: Path, found: FolderScan) -> bool:
     return False
 
 
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes in hexadecimal form.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    with links.open_for_reading(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
@@ -296,7 +286,7 @@ class SourceReader:
         try:
             if file_paths.stat(path).st_size > LARGEST_FILE:
                 raise NoText(tr("it is larger than {size} MiB", size=LARGEST_FILE >> 20))
-            key = hashlib.sha256("\0".join((file_digest(path), *command)).encode()).hexdigest()
+            key = hashlib.sha256("\0".join((links.hash_file(path), *command)).encode()).hexdigest()
         except OSError as error:
             raise NoText(tr("it cannot be read ({strerror})", strerror=error.strerror)) from error
         if self._folder is None:
