@@ -340,46 +340,17 @@ def _finds_words(db: apsw.Connection, shape: SchemaShape, word: str | None, remo
 # --- objects that the layout does not define (``docs/findings.md``, ``schema.foreign-…``) ----------------------------
 
 
-_FULL_TEXT_TABLE = "search_text_fts"
 _FTS5 = re.compile(r"\bUSING\s+[\"'`\[]?fts5\b", re.IGNORECASE)
 #: Functions that the rules of the layout's tables call.
 _IN_RULES = {"like", "length", "trim", "ifnull", "coalesce"}
 
 
-class _OwnSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """Objects of a layout: columns by table, indexes, and triggers with their tables."""
-
-    tables: Mapping[str, frozenset[str]]
-    indexes: frozenset[str]
-    triggers: Mapping[str, str]
-
-
 _PREVIEW_TEXT = f"{PREVIEW}_fts"
-_INDEX_SCHEMA = _OwnSchema(
-    tables={
-        "meta": frozenset({"id", "schema_version", "base_id", "created_at", "updated_at"}),
-        "content": frozenset({"content_hash", "text", "created_at"}),
-        "material": frozenset({"material_id", "relative_path", "current_content_hash", "created_at", "updated_at"}),
-        "search_unit": frozenset(
-            {
-                *("unit_id", "material_id", "content_hash", "unit_type", "unit_index", "title"),
-                *("char_start", "char_end", "locator_json", "created_at"),
-            }
-        ),
-        "search_text": frozenset(
-            {
-                *("search_text_id", "target_type", "target_id", "kind", "text", "embedding_text_hash", "fts_rowid"),
-                "created_at",
-            }
-        ),
-        "embedding": frozenset({"embedding_text_hash", "vector_blob", "created_at"}),
-    },
-    indexes=frozenset(statement.split(" ON ")[0].split()[-1] for statement in schema.INDEXES),
-    triggers={
-        **dict.fromkeys(("search_text_ai", "search_text_ad", "search_text_au"), "search_text"),
-        **{f"{PREVIEW}_{when}": PREVIEW for when in ("ai", "ad", "au")},
-    },
-)
+#: The triggers of a layout, with their tables.
+_OWN_TRIGGERS = {
+    **dict.fromkeys(_TRIGGERS, "search_text"),
+    **{f"{PREVIEW}_{when}": PREVIEW for when in ("ai", "ad", "au")},
+}
 
 
 _TRIAL_TABLES = (
@@ -402,7 +373,7 @@ _INDEX_TRIAL = TriggerTrial(
             f"DELETE FROM {PREVIEW}",
         ),
     },
-    written=frozenset({("search_text", _FULL_TEXT_TABLE), (PREVIEW, _PREVIEW_TEXT)}),
+    written=frozenset({("search_text", FULL_TEXT), (PREVIEW, _PREVIEW_TEXT)}),
     updated=frozenset({("search_text", "search_text", "fts_rowid")}),
 )
 
@@ -417,16 +388,15 @@ def find_foreign_in_index(db: apsw.Connection) -> list[ForeignObject]:
         version = db.execute("SELECT schema_version FROM meta ORDER BY id LIMIT 1").get
         if isinstance(version, int) and version > SCHEMA_VERSION:
             return []
-    found = [*_find_foreign_triggers(db), *find_foreign_views(db, {*_INDEX_SCHEMA.tables, _FULL_TEXT_TABLE})]
+    found = [*_find_foreign_triggers(db), *find_foreign_views(db, {*_COLUMNS, FULL_TEXT})]
     for table, statement in table_statements(db).items():
-        own = _INDEX_SCHEMA.tables.get(table.lower())
-        if own is not None:
-            found += _find_foreign_columns(db, table, statement, own)
-        elif table.lower() == _FULL_TEXT_TABLE and is_virtual(statement) and not _FTS5.search(statement):
+        if table.lower() in _COLUMNS:
+            found += _find_foreign_columns(db, table, statement)
+        elif table.lower() == FULL_TEXT and is_virtual(statement) and not _FTS5.search(statement):
             found.append(describe_replaced_table(table, tr("a virtual table of another kind")))
         else:
             message = tr("{n} cascading changes of the layout's tables")
-            keys = () if is_virtual(statement) else cascading_keys(db, table, _INDEX_SCHEMA.tables.keys())
+            keys = () if is_virtual(statement) else cascading_keys(db, table, _COLUMNS.keys())
             found += [_foreign_column(key, message, "key") for key in keys]
     return [*found, *_find_foreign_indexes(db), *find_full_text_indexes(db)]
 
@@ -435,7 +405,7 @@ def _find_foreign_triggers(db: apsw.Connection) -> Iterator[ForeignObject]:
     """Yield the triggers of a file that the layout does not have, or that do more than the layout's."""
     for name, table, sql in read_schema_objects(db, "trigger"):
         dropped = f"DROP TRIGGER {untrusted_sqlite.quote_name(name)}"
-        if _INDEX_SCHEMA.triggers.get(name.lower()) != table.lower():
+        if _OWN_TRIGGERS.get(name.lower()) != table.lower():
             yield ForeignObject(
                 finding=audit_findings.FOREIGN_TRIGGER,
                 name=name,
@@ -455,20 +425,15 @@ def _find_foreign_triggers(db: apsw.Connection) -> Iterator[ForeignObject]:
             )
 
 
-def _find_foreign_columns(
-    db: apsw.Connection, table: str, statement: str, known_columns: frozenset[str]
-) -> Iterator[ForeignObject]:
+def _find_foreign_columns(db: apsw.Connection, table: str, statement: str) -> Iterator[ForeignObject]:
     """Yield columns, keys and constraints of a table that the layout does not define, or the table if it is virtual.
 
-    Args:
-        db: an open index file.
-        table: the name of the table.
-        statement: its CREATE TABLE statement.
-        known_columns: the columns that the layout defines.
+    ``statement`` is the table's CREATE TABLE statement.
     """
     if is_virtual(statement):
         yield describe_replaced_table(table, tr("a virtual table"))
         return
+    known_columns = {name for name, *_ in _COLUMNS[table.lower()]}
     for row in db.execute(f"PRAGMA table_xinfo({untrusted_sqlite.quote_name(table)})").fetchall():
         name, is_made = f"{table}.{row[1]}", bool(row[6])
         if is_made:
@@ -478,7 +443,7 @@ def _find_foreign_columns(
     rule = find_conflict_rule(statement)
     if rule is not None:
         yield _foreign_column(table, tr("{{n}} with {rule}", rule=rule), "table")
-    for key in cascading_keys(db, table, _INDEX_SCHEMA.tables.keys()):
+    for key in cascading_keys(db, table, _COLUMNS.keys()):
         yield _foreign_column(key, tr("{n} cascading changes"), "key")
     for name in sorted(find_called_functions(statement) - _IN_RULES):
         yield _foreign_column(table, tr("{{n}} with a constraint that calls {name}", name=name), "table")
@@ -493,7 +458,7 @@ def _find_foreign_indexes(db: apsw.Connection) -> Iterator[ForeignObject]:
     """Yield the indexes on tables of the layout that the layout does not define."""
     message = tr("{n} not part of the application's layout")
     for name, table, _ in read_schema_objects(db, "index"):
-        if table.lower() in _INDEX_SCHEMA.tables and name.lower() not in _INDEX_SCHEMA.indexes:
+        if table.lower() in _COLUMNS and name.lower() not in _INDEXES:
             yield ForeignObject(finding=audit_findings.FOREIGN_INDEX, name=name, message=message, noun="index")
 
 
