@@ -103,9 +103,9 @@ class SyncedItem(msgspec.Struct, kw_only=True):
     container: str | None
     source: str
     path: str
+    file: SourceFile
     #: The path of the text that is indexed instead, if the item has one.
     processed: str | None = None
-    file: SourceFile | None = None
     text: NewText | None = None
     #: Whether the file is copied to ``path`` below ``raw/``.
     is_copied: bool = False

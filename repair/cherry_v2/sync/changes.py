@@ -130,7 +130,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
             message,
             subject=item.indexed_path,
             count=len(text.spans),
-            size=0 if item.file is None else item.file.size,
+            size=item.file.size,
         )
         if text.recut:
             message = tr(
@@ -156,9 +156,9 @@ class BaseChanges(msgspec.Struct, kw_only=True):
         """List the files to write below ``raw/``, without those that a killed run has written."""
         found = []
         for one in (*self.compared.changed, *self.compared.renamed, *self.compared.new):
-            if one.file is not None and one.is_copied and not self._is_copied(one):
+            if one.is_copied and not self._is_copied(one):
                 found.append(RawFile(path=one.path, file=one.file))
-            if one.file is not None and one.text is not None and one.processed is not None:
+            if one.text is not None and one.processed is not None:
                 found.append(RawFile(path=one.processed, file=one.file, text_hash=one.text.content_hash))
         return found
 
@@ -166,7 +166,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
         """Whether a killed run has copied the item's file already."""
         is_there = file_paths.lexists(self.compared.raw / item.path)
         copy = find_raw_file(item.path, self.compared.raw) if is_there else None
-        if copy is None or item.file is None or file_paths.stat(copy).st_size != item.file.size:
+        if copy is None or file_paths.stat(copy).st_size != item.file.size:
             return False
         return links.hash_file(copy) == item.file.digest
 
@@ -325,7 +325,7 @@ def _new_material(item: SyncedItem, reader: SourceReader, now_ms: int) -> store.
     Raises:
         PlanOutdated: the file was changed since.
     """
-    assert item.text is not None and item.file is not None
+    assert item.text is not None
     text = _read_unchanged(item.file, item.text.content_hash, reader)
     return store.NewMaterial(
         material_id=item.id,
@@ -342,7 +342,7 @@ def _new_material(item: SyncedItem, reader: SourceReader, now_ms: int) -> store.
 def read_bodies(items: list[SyncedItem], reader: SourceReader) -> Iterator[tuple[str, str]]:
     """Yield hash and text of each unit that will be written for these items."""
     for one in items:
-        if one.text is not None and one.file is not None:
+        if one.text is not None:
             text = _read_unchanged(one.file, one.text.content_hash, reader)
             for unit in schema.cut_units(one.id, text, one.text.spans):
                 yield unit.embedding_text_hash, unit.text
