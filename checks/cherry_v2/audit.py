@@ -377,7 +377,7 @@ def _unlisted_bases(store: Located, catalog: StoredCatalog | None, stores: dict[
 
 def _rows_by_base(catalog: StoredCatalog | None) -> dict[str, Row]:
     """Map the id of each base to its row in the catalog; empty without a catalog."""
-    return {} if catalog is None else {base_id_text(row): row for row in catalog.bases}
+    return {} if catalog is None else catalog.rows_by_base
 
 
 def _bases(catalog: StoredCatalog | None, stores: dict[str, StoreFile], chosen: set[str] | None) -> Iterator[_Base]:

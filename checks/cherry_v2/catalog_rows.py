@@ -152,7 +152,7 @@ def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
         is_running: whether the application is running, so that items can be in progress.
         findings: collects what is wrong.
     """
-    bases = {base_id_text(row) for row in catalog.bases}
+    bases = catalog.rows_by_base
     for key, items in (catalog.items or {}).items():
         base = str(key)
         if chosen is not None and base not in chosen:

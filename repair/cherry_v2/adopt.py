@@ -15,7 +15,6 @@ import apsw
 import msgspec
 
 from checks.audit.findings import Finding
-from checks.cherry_v2 import audit as checked
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import is_tombstone
 from checks.cherry_v2.raw_files import find_path_problem
@@ -23,7 +22,7 @@ from regraft.disk import file_paths
 from regraft.disk.file_paths import ROOT_PREFIX, fold_name, path_segments, safe_segment
 from regraft.errors import NotChanged, WrongUsage
 from regraft.formats.cherry_preview import IndexLayout
-from regraft.formats.cherry_v2.catalog_generation import BASES, ITEMS, PROVIDERS
+from regraft.formats.cherry_v2.catalog_generation import BASES, ITEMS
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_id_text, parse_item_data
 from regraft.formats.cherry_v2.layout import is_uuid
 from regraft.language import format_count, join_list, tr
@@ -31,11 +30,12 @@ from regraft.text import join_command, path_argument, path_text
 from repair.changes.options import RepairOptions
 from repair.changes.plan import Action, FindingsByBase, Plan, Unresolved, group_by_base
 from repair.changes.store import Store
-from repair.cherry_v2.base_models import ModelUnusable, insert_store_model
+from repair.cherry_v2.base_models import ModelUnusable, insert_model
 from repair.cherry_v2.catalog_changes import (
-    CATALOG_TABLES,
+    MODEL_TABLES,
     CatalogStatements,
     demand_catalog,
+    is_selected,
     make_catalog_change,
     read_store_catalog,
 )
@@ -50,6 +50,7 @@ from repair.cherry_v2.orphan_folders import (
     demand_one_length,
     demand_readable_index,
     demand_sound_index,
+    find_unnamed_folders,
     make_base_row,
     make_item_rows,
     make_material_rows,
@@ -130,15 +131,14 @@ class _MaterialPlanner:
     def __init__(self, store: Store, options: RepairOptions, catalog: StoredCatalog) -> None:
         """Prepare the planning for a store and its ``catalog``, which was read."""
         self._store, self._options, self._catalog = store, options, catalog
-        self._statements = CatalogStatements(store.root / str(store.catalog))
-        self._models = {row.get("id") for row in catalog.models or ()}
+        self._statements = CatalogStatements.of(store)
+        self._models = catalog.model_ids
         #: Base and status of every item with a row.
         self._items_by_id = {
             item.get("id"): (base, item.get("status"))
             for base, items in (catalog.items or {}).items()
             for item in items
         }
-        self._actions: list[Action] = []
         self._plan = Plan()
 
     def finished(self) -> Plan:
@@ -147,11 +147,8 @@ class _MaterialPlanner:
         Raises:
             ProfileUnknown: a table has an unknown column, or a constraint refuses a row.
         """
-        if self._actions:
-            catalog = str(self._store.catalog)
-            self._plan.changes.append(
-                make_catalog_change(self._statements, catalog, self._actions, (*CATALOG_TABLES, PROVIDERS))
-            )
+        if self._statements.actions:
+            self._plan.changes.append(make_catalog_change(self._statements, MODEL_TABLES))
         return self._plan
 
     def add(self, base: _Base, findings: list[Finding]) -> None:
@@ -166,7 +163,7 @@ class _MaterialPlanner:
             with open_evidence(self._store, base.key, findings) as evidence:
                 orphans = list(self._find_orphans(base, folder))
                 folders = self._find_folders(base.key)
-                named = named_paths(self._items(base.key))
+                named = named_paths(self._catalog.items_of(base.key))
                 rows = list(make_material_rows(folder, evidence, orphans, folders.containers, named)) if orphans else []
         except (FolderUnusable, apsw.Error, OSError, UnicodeDecodeError, ValueError, TypeError) as problem:
             for name in base.findings:
@@ -194,7 +191,7 @@ class _MaterialPlanner:
 
     def _find_orphans(self, base: _Base, folder: OrphanFolder) -> Iterator[FoundMaterial]:
         """Yield the materials of a base's index that get a new item; report those that cannot get one."""
-        named = set(map(fold_name, named_paths(self._items(base.key))))
+        named = set(map(fold_name, named_paths(self._catalog.items_of(base.key))))
         for material in folder.materials:
             owner, status = self._items_by_id.get(material.item, (None, None))
             reason = None
@@ -211,14 +208,10 @@ class _MaterialPlanner:
             if reason is not None:
                 self._leave(v2.MATERIAL_ORPHAN, base.key, reason, subject=material.item)
 
-    def _items(self, base: str) -> list[Row]:
-        """Return the catalog rows of the items of a base."""
-        return (self._catalog.items or {}).get(base, [])
-
     def _find_folders(self, base: str) -> _Folders:
         """Read the folder items of a base from the catalog."""
         found = _Folders()
-        folders = (item for item in self._items(base) if item.get("type") == "directory")
+        folders = (item for item in self._catalog.items_of(base) if item.get("type") == "directory")
         for item in folders:
             if item.get("status") == "deleting":
                 continue
@@ -243,7 +236,7 @@ class _MaterialPlanner:
         """
         before = self._statements.bytes
         groups = Counter(row["group_id"] for row in rows)
-        by_id = {item.get("id"): item for item in self._items(base.key)}
+        by_id = {item.get("id"): item for item in self._catalog.items_of(base.key)}
         prefixes = {container.item: prefix for prefix, container in folders.containers.items()}
         for group, count in groups.items():
             container = by_id.get(group)
@@ -253,7 +246,7 @@ class _MaterialPlanner:
             self._statements.insert(ITEMS, row)
         message = tr("add {items} to the catalog again, from its index and files", items=count_by_type(rows))
         size = self._statements.bytes - before
-        self._actions.append(
+        self._statements.actions.append(
             Action(
                 action="insert-items",
                 message=message,
@@ -268,8 +261,12 @@ class _MaterialPlanner:
 
     def _resolve_folders(self, base: str) -> None:
         """Mark the finding of folders that were not migrated as resolved, if the plan completes all of them."""
-        expanded = {one.subject for one in self._actions if one.action == "complete-folder" and one.base == base}
-        if expanded and all(str(item.get("id")) in expanded for item in self._items(base) if is_tombstone(item)):
+        expanded = {
+            one.subject for one in self._statements.actions if one.action == "complete-folder" and one.base == base
+        }
+        if expanded and all(
+            str(item.get("id")) in expanded for item in self._catalog.items_of(base) if is_tombstone(item)
+        ):
             self._plan.resolves.add((v2.ITEM_TOMBSTONE, base))
 
     def _resolve_files(self, base: str, rows: list[Row], findings: list[Finding], raw: Path) -> None:
@@ -299,7 +296,7 @@ class _MaterialPlanner:
             "list {files} of the folder {source} as items", source=data["source"], files=format_count(count, "file")
         )
         subject = str(container["id"])
-        self._actions.append(
+        self._statements.actions.append(
             Action(action="complete-folder", message=message, base=base, subject=subject, finding=v2.ITEM_TOMBSTONE)
         )
 
@@ -325,9 +322,7 @@ class _MaterialPlanner:
             model = self._options.model
             if model is None:
                 raise FolderUnusable(tr("the catalog does not name the model of its vectors"))
-            self._actions += insert_store_model(
-                self._statements, self._store, self._catalog, model, base.key, self._options.now_ms
-            )
+            insert_model(self._statements, self._store, self._catalog, model, base.key, self._options.now_ms)
         elif model not in self._models | self._statements.new_models:
             raise FolderUnusable(tr("its model {model} does not exist", model=model))
         self._statements.complete_base(base.row, folder.dimensions, model)
@@ -335,7 +330,9 @@ class _MaterialPlanner:
             "mark the base as completed from its index, with {dimensions} dimensions (nothing is embedded)",
             dimensions=folder.dimensions,
         )
-        self._actions.append(Action(action="complete-base", message=message, base=base.key, finding=v2.BASE_FAILED))
+        self._statements.actions.append(
+            Action(action="complete-base", message=message, base=base.key, finding=v2.BASE_FAILED)
+        )
         self._plan.resolves |= {(name, base.key) for name in _COMPLETED_RESOLVES}
 
     def _command_with_model(self, base: _Base, folder: OrphanFolder) -> str | None:
@@ -410,45 +407,33 @@ class _FolderPlanner:
     def __init__(self, store: Store, options: RepairOptions, catalog: StoredCatalog, findings: FindingsByBase) -> None:
         """Prepare the planning for a store; ``findings`` are the audit's, by base."""
         self._store, self._options, self._catalog, self._findings = store, options, catalog, findings
-        self._statements = CatalogStatements(store.root / str(store.catalog))
-        self._actions: list[Action] = []
+        self._statements = CatalogStatements.of(store)
         #: The base of every item that there is.
         self._owners = {item.get("id"): base for base, items in (catalog.items or {}).items() for item in items}
         self._plan = Plan()
 
     def plan(self) -> Plan:
         """Plan to insert the rows of every such folder that the user selected."""
-        found = [path for path in self._find_unnamed_folders() if self._store.wants(path.name)]
-        for path in found:
+        if self._catalog.items is None:
+            raise NotChanged(
+                path=self._store.path,
+                what=tr("a catalog without an item table"),
+                command="repair",
+                advice=tr("without that table its items are unknown; use another copy"),
+            )
+        folders = list(find_unnamed_folders(self._store, self._catalog))
+        for path in (one for one in folders if is_selected(self._store, one.name)):
             try:
                 self._insert_base(self._derive_rows(path))
             except (FolderUnusable, ModelUnusable) as problem:
                 self._leave(path, str(problem))
             except (apsw.Error, OSError, UnicodeDecodeError, ValueError, TypeError) as error:
                 self._leave(path, tr("its index cannot be read: {error}", error=error))
-        if self._actions:
-            catalog = str(self._store.catalog)
-            change = make_catalog_change(self._statements, catalog, self._actions, (*CATALOG_TABLES, PROVIDERS))
-            self._plan.changes.append(change)
+        if self._statements.actions:
+            self._plan.changes.append(make_catalog_change(self._statements, MODEL_TABLES))
             if not any(one.finding == v2.INDEX_ORPHAN for one in self._plan.left) and not self._store.chosen:
                 self._plan.resolves.add((v2.INDEX_ORPHAN, None))
         return self._plan
-
-    def _find_unnamed_folders(self) -> Iterator[Path]:
-        """Yield the folders in the store that have the form of a base and that no base row names."""
-        if self._catalog.items is None:
-            what = tr("a catalog without an item table")
-            raise NotChanged(
-                path=self._store.path,
-                what=what,
-                command="repair",
-                advice=tr("without that table its items are unknown; use another copy"),
-            )
-        named = {base_id_text(row) for row in self._catalog.bases}
-        bases = self._store.root / self._store.bases
-        for finding, path in checked.find_strays(bases, named, self._store.stores):
-            if finding == v2.INDEX_ORPHAN and (self._store.found.stores.is_whole or path.name in self._store.stores):
-                yield path
 
     def _leave(self, path: Path, reason: str) -> None:
         """Report that the folder at ``path`` is not added to the catalog, and why."""
@@ -511,15 +496,13 @@ class _FolderPlanner:
         base = folder.base
         model = adopted.row["embedding_model_id"]
         if model is not None:
-            self._actions += insert_store_model(
-                statements, self._store, self._catalog, model, base, self._options.now_ms
-            )
+            insert_model(statements, self._store, self._catalog, model, base, self._options.now_ms)
         before = statements.bytes
         statements.insert(BASES, adopted.row)
         for item in adopted.items:
             statements.insert(ITEMS, item)
         self._store.names.setdefault(base, adopted.row["name"])
-        self._actions.append(_make_action(adopted, statements.bytes - before))
+        statements.actions.append(_make_action(adopted, statements.bytes - before))
         self._plan.left += adopted.left
         self._plan.new_bases[base] = frozenset()
 

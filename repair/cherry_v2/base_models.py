@@ -6,7 +6,7 @@ gets the model and the number of dimensions (``docs/findings.md``, "v2 data").
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import apsw
@@ -17,7 +17,6 @@ from checks.cherry_v2.advice import find_model_conflict
 from regraft.disk import sqlite
 from regraft.errors import ModelNotSet, WrongUsage
 from regraft.formats.cherry_v2.catalog import ModelRow
-from regraft.formats.cherry_v2.catalog_generation import PROVIDERS
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_id_text
 from regraft.formats.cherry_v2.index.schema import choose_vector_length, count_vector_lengths
 from regraft.formats.cherry_v2.models import SEPARATOR, is_model_id
@@ -26,12 +25,13 @@ from repair.changes.options import RepairOptions
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved, group_by_base
 from repair.changes.store import Store
 from repair.cherry_v2.catalog_changes import (
-    CATALOG_TABLES,
+    MODEL_TABLES,
     CatalogStatements,
     demand_catalog,
     make_catalog_change,
     read_store_catalog,
 )
+from repair.cherry_v2.evidence import DAMAGE
 from repair.cherry_v2.old_base import RestoreSource, read_source
 
 
@@ -40,24 +40,16 @@ class ModelUnusable(Exception):
 
 
 def insert_model(
-    statements: CatalogStatements,
-    model: str,
-    base: str,
-    *,
-    models: Collection[Any],
-    providers: Collection[Any],
-    is_profile: bool,
-    now_ms: int,
-) -> Iterator[Action]:
-    """Add statements that insert an embedding model which the catalog lacks, and yield the action for the report.
+    statements: CatalogStatements, store: Store, catalog: StoredCatalog, model: str, base: str, now_ms: int
+) -> None:
+    """Add statements that insert an embedding model, and the action for the report, unless the catalog has the model.
 
     Args:
         statements: the statements of the run.
+        store: the store. A missing provider is added to a library, but not to a profile, whose providers hold keys.
+        catalog: the catalog's rows.
         model: id of the model, ``provider::model``.
         base: id of the base that gets the model.
-        models: ids of the existing models.
-        providers: ids of the existing providers. A missing one is added to a library.
-        is_profile: whether the catalog is the application's own, whose providers hold keys.
         now_ms: time of the new rows.
 
     Raises:
@@ -65,10 +57,11 @@ def insert_model(
     """
     if not is_model_id(model):
         raise ModelUnusable(tr("{model} is not a model id; use the form provider::model", model=model))
-    if model in models or model in statements.new_models:
+    if model in catalog.model_ids or model in statements.new_models:
         return
     provider, _, name = model.partition(SEPARATOR)
-    if is_profile and provider not in providers:
+    is_known = provider in catalog.provider_ids
+    if store.is_profile and not is_known:
         raise ModelUnusable(
             tr("the profile has no provider {provider}; add it in the application first", provider=provider)
         )
@@ -83,35 +76,14 @@ def insert_model(
                 other=other,
             )
         )
-    if provider not in providers:
+    if not is_known:
         statements.insert_provider(provider, now_ms)
     statements.insert_model(ModelRow(id=model, provider_id=provider, model_id=name, name=name, group=None), now_ms)
-    yield Action(action="insert-model", message=tr("add model {model}", model=model), base=base, subject=model)
-
-
-def insert_store_model(
-    statements: CatalogStatements, store: Store, catalog: StoredCatalog, model: str, base: str, now_ms: int
-) -> Iterator[Action]:
-    """Insert the model of ``base`` as :func:`insert_model` does, unless the ``catalog`` of the store has it.
-
-    Raises:
-        ModelUnusable
-    """
-    return insert_model(
-        statements,
-        model,
-        base,
-        models={row.get("id") for row in catalog.models or ()},
-        providers={row.get("provider_id") for row in catalog.providers or ()},
-        is_profile=store.is_profile,
-        now_ms=now_ms,
-    )
+    message = tr("add model {model}", model=model)
+    statements.actions.append(Action(action="insert-model", message=message, base=base, subject=model))
 
 
 # --- attaching a model -----------------------------------------------------------------------------------------------
-
-#: Findings with which the vectors of an index cannot be read reliably.
-_DAMAGE = frozenset({v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VERSION, v2.SCHEMA_PREVIEW, v2.META_BASE})
 
 
 def demand_model(options: RepairOptions) -> None:
@@ -144,27 +116,23 @@ def plan_attach(store: Store, options: RepairOptions) -> Plan:
         SourceUnreadable: the catalog cannot be read.
         ProfileUnknown: the catalog is of a generation that this release does not know.
     """
-    catalog_name = demand_catalog(store, "repair")
+    demand_catalog(store, "repair")
     catalog = read_store_catalog(store, data=False)
-    rows = {base_id_text(row): row for row in catalog.bases}
-    made = Plan()
-    statements = CatalogStatements(store.root / catalog_name)
-    actions: list[Action] = []
+    rows = catalog.rows_by_base
+    made, statements = Plan(), CatalogStatements.of(store)
     for base, findings in group_by_base(store.findings()).items():
         found = [one for one in findings if one.name == v2.VECTOR_UNEXPECTED]
         if base not in rows or not found:
             continue
         try:
             dimensions = _count_dimensions(store, base, findings)
-            actions += _attach_model(
-                store, catalog, rows[base], str(options.model), dimensions, statements, options.now_ms
-            )
+            _attach_model(store, catalog, rows[base], str(options.model), dimensions, statements, options.now_ms)
         except (ModelUnusable, apsw.Error, OSError, UnicodeDecodeError) as reason:
             made.left += [Unresolved.of(one, str(reason)) for one in found]
             continue
         made.resolves.add((v2.VECTOR_UNEXPECTED, base))
-    if actions:
-        made.changes.append(make_catalog_change(statements, catalog_name, actions, (*CATALOG_TABLES, PROVIDERS)))
+    if statements.actions:
+        made.changes.append(make_catalog_change(statements, MODEL_TABLES))
     return made
 
 
@@ -175,7 +143,7 @@ def _count_dimensions(store: Store, base: str, findings: Iterable[Finding]) -> i
         ModelUnusable: the index is damaged, or no length has a majority.
         apsw.Error, OSError, UnicodeDecodeError: the vectors cannot be read.
     """
-    if any(one.name in _DAMAGE for one in findings):
+    if any(one.name in DAMAGE for one in findings):
         raise ModelUnusable(tr("its index is damaged or has another layout; repair or upgrade it first"))
     with sqlite.open_readonly(store.root / store.stores[base].name) as db:
         lengths = count_vector_lengths(db)
@@ -193,8 +161,8 @@ def _attach_model(
     dimensions: int,
     statements: CatalogStatements,
     now_ms: int,
-) -> list[Action]:
-    """Add the statements that give a base its model, and return the actions for the report.
+) -> None:
+    """Add the statements that give a base its model, and the actions for the report.
 
     Args:
         store: the store.
@@ -205,25 +173,23 @@ def _attach_model(
         statements: the statements of the run.
         now_ms: the time of the run.
 
-
     Raises:
         ModelUnusable: the model does not fit the vectors, or the catalog cannot have it.
     """
     base = base_id_text(row)
-    models = {one.get("id") for one in catalog.models or ()}
-    if store.is_profile and model not in models:
+    if store.is_profile and model not in catalog.model_ids:
         raise ModelUnusable(tr("the catalog has no model {model}: add it in the application first", model=model))
     problem = find_model_conflict(model, dimensions, catalog, base)
     if problem is not None:
         raise ModelUnusable(problem)
-    actions = list(insert_store_model(statements, store, catalog, model, base, now_ms))
+    insert_model(statements, store, catalog, model, base, now_ms)
     statements.set_model(row, model, dimensions, now_ms)
     message = tr(
         "set its model to {model} with {dimensions} dimensions (vectors unchanged)",
         model=model,
         dimensions=dimensions,
     )
-    return [*actions, Action(action="update-base", message=message, base=base, finding=v2.VECTOR_UNEXPECTED)]
+    statements.actions.append(Action(action="update-base", message=message, base=base, finding=v2.VECTOR_UNEXPECTED))
 
 
 def model_change(store: Store, base_id: str, model_id: str, dimensions: int, now_ms: int) -> RowsChange | None:
@@ -240,11 +206,11 @@ def model_change(store: Store, base_id: str, model_id: str, dimensions: int, now
     if (row.get("embedding_model_id"), row.get("dimensions")) == (model_id, dimensions):
         return None
     problem = _model_obstacle(source)
-    statements = CatalogStatements(source.catalog)
+    statements = CatalogStatements.of(store)
     try:
         if problem is not None:
             raise ModelUnusable(problem)  # noqa: TRY301 - said as what the catalog says
-        actions = list(insert_embedder_model(source, model_id, source.key, statements, now_ms))
+        insert_model(statements, store, source.catalog, model_id, source.key, now_ms)
     except ModelUnusable as reason:
         raise ModelNotSet(path=store.path, base=source.key, reason=reason) from reason
     statements.set_model(row, model_id, dimensions, now_ms)
@@ -253,8 +219,8 @@ def model_change(store: Store, base_id: str, model_id: str, dimensions: int, now
         model_id=model_id,
         dimensions=dimensions,
     )
-    actions.append(Action(action="update-base", message=message, base=source.key))
-    return make_model_change(source, statements, actions)
+    statements.actions.append(Action(action="update-base", message=message, base=source.key))
+    return make_catalog_change(statements, MODEL_TABLES)
 
 
 def _model_obstacle(source: RestoreSource) -> str | None:
@@ -271,27 +237,3 @@ def _model_obstacle(source: RestoreSource) -> str | None:
             again=again,
         )
     return None
-
-
-def insert_embedder_model(
-    source: RestoreSource, model: str, base: str, statements: CatalogStatements, now_ms: int
-) -> Iterator[Action]:
-    """Insert the model of ``base`` as :func:`insert_model` does, unless the catalog of ``source`` has it.
-
-    Raises:
-        ModelUnusable
-    """
-    return insert_model(
-        statements,
-        model,
-        base,
-        models=source.models,
-        providers=source.providers,
-        is_profile=source.store.is_profile,
-        now_ms=now_ms,
-    )
-
-
-def make_model_change(source: RestoreSource, statements: CatalogStatements, actions: list[Action]) -> RowsChange:
-    """Make one change of the source's catalog from the statements; it may also insert providers."""
-    return make_catalog_change(statements, str(source.store.catalog), actions, (*CATALOG_TABLES, PROVIDERS))

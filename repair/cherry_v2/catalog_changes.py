@@ -6,7 +6,7 @@ required column is known (``docs/formats/catalog.md``, "Generations").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -54,13 +54,20 @@ _KNOWN = {
 }
 #: Tables whose rows change. Providers of a profile are never changed: they hold keys.
 CATALOG_TABLES = tuple(_KNOWN)
+#: Those, and the table of providers, of which a library gets new ones.
+MODEL_TABLES = (*CATALOG_TABLES, PROVIDERS)
 
 
 @dataclass
 class CatalogStatements:
-    """SQL statements of one run on the catalog at ``path``, and the ids of the bases that they change."""
+    """SQL statements of one run on a catalog, what the report says of them, and the ids of the bases that they change.
 
-    path: Path
+    ``name`` is the catalog's path, relative to ``root``, the root of its store.
+    """
+
+    root: Path
+    name: str
+    actions: list[Action] = field(default_factory=list)
     #: SQL, values, and the columns that the last values are compared with.
     made: list[tuple[str, tuple[Any, ...], tuple[str, ...]]] = field(default_factory=list)
     bases: set[str] = field(default_factory=set)
@@ -68,6 +75,16 @@ class CatalogStatements:
     inserted: set[str] = field(default_factory=set)
     #: Ids of the inserted models.
     new_models: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, store: Store) -> CatalogStatements:
+        """Begin the statements on the catalog of a store that has one."""
+        return cls(store.root, str(store.catalog))
+
+    @property
+    def path(self) -> Path:
+        """Path of the catalog."""
+        return self.root / self.name
 
     @cached_property
     def tables(self) -> CatalogTables:
@@ -241,32 +258,28 @@ def _condition(db: apsw.Connection, known: tuple[str, ...], values: tuple[Any, .
     return condition
 
 
-def make_catalog_change(
-    statements: CatalogStatements, catalog: str, actions: Iterable[Action], tables: Iterable[str]
-) -> RowsChange:
+def make_catalog_change(statements: CatalogStatements, tables: tuple[str, ...]) -> RowsChange:
     """Execute the statements on a copy, and return them as a change of the catalog.
 
     Args:
         statements: the statements.
-        catalog: the catalog's path, relative to the store's root.
-        actions: what the report says of the change.
         tables: tables whose rows may change.
 
     Raises:
         ProfileUnknown: a table or a required column is missing or unknown, or a constraint refuses a row.
         apsw.Error: the catalog cannot be read.
     """
-    rehearse_statements(statements)
+    _rehearse(statements)
     return RowsChange(
-        path=catalog,
-        actions=tuple(actions),
+        path=statements.name,
+        actions=tuple(statements.actions),
         apply=statements.as_function(),
-        tables=tuple(tables),
+        tables=tables,
         bytes=statements.bytes,
     )
 
 
-def rehearse_statements(statements: CatalogStatements) -> None:
+def _rehearse(statements: CatalogStatements) -> None:
     """Execute the statements on a temporary copy of the affected rows, with the constraints of the catalog's tables.
 
     Raises:

@@ -557,7 +557,7 @@ def plan(store: Store, options: RepairOptions) -> Plan:
         return Plan()
     planner = _SourcePlanner(store, options, source, lost)
     for row in rows:
-        items = (catalog.items or {}).get(base_id_text(row), [])
+        items = catalog.items_of(base_id_text(row))
         planner.take(row, items, found[base_id_text(row)])
     return planner.made
 

@@ -401,11 +401,7 @@ def _selected_rows(store: Store, rows: dict[str, Row]) -> dict[str, Row]:
 
 def _catalog_rows(store: Store) -> dict[str, Row] | None:
     """Read the catalog's rows by base id; None without a catalog."""
-    return (
-        None
-        if store.catalog is None
-        else {base_id_text(row): row for row in read_store_catalog(store, data=False).bases}
-    )
+    return None if store.catalog is None else read_store_catalog(store, data=False).rows_by_base
 
 
 def _make_target(

@@ -29,7 +29,6 @@ from regraft.formats import okf
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import Row, base_id_text, parse_item_data
 from regraft.formats.cherry_v2.index import schema, store
-from regraft.formats.cherry_v2.index import schema as index_units
 from regraft.formats.cherry_v2.index.bulk import IndexBuilder
 from regraft.formats.cherry_v2.settings import Settings, read_base_settings
 from regraft.language import format_count, tr
@@ -130,7 +129,7 @@ def write_text(db: apsw.Connection, path: Path, new: NewText, now_ms: int) -> No
         PlanOutdated: the text was changed since it was planned.
     """
     text = _read_unchanged(db, path, new)
-    units = index_units.cut_units(new.material, text, new.spans)
+    units = schema.cut_units(new.material, text, new.spans)
     # Bodies of former units are written again; their vectors stay.
     db.executemany(
         "DELETE FROM search_text WHERE target_type = 'search_unit' AND target_id = ?",
@@ -195,7 +194,7 @@ def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Pla
     """
     made = Plan()
     wanted = _findings_by_base(store.findings(Level.QUICK), bases)
-    statements, rows = CatalogStatements(store.root / (store.catalog or "")), list[Action]()
+    statements = CatalogStatements.of(store)
     indexes: list[Change] = []
     for row, items in _indexable_bases(store) if wanted else ():
         key = base_id_text(row)
@@ -204,9 +203,9 @@ def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Pla
             made.add(base.plan(wanted[key]))
             made.bodies[key] = base.bodies
             indexes += base.index()
-            rows += base.update(statements)
-    if rows and store.catalog is not None:
-        made.changes.append(make_catalog_change(statements, store.catalog, rows, ("knowledge_item",)))
+            statements.actions += base.update(statements)
+    if statements.actions:
+        made.changes.append(make_catalog_change(statements, ("knowledge_item",)))
     # If the run stops here, the next one finds items with a path and no text.
     made.changes += indexes
     return made
@@ -233,7 +232,7 @@ def _indexable_bases(store: Store) -> Iterator[tuple[Row, list[Row]]]:
     catalog = read_store_catalog(store)
     for row in catalog.bases:
         if row.get("status") == "completed":
-            yield row, (catalog.items or {}).get(base_id_text(row), [])
+            yield row, catalog.items_of(base_id_text(row))
 
 
 class BaseTexts(msgspec.Struct, kw_only=True):
@@ -351,7 +350,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
 
     def find_materials(self, db: apsw.Connection) -> None:
         """Collect the materials of the open index that have a text and no units."""
-        former = FormerUnits({str(unit): str(body) for unit, body in db.execute(_ORPHANS)})
+        former = FormerUnits({str(unit): str(body) for unit, body, _ in db.execute(_ORPHANS)})
         separator = get_unit_separator(self.settings)
         for material, path, content_hash, text in db.execute(_NO_UNITS):
             key = str(material)
@@ -428,7 +427,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             if donated is None:
                 continue
             here = [str(text) for (text,) in db.execute(_BODIES, (key,))]
-            there = iter([unit.text for unit in index_units.cut_units(key, donated.text, donated.spans)])
+            there = iter([unit.text for unit in schema.cut_units(key, donated.text, donated.spans)])
             if len(here) >= len(donated.spans) or not all(text in there for text in here):
                 continue
             self._add(
@@ -675,7 +674,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         ):
             for one in self.new:
                 text = one.read(db)
-                for unit in index_units.cut_units(one.material, text or "", one.spans if text else ()):
+                for unit in schema.cut_units(one.material, text or "", one.spans if text else ()):
                     yield unit.embedding_text_hash, unit.text
 
     def _list_actions(self) -> Iterator[Action]:
@@ -743,14 +742,10 @@ _MATERIALS = f"SELECT material_id, relative_path FROM material WHERE {detect.HAS
 _NO_UNITS = f"""SELECT material_id, relative_path, c.content_hash, c.text
   FROM material JOIN content c ON c.content_hash = material.current_content_hash
  WHERE {detect.MATERIAL_WITHOUT_UNITS.condition}"""
-_ORPHANS = f"""SELECT target_id, text FROM search_text
- WHERE target_type = 'search_unit' AND kind = 'body' AND typeof(text) = 'text' AND {detect.ORPHAN_BODY.condition}"""
-
-
 #: Limits: occurrences of a body in one text that are tried, and tries in total.
 _MOST_PLACES = 20
 _MOST_TRIES = 2_000_000
-_ORPHANS_index = f"""SELECT target_id, text, created_at FROM search_text
+_ORPHANS = f"""SELECT target_id, text, created_at FROM search_text
   WHERE target_type = 'search_unit' AND kind = 'body' AND typeof(text) = 'text' AND typeof(target_id) = 'text'
     AND {detect.ORPHAN_BODY.condition} ORDER BY rowid"""
 _TEXTS = """SELECT m.material_id, c.content_hash, CAST(c.text AS BLOB) FROM material m
@@ -779,7 +774,7 @@ def find_lost_units(db: apsw.Connection) -> tuple[list[LostUnit], int]:
     Raises:
         apsw.Error: the index is damaged.
     """
-    orphans = {str(target): (str(text), created_at) for target, text, created_at in db.execute(_ORPHANS_index)}
+    orphans = {str(target): (str(text), created_at) for target, text, created_at in db.execute(_ORPHANS)}
     found: list[LostUnit] = []
     tries = _MOST_TRIES
     if not orphans:

@@ -418,23 +418,22 @@ def plan_moved(store: Store, options: RepairOptions) -> Plan:
     """
     roots = [MovedRoot.of(old, new) for old, new in options.moved]
     options.demand_alone("--moved")
-    catalog_name = demand_catalog(store, "repair --moved")
+    demand_catalog(store, "repair --moved")
     catalog = read_store_catalog(store)
     bases = [key for key in map(base_id_text, catalog.bases) if is_selected(store, key)]
-    items = {base: (catalog.items or {}).get(base, []) for base in bases}
+    items = {base: catalog.items_of(base) for base in bases}
     demand_known(roots, items)
-    made, statements = Plan(), CatalogStatements(store.root / catalog_name)
-    actions = []
+    made, statements = Plan(), CatalogStatements.of(store)
     for base, rows in items.items():
         moved = list(moved_items(rows, roots))
         # Names on Windows may have half a surrogate pair, which cannot be written as UTF-8.
         fitting = [(row, new) for row, new in moved if new == replace_surrogates(new)]
         for row, new in fitting:
             statements.set_source(base, row, new)
-        actions += list(_moved_actions(base, fitting, roots))
-        made.left += list(_unresolved_moves(base, moved, fitting))
-    if actions:
-        made.changes.append(make_catalog_change(statements, catalog_name, actions, _ITEMS))
+        statements.actions += _moved_actions(base, fitting, roots)
+        made.left += _unresolved_moves(base, moved, fitting)
+    if statements.actions:
+        made.changes.append(make_catalog_change(statements, _ITEMS))
     return made
 
 

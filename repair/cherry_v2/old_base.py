@@ -16,7 +16,7 @@ from regraft import identity
 from regraft.disk import durable, file_paths, links, sqlite, untrusted_sqlite
 from regraft.errors import NotRestored, WrongUsage
 from regraft.formats.cherry_preview import IndexLayout
-from regraft.formats.cherry_v2.catalog_reader import DATA_FIELDS, Row, base_id_text, find_data_problem
+from regraft.formats.cherry_v2.catalog_reader import DATA_FIELDS, Row, StoredCatalog, base_id_text, find_data_problem
 from regraft.formats.cherry_v2.index.opening import READ_ERRORS
 from regraft.formats.cherry_v2.layout import DATA_FOLDER, INDEX_FILE, RAW_FOLDER
 from regraft.identity import resolve_base
@@ -32,12 +32,9 @@ class RestoreSource(msgspec.Struct, frozen=True, kw_only=True):
     """A base of a library or profile that is restored, with its items in catalog order (without their ``data``)."""
 
     store: Store
+    catalog: StoredCatalog
     row: Row
     items: list[Row]
-    #: The ids of all bases; the models by id; the ids of existing providers.
-    bases: frozenset[str]
-    models: dict[Any, Row]
-    providers: frozenset[Any]
 
     @property
     def key(self) -> str:
@@ -45,7 +42,7 @@ class RestoreSource(msgspec.Struct, frozen=True, kw_only=True):
         return base_id_text(self.row)
 
     @property
-    def catalog(self) -> Path:
+    def catalog_path(self) -> Path:
         """Path of the catalog."""
         return self.store.root / str(self.store.catalog)
 
@@ -68,7 +65,7 @@ class RestoreSource(msgspec.Struct, frozen=True, kw_only=True):
     def mark(self) -> str:
         """Hash the base's catalog rows, and the sizes and times of its files, to recognize later changes."""
         digest = hashlib.sha256()
-        with sqlite.open_readonly(self.catalog) as db:
+        with sqlite.open_readonly(self.catalog_path) as db:
             for table, key in (("knowledge_base", "id"), ("knowledge_item", "base_id")):
                 columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info('{table}')")]
                 for row in untrusted_sqlite.read_lenient_rows(
@@ -105,7 +102,7 @@ def read_source(store: Store, wanted: str | None) -> RestoreSource:
     """
     demand_catalog(store, "restore")
     catalog = read_store_catalog(store, data=False)
-    rows = {base_id_text(row): row for row in catalog.bases}
+    rows = catalog.rows_by_base
     key = _choose_base(store, rows, wanted)
     one = store.stores.get(key)
     if one is not None and one.look.layout is IndexLayout.PREVIEW:
@@ -113,11 +110,9 @@ def read_source(store: Store, wanted: str | None) -> RestoreSource:
         raise NotRestored(path=store.path, base=key, reason=reason)
     return RestoreSource(
         store=store,
+        catalog=catalog,
         row=rows[key],
-        items=(catalog.items or {}).get(key, []),
-        bases=frozenset(rows),
-        models={row.get("id"): row for row in catalog.models or ()},
-        providers=frozenset(row.get("provider_id") for row in catalog.providers or ()),
+        items=catalog.items_of(key),
     )
 
 

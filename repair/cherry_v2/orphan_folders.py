@@ -18,6 +18,7 @@ import apsw
 import msgspec
 
 from checks.audit.findings import Finding
+from checks.cherry_v2 import audit
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.raw_files import find_path_problem, walk_files
 from regraft import identity
@@ -25,11 +26,12 @@ from regraft.disk import file_paths, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import PROCESSED_EXTENSIONS
 from regraft.formats.cherry_preview import IndexLayout
 from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
-from regraft.formats.cherry_v2.catalog_reader import Row, dump_item_data, parse_item_data
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, dump_item_data, parse_item_data
 from regraft.formats.cherry_v2.settings import Settings
 from regraft.language import format_count, join_list, tr
 from regraft.report.notices import MISSING_MODEL
 from regraft.text import decode_utf8, is_blank, replace_surrogates, utf16_cut
+from repair.changes.store import Store
 from repair.cherry_v2.catalog_changes import INTERRUPTED
 from repair.cherry_v2.evidence import DAMAGE, Evidence, Snapshot
 
@@ -40,6 +42,12 @@ _BARE = """SELECT CAST(u.material_id AS BLOB), count(*)
  WHERE NOT EXISTS (SELECT 1 FROM embedding e WHERE e.embedding_text_hash = t.embedding_text_hash)
  GROUP BY 1"""
 _LENGTHS = "SELECT DISTINCT length(vector_blob) FROM embedding LIMIT 2"
+
+
+def find_unnamed_folders(store: Store, catalog: StoredCatalog) -> Iterator[Path]:
+    """Yield the folders in a store that have the form of a base and that no row of its catalog names."""
+    strays = audit.find_strays(store.root / store.bases, catalog.rows_by_base, store.stores)
+    return (path for finding, path in strays if finding == v2.INDEX_ORPHAN)
 
 
 class FolderUnusable(Exception):

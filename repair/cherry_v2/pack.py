@@ -564,7 +564,7 @@ def _add_base(contents: _Contents, source: BaseSource, base: str, work: Path) ->
             legacy_id=source.legacy_id(base),
             model=model if isinstance(model, str) else None,
             dimensions=dimensions if isinstance(dimensions, int) else None,
-            items=len((source.catalog.items or {}).get(base, ())),
+            items=len(source.catalog.items_of(base)),
             files=len(members),
             bytes=sum(member.size for member in members),
         )

@@ -12,7 +12,7 @@ import apsw
 import msgspec
 
 from regraft.disk import sqlite
-from regraft.formats.cherry_v2.catalog_reader import StoredCatalog, base_id_text
+from regraft.formats.cherry_v2.catalog_reader import StoredCatalog
 from regraft.language import format_count, tr
 from repair.changes.plan import many_disappeared
 from repair.changes.store import Store
@@ -42,7 +42,7 @@ class Protection:
 
     def __init__(self, store: Store, catalog: StoredCatalog | None, spared: frozenset[str] = frozenset()) -> None:
         self._store, self._catalog, self._spared = store, catalog, spared
-        self._rows = {} if catalog is None else {base_id_text(row): row for row in catalog.bases}
+        self._rows = {} if catalog is None else catalog.rows_by_base
         self._listed = {str(item.get("id")) for items in self._items().values() for item in items}
         self._reasons: dict[str, str | None] = {}
 

@@ -23,7 +23,6 @@ from checks.cherry_v2.raw_files import find_path_problem
 from regraft.disk import file_paths, sqlite, untrusted_sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2 import layout
-from regraft.formats.cherry_v2.catalog_reader import base_id_text
 from regraft.language import format_count, tr
 from regraft.stores.derived import OutOfOrder, compare_sorted
 from regraft.text import decode_utf8, join_command, path_argument, quote_word, replace_surrogates
@@ -54,7 +53,7 @@ def plan(store: Store, options: ReconcileOptions) -> Plan:
     """
     demand_catalog(store, "reconcile", tr("give the library or profile that contains it"))
     catalog = read_store_catalog(store, data=False)
-    known = {base_id_text(row) for row in catalog.bases}
+    known = catalog.rows_by_base
     protection = Protection(store, catalog, options.spared)
     made = Plan()
     for base, found in group_by_base(store.findings(Level.QUICK)).items():

@@ -30,7 +30,7 @@ from regraft.errors import NotChanged, PackDamaged, ProfileInUse, RegraftError, 
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v1.state import find_inner_folder
 from regraft.formats.cherry_v2 import pack
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_id_text, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.cherry_v2.layout import read_reported_ids
 from regraft.identity import find_base_id, resolve_base
 from regraft.kinds import BASE_SOURCES, KIND_NAMES, V1_SOURCES, Kind
@@ -96,7 +96,7 @@ class BaseSource:
     @cached_property
     def bases(self) -> dict[str, Row]:
         """Catalog rows of all bases by id, in order."""
-        return {base_id_text(row): row for row in self.catalog.bases}
+        return self.catalog.rows_by_base
 
     @cached_property
     def models(self) -> dict[Any, Row]:
@@ -336,7 +336,7 @@ def open_base_source(path: Path, kind: Kind | None, named: Sequence[str], comman
         inside = find_inner_folder(found.tree) if isinstance(found.tree, ZipTree) else ""
         manifest = pack.read_manifest(found.tree, inside)
         legacy = (manifest.legacy_ids if manifest is not None else {}) | read_reported_ids(found.tree, inside)
-        chosen = _choose_bases(named, {base_id_text(row): row for row in rows.bases}, legacy)
+        chosen = _choose_bases(named, rows.rows_by_base, legacy)
         with unpack_archive(found, chosen) as unpacked:
             store = Store(path=path, root=unpacked.tree.path, found=unpacked, chosen=frozenset(chosen))
             pristine = manifest if found.is_archive or is_unchanged_pack(store.root) else None

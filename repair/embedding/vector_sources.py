@@ -31,7 +31,7 @@ from regraft import identity
 from regraft.disk import durable, file_paths, links, scratch, sqlite, untrusted_sqlite, writable
 from regraft.errors import ProfileInUse, RegraftError, SourceNotFound, SourceUnreadable
 from regraft.formats.cherry_v1 import profile
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_id_text, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.formats.cherry_v2.index.opening import READ_ERRORS
 from regraft.formats.cherry_v2.index.schema import IS_USABLE_SQL, choose_vector_length, count_vector_lengths
 from regraft.formats.cherry_v2.layout import INDEX_FILE, StoreFile
@@ -172,7 +172,7 @@ def _catalog_rows(found: Located) -> dict[str, Row]:
     if catalog is None:
         return {}
     try:
-        return {base_id_text(row): row for row in read_catalog(found.tree.path / catalog, data=False).bases}
+        return read_catalog(found.tree.path / catalog, data=False).rows_by_base
     except CatalogProblem:
         return {}
 

@@ -190,7 +190,7 @@ def test_rows_with_halves_of_pairs_are_changed_where_they_are_what_was_read(stor
     a_source(store)
     path = store / "catalog.sqlite"
     row = next(one for one in read_catalog(path).items[KB] if one["type"] == "file")
-    statements = CatalogStatements(path)
+    statements = CatalogStatements(store, path.name)
     statements.set_path(KB, row, "new.txt")
     apply = statements.as_function()
     with closing(apsw.Connection(str(path))) as db:

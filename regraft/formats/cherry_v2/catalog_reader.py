@@ -56,6 +56,25 @@ class StoredCatalog(msgspec.Struct, frozen=True, kw_only=True):
     providers: list[Row] | None = None
     models: list[Row] | None = None
 
+    @property
+    def rows_by_base(self) -> dict[str, Row]:
+        """The rows of bases by :func:`base_id_text`, in order."""
+        return {base_id_text(row): row for row in self.bases}
+
+    @property
+    def model_ids(self) -> set[Any]:
+        """Ids of the models; empty without their table."""
+        return {row.get("id") for row in self.models or ()}
+
+    @property
+    def provider_ids(self) -> set[Any]:
+        """Ids of the providers; empty without their table."""
+        return {row.get("provider_id") for row in self.providers or ()}
+
+    def items_of(self, base: str) -> list[Row]:
+        """Return the items of the base with this id; empty if it has none, or without their table."""
+        return (self.items or {}).get(base, [])
+
 
 def base_id_text(row: Row) -> str:
     """Return the id in a base's row as text, as findings name it."""

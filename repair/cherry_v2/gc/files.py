@@ -36,6 +36,7 @@ from repair.changes.plan import FileChange, Plan, Unresolved, move_to_trash
 from repair.changes.store import Store
 from repair.cherry_v2.gc.rows import is_wanted
 from repair.cherry_v2.item_paths import named_paths
+from repair.cherry_v2.orphan_folders import find_unnamed_folders
 from repair.cherry_v2.protection import Protection
 
 # --- other copies of a raw file -------------------------------------------------------------------------------------
@@ -312,9 +313,11 @@ def plan_folders(store: Store, catalog: StoredCatalog | None, options: GcOptions
         The plan, and the names of the moved folders.
     """
     made, gone = Plan(), set[str]()
-    if catalog is None or not is_wanted(options, v2.INDEX_ORPHAN) or not store.found.stores.is_whole:
+    if catalog is None or catalog.items is None:
         return made, gone
-    found, items = list(_find_unnamed_folders(store, catalog)), _items_by_base(catalog)
+    if not is_wanted(options, v2.INDEX_ORPHAN) or not store.found.stores.is_whole:
+        return made, gone
+    found, items = list(find_unnamed_folders(store, catalog)), _items_by_base(catalog)
     for path in found:
         if not store.wants(path.name):
             continue
@@ -335,15 +338,6 @@ def plan_folders(store: Store, catalog: StoredCatalog | None, options: GcOptions
     if gone and len(gone) == len(found):
         made.resolves.add((v2.INDEX_ORPHAN, None))
     return made, gone
-
-
-def _find_unnamed_folders(store: Store, catalog: StoredCatalog) -> Iterator[Path]:
-    """Yield the folders of bases that no catalog row names; none if the catalog has no table of items."""
-    if catalog.items is None:
-        return
-    named = {base_id_text(row) for row in catalog.bases}
-    strays = checked.find_strays(store.root / store.bases, named, store.stores)
-    yield from (path for finding, path in strays if finding == v2.INDEX_ORPHAN)
 
 
 def _holds_anything(store: Store, path: Path) -> bool:

@@ -325,13 +325,13 @@ class RescuePlanner:
                     same=same,
                 )
             )
-        if wanted.id not in {row.get("id") for row in self._catalog.models or ()}:
+        if wanted.id not in self._catalog.model_ids:
             self._demand_model_option(wanted)
 
     def _demand_model_option(self, wanted: ModelRow) -> None:
         """Raise _NotRescuable, because the profile lacks the wanted model, unless an option says to create it."""
         mapped = join_command(["--map-model", f"{wanted.id}=PROVIDER::MODEL"])
-        if wanted.provider_id not in {row.get("provider_id") for row in self._catalog.providers or ()}:
+        if wanted.provider_id not in self._catalog.provider_ids:
             gone = tr(
                 "its model {id} and the provider {provider_id} are not in the profile",
                 id=wanted.id,

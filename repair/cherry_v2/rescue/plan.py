@@ -56,16 +56,15 @@ _NEW_INDEX_RESOLVES = frozenset(
 
 
 class RescuePlanBuilder:
-    """Makes one plan from what is restored of all bases. :attr:`rows` are the actions of the catalog's change."""
+    """Makes one plan from what is restored of all bases. :attr:`statements` are the changes of the catalog."""
 
     def __init__(self, store: Store, v1: V1Data, catalog: StoredCatalog, now_ms: int) -> None:
         self._store = store
         self._read_v1 = v1
-        self._models = {row.get("id") for row in catalog.models or ()}
+        self._models = catalog.model_ids
         self._now = now_ms
         self.plan = Plan()
-        self.statements = CatalogStatements(store.root / str(store.catalog))
-        self.rows: list[Action] = []
+        self.statements = CatalogStatements.of(store)
 
     def add_base(self, rescued: RescuedBase) -> None:
         """Add the changes of one base to the plan, and report what is not restored of it."""
@@ -180,10 +179,12 @@ class RescuePlanBuilder:
             self._models.add(model.id)
             self.statements.insert_model(model, self._now)
             message = tr("add model {id} (--recreate-model)", id=model.id)
-            self.rows.append(Action(action="add-model", message=message, base=base.key, subject=model.id))
+            self.statements.actions.append(Action(action="add-model", message=message, base=base.key, subject=model.id))
         self.statements.complete_base(base.row, plan.dimensions, model.id)
         message = tr("mark the base as completed, with {dimensions} dimensions", dimensions=plan.dimensions)
-        self.rows.append(Action(action="complete-base", message=message, base=base.key, finding=base.finding))
+        self.statements.actions.append(
+            Action(action="complete-base", message=message, base=base.key, finding=base.finding)
+        )
 
     def _change_item_rows(self, rescued: RescuedBase) -> None:
         """Add statements for the base's items: paths of snapshots, completed items, and new files of folders."""
@@ -204,13 +205,13 @@ class RescuePlanBuilder:
                     source=item.data["source"],
                     files=format_count(files, "file"),
                 )
-                self.rows.append(
+                self.statements.actions.append(
                     Action(
                         action="complete-folder", message=message, base=key, subject=item.id, finding=v2.ITEM_TOMBSTONE
                     )
                 )
             else:
-                self.rows.append(
+                self.statements.actions.append(
                     Action(
                         action="complete-item",
                         message=tr("mark the file {source} as completed", source=item.data["source"]),
@@ -222,7 +223,7 @@ class RescuePlanBuilder:
             self.statements.insert_item(key, item, rescued.rows[str(item.group_id)])
         if new:
             message = tr("add {files} of its folders to the catalog", files=format_count(len(new), "file"))
-            self.rows.append(Action(action="insert-items", message=message, base=key, count=len(new)))
+            self.statements.actions.append(Action(action="insert-items", message=message, base=key, count=len(new)))
 
     # --- findings -----------------------------------------------------------------------------------------------------
 
@@ -309,7 +310,7 @@ def plan(store: Store, options: RescueOptions) -> Plan:
         ProfileUnknown: the profile is of a generation that this release does not know.
     """
     advice = tr("use the application's profile folder; for failed bases of a library run regraft migrate again")
-    database = demand_profile(store, command="rescue", advice=advice)
+    demand_profile(store, command="rescue", advice=advice)
     catalog = read_store_catalog(store)
     stranded, left = _find_stranded(store, catalog)
     made = Plan(left=[*left, *_report_partial_items(store, options.v1)])
@@ -331,7 +332,7 @@ def plan(store: Store, options: RescueOptions) -> Plan:
     if made.changes or maker.statements.made:
         demand_known_version(store)
     if maker.statements.made:
-        made.changes.append(make_catalog_change(maker.statements, database, maker.rows, CATALOG_TABLES))
+        made.changes.append(make_catalog_change(maker.statements, CATALOG_TABLES))
     return made
 
 
@@ -370,7 +371,7 @@ def _find_stranded(store: Store, catalog: StoredCatalog) -> tuple[list[StrandedB
         key = base_id_text(row)
         if not store.wants(key) or not isinstance(row.get("id"), str) or not is_plain_name(key):
             continue
-        items = (catalog.items or {}).get(key, [])
+        items = catalog.items_of(key)
         one = store.stores.get(key)
         name = f"{store.bases}/{key}/.cherry/index.sqlite" if one is None else one.name
         try:

@@ -42,8 +42,8 @@ from repair.changes.run import ChangeReport, run_command
 from repair.changes.session import open_session, recover_if_interrupted
 from repair.changes.store import Store, demand_not_running, open_for_change
 from repair.cherry_v2 import index_vectors as backfill_scope
-from repair.cherry_v2.base_models import ModelUnusable, insert_embedder_model, make_model_change
-from repair.cherry_v2.catalog_changes import CatalogStatements, read_store_catalog
+from repair.cherry_v2.base_models import ModelUnusable, insert_model
+from repair.cherry_v2.catalog_changes import MODEL_TABLES, CatalogStatements, make_catalog_change
 from repair.cherry_v2.old_base import ItemCopy, RestoredBase, RestoreSource, read_source
 from repair.cherry_v2.restore.build import BuiltBase, build_base, count_missing_vectors, demand_text, paid_dimensions
 from repair.embedding import probing
@@ -66,11 +66,12 @@ def new_rows(source: RestoreSource, wanted: RestoredBase, items: Sequence[ItemCo
         ProfileUnknown: the profile is of an unknown version of the application.
     """
     base = wanted.base_id(source.key)
-    statements = CatalogStatements(source.catalog, bases={source.key})
+    statements = CatalogStatements.of(source.store)
+    statements.bases.add(source.key)
     for table in (BASES, ITEMS):
         statements.tables.insertable_columns(table, ())
     try:
-        actions = list(insert_embedder_model(source, wanted.model_id, base, statements, now_ms))
+        insert_model(statements, source.store, source.catalog, wanted.model_id, base, now_ms)
     except ModelUnusable as reason:
         raise NotRestored(path=source.store.path, base=source.key, reason=reason) from reason
     row = source.row
@@ -85,7 +86,7 @@ def new_rows(source: RestoreSource, wanted: RestoredBase, items: Sequence[ItemCo
         "status": "completed",
         "error": None,
         **({} if is_search_kept else statements.tables.search_settings(wanted.model_id)),
-        "rerank_model_id": rerank if rerank in source.models or rerank == wanted.model_id else None,
+        "rerank_model_id": rerank if rerank in source.catalog.model_ids or rerank == wanted.model_id else None,
         "created_at": now_ms,
         "updated_at": now_ms,
     }
@@ -103,10 +104,10 @@ def new_rows(source: RestoreSource, wanted: RestoredBase, items: Sequence[ItemCo
         dimensions=wanted.dimensions,
     )
     message = f"{message} {format_count(len(items), 'item')}"
-    actions.append(
+    statements.actions.append(
         Action(action="insert-base", message=message, base=base, count=1 + len(items), bytes=statements.bytes)
     )
-    return make_model_change(source, statements, actions)
+    return make_catalog_change(statements, MODEL_TABLES)
 
 
 def build_folder(source: RestoreSource, wanted: RestoredBase) -> Path:
@@ -116,7 +117,7 @@ def build_folder(source: RestoreSource, wanted: RestoredBase) -> Path:
         NotRestored: the catalog has that base already.
     """
     base = wanted.base_id(source.key)
-    if base in source.bases:
+    if base in source.catalog.rows_by_base:
         reason = tr(
             "it was restored already, as base {base} with the model {model_id}; regraft backfill embeds texts without "
             "a vector there, and --name or another model restores it once more",
@@ -322,9 +323,9 @@ def demand_restorable(path: Path, options: RestoreOptions) -> int | None:
     root, base = containing_store(path, options.base)
     with open_for_change(root, options.kind if root == path else None, _COMMAND) as store:
         source = read_source(store, base)
-        for row in read_store_catalog(store, data=False).bases:
-            if isinstance(row.get("dimensions"), int):
-                build_folder(source, structs.replace(options.wanted, dimensions=row["dimensions"]))
+        lengths = (row.get("dimensions") for row in source.catalog.bases)
+        for dimensions in dict.fromkeys(one for one in lengths if isinstance(one, int)):
+            build_folder(source, structs.replace(options.wanted, dimensions=dimensions))
         known = paid_dimensions(source, options.wanted.model_id, store.own / execution.RESTORING)
         if known is None:
             new_rows(source, options.wanted, (), options.now_ms)
@@ -362,7 +363,7 @@ def _build(store: Store, base: str | None, options: RestoreOptions, progress: Pr
     recover_if_interrupted(store)
     source = read_source(store, base)
     base_id = options.wanted.base_id(source.key)
-    if base_id in source.bases:
+    if base_id in source.catalog.rows_by_base:
         # A run that was killed after it had published the base left its folder.
         discard_build(store.own / execution.RESTORING / base_id)
     staged = build_folder(source, options.wanted)
@@ -470,7 +471,7 @@ def suggest_model(path: Path, base: str | None, kind: Any, model_id: str | None,
     root, key = containing_store(path, base)
     with open_for_change(root, kind if root == path else None, "restore") as store:
         source = read_source(store, key)
-        others = sorted(read_store_catalog(store, data=False).bases, key=lambda row: base_id_text(row) != source.key)
+        others = sorted(source.catalog.bases, key=lambda row: base_id_text(row) != source.key)
     label = str(source.row.get("name"))
     models = [str(row["embedding_model_id"]) for row in others if row.get("embedding_model_id")]
     model = model_id or next(iter(models), DEFAULT_NEED.model_id)

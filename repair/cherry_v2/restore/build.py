@@ -285,7 +285,7 @@ class _Builder:
         rows: list[Row] = []
         leaf_items: dict[str, RestoredItem] = {}
         with ExitStack() as stack:
-            catalog = stack.enter_context(sqlite.open_readonly(self._source.catalog))
+            catalog = stack.enter_context(sqlite.open_readonly(self._source.catalog_path))
             old = stack.enter_context(open_old_index(self._source))
             db = stack.enter_context(sqlite.open_writable(self._index, create=True))
             self._reserve_names(catalog)
@@ -327,7 +327,7 @@ class _Builder:
             NotRestored: no item has one.
         """
         first, is_empty = None, True
-        with sqlite.open_readonly(self._source.catalog) as catalog, open_old_index(self._source) as old:
+        with sqlite.open_readonly(self._source.catalog_path) as catalog, open_old_index(self._source) as old:
             for row, data in self._rows(catalog):
                 is_empty = False
                 if row["type"] == "directory":

@@ -23,7 +23,7 @@ from regraft.formats.cherry_v2.catalog_reader import Row, base_id_text, parse_it
 from regraft.formats.cherry_v2.settings import read_base_settings
 from regraft.language import format_count, tr
 from regraft.text import is_blank
-from repair.changes.plan import Action, Plan, Unresolved, group_by_base
+from repair.changes.plan import Plan, Unresolved, group_by_base
 from repair.changes.store import Store
 from repair.cherry_v2.catalog_changes import (
     CatalogStatements,
@@ -79,10 +79,10 @@ def plan(store: Store, options: SyncRequest) -> Plan:
         WrongUsage: a folder that the user named cannot be followed.
         SourceUnreadable: the catalog cannot be read.
     """
-    catalog_name = demand_catalog(store, "sync", tr("give the library or profile that contains it"))
+    demand_catalog(store, "sync", tr("give the library or profile that contains it"))
     catalog = read_store_catalog(store)
     chosen = [row for row in catalog.bases if is_selected(store, base_id_text(row))]
-    items = {base_id_text(row): (catalog.items or {}).get(base_id_text(row), []) for row in chosen}
+    items = {base_id_text(row): catalog.items_of(base_id_text(row)) for row in chosen}
     if options.sources and len(chosen) != 1:
         problem = tr(
             "--source adds a folder to one base, and {bases} are chosen", bases=format_count(len(chosen), "base")
@@ -90,7 +90,7 @@ def plan(store: Store, options: SyncRequest) -> Plan:
         raise WrongUsage(problem=problem, hint=tr("choose it with --base"))
     demand_known(options.moved, items)
     findings = group_by_base(store.findings(Level.QUICK))
-    made, statements, rows = Plan(), CatalogStatements(store.root / catalog_name), list[Action]()
+    made, statements = Plan(), CatalogStatements.of(store)
     protection = Protection(store, catalog)
     for row in chosen:
         base = base_id_text(row)
@@ -100,9 +100,9 @@ def plan(store: Store, options: SyncRequest) -> Plan:
             continue
         done, changes = _plan_base(store, row, items[base], options, protection)
         made.add(done)
-        rows += changes.update(statements)
-    if rows:
-        made.changes.append(make_catalog_change(statements, catalog_name, rows, ("knowledge_item",)))
+        statements.actions += changes.update(statements)
+    if statements.actions:
+        made.changes.append(make_catalog_change(statements, ("knowledge_item",)))
     return made
 
 
