@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +17,7 @@ from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
 from regraft.errors import RegraftError, SourceNotFound, SourceUnrecognised
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v1.layout import EXPORT_FOLDER
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
 from regraft.kinds import KIND_NAMES, V1_SOURCES, Kind
 from regraft.language import format_count, tr
 from regraft.report.document import Report
@@ -29,8 +29,17 @@ from regraft.text import join_command, path_argument, printable
 _NAMED_LIKE = "cherry"
 #: Maximum number of them that are opened.
 _MOST_BESIDE = 100
-_BACKUPS = (Kind.V1_BACKUP, Kind.V1_BACKUP_6, Kind.V2_BACKUP)
 _TARGET = ("--to", "library")
+#: The words of a command after ``regraft``, and what it does.
+_Step = tuple[tuple[str, ...], str]
+_MIGRATE: _Step = (("migrate", *_TARGET), tr("Make a v2 library of it"))
+_INSTALL: _Step = (("install", "--profile", "PROFILE"), tr("Put its bases into a v2 profile"))
+#: Kinds that are listed beside a data folder, and in the folders of the user, each with the command to run next.
+_BESIDE: dict[Kind, _Step | None] = {Kind.V1_BACKUP: _MIGRATE, Kind.V1_BACKUP_6: _MIGRATE, Kind.V2_BACKUP: None}
+_IN_USER_FOLDERS = {
+    **dict.fromkeys((Kind.LIBRARY, Kind.PACK, Kind.V2_BACKUP), _INSTALL),
+    **dict.fromkeys(V1_SOURCES, _MIGRATE),
+}
 _UNMIGRATED_FOLDER = "directory_not_migrated"
 
 
@@ -83,7 +92,7 @@ def find_installations() -> tuple[list[Path], list[Installation]]:
             known[real] = found
     for folder in dict.fromkeys(place.parent for place in places):
         for path in _find_similar_entries(folder):
-            copy = None if _resolve(path) in known else _describe_copy(path)
+            copy = None if _resolve(path) in known else _describe_store(path, tr("beside it"), _BESIDE)
             if copy is not None:
                 known[_resolve(path)] = copy
     return list(places), list(known.values())
@@ -97,8 +106,8 @@ def find_backups(folders: Iterable[Path]) -> list[Installation]:
             zips = [path for path in folder.iterdir() if path.suffix.lower() == ".zip" and path.is_file()]
             found |= {path: path.stat().st_mtime for path in zips}
     newest = sorted(found, key=lambda path: (-found[path], path))[:_MOST_BESIDE]
-    copies = [copy for path in newest if (copy := _describe_copy(path)) is not None]
-    return [copy for copy in copies if copy.kind in (Kind.V1_BACKUP, Kind.V1_BACKUP_6)]
+    copies = [_describe_store(path, tr("beside it"), _BESIDE) for path in newest]
+    return [copy for copy in copies if copy is not None and copy.kind in (Kind.V1_BACKUP, Kind.V1_BACKUP_6)]
 
 
 #: Folders of a person in which backups and libraries may be, as systems call them in several languages.
@@ -134,13 +143,6 @@ _USER_DIRS_FILE = ".config/user-dirs.dirs"
 _USER_DIR = re.compile(r'XDG_(?:DOWNLOAD|DESKTOP|DOCUMENTS)_DIR="(?:\$HOME/)?([^"\n]+)"')
 #: Maximum numbers of entries of such a folder that are listed, of archives and of folders that are opened.
 _MOST_LISTED, _MOST_ARCHIVES, _MOST_FOLDERS = 20_000, 40, 60
-#: Kinds that are listed, each with the command to run next and what it does.
-_IN_USER_FOLDERS = {
-    Kind.LIBRARY: (("install", "--profile", "PROFILE"), tr("Put its bases into a v2 profile")),
-    Kind.PACK: (("install", "--profile", "PROFILE"), tr("Put its bases into a v2 profile")),
-    Kind.V2_BACKUP: (("install", "--profile", "PROFILE"), tr("Put its bases into a v2 profile")),
-    **{kind: (("migrate", *_TARGET), tr("Make a v2 library of it")) for kind in V1_SOURCES},
-}
 
 
 def find_in_user_folders() -> tuple[list[Path], list[Installation]]:
@@ -154,8 +156,9 @@ def find_in_user_folders() -> tuple[list[Path], list[Installation]]:
     folders = list_user_folders()
     found: dict[Path, Installation] = {}
     for folder in folders:
+        why = tr("in {folder}", folder=printable(folder.name))
         for path in _list_candidates(folder):
-            one = None if _resolve(path) in found else _describe_user_file(path, folder)
+            one = None if _resolve(path) in found else _describe_store(path, why, _IN_USER_FOLDERS)
             if one is not None:
                 found[_resolve(path)] = one
     return folders, list(found.values())
@@ -205,26 +208,6 @@ def _may_be_store(folder: Path) -> bool:
     )
 
 
-def _describe_user_file(path: Path, folder: Path) -> Installation | None:
-    """Describe the backup, library or pack at a path, which is in a folder of the user.
-
-    None if it is something else.
-    """
-    why = tr("in {folder}", folder=printable(folder.name))
-    try:
-        with open_store(path) as found:
-            if found.kind in (Kind.V1_PROFILE, Kind.V2_PROFILE) and not found.is_archive:
-                return _describe_profile(found, why)
-            if found.kind not in _IN_USER_FOLDERS:
-                return None
-            words, does = _IN_USER_FOLDERS[found.kind]
-            steps = [_step(words[0], path, *words[1:], does=does), _step("inspect", path, does=tr("See what is in it"))]
-            facts = [tr("This is {names}.", names=KIND_NAMES[found.kind]), *_describe_contents(found)]
-            return Installation(path=str(path), why=why, kind=found.kind, facts=facts, next=steps)
-    except (RegraftError, apsw.Error, OSError, ValueError):
-        return None
-
-
 def _resolve(path: Path) -> Path:
     """Return a path with links resolved, or unchanged if that is not possible."""
     try:
@@ -264,21 +247,28 @@ def _describe_data_folder(folder: Path, why: str) -> Installation | None:
     return None
 
 
-def _describe_copy(path: Path) -> Installation | None:
-    """Describe the backup, or the copy of a profile, at a path; None if it is something else."""
-    why = tr("beside it")
+def _describe_store(path: Path, why: str, steps: Mapping[Kind, _Step | None]) -> Installation | None:
+    """Describe the backup, library or pack, or the copy of a profile, at a path; None if it is something else.
+
+    Args:
+        path: the path.
+        why: why it was looked at.
+        steps: the kinds that are described, and the command to run next for each, if there is one.
+    """
     try:
         with open_store(path) as found:
             if found.kind in (Kind.V1_PROFILE, Kind.V2_PROFILE) and not found.is_archive:
                 return _describe_profile(found, why)
-            if found.kind not in _BACKUPS:
+            if found.kind not in steps:
                 return None
-            steps = [_step("inspect", found.path, does=tr("See what is in it"))]
-            if found.kind is not Kind.V2_BACKUP:
-                steps.insert(0, _step("migrate", found.path, *_TARGET, does=tr("Make a v2 library of it")))
+            following, first = [], steps[found.kind]
+            if first is not None:
+                (command, *options), does = first
+                following.append(_step(command, path, *options, does=does))
+            following.append(_step("inspect", path, does=tr("See what is in it")))
             facts = [tr("This is {names}.", names=KIND_NAMES[found.kind]), *_describe_contents(found)]
-            return Installation(path=str(found.path), why=why, kind=found.kind, facts=facts, next=steps)
-    except (RegraftError, apsw.Error, OSError):
+            return Installation(path=str(path), why=why, kind=found.kind, facts=facts, next=following)
+    except (RegraftError, apsw.Error, OSError, ValueError):
         return None
 
 
@@ -335,7 +325,8 @@ def _describe_v2(found: Located) -> tuple[list[str], list[NextStep], Literal["re
     facts = [tr("v2 data, with {bases}.", bases=format_count(len(catalog.bases), "base"))]
     vector_files = _find_vector_files(found)
     failed = sum(base.get("status") == "failed" for base in catalog.bases)
-    folders = _count_lost_folders(catalog)
+    items = chain.from_iterable((catalog.items or {}).values())
+    folders = sum(row.get("type") == "directory" and row.get("error") == _UNMIGRATED_FOLDER for row in items)
     if failed or folders:
         # A failed base may also have been installed as it was; the catalog does not record who failed.
         if failed:
@@ -357,12 +348,6 @@ def _leftover_lines(vector_files: list[Path]) -> Iterator[str]:
     """Yield a sentence that counts the vector files that v1 left behind, if there are any."""
     if vector_files:
         yield tr("{vector_files} of v1 still on disk.", vector_files=format_count(len(vector_files), "vector file"))
-
-
-def _count_lost_folders(catalog: StoredCatalog) -> int:
-    """Count the folder items that the application's own upgrade did not migrate."""
-    rows = [row for items in (catalog.items or {}).values() for row in items]
-    return sum(row.get("type") == "directory" and row.get("error") == _UNMIGRATED_FOLDER for row in rows)
 
 
 def _find_vector_files(found: Located) -> list[Path]:
