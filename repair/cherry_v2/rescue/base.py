@@ -361,8 +361,7 @@ class RescuePlanner:
 
         Returns:
             The draft with these ids; the matched rows by id; and a function that gives a planned file of a folder the
-                id and
-            path of its row.
+            id and path of its row.
         """
         matched = match_items(base.items, draft.items, assign_raw_paths(draft, {}).files)
         pairs = [(row, item) for row, item in matched.pairs if _has_usable_path(row)]

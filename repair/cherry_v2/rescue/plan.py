@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,6 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.audit import recorded_losses
 from checks.cherry_v2.catalog_rows import get_indexed_path, is_tombstone
 from migrators.pipeline import preflight
-from migrators.pipeline.source import BaseDraft
 from regraft.disk import file_paths
 from regraft.disk.trees import is_plain_name
 from regraft.errors import RegraftError, SourceNotMigratable
@@ -115,12 +115,11 @@ class RescuePlanBuilder:
             finding=base.finding,
         )
         if base.is_bare:
-            yield FileChange(
-                path=base.index, actions=(action,), make=v1_files.index_writer(rescued.v1, self._now), bytes=size
-            )
+            make = partial(v1_files.write_index, v1=rescued.v1, now_ms=self._now)
         else:
-            make = v1_files.extended_index_writer(rescued.v1, path, self._now)
-            yield FileChange(path=base.index, actions=(action,), make=make, bytes=2 * size + path.stat().st_size)
+            make = partial(v1_files.write_extended_index, v1=rescued.v1, current=path, now_ms=self._now)
+            size = 2 * size + path.stat().st_size
+        yield FileChange(path=base.index, actions=(action,), make=make, bytes=size)
 
     def _upload_changes(self, rescued: RescuedBase) -> Iterator[FileChange]:
         """Yield the changes that copy missing uploaded files of a base from v1's files."""
@@ -144,9 +143,8 @@ class RescuePlanBuilder:
                 bytes=size,
                 finding=v2.RAW_MISSING,
             )
-            yield FileChange(
-                path=name, actions=(action,), make=v1_files.upload_copier(tree, folder, upload), bytes=size
-            )
+            make = partial(v1_files.restore_upload, tree=tree, uploads=folder, upload=upload)
+            yield FileChange(path=name, actions=(action,), make=make, bytes=size)
 
     def _snapshot_changes(self, rescued: RescuedBase) -> Iterator[FileChange]:
         """Yield the changes that write missing snapshots of a base."""
@@ -161,12 +159,8 @@ class RescuePlanBuilder:
                     subject=name,
                     bytes=one.bytes,
                 )
-                yield FileChange(
-                    path=name,
-                    actions=(action,),
-                    make=v1_files.snapshot_writer(rescued.v1, one, self._now),
-                    bytes=one.bytes,
-                )
+                make = partial(v1_files.write_snapshot, v1=rescued.v1, snapshot=one, now_ms=self._now)
+                yield FileChange(path=name, actions=(action,), make=make, bytes=one.bytes)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -320,13 +314,17 @@ def plan(store: Store, options: RescueOptions) -> Plan:
     made.left += _unused_options(v1, options.model_overrides)
     matched = match_bases(catalog.bases, v1.library.bases, catalog.items or {})
     drafts = {base_id_text(row): draft for row, draft in matched.pairs}
-    made.left += _report_unmatched_bases(stranded, drafts, {base_id_text(row) for row in matched.unsure})
+    unsure = {base_id_text(row) for row in matched.unsure}
     planner = RescuePlanner(store, v1, catalog, options.model_overrides, options.now_ms)
     maker = RescuePlanBuilder(store, v1, catalog, options.now_ms)
     for base in stranded:
         rescued = planner.plan_base_rescue(base, drafts[base.key]) if base.key in drafts else None
         if rescued is not None:
             maker.add_base(rescued)
+        elif base.key not in drafts and base.finding != v2.ITEM_NO_MATERIAL:
+            is_unsure = base.key in unsure
+            why = tr("several v1 bases match this one") if is_unsure else tr("no v1 base matches this one")
+            made.left.append(base.report(why))
     made.add(maker.plan)
     made.left += planner.left
     if made.changes or maker.statements.made:
@@ -404,23 +402,6 @@ def _rescuable_finding(row: Row, items: list[Row], held: IndexContents | None) -
     if any(map(held.lacks, items)):
         return v2.ITEM_NO_MATERIAL
     return v2.ITEM_TOMBSTONE if any(map(is_tombstone, items)) else None
-
-
-def _report_unmatched_bases(
-    stranded: list[StrandedBase], drafts: dict[str, BaseDraft], unsure: set[str]
-) -> Iterator[Unresolved]:
-    """Report the bases that match no base of v1, or several.
-
-    Args:
-        stranded: the bases that lack something.
-        drafts: the matching v1 bases, by id in the profile.
-        unsure: ids of bases that match several.
-    """
-    for base in stranded:
-        if base.key not in drafts and base.finding != v2.ITEM_NO_MATERIAL:
-            yield base.report(
-                tr("several v1 bases match this one") if base.key in unsure else tr("no v1 base matches this one")
-            )
 
 
 def _unused_options(v1: V1Data, model_overrides: ModelOverrides) -> list[Unresolved]:

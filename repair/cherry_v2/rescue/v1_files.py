@@ -6,7 +6,7 @@ v1's state is read as drafts that use the profile's models. Texts and vectors ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -200,8 +200,6 @@ def _open_v1_source(path: Path, keep: ExitStack, *, salvage: bool) -> tuple[Loca
 
 # --- files of a rescued base -----------------------------------------------------------------------------------------
 
-Make = Callable[[Path], None]
-
 
 class MigratedFile(msgspec.Struct, frozen=True, kw_only=True):
     """The v1 vector file of a base, and the plan of what is migrated from it."""
@@ -292,15 +290,10 @@ def _read_vector_file(path: Path) -> Iterator[apsw.Connection]:
         raise SourceReadFailed(str(error)) from error
 
 
-def index_writer(v1: MigratedFile, now_ms: int) -> Make:
-    """Return a function that migrates the planned rows into a new index file and verifies it."""
-
-    def make(new: Path) -> None:
-        """Write the new index file."""
-        with _migrate_base(v1, new, now_ms) as carried:
-            durable.replace(carried, new)
-
-    return make
+def write_index(new: Path, v1: MigratedFile, now_ms: int) -> None:
+    """Migrate the planned rows into the new index file ``new``, and verify it."""
+    with _migrate_base(v1, new, now_ms) as carried:
+        durable.replace(carried, new)
 
 
 #: Columns that are copied from one index into another, by table. Bodies get new row numbers.
@@ -324,24 +317,19 @@ _DELETE_OLD = (
 )
 
 
-def extended_index_writer(v1: MigratedFile, current: Path, now_ms: int) -> Make:
-    """Return a function that writes a copy of the index ``current`` with the migrated materials added."""
-
-    def make(new: Path) -> None:
-        """Write the extended copy of the index."""
-        with _migrate_base(v1, new, now_ms) as carried:
-            copy_database(current, new)
-            with sqlite.open_writable(new) as db, sqlite.attach_readonly(db, carried, "carried"):
-                add_full_text_triggers(db)
-                with sqlite.transaction(db), untrusted_sqlite.change_only(db, new, _ADDED.keys()):
-                    for statement in _DELETE_OLD:
-                        db.execute(statement)
-                    for table, columns in _ADDED.items():
-                        there = "WHERE TRUE ON CONFLICT DO NOTHING" if table in _SHARED else ""
-                        rows = f"SELECT {columns} FROM carried.{table} ORDER BY rowid"
-                        db.execute(f"INSERT INTO {table} ({columns}) SELECT * FROM ({rows}) {there}")
-
-    return make
+def write_extended_index(new: Path, v1: MigratedFile, current: Path, now_ms: int) -> None:
+    """Write a copy of the index ``current``, with the migrated materials added, to ``new``."""
+    with _migrate_base(v1, new, now_ms) as carried:
+        copy_database(current, new)
+        with sqlite.open_writable(new) as db, sqlite.attach_readonly(db, carried, "carried"):
+            add_full_text_triggers(db)
+            with sqlite.transaction(db), untrusted_sqlite.change_only(db, new, _ADDED.keys()):
+                for statement in _DELETE_OLD:
+                    db.execute(statement)
+                for table, columns in _ADDED.items():
+                    there = "WHERE TRUE ON CONFLICT DO NOTHING" if table in _SHARED else ""
+                    rows = f"SELECT {columns} FROM carried.{table} ORDER BY rowid"
+                    db.execute(f"INSERT INTO {table} ({columns}) SELECT * FROM ({rows}) {there}")
 
 
 @contextmanager
@@ -357,33 +345,23 @@ def _migrate_base(v1: MigratedFile, new: Path, now_ms: int) -> Iterator[Path]:
         durable.remove_tree(folder)
 
 
-def snapshot_writer(v1: MigratedFile, snapshot: NewSnapshot, now_ms: int) -> Make:
-    """Return a function that writes a snapshot with the text from the vector file."""
-
-    def make(new: Path) -> None:
-        """Write the snapshot file."""
-        with (
-            _checked_reading(v1),
-            _read_vector_file(v1.path) as db,
-            durable.open_text(new, "x") as file,
-        ):
-            file.write(snapshot.snapshot.block(identity.iso_time(now_ms)))
-            for number, body in enumerate(v1.texts(db, snapshot.material)):
-                file.write(f"{BODY_SEPARATOR if number else ''}{body}")
-
-    return make
+def write_snapshot(new: Path, v1: MigratedFile, snapshot: NewSnapshot, now_ms: int) -> None:
+    """Write a snapshot with the text from the vector file to ``new``."""
+    with (
+        _checked_reading(v1),
+        _read_vector_file(v1.path) as db,
+        durable.open_text(new, "x") as file,
+    ):
+        file.write(snapshot.snapshot.block(identity.iso_time(now_ms)))
+        for number, body in enumerate(v1.texts(db, snapshot.material)):
+            file.write(f"{BODY_SEPARATOR if number else ''}{body}")
 
 
-def upload_copier(tree: Tree, uploads: str, upload: Upload) -> Make:
-    """Return a function that copies an uploaded file from the folder ``uploads`` of a tree."""
-
-    def make(new: Path) -> None:
-        """Copy the uploaded file; raises OSError if that fails."""
-        problem = copy_upload(tree, uploads, upload, new.with_name(f"{new.name}.none"), new)
-        if problem:
-            raise OSError(problem)
-
-    return make
+def restore_upload(new: Path, tree: Tree, uploads: str, upload: Upload) -> None:
+    """Copy an uploaded file from the folder ``uploads`` of a tree to ``new``; raises OSError if that fails."""
+    problem = copy_upload(tree, uploads, upload, new.with_name(f"{new.name}.none"), new)
+    if problem:
+        raise OSError(problem)
 
 
 @contextmanager
