@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import apsw
 import msgspec
@@ -113,8 +113,8 @@ def _copy(db: apsw.Connection, table: str, key: str, base: str) -> None:
 
 def _model_rows(db: apsw.Connection, source: BaseSource, bases: Sequence[str]) -> Iterator[tuple[str, Row]]:
     """Yield table and row of each provider and model that the bases use. Keys of the user are left out."""
-    providers: set[str] = set()
-    places: dict[str, int] = {}
+    #: The number of models, by provider.
+    counts: dict[str, int] = {}
     # The ids of the models that the bases use, with default capabilities.
     rows = [source.bases[base] for base in bases]
     embedding = {row.get("embedding_model_id"): EMBEDDING for row in rows}
@@ -123,14 +123,15 @@ def _model_rows(db: apsw.Connection, source: BaseSource, bases: Sequence[str]) -
     for named, capabilities in used_models.items():
         row = _model_row(source, named)
         provider = str(row["provider_id"])
-        if provider not in providers:
-            key = _key(db, PROVIDERS, "provider_id", provider) or order_key(len(providers))
-            yield PROVIDERS, _provider_row(db, source, provider, key)
-            providers.add(provider)
-        place = places.setdefault(provider, 0)
-        places[provider] += 1
-        key = _key(db, MODELS, "id", named) or order_key(place)
-        yield MODELS, make_model_row(read_model(row, capabilities), key, _NO_TIME) | _times(db, MODELS, "id", named)
+        if provider not in counts:
+            known = source.providers.get(provider, {})
+            name, is_enabled = str(known.get("name") or provider), known.get("is_enabled") == 1
+            values = make_provider_row(provider, name, order_key(len(counts)), _NO_TIME, is_enabled=is_enabled)
+            yield PROVIDERS, values | _kept_values(db, PROVIDERS, "provider_id", provider)
+        place = counts.get(provider, 0)
+        counts[provider] = place + 1
+        values = make_model_row(read_model(row, capabilities), order_key(place), _NO_TIME)
+        yield MODELS, values | _kept_values(db, MODELS, "id", named)
 
 
 def _model_row(source: BaseSource, named: str) -> Row:
@@ -141,32 +142,16 @@ def _model_row(source: BaseSource, named: str) -> Row:
     return {**known, "id": named, **stated}
 
 
-def _provider_row(db: apsw.Connection, source: BaseSource, provider: str, key: str) -> Row:
-    """Make the row of a provider with the sort key ``key``; ``db`` has the source's catalog attached."""
-    known = source.providers.get(provider, {})
-    values = make_provider_row(
-        provider, str(known.get("name") or provider), key, _NO_TIME, is_enabled=known.get("is_enabled") == 1
-    )
-    return values | _times(db, PROVIDERS, "provider_id", provider)
-
-
-def _key(db: apsw.Connection, table: str, column: str, value: str) -> str | None:
-    """Return the sort key of the row of the source whose ``column`` has a value; None if it has none."""
-    found = _select_value(db, table, "order_key", column, value)
-    return found if isinstance(found, str) and found else None
-
-
-def _times(db: apsw.Connection, table: str, column: str, value: str) -> Row:
-    """Return ``created_at`` and ``updated_at`` of the row of the source whose ``column`` has a value."""
-    found = {name: _select_value(db, table, name, column, value) for name in ("created_at", "updated_at")}
-    return {name: time for name, time in found.items() if isinstance(time, int)}
-
-
-def _select_value(db: apsw.Connection, table: str, wanted: str, column: str, value: str) -> Any:
-    """Read the column ``wanted`` of the row of the source whose ``column`` has a value, or None."""
-    if wanted not in {str(row[1]) for row in db.execute(f"PRAGMA source.table_info('{table}')")}:
-        return None
-    return db.execute(f"SELECT {wanted} FROM source.{table} WHERE {column} = ?", (value,)).get
+def _kept_values(db: apsw.Connection, table: str, column: str, value: str) -> Row:
+    """Return sort key and times of the row of the source whose ``column`` has a value, without invalid ones."""
+    there = {str(row[1]) for row in db.execute(f"PRAGMA source.table_info('{table}')")}
+    kinds = {"order_key": str, "created_at": int, "updated_at": int}
+    names = [name for name in kinds if name in there]
+    if not names:
+        return {}
+    query = f"SELECT {', '.join(names)} FROM source.{table} WHERE {column} = ?"
+    stored = zip(names, db.execute(query, (value,)).fetchone() or (), strict=False)
+    return {name: one for name, one in stored if isinstance(one, kinds[name]) and one != ""}
 
 
 def _insert(db: apsw.Connection, table: str, row: Row) -> None:
