@@ -9,26 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import apsw
-import msgspec
 
 from regraft.disk import sqlite
 from regraft.formats.cherry_v2.catalog_reader import StoredCatalog
 from regraft.language import format_count, tr
 from repair.changes.plan import many_disappeared
 from repair.changes.store import Store
-from repair.cherry_v2.catalog_changes import read_store_catalog
-
-
-class DisappearedItems(msgspec.Struct, frozen=True):
-    """Counts of items of a base, without folders: ``gone`` have a material but no row, ``there`` have a row."""
-
-    gone: int = 0
-    there: int = 0
-
-    @property
-    def is_protected(self) -> bool:
-        """Whether so many items disappeared that nothing of the base is deleted."""
-        return many_disappeared(self.gone, self.there)
 
 
 class Protection:
@@ -43,55 +29,46 @@ class Protection:
     def __init__(self, store: Store, catalog: StoredCatalog | None, spared: frozenset[str] = frozenset()) -> None:
         self._store, self._catalog, self._spared = store, catalog, spared
         self._rows = {} if catalog is None else catalog.rows_by_base
-        self._listed = {str(item.get("id")) for items in self._items().values() for item in items}
+        items = {} if catalog is None or catalog.items is None else catalog.items
+        self._items = {str(base): rows for base, rows in items.items()}
+        self._listed = {str(item.get("id")) for rows in self._items.values() for item in rows}
         self._reasons: dict[str, str | None] = {}
-
-    @classmethod
-    def of(cls, store: Store, spared: frozenset[str] = frozenset()) -> Protection:
-        """Create the protection of a store from its own catalog.
-
-        Raises:
-            SourceUnreadable: the catalog cannot be read.
-        """
-        return cls(store, None if store.catalog is None else read_store_catalog(store, data=False), spared)
 
     def reason(self, base: str) -> str | None:
         """Return why nothing of the base with this id is deleted, or None if it is not protected."""
         if base not in self._reasons:
-            row = self._rows.get(base)
-            if base in self._spared or (row is not None and row.get("status") == "failed"):
-                self._reasons[base] = tr("nothing is deleted from a failed base")
-            else:
-                found = self.disappeared(base)
-                message = tr(
-                    "{gone} of {all} disappeared at once; the catalog may be older than the index, so nothing is "
-                    "deleted from the base",
-                    gone=f"{found.gone:,}",
-                    all=format_count(found.gone + found.there, "item"),
-                )
-                self._reasons[base] = message if found.is_protected else None
+            self._reasons[base] = self._find_reason(base)
         return self._reasons[base]
 
-    def disappeared(self, base: str) -> DisappearedItems:
-        """Count the items of the base with this id that have a material but no row, and those with a row.
+    def _find_reason(self, base: str) -> str | None:
+        """Return why a base is protected, or None."""
+        row = self._rows.get(base)
+        if base in self._spared or (row is not None and row.get("status") == "failed"):
+            return tr("nothing is deleted from a failed base")
+        gone, there = self._count_items(base)
+        if not many_disappeared(gone, there):
+            return None
+        return tr(
+            "{gone} of {all} disappeared at once; the catalog may be older than the index, so nothing is "
+            "deleted from the base",
+            gone=f"{gone:,}",
+            all=format_count(gone + there, "item"),
+        )
+
+    def _count_items(self, base: str) -> tuple[int, int]:
+        """Count the items of a base, without folders, that have a material but no row, and those with a row.
 
         Both counts are zero if the index cannot be read.
         """
         one = self._store.stores.get(base)
         if one is None or base not in self._rows or self._catalog is None or self._catalog.items is None:
-            return DisappearedItems()
+            return 0, 0
         try:
             with sqlite.open_readonly(self._store.root / one.name) as db:
                 gone = sum(material not in self._listed for material in _materials(db))
         except (apsw.Error, OSError, UnicodeDecodeError):
-            return DisappearedItems()
-        there = sum(item.get("type") != "directory" for item in self._items().get(base, ()))
-        return DisappearedItems(gone, there)
-
-    def _items(self) -> dict[str, list[dict[str, object]]]:
-        """Catalog rows of items by the id of their base."""
-        items = None if self._catalog is None else self._catalog.items
-        return {} if items is None else {str(base): rows for base, rows in items.items()}
+            return 0, 0
+        return gone, sum(item.get("type") != "directory" for item in self._items.get(base, ()))
 
 
 def _materials(db: apsw.Connection) -> Iterator[str]:
