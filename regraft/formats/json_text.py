@@ -53,6 +53,15 @@ def loads(text: str | bytes) -> Any:
         raise JsonProblem(_reason(error)) from error
 
 
+def load_object(text: object) -> dict[str, Any]:
+    """Parse a JSON object from an untrusted source; empty if the value is no text, or another value of JSON."""
+    try:
+        found = loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _reason(error: Exception) -> str:
     """Describe an error of the JSON decoder, for messages."""
     return tr("nested too deeply") if isinstance(error, RecursionError) else str(error)

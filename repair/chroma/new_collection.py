@@ -400,7 +400,7 @@ def make_entry(row: UnitRow, place: int) -> tuple[str, str | None, dict[str, Any
     and its offsets become metadata.
     """
     text = row.text if isinstance(row.text, str | None) else bytes(row.text).decode("utf-8", "replace")
-    locator = _decode_locator(row.locator_json)
+    locator = json_text.load_object(row.locator_json)
     key = locator.get("chroma_id")
     if isinstance(key, str) and key:
         metadata = locator.get("metadata")
@@ -415,15 +415,6 @@ def make_entry(row: UnitRow, place: int) -> tuple[str, str | None, dict[str, Any
     values = {name: _to_metadata_value(one) for name, one in values.items() if _is_accepted_field(name, one)}
     unit = row.unit_id if isinstance(row.unit_id, str) and row.unit_id else f"{row.item or row.base}:{place}"
     return unit, text, values
-
-
-def _decode_locator(text: Any) -> dict[str, Any]:
-    """Parse a unit's locator, which says where its text comes from; empty if it is not a JSON object."""
-    try:
-        found = json_text.loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _is_accepted_field(name: str, value: Any) -> bool:

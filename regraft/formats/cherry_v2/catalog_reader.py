@@ -208,12 +208,7 @@ DATA_FIELDS = {
 
 def parse_item_data(item: Row) -> dict[str, Any]:
     """Parse the JSON in the ``data`` column of an item's row; empty if it is not an object."""
-    text = item.get("data")
-    try:
-        found = json_text.loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return json_text.load_object(item.get("data"))
 
 
 def dump_item_data(data: Mapping[str, Any]) -> str:
