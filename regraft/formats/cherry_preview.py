@@ -90,15 +90,11 @@ class IndexSummary(msgspec.Struct, frozen=True):
     by_system: bool = False
 
 
-def summarize_file(path: Path, work: Path | None = None) -> IndexSummary:
+def summarize_file(path: Path) -> IndexSummary:
     """Determine the layout of a file from its schema and the first row of each table.
 
     A file with both layouts counts as a preview store as long as only the preview table has rows: the application
     created the seven empty tables when it opened the file.
-
-    Args:
-        path: any file.
-        work: folder for temporary copies (default: the system's temporary folder).
     """
     try:
         # Opening a pipe would block until another process writes to it.
@@ -108,25 +104,25 @@ def summarize_file(path: Path, work: Path | None = None) -> IndexSummary:
         return IndexSummary(IndexLayout.UNREADABLE, problem=error.strerror or str(error))
     try:
         try:
-            return _read_summary(path, work)
+            return _read_summary(path)
         except sqlite.SYSTEM_ERRORS:
             raise
         except (apsw.Error, UnicodeDecodeError):
             # Checked only now because most files can be read directly.
-            refused = _has_refused_schema(path, work)
-            with readable_copy(path, work, refused=refused) as copy:
-                return _read_summary(copy, work, has_trap=refused)
+            refused = _has_refused_schema(path)
+            with readable_copy(path, refused=refused) as copy:
+                return _read_summary(copy, has_trap=refused)
     except (apsw.Error, UnicodeDecodeError, OSError) as error:
         by_system = isinstance(error, (OSError, *sqlite.SYSTEM_ERRORS))
         return IndexSummary(IndexLayout.UNREADABLE, problem=str(error), by_system=by_system)
 
 
-def _read_summary(path: Path, work: Path | None, *, has_trap: bool = False) -> IndexSummary:
+def _read_summary(path: Path, *, has_trap: bool = False) -> IndexSummary:
     """Determine the layout of a file from its schema; errors of SQLite are raised.
 
     ``has_trap``: the file is a copy whose vector index was removed, because SQLite refused the schema with it.
     """
-    with sqlite.open_readonly(path, work=work) as db:
+    with sqlite.open_readonly(path) as db:
         schema = db.execute("SELECT type, lower(name), sql FROM sqlite_schema").fetchall()
         tables = {name for kind, name, _ in schema if kind == "table"}
         has_trap = has_trap or any(VECTOR_INDEX in str(sql) for kind, _, sql in schema if kind == "index")
@@ -199,7 +195,7 @@ def readable_copy(path: Path, work: Path | None = None, *, refused: bool | None 
         yield copy if helped else path
 
 
-def _has_refused_schema(path: Path, work: Path | None) -> bool:
+def _has_refused_schema(path: Path, work: Path | None = None) -> bool:
     """Whether SQLite refuses the schema of a database file."""
     if not untrusted_sqlite.is_database(path):
         return False

@@ -120,19 +120,15 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         """
         is_damaged = is_rebuilt(self.store, self.key, self.findings)
         if is_damaged or self.key not in self.store.stores:
-            self._rewrite_index(
-                DamagedIndex(
-                    store=self.store,
-                    base=self.key,
-                    place=self.store.stores[self.key],
-                    findings=self.findings,
-                    row=self.row,
-                    items=self.items,
-                    now_ms=self._now,
-                )
-                if is_damaged
-                else None
+            damaged = DamagedIndex(
+                store=self.store,
+                base=self.key,
+                findings=self.findings,
+                row=self.row,
+                items=self.items,
+                now_ms=self._now,
             )
+            self._rewrite_index(damaged if is_damaged else None)
             return self._plan
         blocking = next((one for one in self.findings if one.name in BLOCKING), None)
         if blocking is None:
@@ -156,7 +152,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             )
 
             donors = Donors(list(self.bases.each(self.key, partial(self._is_useful_donor, needs))))
-            texts = self._base_texts(donors, is_replaced=False)
+            texts = self._base_texts(donors)
             texts.find_materials(db)
             texts.find_items(materials)
             texts.find_partial(db, self.lost)
@@ -339,11 +335,10 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         """Whether a donor has a text that the base needs. The copy of the same base is always useful."""
         if donor.is_same_base:
             return True
-        raw = self._base_texts(None, is_replaced=False).raw
         return (
             any(donor.content(key) is not None for key in needs.contents)
             or any(donor.spans(key) for key in needs.without_units)
-            or any(donor.proven_material(item, raw) is not None for item in needs.items)
+            or any(donor.proven_material(item, self._raw) is not None for item in needs.items)
         )
 
     def _find_vector_donors(
@@ -383,8 +378,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         """Return why a donor may belong to another base, or None. Checked only if ``index`` is None."""
         if index is not None or donor.base in donors.proven:
             return None
-        raw = self._base_texts(None, is_replaced=False).raw
-        has_files = any(find_raw_file(get_indexed_path(item), raw) is not None for item in self.items)
+        has_files = any(find_raw_file(get_indexed_path(item), self._raw) is not None for item in self.items)
         if donor.is_same_base and donor.base in donors.used and not has_files:
             return None
         return tr(
@@ -404,7 +398,12 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         """Path of the index, relative to the store's root."""
         return self.store.stores[self.key].name
 
-    def _base_texts(self, donor: Donors | None, *, is_replaced: bool) -> BaseTexts:
+    @property
+    def _raw(self) -> Path:
+        """The base's folder of raw files."""
+        return self._base_texts(None).raw
+
+    def _base_texts(self, donor: Donors | None, *, is_replaced: bool = False) -> BaseTexts:
         """Make the object that finds the texts of the base's index; ``is_replaced``: a damaged index is rewritten."""
         return BaseTexts(
             store=self.store,

@@ -42,11 +42,15 @@ class DamagedIndex(msgspec.Struct, frozen=True, kw_only=True):
 
     store: Store
     base: str
-    place: Place
     findings: Sequence[Finding]
     row: Row | None
     items: Sequence[Row] | None
     now_ms: int
+
+    @property
+    def place(self) -> Place:
+        """The index file."""
+        return self.store.stores[self.base]
 
     @property
     def path(self) -> Path:

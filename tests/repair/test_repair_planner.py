@@ -252,7 +252,7 @@ def test_what_a_damaged_index_is_compared_with(
         return catalog
 
     monkeypatch.setattr(planner, "read_catalog", read)
-    damaged = made(finding(v2.CORRUPT))._damaged_index(KB, index_file())
+    damaged = made(finding(v2.CORRUPT))._damaged_index(KB)
     assert (damaged.row, damaged.items) == (row, items)
 
 

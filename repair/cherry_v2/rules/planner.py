@@ -134,10 +134,10 @@ class _Planner:
         """Plan to salvage damaged index files if the user asked for that; otherwise report what could be salvaged."""
         if not self._options.salvage and not self._options.wanted(salvage.DAMAGED) & set(salvage.DAMAGED):
             return
-        for base, one in self._store.stores.items():
+        for base in self._store.stores:
             if not (self._store.wants(base) and salvage.is_damaged(self._findings.get(base, []))):
                 continue
-            damaged = self._damaged_index(base, one)
+            damaged = self._damaged_index(base)
             self._reported_damaged.add(base)
             if self._options.salvage:
                 self._plan.level = Level.DEEP
@@ -145,17 +145,15 @@ class _Planner:
             else:
                 self._plan.left += salvage.suggest_salvage(damaged)
 
-    def _damaged_index(self, base: str, file: layout.StoreFile) -> DamagedIndex:
+    def _damaged_index(self, base: str) -> DamagedIndex:
         """Describe the damaged index of a base with what the catalog has of it."""
-        items = None if self._catalog is None or self._catalog.items is None else self._catalog.items.get(base, [])
         row = self._row(base)
         return DamagedIndex(
             store=self._store,
             base=base,
-            place=file,
             findings=self._findings[base],
             row=row,
-            items=items if row is not None else None,
+            items=self._items(base) if row is not None else None,
             now_ms=self._options.now_ms,
         )
 
@@ -277,7 +275,9 @@ class _Planner:
         renames = self._plan_path_repairs(base, file) if v2.PATH_UNSAFE in wanted else PathRepairs()
         target = self._make_repair(base, file, found, renames, allowed)
         change, left = index.plan_index(self._store.root, target)
-        self._plan.left += [*renames.left, *(self._with_command(one) for one in left)]
+        # With the command lines that the audit recommends.
+        lines = {one.name: one.repair for one in reversed(self._findings[base])}
+        self._plan.left += [*renames.left, *(structs.replace(one, repair=lines.get(one.finding)) for one in left)]
         if change is not None:
             self._reported_bases.add(base)
             moved[base] = renames
@@ -291,8 +291,7 @@ class _Planner:
         if store.catalog is not None and (catalog is None or catalog.items is None):
             reason = tr("the catalog, whose item has the same path, cannot be read")
             return PathRepairs(left=[Unresolved.registered(v2.PATH_UNSAFE, reason, base=base)])
-        items = None if catalog is None or catalog.items is None else catalog.items.get(base, [])
-        return rules_catalog.plan_paths(store.root, base, file.name, file.raw, items)
+        return rules_catalog.plan_paths(store.root, base, file.name, file.raw, self._items(base))
 
     def _make_repair(
         self, base: str, file: layout.StoreFile, found: dict[str, int], renames: PathRepairs, wanted: frozenset[str]
@@ -326,6 +325,10 @@ class _Planner:
         """Return the catalog row of the base with this id, or None."""
         rows = [] if self._catalog is None else self._catalog.bases
         return next((row for row in rows if base_id_text(row) == base), None)
+
+    def _items(self, base: str) -> list[Row] | None:
+        """Return the catalog's items of the base with this id; None if they are unknown."""
+        return None if self._catalog is None or self._catalog.items is None else self._catalog.items.get(base, [])
 
     def _leave_all(self, base: str, reason: str, command: str | None) -> None:
         """Report that all findings of an index stay, with the reason and the regraft command that may help."""
@@ -363,10 +366,9 @@ class _Planner:
         ):
             paths.leave(tr("its index is damaged or has another layout: fix that first"), None)
             return paths
-        items = [] if self._catalog is None or self._catalog.items is None else self._catalog.items.get(base, [])
         self._materials[base] = {} if one is None else read_material_paths(self._store.root / one.name)
         raw = self._store.root / self._store.bases / base / layout.RAW_FOLDER
-        return find_new_paths(base, items, self._materials[base], raw)
+        return find_new_paths(base, self._items(base) or [], self._materials[base], raw)
 
     def _plan_material_paths(self, paths: NewPaths) -> RowsChange | None:
         """Plan to give the materials in a base's index the new paths; None if there is no index or nothing changes."""
@@ -395,11 +397,6 @@ class _Planner:
             last = item_paths.plan_catalog_change(self._store.root, self._store.catalog, readable)
             changes += [] if last is None else [last]
         return [merge_changes(changes)] if changes else []
-
-    def _with_command(self, left: Unresolved) -> Unresolved:
-        """Add the command line that the audit recommends to a report."""
-        found = (one.repair for one in self._findings[left.base] if one.name == left.finding)
-        return structs.replace(left, repair=next(found, None))
 
     def _leave_others(self, moved: Mapping[str, PathRepairs]) -> None:
         """Report the findings that ``repair`` does not resolve; ``moved`` are new paths of materials, by base."""

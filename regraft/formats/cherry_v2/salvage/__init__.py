@@ -443,20 +443,19 @@ class Salvaged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def salvage_index(path: Path, expected: Expected, work: Path | None = None) -> Iterator[Salvaged]:
+def salvage_index(path: Path, expected: Expected) -> Iterator[Salvaged]:
     """Read a damaged index page by page; the result exists while the context is active.
 
     Args:
         path: the file. It is only read.
         expected: facts from the catalog and the path.
-        work: folder for temporary files (default: the system's).
 
     Raises:
         Refused: nothing can be salvaged.
         WorkFolderTooSmall: there is not enough room for the rows.
         apsw.Error, OSError: the file cannot be read, or the temporary files cannot be written.
     """
-    with scratch.temporary_folder(work) as folder:
+    with scratch.temporary_folder() as folder:
         require_free_space(folder, 2 * file_paths.stat(path).st_size)
         proven = folder / "proven.sqlite"
         try:
