@@ -313,12 +313,11 @@ def audit(store: Located, options: CheckOptions, command_line: CommandLine | Non
     # No command changes a store while a restore or reset is pending, or a copy of a catalog.
     if command_line is None or store.stores.is_copy or state.findings.count(v2.PENDING, None):
         return audited
-    orphans = _unlisted_bases(store, catalog, stores)
     return add_commands(
         audited,
         command_line,
         is_whole=store.stores.is_whole,
-        orphans=orphans,
+        orphans=_unlisted_bases(store, catalog, stores),
         is_salvaged=store.kind in V2_STORES,
         attachable=_find_attachable_models(state, catalog),
     )

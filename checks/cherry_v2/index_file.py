@@ -270,7 +270,9 @@ class _IndexAudit:
                 counts[name] = self._db.execute(f"SELECT count(*) FROM {table}").get
         if not self._shape.has("embedding"):
             return
-        if self._reads_all(*_VECTORS):
+        findings = self._findings
+        # If all data are read without a time limit, one pass may serve several checks.
+        if findings.level >= Level.DEFAULT and findings.max_duration is None and findings.may_report(*_VECTORS):
             self._vectors = detect.read_uniform_vectors(self._db, self._expected.dimensions)
         if self._vectors is not None:
             counts["embeddings"] = self._vectors.count
@@ -281,14 +283,6 @@ class _IndexAudit:
             counts["embeddings"] = kinds.total()
             lengths = {length: count for (kind, length), count in kinds.items() if kind == "blob" and length}
             self._index.lengths = Counter({one: lengths[one] for one in sorted(lengths) if one % 4 == 0})
-
-    def _reads_all(self, *names: str) -> bool:
-        """Whether all data are read for the findings ``names``, without a time limit.
-
-        Then one pass may serve several checks.
-        """
-        findings = self._findings
-        return findings.level >= Level.DEFAULT and findings.max_duration is None and findings.may_report(*names)
 
     # --- rows that contradict other rows -----------------------------------------------------------------------------
 

@@ -115,7 +115,11 @@ def check_materials(
     if is_completed:
         there = {material.id for material in materials if not material.is_empty}
         lacking = {key: item for key, item in by_id.items() if key not in there and _is_done(item)}
-        _report_items_without_material(lacking, base, raw, findings, without_rows, lost_rows)
+        files = sum(item.get("type") == "file" and key not in lost_rows for key, item in lacking.items())
+        for key, item in lacking.items():
+            _report_item_without_material(
+                item, base, raw, findings, is_lost=key in lost_rows, never_stored=files <= without_rows
+            )
 
 
 def _find_disagreement(material: IndexMaterial, item: Row | None) -> tuple[str, str] | None:
@@ -136,30 +140,6 @@ def _find_disagreement(material: IndexMaterial, item: Row | None) -> tuple[str, 
 def _is_done(item: Row) -> bool:
     """Whether an item is completed, and of a type that has a text of its own."""
     return item.get("status") == "completed" and item.get("type") in ("file", "url", "note")
-
-
-def _report_items_without_material(
-    lacking: dict[str, Row],
-    base: str,
-    raw: Path,
-    findings: FindingCollector,
-    without_rows: int,
-    lost_rows: Collection[str],
-) -> None:
-    """Report the completed items that have no material in the index.
-
-    Args:
-        lacking: the catalog's rows of these items, by id.
-        base: the id of the base.
-        raw: its folder of raw files.
-        findings: collects what is wrong.
-        without_rows: number of files of which the migration report says that v1 had no rows.
-        lost_rows: ids of items of which the migration report says that a salvage lost rows, or may have.
-    """
-    files = sum(item.get("type") == "file" and key not in lost_rows for key, item in lacking.items())
-    for key, item in lacking.items():
-        is_lost = key in lost_rows
-        _report_item_without_material(item, base, raw, findings, is_lost=is_lost, never_stored=files <= without_rows)
 
 
 def _report_item_without_material(

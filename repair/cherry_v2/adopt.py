@@ -389,7 +389,15 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     demand_catalog(store, "repair")
     if v2.MATERIAL_ORPHAN in options.only:
         return plan_materials(store, options)
-    return _FolderPlanner(store, options, read_store_catalog(store, data=False), group_by_base(store.findings())).plan()
+    catalog, findings = read_store_catalog(store, data=False), group_by_base(store.findings())
+    if catalog.items is None:
+        raise NotChanged(
+            path=store.path,
+            what=tr("a catalog without an item table"),
+            command="repair",
+            advice=tr("without that table its items are unknown; use another copy"),
+        )
+    return _FolderPlanner(store, options, catalog, findings).plan()
 
 
 class _Adopted(msgspec.Struct):
@@ -414,13 +422,6 @@ class _FolderPlanner:
 
     def plan(self) -> Plan:
         """Plan to insert the rows of every such folder that the user selected."""
-        if self._catalog.items is None:
-            raise NotChanged(
-                path=self._store.path,
-                what=tr("a catalog without an item table"),
-                command="repair",
-                advice=tr("without that table its items are unknown; use another copy"),
-            )
         folders = list(find_unnamed_folders(self._store, self._catalog))
         for path in (one for one in folders if is_selected(self._store, one.name)):
             try:
@@ -474,7 +475,13 @@ class _FolderPlanner:
             )
             adopted.left.append(Unresolved(finding=v2.BASE_FAILED, reason=reason, base=folder.base))
         elif folder.bare:
-            adopted.left.append(_without_vectors(folder))
+            count = sum(folder.bare.values())
+            reason = tr(
+                "{texts} without a vector; run regraft backfill to embed them", texts=format_count(count, "text")
+            )
+            adopted.left.append(
+                Unresolved(finding=v2.VECTOR_MISSING, reason=reason, base=folder.base, count=count, severity="error")
+            )
         return adopted
 
     def _is_new(self, item: Row) -> bool:
@@ -519,10 +526,3 @@ def _make_action(adopted: _Adopted, size: int) -> Action:
         bytes=size,
         finding=v2.INDEX_ORPHAN,
     )
-
-
-def _without_vectors(folder: OrphanFolder) -> Unresolved:
-    """Report the texts of an added folder that have no vector."""
-    count = sum(folder.bare.values())
-    reason = tr("{texts} without a vector; run regraft backfill to embed them", texts=format_count(count, "text"))
-    return Unresolved(finding=v2.VECTOR_MISSING, reason=reason, base=folder.base, count=count, severity="error")

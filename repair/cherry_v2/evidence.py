@@ -294,11 +294,13 @@ def _repair_snapshot_path(data: ItemData, item: str, evidence: Evidence) -> None
         data.setdefault("relativePath", path)
 
 
-def _repair_directory(_data: ItemData, _item: str, _evidence: Evidence) -> None:
-    """Return None: no data shows the path of a folder, because its files can come from folders below it."""
-
-
-_REPAIR_BY_TYPE = {"file": _repair_file, "url": _repair_url, "note": _repair_note, "directory": _repair_directory}
+_REPAIR_BY_TYPE: dict[str, Callable[[ItemData, str, Evidence], None]] = {
+    "file": _repair_file,
+    "url": _repair_url,
+    "note": _repair_note,
+    # No data shows the path of a folder, because its files can come from folders below it.
+    "directory": lambda *_: None,
+}
 
 
 # --- rows of bases --------------------------------------------------------------------------------------------------

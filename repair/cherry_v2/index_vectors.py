@@ -429,15 +429,12 @@ def _make_target(
     if unfit is not None:
         return unfit
     index = store.stores.get(base)
-    if index is None and row is not None:
-        target = _make_catalog_target(
-            store, row, f"{store.bases}/{base}/{layout.INDEX_FILE}", settings, new, dimensions
-        )
-        return replace(target, is_missing=True) if isinstance(target, IndexTarget) else target
+    if row is not None:
+        path = f"{store.bases}/{base}/{layout.INDEX_FILE}" if index is None else index.name
+        target = _make_catalog_target(store, row, path, settings, new, dimensions)
+        return replace(target, is_missing=index is None) if isinstance(target, IndexTarget) else target
     if index is None:
         return Unresolved(finding=v2.BASE_NO_INDEX, reason=tr("the base has no index"), base=base)
-    if row is not None:
-        return _make_catalog_target(store, row, index.name, settings, new, dimensions)
     return IndexTarget(
         base_id=base,
         label=base,

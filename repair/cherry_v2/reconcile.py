@@ -78,7 +78,9 @@ def _plan_base(
     made = Plan()
     if not options.only:
         made.left += [_report_lacking(store, finding) for finding in found if finding.name in _MISSING]
-    why = _why_unchanged(found, is_known=is_known)
+    why = next((finding.message for finding in found if finding.name in _DAMAGE), None)
+    if why is None and not is_known:
+        why = tr("the catalog has no such base")
     if why is not None:
         reason = tr("the index is not changed: {why}", why=why)
         unchanged = (finding for finding in found if finding.name in _DIFFERENT | _DAMAGE)
@@ -111,12 +113,6 @@ def _report_kept(store: Store, finding: Finding, why: str) -> Unresolved:
     words = ["regraft", "repair", path_argument(store.path), *LISTING, "--base", str(finding.base)]
     reason = tr("{what}, kept: {why}", what=finding.message, why=why)
     return Unresolved.of(finding, reason, repair=join_command(words))
-
-
-def _why_unchanged(findings: list[Finding], *, is_known: bool) -> str | None:
-    """Return why the index of a base with these findings is not changed, or None; ``is_known``: the base has a row."""
-    damage = next((finding.message for finding in findings if finding.name in _DAMAGE), None)
-    return damage if damage is not None or is_known else tr("the catalog has no such base")
 
 
 def _plan_index(store: Store, base: str, wanted: set[str], *, has_items_without_material: bool) -> Plan:

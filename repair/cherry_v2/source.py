@@ -333,7 +333,10 @@ def open_base_source(path: Path, kind: Kind | None, named: Sequence[str], comman
         if sign is not None:
             raise ProfileInUse(path=found.path, sign=sign)
         rows = _read_rows(found, catalog)
-        inside = find_inner_folder(found.tree) if isinstance(found.tree, ZipTree) else ""
+        archive = found.tree if isinstance(found.tree, ZipTree) else None
+        inside = "" if archive is None else find_inner_folder(archive)
+        # Links in an archive cannot be copied.
+        names = () if archive is None else (name for name in archive.files(found.stores.bases) if archive.is_link(name))
         manifest = pack.read_manifest(found.tree, inside)
         legacy = (manifest.legacy_ids if manifest is not None else {}) | read_reported_ids(found.tree, inside)
         chosen = _choose_bases(named, rows.rows_by_base, legacy)
@@ -345,9 +348,9 @@ def open_base_source(path: Path, kind: Kind | None, named: Sequence[str], comman
                 catalog=rows,
                 chosen=tuple(chosen),
                 manifest=pristine,
-                archive=found.tree if isinstance(found.tree, ZipTree) else None,
+                archive=archive,
                 archive_folder=inside,
-                archived_links=_archived_links(found),
+                archived_links=tuple(str(PurePosixPath(name).relative_to(inside or ".")) for name in names),
                 legacy_ids=tuple(legacy.items()),
             )
 
@@ -367,16 +370,6 @@ def _read_rows(source: Located, catalog: str) -> StoredCatalog:
             return read_catalog(local, data=False)
     except CatalogProblem as problem:
         raise SourceUnreadable(path=f"{source.path}: {catalog}", reason=problem) from problem
-
-
-def _archived_links(source: Located) -> tuple[str, ...]:
-    """Return the paths of links in an archive, which cannot be copied; none for other sources."""
-    tree = source.tree
-    if not isinstance(tree, ZipTree):
-        return ()
-    inside = find_inner_folder(tree)
-    names = (name for name in tree.files(source.stores.bases) if tree.is_link(name))
-    return tuple(str(PurePosixPath(name).relative_to(inside or ".")) for name in names)
 
 
 # --- choosing bases --------------------------------------------------------------------------------------------------

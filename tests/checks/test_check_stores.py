@@ -23,7 +23,7 @@ from checks.audit.collector import CheckOptions, FindingCollector, Level
 from checks.cherry_v2 import audit
 from checks.cherry_v2.audit import collect_statistics
 from checks.cherry_v2.index_file import ExpectedIndex, IndexFacts
-from regraft.formats.cherry_v2.catalog_reader import read_catalog
+from regraft.formats.cherry_v2.catalog_reader import StoredCatalog, read_catalog
 from regraft.identity import replace
 from regraft.kinds import Kind
 from regraft.report.progress import SilentProgress
@@ -458,7 +458,7 @@ def test_an_index_that_cannot_be_read_counts_no_rows(store: Path) -> None:
 
 
 def test_bases_that_the_catalog_does_not_list() -> None:
-    listed = SimpleNamespace(bases=[{"id": "a"}, {"id": "gone"}])
+    listed = StoredCatalog(bases=[{"id": "a"}, {"id": "gone"}])
     for catalog_read, is_whole, unlisted in ((listed, True, {"b"}), (listed, False, set()), (None, True, set())):
         found = SimpleNamespace(stores=SimpleNamespace(is_whole=is_whole))
         assert set(audit._unlisted_bases(found, catalog_read, {"a": 1, "b": 2})) == unlisted

@@ -23,6 +23,7 @@ from checks.cherry_v2 import findings as v2
 from regraft import identity
 from regraft.formats.cherry_preview import IndexLayout, IndexSummary
 from regraft.formats.cherry_v1.layout import VECTOR_TABLE
+from regraft.formats.cherry_v2.catalog_reader import StoredCatalog
 from regraft.formats.cherry_v2.layout import StoreFile
 from regraft.formats.vector_survey import VectorSurvey
 from repair.changes import store as changed_store
@@ -528,7 +529,7 @@ def test_raw_files_go_where_a_copy_is_known_or_they_are_named(index: Path, tmp_p
 
 
 def plan_folders(root: Path, asked: GcOptions | None = None, **more: Any) -> tuple[Plan, set[str]]:
-    catalog = SimpleNamespace(bases=[{"id": KB}, {"id": OTHER}], items={"owned": [{"id": "i"}, {"id": "j"}]})
+    catalog = StoredCatalog(bases=[{"id": KB}, {"id": OTHER}], items={"owned": [{"id": "i"}, {"id": "j"}]})
     usual = {"catalog": catalog, "store": Store(root)}
     given: dict[str, Any] = {**usual, **more}
     return files.plan_folders(given["store"], given["catalog"], asked or options())
@@ -559,12 +560,12 @@ def test_folders_of_no_base_go_if_they_are_empty_or_named(strays: list[Path], tm
     assert plan.resolves == set()
     named, gone = plan_folders(tmp_path, options(v2.INDEX_ORPHAN))
     assert (gone, named.resolves) == ({"empty", "full"}, set())
-    catalog = SimpleNamespace(bases=[{"id": KB}], items={})
+    catalog = StoredCatalog(bases=[{"id": KB}], items={})
     every, gone = plan_folders(tmp_path, options(v2.INDEX_ORPHAN), catalog=catalog)
     assert (gone, every.resolves) == ({"empty", "full", "owned"}, {(v2.INDEX_ORPHAN, None)})
     chosen, gone = plan_folders(tmp_path, store=Store(tmp_path, chosen=["full"]))
     assert (gone, len(chosen.left)) == (set(), 1)
-    none = SimpleNamespace(bases=[{"id": KB}], items=None)
+    none = StoredCatalog(bases=[{"id": KB}], items=None)
     for more in (
         {"catalog": None},
         {"catalog": none},

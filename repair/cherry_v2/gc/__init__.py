@@ -38,7 +38,10 @@ def plan(store: Store, options: GcOptions) -> Plan:
         file = rows.IndexGarbage(
             store=store, base=base, name=name, found=of_bases.get(base, []), protected=protection.reason(base)
         )
-        made.add(_plan_index(file, options))
+        of_rows = file.plan(options)
+        made.add(of_rows)
+        if options.vacuum:
+            made.add(rows.plan_space(file, of_rows))
     made.add(files.plan_raw(store, catalog, options, damaged, protection))
     proving = {base: name for base, name in sound.items() if (v2.VECTOR_UNEXPECTED, base) not in made.resolves}
     made.add(files.plan_leftovers(store, catalog, options, proving))
@@ -50,14 +53,6 @@ def plan(store: Store, options: GcOptions) -> Plan:
 def _selected_indexes(store: Store, without: set[str | None]) -> dict[str, str]:
     """Map the ids of selected bases, except those in ``without``, to their index files, relative to the root."""
     return {base: one.name for base, one in store.stores.items() if store.wants(base) and base not in without}
-
-
-def _plan_index(file: rows.IndexGarbage, options: GcOptions) -> Plan:
-    """Plan the removal of rows of one index, and the return of its free space if the options ask for it."""
-    made = file.plan(options)
-    if options.vacuum:
-        made.add(rows.plan_space(file, made))
-    return made
 
 
 __all__ = ["NAMES", "plan"]

@@ -522,7 +522,6 @@ def _decide_files(
 
 def _has_stranded(store: Store, catalog: StoredCatalog | None) -> bool:
     """Whether a base may still need its v1 vector file: it failed in the upgrade, or its index is missing."""
-    # A base still needs its v1 file if it failed at the upgrade, or if its index is missing.
     return catalog is not None and any(
         row.get("error") in (MISSING_MODEL, MISSING_STORE) or base_id_text(row) not in store.stores
         for row in catalog.bases

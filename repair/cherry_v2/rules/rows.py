@@ -695,27 +695,21 @@ def _repair_slices(job: RowRepair, content: int, whole: _ContentText) -> None:
     for unit, start, end, body, is_bad, raw, kind, body_hash in job.db.execute(_SLICES, (content,)):
         text = decode_text(raw) if kind == "text" else None
         found = whole.cut(start, end)
-        if found is None or found != text:
-            if found is not None and sha256_hex(found.encode()).encode() == body_hash:
-                # If the slice has the hash that was embedded, the offsets are right and the body is wrong.
-                restored += [(found, body)] if is_bad and wants_bodies else []
-            else:
-                placed += _find_new_offsets(job, unit, None if text is None else whole.find_offsets(raw))
+        if found is not None and found == text:
+            continue
+        if found is not None and sha256_hex(found.encode()).encode() == body_hash:
+            # If the slice has the hash that was embedded, the offsets are right and the body is wrong.
+            restored += [(found, body)] if is_bad and wants_bodies else []
+            continue
+        offsets = None if text is None else whole.find_offsets(raw)
+        if offsets is None:
+            job.leave(v2.UNIT_OFFSETS, tr("the text does not hold the body, or holds it more than once"))
+        elif v2.UNIT_OFFSETS in job.wanted:
+            placed.append((*offsets, unit))
     job.db.executemany("UPDATE temp.m_body SET text = ?, bad = FALSE WHERE rid = ?", restored)
     job.db.executemany("UPDATE temp.m_unit SET char_start = ?, char_end = ?, touched = TRUE WHERE rid = ?", placed)
     job.done["restore-bodies"] += len(restored)
     job.done["place-units"] += len(placed)
-
-
-def _find_new_offsets(job: RowRepair, unit: int, place: tuple[int, int] | None) -> list[tuple[int, int, int]]:
-    """Return a list with the new offsets and row number of a unit, or an empty one if they are not to be repaired.
-
-    ``place`` is where the text holds the body; None: not exactly once, which is recorded.
-    """
-    if place is None:
-        job.leave(v2.UNIT_OFFSETS, tr("the text does not hold the body, or holds it more than once"))
-        return []
-    return [(*place, unit)] if v2.UNIT_OFFSETS in job.wanted else []
 
 
 # --- missing bodies -------------------------------------------------------------------------------------------------

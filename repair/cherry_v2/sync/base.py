@@ -588,11 +588,14 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         """Add an item for a new file, or record that it is the file of a lost item with the same content."""
         try:
             file = _read_source(path)
-            item = lost.take_same_bytes(file)
+            item, found = lost.take_same_bytes(file), None
+            if item is None and self.options.reader.can_read(path):
+                found = self.options.reader.read(path)
+                item = lost.take_same_text(found.text, path.name)
             if item is not None:
                 self._rename(item, folder, file)
-            elif self.options.reader.can_read(path):
-                self._add_or_rename(folder, file, lost)
+            elif found is not None:
+                self._add_item(folder, file, found)
             elif path.suffix.lower() in DOCUMENTS:
                 reason = tr("only the application reads files of this type; --extractor gives regraft their text")
                 self.leave(v2.SOURCE_UNREAD, reason, str(path))
@@ -606,15 +609,6 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         except OSError as problem:
             reason = tr("it cannot be read ({strerror})", strerror=problem.strerror)
             self.leave(v2.SOURCE_UNREACHABLE, reason, str(path))
-
-    def _add_or_rename(self, folder: Followed, file: SourceFile, lost: LostItems) -> None:
-        """Read a new file: it is a renamed item if its text is that of a lost one, otherwise a new item."""
-        found = self.options.reader.read(file.path)
-        item = lost.take_same_text(found.text, file.path.name)
-        if item is not None:
-            self._rename(item, folder, file)
-        else:
-            self._add_item(folder, file, found)
 
     def _add_item(self, folder: Followed, file: SourceFile, found: ItemText) -> None:
         """Add an item for a new file with the text ``found``.
