@@ -16,7 +16,7 @@ from regraft import identity
 from regraft.disk import file_paths, links
 from regraft.disk.file_paths import NO_TEXT_EXTENSIONS
 from regraft.formats import okf
-from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data
+from regraft.formats.cherry_v2.catalog_reader import Row, list_paths, parse_item_data
 from regraft.language import tr
 from regraft.report.labels import label_of
 from regraft.report.notices import Severity
@@ -46,15 +46,16 @@ def find_stored_path_problem(raw: bytes | None) -> str | None:
     return find_path_problem(decode_utf8(raw or b"").encode())
 
 
-def find_path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one rule each
-    """Say why a path below ``raw/`` is not valid; None if it is.
+def find_path_problem(raw: bytes | str | None) -> str | None:  # noqa: PLR0911 - one rule each
+    """Say why a path below ``raw/`` is not valid; None if it is. A path with unpaired surrogates is not UTF-8.
 
     Rules: ``docs/formats/index.md``, "What always holds".
     """
-    if not raw:
+    stored = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else raw
+    if not stored:
         return label_of("empty")
     try:
-        path = raw.decode()
+        path = stored.decode()
     except UnicodeDecodeError:
         return tr("not UTF-8")
     if "\0" in path or "\\" in path:
@@ -183,7 +184,8 @@ def _find_obstacle(item: Row, raw: Path) -> str | None:
     data = parse_item_data(item)
     if item.get("type") == "note" and not is_blank(data.get("content")):
         return None
-    safe = (path for path in _paths_in(data) if find_path_problem(path.encode("utf-8", "surrogatepass")) is None)
+    # The processed copy of a file first.
+    safe = (path for path in reversed(list_paths(data)) if find_path_problem(path) is None)
     file = next((path for path in safe if _is_file(raw / path)), None)
     if file is not None:
         is_plain = PurePosixPath(file).suffix.lower() not in NO_TEXT_EXTENSIONS
@@ -291,7 +293,7 @@ def make_orphan_test(items: list[Row], now_ms: int) -> Callable[[str, float], bo
     folders: set[str] = set()
     for item in items:
         data = parse_item_data(item)
-        known.update(_paths_in(data))
+        known.update(list_paths(data))
         if has_newer_type(item):
             # Any text in an item of a newer application can be a path.
             texts = {text for text in _texts_in(data) if text}
@@ -303,11 +305,6 @@ def make_orphan_test(items: list[Row], now_ms: int) -> Callable[[str, float], bo
     prefixes = tuple(f"{folder.rstrip('/')}/" for folder in folders)
     latest = now_ms / 1000 - YOUNG_SECONDS
     return lambda name, changed_at: name not in known and not name.startswith(prefixes) and changed_at < latest
-
-
-def _paths_in(data: dict[str, Any]) -> list[str]:
-    """Return the paths below ``raw/`` that the data of an item name."""
-    return [data[key] for key in ("indexedRelativePath", "relativePath") if isinstance(data.get(key), str)]
 
 
 def _texts_in(value: Any) -> Iterator[str]:

@@ -199,7 +199,7 @@ class _MaterialPlanner:
                 reason = tr("the application is deleting its item")
             elif owner is not None and owner != base.key:
                 reason = tr("its item belongs to base {elsewhere}", elsewhere=owner)
-            elif owner is None and find_path_problem(material.path.encode("utf-8", "surrogatepass")) is not None:
+            elif owner is None and find_path_problem(material.path) is not None:
                 reason = tr("its path is not below raw/; run regraft repair to assign one")
             elif owner is None and fold_name(material.path) in named:
                 reason = tr('another item has the same path, "{path}"', path=material.path)

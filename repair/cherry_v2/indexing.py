@@ -594,7 +594,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
     @staticmethod
     def _demand_free(path: str, taken: set[str]) -> None:
         """Raise NoText if a path below ``raw/`` is not safe, or is one of the ``taken`` paths of other texts."""
-        problem = find_path_problem(path.encode("utf-8", "surrogatepass"))
+        problem = find_path_problem(path)
         if problem is not None or path in taken:
             problem = problem or tr("that of another text in the index")
             raise NoText(tr('its path, "{path}", is {problem}', path=path, problem=problem))

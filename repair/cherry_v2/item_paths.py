@@ -32,7 +32,7 @@ from regraft.disk.file_paths import (
 )
 from regraft.errors import PlanOutdated, WrongUsage
 from regraft.formats import okf
-from regraft.formats.cherry_v2.catalog_reader import Row, base_id_text, parse_item_data
+from regraft.formats.cherry_v2.catalog_reader import Row, base_id_text, list_paths, parse_item_data
 from regraft.language import format_count, tr
 from regraft.text import decode_utf8, is_blank, printable, replace_surrogates
 from repair.changes.options import RepairOptions
@@ -46,13 +46,10 @@ from repair.cherry_v2.catalog_changes import (
     read_store_catalog,
 )
 
-_KEYS = ("relativePath", "indexedRelativePath")
-
 
 def named_paths(items: Iterable[Row]) -> set[str]:
     """Return the paths below ``raw/`` that catalog rows of items name: of their files, and of processed copies."""
-    paths = (parse_item_data(item).get(key) for item in items for key in _KEYS)
-    return {path for path in paths if isinstance(path, str)}
+    return {path for item in items for path in list_paths(parse_item_data(item))}
 
 
 def is_safe_path(path: Any) -> bool:
@@ -74,7 +71,7 @@ def find_taken_paths(items: Iterable[Row], materials: Iterable[str], raw: Path |
     children: dict[str, list[str]] = defaultdict(list)
     paths: list[str] = list(materials)
     for row in items:
-        own = _paths_of(row)
+        own = list(filter(is_safe_path, list_paths(parse_item_data(row))))
         if row.get("type") == "directory":
             prefixes.update({str(row.get("id")): path for path in own[:1]})
         elif row.get("group_id") is not None:
@@ -88,12 +85,6 @@ def find_taken_paths(items: Iterable[Row], materials: Iterable[str], raw: Path |
             # Files on disk below a folder's prefix belong to the folder.
             on_disk = {path.name for path in raw.iterdir()}.difference(prefixes.values())
     return TakenPaths(prefixes, frozenset(names - set(prefixes.values()) | on_disk), children)
-
-
-def _paths_of(row: Row) -> list[str]:
-    """Return the paths below ``raw/`` that an item names, without unsafe ones."""
-    data = parse_item_data(row)
-    return [data[key] for key in _KEYS if is_safe_path(data.get(key))]
 
 
 def free_snapshot_names(taken: TakenPaths, prefixes: Iterable[str], *, reserve_processed: bool) -> FreeNames:

@@ -78,7 +78,7 @@ def read_item_text(item: Row, raw: Path) -> ItemText:
 
 def find_raw_file(path: object, raw: Path) -> Path | None:
     """Return the file at a path below the folder ``raw``; None if it does not exist or a link leads elsewhere."""
-    if not isinstance(path, str) or find_path_problem(path.encode("utf-8", "surrogatepass")) is not None:
+    if not isinstance(path, str) or find_path_problem(path) is not None:
         return None
     try:
         if leads_outside(raw.parent, raw):

@@ -263,7 +263,7 @@ def make_item_rows(folder: OrphanFolder, evidence: Evidence) -> Iterator[Row]:
     for material in folder.materials:
         yield from builder.of_material(material)
     for path, changed_at in sorted(folder.files.items()):
-        if path not in builder.used and find_path_problem(path.encode("utf-8", "surrogatepass")) is None:
+        if path not in builder.used and find_path_problem(path) is None:
             key = identity.item_id(folder.base, path, folder.created_at)
             yield from builder.item(key, path, (folder.created_at, changed_at), is_whole=False)
 

@@ -204,6 +204,8 @@ DATA_FIELDS = {
     "note": (("source", "content"), ("relativePath",)),
     "directory": (("source",), ("relativePath",)),
 }
+#: Fields of ``data`` that name files below ``raw/``.
+PATH_FIELDS = ("relativePath", "indexedRelativePath")
 
 
 def parse_item_data(item: Row) -> dict[str, Any]:
@@ -219,6 +221,11 @@ def dump_item_data(data: Mapping[str, Any]) -> str:
     except UnicodeEncodeError:
         return json.dumps(data, separators=(",", ":"))
     return text
+
+
+def list_paths(data: Mapping[str, Any]) -> list[str]:
+    """List the paths below ``raw/`` that the parsed ``data`` of an item names: of its file, and of a processed copy."""
+    return [data[name] for name in PATH_FIELDS if isinstance(data.get(name), str)]
 
 
 def relative_path(item: Row) -> str | None:

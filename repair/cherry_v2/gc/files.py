@@ -24,7 +24,14 @@ from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
 from regraft.formats import okf
 from regraft.formats.cherry_preview import IndexLayout
 from regraft.formats.cherry_v1.layout import VECTOR_TABLE
-from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_id_text, parse_item_data
+from regraft.formats.cherry_v2.catalog_reader import (
+    PATH_FIELDS,
+    Row,
+    StoredCatalog,
+    base_id_text,
+    list_paths,
+    parse_item_data,
+)
 from regraft.formats.cherry_v2.layout import RAW_FOLDER
 from regraft.formats.vector_survey import StoreProblem, VectorSurvey
 from regraft.formats.vector_table import check_file
@@ -253,7 +260,7 @@ def _find_unknown_names(raw: Path, items: list[Row]) -> str | None:
         return tr("the folder is a link, and links are not followed")
     for item in items:
         data = parse_item_data(item)
-        paths = (data.get(key) for key in ("relativePath", "indexedRelativePath"))
+        paths = map(data.get, PATH_FIELDS)
         if not data or any(not isinstance(path, str | None) for path in paths):
             return tr("the paths of item {get} cannot be read", get=item.get("id"))
     return None
@@ -268,7 +275,7 @@ def _make_name_test(store: Store, base: str, items: list[Row]) -> Callable[[str]
     folders: tuple[str, ...] = ()
     for item in items:
         data = parse_item_data(item)
-        known |= {_fold_path(data[key]) for key in ("relativePath", "indexedRelativePath") if data.get(key)}
+        known |= {_fold_path(path) for path in list_paths(data) if path}
         if item.get("type") == "directory" and data.get("relativePath"):
             folders += (_fold_path(data["relativePath"]).rstrip("/") + "/",)
     indexed = {_fold_path(path) for path in _read_indexed_paths(store, base, {str(item.get("id")) for item in items})}

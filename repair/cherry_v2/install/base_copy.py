@@ -21,7 +21,7 @@ from regraft import identity
 from regraft.disk import durable, file_paths, links, sqlite, untrusted_sqlite
 from regraft.errors import CopyDiffers, PlanOutdated, RegraftError
 from regraft.formats import json_text
-from regraft.formats.cherry_v2.catalog_reader import Row, dump_item_data
+from regraft.formats.cherry_v2.catalog_reader import PATH_FIELDS, Row, dump_item_data
 from regraft.formats.cherry_v2.index.opening import check_identity
 from regraft.language import format_count, tr
 from regraft.stores.locate import INDEX_FILE, RAW_FOLDER
@@ -34,9 +34,6 @@ from repair.cherry_v2.source import BaseSource
 from repair.embedding.report import FillCounts, ReusedVectors, ScopeOutcome, empty_estimate
 from repair.embedding.reuse import Reuse, Supply
 from repair.embedding.survey import estimate_outcome, unnamed_embedder
-
-#: Keys of item data that may hold the item's id: in files of folders that 2.0.0 to 2.0.3 migrated.
-_PATHS = ("relativePath", "indexedRelativePath")
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,8 @@ class CopyIds:
             fields = json_text.loads(data)
         except (ValueError, RecursionError):
             return data
-        own = [name for name in _PATHS if isinstance(fields, dict) and fields.get(name) == old]
+        # The paths of files of folders that 2.0.0 to 2.0.3 migrated are the ids of their items.
+        own = [name for name in PATH_FIELDS if isinstance(fields, dict) and fields.get(name) == old]
         if not own:
             return data
         return dump_item_data({**fields, **dict.fromkeys(own, self.item(old))})

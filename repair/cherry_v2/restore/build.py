@@ -25,7 +25,7 @@ from regraft.disk import durable, file_paths, links, scratch, sqlite, untrusted_
 from regraft.disk.file_paths import FreeNames
 from regraft.errors import LedgerUnreadable, NotRestored, VerificationFailed
 from regraft.formats import okf
-from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data
+from regraft.formats.cherry_v2.catalog_reader import Row, list_paths, parse_item_data
 from regraft.formats.cherry_v2.index.bulk import IndexBuilder
 from regraft.formats.cherry_v2.settings import read_base_settings
 from regraft.language import document_in_english, tr
@@ -167,7 +167,7 @@ def _record_problem(record: BuiltBase, mark: str, source: str, base: str) -> str
     if (record.mark, record.source, record.base) != (mark, source, base):
         return tr("it belongs to another base")
     paths = (*record.files, *record.guessed, *(item.path for item in record.items if item.path is not None))
-    outside = [path for path in paths if find_path_problem(path.encode("utf-8", "surrogatepass")) is not None]
+    outside = [path for path in paths if find_path_problem(path) is not None]
     if outside:
         return tr("it names {outside!r}, which is not a path below raw/", outside=outside[0])
     if any(one.finding not in FINDINGS for one in record.left):
@@ -352,10 +352,8 @@ class _Builder:
         for (data,) in untrusted_sqlite.read_lenient_rows(
             catalog, ("data",), "knowledge_item WHERE base_id = ?", (self._source.key,)
         ):
-            found = parse_item_data({"data": data})
-            for key in ("relativePath", "indexedRelativePath"):
-                if isinstance(found.get(key), str):
-                    self._names.take(replace_surrogates(found[key]))
+            for path in list_paths(parse_item_data({"data": data})):
+                self._names.take(replace_surrogates(path))
 
     def _rows(self, catalog: apsw.Connection) -> Iterator[tuple[Row, Any]]:
         """Yield the item rows that are copied, each with its column ``data``; others are recorded as left out."""
@@ -403,7 +401,7 @@ class _Builder:
             if item.get("status") != "idle":
                 self._left.append(NotCarried(v2.ITEM_NO_MATERIAL, leaf_item.missing, leaf_item.id))
             path = get_indexed_path(item)
-            if path is not None and (path == item["id"] or self._problem(path) is not None):
+            if path is not None and (path == item["id"] or find_path_problem(path) is not None):
                 leaf_item.path = leaf_item.id
             return leaf_item
         path = self._path(item, leaf_item.id, text)
@@ -433,15 +431,10 @@ class _Builder:
             raise NoText(BLANK)
         return text, spans
 
-    @staticmethod
-    def _problem(path: str) -> str | None:
-        """Return why a path below ``raw/`` is not safe, or None."""
-        return find_path_problem(path.encode("utf-8", "surrogatepass"))
-
     def _path(self, item: Row, key: str, text: str) -> str:
         """Return the path for the text of an item with the new id ``key``; a missing snapshot is written there."""
         own = get_indexed_path(item)
-        if own is not None and (own == item["id"] or self._problem(own) is not None or own in self._paths):
+        if own is not None and (own == item["id"] or find_path_problem(own) is not None or own in self._paths):
             own = None
         if item["type"] == "file":
             path = key if own is None else own

@@ -18,7 +18,7 @@ from regraft import identity
 from regraft.disk import durable, file_paths, links
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.catalog_generation import ITEMS
-from regraft.formats.cherry_v2.catalog_reader import Row, dump_item_data, parse_item_data
+from regraft.formats.cherry_v2.catalog_reader import PATH_FIELDS, Row, dump_item_data, parse_item_data
 from regraft.formats.cherry_v2.index import schema, store
 from regraft.language import format_count, tr
 from repair.changes.files import size_on_disk
@@ -216,7 +216,7 @@ class BaseChanges(msgspec.Struct, kw_only=True):
         gone = {str(item["id"]) for item in self.gone}
         for item in self.compared.items:
             key, data = str(item.get("id")), parse_item_data(item)
-            for field in ("relativePath", "indexedRelativePath"):
+            for field in PATH_FIELDS:
                 if isinstance(data.get(field), str):
                     yield data[field], key in gone or (key in renamed and field == "relativePath")
 
