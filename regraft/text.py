@@ -64,6 +64,14 @@ def decode_utf16(wide: bytes) -> str | None:
         return None
 
 
+def decode_text(raw: object) -> str | None:
+    """Decode bytes as UTF-8; None for other values, and for bytes that are not UTF-8."""
+    try:
+        return raw.decode() if isinstance(raw, bytes) else None
+    except UnicodeDecodeError:
+        return None
+
+
 def trim(text: str) -> str:
     """Remove leading and trailing JavaScript white space."""
     return text.strip(JS_WHITESPACE)

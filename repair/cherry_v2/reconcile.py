@@ -25,7 +25,7 @@ from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2 import layout
 from regraft.language import format_count, tr
 from regraft.stores.derived import OutOfOrder, compare_sorted
-from regraft.text import decode_utf8, join_command, path_argument, quote_word, replace_surrogates
+from regraft.text import decode_text, decode_utf8, join_command, path_argument, quote_word, replace_surrogates
 from repair.changes.options import ReconcileOptions
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved, group_by_base
 from repair.changes.store import Store
@@ -257,7 +257,7 @@ class _Follows(msgspec.Struct):
 
         ``items`` is the open catalog.
         """
-        material = _decode_text(key)
+        material = decode_text(key)
         if material is None:
             self._leave(v2.MATERIAL_ORPHAN, tr("its id is not text"), None)
             return
@@ -271,7 +271,7 @@ class _Follows(msgspec.Struct):
 
     def _plan_move(self, key: bytes, found: bytes | None, wanted: bytes) -> None:
         """Plan to give the material with the id ``key`` the path ``wanted`` of its item, in place of ``found``."""
-        material, old, new = _decode_text(key), _decode_text(found), _decode_text(wanted)
+        material, old, new = decode_text(key), decode_text(found), decode_text(wanted)
         # A path with an unpaired surrogate cannot be found again.
         if material is None or old is None or new is None or "\ufffd" in old:
             self._leave(v2.MATERIAL_PATH, tr("one of its two paths is not text"), material)
@@ -304,9 +304,7 @@ class _Follows(msgspec.Struct):
             wanted = Counter(move.new for move in self.moves)
             stays: set[_Move] = set()
             for move in self.moves:
-                reason = find_path_problem(move.new.encode()) or self._find_conflict(
-                    index, move.new, wanted[move.new], leaving
-                )
+                reason = find_path_problem(move.new) or self._find_conflict(index, move.new, wanted[move.new], leaving)
                 if reason is not None:
                     self._leave(
                         v2.MATERIAL_PATH,
@@ -397,18 +395,10 @@ class _Follows(msgspec.Struct):
                 )
 
 
-def _decode_text(raw: bytes | None) -> str | None:
-    """Decode UTF-8; None stays None, and so do bytes that are not valid."""
-    try:
-        return None if raw is None else raw.decode()
-    except UnicodeDecodeError:
-        return None
-
-
 def _is_file(raw: Path, path: str) -> bool:
     """Whether a path is valid and leads to a file below the folder ``raw``."""
     try:
-        return find_path_problem(path.encode()) is None and file_paths.is_file(raw / path)
+        return find_path_problem(path) is None and file_paths.is_file(raw / path)
     except (OSError, ValueError):
         return False
 

@@ -21,7 +21,7 @@ from checks.audit.findings import RowNumbers
 from checks.cherry_v2 import detect
 from checks.cherry_v2 import findings as v2
 from regraft.language import tr
-from regraft.text import decode_utf16
+from regraft.text import decode_text, decode_utf16
 from repair.cherry_v2.indexing import find_lost_units
 
 #: The columns have no type, so that damaged values are not converted.
@@ -101,14 +101,6 @@ class RowRepair(msgspec.Struct):
 def sha256_hex(raw: bytes) -> str:
     """Return the hash of a text, given as UTF-8, in the form in which an index stores it."""
     return hashlib.sha256(raw).hexdigest()
-
-
-def decode_text(raw: object) -> str | None:
-    """Decode bytes as UTF-8; None for other values and for bytes that are not UTF-8."""
-    try:
-        return raw.decode() if isinstance(raw, bytes) else None
-    except UnicodeDecodeError:
-        return None
 
 
 def create_tables(db: apsw.Connection) -> None:

@@ -30,7 +30,7 @@ from regraft.formats.cherry_v2.salvage.found_rows import (
     set_fate,
     unit_id,
 )
-from regraft.text import decode_utf8
+from regraft.text import decode_utf8, decode_utf16
 
 #: Possible separators between two units by length in UTF-16 units, and possible ends of a content.
 _SEPARATORS = {0: ("",), 1: ("\n", " "), 2: ("\n\n", "\r\n", "  ", "\n "), 3: ("\n\n\n",), 4: ("\r\n\r\n", "\n\n\n\n")}
@@ -90,10 +90,7 @@ class WholeText:
             return self._text[start:stop] if 0 <= start <= stop <= len(self._text) else None
         if not 0 <= start <= stop <= len(self._wide) // 2:
             return None
-        try:
-            return self._wide[2 * start : 2 * stop].decode("utf-16-le")
-        except UnicodeDecodeError:
-            return None
+        return decode_utf16(self._wide[2 * start : 2 * stop])
 
     def find_all(self, body: str) -> Iterator[Span]:
         """Yield the offset ranges (UTF-16) at which a body occurs in the text: the first 64 of them."""
