@@ -449,6 +449,8 @@ def _embed(embedder: Embedder, budgeted: BudgetedEmbedder, texts: Sequence[str],
     try:
         for batch in pack_batches(((text, embedder.tokens(text)) for text in texts), embedder.settings.batch):
             vectors += budgeted.embed([text for text, _ in batch], query=is_query)
+        # Vectors of several lengths say nothing about the model.
+        embedders.check(vectors, len(texts), None, embedder=embedder.settings.name)
     except (LimitReached, TextsRejected, ServerFailing, Halted, AnswerUnfit) as error:
         raise EmbeddingStopped(str(getattr(error, "reason", "") or error)) from error
     return vectors

@@ -21,7 +21,7 @@ import fault_server
 import numpy as np
 import pytest
 from extras import needs
-from fault_server import FaultServer
+from fault_server import FaultServer, changed, right
 from harness import Outcome, run, snapshot
 from v1 import PLAIN, Library, Row, Source, base, carried, file, floats, sha
 
@@ -607,6 +607,17 @@ def test_vectors_of_another_length_are_of_another_model(
     done = certified(filled.path, "--config", config(server, tmp_path_factory.mktemp("c") / "x"))
     assert names(done) == {"certify.model-differs"}
     assert len(server.texts) == 32, "no end of a text is searched for"
+
+
+def test_nothing_is_claimed_where_the_answers_have_several_lengths(
+    server: FaultServer, filled: Library, tmp_path_factory: Any
+) -> None:
+    server.behave = [right, changed(lambda vectors: [vector + vector for vector in vectors])]
+    place = config(server, tmp_path_factory.mktemp("c") / "x", batch={"texts": 16})
+    done = certified(filled.path, "--config", place)
+    checked = done.document["bases"][0]["model_check"]
+    assert "dimensions instead of" in checked["problem"]
+    assert (done.status, names(done), checked["texts"]) == (1, set(), 0)
 
 
 def test_a_base_of_another_model_gets_nothing_sent(server: FaultServer, filled: Library, tmp_path_factory: Any) -> None:
