@@ -512,7 +512,8 @@ def _plan_sidecar(store: Store, settings: EmbedderSettings, model: str, options:
         message = tr("create {name} for vectors of {model}", name=path.name, model=model)
     else:
         return made
-    rebuilding = path.exists()
+    # Until it is complete, so that the next run continues instead of starting over.
+    rebuilding = options.command == "rebuild"
 
     def make(new: Path) -> None:
         """Write an empty sidecar."""

@@ -90,7 +90,7 @@ def create_sidecar(path: Path, model_id: str, dimensions: int | None, now: str, 
         model_id: model of all vectors.
         dimensions: dimensions of each vector; None if unknown before the first one.
         now: current time, RFC 3339.
-        rebuilding: whether it replaces another sidecar.
+        rebuilding: whether a rebuild fills it.
     """
     with sqlite.open_writable(path, create=True) as db, sqlite.transaction(db):
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")

@@ -505,6 +505,16 @@ def test_a_rebuild_that_was_stopped_goes_on(store: Path, server: FaultServer, co
     assert (state(store), len(sent(server)), held(store)) == ("ready", 7, right(store))
 
 
+def test_a_rebuild_without_a_sidecar_that_was_stopped_goes_on(store: Path, server: FaultServer, config: Path) -> None:
+    fill(store, config, "--limit", "5", command="rebuild")
+    assert (state(store), len(held(store))) == ("rebuilding", 5)
+    paid = sent(server)
+    assert fill(store, config, command="rebuild").status == 0
+    assert (state(store), held(store)) == ("ready", right(store))
+    assert len(sent(server)) == len(set(sent(server))) == 12
+    assert len(paid) == 5
+
+
 @pytest.mark.thorough
 def test_a_rebuild_that_was_stopped_begins_again_with_another_model(
     store: Path, server: FaultServer, config: Path, tmp_path: Path
