@@ -32,6 +32,8 @@ from regraft.text import printable
 #: Whether the system accepts paths relative to an open folder. Windows does not; there the check comes right before the
 #: write.
 SUPPORTS_DIR_FD = {os.mkdir, os.open, os.rename, os.rmdir, os.stat, os.unlink, os.link} <= os.supports_dir_fd
+#: Whether ``a:b`` names a stream of the file ``a``, which folders do not list (NTFS).
+_HAS_STREAMS = os.name == "nt"
 #: The module for locks and full flushes; None on Windows, which has no ``fcntl``.
 fcntl: Any = None
 with suppress(ImportError):
@@ -263,6 +265,8 @@ def find_output_problem(path: Path, in_use: Iterable[Path]) -> str:
     folder = path.absolute().parent
     if not folder.is_dir():
         return tr("its folder does not exist")
+    if _HAS_STREAMS and ":" in path.name:
+        return tr("a file name must not have a colon on Windows")
     overlap = find_overlap(path, in_use)
     if overlap:
         return overlap

@@ -14,7 +14,7 @@ from harness import run
 from planted_v2 import index
 
 from checks import systems
-from regraft.disk import durable
+from regraft.disk import durable, writable
 from regraft.errors import OutputLost
 from repair.cherry_v2 import pack as packing
 
@@ -93,6 +93,15 @@ def test_a_file_beside_a_catalog_that_is_read_is_refused(option: str, store: Pat
 @pytest.mark.parametrize("option", EVERY)
 def test_a_folder_that_is_not_there_is_refused(option: str, store: Path, tmp_path: Path) -> None:
     refused(option, store, tmp_path / "nowhere" / ALL[option][2], "its folder does not exist")
+
+
+@pytest.mark.parametrize("option", EVERY)
+def test_a_name_with_a_colon_is_refused_on_windows(
+    option: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, it would be written into a stream of another file, which no folder lists."""
+    monkeypatch.setattr(writable, "_HAS_STREAMS", True)
+    refused(option, store, tmp_path / f"today:{ALL[option][2]}", "must not have a colon")
 
 
 @pytest.mark.parametrize("option", EVERY)
