@@ -307,7 +307,7 @@ def main(*, is_interrupted: bool = False) -> None:
     finally:
         interrupts.ignore_stops()
     status = final_status(status if isinstance(status, int) else 0)
-    if status in (INTERRUPTED, STOPPED):
+    if status == INTERRUPTED or (status == STOPPED and "ray" in sys.modules):
         # Exit without Python's own shutdown: if Ctrl-C came while Python was executing generated code, as for data
         # classes, it would end itself by a signal; and Ray waits there for a cluster that does not answer any more.
         for stream in (sys.stdout, sys.stderr):

@@ -34,13 +34,15 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def cluster() -> Iterator[Any]:
-    """Start a cluster whose only node has no cores."""
+    """Start a cluster whose only node has no cores; nodes that are added have the time that a loaded machine needs."""
     from ray.cluster_utils import Cluster
 
     before = dict(os.environ)
     # Nodes that join later get it, too.
     os.environ.update(environment())
     made = start_ray(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}))
+    add = made.add_node
+    made.add_node = lambda **options: start_ray(lambda: add(**options))
     try:
         yield made
     finally:
