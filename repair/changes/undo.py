@@ -21,7 +21,7 @@ from regraft.report.document import Report
 from regraft.text import printable
 from repair.changes import changesets, execution, files
 from repair.changes.options import GcOptions
-from repair.changes.plan import Action, Plan
+from repair.changes.plan import Action, Plan, Unresolved
 from repair.changes.store import Store
 
 
@@ -337,17 +337,30 @@ _DAY_MS = 86_400_000
 _OPEN = {"intended", "undoing"}
 
 
-def add_expired_runs(own: Plan, store: Store, options: GcOptions) -> Plan:
+def add_expired_runs(
+    own: Plan, store: Store, options: GcOptions, find_needed: Callable[[RunRecord], list[Unresolved]] | None = None
+) -> Plan:
     """Add the deletion of expired undo data to the plan ``own`` of ``gc``.
 
     Nothing is added if the user chose only some bases or findings.
+
+    Args:
+        own: the plan.
+        store: the store.
+        options: the options of ``gc``.
+        find_needed: returns reports about undo data of a run that may be the last copy; such a run does not expire.
 
     Raises:
         LedgerUnreadable
     """
     expired: list[RecordedChange] = []
     expiring: list[Action] = []
+    left = list(own.left)
     for run, kept in _expired_runs(store, options):
+        needed = [] if find_needed is None else find_needed(run)
+        if needed:
+            left += needed
+            continue
         when = iso_time(run.started_at)
         message = tr(
             "delete the undo data of regraft {command} from {when}; that run can no longer be undone",
@@ -362,7 +375,7 @@ def add_expired_runs(own: Plan, store: Store, options: GcOptions) -> Plan:
         size = sum(action.bytes for action in own.actions if action.finding is not None)
         message = tr("keep no undo data of this run; it cannot be undone")
         expiring.append(Action(action="expire", message=message, count=len(own.changes), bytes=size))
-    return replace(own, expired=expired, expiring=expiring, keeps_undo=keeps_undo)
+    return replace(own, left=left, expired=expired, expiring=expiring, keeps_undo=keeps_undo)
 
 
 def _expired_runs(store: Store, options: GcOptions) -> Iterator[tuple[RunRecord, list[RecordedChange]]]:

@@ -55,8 +55,13 @@ def plan(store: Store, options: ReconcileOptions) -> Plan:
     catalog = read_store_catalog(store, data=False)
     known = catalog.rows_by_base
     protection = Protection(store, catalog, options.spared)
+    findings = store.findings(Level.QUICK)
     made = Plan()
-    for base, found in group_by_base(store.findings(Level.QUICK)).items():
+    if not options.only:
+        has_v1_files = any(finding.name == v2.LEFTOVER for finding in findings)
+        lacking = (finding for finding in findings if finding.base is not None and finding.name in _MISSING)
+        made.left += [_report_lacking(store, finding, has_v1_files=has_v1_files) for finding in lacking]
+    for base, found in group_by_base(findings).items():
         if base is not None:
             made.add(_plan_base(store, base, found, options, protection, is_known=base in known))
     return made
@@ -76,8 +81,6 @@ def _plan_base(
         is_known: whether the catalog has a row of the base.
     """
     made = Plan()
-    if not options.only:
-        made.left += [_report_lacking(store, finding) for finding in found if finding.name in _MISSING]
     why = next((finding.message for finding in found if finding.name in _DAMAGE), None)
     if why is None and not is_known:
         why = tr("the catalog has no such base")
@@ -131,11 +134,13 @@ def _plan_index(store: Store, base: str, wanted: set[str], *, has_items_without_
     return Plan([] if change is None else [change], follows.left, {(name, base) for name in resolved})
 
 
-def _report_lacking(store: Store, finding: Finding) -> Unresolved:
-    """Report an item without a text in the index, with the command that may restore it."""
+def _report_lacking(store: Store, finding: Finding, *, has_v1_files: bool) -> Unresolved:
+    """Report an item without a text in the index, with the command that may restore it.
+
+    ``has_v1_files``: whether vector files that the upgrade left behind are still in the store.
+    """
     repair = finding.repair
-    if store.is_profile and finding.name != v2.ITEM_NOT_INDEXED:
-        # A v1 file that the upgrade left behind may have it.
+    if has_v1_files and store.is_profile and finding.name != v2.ITEM_NOT_INDEXED:
         repair = f"regraft rescue {quote_word(path_argument(store.root))}"
     return Unresolved.of(finding, finding.message, repair=repair)
 

@@ -18,6 +18,7 @@ from planted_v2 import ITEM, KB, KB_ROW, OTHER, PLANTED, catalog, data, index, r
 from profiles import start_application
 from reconciled import findings, state
 from stand_ins import KILLED, die
+from v1 import Row, write_store
 
 from regraft import identity
 from regraft.disk import durable, sqlite
@@ -346,9 +347,13 @@ def test_what_the_index_lacks_is_listed(name: str, finding: str, status: int, st
     assert [(one["finding"], one["base"], one["repair"]) for one in document["left"]] == [(finding, KB, None)]
 
 
-def test_of_a_profile_rescue_may_help(store: Path) -> None:
+def test_of_a_profile_rescue_may_help_while_it_has_vector_files_of_v1(store: Path) -> None:
     PLANTED["no index"].damage(store)
     (store / "catalog.sqlite").rename(store / "cherrystudio.sqlite")
+    [one] = reconcile(store, status=1)["left"]
+    assert one["repair"] is None
+    assert run("rescue", store, "--yes").status == REFUSED
+    write_store(store / "KnowledgeBase" / "kb", [Row("F", "a text of v1")])
     [one] = reconcile(store, status=1)["left"]
     assert one["repair"] == f"regraft rescue {store}"
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import apsw
 import pytest
+from aged_files import aged
 from faults import REFUSED, Tripwire, forked, late_damage, said, untouched
 from golden_cases import Shape, normal
 from harness import GOLDEN, NOW, NOW_MS, Outcome, command_words, golden, run, snapshot
@@ -255,6 +257,46 @@ def test_files_of_v1_go_by_the_command_only_where_that_would_take_them(tmp_path)
     assert told(whole, "--deep")["v1.leftover"][0]["repair"] == f"regraft gc {whole} --v1-leftovers"
     assert run("gc", whole, "--v1-leftovers").status == 0
     assert "v1.leftover" not in told(whole)
+
+
+def vectors_of(path: Path) -> set[tuple[str, bytes]]:
+    """Return the texts of a vector file of v1 with their vectors."""
+    with closing(sqlite3.connect(path)) as db:
+        return set(db.execute("SELECT pageContent, vector FROM vectors"))
+
+
+def test_the_trash_keeps_vectors_that_an_undone_rescue_had_brought_back(tmp_path: Path) -> None:
+    items = folder("d", "D1", "D2", path="/home/mei/d"), note("n", "N", text="Remember the lamp")
+    made = profile(tmp_path, Source([base("kb", *items)], {"kb": rows_of("D1", "D2", "N")}), lost=("kb",))
+    file_of_v1 = aged(made / "Data" / "KnowledgeBase" / "kb")
+    of_v1 = vectors_of(file_of_v1)
+    of_rescue = rescued(made)["undo"]
+    of_gc = run("gc", made, "--v1-leftovers", "--json").document["undo"]
+    assert not file_of_v1.exists()
+    assert run("undo", made, of_rescue, "--yes").status == 0
+    # Long after the days of grace, nothing else has these vectors.
+    later = ("--now", "2099-01-01T00:00:00.000Z", "--json")
+    for _ in range(2):
+        [kept] = run("gc", made, *later).document["left"]
+        assert (kept["finding"], kept["repair"]) == ("v1.leftover", f"regraft undo {made} {of_gc}")
+        assert "is kept in the trash: v2 has 0 of its 9 vectors" in kept["reason"]
+    [in_trash] = (made / ".regraft" / "trash").rglob("kb")
+    assert vectors_of(in_trash) == of_v1
+    assert run(*command_words(kept["repair"])[1:], "--yes").status == 0
+    assert vectors_of(file_of_v1) == of_v1
+    rescued(made)
+    document = run("gc", made, "--v1-leftovers", *later).document
+    assert "trash-vector-file" in {one["action"] for one in document["actions"]}
+
+
+def test_the_trash_of_proven_vector_files_expires(tmp_path: Path) -> None:
+    made = profile(tmp_path, Source([base("kb", note("n", "N"))], {"kb": rows_of("N")}), lost=("kb",))
+    aged(made / "Data" / "KnowledgeBase" / "kb")
+    rescued(made)
+    assert run("gc", made, "--v1-leftovers").status == 0
+    document = run("gc", made, "--now", "2099-01-01T00:00:00.000Z", "--json").document
+    assert ({one["action"] for one in document["actions"]}, document["left"]) == ({"expire"}, [])
+    assert not (made / ".regraft" / "trash").exists()
 
 
 # --- what comes back -------------------------------------------------------------------------------------------------

@@ -47,7 +47,8 @@ def plan(store: Store, options: GcOptions) -> Plan:
     made.add(files.plan_leftovers(store, catalog, options, proving))
     # Changes of files come last: one that is open elsewhere refuses the run before anything is moved.
     made.changes.sort(key=lambda change: isinstance(change, FileChange))
-    return undo.add_expired_runs(made, store, options)
+    find_needed = files.make_trash_test(store, catalog, proving)
+    return undo.add_expired_runs(made, store, options, find_needed)
 
 
 def _selected_indexes(store: Store, without: set[str | None]) -> dict[str, str]:

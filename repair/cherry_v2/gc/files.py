@@ -36,8 +36,10 @@ from regraft.formats.cherry_v2.layout import RAW_FOLDER
 from regraft.formats.vector_survey import StoreProblem, VectorSurvey
 from regraft.formats.vector_table import check_file
 from regraft.language import format_count, tr
+from regraft.ledger.ledger import RunRecord
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE
 from regraft.text import one_line, path_text, printable
+from repair.changes.execution import undo_data_path
 from repair.changes.options import GcOptions
 from repair.changes.plan import FileChange, Plan, Unresolved, move_to_trash
 from repair.changes.store import Store
@@ -45,6 +47,9 @@ from repair.cherry_v2.gc.rows import is_wanted
 from repair.cherry_v2.item_paths import named_paths
 from repair.cherry_v2.orphan_folders import find_unnamed_folders
 from repair.cherry_v2.protection import Protection
+
+#: The action that moves a vector file of v1 to the trash.
+TRASH_VECTOR_FILE = "trash-vector-file"
 
 # --- other copies of a raw file -------------------------------------------------------------------------------------
 
@@ -446,6 +451,68 @@ def plan_leftovers(store: Store, catalog: StoredCatalog | None, options: GcOptio
     return made
 
 
+def make_trash_test(
+    store: Store, catalog: StoredCatalog | None, indexes: dict[str, str]
+) -> Callable[[RunRecord], list[Unresolved]]:
+    """Make a function that reports the v1 vector files a run moved to the trash whose vectors no index has any more.
+
+    Since that run, an undo or the application may have removed the base that had them.
+
+    Args:
+        store: the store.
+        catalog: the catalog of the store, if it has one.
+        indexes: intact index files whose vectors are kept, relative to the root, by base id.
+    """
+
+    def find_needed(run: RunRecord) -> list[Unresolved]:
+        """Report the vector files in the trash of this run that may be the last copy of their vectors."""
+        proving = _proving_indexes(store, catalog, indexes)
+        reasons = ((path, _find_lost_proof(path, proving)) for path in _find_trashed_vector_files(store, run))
+        return [_leave_in_trash(store, run, path, why) for path, why in reasons if why is not None]
+
+    return find_needed
+
+
+def _find_trashed_vector_files(store: Store, run: RunRecord) -> Iterator[Path]:
+    """Yield the v1 vector files that a run moved to the trash and that are still there."""
+    for change in run.changes:
+        path = undo_data_path(store.root, change) if change.state == "done" else None
+        start, count = change.detail.actions
+        actions = {action.action for action in run.actions[start : start + count]}
+        if path is not None and TRASH_VECTOR_FILE in actions and file_paths.is_file(path):
+            yield path
+
+
+def _find_lost_proof(path: Path, proving: dict[str, Path]) -> str | None:
+    """Return why the ``proving`` indexes no longer prove a v1 vector file in the trash; None if one still does."""
+    try:
+        survey = VECTOR_TABLE.survey(path)
+        complete, best = _find_proof(path, survey, proving)
+    except StoreProblem as problem:
+        return tr("it {problem}", problem=problem)
+    usable = sum(survey.lengths.values())
+    if complete or not usable:
+        return None
+    proven, first = (0, "") if best is None else (best.proven, tr("; for example, {first}", first=best.first))
+    return tr(
+        "v2 has {proven:,} of its {vectors}{first}",
+        proven=proven,
+        vectors=format_count(usable, "vector"),
+        first=first,
+    )
+
+
+def _leave_in_trash(store: Store, run: RunRecord, path: Path, why: str) -> Unresolved:
+    """Report that a v1 vector file stays in the trash of a run, and why."""
+    name = path_text(path.name)
+    return Unresolved(
+        finding=v2.LEFTOVER,
+        reason=tr("the vector file {name} of v1 is kept in the trash: {why}", name=name, why=why),
+        subject=name,
+        repair=store.command_line("undo", run.run_id),
+    )
+
+
 def _proving_indexes(store: Store, catalog: StoredCatalog | None, indexes: dict[str, str]) -> dict[str, Path]:
     """Return the index files, by base id, that count as proof: of completed bases, or of all if there is no catalog."""
     completed = set(indexes)
@@ -635,7 +702,7 @@ def _decide_file(
         where=where,
         rest=rest,
     )
-    return move_to_trash(store, path, "trash-vector-file", v2.LEFTOVER, message, owner)
+    return move_to_trash(store, path, TRASH_VECTOR_FILE, v2.LEFTOVER, message, owner)
 
 
 def _has_no_more(index: Path, file: _VectorFile) -> bool:
