@@ -38,6 +38,8 @@ _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 
 _HEAD_SECONDS = 45.0
 #: Characters of an error that are kept.
 _LONGEST = 300
+#: Seconds in which a result, of some megabytes at most, has to arrive; otherwise it counts as lost with its node.
+_FETCH_SECONDS = 120.0
 #: Seconds between two looks at the nodes.
 _LOOK_SECONDS = 2.0
 #: Tasks are submitted for this many times the cores of the cluster, so that an autoscaler sees what waits.
@@ -339,7 +341,7 @@ class RayPool:
         """
         self._note_activity()
         try:
-            found: Any = self._ray.get(next(stream))
+            found: Any = self._ray.get(next(stream), timeout=_FETCH_SECONDS)
         except self._ray.exceptions.RayError as error:
             # It failed before the command, its process was killed, or its node is lost.
             found = TaskResult(status=None, error=ray_error(error))
