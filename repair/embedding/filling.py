@@ -297,9 +297,10 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
             RegraftError: see :func:`report_stops`.
         """
         settings, meter = embedder.settings, BudgetedEmbedder(embedder, self.limits)
+        sentences: list[bytes] = []
         with report_stops(self.path, settings.name, lambda: self.written, self.hooks.has_begun):
             try:
-                meter.charge(self._probe(embedder, meter.gauge))
+                meter.charge(self._probe(embedder, meter.gauge, sentences))
             except LimitReached as reached:
                 for part in self.parts:
                     part.outcome.filled.stopped = str(reached)
@@ -312,6 +313,7 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
                 self.hooks.recorded(shared.ledger),
             ):
                 digest = probing.settings_digest(embedder.settings)
+                self._compare_with_other_runs(settings.name, sentences, shared)
                 for part in self.parts:
                     probe = part.outcome.probe
                     if digest is not None and probe is not None and not probe.remembered:
@@ -322,16 +324,31 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
                             part.supply.copy_to(scope, part.outcome)
                         self._fill(scope, part, embedder, workers, meter, shared)
 
-    def _probe(self, embedder: Embedder, gauge: TokenGauge) -> int:
+    def _compare_with_other_runs(self, name: str, sentences: Sequence[bytes], shared: SharedStore) -> None:
+        """Check that runs which fill a part without vectors at the same time have the same model.
+
+        ``name`` is that of the embedder, ``sentences`` its vectors from the comparison with itself.
+
+        Raises:
+            EmbedderDiffers
+        """
+        for part in self.parts:
+            if sentences and part.sample is not None and not part.sample:
+                others = shared.queue.share_sentences(part.outcome.scope, b"".join(sentences))
+                probing.demand_same_sentences(name, part.outcome.name, sentences, others)
+
+    def _probe(self, embedder: Embedder, gauge: TokenGauge, sentences: list[bytes]) -> int:
         """Compare the embedder with the vectors of every part and its supply; returns the number of tokens sent.
 
         A comparison that an interrupted run paid for is not repeated while the embedder's settings are the same.
-        ``gauge`` learns how the server counts tokens.
+        ``gauge`` learns how the server counts tokens. ``sentences`` is set to the vectors of the sentences, if the
+        embedder is compared with itself.
 
         Raises:
             LimitReached: the probes would cost more than ``--max-cost``. Outcomes have what was sent before.
         """
         meter = BudgetedEmbedder(embedder, Limits(cost=self.limits.cost), gauge)
+        keep: probing.KeepVectors = partial(sentences.__setitem__, slice(None))
         known = self._known_probes(embedder)
         meter.demand_affordable(self._count_probe_tokens(embedder, known))
         results: dict[tuple[int | None, tuple[tuple[str, bytes], ...]], probing.Probe] = {}
@@ -349,7 +366,9 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
             else:
                 requests, tokens = meter.requests, meter.tokens
                 try:
-                    probe = probing.compare_with_base(embedder, outcome.name, part.sample, outcome.dimensions, meter)
+                    probe = probing.compare_with_base(
+                        embedder, outcome.name, part.sample, outcome.dimensions, meter, keep
+                    )
                 except LimitReached:
                     if meter.requests > requests:
                         outcome.probe = probing.Probe(

@@ -23,6 +23,8 @@ from repair.embedding.sender import pack_batches
 
 #: Returns the vectors of texts, in order.
 Embed = Callable[[Sequence[str]], Sequence[bytes]]
+#: Called with vectors that are used later.
+KeepVectors = Callable[[Sequence[bytes]], None]
 
 #: Texts of a base that are compared.
 SAMPLE_SIZE = 8
@@ -66,6 +68,7 @@ def compare_with_base(
     sample: Sequence[tuple[str, bytes]],
     dimensions: int | None,
     meter: BudgetedEmbedder | None = None,
+    keep: KeepVectors = lambda _: None,
 ) -> Probe:
     """Check that an embedder is the model of a base: embed a sample of its texts and compare the vectors.
 
@@ -75,6 +78,7 @@ def compare_with_base(
         sample: texts of the base with their vectors; as many as fit into one request are compared.
         dimensions: the length of the base's vectors.
         meter: counts the requests, within the limits of the run; None: no limit.
+        keep: see :func:`compare_vectors`.
 
     Raises:
         LimitReached: a limit does not allow the probe.
@@ -84,12 +88,17 @@ def compare_with_base(
     requests, tokens = meter.requests, meter.tokens
     known = texts_for_probe(sample, embedder.tokens, embedder.settings.batch)
     embed = embed_in_batches(embedder, meter.embed)
-    count, cosine = compare_vectors(embedder.settings.name, label, known, dimensions, embed)
+    count, cosine = compare_vectors(embedder.settings.name, label, known, dimensions, embed, keep)
     return Probe(texts=count, cosine=cosine, requests=meter.requests - requests, tokens=meter.tokens - tokens)
 
 
 def compare_vectors(
-    name: str, label: str, known: Sequence[tuple[str, bytes]], dimensions: int | None, embed: Embed
+    name: str,
+    label: str,
+    known: Sequence[tuple[str, bytes]],
+    dimensions: int | None,
+    embed: Embed,
+    keep: KeepVectors = lambda _: None,
 ) -> tuple[int, float]:
     """Compare an embedder's vectors with those of a base, or, if it has none, with each other.
 
@@ -99,6 +108,7 @@ def compare_vectors(
         known: texts of the base with their vectors.
         dimensions: the length of the base's vectors.
         embed: asks the embedder.
+        keep: gets the vectors of :data:`SENTENCES` if the embedder is compared with itself.
 
     Returns:
         The number of texts compared, and the cosine that three quarters of them have at least.
@@ -111,7 +121,7 @@ def compare_vectors(
     """
     try:
         if not known:
-            return _compare_with_itself(name, dimensions, embed)
+            return _compare_with_itself(name, dimensions, embed, keep)
         found = _embed_checked(name, [text for text, _ in known], dimensions, embed)
     except TextsRejected as rejected:
         if not known:
@@ -152,8 +162,8 @@ def embed_in_batches(embedder: Embedder, embed: Embed) -> Embed:
     return embed_all
 
 
-def _compare_with_itself(name: str, dimensions: int | None, embed: Embed) -> tuple[int, float]:
-    """Check that an embedder gives equal vectors for the same sentences in two orders.
+def _compare_with_itself(name: str, dimensions: int | None, embed: Embed, keep: KeepVectors) -> tuple[int, float]:
+    """Check that an embedder gives equal vectors for the same sentences in two orders; ``keep`` gets these vectors.
 
     Returns the number of sentences, and the lowest cosine of two vectors of one sentence.
     """
@@ -162,6 +172,7 @@ def _compare_with_itself(name: str, dimensions: int | None, embed: Embed) -> tup
     least = min(map(cosine, forward, backward))
     if least < MIN_COSINE:
         raise EmbedderUnsteady(embedder=name, cosine=f"{least:.3f}", least=MIN_COSINE)
+    keep(forward)
     return len(SENTENCES), least
 
 
@@ -170,6 +181,26 @@ def _embed_checked(name: str, texts: Sequence[str], dimensions: int | None, embe
     vectors = embed(texts)
     check(vectors, len(texts), dimensions, embedder=name)
     return vectors
+
+
+def demand_same_sentences(name: str, label: str, own: Sequence[bytes], others: bytes) -> None:
+    """Check that two embedders that fill one base at the same time give equal vectors for :data:`SENTENCES`.
+
+    Args:
+        name: the name of this embedder.
+        label: the display name of the base.
+        own: the vectors of this embedder.
+        others: those of the other one, joined.
+
+    Raises:
+        EmbedderDiffers
+    """
+    size = len(own[0])
+    pairs = zip(own, (others[start : start + size] for start in range(0, len(others), size)), strict=False)
+    is_fit = len(others) == size * len(own)
+    least = min((cosine(one, other) for one, other in pairs), default=0.0) if is_fit else 0.0
+    if least < MIN_COSINE:
+        raise EmbedderDiffers(embedder=name, base=label, count=len(own), cosine=f"{least:.3f}", least=MIN_COSINE)
 
 
 def is_same_vector(one: bytes, other: bytes) -> bool:

@@ -54,6 +54,8 @@ _TABLES = (
          texts INTEGER NOT NULL,
          cosine REAL NOT NULL,
          PRIMARY KEY (scope, embedder)) WITHOUT ROWID""",
+    # Of runs that fill a scope without vectors at the same time: what the first embedder makes of some sentences.
+    "CREATE TABLE IF NOT EXISTS sentence (scope TEXT PRIMARY KEY, vectors BLOB NOT NULL) WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS job_order ON job (scope, state, attempts, key)",
     "CREATE INDEX IF NOT EXISTS job_claim ON job (claim) WHERE claim IS NOT NULL",
 )
@@ -65,6 +67,7 @@ _INVALID = {
    OR typeof(code) NOT IN ('text', 'null') OR typeof(reason) NOT IN ('text', 'null')""",
     "probe": """typeof(scope) <> 'text' OR typeof(embedder) <> 'text' OR typeof(texts) <> 'integer'
    OR texts NOT BETWEEN 1 AND 1000 OR typeof(cosine) <> 'real' OR cosine NOT BETWEEN -2 AND 2""",
+    "sentence": "typeof(scope) <> 'text' OR typeof(vectors) <> 'blob'",
 }
 
 
@@ -219,6 +222,17 @@ class TextQueue:
         with sqlite.transaction(self._db):
             self._db.execute("DELETE FROM probe WHERE scope = ?", (scope,))
             self._db.execute("INSERT INTO probe VALUES (?, ?, ?, ?)", (scope, embedder, texts, float(cosine)))
+
+    def share_sentences(self, scope: str, vectors: bytes) -> bytes:
+        """Record the vectors that an embedder makes of some sentences, unless another active run did; return those."""
+        with sqlite.transaction(self._db):
+            self._db.execute("INSERT OR IGNORE INTO sentence VALUES (?, ?)", (scope, vectors))
+            found: Any = self._db.execute("SELECT vectors FROM sentence WHERE scope = ?", (scope,)).get
+        return bytes(found)
+
+    def forget_sentences(self) -> None:
+        """Forget all such vectors. Only for a process that is certain that no other worker lives."""
+        self._db.execute("DELETE FROM sentence")
 
     def forget_probes(self) -> None:
         """Forget all comparisons if no run is left to resume: failed texts are tried again by a new run."""
@@ -410,6 +424,7 @@ def _reset_queue(path: Path) -> None:
         with open_queue(path) as waiting:
             waiting.reclaim_all()
             waiting.retry_failed()
+            waiting.forget_sentences()
     except (QueueUnreadable, apsw.NotADBError, apsw.CorruptError, apsw.SQLError):
         for file in (path, *untrusted_sqlite.find_companions(path)):
             durable.remove(file)

@@ -17,10 +17,10 @@ from typing import Any
 
 import apsw
 import pytest
-from fault_server import FaultServer, Reply, Request, hanging, right, slow, vector_of
+from fault_server import FaultServer, Reply, Request, changed, hanging, right, slow, vector_of
 from faults import INTERRUPTED, REFUSED, STOPPED, Tripwire, forked, output_of, posix, said, started_command, wait_until
 from harness import run
-from lacking import KB, LACKING, TEXTS, all_vectors, backfill, configured, many, vectors
+from lacking import KB, LACKING, TEXTS, all_vectors, backfill, configured, many, taken_away, vectors
 from planted_v2 import index
 from stand_ins import KILLED, FullDisk, die, on_disk
 from toys import QuickDisk, contents, quick_disk, watched
@@ -77,6 +77,32 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.returncode == 0, err
     document: dict[str, Any] = json.loads(out)
     return document
+
+
+# --- two at the same time ---------------------------------------------------------------------------------------------
+
+
+def test_two_models_of_one_name_do_not_fill_a_base_without_vectors_together(
+    store: Path, tmp_path: Path, server: FaultServer
+) -> None:
+    """Neither can be compared with vectors of the base: the second run looks before the first one has written any."""
+    taken_away(store, TEXTS)
+    first, second = (configured(tmp_path / f"{name}.yaml", server, encoding=name) for name in ("base64", "float"))
+    others: list[tuple[int, str]] = []
+
+    def behave(request: Request) -> Reply:
+        if request.body["encoding_format"] == "float":
+            return changed(lambda found: [vector[4:] + vector[:4] for vector in found])(request)
+        if not others and set(request.texts) <= set(TEXTS):
+            other = started_command("backfill", str(store), "--config", str(second), "--json", "--base", KB)
+            out, _ = output_of(other)
+            others.append((other.returncode, json.loads(out)["error"]["code"]))
+        return right(request)
+
+    server.behave = behave
+    assert backfill(store, first, "--base", KB).status == 0
+    assert others == [(REFUSED, "EmbedderDiffers")]
+    assert vectors(store) == all_vectors()
 
 
 # --- looking while others write --------------------------------------------------------------------------------------
