@@ -238,6 +238,19 @@ def quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def list_columns(db: apsw.Connection, table: str, schema: str = "") -> list[str]:
+    """List the columns of a table in their order; empty if there is no such table.
+
+    ``schema`` is the name under which the file of the table is attached, if it is.
+    """
+    return [str(row[1]) for row in db.execute(f"PRAGMA {schema and schema + '.'}table_info({quote_name(table)})")]
+
+
+def has_log(path: Path) -> bool:
+    """Whether a file is a database with content in a log or journal beside it."""
+    return bool(find_companions(links.real_path(path))) and is_database(path)
+
+
 def copy_companion(beside: Path, copy: Path, suffix: str) -> bool:
     """Copy the log or journal ``beside`` a database to its place beside ``copy``, the copy of that database.
 

@@ -180,7 +180,7 @@ def _bytes_digest(path: Path) -> str:
     odd = _special_file_mark(path)
     if odd is not None:
         return odd
-    if untrusted_sqlite.find_companions(links.real_path(path)) and untrusted_sqlite.is_database(path):
+    if untrusted_sqlite.has_log(path):
         with scratch.temporary_folder() as folder:
             copy = folder / "copy.sqlite"
             copy_database(path, copy)

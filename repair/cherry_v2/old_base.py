@@ -67,7 +67,7 @@ class RestoreSource(msgspec.Struct, frozen=True, kw_only=True):
         digest = hashlib.sha256()
         with sqlite.open_readonly(self.catalog_path) as db:
             for table, key in (("knowledge_base", "id"), ("knowledge_item", "base_id")):
-                columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info('{table}')")]
+                columns = untrusted_sqlite.list_columns(db, table)
                 for row in untrusted_sqlite.read_lenient_rows(
                     db, columns, f"{table} WHERE {key} = ? ORDER BY rowid", (self.key,)
                 ):

@@ -104,8 +104,7 @@ def _copy(db: apsw.Connection, table: str, key: str, base: str) -> None:
 
     Columns that one of the two tables lacks are left out.
     """
-    there = {str(row[1]) for row in db.execute(f"PRAGMA source.table_info('{table}')")}
-    own = [str(row[1]) for row in db.execute(f"PRAGMA main.table_info('{table}')")]
+    there, own = (untrusted_sqlite.list_columns(db, table, schema) for schema in ("source", "main"))
     names = ", ".join(untrusted_sqlite.quote_name(name) for name in own if name in there)
     rows = f"SELECT {names} FROM source.{table} NOT INDEXED WHERE {key} = ? ORDER BY rowid"
     db.execute(f"INSERT INTO main.{table} ({names}) {rows}", (base,))
@@ -144,7 +143,7 @@ def _model_row(source: BaseSource, named: str) -> Row:
 
 def _kept_values(db: apsw.Connection, table: str, column: str, value: str) -> Row:
     """Return sort key and times of the row of the source whose ``column`` has a value, without invalid ones."""
-    there = {str(row[1]) for row in db.execute(f"PRAGMA source.table_info('{table}')")}
+    there = untrusted_sqlite.list_columns(db, table, "source")
     kinds = {"order_key": str, "created_at": int, "updated_at": int}
     names = [name for name in kinds if name in there]
     if not names:
@@ -596,7 +595,7 @@ def _member(base: str, path: Path, name: str, work: Path) -> PackMember:
     A database with a log is copied to ``work`` first, as readers see it.
     """
     whole = f"{KNOWLEDGE_FOLDER}/{base}/{name}"
-    if untrusted_sqlite.find_companions(links.real_path(path)) and untrusted_sqlite.is_database(path):
+    if untrusted_sqlite.has_log(path):
         copy = work / f"{base}.sqlite"
         copy_database(path, copy)
         return PackMember.of(whole, copy)

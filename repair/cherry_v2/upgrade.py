@@ -185,9 +185,7 @@ _CAPABILITIES = f"""CASE
 
 def _copy(db: apsw.Connection, table: str) -> None:
     """Copy the rows of a table from the attached old catalog, in the columns that both catalogs have."""
-    there, names = (
-        [str(row[1]) for row in db.execute(f"PRAGMA {one}.table_info('{table}')")] for one in ("old", "main")
-    )
+    there, names = (untrusted_sqlite.list_columns(db, table, schema) for schema in ("old", "main"))
     values = {name: untrusted_sqlite.quote_name(name) for name in names if name in there}
     if not values:
         return

@@ -367,7 +367,7 @@ class FolderCopy:
             raise PlanOutdated(path=path, reason=tr("it was changed in the meantime"))
         target = new / path.relative_to(self._source.folder(self._base))
         durable.make_folders(target.parent, flush=False)
-        if untrusted_sqlite.find_companions(links.real_path(path)) and untrusted_sqlite.is_database(path):
+        if untrusted_sqlite.has_log(path):
             # Copied as readers see it, with the content of its log.
             copy_database(path, target)
             return _CopiedFile(path=path, target=target)

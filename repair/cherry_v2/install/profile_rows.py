@@ -199,7 +199,7 @@ def insert_base(db: apsw.Connection, source: apsw.Connection, tables: CatalogTab
 
 def _read_rows(source: apsw.Connection, table: str, key: str, value: str) -> Iterator[Row]:
     """Yield the rows of a table in ``source`` whose column ``key`` has a value, in the order of insertion."""
-    there = {str(row[1]) for row in source.execute(f"PRAGMA table_info('{table}')")}
+    there = untrusted_sqlite.list_columns(source, table)
     names = [name for name in INSERTED_COLUMNS[table] if name in there]
     where = f"{table} WHERE {key} = ? ORDER BY rowid"
     for row in untrusted_sqlite.read_lenient_rows(source, names, where, (value,), decode_halves):
@@ -224,9 +224,9 @@ def demand_insertable(tables: CatalogTables, source: apsw.Connection) -> None:
 
 def _used_columns(source: apsw.Connection, table: str) -> Iterator[str]:
     """Yield the names of a table's columns that have a value in any row of the catalog ``source``."""
-    for row in source.execute(f"PRAGMA table_info('{table}')").fetchall():
-        if source.execute(f'SELECT 1 FROM {table} WHERE "{row[1]}" IS NOT NULL LIMIT 1').get is not None:
-            yield str(row[1])
+    for name in untrusted_sqlite.list_columns(source, table):
+        if source.execute(f'SELECT 1 FROM {table} WHERE "{name}" IS NOT NULL LIMIT 1').get is not None:
+            yield name
 
 
 class RowsRehearsal:
@@ -482,8 +482,8 @@ def find_assistant_links(
     Raises:
         apsw.Error: the database cannot be read.
     """
-    columns = _columns(db, _TABLE)
-    if "id" not in columns or not {"assistant_id", "knowledge_base_id"} <= set(_columns(db, _LINKS)):
+    columns, of_links = (untrusted_sqlite.list_columns(db, table) for table in (_TABLE, _LINKS))
+    if "id" not in columns or not {"assistant_id", "knowledge_base_id"}.issubset(of_links):
         return []
     known: set[Any] = set(db.execute(f"SELECT assistant_id, knowledge_base_id FROM {_LINKS}"))
     is_kept = " WHERE deleted_at IS NULL" if "deleted_at" in columns else ""
@@ -494,11 +494,6 @@ def find_assistant_links(
         if base is not None:
             found.add((assistant, base))
     return sorted(found - known)
-
-
-def _columns(db: apsw.Connection, table: str) -> list[str]:
-    """Return the names of a table's columns."""
-    return [str(row[1]) for row in db.execute(f"PRAGMA table_info('{table}')")]
 
 
 def _links_in_settings(db: apsw.Connection, columns: list[str]) -> Iterator[tuple[Any, Any]]:
