@@ -241,7 +241,8 @@ class _MaterialPlanner:
         for group, count in groups.items():
             container = by_id.get(group)
             if container is not None and is_tombstone(container):
-                self._expand_folder(base.key, container, prefixes[group], count)
+                source = parse_item_data(container)["source"]
+                self._statements.complete_folder(base.key, container, prefixes[group], source=source, files=count)
         for row in rows:
             self._statements.insert(ITEMS, row)
         message = tr("add {items} to the catalog again, from its index and files", items=count_by_type(rows))
@@ -278,27 +279,6 @@ class _MaterialPlanner:
         missing = sum(one.count for one in findings if one.name == v2.RAW_MISSING)
         if missing and missing == sum(not file_paths.is_file(raw / path) for path in virtual):
             self._plan.resolves.add((v2.RAW_MISSING, base))
-
-    def _expand_folder(self, base: str, container: Row, prefix: str, count: int) -> None:
-        """Plan to complete a folder item that the upgrade left behind.
-
-        Args:
-            base: the base's id.
-            container: the row of the folder item.
-            prefix: the path below ``raw/`` that its files share.
-            count: the number of files that it gets.
-        """
-        data = parse_item_data(container)
-        if "relativePath" not in data:
-            self._statements.set_path(base, container, prefix)
-        self._statements.complete_item(base, container)
-        message = tr(
-            "list {files} of the folder {source} as items", source=data["source"], files=format_count(count, "file")
-        )
-        subject = str(container["id"])
-        self._statements.actions.append(
-            Action(action="complete-folder", message=message, base=base, subject=subject, finding=v2.ITEM_TOMBSTONE)
-        )
 
     # --- the base ----------------------------------------------------------------------------------------------------
 

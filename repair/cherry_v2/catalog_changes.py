@@ -14,6 +14,7 @@ from typing import Any
 
 import apsw
 
+from checks.cherry_v2 import findings as v2
 from migrators.pipeline.plan import ItemPlan
 from regraft.disk import scratch, sqlite, untrusted_sqlite
 from regraft.errors import NotChanged, PlanOutdated, ProfileUnknown, SourceUnreadable
@@ -41,7 +42,7 @@ from regraft.formats.cherry_v2.catalog_reader import (
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.formats.cherry_v2.index.opening import READ_ERRORS
 from regraft.kinds import KIND_NAMES, Kind
-from regraft.language import tr
+from regraft.language import format_count, tr
 from regraft.text import replace_surrogates
 from repair.changes.plan import Action, RowsChange
 from repair.changes.store import Store
@@ -112,6 +113,30 @@ class CatalogStatements:
         """Add a statement that sets an item to completed which the application's upgrade did not migrate."""
         change = "UPDATE knowledge_item SET status = 'completed', error = NULL"
         self._change_row(base, change, (), row, "id", "base_id", "status", "error")
+
+    def complete_folder(self, base: str, row: Row, prefix: str, *, source: str, files: int) -> None:
+        """Add statements, and the action, that complete a folder item which the application's upgrade left behind.
+
+        Args:
+            base: the base's id.
+            row: the row of the folder item.
+            prefix: the path below ``raw/`` that its files share. It gets it if it has none.
+            source: the path of the original folder.
+            files: the number of files that it gets.
+        """
+        if "relativePath" not in parse_item_data(row):
+            self.set_path(base, row, prefix)
+        self.complete_item(base, row)
+        message = tr("list {files} of the folder {source} as items", source=source, files=format_count(files, "file"))
+        self.actions.append(
+            Action(
+                action="complete-folder",
+                message=message,
+                base=base,
+                subject=str(row["id"]),
+                finding=v2.ITEM_TOMBSTONE,
+            )
+        )
 
     def set_path(self, base: str, row: Row, path: str) -> None:
         """Add a statement that sets the path of an item's snapshot. Other data of the item is unchanged."""
@@ -314,7 +339,7 @@ def _rehearse(statements: CatalogStatements) -> None:
 
 def _copy_rows(source: apsw.Connection, copy: apsw.Connection, table: str, key: str, value: str) -> None:
     """Copy the rows of a table whose column ``key`` has the given value from ``source`` to ``copy``."""
-    columns = [str(row[1]) for row in source.execute(f"PRAGMA table_info('{table}')")]
+    columns = untrusted_sqlite.list_columns(source, table)
     listed, marks = ", ".join(map(untrusted_sqlite.quote_name, columns)), ", ".join("?" * len(columns))
     rows = untrusted_sqlite.read_lenient_rows(source, columns, f"{table} WHERE {key} = ?", (value,))
     copy.executemany(f"INSERT INTO {table} ({listed}) VALUES ({marks})", rows)

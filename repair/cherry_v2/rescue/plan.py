@@ -188,27 +188,17 @@ class RescuePlanBuilder:
             if parse_item_data(row).get("relativePath") != one.path:
                 self.statements.set_path(key, row, one.path)
         for item in rescued.completed:
-            self.statements.complete_item(key, rescued.rows[item.id])
-            files = sum(one.group_id == item.id for one in new)
+            row, source = rescued.rows[item.id], item.data["source"]
             if item.type == "directory":
-                row = rescued.rows[item.id]
-                if "relativePath" not in parse_item_data(row):
-                    self.statements.set_path(key, row, item.data["relativePath"])
-                message = tr(
-                    "list {files} of the folder {source} as items",
-                    source=item.data["source"],
-                    files=format_count(files, "file"),
-                )
-                self.statements.actions.append(
-                    Action(
-                        action="complete-folder", message=message, base=key, subject=item.id, finding=v2.ITEM_TOMBSTONE
-                    )
-                )
+                files = sum(one.group_id == item.id for one in new)
+                prefix = parse_item_data(row).get("relativePath") or item.data["relativePath"]
+                self.statements.complete_folder(key, row, prefix, source=source, files=files)
             else:
+                self.statements.complete_item(key, row)
                 self.statements.actions.append(
                     Action(
                         action="complete-item",
-                        message=tr("mark the file {source} as completed", source=item.data["source"]),
+                        message=tr("mark the file {source} as completed", source=source),
                         base=key,
                         subject=item.id,
                     )
