@@ -585,11 +585,11 @@ def _rekey_contents(job: RowRepair) -> None:
 
 # --- bodies and offsets ---------------------------------------------------------------------------------------------
 
-#: CROSS JOIN keeps this order: units of the content first.
-_SLICES = """SELECT u.rid, u.char_start, u.char_end, b.rid, b.bad, CAST(t.text AS BLOB), typeof(t.text),
-       CAST(b.hash AS BLOB)
+#: CROSS JOIN keeps this order: units of the content first. A body that is not text is NULL.
+_SLICES = """SELECT u.rid, u.char_start, u.char_end, b.rid, b.bad AND ?2, CAST(b.hash AS BLOB),
+       CASE typeof(t.text) WHEN 'text' THEN CAST(t.text AS BLOB) END
   FROM temp.m_unit u CROSS JOIN temp.m_body b ON b.unit = u.rid CROSS JOIN main.search_text t ON t.rowid = b.rid
- WHERE u.content = (SELECT key FROM temp.m_known WHERE rid = ?)"""
+ WHERE u.content = (SELECT key FROM temp.m_known WHERE rid = ?1)"""
 
 
 class _ContentText:
@@ -683,15 +683,14 @@ def _repair_slices(job: RowRepair, content: int, whole: _ContentText) -> None:
     """
     placed: list[tuple[int, int, int]] = []
     restored: list[tuple[str, int]] = []
-    wants_bodies = job.wants(v2.BODY_HASH)
-    for unit, start, end, body, is_bad, raw, kind, body_hash in job.db.execute(_SLICES, (content,)):
-        text = decode_text(raw) if kind == "text" else None
-        found = whole.cut(start, end)
+    values = content, job.wants(v2.BODY_HASH)
+    for unit, start, end, body, is_restored, body_hash, raw in job.db.execute(_SLICES, values):
+        text, found = decode_text(raw), whole.cut(start, end)
         if found is not None and found == text:
             continue
         if found is not None and sha256_hex(found.encode()).encode() == body_hash:
             # If the slice has the hash that was embedded, the offsets are right and the body is wrong.
-            restored += [(found, body)] if is_bad and wants_bodies else []
+            restored += [(found, body)] if is_restored else []
             continue
         offsets = None if text is None else whole.find_offsets(raw)
         if offsets is None:
