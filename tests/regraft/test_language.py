@@ -109,6 +109,8 @@ def test_reasons_of_sqlite_are_in_chinese_and_json_is_english(tmp_path: Path) ->
     with language.use_language("zh"):
         message = str(errors.SourceUnreadable(path="x", reason=caught.value))
     assert "不能打开数据库文件" in message
+    if os.name == "nt":
+        return  # such a name is not too long there: it is missing
     long = "x" * 300
     assert "文件名过长" in spoken("inspect", long, locale="zh_CN.UTF-8").stderr
     assert os.strerror(errno.ENAMETOOLONG) in spoken("inspect", long, "--json", locale="zh_CN.UTF-8").stdout
