@@ -407,8 +407,12 @@ class ZipTree:
                     if self.kind(name + suffix) == "file":
                         with self.open(name + suffix) as file:
                             first = file.read(8)
-                        if untrusted_sqlite.is_companion(first, suffix):
-                            self.extract(name + suffix, path.with_name(path.name + suffix))
+                            if not untrusted_sqlite.is_companion(first, suffix):
+                                # It is a base with such a name, or its first bytes are damaged.
+                                while file.read(CHUNK_BYTES):
+                                    pass
+                                continue
+                        self.extract(name + suffix, path.with_name(path.name + suffix))
             else:
                 durable.make_folder(path)
             yield path

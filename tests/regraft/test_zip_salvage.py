@@ -1047,6 +1047,23 @@ def test_an_archive_that_ends_in_the_log_of_a_vector_file_takes_no_rows_away(tmp
     assert "left out: Data/KnowledgeBase/kb-wal (it is truncated)" in said
 
 
+def test_a_log_whose_first_bytes_are_damaged_is_not_passed_over(tmp_path: Path) -> None:
+    whole = archive(logged_members(tmp_path), method=zipfile.ZIP_STORED)
+    path, library = tmp_path / "backup.zip", tmp_path / "library"
+    path.write_bytes(flipped(whole, f"{LOGGED}-wal", lambda content: 1))
+    refused = run("migrate", path, "--to", library, "--yes", "--json")
+    assert refused.document["bases"][0]["status"] == "failed"
+    (said,) = [one["message"] for one in refused.document["warnings"] if one["code"] == "missing_vector_store"]
+    assert "kb-wal is damaged: Bad CRC-32" in said
+    done = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
+    assert [one["rows"]["carried"] for one in done.document["bases"]] == [13, 1]
+    (said,) = [one["message"] for one in done.document["warnings"] if one["code"] == "salvaged"]
+    assert "kb-wal is damaged" in said
+    path.write_bytes(whole)
+    run("migrate", path, "--to", library, "--yes", "--json")
+    assert migrated_vectors(library) == all_vectors()
+
+
 def test_the_log_of_a_vector_file_with_a_wrong_checksum_is_read(tmp_path: Path) -> None:
     data = archive(logged_members(tmp_path), method=zipfile.ZIP_STORED)
     damages = {
