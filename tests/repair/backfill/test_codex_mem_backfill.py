@@ -570,7 +570,7 @@ def test_other_stores_are_not_rebuilt(tmp_path: Path, config: Path) -> None:
 @notes.needs_samples
 @pytest.mark.parametrize("name", ["codex-mem.db", "codex-mem-excluded.db"])
 def test_real_databases(name: str, server: FaultServer, config: Path, tmp_path: Path) -> None:
-    store = Path(shutil.copy(notes.SAMPLES / name, tmp_path / name))
+    store = Path(shutil.copyfile(notes.SAMPLES / name, tmp_path / name))  # the original may be read-only
     if name != "codex-mem.db":
         assert run("repair", store, "--json").status == 0
     words = lexical(store)
