@@ -19,6 +19,7 @@ from regraft.disk import durable, file_paths, links, scratch, sqlite, zip_salvag
 from regraft.disk.trees import FolderTree, Tree, ZipTree, join_path, open_tree, require_free_space
 from regraft.disk.untrusted_sqlite import COMPANION_SUFFIXES
 from regraft.errors import (
+    ArchiveEncrypted,
     ArchiveUnsafe,
     BackupInFolder,
     BackupTooNew,
@@ -137,7 +138,7 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
                 path=quote_word(path_argument(path)),
             )
             raise SourceUnreadable(path=path, reason=reason) from error
-        with _open_salvaged(moved, kind, str(error)) as found:
+        with _open_salvaged(moved, kind, error) as found:
             yield _add_v2_stores(found, kind)
         return
     except SourceUnrecognised as error:
@@ -195,7 +196,7 @@ class _ArchiveDamaged(Exception):
 
 
 @contextmanager
-def _open_salvaged(path: Path, kind: Kind | None, damage: str) -> Iterator[Located]:
+def _open_salvaged(path: Path, kind: Kind | None, damage: _ArchiveDamaged) -> Iterator[Located]:
     """Recognize a damaged archive by its intact members, which are copied to a temporary archive.
 
     ``damage`` says what is wrong with the archive.
@@ -211,11 +212,14 @@ def _open_salvaged(path: Path, kind: Kind | None, damage: str) -> Iterator[Locat
         try:
             saved = zip_salvage.salvage_zip(path, copy)
         except zipfile.BadZipFile as error:
+            refusal, damage.__cause__ = damage.__cause__, None  # no error is the cause of its own cause
+            if isinstance(refusal, ArchiveUnsafe | ArchiveEncrypted):
+                raise refusal from None
             reason = tr("{damage}; {error}", damage=damage, error=error)
             raise SourceUnreadable(path=path, reason=reason) from error
         with closing(ZipTree(copy)) as tree:
             found = _recognize_tree(path, tree, kind)
-            yield replace(found, notices=(_salvage_notice(saved, damage),))
+            yield replace(found, notices=(_salvage_notice(saved, str(damage)),))
 
 
 def _salvage_notice(saved: zip_salvage.ZipSalvage, reason: str) -> Notice:
@@ -360,13 +364,7 @@ def _recognize_file(path: Path, start: bytes, kind: Kind | None, *, salvage: boo
     if start.startswith(b"SQLite format 3\0"):
         return _recognize_database(path, kind)
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")):
-        try:
-            tree = open_tree(path, salvage=salvage)
-        except SourceUnreadable as error:
-            is_damaged = isinstance(error.__cause__, zipfile.BadZipFile | struct.error | UnicodeDecodeError)
-            if is_damaged and zip_salvage.looks_like_zip(path):
-                raise _ArchiveDamaged(tr("its directory is missing or damaged")) from error
-            raise
+        tree = _open_archive(path, salvage=salvage)
         if all(tree.kind(name) == "file" for name in _CHERRYBACKUP_FILES):
             tree.close()
             raise BackupTooNew(path=path)
@@ -383,6 +381,27 @@ def _recognize_file(path: Path, start: bytes, kind: Kind | None, *, salvage: boo
         raise _ArchiveDamaged(tr("its first member is preceded by other bytes"))
     described = tr("a text file") if b"\0" not in start else tr("a file of another kind")
     raise SourceUnrecognised(path=path, found=described if start else tr("an empty file"))
+
+
+def _open_archive(path: Path, *, salvage: bool) -> FolderTree | ZipTree:
+    """Open a zip archive; ``salvage`` is that of :func:`open_store`.
+
+    Raises:
+        _ArchiveDamaged: its directory is damaged; with ``salvage`` also if it is not safe or says encrypted.
+        SourceUnreadable, ArchiveUnsafe, ArchiveEncrypted: it cannot be read, and has no members to salvage.
+    """
+    try:
+        return open_tree(path, salvage=salvage)
+    except (ArchiveUnsafe, ArchiveEncrypted) as error:
+        # The copy that a salvage makes is checked in the same way.
+        if salvage and zip_salvage.looks_like_zip(path):
+            raise _ArchiveDamaged(str(error.facts.get("reason") or tr("it is encrypted"))) from error
+        raise
+    except SourceUnreadable as error:
+        is_damaged = isinstance(error.__cause__, zipfile.BadZipFile | struct.error | UnicodeDecodeError)
+        if is_damaged and zip_salvage.looks_like_zip(path):
+            raise _ArchiveDamaged(tr("its directory is missing or damaged")) from error
+        raise
 
 
 def _recognize_system(path: Path, kind: Kind | None) -> Located | None:

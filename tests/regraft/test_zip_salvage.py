@@ -1084,6 +1084,52 @@ def test_the_log_of_a_vector_file_with_a_wrong_checksum_is_read(tmp_path: Path) 
         assert done.document["bases"][0]["status"] == "completed"
 
 
+# --- a directory that is not safe to read because it is damaged ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "code"),
+    [
+        (8, b"\x01", "ArchiveEncrypted"),
+        (20, b"\xff\xff\xff\x0f", "ArchiveUnsafe"),
+        (24, b"\xff\xff\xff\x7f", "ArchiveUnsafe"),
+        (42, b"\x01\0\0\0", "ArchiveUnsafe"),
+        (46, b"\0", "ArchiveUnsafe"),
+        (46, b"/", "ArchiveUnsafe"),
+    ],
+    ids=["encrypted", "overlaps", "bomb", "offset", "NUL", "absolute"],
+)
+def test_a_damaged_directory_that_is_not_safe_to_read_is_salvaged(
+    tmp_path: Path, field: int, change: bytes, code: str
+) -> None:
+    data = bytearray(archive(logged_members(tmp_path), method=zipfile.ZIP_STORED))
+    at = data.rindex(LOGGED.encode() + b"-wal") - 46
+    data[at + field : at + field + len(change)] = change
+    path, library = tmp_path / "backup.zip", tmp_path / "library"
+    path.write_bytes(data)
+    refused = run("migrate", path, "--to", library, "--yes", "--json")
+    assert (refused.status, refused.document["error"]["code"]) == (2, code)
+    done = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")
+    assert {one["status"] for one in done.document["bases"]} == {"completed"}
+    assert "archive_salvaged" in {one["code"] for one in done.document["warnings"]}
+    assert migrated_vectors(library) == all_vectors()
+    assert path.read_bytes() == bytes(data)
+
+
+def test_an_archive_that_is_encrypted_or_unsafe_stays_refused(tmp_path: Path) -> None:
+    path = tmp_path / "backup.zip"
+    encrypted = bytearray(archive({"data.json": b"{}"}))
+    for flags in (6, encrypted.index(b"PK\1\2") + 8):
+        encrypted[flags] |= 1
+    outside = archive({"../outside": b"x", "data.json": b"{}"})
+    for data, code in ((bytes(encrypted), "ArchiveEncrypted"), (outside, "ArchiveUnsafe")):
+        path.write_bytes(data)
+        for options in ((), ("--salvage",)):
+            done = run("migrate", path, "--to", tmp_path / "library", *options, "--yes", "--json")
+            assert (done.status, done.document["error"]["code"]) == (2, code)
+    assert [one.name for one in tmp_path.iterdir()] == ["backup.zip"]
+
+
 # --- members with two names ------------------------------------------------------------------------------------------
 
 
