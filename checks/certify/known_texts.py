@@ -93,9 +93,10 @@ def _choose_from_rows(base: CertifiedBase, db: apsw.Connection) -> KnownTexts:
 
 
 def limit_texts(known: dict[str, KnownTexts], limit: int | None) -> dict[str, KnownTexts]:
-    """Leave out texts and ends of texts beyond a limit, which counts those of all bases together.
+    """Limit the number of texts and ends of texts that are sent to an embedder, counted over all bases together.
 
-    ``known`` has the chosen texts of each base, by base id. Without a limit it is returned as it is.
+    Bases come in the order of ``known``, which has the chosen texts by base id. A base of which no text is left gets
+    the limit as its ``problem``. ``limit``: None: no limit.
     """
     if limit is None:
         return known

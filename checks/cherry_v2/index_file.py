@@ -454,7 +454,11 @@ class _IndexAudit:
             self._add(v2.FTS_DESYNC, tr("the full-text index does not hold the words of the stored texts"))
 
     def _check_integrity(self) -> None:
-        """Run SQLite's integrity check. It reads the full-text index again only if :meth:`_check_full_text` failed."""
+        """Report complaints of SQLite's integrity check, and foreign keys to missing rows that no other check reports.
+
+        Complaints that :meth:`_check_full_text` has collected are used if the full-text index is right; otherwise, the
+        integrity check runs, and covers that index only if it is wrong or was not compared.
+        """
         complaints: Iterable[str] | None = self._complaints if self._words_agree else None
         for message in self._find_complaints(with_words=not self._words_agree) if complaints is None else complaints:
             self._add(v2.CORRUPT, tr("SQLite's integrity check reports {n}"), noun="complaint", sample=message)

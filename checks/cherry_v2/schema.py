@@ -225,9 +225,14 @@ def _is_wrong_index(db: apsw.Connection, name: str, shape: SchemaShape) -> bool:
 def _find_wrong_effects(
     schema: dict[tuple[str, str], str], shape: SchemaShape, findings: FindingCollector
 ) -> list[str]:
-    """Return the columns and triggers that do not do what the layout requires; results for equal schemas are cached.
+    """Return the names of columns and triggers that do not do what the layout requires, by executing the statements.
 
-    ``schema`` has the file's SQL statements by type and name.
+    A schema without such names is remembered, and an equal one is not executed again.
+
+    Args:
+        schema: the file's SQL statements by type and name.
+        shape: tells whether bodies have the column ``fts_rowid``.
+        findings: limits the time of each statement; nothing is added to it.
     """
     wanted = [("table", table) for table in (*_COLUMNS, FULL_TEXT)] + [("trigger", name) for name in _TRIGGERS]
     statements = {key: schema[key] for key in wanted if key in schema}
@@ -250,7 +255,8 @@ def _try_statements(
 ) -> Iterator[str]:
     """Execute the file's CREATE statements in a scratch file, and yield the names of what behaves unlike the layout.
 
-    ``statements`` are by type and name.
+    ``statements`` are by type and name. After a statement that fails, only its name is yielded. ``findings`` limits
+    the time of each statement.
     """
     with (
         scratch.temporary_folder() as folder,

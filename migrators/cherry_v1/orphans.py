@@ -233,7 +233,10 @@ class LoaderSummary(msgspec.Struct):
 
 
 def _overlap(before: str, after: str) -> int:
-    """Return the length of the text that one chunk ends with and the next begins with, in whole words."""
+    """Return how many characters at the end of one chunk are also the beginning of the next; 0 if none.
+
+    Only overlaps of whole words count, up to :data:`_MAX_OVERLAP` characters, and never all of the next chunk.
+    """
     for size in range(min(len(before), len(after) - 1, _MAX_OVERLAP), 0, -1):
         begins = len(before) == size or before[-size - 1] == " "
         if begins and after[size] == " " and before.endswith(after[:size]):

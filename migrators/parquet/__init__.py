@@ -690,10 +690,7 @@ def _build_index(path: Path, plan: BaseImportPlan, progress: Progress) -> Import
 
 @contextmanager
 def _read_errors_stop_run() -> Iterator[None]:
-    """Raise errors of reading a file as OSError in this block.
-
-    The run has begun, so it stops and keeps finished bases.
-    """
+    """Convert SourceUnreadable into OSError, which stops a run that has begun but keeps its finished bases."""
     try:
         yield
     except SourceUnreadable as error:

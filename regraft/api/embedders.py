@@ -206,7 +206,7 @@ def _test_embedder(settings: EmbedderSettings) -> TestedEmbedder:
     code = problem = tokens = None
     vectors: list[bytes] = []
     if isinstance(settings, ServerSettings):
-        # Somebody waits for what comes of it.
+        # The user waits for the result.
         settings = msgspec.structs.replace(settings, retries=0)
     try:
         with embedders.open_embedder(settings) as embedder:

@@ -277,7 +277,7 @@ class Surveyor:
 
         Args:
             rowid: SQLite's row id.
-            kind: vector kind (:data:`MISSING`, :data:`UNSUPPORTED`, or a length).
+            kind: :data:`MISSING`, :data:`UNSUPPORTED`, or a length in bytes, negative if a number is not finite.
             body_bytes: length of the text.
             degenerate: whether the vector has no usable norm.
             digests: digests of the row.

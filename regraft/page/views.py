@@ -558,7 +558,11 @@ async def _send_folder_json(request: Request) -> Response:
 
 
 async def _receive_dropped(request: Request) -> Response:
-    """Copy a dropped file into the run's own folder, because a browser does not tell its path."""
+    """Copy a dropped file into the run's own folder, because a browser does not tell its path.
+
+    The answer is JSON: ``next`` is the address of the page for the copy. If the file is too large or cannot be stored,
+    ``problem`` says why, with status 413, and the copy is removed.
+    """
     check_token(request, request.headers.get("x-form-token", ""))
     desk = desk_of(request)
     kept = (one if one.isalnum() or one in " ._-" else "_" for one in query_text(request, "name")[-100:])

@@ -136,7 +136,16 @@ def build_index(path: Path, scope: Scope, *, vectors: bool) -> Iterator[KbIndex]
 def _fill_chunks(index: KbIndex, path: Path, state: bytes, *, vectors: bool) -> None:
     """Copy the searchable chunks of the KB at ``path`` to the temporary index, with their vectors if ``vectors``.
 
-    ``state`` is the state of the file that the documents were read from; it must not have changed since.
+    Chunks of damaged pages are left out, and the index is marked as damaged.
+
+    Args:
+        index: has the visible documents; gets their chunks.
+        path: database of the KB.
+        state: the state of the file that the documents were read from.
+        vectors: whether to load vectors.
+
+    Raises:
+        RedbError: the file was changed since the documents were read, or cannot be read.
     """
 
     def see(_: PageDamage) -> None:

@@ -491,10 +491,12 @@ def count_codes(counts: Mapping[str, int]) -> list[CountedCode]:
 
 
 def row_bar_parts(rows: Document) -> list[BarPart]:
-    """Divide v1's rows into parts of a bar: migrated rows first, then one part per reason code.
+    """Divide v1's rows into the parts of a bar, in this order; parts may be 0.
 
-    ``rows`` is a row count of the document. Restored duplicates, and chunks that v1 never stored, are added to the rows
-    that were read. Unregistered codes are counted as "another reason", since a file on disk may contain anything.
+    Rows migrated with their vector, rows migrated without it, restored duplicates, chunks that v1 never stored, then
+    the skipped rows of each reason code. Restored duplicates and chunks that v1 never stored are no rows of the source,
+    so the sum may exceed the rows that were read. Unregistered codes are counted as "another reason", since a file on
+    disk may contain anything. ``rows`` is a row count of the document.
     """
     reasons: dict[str, int] = {}
     for reason, count in rows["skipped"].items():

@@ -133,10 +133,12 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
         return self._plan_report()
 
     def _choose(self) -> None:
-        """Select an embedder if a text has to be embedded. Without one, only changes that need no embedder are made.
+        """Set ``settings`` to an embedder if a text has to be embedded.
+
+        Without one it remains None, and only changes that need no embedder are made.
 
         Raises:
-            EmbedderUnnamed: no embedder is configured, and every change needs one.
+            EmbedderUnnamed: no embedder is configured, and every change needs one; never in a dry run.
         """
         if self.state.waiting().keys() - self.state.donors().keys():
             try:

@@ -77,7 +77,10 @@ def open_session(store: Store, again: Callable[[], AbstractContextManager[Store]
 
 @contextmanager
 def reading_store(store: Store) -> Iterator[None]:
-    """Report errors of reading the store while nothing has been written yet."""
+    """Convert errors of reading the store into SourceUnreadable; for code that runs before anything is written.
+
+    Errors of regraft, and those of writing to a temporary file (such as a full disk), are raised unchanged.
+    """
     try:
         yield
     except RegraftError:

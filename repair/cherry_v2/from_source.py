@@ -187,7 +187,10 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         self._finish_findings(texts, wanted.count - count)
 
     def _missing_or_damaged_texts(self, db: apsw.Connection) -> Iterator[str]:
-        """Yield the hashes that the open index has no text for, and those that its text does not match."""
+        """Yield the hashes that the open index has no text for.
+
+        If damaged texts are among the findings to repair, the hashes that their text does not match follow.
+        """
         yield from (str(key) for (key,) in db.execute(_ABSENT))
         if any(one.name == v2.CONTENT_HASH for one in self.findings):
             for key, raw in db.execute(_CONTENTS):
@@ -195,7 +198,10 @@ class BaseRepair(msgspec.Struct, kw_only=True):
                     yield str(key)
 
     def _contents_change(self, index: Path, needs: _Needs, donors: Donors) -> Iterator[RowsChange]:
-        """Yield the change, if any, that copies missing or damaged texts from the donors to the base's index."""
+        """Yield the change, if any, that copies missing or damaged texts from the donors to the base's index.
+
+        If the donors have all of them, the plan is also recorded as resolving the findings about damaged texts.
+        """
         sizes = {key: len(text.encode()) for key in needs.contents if (text := donors.content(key)) is not None}
         if not sizes:
             return

@@ -132,7 +132,7 @@ def read_meta(db: apsw.Connection) -> SidecarMeta:
 
 
 def _check_meta_values(meta: SidecarMeta) -> None:
-    """Refuse an identity row with values that regraft never writes."""
+    """Raise SidecarProblem if the identity row has values that regraft never writes."""
     is_length = meta.dimensions is None or (isinstance(meta.dimensions, int) and meta.dimensions > 0)
     if not is_length or not isinstance(meta.model_id, str):
         raise SidecarProblem(tr("its identity row has no valid model or dimensions"))

@@ -386,7 +386,13 @@ def _write_file(raw_file: RawFile, reader: SourceReader, new: Path) -> None:
 
 
 def _write_folder(top: str, inside: list[RawFile], reader: SourceReader, new: Path) -> None:
-    """Write files to the new folder ``new``, which gets the name ``top`` below ``raw/``."""
+    """Write copies of the files of a folder, ``top`` below ``raw/``, to the staging folder ``new``.
+
+    Paths below ``new`` are relative to ``top``; the caller moves ``new`` to its final place.
+
+    Raises:
+        PlanOutdated: a source was changed since it was read.
+    """
     for one in inside:
         path = new / PurePosixPath(one.path).relative_to(top)
         durable.make_folders(path.parent, flush=False)
