@@ -181,7 +181,7 @@ class SearchOptions(Options, frozen=True, kw_only=True):
     ] = None
     count: Annotated[
         Annotated[int, Meta(ge=1, le=10_000)] | None,
-        _option(tr("How many hits.  [default: the base's own, else 10]"), "N", option="-k"),
+        _option(tr("Maximum number of hits.  [default: the base's setting, else 10]"), "N", option="-k"),
     ] = None
     alpha: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
@@ -591,7 +591,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     attempts: Annotated[
         Annotated[int, Meta(ge=1, le=100)],
-        _option(tr("How often a library is tried in all, if the system stops it.")),
+        _option(tr("Maximum number of attempts for a library whose process the system kills.")),
     ] = 3
     keep_going: Annotated[
         bool, _option(tr("Continue even if the first ten libraries are refused for the same reason."))

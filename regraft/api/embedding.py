@@ -433,5 +433,5 @@ def _refuse_unused(kind: Kind, options: ReconcileOptions) -> None:
     problem = tr("indexes are updated without an embedder")
     hint = tr("regraft backfill embeds texts that have no vector")
     if kind is Kind.RSCLAW:
-        problem, hint = tr("rsclaw itself rebuilds indexes that were moved aside"), leave_out
+        problem, hint = tr("nothing is embedded: outdated indexes go to the trash, and rsclaw rebuilds them"), leave_out
     refuse({**limits, **embedder}, problem, hint)

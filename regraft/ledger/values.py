@@ -240,7 +240,7 @@ def parse_change(row: tuple[Any, ...]) -> RecordedChange:
         if not _is_numbered_file(found.staged, f"{WORK}/{run}/"):
             raise _invalid(tr("the staging path of a file"), found.staged)
         if found.cache and found.new:
-            raise _invalid(tr("a cache that is not replaced"), found.cache)
+            raise _invalid(tr("False as the cache flag of a replaced file"), found.cache)
         if found.made is not None and not path.startswith(f"{check_path(found.made)}/"):
             raise _invalid(tr("a folder that was created"), found.made)
     return RecordedChange(

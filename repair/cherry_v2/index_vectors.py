@@ -506,7 +506,12 @@ def _make_catalog_target(
     if not settings.serves(str(model)):
         return Unresolved(
             finding=MODEL_FINDING,
-            reason=tr("the model of {label} is {model}", label=label, model=model),
+            reason=tr(
+                "the model of {label} is {model}, and {embedder} has another",
+                label=label,
+                model=model,
+                embedder=settings.name,
+            ),
             base=base,
             severity="note",
         )

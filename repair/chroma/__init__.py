@@ -406,8 +406,8 @@ def _plan_database(made: Plan, store: Store, wanted: dict[str, list[Finding]], i
         actions.append(Action(action="set-dimension", message=message, base=of.id, finding=chroma.DIMENSION_WRONG))
     if ignored:
         message = tr(
-            "empty {operations} in the queue: the segment had their ids, so they had no effect; after the rebuild, "
-            "they would replace its vectors",
+            "make {operations} in the queue empty: they had no effect, because the segment already had their ids; "
+            "after the rebuild, they would replace its vectors",
             operations=format_count(len(ignored), "operation"),
         )
         actions.append(Action(action="empty-operations", message=message, subject=database.FILE, count=len(ignored)))
