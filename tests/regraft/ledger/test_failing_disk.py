@@ -134,11 +134,11 @@ def test_a_base_that_could_not_be_read_at_first_is_named(store: Path, monkeypatc
     seen: list[Path] = []
     real = cherry_preview._read_summary
 
-    def looked_at(path: Path, work: Path | None, **more: bool) -> IndexSummary:
+    def looked_at(path: Path, **more: bool) -> IndexSummary:
         seen.append(path)
         if seen == [index(store)]:
             bad_sector()
-        return real(path, work, **more)
+        return real(path, **more)
 
     monkeypatch.setattr(cherry_preview, "_read_summary", looked_at)
     done = run("repair", store, "--json")
