@@ -654,17 +654,20 @@ TAMPERED: dict[str, tuple[str | Callable[[apsw.Connection], None], str]] = {
     "a length and the id": (lambda db: _moved_unit(db, 15, 25), "not at the offsets of its unit"),
     "beyond the text": (lambda db: _moved_unit(db, 400, 411), "not at the offsets of its unit"),
     "a unit's index": ("UPDATE search_unit SET unit_index = unit_index + 5", "id"),
-    "a unit": ("DELETE FROM search_unit WHERE unit_index = 1 AND material_id = 'two'", "units"),
-    "a body that is gone": ("DELETE FROM search_text WHERE rowid = 4", "bodies"),
+    "a unit": ("DELETE FROM search_unit WHERE unit_index = 1 AND material_id = 'two'", "search_unit has"),
+    "a body that is gone": ("DELETE FROM search_text WHERE rowid = 4", "search_text has"),
     "a body of another unit": ("UPDATE search_text SET target_id = 'nobody' WHERE rowid = 1", "no unit"),
-    "a vector that is gone": ("DELETE FROM embedding WHERE rowid = 1", "embeddings"),
-    "one vector too many": ("INSERT INTO embedding VALUES ('x', zeroblob(16), 1)", "embeddings"),
-    "a material": ("DELETE FROM material WHERE material_id = 'two'", "materials"),
-    "one material too many": ("INSERT INTO material VALUES ('x', 'x', NULL, 1, 1)", "materials"),
+    "a vector that is gone": ("DELETE FROM embedding WHERE rowid = 1", "embedding has"),
+    "one vector too many": ("INSERT INTO embedding VALUES ('x', zeroblob(16), 1)", "embedding has"),
+    "a material": ("DELETE FROM material WHERE material_id = 'two'", "material has"),
+    "one material too many": ("INSERT INTO material VALUES ('x', 'x', NULL, 1, 1)", "material has"),
     "numbers swapped": (_swapped_numbers, "differs from its full-text number"),
     "a number": ("UPDATE search_text SET fts_rowid = 50 WHERE rowid = 4", "differs from its full-text number"),
     "a content that is gone": ("PRAGMA foreign_keys = OFF; DELETE FROM content", "foreign key"),
-    "an empty full text": ("INSERT INTO search_text_fts (search_text_fts) VALUES ('delete-all')", "full-text"),
+    "an empty full text": (
+        "INSERT INTO search_text_fts (search_text_fts) VALUES ('delete-all')",
+        "search_text_fts_docsize has 0 rows",
+    ),
 }
 
 

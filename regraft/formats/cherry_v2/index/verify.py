@@ -24,13 +24,7 @@ from regraft.processes.pool import JobFailed, ProcessPool
 
 logger = logging.getLogger(__name__)
 
-_COUNTS = {
-    "materials": "SELECT count(*) FROM material",
-    "units": "SELECT count(*) FROM search_unit",
-    "bodies": "SELECT count(*) FROM search_text",
-    "embeddings": "SELECT count(*) FROM embedding",
-    "full-text rows": "SELECT count(*) FROM search_text_fts_docsize",
-}
+_COUNTED = ("material", "search_unit", "search_text", "embedding", "search_text_fts_docsize")
 
 
 #: Every body with its unit and its vector. ``same_embedding`` is the join condition for the vector.
@@ -96,11 +90,12 @@ def _check_counts(db: apsw.Connection, base_id: str, tallies: Tallies) -> None:
     """Raise _Difference unless the index has the right identity and numbers of rows, and no dangling references."""
     if db.execute("SELECT schema_version, base_id FROM meta").fetchall() != [(schema.SCHEMA_VERSION, base_id)]:
         raise _Difference(tr("its identity row is wrong"))
-    counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
-    bodies = tallies.units
-    expected = dict(zip(_COUNTS, (tallies.materials, bodies, bodies, tallies.embeddings, bodies), strict=True))
-    if counts != expected:
-        raise _Difference(tr("it contains {counts} instead of {expected}", counts=counts, expected=expected))
+    written = (tallies.materials, tallies.units, tallies.units, tallies.embeddings, tallies.units)
+    for table, expected in zip(_COUNTED, written, strict=True):
+        count = db.execute(f"SELECT count(*) FROM {table}").get
+        if count != expected:
+            text = tr("{table} has {count:,} rows instead of {expected:,}", table=table, count=count, expected=expected)
+            raise _Difference(text)
     if db.execute("PRAGMA foreign_key_check").fetchall():
         raise _Difference(tr("a foreign key refers to a missing row"))
     bare = db.execute("SELECT count(*) FROM material WHERE current_content_hash IS NULL").get
