@@ -16,6 +16,7 @@ from regraft.cli.changes import (
     confirm_lines,
     format_change,
     format_installation,
+    join_parts,
     print_and_exit,
     run_change,
 )
@@ -34,7 +35,7 @@ from regraft.options import (
     UpgradeOptions,
 )
 from regraft.report.document import encoded
-from regraft.text import format_bytes, one_line, printable, printable_lines
+from regraft.text import format_bytes, join_command, one_line, path_argument, printable, printable_lines
 from repair.changes.run import ChangeReport
 
 
@@ -231,14 +232,40 @@ def undo(path: Path, run_id: str | None, options: UndoOptions, output: Output) -
 
     def confirm(planned: ChangeReport) -> bool:
         """Show what would be undone, and ask."""
-        return confirm_lines(output, action_lines(planned.bases, planned.actions, verbose=False))
+        lines = action_lines(planned.bases, planned.actions, verbose=False)
+        return confirm_lines(output, join_parts(lines, _removal_lines(planned, path)))
 
     report = api.undo(path, run_id, options, progress=output.progress(), confirm=confirm)
     if output.as_json:
         echo_json(encoded(report))
         sys.exit(0)
     text = format_change(report, verbose=output.verbose > 0, shown=output.shown)
-    if not options.dry_run:
+    if options.dry_run:
+        text += printable_lines(_removal_lines(report, path))
+    else:
         text += tr("Undone: run {undone}; changed {path}.\n", undone=report.undone, path=printable(path))
     echo(text)
     sys.exit(0)
+
+
+#: Actions that bring the vectors of a base into a store; and those of an undo that has seen that there is another copy.
+_BRINGING, _COPIED = ("copy-base", "write-index"), ("remove-library", "keep-library")
+
+
+def _removal_lines(planned: ChangeReport, path: Path) -> list[str]:
+    """Warn that the undo of a run removes the vectors that it brought into the store at ``path``, and how to keep them.
+
+    An undo cannot be undone, and what the vectors were copied from may be gone since.
+    """
+    bases = sorted({str(one.base) for one in planned.actions if one.action in _BRINGING and one.base is not None})
+    if not bases or any(one.action in _COPIED for one in planned.actions):
+        return []
+    words = [word for base in bases for word in ("--base", base)]
+    return [
+        tr(
+            "The vectors that this run brought are removed from {bases}. If there is no other copy, pack them first: "
+            "{command}",
+            bases=format_count(len(bases), "base"),
+            command=join_command(["regraft", "pack", path_argument(path), "packed.zip", *words]),
+        )
+    ]

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -237,6 +238,30 @@ def test_undo_keeps_what_the_application_wrote_elsewhere_since(case):
     assert run("undo", case.profile, "-y").status == 0
     assert rows(case.database, "SELECT id FROM message ORDER BY id") == [("m",), ("n",)]
     assert rows(case.database, "SELECT id FROM knowledge_base") == [("own",)]
+
+
+def test_undo_names_the_command_that_keeps_what_may_be_the_last_copy(case, tmp_path, monkeypatch):
+    case.install()
+    shutil.rmtree(case.library)
+    monkeypatch.chdir(tmp_path)
+    planned = run("undo", case.profile, "--dry-run").stdout
+    (line,) = (line for line in planned.splitlines() if "If there is no other copy, pack them first: " in line)
+    assert line.startswith("The vectors that this run brought are removed from ")
+    held = {path.parents[1].name: vectors_in(path) for path in case.profile.rglob("index.sqlite")}
+    assert any(held.values())
+    words = command_words(line.partition("first: ")[2])
+    assert run(*words[1:], "-y" if "-y" in run("pack", "--help").stdout else "-q").status in (0, 1)
+    assert run("undo", case.profile, "-y").status == 0
+    with zipfile.ZipFile(tmp_path / "packed.zip") as archive:
+        archive.extractall(tmp_path / "packed")
+    packed = {path.parents[1].name: vectors_in(path) for path in (tmp_path / "packed").rglob("index.sqlite")}
+    assert packed == held
+
+
+def vectors_in(path):
+    """Return the vectors of an index by their key."""
+    with closing(sqlite3.connect(path)) as db:
+        return dict(db.execute("SELECT embedding_text_hash, vector_blob FROM embedding"))
 
 
 def test_undo_is_refused_where_a_base_was_used_since(case):

@@ -82,7 +82,7 @@ def test_a_node_that_kills_what_has_not_started_is_left_out(
 ) -> None:
     [node] = nodes = ray.nodes()
 
-    def full(*_: Any) -> NoReturn:
+    def full(*_: Any, **__: Any) -> NoReturn:
         # Ray's own words.
         raise ray.exceptions.OutOfMemoryError(f"low on memory. Memory on the node (IP: 10.0.0.2, ID: {node['NodeID']})")
 
