@@ -26,6 +26,9 @@ from regraft.api.arguments import (
     time_or_now,
 )
 from regraft.api.audit import command_line
+from regraft.api.transfer import migrate
+from regraft.disk.trees import ZipTree
+from regraft.errors import RegraftError
 from regraft.options import (
     ChangeOptions,
     FixOptions,
@@ -40,6 +43,7 @@ from regraft.options import (
 )
 from regraft.report.document import Endpoint, Run
 from regraft.report.progress import Progress
+from regraft.stores.locate import INDEX_FILE, KNOWLEDGE_FOLDER, open_store
 from regraft.text import path_text
 from repair import systems
 from repair.changes import options as planner_options
@@ -433,5 +437,22 @@ def undo(
         dry_run=options.dry_run,
         progress=progress_or_silent(progress),
         show_plan=confirm or agree,
-        outside_of=made_library.outside_undo,
+        outside_of=partial(made_library.outside_undo, has_all=_has_everything_of),
     )
+
+
+def _has_everything_of(source: Path, library: Path) -> bool:
+    """Whether a migration of a source would find that nothing in a library has to be written again.
+
+    All of an archive is read: a damaged member states the checksum of the intact one.
+    """
+    try:
+        with open_store(source) as found:
+            tree = found.tree
+            if isinstance(tree, ZipTree) and not all(map(tree.is_intact, tree.files(""))):
+                return False
+        bases = migrate(source, library, dry_run=True).bases
+    except (RegraftError, OSError):
+        return False
+    unchanged = {base.id for base in bases if base.outcome == "unchanged"}
+    return all(index.parents[1].name in unchanged for index in library.glob(f"{KNOWLEDGE_FOLDER}/*/{INDEX_FILE}"))

@@ -647,12 +647,17 @@ def test_a_library_may_be_the_last_copy_of_its_source(place: Path) -> None:
         past("a", action(made_library.FROM_SOURCE, str(path), size))
         for path, size in ((source, 6), (place / "folder", 0))
     )
-    assert made_library._lost_source([of_folder, of_file, past("b", action("x", "/gone"))]) is None
+
+    def lost(*runs: RunRecord, has_all: bool = True) -> str | None:
+        return made_library._lost_source(place, runs, lambda _, library: library == place and has_all)
+
+    assert lost(of_folder, of_file, past("b", action("x", "/gone"))) is None
     gone = f"{source}, which it was migrated from, is gone or changed"
+    assert lost(of_file, has_all=False) == gone
     source.write_bytes(b"another")
-    assert made_library._lost_source([of_folder, of_file]) == gone
+    assert lost(of_folder, of_file) == gone
     source.unlink()
-    assert made_library._lost_source([of_folder, of_file]) == gone
+    assert lost(of_folder, of_file) == gone
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------

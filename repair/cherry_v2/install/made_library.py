@@ -2,13 +2,13 @@
 
 The run is recorded in both ledgers. The library's names the profile and the source, the profile's names the library.
 ``undo`` of the profile removes the library only if both ledgers agree, no other run wrote to it or installed from it,
-every file in it is as it was written, and the source that it was migrated from is still there. A copied or forged
+every file in it is as it was written, and the source that it was migrated from still has everything. A copied or forged
 ledger alone has no effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -124,10 +124,14 @@ def find_partial_run(profile: Path) -> str | None:
 # --- undo ------------------------------------------------------------------------------------------------------------
 
 
-def outside_undo(store: Store, run: RunRecord, runs: Sequence[RunRecord]) -> OutsideUndo:
+#: Whether a source (the first path) still has everything that a library (the second) was made from.
+SourceCheck = Callable[[Path, Path], bool]
+
+
+def outside_undo(store: Store, run: RunRecord, runs: Sequence[RunRecord], *, has_all: SourceCheck) -> OutsideUndo:
     """Plan what undoing ``run``, one of the ``runs`` in a profile, does with the library that it wrote.
 
-    The library is removed, or kept with a reason; nothing if the run wrote none.
+    The library is removed, or kept with a reason; nothing if the run wrote none. ``has_all`` checks its sources.
     """
     subjects = _subjects(run.actions, WRITE_LIBRARY)
     if not subjects:
@@ -141,7 +145,8 @@ def outside_undo(store: Store, run: RunRecord, runs: Sequence[RunRecord]) -> Out
     is_used = any(
         subjects[0] in _subjects(one.actions, name) for one in others for name in (WRITE_LIBRARY, READ_LIBRARY)
     )
-    reason = tr("another run has installed bases from it, too") if is_used else _reason_to_keep(place, store.root)
+    used = tr("another run has installed bases from it, too")
+    reason = used if is_used else _reason_to_keep(place, store.root, has_all)
     if reason is not None:
         message = tr("keep the library {path}: {reason}", path=printable(library), reason=reason)
         return OutsideUndo(actions=[Action(action=KEEP_LIBRARY, subject=subjects[0], message=message)])
@@ -194,8 +199,8 @@ def _remove(library: Path) -> None:
             durable.remove_tree(library)
 
 
-def _reason_to_keep(library: Path, profile: Path) -> str | None:
-    """Return why undo in a profile must not remove a library, or None."""
+def _reason_to_keep(library: Path, profile: Path, has_all: SourceCheck) -> str | None:
+    """Return why undo in a profile must not remove a library, or None; ``has_all`` checks its sources."""
     try:
         if _absolute(library) != path_text(library):
             return tr("it is behind a symbolic link")
@@ -204,7 +209,7 @@ def _reason_to_keep(library: Path, profile: Path) -> str | None:
             return tr("another command has written to it since")
         if any(run.status == "running" for run in runs):
             return tr("another regraft process is using it, or was killed")
-        return _difference(library, runs) or _lost_source(runs)
+        return _difference(library, runs) or _lost_source(library, runs, has_all)
     except _READ_ERRORS as error:
         return tr("it cannot be read ({error})", error=str(error).rstrip("."))
 
@@ -229,14 +234,15 @@ def _difference(library: Path, runs: Sequence[RunRecord]) -> str | None:
     return next(iter(found), None)
 
 
-def _lost_source(runs: Sequence[RunRecord]) -> str | None:
+def _lost_source(library: Path, runs: Sequence[RunRecord], has_all: SourceCheck) -> str | None:
     """Return which source of the library's runs is gone or changed, so that the library may be the last copy; or None.
 
-    None means that all sources are there.
+    None means that all sources are there, with all that the library was made from, as ``has_all`` says.
     """
     for action in (one for run in runs for one in run.actions if one.action == FROM_SOURCE):
         source = Path(str(action.subject))
-        if not file_paths.exists(source) or (action.bytes and file_paths.stat(source).st_size != action.bytes):
+        is_there = file_paths.exists(source) and action.bytes in (0, file_paths.stat(source).st_size)
+        if not is_there or not has_all(source, library):
             return tr("{source}, which it was migrated from, is gone or changed", source=printable(source))
     return None
 
