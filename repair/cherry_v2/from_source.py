@@ -235,16 +235,23 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         got = Counter(one.finding for one in texts.new)
         for finding in self.findings:
             names = {v2.NO_UNITS, v2.ITEM_NO_MATERIAL} - reported
-            if finding.name not in names and not has_lost_rows(finding, self.lost):
-                continue
-            if got[finding.name] == finding.count:
-                self._plan.resolves.add((finding.name, self.key))
-            else:
-                reason = tr("{source} has only part of it", source=printable(self.source))
-                self._leave(finding, self._explain(reason))
+            if finding.name in names or has_lost_rows(finding, self.lost):
+                self._finish_finding(finding, got[finding.name])
         self._leave_vectors(lacking)
         if not lacking and any(one.name == v2.VECTOR_MISSING for one in self.findings):
             self._plan.resolves.add((v2.VECTOR_MISSING, self.key))
+
+    def _finish_finding(self, finding: Finding, count: int) -> None:
+        """Record a finding as resolved if its items get a text, or report it; ``count`` items of its name get one.
+
+        Of files that had no rows in v1 there is a note with the same name.
+        """
+        same = [one for one in self.findings if one.name == finding.name]
+        urgent = sum(one.count for one in same if one.severity != "note")
+        if count == sum(one.count for one in same):
+            self._plan.resolves.add((finding.name, self.key))
+        elif not 0 < urgent <= count:
+            self._leave(finding, self._explain(tr("{source} has only part of it", source=printable(self.source))))
 
     # --- write a missing or damaged index ----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import run, snapshot
+from harness import REPO, run, snapshot
 from profiles import profile
 from v1 import Row, Source, base, file, note, pack, vector_of
 
@@ -168,3 +168,33 @@ def test_a_rescue_names_the_command_that_completes_an_item(tmp_path: Path) -> No
     (left,) = [one for one in done.document["left"] if one["finding"] == "unit.missing"]
     assert left["reason"] == f"{MISSING}; an undamaged copy of the data completes it"
     assert left["repair"] == f"regraft repair {store} --from {case.whole} --base {case.base}"
+
+
+def test_a_file_that_never_had_rows_does_not_keep_another_from_being_completed(tmp_path: Path) -> None:
+    [whole] = (REPO / "sample_v1").glob("*.zip")
+    content, damaged = bytearray(whole.read_bytes()), tmp_path / "damaged.zip"
+    with zipfile.ZipFile(whole) as archive:
+        [member] = [one for one in archive.infolist() if one.filename.endswith("GSI9AeE0DFjMMy8kHBcdh")]
+    content[member.header_offset + 30 + len(member.filename.encode()) + member.compress_size // 2] ^= 255
+    damaged.write_bytes(content)
+    library, intact = tmp_path / "library", tmp_path / "intact"
+    run("migrate", damaged, "--to", library, "--salvage", "--yes", "--now", NOW)
+    run("migrate", whole, "--to", intact, "--yes", "--now", NOW)
+    found = run("check", library, "--json").document["findings"]
+    lacking = [(one["base"], one["severity"]) for one in found if one["name"] == "item.no-material"]
+    [key] = [key for key, severity in lacking if severity == "note"]
+    assert (key, "warning") in lacking
+    before, whole_vectors = vectors_of(library, key), vectors_of(intact, key)
+    done = run("repair", library, "--from", whole, "--base", key, "--yes", "--json")
+    assert done.status == 0, done.stdout
+    after = vectors_of(library, key)
+    assert before.items() < after.items() <= whole_vectors.items()
+    found = run("check", library, "--json").document["findings"]
+    assert [one["severity"] for one in found if (one["name"], one["base"]) == ("item.no-material", key)] == ["note"]
+
+
+def vectors_of(library: Path, key: str) -> dict[str, bytes]:
+    """Return the vectors of a base by the hash of their text."""
+    path = library / "KnowledgeBase" / key / ".cherry" / "index.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        return dict(db.execute("SELECT embedding_text_hash, vector_blob FROM embedding"))
