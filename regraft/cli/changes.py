@@ -177,17 +177,16 @@ def format_installation(installed: Installation, output: Output) -> str:
     stayed = {one.base: one.reason for one in report.left if one.base is not None and one.base not in came}
     failed = {base: why for base, why in installed.failed.items() if base not in stayed}
     there, bases = len(chosen) - len(stayed), format_count(len(chosen), "base")
-    lines = [tr("Start the application: it has {there:,} of {bases}.", there=there, bases=bases)]
     if failed:
-        usable = there - len(failed)
-        lines = [
-            tr(
-                "Start the application: it has {there:,} of {bases}; {usable:,} can be used.",
-                there=there,
-                bases=bases,
-                usable=usable,
-            )
-        ]
+        first = tr(
+            "Start the application: it has {there:,} of {bases}; {usable:,} can be used.",
+            there=there,
+            bases=bases,
+            usable=there - len(failed),
+        )
+    else:
+        first = tr("Start the application: it has {there:,} of {bases}.", there=there, bases=bases)
+    lines = [first]
     lines += [
         tr("Cannot be used: {name_of}: {why}", name_of=one_line(chosen[base]), why=one_line(why) or label_of("failed"))
         for base, why in failed.items()

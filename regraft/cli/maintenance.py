@@ -37,6 +37,7 @@ from regraft.options import (
 from regraft.report.document import encoded
 from regraft.text import format_bytes, join_command, one_line, path_argument, printable, printable_lines
 from repair.changes.run import ChangeReport
+from repair.cherry_v2.install.made_library import KEEP_LIBRARY, REMOVE_LIBRARY
 
 
 @click.command()
@@ -249,7 +250,7 @@ def undo(path: Path, run_id: str | None, options: UndoOptions, output: Output) -
 
 
 #: Actions that bring the vectors of a base into a store; and those of an undo that has seen that there is another copy.
-_BRINGING, _COPIED = ("copy-base", "write-index"), ("remove-library", "keep-library")
+_BRINGING, _COPIED = ("copy-base", "write-index"), (REMOVE_LIBRARY, KEEP_LIBRARY)
 
 
 def _removal_lines(planned: ChangeReport, path: Path) -> list[str]:

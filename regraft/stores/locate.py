@@ -152,11 +152,8 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
             "the application's settings name the data folder {moved}, which is not a profile", moved=printable(moved)
         )
         raise SourceUnrecognised(path=path, found=found_there) from error
-    found = (
-        replace(found, notices=(*message, *_renamed_notices(found.tree)))
-        if salvage
-        else replace(found, notices=message)
-    )
+    renamed = _renamed_notices(found.tree) if salvage else ()
+    found = replace(found, notices=(*message, *renamed))
     logger.info("%s is read as %s%s", path, found.kind.value, "" if kind is None else tr(", as asked for"))
     try:
         yield _add_v2_stores(found, kind)

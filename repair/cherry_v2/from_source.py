@@ -348,10 +348,11 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         """Whether a donor has a text that the base needs. The copy of the same base is always useful."""
         if donor.is_same_base:
             return True
+        raw = self._raw
         return (
             any(donor.content(key) is not None for key in needs.contents)
             or any(donor.spans(key) for key in needs.without_units)
-            or any(donor.proven_material(item, self._raw) is not None for item in needs.items)
+            or any(donor.proven_material(item, raw) is not None for item in needs.items)
         )
 
     def _find_vector_donors(
@@ -391,7 +392,8 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         """Return why a donor may belong to another base, or None. Checked only if ``index`` is None."""
         if index is not None or donor.base in donors.proven:
             return None
-        has_files = any(find_raw_file(get_indexed_path(item), self._raw) is not None for item in self.items)
+        raw = self._raw
+        has_files = any(find_raw_file(get_indexed_path(item), raw) is not None for item in self.items)
         if donor.is_same_base and donor.base in donors.used and not has_files:
             return None
         return tr(

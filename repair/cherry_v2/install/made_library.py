@@ -239,9 +239,11 @@ def _lost_source(library: Path, runs: Sequence[RunRecord], has_all: SourceCheck)
 
     None means that all sources are there, with all that the library was made from, as ``has_all`` says.
     """
-    for action in (one for run in runs for one in run.actions if one.action == FROM_SOURCE):
-        source = Path(str(action.subject))
-        is_there = file_paths.exists(source) and action.bytes in (0, file_paths.stat(source).st_size)
+    read = (one for run in runs for one in run.actions if one.action == FROM_SOURCE)
+    # Several runs may have read the same source; it is checked once.
+    for subject, size in dict.fromkeys((one.subject, one.bytes) for one in read):
+        source = Path(str(subject))
+        is_there = file_paths.exists(source) and size in (0, file_paths.stat(source).st_size)
         if not is_there or not has_all(source, library):
             return tr("{source}, which it was migrated from, is gone or changed", source=printable(source))
     return None
