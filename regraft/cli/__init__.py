@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 
 from regraft import __version__
 from regraft.cli.output import echo, fail, final_status
-from regraft.errors import INTERRUPTED, REFUSED, STOPPED, Interrupted, WrongUsage
+from regraft.errors import INTERRUPTED, REFUSED, Interrupted, WrongUsage
 from regraft.language import OPTION, available_languages, tr
 from regraft.processes import interrupts, startup
 
@@ -307,9 +307,9 @@ def main(*, is_interrupted: bool = False) -> None:
     finally:
         interrupts.ignore_stops()
     status = final_status(status if isinstance(status, int) else 0)
-    if status == INTERRUPTED or (status == STOPPED and "ray" in sys.modules):
+    if status == INTERRUPTED or interrupts.is_shutdown_skipped:
         # Exit without Python's own shutdown: if Ctrl-C came while Python was executing generated code, as for data
-        # classes, it would end itself by a signal; and Ray waits there for a cluster that does not answer any more.
+        # classes, it would end itself by a signal.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()

@@ -25,7 +25,7 @@ from regraft import __version__, errors, language
 from regraft.errors import STOPPED, NoNodeFits, StoppedBySystem, WrongUsage
 from regraft.fleet.engine import Task, TaskError, TaskResult, Work
 from regraft.language import tr
-from regraft.processes import interpreters
+from regraft.processes import interpreters, interrupts
 from regraft.text import format_bytes, one_line
 
 logger = logging.getLogger(__name__)
@@ -468,6 +468,7 @@ class RayPool:
         except OSError:
             # Ray would wait for the head, here and at the end of this process.
             atexit.unregister(self._ray.shutdown)
+            interrupts.is_shutdown_skipped = True
         else:
             self._ray.shutdown()
 

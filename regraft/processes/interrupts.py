@@ -19,6 +19,8 @@ STOP_SIGNALS = tuple(
 )
 #: Seconds until a stop is raised again that came where no exception can be raised.
 _AGAIN_SECONDS = 0.05
+#: Whether the command has to end without Python's own shutdown, because a library would wait there forever.
+is_shutdown_skipped = False
 
 
 class _State:

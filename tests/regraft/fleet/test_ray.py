@@ -27,6 +27,7 @@ from regraft.fleet.manifest import Library
 from regraft.fleet.ray_pool import RayPool
 from regraft.fleet.results import FleetOrder
 from regraft.fleet.run import Fleet
+from regraft.processes import interrupts
 from regraft.report.document import Run
 
 ray = optional("ray")
@@ -239,6 +240,7 @@ def test_a_fleet_whose_cluster_has_lost_its_head_ends_and_says_how_to_continue(
     monkeypatch.setattr(ray_pool, "demand_answer", lose_head)
     monkeypatch.setattr(ray_pool, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(ray_pool, "_HEAD_SECONDS", 0.0)
+    monkeypatch.setattr(interrupts, "is_shutdown_skipped", False)
     # Nobody else ends the connection to the cluster then.
     monkeypatch.setattr(ray_pool.atexit, "unregister", lambda _: ray.shutdown())
     order = FleetOrder(command="check", options=(), libraries=(Library(source=str(tmp_path / "waits")),))
@@ -248,6 +250,7 @@ def test_a_fleet_whose_cluster_has_lost_its_head_ends_and_says_how_to_continue(
         fleet.run(Run(command="fleet check"))
     assert f"the head of the Ray cluster ({joined}) has not answered" in str(caught.value)
     assert f"s (Connection refused); continue with: regraft fleet resume {out}" in str(caught.value)
+    assert interrupts.is_shutdown_skipped
     # What was in progress is in the journal.
     assert [*results.read_results(out)[1].started] == [0]
 
