@@ -10,7 +10,7 @@ import hashlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -478,17 +478,18 @@ class ImportedIndex:
         return content_hash
 
     def _add_material(self, material: str, path: str, content_hash: str | None) -> None:
-        """Write the row of a material; if its path is invalid or taken, its id becomes the path."""
+        """Write the row of a material; if its path is invalid or taken, its id becomes the path, else a hash of it."""
         insert = (
             "INSERT INTO material (material_id, relative_path, current_content_hash, created_at, updated_at)"
-            " VALUES (?, ?, ?, ?, ?)"
+            " VALUES (?, ?, ?, ?, ?) ON CONFLICT (relative_path) DO NOTHING"
         )
-        try:
-            self._db.execute(insert, (material, path, content_hash, self._now, self._now))
-        except apsw.ConstraintError:
-            # The path is invalid or another material has it: the id serves as path.
-            self.remade += 1
-            self._db.execute(insert, (material, material, content_hash, self._now, self._now))
+        digest = identity.text_hash(material)
+        for number, candidate in enumerate(chain((path, material, digest), (f"{digest}_{one}" for one in count(1)))):
+            if schema.is_safe_path(candidate):
+                self._db.execute(insert, (material, candidate, content_hash, self._now, self._now))
+                if self._db.changes():
+                    self.remade += bool(number)
+                    break
         self.materials += 1
 
 

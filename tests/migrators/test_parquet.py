@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -331,6 +332,35 @@ def test_rows_that_another_program_has_doubled_or_emptied_are_counted(tmp_path):
     assert came.status == 1
     assert came.document["bases"][0]["rows"] == {"read": 5, "carried": 2, "skipped": {"duplicate": 1, "not_whole": 2}}
     assert came.document["skipped"] == {"no_base": 1}
+
+
+@pytest.mark.parametrize("paths", [("../out", "b/../../out"), ("two", "two"), ("C:/out.md", ".CHERRY/index.sqlite")])
+def test_paths_that_no_material_may_have_are_replaced(tmp_path, paths):
+    built(tmp_path, {"../up": ["aa"], "two": ["bb"]})
+    run("export", tmp_path / "KnowledgeBase" / BASE, tmp_path / "units.parquet")
+    table = pq.read_table(tmp_path / "units.parquet")
+    rows = [{**row, "path": path} for row, path in zip(table.to_pylist(), paths, strict=True)]
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), tmp_path / "odd.parquet")
+    came = run("import", tmp_path / "odd.parquet", "--to", tmp_path / "back", "--json")
+    assert came.document["bases"][0]["rows"] == {"read": 2, "carried": 2, "skipped": {}}
+    with closing(sqlite3.connect(tmp_path / "back" / "KnowledgeBase" / BASE / ".cherry" / "index.sqlite")) as db:
+        found = dict(db.execute("SELECT material_id, relative_path FROM material"))
+    assert found.keys() == {"../up", "two"}
+    for path in found.values():
+        assert (tmp_path / "raw" / path).resolve().is_relative_to(tmp_path / "raw"), path
+        assert not path.lower().startswith((".cherry", "c:")), path
+    names = {one["name"] for one in run("check", tmp_path / "back", "--json").document["findings"]}
+    assert not any("path" in name for name in names), names
+
+
+@pytest.mark.parametrize("name", ["text", "vector", "base_name"])
+def test_a_column_that_is_there_twice_is_refused(tmp_path, name):
+    built(tmp_path, {"one": ["aa"]})
+    run("export", tmp_path / "KnowledgeBase" / BASE, tmp_path / "units.parquet")
+    table = pq.read_table(tmp_path / "units.parquet")
+    pq.write_table(table.append_column(name, table[name]), tmp_path / "odd.parquet")
+    refused(run("import", tmp_path / "odd.parquet", "--to", tmp_path / "back"), f"more than one column {name}")
+    assert not (tmp_path / "back").exists()
 
 
 # --- v1 --------------------------------------------------------------------------------------------------------------

@@ -400,8 +400,11 @@ def _scalar_columns(schema: Any) -> list[str]:
 
 
 def _check_schema(path: Path, schema: Any, metadata: FileMetadata) -> None:
-    """Refuse a file whose Arrow schema has nested columns, or vectors of another length than the metadata say."""
+    """Refuse a file whose Arrow schema has a column twice or nested, or vectors of another length than stated."""
     pa, _ = import_arrow()
+    for name in (*_scalar_columns(schema), VECTOR_COLUMN):
+        if schema.names.count(name) > 1:
+            raise SourceUnreadable(path=path, reason=tr("it has more than one column {name}", name=name))
     for name in _scalar_columns(schema):
         if pa.types.is_nested(schema.field(name).type):
             raise SourceUnreadable(
