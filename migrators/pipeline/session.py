@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -21,17 +21,12 @@ from migrators.pipeline import preflight
 from migrators.pipeline.publication import BaseEntry, TargetLibrary, check_ledger
 from regraft.disk import durable, scratch, writable
 from regraft.disk.trees import require_free_space
-from regraft.errors import (
-    Interrupted,
-    RegraftError,
-    StoppedMidway,
-    TargetLocked,
-    TargetNotWritable,
-)
+from regraft.errors import RegraftError, StoppedMidway, TargetNotWritable
 from regraft.formats.cherry_v2.catalog import ItemRow
 from regraft.language import document_in_english, tr
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import Ledger, LedgerEntry
+from regraft.ledger.run_frame import lock_store, record_end
 from regraft.ledger.values import RecordedAction
 from regraft.report import migration
 from regraft.report.document import Run, encoded
@@ -202,74 +197,40 @@ def _open_ledger(at: Session) -> Iterator[Ledger]:
 
     If the run is refused or stops before it writes a base, folders that were created here are removed.
     """
-    # The topmost folder that does not exist yet.
-    made: Path | None = None
-    folder = at.target.own.absolute()
-    while not folder.exists() and folder != folder.parent:
-        made, folder = folder, folder.parent
+
+    def not_writable(reason: object) -> RegraftError:
+        """Make the error for a target whose ledger cannot be written."""
+        return TargetNotWritable(path=at.path, reason=reason)
+
     with writable.allow_writes(at.path):
         write_checks.refuse_library_links(at.path)
-        try:
-            with ExitStack() as stack:
-                ledger = _open_or_create_ledger(at.target, stack)
-                # Validate the ledger before acting on it.
-                with ledgers.report_unreadable(at.path):
-                    check_ledger(ledger)
-                yield ledger
-        except BaseException as error:
-            # Another run holds the lock: the folders are in use.
-            if made is not None and not at.began and not isinstance(error, TargetLocked):
-                with contextlib.suppress(OSError, RegraftError):
-                    durable.remove_made_folders(at.target.own, made)
-            raise
-
-
-def _open_or_create_ledger(library: TargetLibrary, stack: ExitStack) -> Ledger:
-    """Open the ledger of a library, and create its folder if necessary. The stack closes the ledger."""
-    try:
-        durable.make_folders(library.own)
-        return stack.enter_context(ledgers.open_exclusive(library.path))
-    except RegraftError:
-        raise
-    except (OSError, apsw.Error) as error:
-        raise TargetNotWritable(path=library.path, reason=getattr(error, "strerror", None) or error) from error
+        with lock_store(at.path, at.target.own, not_writable=not_writable, is_unused=lambda _: not at.began) as ledger:
+            # Validate the ledger before acting on it.
+            with ledgers.report_unreadable(at.path):
+                check_ledger(ledger)
+            yield ledger
 
 
 @contextmanager
 def _clean_up_on_failure(at: Session, ledger: Ledger) -> Iterator[None]:
     """Run the block of a run. If it fails or is stopped, remove partial files and record the end of the run."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        _end_run(at, ledger, "interrupted")
-        raise Interrupted(finished=_count_finished(at, ledger)) from error
-    except RegraftError:
-        _end_run(at, ledger, "stopped")
-        raise
-    except (OSError, apsw.Error) as error:
-        _end_run(at, ledger, "stopped")
+    place = at.target
+
+    def as_stopped(error: Exception, finished: int) -> Exception:
+        """Return the error that tells how the run was stopped; errors of regraft tell it already."""
+        if isinstance(error, RegraftError) or not isinstance(error, OSError | apsw.Error):
+            return error
         reason = getattr(error, "strerror", None) or str(error)
-        finished = _count_finished(at, ledger)
-        raise StoppedMidway(path=at.path, doing=tr("writing the library"), reason=reason, finished=finished) from error
+        return StoppedMidway(path=at.path, doing=tr("writing the library"), reason=reason, finished=finished)
+
+    settle = (place.discard_staged, lambda: place.recover(ledger))
+    try:
+        with record_end(ledger, settle, lambda: _count_finished(at, ledger), as_stopped):
+            yield
     finally:
-        place = at.target
         for folder in (place.staging, place.staging.parent, place.replaced, place.work, place.work.parent):
             with contextlib.suppress(OSError, RegraftError):
                 durable.remove_folder(folder)
-
-
-def _end_run(at: Session, ledger: Ledger, status: str) -> None:
-    """Discard staged files, recover open steps and record the ``status`` of the run.
-
-    Failures are left to the next run.
-    """
-    with contextlib.suppress(OSError, apsw.Error, RegraftError):
-        at.target.discard_staged()
-    # If the ledger cannot be written either, the next run recovers the open steps.
-    with contextlib.suppress(OSError, apsw.Error, RegraftError):
-        at.target.recover(ledger)
-    with contextlib.suppress(OSError, apsw.Error, RegraftError):
-        ledger.end_run(status)
 
 
 def _count_finished(at: Session, ledger: Ledger) -> int:

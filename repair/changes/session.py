@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,22 +16,20 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from regraft.disk import durable, file_paths, sqlite
+from regraft.disk import file_paths, sqlite
 from regraft.errors import (
     REFUSED,
     ChangesStopped,
-    Interrupted,
     LedgerUnreadable,
     RegraftError,
     SourceUnreadable,
     StoppedAtDamage,
     StoreDamaged,
     StoreNotWritable,
-    TargetLocked,
 )
 from regraft.language import tr
-from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import Ledger
+from regraft.ledger.run_frame import lock_store, record_end
 from regraft.ledger.values import WORK
 from regraft.report.document import Run
 from regraft.text import path_text, printable
@@ -99,34 +97,15 @@ def open_ledger(store: Store) -> Iterator[Ledger]:
         TargetLocked: another run has it open.
         StoreNotWritable
     """
-    # The folder may exist without a ledger. Then only the ledger is new.
-    new = next((path for path in (store.own, ledgers.ledger_path(store.root)) if not os.path.lexists(path)), None)
-    unused = new
-    try:
-        with contextlib.ExitStack() as stack:
-            try:
-                durable.make_folders(store.own)
-                ledger = stack.enter_context(ledgers.open_exclusive(store.root))
-            except RegraftError:
-                raise
-            except (OSError, apsw.Error) as error:
-                reason = getattr(error, "strerror", None) or error
-                raise StoreNotWritable(path=store.root, reason=reason) from error
-            # From here on the ledger may hold undo data, so it is only removed after reading it.
-            unused = None
-            try:
-                yield ledger
-            finally:
-                # A run that changed nothing leaves no files.
-                if _is_unused(store, ledger):
-                    unused = new
-    except TargetLocked:
-        unused = None
-        raise
-    finally:
-        if unused is not None:
-            with contextlib.suppress(OSError, RegraftError):
-                durable.remove_tree(unused)
+
+    def not_writable(reason: object) -> RegraftError:
+        """Make the error for a store whose ledger cannot be written."""
+        return StoreNotWritable(path=store.root, reason=reason)
+
+    with lock_store(
+        store.root, store.own, not_writable=not_writable, is_unused=lambda ledger: _is_unused(store, ledger)
+    ) as ledger:
+        yield ledger
 
 
 def _is_unused(store: Store, ledger: Ledger) -> bool:
@@ -167,57 +146,43 @@ def _clean_stop(store: Store, ledger: Ledger) -> Iterator[None]:
     A refusal after the first change is reported as a stopped run.
     """
     before = {change.change_id: change.state for change in ledger.changes.every()}
-    end_stopped_run = partial(_end_stopped_run, store, ledger, before)
-    try:
+
+    def clear_work_folder() -> None:
+        """Remove the work folder, unless the next run needs it to complete or revert a change that is still open."""
+        if not ledger.changes.open_changes():
+            execution.clear_work_folder(store.root)
+
+    def count_finished() -> int | str:
+        """Count the changes that the run made or undid; a text that says "unknown" if the ledger cannot be read."""
+        with contextlib.suppress(OSError, apsw.Error, RegraftError):
+            return sum(_is_finished(before.get(one.change_id), one.state) for one in ledger.changes.every())
+        # The ledger cannot be read, so do not claim that nothing was written.
+        return _UNKNOWN
+
+    settle = (lambda: execution.recover(store.root, ledger), clear_work_folder)
+    with record_end(ledger, settle, count_finished, partial(_as_stopped, store)):
         yield
-    except KeyboardInterrupt as error:
-        raise Interrupted(finished=end_stopped_run("interrupted")) from error
-    except RegraftError as error:
-        finished = end_stopped_run("stopped")
+
+
+def _as_stopped(store: Store, error: Exception, finished: int | str) -> Exception:
+    """Return the error that tells how a run on a store was stopped by an error, after ``finished`` changes."""
+    if isinstance(error, RegraftError):
         if finished and error.exit_status == REFUSED:
-            raise ChangesStopped(path=store.root, reason=str(error).rstrip("."), finished=finished) from error
-        raise
-    except (OSError, apsw.Error, UnicodeDecodeError) as error:
-        reason, finished = _reason(error), end_stopped_run("stopped")
-        if is_store_damage(error):
-            stays = tr("changes made: {finished}", finished=finished) if finished else None
-            raise damage_error(store.root, reason, stays) from error
-        is_read_only = isinstance(error, apsw.ReadOnlyError) or getattr(error, "errno", None) == errno.EROFS
-        if is_read_only and not finished:
-            raise StoreNotWritable(path=store.root, reason=tr("it is read-only")) from error
-        raise ChangesStopped(path=store.root, reason=reason, finished=finished) from error
-    except Exception:
-        end_stopped_run("stopped")
-        raise
+            return ChangesStopped(path=store.root, reason=str(error).rstrip("."), finished=finished)
+        return error
+    if not isinstance(error, OSError | apsw.Error | UnicodeDecodeError):
+        return error
+    if is_store_damage(error):
+        stays = tr("changes made: {finished}", finished=finished) if finished else None
+        return damage_error(store.root, _reason(error), stays)
+    is_read_only = isinstance(error, apsw.ReadOnlyError) or getattr(error, "errno", None) == errno.EROFS
+    if is_read_only and not finished:
+        return StoreNotWritable(path=store.root, reason=tr("it is read-only"))
+    return ChangesStopped(path=store.root, reason=_reason(error), finished=finished)
 
 
 #: Reported instead of the number of changes if the ledger cannot be read any more.
 _UNKNOWN = "unknown"
-
-
-def _end_stopped_run(store: Store, ledger: Ledger, before: Mapping[int, str], status: str) -> int | str:
-    """Recover from a run that was stopped, and record its end.
-
-    Args:
-        store: the store.
-        ledger: its ledger.
-        before: the state of each change before the run, by change id.
-        status: the status to record for the run.
-
-    Returns:
-        The number of changes that the run made or undid; a text that says "unknown" if the ledger cannot be read.
-    """
-    with contextlib.suppress(OSError, apsw.Error, RegraftError):
-        execution.recover(store.root, ledger)
-    with contextlib.suppress(OSError, apsw.Error, RegraftError):
-        # The next run needs the work folder to complete or revert a change that is still open.
-        if not ledger.changes.open_changes():
-            execution.clear_work_folder(store.root)
-    with contextlib.suppress(OSError, apsw.Error, RegraftError):
-        ledger.end_run(status)
-        return sum(_is_finished(before.get(one.change_id), one.state) for one in ledger.changes.every())
-    # The ledger cannot be read, so do not claim that nothing was written.
-    return _UNKNOWN
 
 
 def damage_error(path: Path, reason: object, finished: str | None) -> RegraftError:

@@ -521,6 +521,15 @@ def test_a_run_that_ends_well_leaves_no_empty_folders(library: tuple[TargetLibra
     assert [one.status for one in book.changes.runs()] == ["running"]
 
 
+def test_a_run_that_fails_by_a_defect_is_recorded_as_stopped(library: tuple[TargetLibrary, Ledger]) -> None:
+    place, book = library
+    with pytest.raises(ZeroDivisionError), sessions._clean_up_on_failure(at_work(place, book), book):
+        stage(place, "half")
+        raise ZeroDivisionError
+    assert not place.staging.exists()
+    assert [one.status for one in book.changes.runs()] == ["stopped"]
+
+
 def session_of(target: Path, *, dry_run: bool = False, unseen: int = 0) -> Any:
     return sessions.session(target, Run(command="migrate", dry_run=dry_run, target=target), unseen=unseen)
 

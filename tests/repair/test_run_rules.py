@@ -798,7 +798,7 @@ def test_a_store_is_not_changed_while_its_application_runs(root: Path, monkeypat
 def test_a_store_whose_ledger_cannot_be_written_is_refused(
     error: Exception, said: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session.durable, "make_folders", raising(error))
+    monkeypatch.setattr(durable, "make_folders", raising(error))
     with fails("StoreNotWritable", match=f"store.*{said}"):
         command(root, rewrite())
     assert below(root) == {"file.txt"}
