@@ -83,7 +83,7 @@ class Kept:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self.count = self.slots = WORKERS
+        self.cores = self.slots = WORKERS
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
@@ -93,7 +93,7 @@ class Kept:
 
     def work_with(self, count: int) -> None:
         """Have the scheduler use so many of its processes."""
-        self.count = self.slots = count
+        self.cores = self.slots = count
 
     def end(self) -> None:
         """End the processes."""

@@ -172,7 +172,7 @@ class InstantPool:
     """Ends every task as soon as it is asked: what is left is the driver's own work."""
 
     #: So many end at each look, which are flushed together.
-    count = slots = 64
+    cores = slots = 64
     memory = 1 << 40
 
     def __init__(self) -> None:

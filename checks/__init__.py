@@ -1,1 +1,1 @@
-"""Looking without touching: what a store holds and how healthy it is."""
+"""Checks and summaries of stores. Nothing here writes to a store."""

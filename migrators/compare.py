@@ -196,7 +196,7 @@ class BasePair(msgspec.Struct, frozen=True, kw_only=True):
     other: str | None
 
     def not_searched(self, outcome: str, problem: str | None) -> BaseComparison:
-        """Report this base as not searched, with the reason."""
+        """Report this base as not searched. ``problem`` says why, for a person (None: ``outcome`` says all)."""
         return BaseComparison(
             legacy_id=self.legacy_id,
             id=self.id,
@@ -437,11 +437,12 @@ class _OpenIndex(msgspec.Struct, frozen=True):
         with cherry_v2.report_damaged_index(self.source, self.store):
             texts = IndexTexts(self.db)
 
-        def asked(vector: bytes, count: int) -> Ranking:
+        def search(vector: bytes, count: int) -> Ranking:
+            """Find the texts nearest to a vector; report damage."""
             with cherry_v2.report_damaged_index(self.source, self.store):
                 return texts.nearest(vector, count)
 
-        return asked
+        return search
 
 
 def _compare_indexes(pair: BasePair, old: _OpenIndex, new: _OpenIndex, asked: ComparisonOptions) -> BaseComparison:

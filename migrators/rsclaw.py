@@ -123,7 +123,10 @@ class _Drafter:
         return int(str(self._db.execute(query, values).get))
 
     def _draft_base(self, embedding: ModelChoice, dimensions: int | None) -> BaseDraft:
-        """Draft the only base, with this model and the items drafted so far."""
+        """Draft the only base, with this model and the items drafted so far.
+
+        ``dimensions`` are those of the migrated vectors; None: there are none.
+        """
         query = f"SELECT min(created_at), max(updated_at) FROM {_MIGRATED_DOCUMENTS}"
         times: Any = self._db.execute(query).fetchone()
         created_at, updated_at = (None if time is None else _time(time) for time in times)

@@ -97,7 +97,10 @@ def item_id(legacy_base_id: str, legacy_item_id: str, created_at: int | None) ->
 
 
 def child_id(container_id: str, loader_id: str, place: int, created_at: int | None) -> str:
-    """Return the UUID v7 of a directory's child; ``place`` is its position among the children of the container."""
+    """Return the UUID v7 of a directory's child; its time is ``created_at`` (ms; None: 0).
+
+    ``place`` is its position among the children of the container.
+    """
     return _format_uuid_v7(created_at, _digest(_CHILD_NAME, container_id, loader_id, str(place)))
 
 

@@ -150,7 +150,7 @@ class PathAssigner:
         if stored is not None and self._is_free(stored):
             if item.type == "file" or file_paths.is_file(self._raw / stored):
                 return stored
-            self._write_snapshot(stored, item, material)
+            self._plan_snapshot(stored, item, material)
             return stored
         if item.type == "file":
             return self._file_path(item)
@@ -161,7 +161,7 @@ class PathAssigner:
             if _is_snapshot_of(self._raw / path, content):
                 return path  # written by a run that was stopped
             if not file_paths.exists(self._raw / path) and self._is_free(path):
-                self._write_snapshot(path, item, material)
+                self._plan_snapshot(path, item, material)
                 return path
 
     def _is_free(self, path: str) -> bool:
@@ -201,7 +201,7 @@ class PathAssigner:
         rows = PREVIEW_VECTORS.rows(self._db, material.runs, self._upgrade.plan.vector_bytes)
         return BODY_SEPARATOR.join(body for body, _ in rows)
 
-    def _write_snapshot(self, path: str, item: ItemPlan, material: MaterialPlan) -> None:
+    def _plan_snapshot(self, path: str, item: ItemPlan, material: MaterialPlan) -> None:
         """Plan to write the text of an item, with a header, to ``path`` below ``raw/``."""
         message = tr("write the text of a {type} to {path}", path=path, type=item.type)
         action = Action(

@@ -187,7 +187,7 @@ class FindingCollector(msgspec.Struct):
             names=names,
             closing=closing,
             statistics=statistics or Statistics(),
-            not_checked=(*self.missing(), *not_checked),
+            not_checked=(*self.skipped_checks(), *not_checked),
             level=self.level.name.lower(),
         )
 
@@ -198,7 +198,7 @@ class FindingCollector(msgspec.Struct):
             not_read_by_quick: names the data that ``--quick`` does not read.
             only_deep: names the data that only ``--deep`` checks.
         """
-        missing = self.missing()
+        missing = self.skipped_checks()
         if missing:
             return tr(
                 "Time limit reached: {checks} missing ({left}{more}).",
@@ -214,7 +214,7 @@ class FindingCollector(msgspec.Struct):
             return tr("All that can be read was checked.")
         return tr("Everything was checked.")
 
-    def missing(self) -> tuple[str, ...]:
+    def skipped_checks(self) -> tuple[str, ...]:
         """Return the names of the checks that were not made, without duplicates."""
         return tuple(dict.fromkeys(self.not_checked))
 

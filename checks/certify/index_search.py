@@ -152,7 +152,7 @@ def prove_words(measured: Measured, adder: Adder, bodies: Sequence[int]) -> int:
         if missed:
             message = tr("{count} of {of} texts are not found by their own words", count=len(missed), of=len(bodies))
             adder.finding(names.WORDS_DIFFER, message, len(missed), measured.sample_of(missed[0]))
-        _prove_scans(measured, adder, column, bodies)
+        _prove_against_scan(measured, adder, column, bodies)
     except apsw.SQLError as error:
         adder.finding(names.WORDS_DIFFER, tr("the full-text index cannot be searched: {error}", error=error))
     return len(bodies)
@@ -269,10 +269,11 @@ def _finds_itself(measured: Measured, column: str, body: int) -> bool:
     return found is not None
 
 
-def _prove_scans(measured: Measured, adder: Adder, column: str, bodies: Sequence[int]) -> None:
-    """Choose words of some texts, and report if the full-text index does not find the texts that have these words.
+def _prove_against_scan(measured: Measured, adder: Adder, column: str, bodies: Sequence[int]) -> None:
+    """Compare the full-text index with a scan of all texts, for some words; report the number of hits that differ.
 
-    ``bodies`` are row numbers of the texts, ``column`` has the row number of a text's entry in the index.
+    ``bodies`` are row numbers of the texts from which the words are chosen, ``column`` has the row number of a text's
+    entry in the index.
     """
     words = _choose_words(measured, bodies)
     wrong = 0
@@ -295,7 +296,7 @@ def _prove_scans(measured: Measured, adder: Adder, column: str, bodies: Sequence
 
 
 def _scan(db: apsw.Connection, column: str, words: Sequence[str]) -> list[tuple[set[int], bool]]:
-    """Search all texts for each word without the index.
+    """Search all texts for each word by comparing the texts, without the full-text index.
 
     Returns:
         For each word: the values of ``column`` of the texts that have it, and whether these are all such texts.

@@ -1,4 +1,4 @@
-"""What an audit of v2 data can say: the registry of its findings (``docs/findings.md``, "v2 data")."""
+"""The findings of v2 data that an audit can report (``docs/findings.md``, "v2 data")."""
 
 from __future__ import annotations
 

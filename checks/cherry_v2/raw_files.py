@@ -219,7 +219,10 @@ def check_raw_files(
 def _check_material_files(
     raw: Path, base: str, items: list[Row] | None, materials: list[IndexMaterial], findings: FindingCollector
 ) -> None:
-    """Report materials whose file is missing, or differs from the indexed text."""
+    """Report materials whose file is missing, or, at the deep level, differs from the indexed text.
+
+    ``items`` are the catalog's rows of the base's items; None: unknown.
+    """
     snapshots = {str(item.get("id")) for item in items or () if item.get("type") in ("url", "note")}
     has_file = _make_file_test(items)
     for material in materials:

@@ -90,7 +90,7 @@ def _format_closing(findings: FindingCollector, unread_checks: list[str]) -> str
     if not unread_checks:
         return message
     missing = tr("Not checked, because it cannot be read: {names}.", names=join_list(unread_checks))
-    return f"{message} {missing}" if findings.missing() else missing
+    return f"{message} {missing}" if findings.skipped_checks() else missing
 
 
 def _make_timer(findings: FindingCollector) -> Callable[[int], None]:

@@ -340,13 +340,13 @@ class WantedLoaders:
             yield raw
             if raw.startswith(codecs.BOM_UTF8):
                 yield raw.removeprefix(codecs.BOM_UTF8)
-            for encoding in self._likely(raw):
+            for encoding in self._likely_encodings(raw):
                 text = _as_v1(raw.decode(encoding, "replace"), encoding)
                 yield text.encode()
                 if text.startswith(_BOM):
                     yield text[1:].encode()
 
-    def _likely(self, raw: bytes) -> Iterator[str]:
+    def _likely_encodings(self, raw: bytes) -> Iterator[str]:
         """Yield the encodings in which these bytes begin like one of the wanted snippets."""
         for encoding in ENCODINGS + WIDE_ENCODINGS:
             # Decoding one character rules out most encodings.

@@ -202,9 +202,10 @@ class LoaderSummary(msgspec.Struct):
     _units: int = 0
 
     def add_row(self, source: str | None, row_id: str | None, metadata: str | None, body: str | None) -> None:
-        """Add the source, id, metadata and own text of one row.
+        """Add what one row of the loader tells about it.
 
-        Metadata are those of sitemaps, text of notes and pages.
+        ``metadata`` is given for sitemaps and has their address, ``body`` is given for notes and pages, and ``row_id``
+        has the number of the chunk. All may be None.
         """
         self.rows += 1
         if not self.source and not is_blank(source):
@@ -616,11 +617,15 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
     orphans: dict[str, Orphan]
 
     def overrides(self, options: ModelOverrides) -> ModelOverrides:
-        """Return the user's options for models. Bases that these name by path or id become adopted ones."""
+        """Return the user's options for models; each old name that means an adopted base becomes that base's id."""
         return replace(options, mapped={self._base(old): new for old, new in options.mapped.items()})
 
     def _base(self, old: str) -> str:
-        """Return the id of the adopted base that ``old`` names, by its path or differently spelled id; else ``old``."""
+        """Return the id of the adopted base that ``old`` means, or ``old`` if it means none.
+
+        ``old`` can be the path of the vector file, or the base's id as it was before illegal characters of a file name
+        were replaced.
+        """
         # Either a path of the file, or a base id that is spelled differently in the file's name.
         names = [] if SEPARATOR in old else [vector_file_name(old), *path_segments(old)[-1:]]
         return next((name for name in names if name in self.orphans), old)

@@ -122,7 +122,10 @@ class DuplicateRules:
         return owner if is_child and self._is_read_at(pair.like, pair.like_read_at) else None
 
     def _is_read_at(self, loader_id: str, read_at: int | None) -> bool:
-        """Whether v1 last read the file of a loader id at this time (ms). Only files in folders have times."""
+        """Whether v1 last read the file of a loader id at this time (ms).
+
+        Only files in folders have times; for other files the time is None.
+        """
         return self._times.get(loader_id) == read_at
 
 

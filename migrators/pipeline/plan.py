@@ -691,7 +691,10 @@ class _Planner:
         self._note_skipped(self._base_error, self._decisions.skipped.rows[self._base_error], why, missing_model)
 
     def _note_skipped(self, reason: str, count: int, why: str = "", missing_model: str | None = None) -> None:
-        """Add a notice on ``count`` skipped rows; ``reason`` is the code, ``why`` precedes the count in the message."""
+        """Add a notice on ``count`` skipped rows; ``reason`` is the code, ``why`` precedes the count in the message.
+
+        ``missing_model`` is the model that the user may replace, if that is the reason.
+        """
         samples = tuple(self._decisions.skipped.examples.get(reason, ()))
         lost = (
             tr("{rows} not migrated{examples}", rows=format_count(count, "row"), examples=_examples(samples))

@@ -138,7 +138,7 @@ def _salvage(plan: BasePlan, tally: SalvageTally) -> SalvageReport:
 
 
 def _index(plan: BasePlan, tallies: Tallies | None, index_bytes: int | None) -> IndexReport:
-    """Describe the new index of a base for the report. A planned index has no counts and no size yet."""
+    """Describe the new index of a base for the report. A planned index has no counts and no size yet (None)."""
     return IndexReport(
         path=index_path(plan.draft.id),
         materials=len(plan.materials),

@@ -77,7 +77,7 @@ def migrate(
     )
     library = read_library(pipeline, source, options)
     bases = select_bases(library, options)
-    with session(target, run, unseen=_estimate_extracted_bytes(source, bases)) as at:
+    with session(target, run, bytes_before_plan=_estimate_extracted_bytes(source, bases)) as at:
         with pool.open_pool() as helpers, ExitStack() as files:
             hash_jobs = _prestart_pool(helpers, source, bases, at)
             planner = BasePlanner(pipeline, source, target, options, files, at.work)

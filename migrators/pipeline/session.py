@@ -150,25 +150,25 @@ class Session(msgspec.Struct, kw_only=True):
 
 
 @contextmanager
-def session(target: Path, run: Run, *, unseen: int = 0) -> Iterator[Session]:
+def session(target: Path, run: Run, *, bytes_before_plan: int = 0) -> Iterator[Session]:
     """Open a target for a run: new, empty, or written by an earlier run. A dry run writes only to a temporary folder.
 
     Args:
         target: folder of the library.
         run: the run.
-        unseen: disk space in bytes that the run needs before its plan is known; 0 if none.
+        bytes_before_plan: disk space in bytes that the run needs before its plan is known; 0 if none.
 
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
     """
     place = TargetLibrary(target, run.id)
     if run.dry_run:
-        with work_folder(unseen) as work:
+        with work_folder(bytes_before_plan) as work:
             entries = ledgers.read_entries(target, check_ledger)
             yield Session(path=target, run=run, entries=entries, work=work, target=place)
         return
-    if unseen:
-        preflight.check_space(target, unseen)
+    if bytes_before_plan:
+        preflight.check_space(target, bytes_before_plan)
     at = Session(path=target, run=run, entries={}, work=place.work, target=place)
     with _open_ledger(at) as ledger, _clean_up_on_failure(at, ledger):
         place.recover(ledger)
@@ -177,17 +177,18 @@ def session(target: Path, run: Run, *, unseen: int = 0) -> Iterator[Session]:
 
 
 @contextmanager
-def work_folder(unseen: int) -> Iterator[Path]:
+def work_folder(bytes_before_plan: int) -> Iterator[Path]:
     """Create a temporary folder for planning, and remove it afterwards.
 
-    ``unseen`` is the disk space that the run needs before its plan is known. The folder needs the largest part of it.
+    ``bytes_before_plan`` is the disk space that the run needs before its plan is known. The folder needs the largest
+    part of it.
 
     Raises:
         NotEnoughSpace
     """
     with scratch.temporary_folder() as work:
-        if unseen:
-            require_free_space(work, int(unseen / preflight.UNREAD_FACTOR))
+        if bytes_before_plan:
+            require_free_space(work, int(bytes_before_plan / preflight.UNREAD_FACTOR))
         yield work
 
 

@@ -95,7 +95,10 @@ class ItemContent(msgspec.Struct):
 
 
 def cut_note(text: str, base: str | None = None, item: str | None = None) -> tuple[str, list[Notice]]:
-    """Cut the text of a note to the length that v2 allows; if it was longer, return a notice about the item too."""
+    """Cut the text of a note to the length that v2 allows; return it, and a notice if it was longer.
+
+    ``base`` and ``item`` are the v1 ids that the notice names.
+    """
     length = utf16_len(text)
     if length <= MAX_NOTE_UNITS:
         return text, []

@@ -194,7 +194,7 @@ _FILES_PER_JOB = 16
 _MAX_HASHED_FILES = 1 << 16
 
 
-def _folder_place(tree: Tree) -> SourceFolder | None:
+def _source_folder(tree: Tree) -> SourceFolder | None:
     """Describe a source folder for the process pool. None for an archive, which only one process reads."""
     return SourceFolder(tree, links.are_links_followed()) if isinstance(tree, FolderTree) else None
 
@@ -212,7 +212,7 @@ class ContentHashJobs:
     def __init__(self, pool: ProcessPool, source: Located, draft: BaseDraft) -> None:
         self._pool = pool
         self._jobs: list[int] = []
-        place = _folder_place(source.tree)
+        place = _source_folder(source.tree)
         if place is None or len(draft.items) > _MAX_HASHED_FILES:
             return
         folder = source.places.uploads
@@ -260,7 +260,7 @@ class UploadCopies:
         self._files = files
         self._uploads = uploads
         self._target = target
-        self._place = _folder_place(tree)
+        self._place = _source_folder(tree)
         self._pool = None if self._place is None else pool
         self._assigned: list[tuple[int, array[int]]] = []
 

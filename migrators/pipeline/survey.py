@@ -203,10 +203,10 @@ class BasePlanner:
         return _keep_better_base(planned, same=is_same)
 
     def _fingerprint(self, draft: BaseDraft, entry: LedgerEntry, known: BaseEntry) -> str:
-        """Return the fingerprint of a base, of which an earlier run has written ``entry``, as read ``known``.
+        """Return the present fingerprint of a base, to compare with that of ``entry``, which an earlier run wrote.
 
-        An intact copy of a damaged archive states the same checksums. So the fingerprint of a base with files that are
-        damaged in an archive is another one.
+        A damaged file in an archive has the same recorded checksum as the intact one. So damaged files are marked in
+        the fingerprint, which changes when they can be read. ``known`` is the content of ``entry``.
         """
         mark, tree = base_fingerprint(self.source, draft), self.source.tree
         if entry.fingerprint == mark or not isinstance(tree, ZipTree):

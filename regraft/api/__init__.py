@@ -2,7 +2,9 @@
 
 Every function returns the typed document that ``regraft COMMAND --json`` prints, raises errors by their classes
 (:mod:`regraft.errors`), and prints nothing. The command line is a layer over these functions.
-A module is loaded when the first of its functions is asked for: a first look needs nothing of what changes a store.
+
+A module is imported when the first of its functions is used, so that a program that only inspects a store does not load
+the modules that change stores.
 """
 
 from __future__ import annotations

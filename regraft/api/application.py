@@ -108,13 +108,13 @@ def can_start(profile: str | Path) -> bool:
     """Whether the application is installed, opens this profile by itself, and is not running."""
     folder = Path(profile)
     return (
-        _is_opened_by_itself(folder)
+        _is_default_profile(folder)
         and profile_folders.detect_running_app(folder) is None
         and find_program() is not None
     )
 
 
-def _is_opened_by_itself(folder: Path) -> bool:
+def _is_default_profile(folder: Path) -> bool:
     """Whether a profile is the one that the application opens if it is started without options."""
     try:
         real = links.real_path(folder)
@@ -134,7 +134,7 @@ def start_application(profile: str | Path) -> subprocess.Popen[bytes]:
     running = profile_folders.detect_running_app(folder)
     if running is not None:
         raise ApplicationNotStarted(reason=tr("it is running already ({sign})", sign=running))
-    command = find_program() if _is_opened_by_itself(folder) else None
+    command = find_program() if _is_default_profile(folder) else None
     if command is None:
         raise ApplicationNotStarted(reason=tr("it was not found in the usual places, or it opens another profile"))
     try:

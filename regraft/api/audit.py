@@ -268,7 +268,10 @@ def _audit_part(
 
 
 def _write_metrics(metrics: MetricsFile, report: findings.CheckReport) -> OutputLost | None:
-    """Write the metrics of a check (``docs/rolling-check.md``); return the error, because the check is done."""
+    """Write the metrics of a check (``docs/rolling-check.md``).
+
+    Return the error if that fails, or None: it is not raised, because the check is done.
+    """
     counts: Counter[tuple[str, ...]] = Counter()
     for finding in report.findings:
         counts[finding.name, finding.severity] += finding.count

@@ -120,7 +120,7 @@ def fix(
         RegraftError: any error of ``docs/errors.md``.
     """
     options = merge_options(FixOptions, options, fields)
-    names = select_finding_names(options.only, fixing.names_taken(), "fix")
+    names = select_finding_names(options.only, fixing.fixable_findings(), "fix")
     line_for = partial(command_line, Path(path), options.kind, now_ms=options.now_ms)
     with ExitStack() as keep:
         steps = Steps(

@@ -203,9 +203,9 @@ def _fill(
         fillers=systems.fillers() if fillers is None else fillers,
         progress=progress_or_silent(progress),
         show_plan=confirm or agree,
-        opened=source.opened,
-        looked=source.looked,
-        sampled=source.sampled,
+        open_embedder=source.open_embedder,
+        on_survey=source.on_survey,
+        choose_sample=source.choose_sample,
     )
 
 

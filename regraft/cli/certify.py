@@ -60,7 +60,7 @@ def certify(a: Path, b: Path | None, page: Path | None, options: CertifyOptions,
     )
 
     def confirm(planned: CertifyPlan) -> bool:
-        """Show what will be sent, and ask."""
+        """Show what will be sent, and ask; return whether the user agrees."""
         message = tr(
             "Embedder {embedder} ({model}) gets texts of {bases}, to compare its vectors with the stored ones:",
             embedder=one_line(planned.embedder),

@@ -102,7 +102,7 @@ def confirm_change(output: Output) -> Callable[[ChangeReport], bool] | None:
     """Make the function that shows the plan of a change and asks; None with ``--yes``: then no plan is shown."""
 
     def confirm(planned: ChangeReport) -> bool:
-        """Show what would be changed, and what would be left unresolved, and ask."""
+        """Show what would be changed and what would be left unresolved, and ask; return whether the user agrees."""
         actions = action_lines(planned.bases, planned.actions, verbose=False)
         return confirm_lines(output, join_parts(actions, unresolved_lines(planned.bases, planned.left, verbose=False)))
 

@@ -198,7 +198,7 @@ def _confirm_embedding(output: Output) -> Callable[[ChangeReport | BackfillRepor
         return None
 
     def confirm(planned: ChangeReport | BackfillReport | EmbeddingReport) -> bool:
-        """Show the plan and ask."""
+        """Show the plan and ask; return whether the user agrees."""
         if isinstance(planned, BackfillReport | EmbeddingReport):
             return confirm_lines(output, planned_lines(planned))
         return confirm_plain(planned)

@@ -232,7 +232,7 @@ def undo(path: Path, run_id: str | None, options: UndoOptions, output: Output) -
     """
 
     def confirm(planned: ChangeReport) -> bool:
-        """Show what would be undone, and ask."""
+        """Show what would be undone, and ask; return whether the user agrees."""
         lines = action_lines(planned.bases, planned.actions, verbose=False)
         return confirm_lines(output, join_parts(lines, _removal_lines(planned, path)))
 
@@ -254,9 +254,10 @@ _BRINGING, _COPIED = ("copy-base", "write-index"), (REMOVE_LIBRARY, KEEP_LIBRARY
 
 
 def _removal_lines(planned: ChangeReport, path: Path) -> list[str]:
-    """Warn that the undo of a run removes the vectors that it brought into the store at ``path``, and how to keep them.
+    """Return the warning that the undo of a run removes the vectors that the run brought into the store at ``path``.
 
-    An undo cannot be undone, and what the vectors were copied from may be gone since.
+    It names the command that keeps them, since their source may be gone. Empty if the run brought none, or if they were
+    copied from a store that still has them.
     """
     bases = sorted({str(one.base) for one in planned.actions if one.action in _BRINGING and one.base is not None})
     if not bases or any(one.action in _COPIED for one in planned.actions):

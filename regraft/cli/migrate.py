@@ -283,7 +283,7 @@ class ProfilePrompt(PlanPrompt):
         return agrees
 
     def asks(self, question: str) -> bool:
-        """Ask a question whose default answer is yes."""
+        """Ask a question whose default answer is yes; return whether the user agrees."""
         return ask(question)
 
     def finish(self, report: ProfileMigrationReport) -> None:
@@ -291,7 +291,10 @@ class ProfilePrompt(PlanPrompt):
 
 
 def _format_profile_run(done: ProfileMigration, page: Path | None, prompt: ProfilePrompt) -> str:
-    """Format the result of a migration into a profile: the migration, then the installation."""
+    """Format the result of a migration into a profile: the migration, then the installation.
+
+    ``page`` is a second copy of the report page, if one was written.
+    """
     report, output = done.report, prompt.output
     document = encoded(report)
     news = prompt.without_shown_warnings(document)

@@ -66,7 +66,7 @@ def complete_findings(context: click.Context, _parameter: click.Parameter, incom
     from repair.fix import sequence  # noqa: PLC0415
 
     taken = {
-        "fix": sequence.names_taken(),
+        "fix": sequence.fixable_findings(),
         "gc": systems.collected_findings(),
         "repair": systems.repaired_findings(),
         "reconcile": systems.reconciled_findings(),
@@ -138,7 +138,7 @@ PATH = PathType(path_type=Path)
 
 
 def _parse_time(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
-    """Parse ISO 8601 with a time zone to Unix milliseconds; a callback of click."""
+    """Parse ISO 8601 with a time zone to Unix milliseconds; None stays None. A callback of click."""
     if value is None:
         return None
     try:

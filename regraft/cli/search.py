@@ -336,7 +336,10 @@ def recall(path: Path, short_id: int, span: LineRange, options: RecallOptions, o
 
 
 def _describe_omitted(found: RecallReport, token_budget: int | None) -> str:
-    """Explain which end of a note the token budget omitted, and how to read it."""
+    """Explain which end of a note the token budget omitted, and how to read it.
+
+    ``token_budget`` is the user's limit, which was reached.
+    """
     if found.line_cut:
         return tr(
             "line {line} is longer than the budget of {token_budget} tokens, so its end is omitted; give a "

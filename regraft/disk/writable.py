@@ -143,7 +143,7 @@ def is_at_or_above_root(path: Path) -> bool:
 
 
 def _innermost(path: Path) -> WritableRoot | None:
-    """Return the deepest writable root that contains an absolute path."""
+    """Return the deepest writable root that contains an absolute path, or None."""
     with _lock:
         containing = [root for root in _roots if root.names_below(path) is not None]
     return min(containing, key=lambda root: (len(root.names_below(path) or ()), root.entries_only), default=None)
@@ -311,7 +311,7 @@ def demand_outside(path: Path, in_use: Iterable[Path]) -> None:
 def write_last_output(path: Path, write: Callable[[], None]) -> OutputLost | None:
     """Call ``write``, which writes the file ``path`` of a command that is done.
 
-    Return an OSError as OutputLost instead of raising it, because the command's result is printed anyway.
+    An OSError is returned as OutputLost instead of raised, because the command's result is printed anyway; else None.
     """
     try:
         write()

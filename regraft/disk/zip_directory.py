@@ -390,7 +390,7 @@ class ZipDirectory:
         return self._db.execute(query, (parent, name)).fetchone()
 
     def _find_child(self, parent: int, name: str) -> tuple[int, int | None] | None:
-        """Find an entry as :meth:`_child_row` does, also by a name in another Unicode normalization."""
+        """Find an entry as :meth:`_child_row` does (None if missing), also by a name in another normalization."""
         found = None if "\0" in name else self._child_row(parent, name)
         if found is not None or name.isascii():
             return found

@@ -137,7 +137,7 @@ class Pool(Protocol):
     """Processes that run tasks, several at a time."""
 
     @property
-    def count(self) -> int:
+    def cores(self) -> int:
         """The number of cores that all libraries share."""
 
     @property
@@ -265,7 +265,7 @@ class LocalPool:
 
     def __init__(self, work: Work, count: int) -> None:
         self._work = work
-        self.count = self.slots = count
+        self.cores = self.slots = count
         self.memory = available_memory()
         self._processes = ProcessPool(count, on_demand=True, may_start=True)
         #: The numbers of the running tasks, by the job of the processes.

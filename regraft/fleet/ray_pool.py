@@ -259,18 +259,18 @@ class RayPool:
         return [node for node in self._alive.values() if node.id not in self._left_out]
 
     @property
-    def count(self) -> int:
+    def cores(self) -> int:
         """The number of cores that the fleet may use now."""
         return self._limit or max(1, int(sum(node.cores for node in self._nodes)))
 
     @property
     def slots(self) -> int:
-        """The number of cores for which tasks are submitted: more than :attr:`count`, so that some tasks wait.
+        """The number of cores for which tasks are submitted: more than :attr:`cores`, so that some tasks wait.
 
-        No more than :attr:`count` while a task waits for several cores.
+        No more than :attr:`cores` while a task waits for several cores.
         """
         is_large_waiting = any(one.started_on is None and one.cores > 1 for one in self.running.values())
-        return self._limit or self.count * (1 if is_large_waiting else _AHEAD)
+        return self._limit or self.cores * (1 if is_large_waiting else _AHEAD)
 
     def start_beside_driver(self, kind: type[Any], *arguments: Any) -> Any:
         """Start an actor of Ray of the class ``kind``, which needs no core, on the node of this process.

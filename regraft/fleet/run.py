@@ -130,7 +130,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         is_change = order.form.changes and not self.parse(order.command, order.options).is_dry
         if is_change and not self.confirm(FleetPlan(libraries=len(left))):
             raise Declined(path=self.path)
-        with self.opened(left) as pool, stage(self.progress, "Libraries", len(left), "libraries"):
+        with self.open_run(left) as pool, stage(self.progress, "Libraries", len(left), "libraries"):
             for task, ended in self.run_jobs(pool, self.measure(left), self.make_job):
                 self.progress.at(order.libraries[task.number].source)
                 self.end_library(self.rows_of(task, ended))
@@ -142,7 +142,7 @@ class Fleet(msgspec.Struct, kw_only=True):
             results.write_results(self.path, self.order, self._journal.rows)
 
     @contextmanager
-    def opened(self, left: list[int]) -> Iterator[Pool | None]:
+    def open_run(self, left: list[int]) -> Iterator[Pool | None]:
         """Open the pool, and the journal with all rows of earlier runs; yield the pool, or None without libraries.
 
         ``left`` are the numbers of the libraries to process; the results of all others are counted now.
@@ -194,11 +194,12 @@ class Fleet(msgspec.Struct, kw_only=True):
             pool: the processes; None without libraries.
             sizes: the size of each library in bytes, by its number.
             job: makes the job of a library by its number and the cores that it gets.
-            notes_starts: whether the jobs end their libraries, so that the journal says which are in progress.
+            notes_starts: whether the journal records when a job starts. Not for jobs after which further ones of
+                the same library follow.
         """
         if pool is None or not sizes:
             return
-        cores, libraries = pool.count, self.order.libraries
+        cores, libraries = pool.cores, self.order.libraries
         tasks, fair_share = [], sum(sizes.values()) / cores
         for number, size in sizes.items():
             # A library that is a large share of all gets several cores.
@@ -219,7 +220,7 @@ class Fleet(msgspec.Struct, kw_only=True):
                 self._journal.flush()
             if self.metrics is not None:
                 self.metrics.refresh()
-            self.tell_stall(schedule)
+            self.log_stall(schedule)
 
         schedule = Schedule(
             tasks,
@@ -228,7 +229,7 @@ class Fleet(msgspec.Struct, kw_only=True):
             is_retried=is_retried,
             pause_seconds=self.pause_seconds,
             on_start=note_start,
-            on_retry=self.tell_retry,
+            on_retry=self.log_retry,
             on_poll=flush,
         )
         if self.metrics is not None:
@@ -237,7 +238,7 @@ class Fleet(msgspec.Struct, kw_only=True):
             self.progress.step(1, task.bytes)
             yield task, ended
 
-    def tell_retry(self, task: Task, ended: TaskResult) -> None:
+    def log_retry(self, task: Task, ended: TaskResult) -> None:
         """Log why a task is tried again, after the result ``ended``, once for each kind of error.
 
         All libraries may wait for the same server.
@@ -253,7 +254,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         )
         logger.warning("%s", text)
 
-    def tell_stall(self, schedule: Schedule) -> None:
+    def log_stall(self, schedule: Schedule) -> None:
         """Log what is running if no library has ended for some minutes; the next line follows after twice as long."""
         now, (ended_at, quiet) = time.monotonic(), self._quiet
         if ended_at != schedule.ended_at:

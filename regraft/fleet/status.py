@@ -318,7 +318,7 @@ class Metrics(MetricsFile):
         """Yield all metrics; called by ``prometheus_client``."""
         tally, schedule = self._tally, self._schedule
         ended = tally.libraries.total()
-        at_work, workers = (len(schedule.running), schedule.pool.count) if schedule else (0, 0)
+        at_work, workers = (len(schedule.running), schedule.pool.cores) if schedule else (0, 0)
         bytes_left = max(self._bytes - tally.bytes, 0)
         about = "The command and the engine of the fleet."
         yield self.family("Gauge", "run_info", about, tuple(self._about), {tuple(self._about.values()): 1})

@@ -184,7 +184,8 @@ class VectorTable(msgspec.Struct, frozen=True):
     ) -> Iterator[tuple[str, Any]]:
         """Run a query for each range of row ids and yield (text, vector); the query returns row id, text and vector.
 
-        Raises RowsDiffer at the end if the digest of the rows is not ``digest``.
+        Raises RowsDiffer at the end if the digest of the rows is not ``digest``. ``vector_bytes`` is a parameter of the
+        query.
         """
         register_functions(db)
         text, read = make_text_decoder(db), RowsDigest()

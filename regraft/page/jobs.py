@@ -181,7 +181,7 @@ def run_task(task: Task, stop_file: str) -> Outcome:
         interrupts.stop_main_thread()
 
     def confirm(planned: msgspec.Struct) -> bool:
-        """Accept the plan if it is still the one that the reader has confirmed."""
+        """Whether the plan is still the one that the reader has confirmed."""
         if task.seen is not None and plan_digest(planned) != task.seen:
             changed.append(planned)
         return not changed
@@ -303,7 +303,7 @@ class JobBoard:
         return job
 
     def find(self, job_id: str) -> Job | None:
-        """Return a job by its id."""
+        """Return the job with an id, or None."""
         return self._jobs.get(job_id)
 
     def running(self) -> list[Job]:

@@ -671,7 +671,7 @@ def serve(
     idle_minutes: float = server.IDLE_MINUTES,
     announce: Callable[[str, Path], object],
 ) -> None:
-    """Run the server of the page until its Quit button is pressed, nobody uses the page for a time, or Ctrl-C.
+    """Run the server of the page until the Quit button or Ctrl-C is pressed, or the page was unused for some time.
 
     Args:
         start: the path that the first page is about; None: Home.
@@ -716,7 +716,7 @@ def serve(
 
 
 async def _serve(running: uvicorn.Server, listening: socket.socket, desk: server.Desk) -> None:
-    """Serve requests until the user ends regraft, or nobody uses the page for a time."""
+    """Serve requests until the user ends regraft, or the page was unused for some time."""
 
     async def watch() -> None:
         """Ask the server to end when it should."""

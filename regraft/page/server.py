@@ -84,7 +84,7 @@ class Entrance:
 
 
 def _is_same(given: str, right: str) -> bool:
-    """Compare a given secret with the right one, in constant time."""
+    """Whether a given secret is the right one, compared in constant time."""
     return secrets.compare_digest(given.encode("utf-8", "surrogateescape"), right.encode())
 
 
@@ -215,7 +215,7 @@ def _refuse(reason: str) -> Response:
 def _choose_language(chosen: str | None, accepted: str) -> str:
     """Return the language in the cookie, or the first available one that the browser accepts, or English.
 
-    ``accepted`` is the Accept-Language header.
+    ``chosen`` is the cookie's value, if any; ``accepted`` is the Accept-Language header.
     """
     available = available_languages()
     if chosen in available:

@@ -111,7 +111,7 @@ class Worker(Protocol):
     pipe: Connection
 
     def end(self) -> int | None:
-        """End the process at once, if it is still running, and return its exit status."""
+        """End the process at once, if it is still running, and return its exit status; None if unknown."""
 
 
 class WorkerProcess:
@@ -131,7 +131,7 @@ class WorkerProcess:
         other.close()
 
     def end(self) -> int | None:
-        """End the process at once, if it is still running, and return its exit status."""
+        """End the process at once, if it is still running, and return its exit status; None if unknown."""
         self.pipe.close()
         self._process.kill()
         self._process.join()

@@ -556,7 +556,7 @@ def _recognize_folder(path: Path, tree: Tree, folder: str) -> Located | None:
 
 
 def _match_v2_profile(path: Path, tree: Tree, folder: str, backup: BackupMetadata) -> Located | None:
-    """Recognize a v2 profile or a v2 backup; ``backup`` is the metadata of a backup, if any."""
+    """Recognize a v2 profile or a v2 backup; None for other folders. ``backup`` is the metadata of a backup, if any."""
     places = [join_path(folder, name) for name in (PROFILE_DATABASE, f"Data/{PROFILE_DATABASE}")]
     if not any(tree.kind(place) == "file" for place in places) and backup.version != 7:
         return None
@@ -569,7 +569,7 @@ def _match_v2_profile(path: Path, tree: Tree, folder: str, backup: BackupMetadat
 
 
 def _match_v1_backup(path: Path, tree: Tree, folder: str, backup: BackupMetadata) -> Located | None:
-    """Recognize a v1 backup; ``backup`` is the metadata of a backup, if any."""
+    """Recognize a v1 backup; None for other folders. ``backup`` is the metadata of a backup, if any."""
     data = join_path(folder, "data.json")
     if tree.kind(data) == "file":
         return Located(kind=Kind.V1_BACKUP, path=path, tree=tree, places=locate_file_state(tree, folder, backup=data))
@@ -579,7 +579,7 @@ def _match_v1_backup(path: Path, tree: Tree, folder: str, backup: BackupMetadata
 
 
 def _match_library(path: Path, tree: Tree, folder: str) -> Located | None:
-    """Recognize a library or a pack."""
+    """Recognize a library or a pack; None for other folders."""
     parts = (join_path(folder, ledger.FOLDER), join_path(folder, KNOWLEDGE_FOLDER))
     if tree.kind(join_path(folder, CATALOG_FILE)) == "file" or all(tree.kind(part) == "folder" for part in parts):
         # An unpacked pack is a library.
@@ -589,7 +589,7 @@ def _match_library(path: Path, tree: Tree, folder: str) -> Located | None:
 
 
 def _match_v1_profile(path: Path, tree: Tree, folder: str, kind: Kind) -> Located | None:
-    """Recognize the folder of a v1 profile, or a folder that contains one in a usual place, as a store of ``kind``."""
+    """Recognize a v1 profile, or a folder with one in a usual place, as a store of ``kind``; None for other folders."""
     for place in _PROFILES:
         profile = join_path(folder, place) if place else folder
         if tree.kind(join_path(profile, LOCAL_STORAGE)) == "folder":
@@ -598,7 +598,7 @@ def _match_v1_profile(path: Path, tree: Tree, folder: str, kind: Kind) -> Locate
 
 
 def _match_redux_export(path: Path, tree: Tree, folder: str) -> Located | None:
-    """Recognize a folder with an exported state of v1 in a JSON file."""
+    """Recognize a folder with an exported state of v1 in a JSON file; None for other folders."""
     for name in _REDUX_FILES:
         file = join_path(folder, name)
         if tree.kind(file) == "file":
@@ -609,12 +609,12 @@ def _match_redux_export(path: Path, tree: Tree, folder: str) -> Located | None:
 
 
 def _match_base(path: Path, tree: Tree, folder: str) -> Located | None:
-    """Recognize the folder of one base."""
+    """Recognize the folder of one base; None for other folders."""
     return Located(kind=Kind.BASE, path=path, tree=tree) if tree.kind(join_path(folder, INDEX_FILE)) == "file" else None
 
 
 def _match_2_0_export(path: Path, tree: Tree, folder: str) -> Located | None:
-    """Recognize an export of releases 2.0.x: its folder, the folder of its slices, or a folder that contains it.
+    """Recognize an export of releases 2.0.x: its folder, the folder of its slices, or a folder around it; else None.
 
     Slices are the JSON files into which these releases divide the state.
     """
@@ -643,7 +643,7 @@ def _match_2_0_export_in_profile(path: Path, kind: Kind | None) -> Located | Non
 
 
 def _match_knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | None:
-    """Recognize a folder with a knowledge state beside vector files, or a ``KnowledgeBase`` folder of v2 bases."""
+    """Recognize a knowledge state beside vector files, or a ``KnowledgeBase`` folder of v2 bases; else None."""
     bases = (
         join_path(folder, KNOWLEDGE_FOLDER) if tree.kind(join_path(folder, KNOWLEDGE_FOLDER)) == "folder" else folder
     )
@@ -659,7 +659,7 @@ def _match_knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | No
 
 
 def _match_vector_folder(path: Path, tree: Tree, folder: str) -> Located | None:
-    """Recognize vector files of v1 without a state beside them, unless they are inside a profile."""
+    """Recognize vector files of v1 without a state beside them; None for other folders, and inside a profile."""
     if isinstance(tree, FolderTree) and _profile_above(path) is not None:
         return None
     for places in locate_vector_folders(tree, folder):
@@ -669,7 +669,7 @@ def _match_vector_folder(path: Path, tree: Tree, folder: str) -> Located | None:
 
 
 def _match_state_file(path: Path, tree: Tree, folder: str, *, beside_vectors: bool) -> Located | None:
-    """Recognize a folder with the state of v1 in a JSON file.
+    """Recognize a folder with the state of v1 in a JSON file; None for other folders.
 
     ``beside_vectors``: the folder has a subfolder with vector files, so JSON files of any name are read.
     """
@@ -790,7 +790,7 @@ def _locate_single_file(kind: Kind, path: Path) -> Located:
 
 
 def _recognize_unreadable(path: Path, kind: Kind | None) -> Located | None:
-    """Recognize a SQLite file that cannot be read, by the kind that the user named, or by the file's name."""
+    """Recognize a SQLite file that cannot be read, by the kind that the user named or by its name; else None."""
     for system in systems.systems_for(kind):
         if kind is system.kind or system.has_name(path):
             return system.locate(path)

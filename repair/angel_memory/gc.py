@@ -138,7 +138,7 @@ def _plan_rows(store: Store, options: GcOptions) -> Plan:
 
     tables = (NOTE_TAGS, MEMORY_TAGS, TAGS)
     change = RowsChange(path=database.DATABASE, actions=actions, apply=apply, tables=tables)
-    left = list(_named_tags(store, findings, actions)) if angel.TAG_UNUSED in wanted else []
+    left = list(_report_referenced_tags(store, findings, actions)) if angel.TAG_UNUSED in wanted else []
     made = Plan([change] if actions else [], left)
     promised = {str(action.finding) for action in actions}
     made.resolves = {(name, None) for name in promised.difference(one.finding for one in left)}
@@ -166,7 +166,7 @@ def _find_mass_loss(root: Path) -> str | None:
     return None
 
 
-def _named_tags(store: Store, findings: list[Finding], actions: tuple[Action, ...]) -> Iterator[Unresolved]:
+def _report_referenced_tags(store: Store, findings: list[Finding], actions: tuple[Action, ...]) -> Iterator[Unresolved]:
     """Report unused tags that cannot be deleted yet, because relations that are deleted first still refer to them.
 
     ``findings`` are those of the audit, ``actions`` the planned deletions.

@@ -96,7 +96,7 @@ def reconcile(
 
 def _staging_path(store: Store, state: CollectionState) -> Path:
     """Path of the staging file with vectors for the collection of the provider in use."""
-    return store.own / RECONCILING / f"{state.folder.name}.sqlite"
+    return store.own_folder / RECONCILING / f"{state.folder.name}.sqlite"
 
 
 class _Reconciliation(msgspec.Struct, kw_only=True):
@@ -159,7 +159,7 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
         if settings is None:
             return
         with staging.preview_staging(self.staged, self._origin(), self.state.ready(), self.state.dimension) as scope:
-            scope.wait_for(self.state.waiting().values())
+            scope.set_pending_texts(self.state.waiting().values())
             # Without vectors in the collection, those of a stopped run show the model.
             self.sample = self.sample or scope.sample(probing.SAMPLE_SIZE)
             scope.write(kept, identity.now_ms())
@@ -222,7 +222,7 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
         """
         try:
             with staging.open_staging(self.staged, self._origin(), self.state.ready(), self.state.dimension) as scope:
-                scope.wait_for(self.state.waiting().values())
+                scope.set_pending_texts(self.state.waiting().values())
                 scope.write(kept, identity.now_ms())
                 yield scope
         except BaseException:

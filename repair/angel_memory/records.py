@@ -176,7 +176,10 @@ def _find_changed_files(
 
 
 def _file_index_change(planned: _RecordChanges) -> RowsChange | None:
-    """Build the change of the index of files, so that the system's next scan does not read the files again."""
+    """Build the change of the index of files, so that the system's next scan does not read the files again.
+
+    None if no entry of the index changes.
+    """
     changed = [(one, number) for one, number in planned.files if one.indexed is not None or number is not None]
     if not changed:
         return None

@@ -111,7 +111,7 @@ class Staging:
         """Return the keys of the texts that have a vector."""
         return frozenset(str(key) for (key,) in self._db.execute("SELECT key FROM text WHERE vector IS NOT NULL"))
 
-    def wait_for(self, texts: Iterable[PendingText]) -> None:
+    def set_pending_texts(self, texts: Iterable[PendingText]) -> None:
         """Replace the list of texts that need a vector. Vectors of texts that are in both lists are kept."""
         with sqlite.transaction(self._db):
             self._db.execute("CREATE TEMP TABLE wanted (key TEXT PRIMARY KEY) WITHOUT ROWID")

@@ -118,7 +118,7 @@ def record_changeset(db: apsw.Connection, path: Path, tables: Sequence[str], cha
         changeset: the file to write.
 
     Raises:
-        SchemaForeign, OtherRowsChanged: rows of other tables would change as well (:mod:`regraft.untouched`).
+        SchemaForeign, OtherRowsChanged: rows of other tables would change (:mod:`regraft.disk.untrusted_sqlite`).
     """
     session = apsw.Session(db, "main")
     try:
@@ -441,7 +441,7 @@ class IncrementalChange:
             own = untrusted_sqlite.change_only(db, self._path, tables)
             with sqlite.transaction(db), self._section(db, tables), own:
                 yield
-            self.committed()
+            self.note_commit()
 
     @contextmanager
     def _section(self, db: apsw.Connection, tables: Sequence[str]) -> Iterator[None]:
@@ -473,7 +473,7 @@ class IncrementalChange:
             durable.flush(file.fileno())
         self._written = len(part)
 
-    def committed(self) -> None:
+    def note_commit(self) -> None:
         """Count the latest section as committed."""
         self._size += self._written
 

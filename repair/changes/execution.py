@@ -59,14 +59,14 @@ class ChangeExecutor:
 
     def __init__(self, root: Path, ledger: Ledger, run_id: str, planned: Sequence[Change]) -> None:
         self._root = root
-        self.take(planned)
+        self.replace_plan(planned)
         self._own = root / FOLDER
         self._ledger = ledger
         self._run = run_id
         self._changes_begun = 0
         self._actions_begun = 0
 
-    def take(self, planned: Sequence[Change]) -> None:
+    def replace_plan(self, planned: Sequence[Change]) -> None:
         """Replace the planned changes; they must have been planned for the store as it is now."""
         self._planned = {change.path: _planned_mark(self._root / change.path, change) for change in planned}
         if len(self._planned) != len(planned):

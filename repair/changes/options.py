@@ -70,7 +70,7 @@ class ReconcileOptions(msgspec.Struct, frozen=True, kw_only=True):
     spared: frozenset[str] = frozenset()
 
     def wants(self, finding: str) -> bool:
-        """Whether to resolve a finding that need not be named."""
+        """Whether the options select a finding: the user named it, or named no finding."""
         return not self.only or finding in self.only
 
 
@@ -90,5 +90,5 @@ class GcOptions(msgspec.Struct, frozen=True, kw_only=True):
     spared: frozenset[str] = frozenset()
 
     def wants(self, finding: str) -> bool:
-        """Whether to remove a finding's objects, if they need not be named."""
+        """Whether the options select a finding: the user named it, or named no finding."""
         return not self.only or finding in self.only

@@ -301,7 +301,7 @@ _ONE_IN = 10
 
 
 def many_disappeared(gone: int, there: int) -> bool:
-    """Whether a large part of the rows disappeared, so that the table may be damaged or an older copy.
+    """Whether so many rows disappeared at once that the table may be damaged or an older copy.
 
     ``gone`` is the number of rows that disappeared, ``there`` that of the rows that remain.
     """

@@ -103,7 +103,7 @@ def open_ledger(store: Store) -> Iterator[Ledger]:
         return StoreNotWritable(path=store.root, reason=reason)
 
     with lock_store(
-        store.root, store.own, not_writable=not_writable, is_unused=lambda ledger: _is_unused(store, ledger)
+        store.root, store.own_folder, not_writable=not_writable, is_unused=lambda ledger: _is_unused(store, ledger)
     ) as ledger:
         yield ledger
 
@@ -114,7 +114,7 @@ def _is_unused(store: Store, ledger: Ledger) -> bool:
         made = any(change.state != "dropped" for change in ledger.changes.every())
     except (apsw.Error, LedgerUnreadable):
         return False
-    return not made and not execution.has_pending_vectors(store.own)
+    return not made and not execution.has_pending_vectors(store.own_folder)
 
 
 def recover_if_interrupted(store: Store) -> None:
@@ -123,7 +123,7 @@ def recover_if_interrupted(store: Store) -> None:
     Raises:
         TargetLocked, StoreNotWritable, ApplicationOpen
     """
-    if (store.own / WORK).exists():
+    if (store.own_folder / WORK).exists():
         demand_not_running(store)
         with open_ledger(store) as ledger:
             execution.recover(store.root, ledger)

@@ -54,7 +54,7 @@ class Store:
     now_ms: int = field(default_factory=identity.now_ms)
 
     @property
-    def own(self) -> Path:
+    def own_folder(self) -> Path:
         """The ``.regraft`` folder beside the data."""
         return self.root / ledger.FOLDER
 

@@ -89,7 +89,7 @@ def plan_materials(
         is_chosen = store.wants(one.key) and one.key in store.stores and one.key not in without
         if is_chosen and (one.has_failed or (one.has_orphans and not failed_only)):
             planner.add(one, found)
-    return planner.finished()
+    return planner.make_plan()
 
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ class _Folders(msgspec.Struct):
 
 
 class _MaterialPlanner:
-    """Plans the missing items of one store, base by base: call :meth:`add` for each base, then :meth:`finished`."""
+    """Plans the missing items of one store, base by base: call :meth:`add` for each base, then :meth:`make_plan`."""
 
     def __init__(self, store: Store, options: RepairOptions, catalog: StoredCatalog) -> None:
         """Prepare the planning for a store and its ``catalog``, which was read."""
@@ -141,7 +141,7 @@ class _MaterialPlanner:
         }
         self._plan = Plan()
 
-    def finished(self) -> Plan:
+    def make_plan(self) -> Plan:
         """Return the plan of all bases that were added, with one change of the catalog.
 
         Raises:
@@ -183,7 +183,10 @@ class _MaterialPlanner:
     def _leave(
         self, finding: str, base: str, reason: str, *, subject: str | None = None, repair: str | None = None
     ) -> None:
-        """Report an unresolved finding of a base: why, the item it is about, and a command line that may help."""
+        """Report an unresolved finding of a base, and why.
+
+        ``subject`` is the item that it is about, ``repair`` a command line that may help; each may be None.
+        """
         left = Unresolved.registered(finding, reason, base=base, subject=subject)
         self._plan.left.append(msgspec.structs.replace(left, repair=repair))
 

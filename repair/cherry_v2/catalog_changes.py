@@ -120,9 +120,9 @@ class CatalogStatements:
         Args:
             base: the base's id.
             row: the row of the folder item.
-            prefix: the path below ``raw/`` that its files share. It gets it if it has none.
+            prefix: the path below ``raw/`` that its files share. The folder item gets this path if it has none.
             source: the path of the original folder.
-            files: the number of files that it gets.
+            files: the number of files that are added to the folder item.
         """
         if "relativePath" not in parse_item_data(row):
             self.set_path(base, row, prefix)
@@ -370,7 +370,10 @@ def demand_catalog(store: Store, command: str, advice: str | None = None) -> str
 
 
 def is_selected(store: Store, base: str) -> bool:
-    """Whether the user selected a base of the catalog; of a base's folder or index file, only that base is selected."""
+    """Whether the user selected a base of the catalog.
+
+    If the store is the folder or the index file of one base, only that base is selected.
+    """
     return store.wants(base) and (store.found.stores.is_whole or base in store.stores)
 
 

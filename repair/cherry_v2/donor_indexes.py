@@ -190,7 +190,10 @@ class Donor:
         return [(str(material), str(path)) for material, path in self._db.execute(query)]
 
     def _read_again(self, content_hash: str, _index: apsw.Connection) -> str | None:
-        """Read the text with this hash again when the change is applied. The index that is written is not used."""
+        """Read the text with this hash again when the change is applied; None if it is missing.
+
+        The index that is written is not used.
+        """
         return self.content(content_hash)
 
     # --- items -------------------------------------------------------------------------------------------------------
@@ -267,7 +270,10 @@ class Donors:
         self.used: set[str] = set()
 
     def text(self, item: Row, raw: Path) -> DonatedText | None:
-        """Find the text of an item of the repaired base: in its damaged index, then by same content, then by id."""
+        """Find the text of an item: in the repaired base's damaged index, then by same content, then by id.
+
+        None if no donor has it.
+        """
         for donor in self.donors:
             material = donor.listed_material(item, raw) if donor.is_own else donor.proven_material(item, raw)
             donated = None if material is None else donor.read_donated_text(material)
@@ -283,7 +289,7 @@ class Donors:
         return None
 
     def listed_text(self, item: Row) -> DonatedText | None:
-        """Find the text that an item has in a copy of the same base, whatever its raw file there is."""
+        """Find the text that an item has in a copy of the same base, whatever its raw file there is; else None."""
         for donor in self.donors:
             donated = donor.read_donated_text(str(item.get("id"))) if donor.is_same_base else None
             if donated is not None:
@@ -302,7 +308,7 @@ class Donors:
         return next((spans for donor in self.donors if (spans := donor.spans(content_hash))), [])
 
     def content(self, content_hash: str) -> str | None:
-        """Read the text with a hash from the first donor that has it."""
+        """Read the text with a hash from the first donor that has it; None if no donor has it."""
         found = (donor.content(content_hash) for donor in self.donors)
         return next((text for text in found if text is not None), None)
 

@@ -137,8 +137,8 @@ class Evidence:
             originals.add(name)
         return any(one.lower() in {original.lower() for original in originals} for one in beside)
 
-    def vectors(self, *, by_majority: bool = True) -> int | None:
-        """Return the number of dimensions that all vectors have, 0 if there are no vectors, None if they differ.
+    def find_dimensions(self, *, by_majority: bool = True) -> int | None:
+        """Return the number of dimensions of the base's vectors: 0 without vectors, None if they differ or are unknown.
 
         Vectors that the same run deletes do not count.
 
@@ -324,7 +324,7 @@ def repair_base(
     """
     new = dict(row)
     reason = _repair_base_status(new, models, evidence)
-    vectors = evidence.vectors()
+    vectors = evidence.find_dimensions()
     if stated_dimensions(new) is None:
         new["dimensions"] = vectors or None
     if reason is None and new["status"] == "completed":
@@ -336,7 +336,7 @@ def repair_base(
 
 def repair_dimensions(evidence: Evidence) -> Columns | str:
     """Return the column ``dimensions`` with the value that all vectors of the base have, or why it is unknown."""
-    found = evidence.vectors(by_majority=False)
+    found = evidence.find_dimensions(by_majority=False)
     return {"dimensions": found} if found else tr("its vectors have different lengths")
 
 
@@ -365,7 +365,10 @@ def _repair_base_status(new: Row, models: Collection[Any] | None, evidence: Evid
 
 
 def _why_failed(model: Any, models: Collection[Any] | None) -> str:
-    """Return the error of a base without an index: its model or its store is missing."""
+    """Return the error of a failed base without an index: its model is missing, or, if that exists, its store.
+
+    ``models`` are the ids of the existing models; None: unknown.
+    """
     is_gone = model is None or (models is not None and model not in models)
     return MISSING_MODEL if is_gone else MISSING_STORE
 

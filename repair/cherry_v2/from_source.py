@@ -236,15 +236,17 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         for finding in self.findings:
             names = {v2.NO_UNITS, v2.ITEM_NO_MATERIAL} - reported
             if finding.name in names or has_lost_rows(finding, self.lost):
-                self._finish_finding(finding, got[finding.name])
+                self._resolve_or_report(finding, got[finding.name])
         self._leave_vectors(lacking)
         if not lacking and any(one.name == v2.VECTOR_MISSING for one in self.findings):
             self._plan.resolves.add((v2.VECTOR_MISSING, self.key))
 
-    def _finish_finding(self, finding: Finding, count: int) -> None:
-        """Record a finding as resolved if its items get a text, or report it; ``count`` items of its name get one.
+    def _resolve_or_report(self, finding: Finding, count: int) -> None:
+        """Record a finding about items as resolved if the source has the text of all of them, or report it.
 
-        Of files that had no rows in v1 there is a note with the same name.
+        ``count`` is the number of items that get a text, of all findings with this name. There can be two: a finding,
+        and a note about files that had no rows in v1. If every item of the first gets its text, the note is not
+        reported.
         """
         same = [one for one in self.findings if one.name == finding.name]
         urgent = sum(one.count for one in same if one.severity != "note")
@@ -419,7 +421,10 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         return self._base_texts(None).raw
 
     def _base_texts(self, donor: Donors | None, *, is_replaced: bool = False) -> BaseTexts:
-        """Make the object that finds the texts of the base's index; ``is_replaced``: a damaged index is rewritten."""
+        """Make the object that finds the texts of the base's index, in ``donor`` unless that is None.
+
+        ``is_replaced``: a damaged index is rewritten.
+        """
         return BaseTexts(
             store=self.store,
             row=self.row,
@@ -493,7 +498,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         self._plan.left.append(Unresolved.of(finding, reason, repair=line))
 
     def _leave_all(self, reason: str, line: str | None = None) -> None:
-        """Report that all findings stay that a source could resolve."""
+        """Report that all findings stay that a source could resolve: why, and a command line that may help, if any."""
         for one in self.findings:
             if one.name in LACKING:
                 self._leave(one, reason, line)
@@ -572,7 +577,7 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     planner = _SourcePlanner(store, options, source, lost)
     for row in rows:
         items = catalog.items_of(base_id_text(row))
-        planner.take(row, items, found[base_id_text(row)])
+        planner.plan_base(row, items, found[base_id_text(row)])
     return planner.made
 
 
@@ -598,7 +603,7 @@ class _SourcePlanner:
         self._bases = DonorBases(source, options.keep)
         self.made = Plan()
 
-    def take(self, row: Row, items: list[Row], findings: list[Finding]) -> None:
+    def plan_base(self, row: Row, items: list[Row], findings: list[Finding]) -> None:
         """Plan the repair of one base, given its row, its items and the audit's findings about it."""
         lacking = [one for one in findings if one.name in LACKING or has_lost_rows(one, self._lost)]
         if row.get("status") != "completed":
@@ -621,7 +626,7 @@ class _SourcePlanner:
         except READ_ERRORS as error:
             # The damage may be in a copy: plan again without it.
             if self._bases.exclude_damaged():
-                self.take(row, items, findings)
+                self.plan_base(row, items, findings)
             else:
                 self._leave(lacking, tr("its index cannot be read completely: {error}", error=error))
 

@@ -245,7 +245,10 @@ def open_index_scope(
 
 @contextmanager
 def empty_index_scope(base_id: str, *, label: str, dimensions: int | None) -> Iterator[IndexScope]:
-    """Open an empty index in memory, in place of one that is not built yet."""
+    """Open an empty index in memory, in place of one that is not built yet.
+
+    ``dimensions`` are those of its future vectors; None: unknown.
+    """
     with sqlite.open_in_memory() as db:
         sqlite.load_vector_extension(db)
         opening.create_index(db, base_id, 0)

@@ -117,7 +117,10 @@ def read_source(store: Store, wanted: str | None) -> RestoreSource:
 
 
 def _choose_base(store: Store, rows: dict[str, Row], wanted: str | None) -> str:
-    """Return the id of the base that the user wants, or of the only base; ``rows`` are the base rows by id."""
+    """Return the id of the base that the user named by id, name or prefix; without a name (None), of the only base.
+
+    ``rows`` are the base rows by id.
+    """
     if wanted is None and len(rows) == 1:
         return next(iter(rows))
     if wanted is None:

@@ -89,7 +89,7 @@ def write_pack_catalog(path: Path, source: BaseSource, bases: Sequence[str]) -> 
         db.execute("PRAGMA ignore_check_constraints = ON")
         for statement in catalog.TABLES:
             db.execute(statement)
-        with sqlite.attach_readonly(db, source.rows, "source"), sqlite.transaction(db):
+        with sqlite.attach_readonly(db, source.catalog_path, "source"), sqlite.transaction(db):
             for table, values in _model_rows(db, source, bases):
                 _insert(db, table, values)
             for base in bases:

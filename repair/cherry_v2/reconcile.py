@@ -124,7 +124,7 @@ def _plan_index(store: Store, base: str, wanted: set[str], *, has_items_without_
     ``has_items_without_material`` is a result of the audit.
     """
     try:
-        follows = _Follows(store=store, base=base, index=store.stores[base], wanted=frozenset(wanted))
+        follows = _IndexComparison(store=store, base=base, index=store.stores[base], wanted=frozenset(wanted))
         follows.compare(has_items_without_material=has_items_without_material)
         change = follows.change()
     except (apsw.Error, OSError, UnicodeDecodeError, OutOfOrder) as problem:
@@ -217,7 +217,7 @@ class _Move(msgspec.Struct, frozen=True):
     new: str
 
 
-class _Follows(msgspec.Struct):
+class _IndexComparison(msgspec.Struct):
     """Compares the index of one base with the catalog, and plans the changes of the index."""
 
     store: Store
@@ -249,8 +249,8 @@ class _Follows(msgspec.Struct):
                     self._plan_deletion(items, one.id)
                 elif one.kind == "stale" and one.wanted is not None and v2.MATERIAL_PATH in self.wanted:
                     self._plan_move(one.id, one.found, one.wanted)
-            self._leave_odd(items, index, has_items_without_material=has_items_without_material)
-            self._leave_taken(index)
+            self._cancel_uncertain_deletions(items, index, has_items_without_material=has_items_without_material)
+            self._cancel_conflicting_moves(index)
         self._report_files_at_old_paths()
 
     def _leave(self, finding: str, reason: str, subject: str | None, count: int = 1) -> None:
@@ -283,8 +283,10 @@ class _Follows(msgspec.Struct):
         else:
             self.moves.append(_Move(material, old, new))
 
-    def _leave_odd(self, items: apsw.Connection, index: apsw.Connection, *, has_items_without_material: bool) -> None:
-        """Cancel all deletions if the item of a material may exist without being found, and report why.
+    def _cancel_uncertain_deletions(
+        self, items: apsw.Connection, index: apsw.Connection, *, has_items_without_material: bool
+    ) -> None:
+        """Cancel all planned deletions if it is uncertain which materials have an item, and report why.
 
         ``items`` is the open catalog, ``index`` the open index.
         """
@@ -302,7 +304,7 @@ class _Follows(msgspec.Struct):
 
     # --- paths -------------------------------------------------------------------------------------------------------
 
-    def _leave_taken(self, index: apsw.Connection) -> None:
+    def _cancel_conflicting_moves(self, index: apsw.Connection) -> None:
         """Cancel and report moves of materials whose new path is not valid, or is used in the open index."""
         while True:
             leaving = {*self.gone, *(move.material for move in self.moves)}

@@ -84,7 +84,7 @@ class BaseSource:
     unread: tuple[tuple[str, str], ...] = ()
 
     @property
-    def rows(self) -> Path:
+    def catalog_path(self) -> Path:
         """Path of the catalog."""
         return self.store.root / str(self.store.catalog)
 
@@ -136,7 +136,7 @@ class BaseSource:
         return find_base_id(name, dict.fromkeys(self.bases, ""), dict(self.legacy_ids))
 
     def legacy_id(self, base: str) -> str | None:
-        """Return the id that a base had in v1, if known."""
+        """Return the id that a base had in v1; None if unknown."""
         return next((old for old, new in self.legacy_ids if new == base), None)
 
     def files(self, base: str) -> BaseFiles:
@@ -187,7 +187,11 @@ class BaseSource:
         return recorded_losses(self.store.root, self.store.found)[1].keys()
 
     def losses(self, *, is_recorded: bool) -> list[Unresolved]:
-        """Report rows that the source records as lost in a salvage; ``is_recorded``: so will the copy of its bases."""
+        """Report the rows that the source records as lost in a salvage.
+
+        ``is_recorded``: the copy of the bases records the losses too. Otherwise each report says that only the source
+        does.
+        """
         if not self.lost_items:
             return []
         found = self.store.audit(Level.DEFAULT, frozenset(self.chosen), _LOST).findings

@@ -104,9 +104,10 @@ class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
     new: NewVectors = no_new_vectors
 
     def rows(self, state: CollectionState) -> Iterator[tuple[str, Origin, int]]:
-        """Yield id, origin and place (position in the segment, or number in the queue) of the vectors that are kept.
+        """Yield (id, origin, place) of each vector that is kept.
 
-        Later operations stay in the queue, and Chroma applies them as before.
+        The place is a position in the segment or a number in the queue. Operations of the queue that the segment does
+        not include yet stay there, and Chroma applies them as before.
         """
         orphans = set() if self.keeps_orphans else set(state.orphan_ids())
         for key, origin, place in state.segment_ids():

@@ -240,7 +240,7 @@ class NotesScope:
                 values = {**_note_values(note), "model": self._model, "code": code, "now": identity.iso_time(now_ms)}
                 db.execute(_FAILED, values)
 
-    def finished(self, now_ms: int, *, wrote: bool) -> None:
+    def record_completion(self, now_ms: int, *, wrote: bool) -> None:
         """Record in the sidecar when it was last filled.
 
         A rebuild is complete once no note waits for a vector, except those that failed.
@@ -373,7 +373,7 @@ class NotesTarget(msgspec.Struct, frozen=True, kw_only=True):
     def finish(self, root: Path, growing: Sequence[IncrementalChange], now_ms: int, *, wrote: bool) -> None:
         """Record in the sidecar that the run is complete."""
         with self.open_scope(root, growing) as scope:
-            scope.finished(now_ms, wrote=wrote)
+            scope.record_completion(now_ms, wrote=wrote)
 
     def finding_of(self, error: RegraftError) -> str | None:
         """Return the finding for an error about notes that cannot be written; None for any other error."""

@@ -159,14 +159,17 @@ def find_answers(
 
 
 def find_best_answers(db: apsw.Connection | None, keys: Sequence[str]) -> dict[str, TextAnswer]:
-    """Return the known answers to texts, by key, from both tables of a file of answers. Vectors go before failures."""
+    """Return the known answers to texts, by key, from both tables of a file of answers (None: no file, no answers).
+
+    If both tables answer a text, a vector goes before a failure.
+    """
     found = find_answers(db, keys)
     compared = find_answers(db, keys, "compared")
     return found | {key: one for key, one in compared.items() if key not in found or found[key].vector is None}
 
 
 def answered_keys(db: apsw.Connection | None, keys: Sequence[str], table: AnswerTable = "answer") -> set[str]:
-    """Select the keys with an answer in a table of a file of answers."""
+    """Select the keys with an answer in a table of a file of answers; none if the file does not exist (``db`` None)."""
     if db is None:
         return set()
     query = f"SELECT key FROM {table} WHERE key IN (SELECT value FROM json_each(?))"

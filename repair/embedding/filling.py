@@ -405,7 +405,7 @@ class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
 
     def _known_probes(self, embedder: Embedder) -> dict[str, tuple[int, float]]:
         """Return the comparisons that an unfinished run recorded: by scope, the number of texts and their cosine."""
-        path, digest = self.store.own / queue.QUEUE_FILE, probing.settings_digest(embedder.settings)
+        path, digest = self.store.own_folder / queue.QUEUE_FILE, probing.settings_digest(embedder.settings)
         if digest is None or not path.exists():
             return {}
         try:

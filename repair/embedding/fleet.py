@@ -290,7 +290,7 @@ class FleetBackfill(Fleet, kw_only=True):
         """Collect texts, plan, compare, send and fill; stop after the plan in a dry run or if the user declines."""
         answers.demand_same_embedder(self.folder, self.embedder)
         # The journal first: a work folder without one cannot be resumed.
-        with self.opened(self.left) as pool:
+        with self.open_run(self.left) as pool:
             with writable.allow_writes(self.folder.parent, entries_only=True):
                 durable.make_folder(self.folder, exist_ok=True)
                 durable.sync_folder(self.folder.parent)
@@ -304,7 +304,10 @@ class FleetBackfill(Fleet, kw_only=True):
             self._fill(pool, libraries, *self._send(pool, libraries, plan))
 
     def _collect_texts(self, pool: Pool | None) -> dict[int, SurveyedLibrary]:
-        """Run the collecting job of each library; returns those that lack vectors, by number, and ends the others."""
+        """Run the collecting job of each library; returns those that lack vectors, by number, and ends the others.
+
+        ``pool`` runs the jobs; None: there are no libraries.
+        """
         surveyed: dict[int, SurveyedLibrary] = {}
         sizes = self.measure(self.left)
         with stage(self.progress, "Looking", len(sizes), "libraries"):

@@ -180,7 +180,7 @@ class WantedTexts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextCollector(msgspec.Struct):
-    """Writes the texts that a backfill of one library would send (:attr:`repair.embedding.run.EmbedderSource.looked`).
+    """Writes the texts that a backfill of one library would send (called as ``EmbedderSource.on_survey``).
 
     ``work`` is the fleet's work folder, ``library`` the library's number. ``wanted`` is None if nothing was written:
     the library needs nothing, or was not surveyed.
@@ -268,16 +268,18 @@ class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
         """Return the source of vectors for the library's command: known answers, or a collector that sends nothing."""
         settings, work = self.embedder, Path(self.work)
         if self.fills:
-            opened = partial(answers.open_known_embedder, work, why=self.why)
-            sampled = partial(compared_sample, work, self.library)
-            return EmbedderSource(choose=lambda _: settings, opened=opened, sampled=sampled)
+            open_known = partial(answers.open_known_embedder, work, why=self.why)
+            choose_sample = partial(compared_sample, work, self.library)
+            return EmbedderSource(choose=lambda _: settings, open_embedder=open_known, choose_sample=choose_sample)
 
         def refuse(_: EmbedderSettings) -> NoReturn:
             """Raise: a job that collects texts must not send any."""
             raise AssertionError(f"{settings.name} was opened to collect texts")
 
-        looked = TextCollector(work, self.library, settings)
-        return EmbedderSource(choose=lambda _: settings, looked=looked, opened=refuse, recovers=self.recovers)
+        collector = TextCollector(work, self.library, settings)
+        return EmbedderSource(
+            choose=lambda _: settings, on_survey=collector, open_embedder=refuse, recovers=self.recovers
+        )
 
 
 class BackfillSummary(LibrarySummary, frozen=True, kw_only=True):
@@ -303,13 +305,13 @@ class BackfillSummary(LibrarySummary, frozen=True, kw_only=True):
         totals = _sum_counts(report.scopes) if report.scopes else None
         return cls(
             **msgspec.structs.asdict(summary) | {"bases": tuple(bases), "totals": totals},
-            wanted=source.looked.wanted if isinstance(source.looked, TextCollector) else None,
+            wanted=source.on_survey.wanted if isinstance(source.on_survey, TextCollector) else None,
             stopped=next((one.stopped for one in report.scopes if one.stopped), None),
         )
 
 
 def _sum_counts(scopes: Iterable[ScopeReport]) -> str | None:
-    """Sum the counts of the reports of scopes; returns a JSON object by count name."""
+    """Add up the counts in the reports of scopes; return the sums as a JSON object by the name of the count."""
     return to_json({name: sum(getattr(scope, name) for scope in scopes) for name in _COUNTS})
 
 

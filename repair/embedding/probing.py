@@ -165,7 +165,8 @@ def embed_in_batches(embedder: Embedder, embed: Embed) -> Embed:
 def _compare_with_itself(name: str, dimensions: int | None, embed: Embed, keep: KeepVectors) -> tuple[int, float]:
     """Check that an embedder gives equal vectors for the same sentences in two orders; ``keep`` gets these vectors.
 
-    Returns the number of sentences, and the lowest cosine of two vectors of one sentence.
+    ``dimensions`` is the required length of the vectors; None: any. Returns the number of sentences, and the lowest
+    cosine of two vectors of one sentence.
     """
     forward = _embed_checked(name, SENTENCES, dimensions, embed)
     backward = _embed_checked(name, SENTENCES[::-1], dimensions, embed)[::-1]

@@ -224,14 +224,17 @@ class TextQueue:
             self._db.execute("INSERT INTO probe VALUES (?, ?, ?, ?)", (scope, embedder, texts, float(cosine)))
 
     def share_sentences(self, scope: str, vectors: bytes) -> bytes:
-        """Record the vectors that an embedder makes of some sentences, unless another active run did; return those."""
+        """Return the vectors that the first of all active runs recorded for the comparison sentences of a scope.
+
+        Without any, ``vectors``, which this run's embedder made, are recorded.
+        """
         with sqlite.transaction(self._db):
             self._db.execute("INSERT OR IGNORE INTO sentence VALUES (?, ?)", (scope, vectors))
             found: Any = self._db.execute("SELECT vectors FROM sentence WHERE scope = ?", (scope,)).get
         return bytes(found)
 
     def forget_sentences(self) -> None:
-        """Forget all such vectors. Only for a process that is certain that no other worker lives."""
+        """Delete what :meth:`share_sentences` recorded. Only for a process that knows that no other worker lives."""
         self._db.execute("DELETE FROM sentence")
 
     def forget_probes(self) -> None:
@@ -340,14 +343,14 @@ def share_store(store: Store) -> Iterator[SharedStore]:
         TargetLocked: a run other than a backfill holds the store.
         StoreNotWritable
     """
-    is_new = not os.path.lexists(store.own)
+    is_new = not os.path.lexists(store.own_folder)
     try:
         with ExitStack() as stack:
             ledger = _wait_for_ledger(store, stack)
             try:
-                waiting = stack.enter_context(open_queue(store.own / QUEUE_FILE))
+                waiting = stack.enter_context(open_queue(store.own_folder / QUEUE_FILE))
             except apsw.Error as error:
-                raise StoreNotWritable(path=store.own, reason=error) from error
+                raise StoreNotWritable(path=store.own_folder, reason=error) from error
             yield SharedStore(ledger, waiting)
     finally:
         _remove_traces(store, is_new)
@@ -378,7 +381,7 @@ def _open_shared_ledger(store: Store, stack: ExitStack) -> Ledger:
     with contextlib.suppress(TargetLocked):
         recover_killed_runs(store)
     try:
-        durable.make_folders(store.own)
+        durable.make_folders(store.own_folder)
         return stack.enter_context(ledgers.open_shared(store.root))
     except RegraftError:
         raise
@@ -410,10 +413,10 @@ def recover_killed_runs(store: Store) -> None:
     Raises:
         TargetLocked: another run holds the store.
     """
-    if store.own.exists():
+    if store.own_folder.exists():
         with open_ledger(store) as ledger:
             execution.recover(store.root, ledger)
-            _reset_queue(store.own / QUEUE_FILE)
+            _reset_queue(store.own_folder / QUEUE_FILE)
 
 
 def _reset_queue(path: Path) -> None:
@@ -435,9 +438,9 @@ def _remove_traces(store: Store, is_new: bool) -> None:
 
     ``is_new``: this run created the folder.
     """
-    path = store.own / QUEUE_FILE
+    path = store.own_folder / QUEUE_FILE
     with contextlib.suppress(RegraftError, OSError, apsw.Error):
-        if not store.own.exists():
+        if not store.own_folder.exists():
             return
         with open_ledger(store) as ledger:
             with open_queue(path) as waiting:
@@ -446,6 +449,6 @@ def _remove_traces(store: Store, is_new: bool) -> None:
             if is_disposable:
                 durable.remove(path)
             is_new = is_new and all(change.state == "dropped" for change in ledger.changes.every())
-            if is_new and is_disposable and not execution.has_pending_vectors(store.own):
+            if is_new and is_disposable and not execution.has_pending_vectors(store.own_folder):
                 # While the store is held, so that no other run can begin in the folder.
-                durable.remove_tree(store.own)
+                durable.remove_tree(store.own_folder)

@@ -552,7 +552,8 @@ def _report_damage(index: SourceIndex) -> Iterator[None]:
 def _fits(base: IndexedBase, scope: Scope, model_id: str | None, settings: EmbedderSettings) -> bool:
     """Whether the vectors of a base may be by the model of a scope, judged by their length and the model's name.
 
-    ``settings`` are the embedder's, which say what its model is called.
+    ``model_id`` is the model of the scope; None: unknown. ``settings`` are the embedder's, which say what its model is
+    called.
     """
     if not base.vectors or base.dimensions != scope.dimensions:
         return False

@@ -62,16 +62,16 @@ class EmbedderSource(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         choose: chooses the settings of the embedder.
-        opened: opens the embedder.
-        looked: called with the survey.
-        sampled: replaces the sample that the embedder is compared by; None: keep the target's own.
+        open_embedder: opens the embedder.
+        on_survey: called with the survey.
+        choose_sample: replaces the sample that the embedder is compared by; None: keep the target's own.
         recovers: :attr:`repair.embedding.scope.BackfillOptions.recovers`.
     """
 
     choose: ChooseEmbedder
-    opened: OpenEmbedder = embedders.open_embedder
-    looked: OnSurvey = lambda _store, _survey: None
-    sampled: SampleOf = lambda _one: None
+    open_embedder: OpenEmbedder = embedders.open_embedder
+    on_survey: OnSurvey = lambda _store, _survey: None
+    choose_sample: SampleOf = lambda _one: None
     recovers: bool = False
 
 
@@ -88,9 +88,9 @@ def backfill(
     fillers: Mapping[Kind, Filler],
     progress: Progress,
     show_plan: Callable[[BackfillReport], bool] = lambda _: True,
-    opened: OpenEmbedder = embedders.open_embedder,
-    looked: OnSurvey = lambda _store, _survey: None,
-    sampled: SampleOf = lambda _one: None,
+    open_embedder: OpenEmbedder = embedders.open_embedder,
+    on_survey: OnSurvey = lambda _store, _survey: None,
+    choose_sample: SampleOf = lambda _one: None,
 ) -> BackfillReport:
     """Give vectors to the texts of a store without a vector, or with one that no search can use.
 
@@ -100,9 +100,9 @@ def backfill(
         fillers: the implementation for each kind of store.
         progress: notified of each text.
         show_plan: called with the plan before anything is sent; returns False to stop.
-        opened: opens the embedder.
-        looked: called with the survey, before anything is done.
-        sampled: replaces the sample that the embedder is compared by; None: keep the target's own.
+        open_embedder: opens the embedder.
+        on_survey: called with the survey, before anything is done.
+        choose_sample: replaces the sample that the embedder is compared by; None: keep the target's own.
 
     Raises:
         ChangeUnfinished: a dry run would take what a stopped run has left for damage.
@@ -119,9 +119,9 @@ def backfill(
         settings = choose_settings(choose, store, filler, options)
         reuse = stack.enter_context(open_reuse(options.reuse, store.root, progress))
         survey = survey_store(store, filler, settings, options, reuse)
-        looked(store, survey)
+        on_survey(store, survey)
         for one in survey.targets:
-            sample = None if one.sample is None else sampled(one)
+            sample = None if one.sample is None else choose_sample(one)
             one.sample = one.sample if sample is None else sample
         work = _Backfill(store=store, settings=settings, options=options, run=run, survey=survey, progress=progress)
         if work.is_offline and work.has_new_model:
@@ -132,7 +132,7 @@ def backfill(
             return planned
         demand_not_running(store)
         _demand_writable(store, survey)
-        with opened(settings) if work.needs_embedder else _open_nothing(settings) as embedder:
+        with open_embedder(settings) if work.needs_embedder else _open_nothing(settings) as embedder:
             if not show_plan(planned):
                 raise Declined(path=options.path)
             return work.execute(embedder)
@@ -166,7 +166,7 @@ def _open_nothing(settings: EmbedderSettings) -> Iterator[Embedder]:
 
 def _demand_writable(store: Store, survey: BackfillSurvey) -> None:
     """Refuse a store with read-only files to fill, before anything is paid for."""
-    paths = [store.own if store.own.exists() else store.root]
+    paths = [store.own_folder if store.own_folder.exists() else store.root]
     for one in survey.targets:
         if one.outcome.survey.lacking:
             paths += [store.root / name for name in one.target.files]
@@ -435,7 +435,7 @@ class _Backfill(msgspec.Struct, kw_only=True):
         return isinstance(self.settings, UnnamedEmbedder)
 
     def _suggestion(self) -> Suggestion | None:
-        """Return the configuration to write if no embedder is configured and one is needed."""
+        """Return the configuration to write if no embedder is configured and one is needed; else None."""
         if not self._is_unnamed or not self.survey.is_needed:
             return None
         outcomes = [

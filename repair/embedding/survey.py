@@ -159,7 +159,7 @@ class ExpectedTexts(msgspec.Struct):
     supply: Supply | None = None
     #: Whether the vectors of this scope are in one file with those of other scopes.
     shares_with_itself: bool = False
-    #: Texts that get the vector of an equal text, and of another store; set by :meth:`sized`.
+    #: Texts that get the vector of an equal text, and of another store; set by :meth:`texts_to_send`.
     shared: int = 0
     reused: int = 0
 

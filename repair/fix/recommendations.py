@@ -295,10 +295,10 @@ def add_rescue_hints(
     if v2.LEFTOVER in names:
         is_needed = bool(rescued.changes or resolved)
         findings = _with_leftovers(findings, store, level, command_line, is_needed=is_needed)
-    return replace(audit, findings=findings, opening=_opening(rescued, resolved, command_line))
+    return replace(audit, findings=findings, opening=_summarize_rescue(rescued, resolved, command_line))
 
 
-def _opening(plan: Plan, resolved: Mapping[FindingKey, str | None], command_line: CommandLine) -> str:
+def _summarize_rescue(plan: Plan, resolved: Mapping[FindingKey, str | None], command_line: CommandLine) -> str:
     """Summarize what a rescue brings back, one line for each command that is needed; "" if it brings back nothing.
 
     ``plan`` is that of the rescue, ``resolved`` the findings that it resolves with their command line.
@@ -308,13 +308,13 @@ def _opening(plan: Plan, resolved: Mapping[FindingKey, str | None], command_line
     others = [line for line in commands if line not in salvaging]
     folders = sum(action.action == "complete-folder" for action in plan.actions)
     lines = (
-        _opening_line(others, folders, command_line(("rescue",), ())),
-        _opening_line(salvaging, 0, command_line(("rescue",), ("--salvage",))),
+        _format_rescue_line(others, folders, command_line(("rescue",), ())),
+        _format_rescue_line(salvaging, 0, command_line(("rescue",), ("--salvage",))),
     )
     return "\n".join(filter(None, lines))
 
 
-def _opening_line(commands: Sequence[str | None], folders: int, of_all: str) -> str:
+def _format_rescue_line(commands: Sequence[str | None], folders: int, of_all: str) -> str:
     """Format a line of the summary: how many bases and folders can be restored, and by which command.
 
     Args:
@@ -339,7 +339,7 @@ def _with_leftovers(
 
     ``is_needed``: whether a rescue can still restore something. Only a deep audit (``level``) recommends gc.
     """
-    collects = not is_needed and level >= Level.DEEP and _would_collect(store)
+    collects = not is_needed and level >= Level.DEEP and _would_gc_remove_all(store)
     repair = command_line(("gc",), ("--v1-leftovers",)) if collects else None
 
     def with_hint(finding: Finding) -> Finding:
@@ -361,8 +361,8 @@ def _rescue_plan(store: Store) -> Plan:
             return Plan()
 
 
-def _would_collect(store: Store) -> bool:
-    """Whether ``gc`` would remove every vector file that v1 left."""
+def _would_gc_remove_all(store: Store) -> bool:
+    """Whether ``gc`` would remove all vector files that v1 left behind."""
     try:
         planned = gc.plan(store, GcOptions(now_ms=0, v1_leftovers=True))
     except (RegraftError, OSError, apsw.Error, UnicodeDecodeError):

@@ -178,7 +178,7 @@ class _Steps:
         return repairs.gc(store, options)
 
 
-def names_taken() -> tuple[str, ...]:
+def fixable_findings() -> tuple[str, ...]:
     """Return the findings that ``fix`` resolves, of stores of every system."""
     return tuple(
         dict.fromkeys((*UPGRADED, *RESCUED, *repaired_findings(), *reconciled_findings(), *collected_findings()))
@@ -438,7 +438,7 @@ def _make_steps(
             if not plan.changes:
                 continue
             demand_space(store, plan)
-            executor.take(plan.changes)
+            executor.replace_plan(plan.changes)
             demand_unchanged_files(store, plan)
             executor.demand_free(plan.changes)
             actions += plan.actions

@@ -155,7 +155,7 @@ def test_a_check_that_fails_is_a_finding_and_the_next_one_runs() -> None:
             None,
         )
     ]
-    assert findings.missing() == ("index: time",)
+    assert findings.skipped_checks() == ("index: time",)
     assert progress.steps == [(0.2, 0)] * 5
     full = apsw.FullError("disk full")
     full.extendedresult = apsw.SQLITE_FULL
@@ -181,7 +181,7 @@ def test_a_part_of_a_store_that_cannot_be_checked_is_a_finding_of_its_base_and_a
     findings.run_parts(steps, progress, "file.unreadable", lambda name, error: f"{name}: {error}")
     assert done == ["two"]
     assert found(findings) == [("file.unreadable", "b", "one: gone", 1, ("one",), "one")]
-    assert findings.missing() == ("three",)
+    assert findings.skipped_checks() == ("three",)
     assert progress.steps == [(1, 0)] * 3
     full = apsw.FullError("disk full")
     full.extendedresult = apsw.SQLITE_FULL
@@ -198,11 +198,11 @@ def test_checks_after_the_time_limit_are_named_and_none_of_them_runs(clock: list
 
     steps = [("first", too_long), ("second", lambda: pytest.fail("it ran"))]
     findings.run("b", steps, "b")
-    assert (findings.to_findings(), findings.missing()) == ((), ("b: first", "b: second"))
+    assert (findings.to_findings(), findings.skipped_checks()) == ((), ("b: first", "b: second"))
     findings = FindingCollector(max_duration=5, _started=clock[0])
     parts = [(name, "b", step) for name, step in steps]
     findings.run_parts(parts, SilentProgress(), "file.unreadable", lambda name, _: name)
-    assert (findings.to_findings(), findings.missing()) == ((), ("first", "second"))
+    assert (findings.to_findings(), findings.skipped_checks()) == ((), ("first", "second"))
 
 
 def test_statements_are_stopped_by_their_number_of_instructions(monkeypatch: pytest.MonkeyPatch) -> None:

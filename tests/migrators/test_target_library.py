@@ -530,8 +530,10 @@ def test_a_run_that_fails_by_a_defect_is_recorded_as_stopped(library: tuple[Targ
     assert [one.status for one in book.changes.runs()] == ["stopped"]
 
 
-def session_of(target: Path, *, dry_run: bool = False, unseen: int = 0) -> Any:
-    return sessions.session(target, Run(command="migrate", dry_run=dry_run, target=target), unseen=unseen)
+def session_of(target: Path, *, dry_run: bool = False, bytes_before_plan: int = 0) -> Any:
+    return sessions.session(
+        target, Run(command="migrate", dry_run=dry_run, target=target), bytes_before_plan=bytes_before_plan
+    )
 
 
 def test_a_run_that_is_refused_leaves_no_folder_that_it_made(tmp_path: Path) -> None:
@@ -614,7 +616,10 @@ def test_an_archive_is_not_extracted_without_room(
 
     monkeypatch.setattr(preflight, "check_space", refuse)
     monkeypatch.setattr(sessions, "require_free_space", refuse)
-    with pytest.raises(OSError, match="No space left"), session_of(tmp_path / "x", dry_run=dry_run, unseen=400):
+    with (
+        pytest.raises(OSError, match="No space left"),
+        session_of(tmp_path / "x", dry_run=dry_run, bytes_before_plan=400),
+    ):
         raise AssertionError("it was entered")
     # In the end the files and the index are there; while only planning, the files.
     assert asked == [100 if dry_run else 400]

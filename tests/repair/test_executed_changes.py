@@ -216,7 +216,7 @@ def test_a_file_that_a_run_replaces_and_then_changes_is_undone_whole(place: Plac
     executor.make(copied)
     for number in (1, 2):
         change = rows(f"UPDATE note SET text = 'changed' WHERE id = {number}")
-        executor.take([change])
+        executor.replace_plan([change])
         executor.make(change)
     assert place.texts() == ["changed", "changed"]
     [run] = place.book.changes.runs()

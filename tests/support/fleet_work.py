@@ -57,7 +57,7 @@ class HerePool:
     """Does every task in this process, when its answer is asked for: what starts no process is quick."""
 
     def __init__(self, work: Work, count: int) -> None:
-        self.count = self.slots = count
+        self.cores = self.slots = count
         self.memory = 1 << 40
         self._work = work
         self.jobs: dict[int, Any] = {}

@@ -192,9 +192,9 @@ def _is_running(pid: int) -> bool:
 
 
 def _started_after(pid: int, lock_time: float) -> bool:
-    """Whether a process started after the time of a lock (``made``), so that it only has the id of the lock's owner.
+    """Whether a process started after a lock was made, so that it only reuses the id of the process that made the lock.
 
-    False if the system does not tell when the process started.
+    ``lock_time`` is in seconds since the epoch. False if the system does not tell when the process started.
     """
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

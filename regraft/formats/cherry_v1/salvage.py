@@ -1,8 +1,8 @@
 """Salvage of damaged v1 vector files: recover every row that still exists and can be verified (``docs/salvage.md``).
 
 The file is read page by page. All rows and index keys that are found go to a temporary database, are compared with each
-other, and the verified rows are written to a table that can be read like a vector file. :func:`doubt` finds damage in
-files that SQLite reads without an error.
+other, and the verified rows are written to a table that can be read like a vector file. :func:`find_hidden_damage`
+finds damage in files that SQLite reads without an error.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def is_plain(raw: bytes) -> bool:
 
 
 def _is_text(raw: bytes | None) -> bool:
-    """Whether bytes are text, and not a pattern that a recovery tool wrote over unreadable sectors."""
+    """Whether bytes are text, and not a pattern that a recovery tool wrote over unreadable sectors. None is no text."""
     if raw is None or not is_plain(raw) or is_blank(raw.decode()):
         return False
     # Recovery tools write a short repeated pattern over unreadable sectors.
@@ -734,7 +734,7 @@ def find_hidden_damage(path: Path, work: Path | None = None) -> str | None:
 
 
 def _find_complaint(db: apsw.Connection) -> str | None:
-    """Return the first complaint of SQLite's integrity check, except those about vector indexes."""
+    """Return the first complaint of SQLite's integrity check, except those about vector indexes; None without one."""
     db.create_scalar_function(_VECTOR_INDEX, lambda *_values: None, deterministic=True, flags=apsw.SQLITE_INNOCUOUS)
     indexes = db.execute("SELECT name FROM sqlite_schema WHERE type = 'index' AND sql LIKE ?", (f"%{_VECTOR_INDEX}%",))
     unknown = tuple(f" index {name}" for (name,) in indexes)

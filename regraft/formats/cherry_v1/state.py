@@ -402,7 +402,10 @@ def _read_chromium(
     state_notices: list[Notice],
     wanted: tuple[str, ...] = SLICES,
 ) -> tuple[_Slices, _Tables]:
-    """Read the ``wanted`` slices and the tables in Chromium's storage, at two paths in the source."""
+    """Read the ``wanted`` slices and the tables in Chromium's storage, at two paths in the source.
+
+    Without ``indexed_db`` (None) there are no tables.
+    """
     from regraft.formats.cherry_v1.chromium_state import read_chromium_state  # noqa: PLC0415 - as slow to import as everything else
 
     with scratch.temporary_folder() as work:

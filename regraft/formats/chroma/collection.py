@@ -755,10 +755,10 @@ _ENOUGH_VOTES = 2
 
 
 def measure_dimension(db: apsw.Connection, collection: ChromaCollection, root: Path) -> int | None:
-    """Return the number of dimensions of a collection's vectors.
+    """Return the number of dimensions of a collection's vectors; None if the collection's row states none.
 
-    It is the number in the collection's row, unless that is damaged: no file confirms it, and segment, label map and
-    queue agree on another one. Two of them have to, or two vectors of the queue.
+    It is the number in the row, unless that is damaged: no file confirms it, and at least two of segment, label map and
+    queue, or two vectors of the queue, agree on another number.
     """
     if collection.dimension is None:
         return None

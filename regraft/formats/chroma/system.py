@@ -41,7 +41,10 @@ class Chroma(System):
     open_file = database.FILE
 
     def store_at(self, path: Path) -> Path | None:
-        """Return the folder of a database: itself, that of the database file, or Open WebUI's below its data folder."""
+        """Return the folder of the Chroma database that a path means, or None.
+
+        The path can be that folder, the database file in it, or the data folder of Open WebUI.
+        """
         if path.name == database.FILE and path.is_file():
             return path.parent
         for folder in (path, path / layouts.OPEN_WEBUI_FOLDER):

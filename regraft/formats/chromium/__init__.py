@@ -636,7 +636,7 @@ def _read_stores(leveldb: LevelDb, name: str, stores: tuple[str, ...]) -> dict[s
 
 
 def _find_database(entries: dict[bytes, bytes], wanted: str) -> int | None:
-    """Return the id of the database with the wanted name; the highest if there are several.
+    """Return the id of the database with the wanted name, the highest if there are several; None if there is none.
 
     ``entries`` are the keys and values of IndexedDB that name databases.
     """

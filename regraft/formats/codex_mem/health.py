@@ -61,7 +61,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def meta(self) -> SidecarMeta | None:
-        """The identity row of the sidecar."""
+        """The identity row of the sidecar; None if there is no usable sidecar."""
         return None if self.vectors is None else self.vectors.meta
 
     @property
@@ -120,7 +120,10 @@ def find_incompatibility(memory: Memory) -> str | None:
 
 
 def _find_model_mismatch(memory: Memory, model: str) -> str | None:
-    """Return a message if the notes with a vector name only other models than ``model``, that of the sidecar."""
+    """Describe the problem if the notes with a vector name only other models than ``model``, the sidecar's.
+
+    None if there is none.
+    """
     if not {"embedding_status", "embedding_model_id"} <= set(memory.columns):
         return None
     row: Any = memory.db.execute(

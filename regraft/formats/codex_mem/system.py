@@ -82,7 +82,7 @@ class CodexMem(System):
             raise SourceUnreadable(path=found.path, reason=error) from error
 
     def guard_rows(self, db: apsw.Connection) -> AbstractContextManager[None]:
-        """Context in which changes to notes that the user excluded are rejected; see :func:`guard_excluded_notes`."""
+        """Context in which changes to notes that the user excluded are rejected."""
         return database.guard_excluded_notes(db)
 
     def part_names(self, found: Located) -> dict[str, str]:
@@ -92,7 +92,7 @@ class CodexMem(System):
         return {}
 
     def changeable_paths(self, found: Located) -> frozenset[str] | None:
-        """Return the names of the only files beside the database that may change: the store's own."""
+        """Return the paths of the store's own SQLite files, relative to its root: only these may change."""
         return frozenset(self.databases(found))
 
 

@@ -187,7 +187,7 @@ def _read_content(db: apsw.Connection, content_hash: Any) -> str | None:
 
 
 def _read_any_content(db: apsw.Connection, content_hash: Any) -> str | bytes | None:
-    """Return the text of a content by its hash; a large one as UTF-8 bytes."""
+    """Return the text of a content by its hash (a large one as UTF-8 bytes); None if it is missing or NULL."""
     is_large = f"typeof(text) = 'text' AND octet_length(text) > {LARGE_BYTES}"
     query = f"SELECT rowid FROM content WHERE content_hash = ? AND {is_large}"
     found: list[Any] = db.execute(query, (content_hash,)).fetchall()

@@ -67,7 +67,10 @@ def find_flaw(text: bytes | msgspec.Raw) -> VectorFlaw | None:
 
 
 def _find_range_flaw(json: bytes) -> VectorFlaw | None:
-    """Return a flaw if a number or the norm exceeds float32. Numbers are parsed only if one may be large."""
+    """Return the flaw of a vector in which a number or the norm exceeds float32; else None.
+
+    Numbers are parsed only if one may be large.
+    """
     forms = json.translate(_FORMS, b"+")
     if _LONG not in forms and (b"e" not in forms or b"e0" not in forms):
         return None

@@ -537,7 +537,10 @@ def _survey_file(store: Store, path: Path, proving: dict[str, Path]) -> _VectorF
 
 
 def _leave_file(path: Path, why: str, base: str | None = None, count: int = 1) -> Unresolved:
-    """Report that the v1 vector file at ``path`` is kept, and why; ``count`` is the number of rows concerned."""
+    """Report that the v1 vector file at ``path`` is kept, and why.
+
+    ``base`` is the id of the base that it belongs to, if known; ``count`` is the number of rows concerned.
+    """
     name = path_text(path.name)
     return Unresolved(
         finding=v2.LEFTOVER,
@@ -595,7 +598,10 @@ def _decide_files(
 
 
 def _has_stranded(store: Store, catalog: StoredCatalog | None) -> bool:
-    """Whether a base may still need its v1 vector file: it failed in the upgrade, or its index is missing."""
+    """Whether a base may still need its v1 vector file: it failed in the upgrade, or its index is missing.
+
+    False without a catalog.
+    """
     return catalog is not None and any(
         row.get("error") in (MISSING_MODEL, MISSING_STORE) or base_id_text(row) not in store.stores
         for row in catalog.bases

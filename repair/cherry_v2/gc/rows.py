@@ -283,7 +283,7 @@ class IndexGarbage:
         return any(self._odd[key] for key in garbage.keys)
 
     def _make_action(self, db: apsw.Connection, garbage: _Garbage, *, bodies_go: bool) -> Action:
-        """Count the rows of a kind and describe their deletion; ``bodies_go``: after that of orphan bodies."""
+        """Count the rows of a kind and describe their deletion; ``bodies_go``: orphan bodies are deleted before."""
         where = garbage.then if bodies_go and garbage.then else garbage.where
         size = f"ifnull(sum(length(CAST({garbage.size} AS BLOB))), 0)"
         count, held = next(db.execute(f"SELECT count(*), {size} FROM {garbage.table} WHERE {where}"))

@@ -131,7 +131,7 @@ def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
     source.demand_whole()
     demand_known_version(store)
     try:
-        with sqlite.open_readonly(path) as db, sqlite.open_readonly(source.rows) as rows:
+        with sqlite.open_readonly(path) as db, sqlite.open_readonly(source.catalog_path) as rows:
             damage = find_damage(db)
             if damage is not None:
                 raise SourceUnreadable(path=path, reason=damage)
@@ -376,7 +376,7 @@ class _Planner:
         for file in self._library.files(base.origin).files:
             # The path in the work folder is longer than the final one.
             name = file.relative_to(folder)
-            if not file_paths.fits_system(self._store.own / WORK / _WORK_PATH / name, root):
+            if not file_paths.fits_system(self._store.own_folder / WORK / _WORK_PATH / name, root):
                 return one_line(name.as_posix())
         return None
 
@@ -504,10 +504,10 @@ class _Planner:
         rehearsal.demand(PROVIDERS, providers)
         rehearsal.demand(MODELS, models)
         rehearsal.demand(ASSISTANT_LINKS, new_links)
-        mark = untrusted_sqlite.database_mark(self._library.rows)
+        mark = untrusted_sqlite.database_mark(self._library.catalog_path)
         rows = NewRows(
             tables=self._tables,
-            catalog=self._library.rows,
+            catalog=self._library.catalog_path,
             mark=mark,
             providers=providers,
             models=models,

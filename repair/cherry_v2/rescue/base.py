@@ -213,12 +213,14 @@ class RescuePlanner:
         except _NotRescuable as error:
             self.left.append(base.report(error.why, error.repair))
         except StoreProblem as problem:
-            is_salvageable = problem.salvage is not None and problem.salvage.rows > 0 and self._gains(base, draft)
+            is_salvageable = (
+                problem.salvage is not None and problem.salvage.rows > 0 and self._would_restore(base, draft)
+            )
             command = self._command("--salvage", *self._store.base_option(base.key)) if is_salvageable else None
             self.left.append(base.report(str(problem), command))
         return None
 
-    def _gains(self, base: StrandedBase, draft: BaseDraft) -> bool:
+    def _would_restore(self, base: StrandedBase, draft: BaseDraft) -> bool:
         """Whether salvaging the damaged v1 vector file of a base would restore anything."""
         # The rows of a completed base may have been salvaged already.
         if base.finding in (v2.BASE_FAILED, v2.BASE_NO_INDEX):

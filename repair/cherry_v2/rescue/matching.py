@@ -191,7 +191,7 @@ def _row_key(row: Row) -> tuple[Hashable, ...]:
 
 
 def _row_source(row: Row) -> str | None:
-    """Return the source that an item row names, if it is text."""
+    """Return the source that an item row names; None if it is not text."""
     return _text(parse_item_data(row).get("source"))
 
 

@@ -165,7 +165,10 @@ class RescuePlanBuilder:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _change_base_row(self, rescued: RescuedBase) -> None:
-        """Add statements that complete the base, and insert its model if the user asked for that."""
+        """Add statements that mark the base as completed, with its model and dimensions, unless it is completed.
+
+        The model is inserted if the profile lacks it, because the user asked for that.
+        """
         base, plan, model = rescued.base, rescued.plan, rescued.draft.embedding.model
         if model is None or (not base.is_failed and base.row.get("dimensions") == plan.dimensions):
             return
@@ -215,7 +218,7 @@ class RescuePlanBuilder:
         """Record which findings about the base the plan resolves."""
         base = rescued.base
         names = {base.finding} & {v2.BASE_FAILED, v2.BASE_NO_INDEX}
-        if rescued.completed and not _tombstones(rescued):
+        if rescued.completed and not _unmigrated_folders(rescued):
             names.add(v2.ITEM_TOMBSTONE)
         if base.finding == v2.ITEM_NO_MATERIAL and not _items_without_text(rescued):
             names.add(v2.ITEM_NO_MATERIAL)
@@ -232,7 +235,7 @@ class RescuePlanBuilder:
             for notice in rescued.notices
             if notice.code == notices.NOT_MIGRATED
         }
-        for folder in _tombstones(rescued):
+        for folder in _unmigrated_folders(rescued):
             why = reasons.get(folder, tr("v1 has no rows for its files"))
             self.plan.left.append(Unresolved(finding=v2.ITEM_TOMBSTONE, reason=why, base=key, subject=folder))
         without = _items_without_text(rescued)
@@ -252,8 +255,8 @@ class RescuePlanBuilder:
             )
 
 
-def _tombstones(rescued: RescuedBase) -> list[str]:
-    """Return the ids of folder items that the upgrade did not migrate, and the rescue neither."""
+def _unmigrated_folders(rescued: RescuedBase) -> list[str]:
+    """Return the ids of the folder items that neither the application's upgrade nor the rescue migrates."""
     done = {item.id for item in rescued.completed}
     return [str(row.get("id")) for row in rescued.base.items if is_tombstone(row) and row.get("id") not in done]
 

@@ -125,7 +125,7 @@ def build_folder(source: RestoreSource, wanted: RestoredBase) -> Path:
             model_id=wanted.model_id,
         )
         raise NotRestored(path=source.store.path, base=source.key, reason=reason)
-    return source.store.own / RESTORING / base
+    return source.store.own_folder / RESTORING / base
 
 
 def discard_build(staged: Path) -> None:
@@ -177,7 +177,7 @@ def publish_plan(source: RestoreSource, wanted: RestoredBase, restored: BuiltBas
     made.changes.append(FileChange(path=name, actions=(action, *guesses), make=make, bytes=size))
     made.changes.append(new_rows(source, wanted, restored.items, now_ms))
     made.left += _report_left(restored)
-    made.left += _tombstones(source, restored)
+    made.left += _report_empty_folders(source, restored)
     if missing:
         message = tr(
             "{texts} without a vector; run regraft backfill to embed them", texts=format_count(missing, "text")
@@ -193,7 +193,7 @@ def publish_plan(source: RestoreSource, wanted: RestoredBase, restored: BuiltBas
     return made
 
 
-def _tombstones(source: RestoreSource, restored: BuiltBase) -> Iterator[Unresolved]:
+def _report_empty_folders(source: RestoreSource, restored: BuiltBase) -> Iterator[Unresolved]:
     """Report folder items of the new base that the application's upgrade left behind, and that contain no text."""
     rows = {row["id"]: row for row in source.items}
     for item in restored.items:
@@ -326,7 +326,7 @@ def demand_restorable(path: Path, options: RestoreOptions) -> int | None:
         lengths = (row.get("dimensions") for row in source.catalog.bases)
         for dimensions in dict.fromkeys(one for one in lengths if isinstance(one, int)):
             build_folder(source, structs.replace(options.wanted, dimensions=dimensions))
-        known = paid_dimensions(source, options.wanted.model_id, store.own / execution.RESTORING)
+        known = paid_dimensions(source, options.wanted.model_id, store.own_folder / execution.RESTORING)
         if known is None:
             new_rows(source, options.wanted, (), options.now_ms)
             demand_text(source, options.wanted)
@@ -365,7 +365,7 @@ def _build(store: Store, base: str | None, options: RestoreOptions, progress: Pr
     base_id = options.wanted.base_id(source.key)
     if base_id in source.catalog.rows_by_base:
         # A run that was killed after it had published the base left its folder.
-        discard_build(store.own / execution.RESTORING / base_id)
+        discard_build(store.own_folder / execution.RESTORING / base_id)
     staged = build_folder(source, options.wanted)
     is_new = not staged.exists()
     # What the catalog refuses must be refused before anything is paid for.
@@ -374,7 +374,7 @@ def _build(store: Store, base: str | None, options: RestoreOptions, progress: Pr
         try:
             return build_base(source, options.wanted, staged, options.now_ms, progress), staged, is_new
         finally:
-            files.remove_empty_folders(staged, store.own)
+            files.remove_empty_folders(staged, store.own_folder)
 
 
 # --- with an embedder ------------------------------------------------------------------------------------------------

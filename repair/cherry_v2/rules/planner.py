@@ -422,7 +422,10 @@ class _Planner:
             ]
 
     def _command_for(self, finding: Finding) -> str | None:
-        """Return the command line that gives a base with vectors and without a model the model that the user named."""
+        """Return the command line for a finding about vectors of a base without a model; None if no command helps.
+
+        If the user named a model, the command gives the base this model. Otherwise it is the one of the finding.
+        """
         model = self._options.model
         if model is None:
             return finding.repair

@@ -561,7 +561,7 @@ class BaseComparison(msgspec.Struct, kw_only=True):
         by_path = self._folders_by_path()
 
         def innermost(path: Path) -> Followed | None:
-            """Return the innermost followed folder that contains a path."""
+            """Return the innermost followed folder that contains a path, or None."""
             return next((by_path[key] for key in map(path_key, path.parents) if key in by_path), None)
 
         for top in sorted(by_path.values(), key=lambda one: one.source):

@@ -147,7 +147,10 @@ class BaseChanges(msgspec.Struct, kw_only=True):
     def _make_action(
         self, action: str, message: str, *, subject: str | None = None, count: int = 1, size: int = 0
     ) -> Action:
-        """Make an action about the base for the report."""
+        """Make an action about the base, for the report.
+
+        ``subject`` is the item or path that it is about; None: several.
+        """
         return Action(action=action, message=message, base=self._base, subject=subject, count=count, bytes=size)
 
     # --- files -------------------------------------------------------------------------------------------------------

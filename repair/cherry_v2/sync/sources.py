@@ -46,7 +46,7 @@ _OF_ONE_TYPE = re.compile(r"(\.\w+)=(.+)", re.DOTALL)
 class Unreachable(Exception):
     """An original file or folder cannot be followed; the message says why.
 
-    ``is_note``: this is no reason for the user to look at it.
+    ``is_note``: it is reported as a note, not as a warning, because the user need not do anything about it.
     """
 
     def __init__(self, reason: str, *, is_note: bool = False) -> None:

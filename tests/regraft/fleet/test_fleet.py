@@ -312,7 +312,7 @@ def test_a_process_has_its_next_task_before_somebody_writes_down_how_one_ended()
     class AtOnce:
         """A pool of one process that ends each task at once."""
 
-        count = slots = 1
+        cores = slots = 1
         memory = 1 << 40
 
         def __init__(self) -> None:

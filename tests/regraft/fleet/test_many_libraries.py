@@ -35,7 +35,7 @@ STATUS = {0: 2}
 class InstantPool:
     """Ends tasks in the order in which they were begun, several at each look."""
 
-    count = slots = 7
+    cores = slots = 7
     memory = 1 << 40
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ def test_libraries_that_end_together_are_flushed_together_before_anything_is_wai
 
     monkeypatch.setattr(os, "fsync", synced)
     Fleet(parse=parse, order=order, path=out, pool=Looked).run(Run(command="fleet migrate"))
-    assert sorted(set(flushed)) == [*range(0, COUNT, Looked.count), COUNT]
+    assert sorted(set(flushed)) == [*range(0, COUNT, Looked.cores), COUNT]
 
 
 def test_a_journal_that_somebody_else_wrote_meanwhile_is_not_taken_for_the_one_that_was_read(tmp_path: Path) -> None:

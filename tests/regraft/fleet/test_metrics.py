@@ -176,7 +176,7 @@ class SlowPool:
     """A pool with a clock of its own: each call of ``answers`` takes a second. The first library takes an hour, the
     others one second."""
 
-    count = slots = 2
+    cores = slots = 2
     memory = 1 << 40
 
     def __init__(self, path: Path) -> None:

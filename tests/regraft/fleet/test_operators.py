@@ -309,7 +309,7 @@ def test_a_base_without_findings_is_done_though_its_library_is_worth_reading() -
 class LatePool:
     """A pool with a clock of its own, which looks at the time at certain seconds; its first task ends at the 602nd."""
 
-    count = slots = 5
+    cores = slots = 5
     memory = 1 << 40
 
     def __init__(self) -> None:
@@ -354,7 +354,7 @@ def test_what_runs_is_told_when_no_library_ends(
     fleet = Fleet(order=order, path=Path("out.jsonl"), pool=LatePool, parse=parse)
     monkeypatch.setattr("time.monotonic", lambda: pool.now)
     tasks = [Task(number=number, job=None, name=f"library {number}") for number in range(6)]
-    schedule = Schedule(tasks, pool, attempts=1, on_poll=lambda: fleet.tell_stall(schedule))
+    schedule = Schedule(tasks, pool, attempts=1, on_poll=lambda: fleet.log_stall(schedule))
     with suppress(RuntimeError):
         list(schedule)
     named = "running: library 0 ({0} min), library 1 ({0} min), library 2 ({0} min), 2 more; waiting: 1"
@@ -432,7 +432,7 @@ def test_what_a_run_says_is_for_its_reader(backups: Path, monkeypatch: pytest.Mo
 class FullPool:
     """Has room for nothing, and says so in the language of its process."""
 
-    count = slots = 1
+    cores = slots = 1
     memory = 1 << 40
 
     def start_task(self, task: Task) -> None:

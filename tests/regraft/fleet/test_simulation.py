@@ -26,7 +26,7 @@ class VirtualPool:
     """Does tasks in virtual time, for as long as a table says."""
 
     def __init__(self, count: int, attempts: dict[tuple[int, int], Attempt]) -> None:
-        self.count = self.slots = count
+        self.cores = self.slots = count
         self.memory, self._attempts = 1 << 40, attempts
         self.running: dict[Any, tuple[int, float]] = {}
         self.now = 0.0

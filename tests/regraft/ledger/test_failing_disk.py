@@ -212,7 +212,7 @@ def test_a_rebuild_that_was_stopped_at_its_very_end_is_finished_by_the_next(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(NotesScope, "finished", interrupted)
+        patch.setattr(NotesScope, "record_completion", interrupted)
         assert fill(path, config, command="rebuild").status == INTERRUPTED
     assert (state(path), held(path)) == ("rebuilding", right(path))
     assert fill(path, config, command="rebuild").status == 0

@@ -168,7 +168,7 @@ def wire(patch: pytest.MonkeyPatch, at: int, spring: Callable[[], object]) -> Tr
     """Return a wire across all that a run does to the store, the queue and the server."""
     tripwire = (
         watched(patch, at, spring)
-        .watch(IncrementalChange, "committed")
+        .watch(IncrementalChange, "note_commit")
         .watch(server_module.ServerEmbedder, "_request_vectors")
     )
     return tripwire.watch(TextQueue, "fill", "claim", "done", "renew", "release_all", "reclaim_all", "is_disposable")

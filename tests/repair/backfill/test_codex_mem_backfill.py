@@ -371,14 +371,14 @@ def test_control_c_right_after_a_commit_loses_nothing_of_what_takes_it_back(
 ) -> None:
     """What a killed run left is taken over before anything is sent: no answer's own care keeps Ctrl-C back there."""
     killed_between_the_writes(store, config)
-    real = IncrementalChange.committed
+    real = IncrementalChange.note_commit
 
-    def committed(self: IncrementalChange) -> None:
-        monkeypatch.setattr(IncrementalChange, "committed", real)
+    def note_commit(self: IncrementalChange) -> None:
+        monkeypatch.setattr(IncrementalChange, "note_commit", real)
         signal.raise_signal(signal.SIGINT)
         real(self)
 
-    monkeypatch.setattr(IncrementalChange, "committed", committed)
+    monkeypatch.setattr(IncrementalChange, "note_commit", note_commit)
     assert fill(store, config, "--no-probe").status == 130
     # Both files changed for one thing, and the other project was not come to.
     [stopped, _] = run("history", store, "--json").document["runs"][:2]

@@ -165,7 +165,7 @@ MOMENTS = {
         again=3,
     ),
     "their vectors are written": Moment(
-        dies=dies(IncrementalChange, "committed"), states={"claimed": 3, "ready": ALL - 3}, written=3
+        dies=dies(IncrementalChange, "note_commit"), states={"claimed": 3, "ready": ALL - 3}, written=3
     ),
     "all is done but for that to be said": Moment(
         dies=dies(TextQueue, "done", _has_keys), states={"claimed": 3, "ready": ALL - 3}, written=3

@@ -221,7 +221,7 @@ def test_who_only_looks_cannot_send(tmp_path: Path) -> None:
     line = jobs.LibraryJob(command="backfill", options=plain("backfill"), source="library", target=None)
     look = EmbeddingJob(embedder=SETTINGS, library=0, line=line, work=str(tmp_path)).embedder_source()
     with pytest.raises(AssertionError, match="mine was opened to collect texts"):
-        look.opened(look.choose(None))  # type: ignore[arg-type]
+        look.open_embedder(look.choose(None))  # type: ignore[arg-type]
 
 
 def test_texts_come_back_from_their_file_once_and_in_order_whatever_they_consist_of(tmp_path: Path) -> None:

@@ -115,8 +115,8 @@ TRIGGERS = (
 def add_full_text_triggers(db: apsw.Connection) -> None:
     """Create temporary triggers that update the full-text index as long as the connection is open.
 
-    The file's own triggers never run (:mod:`regraft.guarding`). These are the layout's triggers, in the temporary
-    schema.
+    The file's own triggers never run (:mod:`regraft.disk.untrusted_sqlite`). These are the layout's triggers, in the
+    temporary schema.
 
     Raises:
         apsw.Error: the file has no table of bodies.
@@ -324,7 +324,7 @@ def is_safe_path(path: str) -> bool:
 HAS_LENGTH_SQL = "(typeof(vector_blob) = 'blob' AND octet_length(vector_blob) = :length)"
 #: SQL expression, 0 or 1, for a row ``e`` of ``embedding``: a search can use the vector. As in ``check``, it must have
 #: ``:length`` bytes and a norm that is neither zero nor infinite in single precision. The norm of a vector with a NaN
-#: is NULL. The connection needs :func:`regraft.sqlite.load_vectors`.
+#: is NULL. The connection needs :func:`regraft.disk.sqlite.load_vector_extension`.
 IS_USABLE_SQL = """CASE WHEN typeof(e.vector_blob) = 'blob' AND length(e.vector_blob) = :length
   THEN ifnull(vec_distance_l2(e.vector_blob, zeroblob(:length)) BETWEEN 1e-46 AND 3.5e38, 0) ELSE 0 END"""
 _BODIES_OF_OTHER_LENGTH = f"""SELECT count(*) FROM search_text t

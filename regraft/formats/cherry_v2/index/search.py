@@ -1,8 +1,8 @@
 """Search one index file by words, by vector, and by both (``docs/search.md``, ``docs/formats/index.md``).
 
 These functions use the index alone: no catalog, settings or threshold. :mod:`regraft.ranking.cherry_v2` applies the
-rules of the application's search service. Connections come from :func:`regraft.sqlite.reading` and nothing is written.
-Ties are won by the body that was written first.
+rules of the application's search service. Connections come from :func:`regraft.disk.sqlite.open_readonly`, and nothing
+is written. Ties are won by the body that was written first.
 
 Queries are compiled to terms of the trigram index by script, without dictionaries: Chinese and Japanese text is cut
 into windows of three characters, all other text at characters that are not letters, numbers or ``_``

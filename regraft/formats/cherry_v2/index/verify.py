@@ -133,7 +133,7 @@ class _BodyRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_ranges(db: apsw.Connection, path: Path, ranges: deque[_BodyRange], processes: ProcessPool | None) -> None:
-    """Check all ranges: this process starts with the first one, the process pool with the last one."""
+    """Check all ranges: this process starts with the first one, the process pool (if any) with the last one."""
     submitted: list[tuple[int, _BodyRange]] = []
     while ranges:
         try:
@@ -161,7 +161,10 @@ def _collect_result(processes: ProcessPool | None, job: int) -> bool:
 
 
 def _is_range_correct(path: Path, bodies: _BodyRange) -> bool:
-    """Check a range in another process. If it is wrong, the main process checks it again to report the difference."""
+    """Whether a range of bodies has the digest of what was written; runs in another process.
+
+    If it is wrong, the main process checks the range again to report the difference.
+    """
     with sqlite.open_readonly(path) as db:
         try:
             _check_range(db, bodies)

@@ -145,7 +145,7 @@ class MaterialProof(msgspec.Struct):
         return found
 
     def _index_keys(self, name: str, rowid: int | None) -> list[bytes]:
-        """Return the keys that an index of the damaged file, by name, has for a row id."""
+        """Return the keys that an index of the damaged file, given by name, has for a row id; none for None."""
         found = fetch_rows(self.db, "SELECT key FROM index_key WHERE name = ? AND rid = ?", (name, rowid))
         return [bytes(key) for (key,) in found if isinstance(key, bytes)]
 
