@@ -355,7 +355,7 @@ def _reason_lines(document: Document) -> Iterator[str]:
 def _format_restored(rows: Document) -> str:
     """Format how many chunks were restored for duplicates; ``rows`` is the count of rows of all bases."""
     given = format_count(rows["restored_duplicate"], "chunk")
-    return tr("{given} more for files without chunks in v1, because another file has the same bytes.", given=given)
+    return tr("{given} more, for files for which v1 stored none because another file has the same bytes.", given=given)
 
 
 def _unread(document: Document) -> list[str]:

@@ -470,8 +470,8 @@ class _Backfill(msgspec.Struct, kw_only=True):
             else:
                 count = 0 if supply is None else supply.withheld
                 reason = tr(
-                    "{texts} left without a vector: their source is of another model, and it was not planned to send "
-                    "them; run the command again without this source",
+                    "{texts} left without a vector: the vectors of their source were made by another model, and the "
+                    "plan was not to send the texts to the embedder; run the command again without this source",
                     texts=format_count(count, "text"),
                 )
             if count:

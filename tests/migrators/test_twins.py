@@ -295,7 +295,7 @@ def test_the_users_word_can_be_taken_back(tmp_path: Path) -> None:
 def test_the_text_and_the_page_tell_it(tmp_path: Path) -> None:
     library = migrated(tmp_path, *ITEMS, rows=ROWS, uploads=UPLOADS)
     for shown in (migration.format_migration(library.report), migration.migration_page(library.report)):
-        assert "2 chunks more for files without chunks in v1, because another file has the same bytes" in shown
+        assert "2 chunks more, for files for which v1 stored none because another file has the same bytes" in shown
     plain = moved(tmp_path / "v1", tmp_path / "plain", "--no-restore-duplicates")
     for shown in (migration.format_migration(plain.report), migration.migration_page(plain.report)):
         assert "more for files" not in shown

@@ -227,7 +227,7 @@ def test_rows_that_a_repair_may_need_are_kept(
     of: Finding, lacks: str, command: bool, index: Path, tmp_path: Path
 ) -> None:
     plan = planned(tmp_path, of, finding(lacks), asked=options(of.name))
-    reason = f"{of.message}; kept, because it may be what {lacks} lacks: fix that first"
+    reason = f"{of.message}; kept, because the repair of {lacks} may need this: repair that first"
     line = f"regraft repair {tmp_path} --base kb" if command else None
     assert plan == Plan(left=[Unresolved.of(of, reason, repair=line)])
 

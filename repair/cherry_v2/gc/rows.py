@@ -67,7 +67,7 @@ def leave_for_repair(store: Store, finding: Finding, lacking: Sequence[str]) -> 
     if any(FINDINGS[name].command[:1] == ("repair",) for name in lacking):
         command = store.command_line("repair", "--base", str(finding.base))
     reason = tr(
-        "{what}; kept, because it may be what {lacking} lacks: fix that first",
+        "{what}; kept, because the repair of {lacking} may need this: repair that first",
         what=finding.message,
         lacking=join_list(lacking),
     )
