@@ -236,7 +236,7 @@ def made_store(found: Any, root: Path = Path("/store"), **more: Any) -> store.St
 
 def test_what_a_store_is(tmp_path: Path) -> None:
     plain = made_store(located(), chosen=frozenset({"kb"}))
-    assert (plain.is_profile, plain.system, plain.own) == (False, None, Path("/store/.regraft"))
+    assert (plain.is_profile, plain.system, plain.own_folder) == (False, None, Path("/store/.regraft"))
     assert made_store(located(catalog="cherrystudio.sqlite")).is_profile
     assert not made_store(located(catalog=None)).is_profile
     assert (plain.wants("kb"), plain.wants("other"), plain.wants(None)) == (True, False, False)
@@ -359,7 +359,7 @@ def running(there: Any, book: Ledger, changes: int, run_id: str = "20261121T1200
         for number in range(changes):
             change = book.changes.intend(run_id, "rows", "a.db", f"undo/{run_id}/00000{number}", RowsDetail(0, (0, 1)))
             book.changes.set_state(change, "done", 0)
-        (there.own / "work" / run_id).mkdir(parents=True)
+        (there.own_folder / "work" / run_id).mkdir(parents=True)
         yield
 
 
@@ -387,7 +387,7 @@ def test_a_run_that_is_stopped_ends_as_what_it_is(
     [ended] = book.changes.runs()
     assert ended.status == ("interrupted" if isinstance(error, KeyboardInterrupt) else "stopped")
     assert ended.finished_at is not None
-    assert not (there.own / "work").exists()
+    assert not (there.own_folder / "work").exists()
 
 
 def test_a_defect_ends_its_run_and_is_shown(opened: tuple[Any, Ledger]) -> None:
@@ -395,7 +395,7 @@ def test_a_defect_ends_its_run_and_is_shown(opened: tuple[Any, Ledger]) -> None:
     with pytest.raises(ZeroDivisionError), running(there, book, 1):
         raise ZeroDivisionError
     assert [one.status for one in book.changes.runs()] == ["stopped"]
-    assert not (there.own / "work").exists()
+    assert not (there.own_folder / "work").exists()
 
 
 def test_what_a_stopped_run_was_making_stays_while_a_change_is_open(
@@ -413,7 +413,7 @@ def test_what_a_stopped_run_was_making_stays_while_a_change_is_open(
         with fails("ChangesStopped", STOPPED), running(there, book, 1, run_id):
             book.changes.set_state(book.changes.every()[-1].change_id, state, 0)  # type: ignore[arg-type]
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        assert (there.own / "work").exists() == (state == "intended")
+        assert (there.own_folder / "work").exists() == (state == "intended")
         assert book.changes.runs()[-1].status == "stopped"
 
 
@@ -421,20 +421,20 @@ def test_a_ledger_that_nothing_was_recorded_in_is_removed_again(tmp_path: Path) 
     there = made_store(located(), tmp_path)
     with writable.allow_writes(tmp_path):
         with session.open_ledger(there) as book:
-            assert there.own.is_dir()
-        assert not there.own.exists()
+            assert there.own_folder.is_dir()
+        assert not there.own_folder.exists()
         # The folder was there before, so that only the ledger goes.
-        there.own.mkdir()
+        there.own_folder.mkdir()
         with session.open_ledger(there):
             pass
-        assert list(there.own.iterdir()) == []
+        assert list(there.own_folder.iterdir()) == []
         # Vectors that were paid for wait below it.
-        (there.own / execution.RESTORING).mkdir()
+        (there.own_folder / execution.RESTORING).mkdir()
         with session.open_ledger(there):
             pass
-        assert (there.own / "ledger.sqlite").exists()
-        (there.own / execution.RESTORING).rmdir()
-        shutil.rmtree(there.own)
+        assert (there.own_folder / "ledger.sqlite").exists()
+        (there.own_folder / execution.RESTORING).rmdir()
+        shutil.rmtree(there.own_folder)
         for state in ("dropped", "undone"):
             with session.open_ledger(there) as book:
                 book.begin_run("toy", "x", "20261121T120000Z-abcdef")
@@ -443,10 +443,10 @@ def test_a_ledger_that_nothing_was_recorded_in_is_removed_again(tmp_path: Path) 
                 kept = "undo/20261121T120000Z-abcdef/000001"
                 number = book.changes.intend("20261121T120000Z-abcdef", "rows", "a.db", kept, detail)
                 book.changes.set_state(number, state)
-            assert there.own.exists() == (state == "undone")
+            assert there.own_folder.exists() == (state == "undone")
         with session.open_ledger(there), fails("TargetLocked"), session.open_ledger(there):
             raise AssertionError("it was entered")
-        assert (there.own / "ledger.sqlite").exists()
+        assert (there.own_folder / "ledger.sqlite").exists()
 
 
 def test_reading_a_store_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
