@@ -159,7 +159,8 @@ def _choose_advice(command: str, found: Located) -> str:
     """Return advice for the user about a store (``found``) that the command cannot change."""
     if found.kind is Kind.V2_BACKUP:
         return tr("restore it in the application, or copy its bases into a profile with regraft install")
-    if found.is_archive:
+    is_wrong_kind = command in _ADVICE and found.kind is not Kind.V2_PROFILE
+    if found.is_archive and not is_wrong_kind and _is_accepted(command, found.kind):
         return tr("extract it first")
     if found.kind in SYSTEMS:
         return tr("commands that change it: {sorted}", sorted=join_list(sorted(systems.system_of(found.kind).commands)))

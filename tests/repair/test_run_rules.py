@@ -216,6 +216,12 @@ def test_what_to_do_with_a_store_that_is_not_changed() -> None:
 
     assert "regraft install" in advice("repair", Kind.V2_BACKUP, is_archive=True)
     assert advice("repair", LIBRARY, is_archive=True) == "extract it first"
+    assert advice("install", Kind.V2_PROFILE, is_archive=True) == "extract it first"
+    # Extracting these would only lead to another refusal.
+    assert advice("repair", Kind.V1_BACKUP, is_archive=True) == "migrate it to a library with regraft migrate"
+    for kind in (LIBRARY, Kind.V1_BACKUP):
+        assert advice("install", kind, is_archive=True) == "name a v2 profile with --profile"
+        assert advice("rescue", kind, is_archive=True) == "name a v2 profile, and v1 data with --v1"
     assert advice("install", NOTES).startswith("commands that change it: ")
     assert "rebuild" in advice("install", NOTES)
     said = advice("clear-failed", LIBRARY)
