@@ -37,7 +37,7 @@ def _read(source: Located, options: Options) -> LibraryDraft:
     is_binary = partial(_is_binary, source)
     if not options.adopt_orphans:
         return _with_renamed_files(source, draft_library(state, options.model_overrides, is_binary))
-    adoption = adopt_orphans(source.tree, source.places, state, _SALVAGER if options.salvage else None)
+    adoption = adopt_orphans(source, state, _SALVAGER if options.salvage else None)
     library = draft_library(adoption.state, adoption.overrides(options.model_overrides), is_binary)
     return _with_renamed_files(source, replace(library, bases=tuple(map(adoption.complete_draft, library.bases))))
 

@@ -29,7 +29,6 @@ from regraft.disk.trees import Tree, ZipTree, join_path
 from regraft.errors import SourceUnreadable
 from regraft.formats import json_text
 from regraft.formats.cherry_v1 import layout, salvage
-from regraft.formats.cherry_v1.layout import StatePaths
 from regraft.formats.cherry_v1.state import (
     LazyItems,
     V1State,
@@ -45,6 +44,7 @@ from regraft.identity import replace
 from regraft.language import format_count, join_list, tr
 from regraft.report import notices
 from regraft.report.notices import Notice
+from regraft.stores.locate import Located
 from regraft.text import is_blank, join_command, trim, utf16_cut, utf16_len
 
 # --- folders -------------------------------------------------------------------------------------------------------
@@ -606,7 +606,7 @@ class Orphan(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     #: The one embedding model of the state's bases of the same dimensions; None without one, or with several.
     likely_model: str | None = None
-    #: Whether its rows can only be salvaged.
+    #: Whether its rows, or the archive that contains it, can only be salvaged.
     is_salvaged: bool = False
 
 
@@ -666,12 +666,14 @@ def _explain_missing_model(orphan: Orphan) -> str:
     )
 
 
-def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, salvager: Salvager | None) -> Adoption:
-    """Add a base to a state for each vector file that none of its bases names.
+def adopt_orphans(source: Located, state: V1State, salvager: Salvager | None) -> Adoption:
+    """Add a base to a state for each vector file in its source that none of its bases names.
 
     With a ``salvager``, items are also made from the rows of damaged files. Files of bases that v1 was about to delete
     are only reported. Files without v1's vector table, or without rows, get no base.
     """
+    tree, places = source.tree, source.places
+    needs_salvage = any(notice.code == notices.ARCHIVE_SALVAGED for notice in source.notices)
     source_files = SourceFiles(tree=tree, uploads=places.uploads, files=state.files, notes=state.notes)
     files = list_vector_files(tree, places) - list_expected_names(state.bases)
     to_delete = {vector_file_name(loader): loader for loader in state.pending_delete}
@@ -699,7 +701,7 @@ def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, salvager: Salv
             dimensions=summary.dimensions,
             problem=summary.problem,
             likely_model=_likely_model(state, summary),
-            is_salvaged=summary.is_salvaged,
+            is_salvaged=summary.is_salvaged or needs_salvage,
         )
         found_notices.append(_adopted_notice(name, summary, found))
     others = (notice for notice in state.notices if notice.code not in (notices.LOST_STATE, notices.UNNAMED_VECTORS))

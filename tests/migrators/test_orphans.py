@@ -448,6 +448,23 @@ def test_the_option_that_names_the_model_of_a_salvaged_file_works_as_it_is_given
     assert len(later.bodies(key)) == later.rows(key)["carried"] >= 20
 
 
+def test_the_option_for_intact_files_of_a_truncated_archive_works_as_it_is_given(tmp_path: Path) -> None:
+    """Without ``--salvage``, the archive itself would be refused."""
+    key = "E5CiaimJp06icDac5j8qM"
+    archive = tmp_path / "backup.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        made.write(REPO / "sample_v1" / "backup" / "Data" / "KnowledgeBase" / key, f"Data/KnowledgeBase/{key}")
+        end = made.fp.tell()  # type: ignore[union-attr]
+    archive.write_bytes(archive.read_bytes()[:end])
+    library = migrate(archive, tmp_path / "library", ADOPT, "--salvage")
+    [said] = [one["message"] for one in library.warnings("missing_embedding_model")]
+    command = re.search(r"migrate them with (.*?);", said)
+    assert command is not None
+    words = [word.replace("PROVIDER::MODEL", MODEL_ID) for word in command_words(command[1])]
+    assert words == [ADOPT, "--salvage", "--map-model", f"{key}={MODEL_ID}"]
+    assert len(migrate(archive, tmp_path / "library", *words).bodies(key)) == 22
+
+
 def test_a_file_of_which_nothing_is_left_still_fails_by_name(tmp_path: Path) -> None:
     whole = write_store(tmp_path / "whole", rows_of("one")).read_bytes()
     # The header and the schema are whole, and the one page of rows is gone.
