@@ -368,6 +368,18 @@ def test_a_snapshot_is_indexed_again_under_the_same_ids(kind, store):
     assert findings(store) == {"embedding.missing"}
 
 
+def test_units_that_lost_their_material_are_cut_anew_and_their_vectors_are_kept(store):
+    """The former vectors may be the only copy."""
+    key, _ = item_of(store, "note")
+    vectors = rows(index(store), "SELECT embedding_text_hash, vector_blob FROM embedding ORDER BY 1")
+    run_sql(index(store), "PRAGMA foreign_keys = OFF", f"DELETE FROM material WHERE material_id = '{key}'")
+    assert len(bodies(store, key)) == 3
+    document = filled(store)
+    assert (actions(document), document["left"]) == ({"index-items": 1}, [])
+    assert len(bodies(store, key)) == 1
+    assert rows(index(store), "SELECT embedding_text_hash, vector_blob FROM embedding ORDER BY 1") == vectors
+
+
 def test_a_note_whose_snapshot_is_gone_too_gets_it_again(store):
     key, data = item_of(store, "note")
     lose_material(store, key)

@@ -71,6 +71,8 @@ class _UsedHashes(msgspec.Struct, frozen=True):
 def replace_material(db: apsw.Connection, new: NewMaterial) -> None:
     """Replace a material and its units, bodies and vectors by a new state. On an error the caller must roll back.
 
+    Without a model, no vector is written or deleted: the former vectors may be the only copy.
+
     Raises:
         MaterialRefused: another material has the same path.
         EmbeddingRefused: a vector does not have the length of the file's vectors.
@@ -90,7 +92,7 @@ def replace_material(db: apsw.Connection, new: NewMaterial) -> None:
     db.execute(
         "UPDATE material SET current_content_hash = ? WHERE material_id = ?", (new.content_hash, new.material_id)
     )
-    if before.embeddings - {unit.embedding_text_hash for unit in new.units}:
+    if new.has_model and before.embeddings - {unit.embedding_text_hash for unit in new.units}:
         _delete_unused_embeddings(db)
     if before.contents - {new.content_hash}:
         _delete_unused_contents(db)
