@@ -273,7 +273,8 @@ def test_bodies_that_prove_units_are_for_repair(
     monkeypatch.setattr(rows, "find_lost_units", find_lost_units)
     plan = planned(tmp_path, BODY, VECTOR)
     if proven:
-        reason = f"{BODY.message}, kept: regraft repair writes their units again; --only body.orphan deletes them"
+        how = "gc deletes them only with --only body.orphan"
+        reason = f"{BODY.message}, kept: regraft repair writes their units again; {how}"
         line = f"regraft repair {tmp_path} --only body.orphan --base kb"
         assert plan.left == [Unresolved.of(BODY, reason, repair=line)]
         assert done_of(plan) == [("delete-embeddings", 1, 3, v2.VECTOR_ORPHAN)]

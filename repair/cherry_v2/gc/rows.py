@@ -228,7 +228,7 @@ class IndexGarbage:
             yield leave_for_repair(self.store, finding, needing)
         elif finding is not None and self._is_proven(db, garbage, options):
             reason = tr(
-                "{what}, kept: regraft repair writes their units again; --only {name} deletes them",
+                "{what}, kept: regraft repair writes their units again; gc deletes them only with --only {name}",
                 what=finding.message,
                 name=garbage.finding,
             )
