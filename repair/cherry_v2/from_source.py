@@ -253,7 +253,10 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         if count == sum(one.count for one in same):
             self._plan.resolves.add((finding.name, self.key))
         elif not 0 < urgent <= count:
-            self._leave(finding, self._explain(tr("{source} has only part of it", source=printable(self.source))))
+            has_part = count or finding.name == v2.UNIT_MISSING
+            name = printable(self.source)
+            reason = tr("{source} has only part of it", source=name)
+            self._leave(finding, self._explain(reason if has_part else tr("{source} has none of them", source=name)))
 
     # --- write a missing or damaged index ----------------------------------------------------------------------------
 
@@ -493,7 +496,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         if line is None:
             is_file = finding.name in (v2.UNREADABLE, v2.CORRUPT)
             words = ("repair", "--salvage") if is_file else FINDINGS[finding.name].command
-            line = self._command_line(words)
+            line = self._command_line(() if finding.is_beyond_repair else words)
         reason = tr("{what}: {why}", what=finding.message, why=reason)
         self._plan.left.append(Unresolved.of(finding, reason, repair=line))
 

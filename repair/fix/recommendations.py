@@ -197,7 +197,9 @@ def recommend_copies(audit: Audit, found: Located, path: Path) -> Audit:
         # The rows of these items could not be salvaged from the source itself.
         lacks_rows = finding.name in (v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED, v2.UNIT_MISSING)
         is_lost = lacks_rows and lost_rows.keys() >= set(finding.samples)
-        return _with_copy_command(finding, path, None if is_lost else source, is_whole=found.stores.is_whole)
+        # Whether the source has the text of an item without a file is not certain.
+        is_named = not is_lost and not finding.is_beyond_repair
+        return _with_copy_command(finding, path, source if is_named else None, is_whole=found.stores.is_whole)
 
     return replace(audit, findings=tuple(map(with_copy, audit.findings)))
 
@@ -230,7 +232,9 @@ def _may_be_in_copy(finding: Finding, lost_rows: Collection[str], synced: Collec
     """
     if (finding.name, finding.base) in synced:
         return False
-    is_grave = notices.is_at_least(finding.severity, "warning") and not finding.is_beyond_repair
+    # Of an item without a file, a copy may have the text.
+    is_hopeless = finding.is_beyond_repair and finding.name != v2.ITEM_NO_MATERIAL
+    is_grave = notices.is_at_least(finding.severity, "warning") and not is_hopeless
     words = [] if finding.repair is None else split_command(finding.repair)
     is_first = not words or words[1] == "backfill" or "--salvage" in words
     if finding.name == v2.NO_UNITS:

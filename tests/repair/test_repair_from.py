@@ -627,6 +627,41 @@ def test_without_a_ledger_the_source_is_for_the_user_to_name(store: Path) -> Non
     assert found["repair"] == f"regraft backfill {store} --base {KB}"
 
 
+def without_file_item(store: Path) -> str:
+    """Delete the material of a file item with its rows, and the raw file; return the item's id."""
+    with closing(sqlite3.connect(store / "catalog.sqlite")) as db:
+        columns = "id, json_extract(data, '$.relativePath')"
+        names = dict(db.execute(f"SELECT {columns} FROM knowledge_item WHERE type = 'file' AND base_id = '{KB}'"))
+    key = next(row[0] for row in rows(index(store))["material"] if row[0] in names)
+    run_sql(
+        index(store),
+        f"DELETE FROM search_text WHERE target_id IN (SELECT unit_id FROM search_unit WHERE material_id = '{key}')",
+        f"DELETE FROM search_unit WHERE material_id = '{key}'",
+        f"DELETE FROM material WHERE material_id = '{key}'",
+        "DELETE FROM embedding WHERE embedding_text_hash NOT IN (SELECT embedding_text_hash FROM search_text)",
+        "DELETE FROM content WHERE content_hash NOT IN (SELECT current_content_hash FROM material)",
+    )
+    (store / "KnowledgeBase" / KB / "raw" / names[key]).unlink(missing_ok=True)
+    return key
+
+
+def test_the_text_of_an_item_without_a_file_is_in_a_copy_alone(place: Path, store: Path) -> None:
+    """So check names the copy, although nothing else can bring the text back."""
+    before = rows(index(store))
+    without_file_item(store)
+    assert len(rows(index(store))["embedding"]) < len(before["embedding"])
+    found = finding_of(store, "item.no-material")
+    copy = f"regraft repair {store} --from SOURCE --base {KB}"
+    assert found["message"].endswith(f"no file to read it from; if you have another copy of the data: {copy}")
+    assert found["repair"] is None
+    other = shutil.copytree(store, place / "other")
+    left = repair(store, other).document["left"]
+    assert [(one["finding"], one["repair"]) for one in left] == [("item.no-material", None)]
+    assert left[0]["reason"].endswith(f": {other} has none of them")
+    assert run_as_given(*copy.replace("SOURCE", str(place / "v1")).split()[1:], "--yes").status == 0
+    assert rows(index(store)) == before
+
+
 def test_the_copy_comes_before_salvage(store: Path) -> None:
     zeroed(index(store))
     found = finding_of(store, "file.unreadable")
