@@ -142,6 +142,21 @@ def index_hash(folder: Path) -> str:
     return file_hash(index) if file_paths.is_file(index) else ""
 
 
+def count_lost_vectors(target: Path, staged: Path, base_id: str) -> int:
+    """Count the texts that have a vector in the base in the target, and none in its staged successor.
+
+    A base that is missing or cannot be read has none.
+    """
+    query = "SELECT embedding_text_hash FROM embedding"
+    with sqlite.open_readonly(staged / INDEX_FILE) as db:
+        found = {key for (key,) in db.execute(query)}
+    try:
+        with sqlite.open_readonly(base_folder(target, base_id) / INDEX_FILE) as db:
+            return sum(key not in found for (key,) in db.execute(query))
+    except (apsw.Error, OSError):
+        return 0
+
+
 def raw_mark(folder: Path) -> str:
     """Hash names, sizes and modification times of the files in ``raw/`` of a base's folder; "" without ``raw/``."""
     hasher = hashlib.blake2b(digest_size=16)

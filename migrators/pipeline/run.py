@@ -215,8 +215,10 @@ def publish_base(at: Session, done: FinishedBase) -> BaseOutcome:
     base_id = done.work.draft.id
     staged = at.staging / base_id
     kept = done.work.entry_to_keep(done.plan)
+    if kept is None and done.work.has_lost_rows(done.plan):
+        kept = done.work.entry_to_keep(done.plan, publication.count_lost_vectors(at.path, staged, base_id))
     if kept is not None:
-        # Damage of the source that showed only while writing: the existing base is better.
+        # What showed only while writing: the existing base is better, or has vectors that the source lost.
         durable.remove_tree(staged)
         logger.info("base %s: the source is damaged; the base in the target is kept", base_id)
         return report.unchanged_outcome(kept)

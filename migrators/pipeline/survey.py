@@ -11,7 +11,7 @@ import msgspec
 
 from migrators.pipeline.accounting import REASONS_THAT_KEEP_TEXT
 from migrators.pipeline.losses import SalvageRequest, check_for_damage, salvage_file, salvage_member
-from migrators.pipeline.plan import BasePlan, plan_base
+from migrators.pipeline.plan import BasePlan, PlannedRows, plan_base
 from migrators.pipeline.publication import BaseEntry, BaseState, base_folder, base_state, read_entry
 from migrators.pipeline.source import BaseDraft, FoundOnDisk, Hints, LibraryDraft, Options, Pipeline
 from migrators.pipeline.source_files import (
@@ -31,11 +31,15 @@ from regraft.identity import replace, resolve_base
 from regraft.language import format_count, tr
 from regraft.ledger.ledger import LedgerEntry
 from regraft.report import notices
+from regraft.report.migration import RowsReport
 from regraft.report.notices import Notice
 from regraft.report.progress import Progress, stage
 from regraft.stores.locate import RAW_FOLDER, Located
 
 logger = logging.getLogger(__name__)
+
+#: Reasons why a row is not migrated although its base is: a part of it is missing or damaged.
+_UNUSABLE = REASONS_THAT_KEEP_TEXT | {notices.ROW_UNREADABLE, notices.NO_DOCUMENT}
 
 
 class BaseJob(msgspec.Struct, frozen=True):
@@ -83,36 +87,62 @@ class BaseJob(msgspec.Struct, frozen=True):
         """Whether the vector file was written to since it was surveyed."""
         return self.origin is not None and sqlite.read_file_state(self.origin) != self.origin_mark
 
-    def entry_to_keep(self, plan: BasePlan) -> BaseEntry | None:
+    def entry_to_keep(self, plan: BasePlan, lost: int | None = None) -> BaseEntry | None:
         """Return the entry of the existing base, with a notice, if ``plan`` would replace it with less; else None.
 
-        A failed base never replaces a completed one, nor a base without texts one with texts.
+        A failed base never replaces a completed one, nor a base without texts one with texts. If the source is damaged
+        or rows have no usable vector any more, no vector is taken away: ``lost`` is the number of vectors that only the
+        existing base has, or None before the new index is written, when only counts of rows are known.
         """
         if self.existing is None:
             return None
         if plan.error is None:
-            return None if self.is_damaged else self._keep_if_source_damaged(self.existing, plan)
+            return None if self.is_damaged else self._keep_if_source_damaged(self.existing, plan, lost)
         is_completed = self.existing.record.base.status == "completed"
         if is_completed or (self.existing.has_texts_without_vectors and not plan.has_index):
             return keep_completed(self.existing, plan.error, self.draft.legacy_id)
         return None
 
-    def _keep_if_source_damaged(self, existing: BaseEntry, plan: BasePlan) -> BaseEntry | None:
+    def has_lost_rows(self, plan: BasePlan) -> bool:
+        """Whether the source is damaged, or has more rows without a usable vector than when the existing base was made.
+
+        Then the vectors of the existing base may be their last copies.
+        """
+        return self.existing is not None and (
+            plan.salvage is not None
+            or self.is_archive_damaged
+            or any(notice.code == notices.PAGES_DAMAGED for notice in plan.notices)
+            or _unusable_rows(plan.rows) > _unusable_rows(self.existing.report.rows)
+        )
+
+    def _keep_if_source_damaged(self, existing: BaseEntry, plan: BasePlan, lost: int | None) -> BaseEntry | None:
         """Return the existing entry with a notice if the source is damaged now and would give fewer rows; else None."""
-        tally, carried = plan.salvage, existing.report.rows.carried
-        if existing.record.base.status != "completed":
+        if existing.record.base.status != "completed" or not self.has_lost_rows(plan):
             return None
-        if tally is not None and carried >= plan.rows.carried:
+        tally, fewer = plan.salvage, existing.report.rows.carried - plan.rows.carried
+        is_worse = bool(lost) or (fewer >= 0 if tally is not None else fewer > 0)
+        if not is_worse:
+            return None
+        if tally is not None:
             error = tr("{rows:,} of about {about:,} rows can be salvaged", rows=tally.rows, about=tally.about)
             message = tr("its vector file is damaged now ({error}); the base from an earlier run is kept", error=error)
-        elif self.is_archive_damaged and carried > plan.rows.carried:
+        elif self.is_archive_damaged:
             # The log of the vector file may be among the members that are left out.
             rows = format_count(plan.rows.carried, "row")
             message = tr("the damaged archive has only {rows} of it; the base from an earlier run is kept", rows=rows)
         else:
-            return None
+            message = tr(
+                "rows that an earlier run migrated are damaged now, or have no usable vector; the base from that run"
+                " is kept"
+            )
         notice = Notice(code=notices.KEPT_COMPLETED, message=message, base=self.draft.legacy_id)
         return msgspec.structs.replace(existing, notices=[*existing.notices, notice])
+
+
+def _unusable_rows(rows: PlannedRows | RowsReport) -> int:
+    """Count the rows that are not migrated, or not with their vector, because a part of them is unusable."""
+    skipped = sum(count for reason, count in rows.skipped.items() if reason in _UNUSABLE)
+    return skipped + (rows.without_vector or 0)
 
 
 def select_bases(library: LibraryDraft, options: Options) -> list[tuple[int, BaseDraft]]:

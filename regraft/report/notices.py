@@ -682,7 +682,10 @@ KEPT_COMPLETED = register(
     "warning",
     "completed_base_kept",
     "v1.base",
-    tr("The base would fail with this source; the completed base that an earlier run wrote to the target is kept."),
+    tr(
+        "The base would fail with this source, or lose vectors that the source lost; the completed base that an earlier"
+        " run wrote to the target is kept."
+    ),
 )
 CHANGED_SINCE = register(
     "base",

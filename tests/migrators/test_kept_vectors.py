@@ -1,0 +1,134 @@
+"""Migrations into a library whose base has vectors that the source has lost since: none of them goes."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chroma_store import cut_elements, extract, purge_queue
+from faults import Source, item, vector
+from harness import NOW, run
+from rsclaw_store import RsclawStore
+
+
+def migrate(source: Path, target: Path, *options: object) -> dict[str, Any]:
+    done = run("migrate", source, "--to", target, "--now", NOW, "--json", "--yes", *options)
+    assert done.status in (0, 1), done
+    return done.document
+
+
+def vectors_of(library: Path) -> dict[str, bytes]:
+    found = {}
+    for index in sorted(library.glob("KnowledgeBase/*/.cherry/index.sqlite")):
+        with closing(sqlite3.connect(index)) as db:
+            found |= dict(db.execute("SELECT embedding_text_hash, vector_blob FROM embedding"))
+    return found
+
+
+def assert_kept(source: Path, target: Path, before: dict[str, bytes], *options: object, base: int = 0) -> None:
+    """Migrate again, twice: every vector that was there is there, and the base is said to be kept."""
+    for _ in range(2):
+        document = migrate(source, target, *options)
+        assert vectors_of(target).items() >= before.items()
+        assert document["bases"][base]["outcome"] == "unchanged"
+        assert "completed_base_kept" in [one["code"] for one in document["warnings"]]
+
+
+def text(number: int) -> str:
+    return f"text {number} of the harbour " + "lamp " * 60
+
+
+def write(path: Path, numbers: range, **changed: Any) -> None:
+    """Write a vector file; ``changed`` has other vectors by the rows' numbers (``n3``)."""
+    path.unlink(missing_ok=True)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(
+            "CREATE TABLE vectors (id TEXT PRIMARY KEY, pageContent TEXT UNIQUE, uniqueLoaderId TEXT, source TEXT,"
+            " vector BLOB, metadata TEXT)"
+        )
+        for number in numbers:
+            values = changed.get(f"n{number}", vector(number))
+            row = (f"L_page_{number}", text(number), "L_page", "/notes/page.md", values)
+            db.execute("INSERT INTO vectors VALUES (?, ?, ?, ?, ?, '{}')", row)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    made = Source(tmp_path / "v1")
+    made.base("kb", [item("page", "url", "https://example.org/a")])
+    write(made.vectors("kb"), range(20))
+    made.write()
+    return made
+
+
+NAN = b"\0\0\xc0\x7f" + vector(3)[4:]
+
+
+@pytest.mark.parametrize("option", [(), ("--carry-text",)])
+@pytest.mark.parametrize("lost", [None, NAN, b"", vector(3)[:8], "text"], ids=["null", "nan", "empty", "cut", "text"])
+def test_a_row_that_lost_its_vector_in_v1(lost: Any, option: tuple[str, ...], source: Source, tmp_path: Path) -> None:
+    migrate(source.folder, tmp_path / "library")
+    before = vectors_of(tmp_path / "library")
+    write(source.vectors("kb"), range(20), n3=lost)
+    assert_kept(source.folder, tmp_path / "library", before, *option)
+
+
+def test_a_row_that_lost_its_vector_beside_new_rows(source: Source, tmp_path: Path) -> None:
+    """More rows than before, but not all that were there."""
+    migrate(source.folder, tmp_path / "library")
+    before = vectors_of(tmp_path / "library")
+    write(source.vectors("kb"), range(25), n3=None)
+    assert_kept(source.folder, tmp_path / "library", before)
+
+
+def test_new_rows_without_a_vector_keep_no_base_from_being_written(source: Source, tmp_path: Path) -> None:
+    migrate(source.folder, tmp_path / "library")
+    before = vectors_of(tmp_path / "library")
+    write(source.vectors("kb"), range(25), n22=None)
+    document = migrate(source.folder, tmp_path / "library")
+    assert document["bases"][0]["outcome"] == "written"
+    assert document["bases"][0]["rows"]["skipped"] == {"missing_vector_payload": 1}
+    after = vectors_of(tmp_path / "library")
+    assert len(after) == 24
+    assert after.items() >= before.items()
+
+
+def test_a_damaged_file_with_more_rows_than_before(source: Source, tmp_path: Path) -> None:
+    """Some of the rows that were migrated are in the damaged page, and more new ones can be salvaged."""
+    migrate(source.folder, tmp_path / "library")
+    before = vectors_of(tmp_path / "library")
+    path = source.vectors("kb")
+    write(path, range(200))
+    raw = bytearray(path.read_bytes())
+    page = raw.index(text(3)[:10].encode()) // 4096 * 4096
+    raw[page : page + 4096] = bytes(4096)
+    path.write_bytes(raw)
+    assert_kept(source.folder, tmp_path / "library", before, "--salvage")
+
+
+def test_a_damaged_page_of_rsclaw(tmp_path: Path) -> None:
+    store = RsclawStore(tmp_path / "kb")
+    for number in range(40):
+        store.doc(f"Doc {number}", [f"Paragraph {number} {part} " + "word " * 60 for part in range(3)])
+    store.write()
+    migrate(store.root, tmp_path / "library")
+    before = vectors_of(tmp_path / "library")
+    assert len(before) == 120
+    raw = bytearray((store.root / "kb.redb").read_bytes())
+    raw[raw.index(b"Paragraph 20 1 ")] ^= 1
+    (store.root / "kb.redb").write_bytes(raw)
+    assert_kept(store.root, tmp_path / "library", before)
+
+
+def test_a_cut_segment_of_chroma(tmp_path: Path) -> None:
+    store = extract("1.5", tmp_path / "source")
+    models = ("--map-model", "plain=acme::embed-3", "--base", "plain")
+    migrate(store.root, tmp_path / "library", *models)
+    before = vectors_of(tmp_path / "library")
+    assert len(before) > 80
+    purge_queue(store)
+    cut_elements(store)
+    assert_kept(store.root, tmp_path / "library", before, *models)
