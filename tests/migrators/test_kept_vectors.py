@@ -132,3 +132,16 @@ def test_a_cut_segment_of_chroma(tmp_path: Path) -> None:
     purge_queue(store)
     cut_elements(store)
     assert_kept(store.root, tmp_path / "library", before, *models)
+
+
+def test_the_vector_that_a_row_lost_is_copied_from_the_kept_base(source: Source, tmp_path: Path) -> None:
+    """What the documentation advises to get the new rows, too."""
+    migrate(source.folder, tmp_path / "library")
+    before = vectors_of(tmp_path / "library")
+    write(source.vectors("kb"), range(25), n3=None)
+    migrate(source.folder, tmp_path / "new", "--carry-text")
+    assert len(vectors_of(tmp_path / "new")) == 24
+    assert run("repair", tmp_path / "new", "--from", tmp_path / "library").status == 0
+    after = vectors_of(tmp_path / "new")
+    assert len(after) == 25
+    assert after.items() >= before.items()
