@@ -504,7 +504,7 @@ def _check_rows(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
     if chosen is None:
         used = {row.get(name) for row in catalog.bases for name in ("embedding_model_id", "rerank_model_id")}
         catalog_rows.check_models(catalog.models or (), used, state.findings)
-    catalog_rows.check_items(catalog, chosen, is_running, state.findings)
+    catalog_rows.check_items(catalog, chosen, is_running, state.findings, state.made_by)
     if state.findings.level >= Level.DEFAULT:
         catalog_rows.check_sources(catalog, chosen, state.findings)
 

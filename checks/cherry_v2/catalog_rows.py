@@ -143,7 +143,13 @@ def check_models(models: Sequence[Row], used: Collection[Any], findings: Finding
             findings.add(v2.MODEL_INCOMPLETE, message, noun="model", sample=row.get("id"))
 
 
-def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, findings: FindingCollector) -> None:
+def check_items(
+    catalog: StoredCatalog,
+    chosen: set[str] | None,
+    is_running: bool,
+    findings: FindingCollector,
+    made_by: str = "upgrade",
+) -> None:
     """Report wrong rows of ``knowledge_item``.
 
     Args:
@@ -151,6 +157,7 @@ def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
         chosen: ids of the bases whose items are checked; None: all, and items of bases that do not exist.
         is_running: whether the application is running, so that items can be in progress.
         findings: collects what is wrong.
+        made_by: "upgrade" by the application, or "migration" by regraft.
     """
     bases = catalog.rows_by_base
     for key, items in (catalog.items or {}).items():
@@ -164,7 +171,7 @@ def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
             continue
         for item in items:
             check_types(item, "item", base, findings)
-            _check_item(item, base, is_running, findings)
+            _check_item(item, base, is_running, findings, made_by)
         _check_containers(items, base, findings)
 
 
@@ -173,10 +180,10 @@ def has_newer_type(item: Row) -> bool:
     return isinstance(item.get("type"), str) and item["type"] not in DATA_FIELDS
 
 
-def _check_item(item: Row, base: str, is_running: bool, findings: FindingCollector) -> None:
+def _check_item(item: Row, base: str, is_running: bool, findings: FindingCollector, made_by: str) -> None:
     """Report an unknown type, a wrong path or data, or an inconsistent status of an item.
 
-    ``base`` is the id of its base.
+    ``base`` is the id of its base; the other arguments are those of :func:`check_items`.
     """
     if has_newer_type(item):
         going = tr(", which is being deleted") if item.get("status") == "deleting" else ""
@@ -207,6 +214,8 @@ def _check_item(item: Row, base: str, is_running: bool, findings: FindingCollect
         findings.add(v2.ITEM_DATA, message, base=base, noun="item", sample=item.get("id"), is_beyond_repair=more)
     if is_tombstone(item):
         message = tr("{n} that failed in the application's upgrade")
+        if made_by == "migration":
+            message = tr("{n} that failed in the migration")
         findings.add(v2.ITEM_TOMBSTONE, message, base=base, noun="folder", sample=item.get("id"), severity="warning")
 
 

@@ -181,9 +181,11 @@ def test_models_without_the_values_that_a_preset_would_give_them() -> None:
 # --- items -----------------------------------------------------------------------------------------------------------
 
 
-def items_of(*items: Row, chosen: set[str] | None = None, is_running: bool = False) -> list[tuple[Any, ...]]:
+def items_of(
+    *items: Row, chosen: set[str] | None = None, is_running: bool = False, made_by: str = "upgrade"
+) -> list[tuple[Any, ...]]:
     catalog = StoredCatalog(bases=[{"id": "b"}], items={"b": list(items)})
-    return reported(lambda findings: catalog_rows.check_items(catalog, chosen, is_running, findings))
+    return reported(lambda findings: catalog_rows.check_items(catalog, chosen, is_running, findings, made_by))
 
 
 def test_items_of_each_type_that_are_whole() -> None:
@@ -255,6 +257,9 @@ def test_a_folder_that_the_upgrade_left_behind() -> None:
     left = {"status": "failed", "error": "directory_not_migrated"}
     message = "1 folder that failed in the application's upgrade"
     assert items_of(item(kind="directory", **left)) == [("item.tombstone", "b", message, "warning", ("i",), False)]
+    message = "1 folder that failed in the migration"
+    found = items_of(item(kind="directory", **left), made_by="migration")
+    assert found == [("item.tombstone", "b", message, "warning", ("i",), False)]
     for row in (
         item(kind="directory", status="failed", error="x"),
         item(kind="file", **left),
