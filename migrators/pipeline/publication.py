@@ -147,14 +147,16 @@ def count_lost_vectors(target: Path, staged: Path, base_id: str) -> int:
 
     A base that is missing or cannot be read has none.
     """
-    query = "SELECT embedding_text_hash FROM embedding"
+    query = (
+        "SELECT count(*) FROM existing.embedding AS old WHERE NOT EXISTS"
+        " (SELECT 1 FROM main.embedding AS new WHERE new.embedding_text_hash = old.embedding_text_hash)"
+    )
     with sqlite.open_readonly(staged / INDEX_FILE) as db:
-        found = {key for (key,) in db.execute(query)}
-    try:
-        with sqlite.open_readonly(base_folder(target, base_id) / INDEX_FILE) as db:
-            return sum(key not in found for (key,) in db.execute(query))
-    except (apsw.Error, OSError):
-        return 0
+        try:
+            with sqlite.attach_readonly(db, base_folder(target, base_id) / INDEX_FILE, "existing"):
+                return int(db.execute(query).get)
+        except (apsw.Error, OSError):
+            return 0
 
 
 def raw_mark(folder: Path) -> str:
