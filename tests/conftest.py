@@ -48,6 +48,9 @@ USER_VARIABLES = re.compile(
 for name in filter(USER_VARIABLES.fullmatch, list(os.environ)):
     # Before the packages are imported, which then choose their language.
     del os.environ[name]
+if sys.platform == "win32":
+    # Without variables the display language of Windows is used, also by processes that tests start.
+    os.environ["LANG"] = "en_US"
 
 import real_server  # noqa: E402
 from extras import mark_groups, mark_thorough  # noqa: E402

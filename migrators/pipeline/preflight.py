@@ -21,8 +21,7 @@ from migrators.pipeline.publication import (
     read_entry,
 )
 from migrators.pipeline.source import Options
-from regraft.disk import links, untrusted_sqlite, writable
-from regraft.disk.file_paths import MAX_NAME_BYTES
+from regraft.disk import file_paths, links, untrusted_sqlite, writable
 from regraft.disk.trees import FolderTree
 from regraft.errors import (
     ApplicationRunning,
@@ -158,8 +157,11 @@ def _real_path(target: Path) -> Path:
     ) as error:  # RuntimeError: links form a loop; ValueError: the path contains NUL
         reason = error.strerror if isinstance(error, OSError) else None
         raise TargetNotWritable(path=target, reason=reason or error) from error
-    if max(len(os.fsencode(part)) for part in real.parts) > MAX_NAME_BYTES:
+    if max(len(os.fsencode(part)) for part in real.parts) > file_paths.MAX_NAME_BYTES:
         raise TargetNotWritable(path=target, reason=os.strerror(errno.ENAMETOOLONG))
+    for name in real.parts[1:]:
+        if not file_paths.is_storable(name):
+            raise TargetNotWritable(path=target, reason=tr("Windows does not allow the name {name}", name=name))
     return real
 
 

@@ -233,6 +233,8 @@ NO_TEXT_EXTENSIONS = frozenset(
 RESERVED_NAME = ".cherry"
 
 _ILLEGAL = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
+#: Most UTF-16 code units of a name on Windows.
+_NAME_UNITS = 255
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[1-9]|lpt[1-9])(?=\.|$)", re.IGNORECASE)
 #: Windows treats superscript digits as digits here; v1's own sanitizing does not.
 _SUPERSCRIPT_DEVICE = re.compile(r"(com|lpt)[¹²³](?=\.|$)", re.IGNORECASE)
@@ -269,12 +271,16 @@ def sanitize_material_name(name: str) -> str:
 def is_storable(name: str, *, windows: bool = os.name == "nt") -> bool:
     """Whether this system stores a file under exactly this name, which has no separator.
 
-    Windows refuses some names, reads others as devices or as streams of another file, and leaves dots and blanks at the
-    end out.
+    Windows refuses some names, and those of more than 255 code units, reads others as devices or as streams of another
+    file, and leaves dots and blanks at the end out.
     """
     device = name.partition(".")[0].rstrip(" ")
     return not windows or not (
-        _ILLEGAL.search(name) or name.endswith((" ", ".")) or _DEVICE.match(device) or _SUPERSCRIPT_DEVICE.match(device)
+        _ILLEGAL.search(name)
+        or name.endswith((" ", "."))
+        or _DEVICE.match(device)
+        or _SUPERSCRIPT_DEVICE.match(device)
+        or utf16_len(name) > _NAME_UNITS
     )
 
 

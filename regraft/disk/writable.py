@@ -267,6 +267,8 @@ def find_output_problem(path: Path, in_use: Iterable[Path]) -> str:
         return tr("its folder does not exist")
     if _HAS_STREAMS and ":" in path.name:
         return tr("a file name must not have a colon on Windows")
+    if not file_paths.is_storable(path.name):
+        return tr("Windows does not allow the name {name}", name=printable(path.name))
     overlap = find_overlap(path, in_use)
     if overlap:
         return overlap

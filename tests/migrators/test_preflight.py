@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from migrators.pipeline import preflight, publication
 from migrators.pipeline.plan import BasePlan, PlannedRows
 from migrators.pipeline.publication import TargetLibrary, pack_entry
 from migrators.pipeline.source import Options
-from regraft.disk import writable
+from regraft.disk import file_paths, writable
 from regraft.disk.trees import FolderTree
 from regraft.identity import replace
 from regraft.kinds import Kind
@@ -76,6 +77,15 @@ def test_a_target_with_anything_else_in_it_is_refused(source: Path, tmp_path: Pa
     (target / ".regraft").mkdir()
     with fails("TargetNotOurs", match=r"it contains \.regraft, a, b"):
         check(target, source)
+
+
+@pytest.mark.parametrize("name", ["what?", "aux", "con.v2", "a|b/library"])
+def test_a_target_that_windows_does_not_allow_is_refused(
+    name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_paths, "is_storable", partial(file_paths.is_storable, windows=True))
+    with fails("TargetNotWritable", match="Windows does not allow the name"):
+        check(tmp_path / name, source)
 
 
 @posix

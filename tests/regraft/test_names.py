@@ -111,7 +111,21 @@ def test_material_names_are_legal_by_windows_rules(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a:b.md", "a?.md", "a.md.", "a.md ", "NUL", "com1.txt", "con .txt", "lpt².md", "..", "a\x1f", 'say "hi"']
+    "name",
+    [
+        "a:b.md",
+        "a?.md",
+        "a.md.",
+        "a.md ",
+        "NUL",
+        "com1.txt",
+        "con .txt",
+        "lpt².md",
+        "..",
+        "a\x1f",
+        "字" * 256,
+        'say "hi"',
+    ],
 )
 def test_names_that_windows_does_not_store_as_they_are(name: str) -> None:
     assert not is_storable(name, windows=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from harness import run
 from planted_v2 import index
 
 from checks import systems
-from regraft.disk import durable, writable
+from regraft.disk import durable, file_paths, writable
 from regraft.errors import OutputLost
 from repair.cherry_v2 import pack as packing
 
@@ -102,6 +103,14 @@ def test_a_name_with_a_colon_is_refused_on_windows(
     """There, it would be written into a stream of another file, which no folder lists."""
     monkeypatch.setattr(writable, "_HAS_STREAMS", True)
     refused(option, store, tmp_path / f"today:{ALL[option][2]}", "must not have a colon")
+
+
+@pytest.mark.parametrize("option", EVERY)
+def test_a_name_that_windows_does_not_allow_is_refused_before_the_work(
+    option: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_paths, "is_storable", partial(file_paths.is_storable, windows=True))
+    refused(option, store, tmp_path / f"what?{ALL[option][2]}", "Windows does not allow the name")
 
 
 @pytest.mark.parametrize("option", EVERY)

@@ -19,6 +19,7 @@ from typing import Any
 import apsw
 from harness import NOW, NOW_MS, run
 
+from regraft.disk import file_paths
 from regraft.text import JS_WHITESPACE
 
 CREATED = 1741944474000
@@ -92,7 +93,9 @@ def write_store(path: Path, rows: Iterable[Row], ddl: str = STRICT) -> Path:
             numbers[key] += 1
             _insert(db, {name: value for name, value in values.items() if name in columns}, row.rowid)
         db.execute("COMMIT")
-    return short.replace(path)
+    # On Windows the path may be too long for the functions of the system.
+    short.replace(file_paths.extended_path(path))
+    return path
 
 
 def _insert(db: apsw.Connection, values: dict[str, Any], rowid: int | None) -> None:
@@ -325,7 +328,8 @@ class Library:
 
     def raw(self, legacy_id: str) -> dict[str, bytes]:
         place = self.folder(legacy_id) / "raw"
-        return {path.name: path.read_bytes() for path in sorted(place.iterdir())} if place.is_dir() else {}
+        found = sorted(place.iterdir()) if place.is_dir() else []
+        return {path.name: Path(file_paths.extended_path(path)).read_bytes() for path in found}
 
     def units(self, legacy_id: str) -> list[Unit]:
         """Return the carried rows in the order of ``fts_rowid``."""

@@ -395,7 +395,8 @@ REFUSED = {
     "a link": (lambda place: a_link(place / "a.html"), "it is a link"),
     "a pipe": (lambda place: a_pipe(place / "a.html"), "it is a device"),
 }
-NEED_POSIX = {"a name that is too long", "a link", "a pipe"}
+# Windows leaves out a folder that ".." follows, whether it exists or not.
+NEED_POSIX = {"a way around", "a name that is too long", "a link", "a pipe"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=posix if name in NEED_POSIX else ()) for name in REFUSED])
