@@ -15,7 +15,7 @@ from unittest.mock import ANY
 import apsw
 from harness import NOW, NOW_MS, run
 
-from regraft.disk import sqlite
+from regraft.disk import file_paths, sqlite
 from regraft.text import utf16_len
 
 CASES = ("basic", "directory", "unicode")
@@ -139,7 +139,7 @@ class Shape:
 
     @staticmethod
     def raw_file(path: Path) -> dict[str, Any]:
-        raw = path.read_bytes()
+        raw = Path(file_paths.extended_path(path)).read_bytes()
         plain = re.sub(rb'\ntimestamp: "[^"]+"\n', b'\ntimestamp: "<now>"\n', raw, count=1)
         stamped = plain if raw.startswith(b"---\n") else raw
         return {"path": path.name, "size": len(raw), "sha256": hashlib.sha256(stamped).hexdigest()}
