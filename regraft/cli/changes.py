@@ -227,6 +227,9 @@ def closing_lines(
     lines += _next_lines(left) or [tr("Next: {command}", command=_format_command("check", path))]
     if report.undo is not None:
         lines.append(tr("To undo: {command}", command=_format_command("undo", path)))
+        # Texts are written by a run of their own, before their vectors.
+        if isinstance(report, BackfillReport) and {one.action == "embed" for one in report.actions} == {True, False}:
+            lines.append(tr("That undoes only the new vectors; run it again to undo the other changes."))
     return lines
 
 

@@ -785,3 +785,20 @@ def test_backfill_builds_a_missing_index_in_place(store: Path, tmp_path: Path) -
     bodies = {row[4]: row[5] for row in made["search_text"]}
     assert all(identity.text_hash(text) == key for text, key in bodies.items())
     assert run("check", store, "--json").document["summary"]["by_name"].get("base.no-index") is None
+
+
+def test_a_backfill_that_wrote_texts_says_that_it_takes_two_undos(store: Path, tmp_path: Path) -> None:
+    pytest.importorskip("openai", reason="the client of embedding servers is not installed")
+    pytest.importorskip("semantic_text_splitter", reason="what cuts texts is not installed")
+    index(store).unlink()
+    before = files(store)
+    with FaultServer(dimensions=4) as server:
+        config = configured(tmp_path / "regraft.yaml", server, model_ids=["acme::embed-3"], dimensions=4)
+        done = run("backfill", store, "--config", config, "--base", KB, "--yes")
+    more = "That undoes only the new vectors; run it again to undo the other changes."
+    assert done.stdout.endswith(f"To undo: regraft undo {store}\n{more}\n")
+    assert vectors(index(store))
+    assert run("undo", store, "--yes").status == 0
+    assert not vectors(index(store))
+    assert run("undo", store, "--yes").status == 0
+    assert files(store) == before
