@@ -23,7 +23,7 @@ from migrators.pipeline.publication import CATALOG_SUBJECT, REPORT_SUBJECT, Base
 from migrators.pipeline.report import BaseOutcome, index_path
 from migrators.pipeline.session import Migration, Session, session
 from migrators.pipeline.source import Options
-from migrators.pipeline.survey import keep_completed
+from migrators.pipeline.survey import keep_completed, keep_for_vectors
 from regraft import identity
 from regraft.disk import durable, sqlite
 from regraft.disk.file_paths import fold_name, is_folder_name
@@ -649,6 +649,10 @@ def import_base(at: Session, job: ImportJob, plan: BaseImportPlan, progress: Pro
     found = items_from_materials(base.id, staged / INDEX_FILE, plan.record.now_ms) if built else ()
     items = tuple(found) if plan.items is None else plan.items
     outcome = imported_outcome(plan, items, built, size)
+    kept = _base_with_lost_vectors(at, outcome.base) if built else None
+    if kept is not None:
+        durable.remove_tree(staged)
+        return report.unchanged_outcome(kept)
     entry = BaseEntry(
         position=job.position,
         record=plan.record,
@@ -664,6 +668,26 @@ def import_base(at: Session, job: ImportJob, plan: BaseImportPlan, progress: Pro
     )
     at.publish(entry, job.fingerprint, items)
     return outcome
+
+
+def _base_with_lost_vectors(at: Session, found: BaseReport) -> BaseEntry | None:
+    """Return the entry of the existing base, with a notice, if it has vectors that the file has lost; else None.
+
+    The file has lost some if more of its rows are damaged or have no vector than of those that the base was made from.
+    """
+    if found.id not in at.entries:
+        return None
+    existing = read_entry(at.entries[found.id])
+    if not is_present(at.path, found.id, existing) or _unusable_rows(found) <= _unusable_rows(existing.report):
+        return None
+    is_less = publication.count_lost_vectors(at.path, at.staging / found.id, found.id) > 0
+    return keep_for_vectors(existing, found.id) if is_less else None
+
+
+def _unusable_rows(base: BaseReport) -> int:
+    """Count the rows of a file that are damaged, or have no vector."""
+    damaged = sum(base.rows.skipped.get(reason, 0) for reason in (notices.TEXT_CHANGED, notices.NOT_WHOLE))
+    return damaged + base.rows.read - (base.vectors or 0)
 
 
 def _build_index(path: Path, plan: BaseImportPlan, progress: Progress) -> ImportedIndex:

@@ -131,10 +131,7 @@ class BaseJob(msgspec.Struct, frozen=True):
             rows = format_count(plan.rows.carried, "row")
             message = tr("the damaged archive has only {rows} of it; the base from an earlier run is kept", rows=rows)
         else:
-            message = tr(
-                "rows that an earlier run migrated are damaged now, or have no usable vector; the base from that run"
-                " is kept"
-            )
+            return keep_for_vectors(existing, self.draft.legacy_id)
         notice = Notice(code=notices.KEPT_COMPLETED, message=message, base=self.draft.legacy_id)
         return msgspec.structs.replace(existing, notices=[*existing.notices, notice])
 
@@ -355,6 +352,18 @@ def keep_completed(existing: BaseEntry, error: str, base: str) -> BaseEntry:
     return msgspec.structs.replace(
         existing, notices=[*existing.notices, Notice(code=notices.KEPT_COMPLETED, message=message, base=base)]
     )
+
+
+def keep_for_vectors(existing: BaseEntry, base: str) -> BaseEntry:
+    """Return an entry with the notice that the base is kept because it has vectors that its source has lost.
+
+    ``base`` is the id in the source.
+    """
+    message = tr(
+        "rows that an earlier run migrated are damaged now, or have no usable vector; the base from that run is kept"
+    )
+    notice = Notice(code=notices.KEPT_COMPLETED, message=message, base=base)
+    return msgspec.structs.replace(existing, notices=[*existing.notices, notice])
 
 
 def vector_file_bytes(source: Located, draft: BaseDraft) -> int:

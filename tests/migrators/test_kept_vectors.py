@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from chroma_store import cut_elements, extract, purge_queue
+from extras import optional
 from faults import Source, item, vector
 from harness import NOW, run
 from rsclaw_store import RsclawStore
@@ -64,6 +65,7 @@ def source(tmp_path: Path) -> Source:
     return made
 
 
+pa, pq = optional("pyarrow"), optional("pyarrow.parquet")
 NAN = b"\0\0\xc0\x7f" + vector(3)[4:]
 
 
@@ -145,3 +147,27 @@ def test_the_vector_that_a_row_lost_is_copied_from_the_kept_base(source: Source,
     after = vectors_of(tmp_path / "new")
     assert len(after) == 25
     assert after.items() >= before.items()
+
+
+@pytest.mark.skipif(pq is None, reason="pyarrow is not installed")
+@pytest.mark.parametrize(("column", "value"), [("vector", None), ("text", "another text"), ("body_hash", None)])
+def test_a_file_of_units_that_lost_a_vector(column: str, value: str | None, source: Source, tmp_path: Path) -> None:
+    migrate(source.folder, tmp_path / "library")
+    run("export", tmp_path / "library", tmp_path / "whole.parquet")
+    table = pq.read_table(tmp_path / "whole.parquet")
+    rows = table.to_pylist()
+    rows[3][column] = value
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), tmp_path / "less.parquet")
+
+    def imported(name: str) -> dict[str, Any]:
+        return run("import", tmp_path / name, "--to", tmp_path / "back", "--now", NOW, "--json").document
+
+    imported("whole.parquet")
+    before = vectors_of(tmp_path / "back")
+    assert len(before) == 20
+    for _ in range(2):
+        document = imported("less.parquet")
+        assert vectors_of(tmp_path / "back") == before
+        assert document["bases"][0]["outcome"] == "unchanged"
+        assert "completed_base_kept" in [one["code"] for one in document["warnings"]]
+    assert imported("whole.parquet")["bases"][0]["outcome"] == "unchanged"
